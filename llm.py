@@ -1,0 +1,233 @@
+"""One interface to language models.
+
+    engine = load("Qwen/Qwen2.5-0.5B-Instruct")             # or a folder written by save_pretrained
+    done   = engine(["What is 2 + 2?"], temperature=0.7)    # [Completion(text, prompt_ids, ids)], in order
+
+Every module of the agent talks to a model through this one call, and a Completion is all that training needs to know of it:
+
+    prompt_ids  s^t   the prompt exactly as the model read it, chat template included
+    ids         a^t   what the model sampled, token by token, its stop token included
+
+The ids travel from here to the loss and are never made again from text: to decode and re-tokenise gives, now and then, tokens
+that nobody sampled. The stop token is an action like any other (the policy has to learn to end), and a text that was cut at
+max_new_tokens has none.
+
+What is sampled is softmax(logits / temperature) over the whole vocabulary, because that is the policy whose log-probabilities
+flow_grpo.py computes. Checkpoints bring sampling settings of their own (Qwen2.5-Instruct: top_k 20, top_p 0.8, a repetition
+penalty of 1.05); only their stop tokens are used, and save() writes the rest as it was.
+
+temperature 0 is a function: the likeliest token each time, and equal prompts of a call are answered once. Sampling draws from
+torch's global generator: torch.manual_seed(s) before a call decides all of it, given the same prompts, settings and hardware.
+
+A server that speaks OpenAI's API belongs here too, as a second class with the same call and no ids to train on.
+"""
+import math
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging
+
+TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass
+class Completion:
+    text: str                 # decoded, special tokens removed
+    prompt_ids: list[int]     # s^t exactly as the model read it
+    ids: list[int]            # a^t exactly as sampled: the stop token included, absent if the text was cut at max_new_tokens
+    error: str = ""           # why there is no text, e.g. TOO_LONG; ids is then empty
+
+
+@contextmanager
+def sampling_mode(model):
+    """Make generate() sample what the model says, and nothing else; put everything back afterwards, whatever happens.
+
+    training, gradient_checkpointing: with both on, transformers drops the cache, so every token after the first is sampled
+    without its context. generation_config: generate() fills each setting that is None from the checkpoint's, and some have no
+    neutral value to pass instead (sequence_bias), so the model wears an empty one. Each module gets its own values back:
+    a model in training may have parts in eval and layers without checkpointing.
+    """
+    quiet = {"training": False, "gradient_checkpointing": False, "generation_config": GenerationConfig()}
+    before = [(module, name, vars(module)[name]) for module in model.modules() for name in quiet if name in vars(module)]
+    try:
+        for module, name, _ in before:
+            setattr(module, name, quiet[name])
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def batches(lengths, max_new_tokens, budget):
+    """Indices in sub-batches of similar length, the longest first: rows x (longest prompt + max_new_tokens) <= budget.
+
+    >>> batches([3, 9, 4], max_new_tokens=1, budget=10)
+    [[1], [2, 0]]
+
+    A row longer than the budget goes alone. The largest comes first, so memory that does not suffice is known at once.
+    """
+    groups = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if groups and (len(groups[-1]) + 1) * (lengths[groups[-1][0]] + max_new_tokens) <= budget:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+class HF:
+    """A local transformers model: engine(prompts, temperature=0.0, max_new_tokens=None) -> [Completion], in the prompts' order.
+
+    token_budget bounds the tokens in memory at a time (a 7B's cache is 57 KB a token: 3.8 GB for the default). It changes no
+    answer at temperature 0, but for rounding: in half precision the shape of a batch can tip a near tie. max_new_tokens None:
+    as the checkpoint's generation_config says, or 1 024.
+    """
+
+    def __init__(self, model, tokenizer, token_budget=65_536):
+        self.model, self.tokenizer, self.token_budget = model, tokenizer, token_budget
+
+    def __str__(self):
+        """name | parameters | device | dtype, for the first line of a script."""
+        millions = sum(p.numel() for p in self.model.parameters()) / 1e6
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return f"{self.model.config.name_or_path} | {millions:.4g} M parameters | {self.model.device} | {dtype}"
+
+    def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
+        max_new_tokens = max_new_tokens or self.model.generation_config.max_new_tokens or 1024
+        # At temperature 0 equal prompts have one answer; above it each copy is a sample of its own.
+        asked = list(dict.fromkeys(prompts)) if temperature == 0 else list(prompts)
+        done = [Completion("", self.encode(prompt), []) for prompt in asked]
+
+        for c in done:
+            c.error = TOO_LONG if len(c.prompt_ids) + max_new_tokens > self.context() else ""
+        fits = [c for c in done if not c.error]
+        for rows in batches([len(c.prompt_ids) for c in fits], max_new_tokens, self.token_budget):
+            answers = self.generate([fits[i].prompt_ids for i in rows], temperature, max_new_tokens)
+            for i, ids in zip(rows, answers):
+                fits[i].ids, fits[i].text = ids, self.decode(ids)
+
+        if temperature != 0:
+            return done
+        answer = dict(zip(asked, done))
+        return [replace(c, prompt_ids=c.prompt_ids[:], ids=c.ids[:]) for c in (answer[prompt] for prompt in prompts)]
+
+    def generate(self, prompts, temperature, max_new_tokens):
+        """Sample one batch, token lists in and out. generate() turns gradients off; inference_mode would not do, because its
+        tensors can stay behind in a model's buffers (dynamic rotary embeddings) and break the update."""
+        stops = self.stop_ids()
+        pad = stops[0] if stops else 0                        # any id would do: masked on the left, cut off on the right
+        P = max(map(len, prompts))
+        ids = torch.tensor([[pad] * (P - len(s)) + s for s in prompts], device=self.model.device)                # (N, P)
+        mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in prompts], device=self.model.device)      # (N, P)
+        # top_k 0 is the whole vocabulary: transformers' own default is 50. Greedy reads none of the three.
+        sampling = dict(temperature=float(temperature), top_k=0, top_p=1.0) if temperature != 0 else {}
+        settings = GenerationConfig(
+            do_sample=temperature != 0, **sampling, num_beams=1, repetition_penalty=1.0, use_cache=True,
+            max_new_tokens=max_new_tokens, eos_token_id=stops or None, pad_token_id=pad)
+        with sampling_mode(self.model):
+            out = self.model.generate(ids, attention_mask=mask, generation_config=settings)                      # (N, P + T)
+        return [cut(row, stops) for row in out[:, P:].tolist()]
+
+    def encode(self, prompt):
+        """The prompt as one user message in the checkpoint's own chat template, as tokens, up to where the answer begins.
+
+        A page that a tool has read may contain "<|im_end|>". It must not end our message, so a space takes its meaning away.
+        """
+        for token in self.tokenizer.all_special_tokens:
+            prompt = prompt.replace(token, f"{token[0]} {token[1:]}")
+        message = [{"role": "user", "content": prompt}]
+        return list(self.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"])
+
+    def decode(self, ids):
+        """The text of an answer. The stop token is left out even where the tokenizer does not call it special."""
+        ids = ids[:-1] if ids and ids[-1] in self.stop_ids() else ids
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def stop_ids(self):
+        """The tokens that end an answer: the checkpoint's (one, several or none) and the tokenizer's."""
+        eos = self.model.generation_config.eos_token_id
+        found = (eos if isinstance(eos, (list, tuple)) else [eos]) + [self.tokenizer.eos_token_id]
+        return list(dict.fromkeys(i for i in found if i is not None))
+
+    def context(self):
+        """How many tokens, prompt and answer together, the model was made for; no limit where its configuration names none."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+
+    def save(self, folder):
+        """Write a folder that load(), vLLM or transformers can read, with the generation_config the checkpoint came with."""
+        with sampling_mode(self.model):                       # some published ones are refused by transformers' check on saving
+            self.model.save_pretrained(folder)
+        self.model.generation_config.to_json_file(os.path.join(folder, "generation_config.json"))
+        self.tokenizer.save_pretrained(folder)
+
+
+def cut(ids, stops):
+    """What was sampled: up to the first stop token and with it, or everything. Behind it is padding, maybe that token again.
+
+    >>> cut([5, 6, 2, 2, 2], stops=[2])
+    [5, 6, 2]
+    """
+    end = next((j + 1 for j, i in enumerate(ids) if i in stops), len(ids))
+    return ids[:end]
+
+
+def load(name, device=None, dtype=None):
+    """A model ready to answer, from a folder or from the hub by name. Whatever is wrong with the request is one ValueError.
+
+    device: cuda, else mps, else cpu. dtype: bfloat16 on cuda where the hardware computes in it, float32 elsewhere.
+    """
+    device, name = pick_device(device), os.path.expanduser(name)
+    dtype = pick_dtype(dtype, device)
+    if os.path.isdir(name):
+        logging.disable_progress_bar()                        # a download deserves a bar, files that are here do not
+        if not os.path.exists(os.path.join(name, "config.json")):
+            raise ValueError(f"The folder {name!r} holds no model: there is no config.json in it.")
+    elif os.path.exists(name) or name.startswith((os.sep, ".")):
+        raise ValueError(f"There is no folder {name!r}: give the folder of a saved model, or a model's name on the hub.")
+
+    tokenizer = read(AutoTokenizer, name)
+    if len(tokenizer) <= len(tokenizer.all_special_ids):      # transformers makes up an empty one where the files are missing
+        raise ValueError(f"There is no tokenizer in {name!r}: copy its files (tokenizer.json, ...) beside the weights.")
+    if not tokenizer.chat_template:                           # asked before the weights, which may be a long download
+        raise ValueError(f"The tokenizer of {name!r} has no chat template: use a model made for chat.")
+    model = read(AutoModelForCausalLM, name, dtype=dtype)
+    return HF(model.to(device).eval(), tokenizer)
+
+
+def read(kind, name, **settings):
+    """kind.from_pretrained, and one sentence where it fails."""
+    try:
+        return kind.from_pretrained(name, **settings)
+    except (OSError, ValueError, SafetensorError) as error:
+        if os.path.isdir(name):
+            problem = f"The folder {name!r} does not hold a whole model"
+        elif isinstance(error.__cause__, LocalEntryNotFoundError):
+            raise ValueError(f"There is no folder {name!r} here, and the model hub cannot be reached for it.") from error
+        else:
+            problem = f"There is no folder {name!r} here, and the hub does not give a model of that name"
+        raise ValueError(f"{problem}: {str(error).strip().splitlines()[0]}") from error
+
+
+def pick_device(device):
+    there = ["cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))] if torch.cuda.is_available() else []
+    there += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    device = str(device or there[0])
+    if device not in there:
+        raise ValueError(f"There is no device {device!r} here: use one of {', '.join(there)}.")
+    return torch.device(device)
+
+
+def pick_dtype(dtype, device):
+    if dtype is None:
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if half else torch.float32
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"There is no dtype {name!r} here: use one of {', '.join(DTYPES)}.")
+    return getattr(torch, name)

@@ -1,0 +1,79 @@
+"""Memory: the one text that every module reads (AgentFlow §3.1).
+
+AgentFlow's modules do not talk to each other. They read and extend one explicit record: what was planned in each turn, which
+command was run, what came back, and what the verifier said. M^{t+1} = f_mem(M^t, a^t, e^t, v^t) is `memory.steps.append(Step(...))`:
+no language model writes it, so it is the same text for the same turns, and it cannot forget or invent.
+
+Two rules keep it safe. It is bounded: render(budget) never returns more than `budget` characters, and shortens the oldest results
+first. It cannot be forged: a result that contains "Step 7" or "Tool:" is indented, so only we can start a line with a label.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
+STUB = 80  # what is left of an old result when the memory is full
+
+
+def cut(text, budget):
+    """Head and tail of a text, at most budget characters: 'aaaa ... [920 characters cut] ... zzzz'."""
+    if len(text) <= budget:
+        return text
+    room = budget - len(f" ... [{len(text)} characters cut] ... ")  # the longest that the notice can be
+    if room < 2:
+        return text[:max(budget, 0)]
+    head, tail = room - room // 2, room // 2
+    return f"{text[:head]} ... [{len(text) - room} characters cut] ... {text[-tail:]}"
+
+
+@dataclass
+class Step:
+    """One turn: the planner's action a^t, the executor's command, its result e^t and the verifier's v^t."""
+
+    turn: int
+    tool: str  # "" where nobody could read the plan
+    sub_goal: str
+    command: str  # the executor's call, as it was read
+    result: str
+    error: bool = False  # a tool-calling error: there was no plan, no call, or the tool said "Error: ..."
+    verdict: str = ""  # STOP or CONTINUE; "" until the verifier has spoken
+    seconds: float = 0.0  # what the tool took; never rendered, so that equal turns give equal prompts
+
+    def render(self):
+        lines = [f"Step {self.turn}", f"Tool: {self.tool or '(none)'}", f"Sub-goal: {self.sub_goal or '(none)'}"]
+        lines += [f"Command: {self.command or '(none)'}", f"Result: {self.result}", f"Verdict: {self.verdict}"]
+        return "\n".join("\n  ".join(line.splitlines()) for line in lines if line != "Verdict: ")
+
+
+@dataclass
+class Memory:
+    """M: the question, its analysis and the steps so far."""
+
+    question: str
+    analysis: str = ""
+    steps: list[Step] = field(default_factory=list)
+
+    def render(self, budget=BUDGET):
+        """The steps as text of at most `budget` characters; results shrink first, then commands and sub-goals, the oldest first."""
+        steps = [dataclasses.replace(step) for step in self.steps]
+        for name in ("result", "command", "sub_goal"):
+            for step in steps:
+                over = len(join(steps)) - budget
+                if over <= 0:
+                    break
+                text = getattr(step, name)
+                setattr(step, name, cut(text, max(STUB, len(text) - over)))
+        return cut(join(steps), budget)
+
+    def to_json(self):
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text):
+        data = json.loads(text)
+        return cls(data["question"], data["analysis"], [Step(**step) for step in data["steps"]])
+
+
+def join(steps):
+    return "\n\n".join(step.render() for step in steps) or "No steps yet."

@@ -1,0 +1,109 @@
+"""Planner: the one module that learns (AgentFlow §3.1).
+
+Each turn the planner reads the state s^t = (question q, toolset K, memory M^t) and writes the action a^t: a justification, the
+context and the sub-goal for the executor, and one tool. That action is one sequence of tokens; those tokens, and no others, are
+what Flow-GRPO trains (flow_grpo.py).
+
+Two pure functions: prompt() makes the text that goes in, parse() reads the text that comes out. No engine in here: solve.py calls
+the engines. What all rollouts of a question share stands first in the prompt and the memory last, so that a long prefix is common.
+
+The query analysis is the planner's opening move, made once a question by a fixed engine: objectives and skills, for all to read.
+"""
+
+import re
+from dataclasses import dataclass
+
+from tools import describe
+
+ANALYSIS_PROMPT = """\
+You analyse a question before a team works on it with tools. Do not answer it. In at most four short lines, say:
+- the objective: what exactly the answer must be (a name, a number, a unit, a choice);
+- the skills and the tools from the list that may help;
+- what to be careful about.
+
+Tools:
+{tools}
+Question: {question}
+
+Analysis:
+"""
+
+PROMPT = """\
+You are the planner of a small team that answers a question step by step. For each step that you plan, an executor calls one tool.
+Plan only the NEXT step: the sub-goal that brings the answer closest, and the one tool that suits it best.
+
+Rules:
+- One sub-goal and one tool. Use the exact name of a tool from the list.
+- The executor sees only the question, your context and your sub-goal: give every fact, number and URL it needs.
+- Build on the results in memory. If a step failed, change the sub-goal or the tool.
+
+Answer in exactly these four lines:
+Justification: why this step and this tool
+Context: what the executor needs from memory, or "none"
+Sub-goal: what this step must find out
+Tool: the exact name of the tool
+
+Tools:
+{tools}
+Question: {question}
+
+Query analysis:
+{analysis}
+
+Memory:
+{memory}
+
+Next step:
+"""
+
+# A label at the start of a line, whatever a model decorates it with: "2. **Sub-Goal:** ...". The decoration belongs to the label,
+# so that a list number never leaks into the field before it.
+LABEL = re.compile(
+    r"^[ \t]*(?:\d+[.)][ \t]*|[-*#>][ \t]+|#+[ \t]*)?[*_`]*(justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?)[*_` \t]*:[*_`]*",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+@dataclass
+class Plan:
+    """What the executor needs of an action a^t."""
+
+    context: str
+    sub_goal: str
+    tool: str
+
+
+def describe_all(tools):
+    """The toolset K as the planner and the verifier read it."""
+    return "".join(describe(name, tool) for name, tool in tools.items())
+
+
+def analysis_prompt(question, tools):
+    return ANALYSIS_PROMPT.format(tools=describe_all(tools), question=question)
+
+
+def prompt(question, tools, analysis, memory):
+    """The state s^t as text; `memory` is already rendered."""
+    return PROMPT.format(tools=describe_all(tools), question=question, analysis=analysis, memory=memory)
+
+
+def parse(text, tools):
+    """Read an action: a Plan, or a sentence that says why nobody can read it. Never guesses between two readings.
+
+    "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder" -> Plan("none", "add 2 and 2", "python_coder")
+    "I would search."                                           -> "no line 'Sub-goal: ...'. Answer in the four lines asked for."
+    """
+    fields, labels = {}, list(LABEL.finditer(text))
+    for i, label in enumerate(labels):
+        end = labels[i + 1].start() if i + 1 < len(labels) else len(text)
+        name = re.sub(r"[-_ ]", "", label[1].lower()).removesuffix("name")
+        value = text[label.end() : end].strip()
+        if fields.setdefault(name, value) != value:
+            return f"two different lines '{label[1]}: ...'. Plan one step only."
+    for name, shown in (("subgoal", "Sub-goal"), ("tool", "Tool")):
+        if not fields.get(name):
+            return f"no line '{shown}: ...'. Answer in the four lines asked for."
+    tool = fields["tool"].strip("*_`'\". ").removesuffix("()").lower()
+    if tool not in tools:
+        return f"no tool called {fields['tool'][:60]!r}. Use one of: {', '.join(tools)}."
+    return Plan(fields.get("context", ""), fields["subgoal"], tool)

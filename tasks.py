@@ -1,0 +1,316 @@
+"""Questions, and the rules that say whether an answer is right: the outcome reward R in {0, 1}.
+
+A task file is JSONL, one question a line; only the first two keys are needed, unknown ones are ignored:
+
+    {"question": "Capital of France?", "answer": "Paris", "aliases": ["Paris, France"], "choices": [], "id": "7", "kind": ""}
+
+One principle decides every doubtful case: AMBIGUITY IS WRONG. A policy finds whatever a reward forgives, so a response is read
+whole or not at all. Nothing is searched for inside a sentence; only an opening such as "The answer is" is set aside. By gold:
+
+    a number   by value, exactly: "1,234" = 1234, "3/4" = 0.75, "50%" = 0.5 but not 50; 3.14 is not 3.14159.
+               A unit may be left out; a different one is wrong, even if it converts. Words ("twenty-six") are not read.
+    a list     "3, 5", "(3, 5)" and "3 and 5" are one list, in order. A comma before three digits groups thousands, except
+               in brackets, where it separates. Two kinds of brackets ("(0, 1)", "[0, 1]") differ.
+    an option  a letter, the option's text, or both when they agree. Never a fallback option.
+    a formula  character by character, spaces and LaTeX dressing aside.
+    a text     equal after normalise(), to the answer or to an alias.
+
+Dropped: symbolic algebra, rounding, unit conversion, partial credit.
+"""
+import ast
+import json
+import re
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from operator import add, mul, sub, truediv
+from pathlib import Path
+
+LIMIT = 2_000     # characters of a gold or a response: a longer one is not an answer, and this bounds the work below
+DIGITS = 600      # characters of a number, and its largest power of ten: far below where Python's int() refuses
+
+ASIDE = re.compile(r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:(?:final|correct)\s+)?(?:answer|option|choice)"
+                   r"(?:\s+is\b|\s*[:=])\s*:?\s*(?=\S)|(?:option|choice|answer)\s+(?=\(?[a-z]\b)", re.I)
+MATH = re.compile(r"[\\^=<>|{}_√∞π]|[+*]\s*[\w(]|[0-9a-z)]/[0-9(]|[0-9)]\(|^[\[(].*,.*[\])]$", re.S)
+WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
+NUMBER = re.compile(rf"""(?P<sign>[-+]?)(?:(?P<money>(?:US)?\$|[€£¥])\s?)?(?:
+      (?:(?P<mixed>[0-9]+)\s)?(?P<top>{WHOLE})\s?/\s?(?P<bottom>{WHOLE})                  # 3/4, 1 3/4
+    | 10\^\{{?(?P<power>[-+]?[0-9]+)\}}?                                                  # 10^3
+    | (?P<decimal>{WHOLE}(?:\.[0-9]*)?|\.[0-9]+)                                          # 1,234.5
+      (?:[eE](?P<e>[-+]?[0-9]+)|\s?[×x*·]\s?10\^\{{?(?P<ten>[-+]?[0-9]+)\}}?)?            # e3, × 10^3
+    )""", re.X)
+SCALE = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+UNITS = {name: line.split(", ")[0] for line in (          # spellings of one unit; its first name stands for all
+    "km, kilometer, kilometers, kilometre, kilometres", "m, meter, meters, metre, metres", "cm, centimeters, centimetres",
+    "mm, millimeters, millimetres", "mile, miles, mi", "foot, feet, ft", "inch, inches", "kg, kilogram, kilograms", "g, gram, grams",
+    "lb, lbs", "tonne, tonnes", "L, liter, liters, litre, litres", "year, years, yr", "month, months", "week, weeks", "day, days",
+    "h, hour, hours, hr", "min, minute, minutes", "second, seconds, sec", "dollar, dollars, USD, US$, $", "euro, euros, EUR, €",
+    "pound, pounds, GBP, £", "yen, JPY, ¥", "cents", "degree, degrees, °", "°C, degrees Celsius", "°F, degrees Fahrenheit",
+    "km/h, kilometers per hour", "mph, miles per hour", "m/s, meters per second", "m/s^2", "m^2, square meters", "km^2, square kilometers",
+    "cm^2", "cm^3", "m^3, cubic meters", "N, newtons", "J, joules", "kJ", "W, watts", "kW", "V, volts", "Hz", "eV", "MeV", "mol"
+    ) for name in line.split(", ")}
+FOLDED = {name.lower(): unit for name, unit in UNITS.items() if len(name) > 1}   # "KM"; but never n for N
+NOT_NOUNS = set("times plus minus versus less always does was has perhaps cos dozens hundreds thousands millions billions trillions halves "
+                "thirds quarters fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths".split())
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, its gold answer and what marking needs. The id is a label, never a key: two questions may share one."""
+    question: str
+    answer: str
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    id: str = ""
+    kind: str = ""                   # "gameof24" marks by game_of_24(); anything else is only a label
+
+
+def load(path) -> list[Question]:
+    """Every question of a JSONL file, in order; a ValueError with the file and the line if one cannot be used.
+
+    {"question": "2 + 2?", "answer": 4} -> Question(question="2 + 2?", answer="4")
+    """
+    try:
+        lines = Path(path).read_bytes().splitlines()      # of bytes: a JSON string may hold what splits text, U+2028
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; give a JSONL file of questions.") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}).") from None
+    questions = [_question(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not questions:
+        raise ValueError(f"{path}: the file is empty; write one JSON object with a question and an answer on each line.")
+    return questions
+
+
+def _question(line, where):
+    try:
+        row = json.loads(line, parse_constant=int)       # int("NaN") raises: a missing answer exported as NaN is no answer
+    except (ValueError, RecursionError) as error:        # bad bytes and endless digits are ValueErrors too
+        raise ValueError(f"{where}: not JSON ({getattr(error, 'msg', error)}).") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: not a JSON object but a {type(row).__name__}.")
+
+    def text(key, value, kinds=(str, int, float)):
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            wanted = "text" if kinds is str else "text or a number"
+            raise ValueError(f"{where}: \"{key}\" must be {wanted}, not {json.dumps(value)[:40]}.")
+        return str(value)
+
+    def texts(key):
+        if not isinstance(values := row.get(key) or [], list):
+            raise ValueError(f"{where}: \"{key}\" must be a list, not {json.dumps(values)[:40]}.")
+        return tuple(text(key, value) for value in values)
+
+    for key, kinds in (("question", str), ("answer", (str, int, float))):
+        if key not in row:
+            raise ValueError(f"{where}: lacks \"{key}\".")
+        if not text(key, row[key], kinds).strip():
+            raise ValueError(f"{where}: \"{key}\" is empty.")
+    name = "" if row.get("id") is None else text("id", row["id"])
+    kind = text("kind", row.get("kind") or "", str)
+    question = Question(row["question"], str(row["answer"]), texts("aliases"), texts("choices"), name, kind)
+    if len(question.answer) > LIMIT:
+        raise ValueError(f"{where}: the answer has more than {LIMIT} characters; no response could be marked right.")
+    if question.choices and _option(question.answer, question.choices) is None:
+        raise ValueError(f"{where}: the answer {question.answer[:40]!r} is not exactly one of the choices.")
+    if question.kind == "gameof24" and not _numbers_of(question):
+        raise ValueError(f"{where}: a gameof24 question names no numbers to use.")
+    return question
+
+
+def mark(question: Question, response: str) -> bool:
+    """R: is this response, the final answer alone, right? Never raises, and answers at once.
+
+    gold "26": "26", "26.0", "26 protons", "The answer is 26." -> True;  "not 26", "about 26", "26 or 27", "" -> False
+    gold "B" of ("London", "Paris"): "B", "(b)", "B) Paris", "Paris", "option B" -> True;  "B) London", "A or B" -> False
+    gold "Paris": "paris.", "The Paris" -> True;  "not Paris", "Paris or London" -> False
+    """
+    if question.kind == "gameof24":
+        return game_of_24(_numbers_of(question), response)
+    response = response.strip()
+    if not response or len(response) > LIMIT or len(_characters(response)) > LIMIT:   # one ﷺ unfolds to eighteen
+        return False
+    golds = [gold.strip() for gold in (question.answer, *question.aliases)]
+    if question.choices:
+        picked = _option(response, question.choices)
+        return picked is not None and picked in [_option(gold, question.choices) for gold in golds]
+    return response in golds or any(_same(gold, reading, question.question) for gold in golds for reading in _readings(response))
+    # Rules come first. A judge for what they cannot settle (free text that is not equal) belongs here, behind this same function.
+
+
+def normalise(text) -> str:
+    """Text for comparing: no case, accents, punctuation or articles, single spaces; whatever changes a number or a formula stays.
+
+    "The Beyoncé  Show!" -> "beyonce show"      "U.S." -> "us"      "well-known" -> "well known"      "-3.5 °C" -> "-3.5 °c"
+    "Hepatitis A" -> "hepatitis a" (an article comes before a word)     "C++" -> "c++"
+    """
+    text = unicodedata.normalize("NFKD", _characters(text).casefold())
+    text = unicodedata.normalize("NFKC", re.sub("[\u0300-\u036f]", "", text))    # Latin accents only: が is not か
+    text = text.translate({ord("ø"): "o", ord("ł"): "l", ord("đ"): "d", ord("æ"): "ae", ord("œ"): "oe", ord("&"): " and "})
+    text = re.sub(r"^(\W*)an?\s+(?=\S)|\bthe\s+(?=\S)", r"\1", text)             # before punctuation goes: the A of "A) Paris" is none
+    text = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))|\.(?![0-9])|['’‘`´]|\*\*", "", text)
+    text = re.sub(r"(?<=[^\W\d_]{2})!|(?<!\w)!", " ", text)                      # "Jeopardy!", but not 5! or n!
+    kinds = ((c, unicodedata.category(c)) for c in text)
+    text = "".join(c if kind[0] in "LMNS" or c in ".+-*/#%!" else "" if kind == "Cf" else " " for c, kind in kinds)
+    return " ".join(re.sub(r"(?<=\S)-|-(?!\S)", " ", text).split())              # a hyphen goes, a sign stays
+
+
+def number(text) -> Fraction | None:
+    """The value of a text that is one number, with or without a currency, percent sign or unit; None for anything else.
+
+    "1,234" -> 1234    "−3" -> -3    "3/4", "\\frac{3}{4}" -> 3/4    "50%" -> 1/2    "€3.50" -> 7/2    "1.5 × 10^3" -> 1500
+    "26 protons" -> 26    "$5 million" -> 5000000    but "1 234", "1,23", "- 3", "not 26", "26 or 27", "2026-01-05", "3x" -> None
+    """
+    quantity = _quantity(_tidy(text)) if len(text) <= LIMIT else None
+    return quantity and quantity[0]
+
+
+def game_of_24(numbers, response) -> bool:
+    """Is this one expression of value 24 that uses exactly these numbers, each once, with + - * / and parentheses?
+
+    (1, 2, 3, 4), "(1+2+3)×4 = 24" -> True;  "4*6", "1*2*3*4 or 4!", "99**98**97" -> False
+    """
+    if len(response) > LIMIT:
+        return False
+    text = _readings(response)[-1].replace("\\div", "/")
+    for _ in range(3):                                   # three numbers can hang below one another
+        text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", text)
+    text = re.sub(r"(?<=[0-9)])\s*x\s*(?=[0-9(])", "*", text).translate(str.maketrans("×·∗⋅÷", "****/"))
+    text = re.sub(r"\s*=\s*24$", "", text)
+    if len(text) > 200 or not re.fullmatch(r"[0-9+\-*/() ]+", text):             # 200 characters bound the depth too
+        return False
+    used = []
+    try:
+        value = _value(ast.parse(text.strip(), mode="eval").body, used)
+    except (SyntaxError, ArithmeticError, RecursionError, MemoryError):
+        return False
+    return value == 24 and Counter(used) == Counter(int(n) for n in numbers)
+
+
+def _value(node, used):
+    # Parsed, never evaluated: what is not listed here, ** and unary minus among it, is no move of this game.
+    operators = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
+    if isinstance(node, ast.Constant):
+        used.append(node.value)
+        return Fraction(node.value)
+    if not isinstance(node, ast.BinOp) or type(node.op) not in operators:
+        raise SyntaxError("only + - * / on whole numbers")
+    return operators[type(node.op)](_value(node.left, used), _value(node.right, used))
+
+
+def _numbers_of(question):
+    # The gold is the numbers ("1 1 1 8") or a solution ("(1+1+1)*8"); a bare "24" leaves them to the question.
+    found = re.findall(r"[0-9]{1,9}", question.answer.split("=")[0])
+    run = re.search(r"[0-9]{1,9}(?:(?:\s*,\s*(?:and\s)?|\s+)\s*[0-9]{1,9})+", question.question)
+    return [int(n) for n in (found if len(found) > 1 else re.findall("[0-9]+", run[0]) if run else [])]
+
+
+def _option(text, choices):
+    """The index of the one option a text names, or None: a letter and a text that disagree name none."""
+    labelled = [re.fullmatch(r"\(?([A-Za-z])\s?[.):]\s*(.+)", choice.strip(), re.S) for choice in choices]
+    if all(m and ord(m[1].upper()) == 65 + i for i, m in enumerate(labelled)):
+        choices = [m[2] for m in labelled]                                       # the options bring their own letters
+    named = set()
+    for reading in _readings(text):
+        m = re.fullmatch(r"[(\[]?([A-Za-z])(?:[)\].:]*|(?:\s?(?:[)\].:]+|-)\s?|\s)(?P<text>\S.*))", reading, re.S)
+        i = ord(m[1].upper()) - 65 if m else len(choices)
+        labelled = i < len(choices) and m["text"]                                # then "A Paris" is not Paris after an article
+        named |= {k for k, choice in enumerate(choices)
+                  if _tidy(choice).lower() == reading.lower() or (not labelled and _same(choice, reading))}
+        if i < len(choices) and (not labelled or _same(choices[i], labelled)):
+            named.add(i)
+    return named.pop() if len(named) == 1 else None
+
+
+def _same(gold, response, question=""):
+    expected = _quantities(gold)
+    if expected is not None:
+        return _equal(expected, _quantities(response), question)
+    if MATH.search(_tidy(gold)):
+        return "".join(_tidy(gold).split()) == "".join(_tidy(response).split())
+    a, b = normalise(_tidy(gold)), normalise(_tidy(response))
+    return a == b != ""                                                          # of "!!!" nothing is left to compare
+
+
+def _equal(expected, given, question):
+    asked = {FOLDED[word] for word in re.findall(r"\w+", question.lower()) if word in FOLDED}
+    return given is not None and len(given[1]) == len(expected[1]) and (given[0] in ("", expected[0]) or not expected[0]) and all(
+        gold == value and (not unit or not named or unit == named)
+        and (unit or not asked or named in asked or named not in UNITS)          # the question says km, the response miles
+        for (gold, unit), (value, named) in zip(expected[1], given[1]))
+
+
+def _quantities(text):
+    """(brackets, [(value, unit), …]) of a number or a list of numbers, or None."""
+    text = _tidy(text)
+    brackets = text[:1] + text[-1:] if text[:1] + text[-1:] in ("()", "[]", "{}") else ""
+    comma = "," if brackets else r",(?![0-9]{3}(?![0-9]))"
+    items = re.split(rf"\s*(?:;|{comma}(?:\s*and\b)?|\band\b)\s*", text[1:-1].strip() if brackets else text)
+    found = [_quantity(item) for item in items]
+    return None if None in found else (brackets, found)
+
+
+def _quantity(text):
+    """(value, unit) of one number, or None."""
+    text = re.sub(r"(?<=[0-9])\\frac", r" \\frac", text)
+    text = re.sub(r"\\frac\{(-?[0-9]+)\}\{([0-9]+)\}", r"\1/\2", text)
+    m = NUMBER.match(text) if len(text) <= DIGITS else None
+    power = int(m["e"] or m["ten"] or m["power"] or 0) if m else 0
+    if m is None or abs(power) > DIGITS:
+        return None
+    if m["top"]:
+        top, bottom = (Fraction(m[name].replace(",", "")) for name in ("top", "bottom"))
+        if bottom == 0 or (m["mixed"] and top >= bottom):
+            return None
+        value = int(m["mixed"] or 0) + top / bottom
+    else:
+        value = Fraction((m["decimal"] or "1").replace(",", "").rstrip(".")) * Fraction(10) ** power
+    value, rest = -value if m["sign"] == "-" else value, text[m.end():]
+    scale = re.match(rf"\s({'|'.join(SCALE)})\b", rest)
+    if scale:
+        value, rest = value * SCALE[scale[1]], rest[scale.end():]
+    if re.fullmatch(r"\s?(?:%|percent|per cent|pct)", rest):
+        return None if m["money"] else (value / 100, "")
+    money, unit = UNITS[m["money"]] if m["money"] else "", _unit(rest)
+    return None if unit is None or (money and unit and money != unit) else (value, unit or money)
+
+
+def _unit(rest):
+    """What follows a number, as one unit: "" for nothing, None for what is not a unit (and may change the number)."""
+    word, spaced = rest.strip(), rest[:1].isspace()
+    if not word:
+        return ""
+    if unit := UNITS.get(word) or FOLDED.get(word.lower()):
+        return unit if spaced or len(word) > 1 or not word.isalpha() else None   # 5 m is a length, 5m is algebra
+    counted = re.fullmatch("[a-z]{3,}s|people|children|men|women", word) and word not in NOT_NOUNS
+    return word if spaced and counted else None                                  # a lower-case plural: the things counted
+
+
+def _readings(response):
+    # The response as it is, and without an opening such as "The answer is"; for a bare "x = 5", its right-hand side.
+    text = _tidy(response)
+    return [text, _tidy(re.sub(r"^[A-Za-z]\s*=\s*(?=[^=]+$)", "", ASIDE.sub("", text, count=1) if ASIDE.match(text) else text))]
+
+
+def _characters(text):
+    # Compatibility forms to plain ones, but first what NFKC would falsify: 10³ is not 103, 1½ is not 11/2.
+    text = re.sub("[⁰¹²³⁴-⁹⁻]+", lambda m: "^" + unicodedata.normalize("NFKC", m[0]).replace("−", "-"), text)
+    text = unicodedata.normalize("NFKC", re.sub("(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text))
+    return text.translate(str.maketrans("−–‐⁄", "---/"))
+
+
+def _tidy(text):
+    # The same text without its dressing: LaTeX, markdown, quotes, a final full stop.
+    text = " ".join(_characters(text).split())
+    for pattern, plain in (
+            (r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r"\1"), (r"\\(?:left|right)(?![a-z])|\\[,;!]", ""), (r"\{,\}", ","),
+            (r"\\([%${}])", r"\1"), (r"\^\{?\\circ\}?", "°"), (r"\\(?:times|cdot)(?![a-z])", "×"),
+            (r"\\[dt]frac", r"\\frac"), (r"\\frac([0-9])([0-9])", r"\\frac{\1}{\2}")):
+        text = re.sub(pattern, plain, text)
+    for _ in range(4):                                                           # "**$\boxed{5}$.**"
+        text = re.sub(r"(?<!\.)\.$", "", text.strip())
+        m = re.fullmatch(r"""\${1,2}([^$]+)\${1,2}|\\\((.+)\\\)|\\\[(.+)\\\]|\\boxed\{(.+)\}|\*\*([^*]+)\*\*|\*([^*]+)\*|`([^`]+)`"""
+                         r"""|"([^"]+)"|“([^”]+)”|'([^']+)'""", text, re.S)
+        text = m[m.lastindex] if m else text
+    return text

@@ -1,0 +1,483 @@
+"""The objective against an oracle: three nested loops written from eq. 5, one sequence at a time, no padding, no mask.
+
+The last test breaks flow_grpo.py on purpose, one line at a time, and asks the oracle to notice each break.
+"""
+import ast
+import contextlib
+import copy
+import math
+import statistics
+import sys
+import threading
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import flow_grpo
+from flow_grpo import Action
+
+SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
+STOP, T = 63, 0.7                                   # the stop token of these tests, and the sampling temperature
+SIZE = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=64)
+
+
+def tiny(seed=0, kind=Qwen2ForCausalLM, **changes):
+    torch.manual_seed(seed)
+    config = {Qwen2ForCausalLM: lambda: Qwen2Config(**SIZE, **changes), LlamaForCausalLM: lambda: LlamaConfig(**SIZE, **changes),
+              GPT2LMHeadModel: lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=64, **changes)}[kind]
+    model = kind(config()).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.1 * torch.randn_like(p)          # far from uniform, so that a wrong token or temperature shows
+    return model
+
+
+def rollouts(seed=0):
+    """7 rollouts of 3 questions, one of them flat: 1-4 turns, 1-6 tokens, prompts that grow, in shuffled order."""
+    r = torch.Generator().manual_seed(seed)
+    ids = lambda low, high: torch.randint(0, 63, (torch.randint(low, high, (1,), generator=r).item(),), generator=r).tolist()
+    actions = [Action(ids(2, 6) + [1] * 3 * t, ids(0, 6) + [STOP], flow)
+               for flow, turns in enumerate([1, 3, 2, 4, 1, 3, 2]) for t in range(turns)]
+    actions[1].ids = [7, 8, 9]                      # a plan cut at the token limit: no stop token
+    actions = [actions[i] for i in torch.randperm(len(actions), generator=r)]
+    return actions, [1, 0, 0, 1, 0, 1, 1], [0, 0, 0, 1, 1, 2, 2]
+
+
+class Recorder(torch.optim.SGD):
+    """Remembers the weights before each step and the gradient it got."""
+    def __init__(self, model, lr=0.1):
+        super().__init__(model.parameters(), lr=lr)
+        self.model, self.weights, self.gradients = model, [], []
+
+    def step(self):
+        self.weights.append(copy.deepcopy(self.model.state_dict()))
+        self.gradients.append(gradient(self.model))
+        super().step()
+
+
+def gradient(model):
+    return torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten().clone() for p in model.parameters()])
+
+
+def one_by_one(model, action, temperature=T):
+    """log π of each token of one action, in float64, from the full logits of one unpadded sequence."""
+    logits = model(torch.tensor([action.prompt_ids + action.ids])).logits[0] / temperature
+    first = len(action.prompt_ids)
+    return [logits[first + j - 1].log_softmax(-1)[token] for j, token in enumerate(action.ids)]
+
+
+def oracle_advantages(rewards, groups):
+    members = lambda g: [r for r, other in zip(rewards, groups) if other == g]
+    flat = lambda g: len(set(members(g))) == 1
+    return [0.0 if flat(g) else (r - statistics.mean(members(g))) / (statistics.stdev(members(g)) + 1e-6)
+            for r, g in zip(rewards, groups)]
+
+
+def oracle(model, old, reference, actions, A, flows, low, high, beta, token_mean=False):
+    """Eq. 5 as loops: loss (with gradient) and what the diagnostics should say."""
+    J, kls, seen = 0, 0, []
+    tokens = sum(len(a.ids) for a in actions if a.flow in flows)
+    for i in flows:
+        turns = [a for a in actions if a.flow == i]
+        for action in turns:
+            with torch.no_grad():
+                before, anchor = one_by_one(old, action), one_by_one(reference, action)
+            for new, was, ref in zip(one_by_one(model, action), before, anchor):
+                rho = torch.exp(new - was)
+                bounded = 1 - low if rho < 1 - low else 1 + high if rho > 1 + high else rho
+                gain = min(rho * A[i], bounded * A[i])
+                kl = torch.exp(ref - new) - (ref - new) - 1
+                share = 1 / tokens if token_mean else 1 / len(flows) / len(turns) / len(action.ids)
+                J = J + share * (gain - beta * kl)
+                kls += share * kl.item()
+                seen.append((rho.item(), A[i], -new.item()))
+    return -J, kls, seen
+
+
+def compare_with_the_oracle(module, token_mean=False, budget=40):
+    """Two optimiser steps of `module` on the same rollouts as the oracle; AssertionError at the first difference."""
+    actions, rewards, groups = rollouts()
+    low, high, beta = 0.05, 0.2, 0.2
+    start, reference = tiny(0), tiny(1)
+    model = copy.deepcopy(start)
+    optimizer = Recorder(model)
+    A, flat = module.advantages(rewards, groups)
+    expected_A = oracle_advantages(rewards, groups)
+    assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-6)
+    got = module.update(model, reference, optimizer, [module.Action(a.prompt_ids, a.ids, a.flow) for a in actions], A,
+                        temperature=T, clip_low=low, clip_high=high, beta=beta, minibatches=2, token_budget=budget,
+                        max_grad_norm=1e9, token_mean=token_mean, seed=3)
+    parts = module.split(len(rewards), 2, 3)
+    assert sorted(i for part in parts for i in part) == list(range(7))
+    losses, kls, seen, norms = [], [], [], []
+    assert len(optimizer.gradients) == len(parts)
+    for part, weights, found in zip(parts, optimizer.weights, optimizer.gradients):
+        now = copy.deepcopy(start)
+        now.load_state_dict(weights)
+        value, kl, tokens = oracle(now, start, reference, actions, expected_A, sorted(part), low, high, beta, token_mean)
+        value.backward()
+        assert (gradient(now) - found).abs().max() < 1e-6
+        losses.append(value.item()), kls.append(kl), seen.extend(tokens), norms.append(gradient(now).norm().item())
+    up, down = [r > 1 + high and a > 0 for r, a, _ in seen], [r < 1 - low and a < 0 for r, a, _ in seen]
+    assert any(up) and any(down)                    # the batch exercises both sides of the clip
+    assert any(r > 1 + high and a < 0 for r, a, _ in seen) and any(r < 1 - low and a > 0 for r, a, _ in seen)
+    ratios = [r for r, _, _ in seen]
+    want = dict(loss=statistics.mean(losses), kl=statistics.mean(kls), clip=statistics.mean(map(float, up + down)) * 2,
+                entropy=statistics.mean(h for _, _, h in seen), ratio_min=min(ratios), ratio_max=max(ratios), ratio_first=0,
+                grad_norm=statistics.mean(norms), skipped=0, steps=2, tokens=len(seen))
+    assert got == pytest.approx(want, abs=1e-5)
+
+
+def learn(model, actions, A, reference=None, lr=0.1, **settings):
+    optimizer = Recorder(model, lr)
+    settings = dict(temperature=T, max_grad_norm=1e9) | settings
+    return flow_grpo.update(model, reference, optimizer, actions, A, **settings), optimizer
+
+
+# ---- the formula -----------------------------------------------------------------------------------------------------
+
+def test_the_loss_is_the_formula_and_so_is_its_gradient():
+    compare_with_the_oracle(flow_grpo)
+
+
+def test_the_token_mean_of_the_released_code_is_its_own_formula():
+    compare_with_the_oracle(flow_grpo, token_mean=True)
+
+
+def test_the_two_means_differ():
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    nested, flat = (learn(tiny(), actions, A, token_mean=way)[1].gradients[0] for way in (False, True))
+    assert (nested - flat).norm() > 0.1 * nested.norm()
+
+
+def test_every_rollout_weighs_the_same_however_long_it_is():
+    actions, _, _ = rollouts()
+    turns = flow_grpo.Counter(a.flow for a in actions)
+    weights = flow_grpo.token_weights(actions, turns, num_flows=7)
+    owner = flow_grpo.per_token(actions, [a.flow for a in actions])
+    assert [weights[owner == i].sum().item() for i in range(7)] == pytest.approx([1 / 7] * 7)
+
+
+def test_the_clip_stops_a_good_token_above_and_a_bad_token_below_and_nothing_else():
+    logp = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log().requires_grad_()
+    A = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
+    value, ratio, _ = flow_grpo.loss(logp, torch.zeros(5), None, A, torch.ones(5), clip_low=0.2, clip_high=0.3)
+    value.backward()
+    assert logp.grad.tolist() == pytest.approx([0, 1.5, -0.5, 0, -1])        # -ρ A where it lives
+    assert value.item() == pytest.approx(-(1.3 - 1.5 + 0.5 - 0.8 + 1.0))
+
+
+def test_the_kl_is_never_negative_and_zero_only_where_the_models_agree():
+    logp, ref = -5 * torch.rand(1000), -5 * torch.rand(1000)
+    one = torch.ones(1000)
+    assert (flow_grpo.loss(logp, logp, ref, one, one)[2] > 0).all()
+    assert (flow_grpo.loss(logp, logp, logp.clone(), one, one)[2] == 0).all()
+
+
+def test_beta_pulls_the_policy_towards_the_reference():
+    actions, _, _ = rollouts()
+    model, reference = tiny(0), tiny(1)
+    first, _ = learn(model, actions, [0.0] * 7, reference, beta=1.0, lr=0.02)
+    second, _ = learn(model, actions, [0.0] * 7, reference, beta=1.0, lr=0.02)
+    assert 0 < second["kl"] < first["kl"]
+
+
+def test_a_step_makes_the_good_rollout_likelier_and_the_bad_one_less_likely():
+    good, bad = Action([1, 2, 3], [4, 5, STOP], 0), Action([1, 2, 3], [6, 7, STOP], 1)
+    model = tiny()
+    before = [sum(one_by_one(model, a)) for a in (good, bad)]
+    learn(model, [good, bad], [1.0, -1.0], lr=0.01)
+    after = [sum(one_by_one(model, a)) for a in (good, bad)]
+    assert after[0] > before[0] and after[1] < before[1]
+
+
+def test_an_empty_plan_has_no_tokens_but_is_a_turn():
+    full, empty = Action([1, 2, 3], [4, STOP], 0), Action([1, 2, 3, 9], [], 0)
+    alone, with_empty = (learn(tiny(), turns, [1.0])[1].gradients[0] for turns in ([full], [full, empty]))
+    assert (alone / 2 - with_empty).abs().max() < 1e-7
+
+
+# ---- advantages ------------------------------------------------------------------------------------------------------
+
+def test_group_statistics_are_over_rollouts_and_not_over_turns():
+    rewards, turns = [1] + [0] * 7, [1] + [3] * 7                            # one short success, seven long failures
+    A, _ = flow_grpo.advantages(rewards, [0] * 8)
+    assert A[0].item() == pytest.approx(2.4749, abs=1e-3)
+    per_turn = [r for r, n in zip(rewards, turns) for _ in range(n)]         # what grouping by turns would have given
+    assert (1 - statistics.mean(per_turn)) / statistics.stdev(per_turn) == pytest.approx(4.477, abs=1e-3)
+
+
+def test_two_equal_questions_are_two_groups_and_groups_may_differ_in_size():
+    A, flat = flow_grpo.advantages([1, 0, 0, 1, 1, 0, 0], [4, 4, 4, 9, 9, 9, 9])   # the texts may be equal: only indices count
+    assert A.tolist() == pytest.approx([1.1547, -0.57735, -0.57735, 0.866, 0.866, -0.866, -0.866], abs=1e-4) and flat == 0
+
+
+def test_permuting_the_rollouts_permutes_the_advantages():
+    rewards, groups = torch.tensor([1., 0, 0, 1, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(flow_grpo.advantages(rewards[order], groups[order])[0], flow_grpo.advantages(rewards, groups)[0][order])
+
+
+@pytest.mark.parametrize("rewards, groups", [([1, 1, 1], [0, 0, 0]), ([0, 0], [3, 3]), ([0.1] * 3, [0] * 3), ([1], [0])])
+def test_a_flat_group_and_a_lonely_rollout_have_zero_advantage_and_are_counted(rewards, groups):
+    A, flat = flow_grpo.advantages(rewards, groups)
+    assert A.tolist() == [0] * len(rewards) and flat == 1
+
+
+# ---- log-probs -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind", [Qwen2ForCausalLM, LlamaForCausalLM, GPT2LMHeadModel])
+def test_log_probs_are_those_of_the_full_logits_divided_by_the_temperature(kind):
+    model, (actions, _, _) = tiny(kind=kind), rollouts()
+    expected = [x.item() for a in actions for x in one_by_one(model, a)]
+    assert flow_grpo.token_logps(model, actions, T).tolist() == pytest.approx(expected, abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(flow_grpo.token_logps(model, actions, 1.0).tolist(), expected)) > 0.1
+
+
+def test_the_scored_policy_is_the_one_generate_samples_from():
+    model = tiny().float()
+    prompts = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
+    out = model.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=True, temperature=T, top_k=0, top_p=1.0,
+                         max_new_tokens=12, pad_token_id=0, return_dict_in_generate=True, output_scores=True)
+    new = out.sequences[:, 4:]
+    sampled = torch.stack(out.scores, 1).log_softmax(-1).gather(-1, new[..., None]).flatten()
+    scored = flow_grpo.token_logps(model, [Action(p.tolist(), a.tolist(), 0) for p, a in zip(prompts, new)], T)
+    assert (sampled - scored).abs().max() < 1e-5
+
+
+def test_the_stop_token_is_an_action_and_a_cut_plan_has_none():
+    model = tiny()
+    ended, cut = Action([1, 2, 3], [4, 5, STOP], 0), Action([1, 2, 3], [4, 5], 0)
+    assert len(flow_grpo.token_logps(model, [ended], T)) == 3 and len(flow_grpo.token_logps(model, [cut], T)) == 2
+    logp = flow_grpo.token_logps(model, [ended], T)
+    logp[-1].backward()
+    assert gradient(model).norm() > 0.1
+    assert (logp[:2].exp() < 1).all() and logp[-1].item() == pytest.approx(one_by_one(model, ended)[-1].item(), abs=1e-5)
+
+
+def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
+    with pytest.raises(ValueError, match="temperature"):
+        flow_grpo.token_logps(tiny(), [Action([1], [2], 0)], 0)
+    with pytest.raises(ValueError, match="prompt"):
+        flow_grpo.token_logps(tiny(), [Action([], [2], 0)], T)
+    with pytest.raises(ValueError, match="number the kept rollouts anew"):
+        learn(tiny(), [Action([1], [2], 5)], [1.0, -1.0])
+
+
+def test_ids_come_in_and_text_never_does():
+    tree = ast.parse(SOURCE)
+    names = [getattr(n, "id", getattr(n, "attr", "")).lower() for n in ast.walk(tree)]
+    assert not [name for name in names if "tokenizer" in name or "encode" in name or "decode" in name]
+    modules = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    modules |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert {m.split(".")[0] for m in modules} == {"math", "collections", "contextlib", "dataclasses", "torch"}
+
+
+# ---- the update ------------------------------------------------------------------------------------------------------
+
+def test_the_ratio_is_exactly_one_on_the_first_mini_batch_and_leaves_one_later():
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    one, _ = learn(tiny(), actions, A)
+    three, _ = learn(tiny(), actions, A, tiny(1), minibatches=3, token_budget=30)
+    assert one["ratio_min"] == one["ratio_max"] == 1 and one["ratio_first"] == three["ratio_first"] == 0
+    assert one["clip"] == 0 and three["ratio_min"] < 0.99 and three["ratio_max"] > 1.01 and three["steps"] == 3
+
+
+@pytest.mark.parametrize("budget", [1, 25, 60, 10_000])
+def test_cutting_into_micro_batches_does_not_change_the_gradient(budget):
+    compare_with_the_oracle(flow_grpo, budget=budget)
+
+
+def test_micro_batches_hold_every_action_once_and_keep_to_the_budget():
+    actions, _, _ = rollouts()
+    batches = flow_grpo.micro_batches(actions, 40)
+    assert sorted(map(id, sum(batches, []))) == sorted(map(id, actions)) and len(batches) > 3
+    longest = lambda batch: max(len(a.prompt_ids) + len(a.ids) for a in batch)
+    assert all(len(batch) * longest(batch) <= 40 for batch in batches)
+    assert [len(batch) for batch in flow_grpo.micro_batches(actions, 1)] == [1] * len(actions)
+
+
+@pytest.mark.parametrize("flows, parts", [(7, 1), (7, 2), (8, 4), (3, 3), (2, 4)])
+def test_mini_batches_hold_every_rollout_once_and_divide_none(flows, parts):
+    split = flow_grpo.split(flows, parts, seed=5)
+    assert len(split) == parts and sorted(i for part in split for i in part) == list(range(flows))
+    assert max(map(len, split)) - min(map(len, split)) <= 1 and split == flow_grpo.split(flows, parts, seed=5)
+
+
+def test_an_update_changes_none_of_its_inputs_and_repeats_exactly():
+    (actions, rewards, groups), reference = rollouts(), tiny(1)
+    A, _ = flow_grpo.advantages(rewards, groups)
+    kept, weights = (copy.deepcopy(actions), A.clone()), copy.deepcopy(reference.state_dict())
+    first, a = learn(tiny(), actions, A, reference, minibatches=2)
+    second, b = learn(tiny(), actions, A, reference, minibatches=2)
+    assert first == second and all(torch.equal(x, y) for x, y in zip(a.gradients, b.gradients))
+    assert (actions, A.tolist()) == (kept[0], kept[1].tolist())
+    assert all(torch.equal(weights[name], value) for name, value in reference.state_dict().items())
+
+
+def test_rollouts_without_advantage_are_not_computed_when_beta_is_zero_but_they_count():
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    skipping, a = learn(tiny(), actions, A, tiny(1), beta=0)
+    everything, b = learn(tiny(), actions, A, tiny(1), beta=1e-30)
+    assert skipping["tokens"] < everything["tokens"] and skipping["kl"] == 0
+    assert (a.gradients[0] - b.gradients[0]).abs().max() < 1e-7
+
+
+def test_a_batch_without_any_lesson_takes_no_step():
+    actions, _, _ = rollouts()
+    model = tiny()
+    before = copy.deepcopy(model.state_dict())
+    got, _ = learn(model, actions, [0.0] * 7)
+    assert got["steps"] == got["skipped"] == got["tokens"] == 0
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(poison):
+    actions, _, _ = rollouts()
+    alone, both = tiny(), tiny()
+    before = copy.deepcopy(alone.state_dict())
+    got, _ = learn(alone, actions, [poison] + [1.0] * 6)
+    assert got["skipped"] == 1 and got["steps"] == 0 and not math.isfinite(got["grad_norm"])
+    assert all(torch.equal(before[name], value) for name, value in alone.state_dict().items())
+    got, _ = learn(both, actions, [poison] + [1.0] * 6, minibatches=2)
+    assert got["skipped"] == 1 and got["steps"] == 1 and all(p.isfinite().all() for p in both.parameters())
+
+
+def test_the_gradient_norm_is_reported_as_it_was_and_clipped_as_asked():
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    got, optimizer = learn(tiny(), actions, A, max_grad_norm=0.01)
+    assert got["grad_norm"] > 0.1 and optimizer.gradients[0].norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", [Qwen2ForCausalLM, GPT2LMHeadModel])
+def test_gradient_checkpointing_changes_memory_and_not_the_gradient(kind):
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    plain, a = learn(tiny(kind=kind), actions, A, tiny(1, kind), minibatches=2)
+    model, calls = tiny(kind=kind), []
+    model.activation_checkpointing_enable()
+    mlp = next(m for m in model.modules() if type(m).__name__.endswith("MLP"))
+    mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    saved, b = learn(model, actions, A, tiny(1, kind), minibatches=2)
+    assert sum(calls) == 2 * 2                      # each of the two mini-batches ran its layers twice with gradient: it recomputed
+    assert max((x - y).abs().max() for x, y in zip(a.gradients, b.gradients)) < 1e-9 and saved == pytest.approx(plain, abs=1e-6)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind, dropout", [(Qwen2ForCausalLM, dict(attention_dropout=0.5)), (GPT2LMHeadModel, dict(resid_pdrop=0.5))])
+def test_no_dropout_in_the_update_and_the_model_comes_back_ready_to_sample(kind, dropout, checkpointing):
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    _, clean = learn(tiny(kind=kind), actions, A)
+    model = tiny(kind=kind, **dropout).train()
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    _, noisy = learn(model, actions, A)
+    assert (clean.gradients[0] - noisy.gradients[0]).abs().max() < 1e-9
+    assert not any(module.training for module in model.modules())
+
+
+def test_with_adapters_the_reference_is_the_model_with_its_adapters_off():
+    class Adapted(Qwen2ForCausalLM):                # peft in miniature: inside disable_adapter() it is another model
+        @contextlib.contextmanager
+        def disable_adapter(self):
+            self.off = True
+            yield
+            self.off = False
+
+        def forward(self, *args, **kwargs):
+            return base(*args, **kwargs) if getattr(self, "off", False) else super().forward(*args, **kwargs)
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    base, model = tiny(1), tiny(0)
+    model.__class__ = Adapted
+    with_adapter, _ = learn(model, actions, A, reference=model, lr=0.0)
+    with_copy, _ = learn(tiny(0), actions, A, reference=tiny(1), lr=0.0)
+    assert with_adapter == pytest.approx(with_copy) and with_copy["kl"] > 0.01
+
+
+@pytest.mark.parametrize("with_reference", [True, False])
+def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference):
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    reference = tiny(1) if with_reference else None
+    shares, models, barrier, box, results = [range(0, 3), range(3, 7)], [tiny(), tiny()], threading.Barrier(2), {}, {}
+
+    def process(rank):
+        def all_reduce(tensor):                     # what torch.distributed.all_reduce does, between two threads
+            box[rank] = tensor.clone()
+            barrier.wait(timeout=20)
+            tensor.copy_(box[0] + box[1])
+            barrier.wait(timeout=20)
+        mine = [Action(a.prompt_ids, a.ids, a.flow - shares[rank][0]) for a in actions if a.flow in shares[rank]]
+        results[rank] = learn(models[rank], mine, A[list(shares[rank])], reference, all_reduce=all_reduce, token_budget=30)
+
+    threads = [threading.Thread(target=process, args=(rank,)) for rank in (0, 1)]
+    [t.start() for t in threads], [t.join() for t in threads]
+    alone, single = learn(tiny(), actions, A, reference)
+    for got, optimizer in (results[0], results[1]):
+        assert got == pytest.approx(alone, abs=1e-5)
+        assert (optimizer.gradients[0] - single.gradients[0]).abs().max() < 1e-6
+
+
+# ---- break a line of the code: the oracle must notice ----------------------------------------------------------------
+
+MUTATIONS = {
+    "max instead of min": ("gain    = torch.min(", "gain    = torch.max("),
+    "no clip": ("torch.min(ratio * A, clipped * A)", "ratio * A"),
+    "clip bounds swapped": ("clamp(1 - clip_low, 1 + clip_high)", "clamp(1 - clip_high, 1 + clip_low)"),
+    "the sign": ("return -J,", "return J,"),
+    "old log-probs carry a gradient": ("else logp.detach()", "else logp"),
+    "old is always new": ("old[k - 1][b] if k else logp.detach()", "logp.detach()"),
+    "k1 instead of k3": ("(logp_ref - logp).exp() - (logp_ref - logp) - 1", "logp - logp_ref"),
+    "k3 the wrong way round": ("(logp_ref - logp).exp() - (logp_ref - logp) - 1", "(logp - logp_ref).exp() - (logp - logp_ref) - 1"),
+    "the KL is rewarded": ("gain - beta * kl", "gain + beta * kl"),
+    "the KL is not weighed": ("((gain - beta * kl) * weight).sum()", "(gain * weight).sum() - beta * kl.mean()"),
+    "1/T_i dropped": ("num_flows * turns[a.flow] * len(a.ids)", "num_flows * len(a.ids)"),
+    "1/|a| dropped": ("num_flows * turns[a.flow] * len(a.ids)", "num_flows * turns[a.flow]"),
+    "1/N dropped": ("num_flows * turns[a.flow] * len(a.ids)", "turns[a.flow] * len(a.ids)"),
+    "1/N of the whole batch": ("token_weights(batch, turns, N,", "token_weights(batch, turns, len(A),"),
+    "micro-batch means added up": ("token_weights(batch, turns, N,", "token_weights(batch, turns, len({a.flow for a in batch}),"),
+    "T_i counted in the micro-batch": ("token_weights(batch, turns, N,", "token_weights(batch, Counter(a.flow for a in batch), N,"),
+    "only one micro-batch": ("in enumerate(batches):", "in enumerate(batches[:1]):"),
+    "gradients of earlier steps stay": ("        model.zero_grad()          ", "        pass          "),
+    "temperature dropped": ("(logits.float() / temperature)", "logits.float()"),
+    "temperature multiplies": ("(logits.float() / temperature)", "(logits.float() * temperature)"),
+    "the reference at another temperature": ("token_logps(reference, actions, temperature)", "token_logps(reference, actions, 1.0)"),
+    "the policy as its own reference": ("token_logps(reference, actions, temperature)", "token_logps(model, actions, temperature)"),
+    "positions one too late": ("[False] * (len(a.prompt_ids) - 1) + [True] * len(a.ids) + [False]", "[False] * len(a.prompt_ids) + [True] * len(a.ids)"),
+    "the prompt's end scored instead of the stop token": ("for token in a.ids])   ", "for token in (a.prompt_ids + a.ids)[-len(a.ids) - 1:-1]])   "),
+    "the stop token as padding": ("for token in a.ids])   ", "for token in a.ids[:-1] + [0]])   "),
+    "left padding without a mask": ("[row(a) for a in actions], batch_first=True)", "[row(a) for a in actions], batch_first=True, padding_side='left')"),
+    "one baseline for all questions": ("mine = groups == question", "mine = groups >= 0"),
+    "no baseline": ("(R[mine] - R[mine].mean())", "R[mine]"),
+    "population std": ("R[mine].std()", "R[mine].std(unbiased=False)"),
+    "no std": (" / (R[mine].std() + 1e-6)", ""),
+    "flat groups not counted": ("            flat += 1\n", ""),
+    "flat rollouts lose their KL": ("if beta or A[a.flow]]", "if A[a.flow]]"),
+    "advantages of other rollouts": ("[A[a.flow] for a in batch]", "[A[n % len(A)] for n, a in enumerate(batch)]"),
+    "a rollout in two mini-batches": ("order[k::minibatches]", "order[:k + 4]"),
+    "clip fraction counts the wrong side": ("(adv < 0) & (ratio < 1 - clip_low)", "(adv < 0) & (ratio > 1 + clip_high)"),
+    "the ratio upside down": ("(logp - logp_old).exp()", "(logp_old - logp).exp()"),
+    "no step": ("            optimizer.step()\n", ""),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_oracle_notices_when_a_line_is_broken(name, monkeypatch):
+    line, broken = MUTATIONS[name]
+    assert SOURCE.count(line) == 1, f"flow_grpo.py has changed: {line!r} is there {SOURCE.count(line)} times"
+    mutant = types.ModuleType("mutant")
+    monkeypatch.setitem(sys.modules, "mutant", mutant)              # dataclasses look their module up
+    exec(compile(SOURCE.replace(line, broken), "mutant", "exec"), mutant.__dict__)
+    with pytest.raises(AssertionError):
+        compare_with_the_oracle(mutant)

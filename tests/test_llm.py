@@ -1,0 +1,351 @@
+"""llm.py: what comes back is what the model sampled, whatever the checkpoint, the batch or the trainer had in mind."""
+import doctest
+import functools
+import json
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no test asks the network
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, Qwen2Config,
+                          Qwen2ForCausalLM)
+
+import llm
+
+CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+PROMPTS = ["hi", "a much longer prompt than the one before it", "two plus two", "x"]
+HOSTILE = dict(do_sample=True, top_k=1, top_p=0.1, min_p=0.9, typical_p=0.2, repetition_penalty=5.0, no_repeat_ngram_size=1,
+               suppress_tokens=list(range(40, 200)), begin_suppress_tokens=[33], forced_eos_token_id=2, bad_words_ids=[[34]],
+               sequence_bias=[[[35], 10.0]], min_new_tokens=9, num_beams=3, max_length=3, epsilon_cutoff=0.1, eta_cutoff=0.1,
+               exponential_decay_length_penalty=[1, 2.0], renormalize_logits=True, temperature=0.01, guidance_scale=3.0)
+
+
+def tokenizer(template=CHATML, **special):
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    bpe.train_from_iterator(PROMPTS, trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tok = PreTrainedTokenizerFast(tokenizer_object=bpe, **{"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", **special})
+    tok.chat_template = template
+    return tok
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A random Qwen2 as a checkpoint. The large initial weights give it strong opinions, so no two tokens nearly tie."""
+    return write(tmp_path / "model", tokenizer())
+
+
+def write(path, tok, seed=0, generation=None, **config):
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(Qwen2Config(**{**dict(
+        vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, eos_token_id=2), **config}))
+    model.save_pretrained(path)
+    tok.save_pretrained(path)
+    if generation is not None:              # written by hand: transformers refuses to save some of what is published
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    return path
+
+
+def log_probs(engine, c, temperature):
+    """log π of each sampled token, by one plain forward pass over prompt and answer."""
+    logits = engine.model(torch.tensor([c.prompt_ids + c.ids])).logits[0, len(c.prompt_ids) - 1 : -1] / temperature
+    return logits.log_softmax(-1)[range(len(c.ids)), c.ids]
+
+
+class Spy:
+    """Counts the rows of each generate(), and keeps the scores that it sampled from."""
+
+    def __init__(self, model):
+        self.rows, self.generate = [], model.generate
+        model.generate = self
+
+    def __call__(self, ids, **settings):
+        self.rows.append(len(ids))
+        self.states = states(self.generate.__self__)
+        out = self.generate(ids, return_dict_in_generate=True, output_scores=True, **settings)
+        self.scores = out.scores
+        return out.sequences
+
+
+# What is sampled
+
+def test_a_greedy_batch_answers_as_one_prompt_at_a_time_and_in_order(folder):
+    engine = llm.load(folder)
+    together = engine(PROMPTS, max_new_tokens=12)
+    assert together == [engine([p], max_new_tokens=12)[0] for p in PROMPTS]
+    assert len({c.text for c in together}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("budget", [1, 80, 130])
+def test_sub_batches_answer_as_one_batch(folder, budget):
+    engine = llm.load(folder)
+    whole = engine(PROMPTS, max_new_tokens=12)
+    engine.token_budget, spy = budget, Spy(engine.model)
+    assert engine(PROMPTS, max_new_tokens=12) == whole and len(spy.rows) > 1
+
+
+def test_sub_batches_keep_to_the_budget_and_leave_nobody_out():
+    lengths = [5, 100, 7, 7, 31, 2, 64]
+    groups = llm.batches(lengths, max_new_tokens=10, budget=90)
+    assert sorted(i for g in groups for i in g) == list(range(7))
+    assert all(len(g) == 1 or len(g) * (max(lengths[i] for i in g) + 10) <= 90 for g in groups)
+
+
+def test_nothing_of_the_checkpoints_generation_config_changes_what_is_sampled(tmp_path):
+    plain, hostile = write(tmp_path / "plain", tokenizer()), write(tmp_path / "hostile", tokenizer(), generation=HOSTILE)
+    assert llm.load(hostile).model.generation_config.num_beams == 3         # it did arrive
+    for temperature in (0.0, 0.7, 1.0):
+        answers = []
+        for path in (plain, hostile):
+            engine = llm.load(path)
+            torch.manual_seed(3)
+            answers.append([(c.ids, c.text) for c in engine(PROMPTS * 4, temperature, max_new_tokens=12)])
+        assert answers[0] == answers[1]
+
+
+def test_tokens_come_as_often_as_softmax_of_logits_over_temperature(tmp_path):
+    engine = llm.load(write(tmp_path / "m", tokenizer(), generation=HOSTILE, initializer_range=0.08))
+    spy, n = Spy(engine.model), 4000
+    torch.manual_seed(0)
+    done = engine(["hi"] * n, temperature=0.7, max_new_tokens=1)
+    p = (engine.model(torch.tensor([done[0].prompt_ids])).logits[0, -1] / 0.7).softmax(-1)
+    torch.testing.assert_close(spy.scores[0][0].softmax(-1), p)
+    seen = torch.bincount(torch.tensor([c.ids[0] for c in done]), minlength=len(p)) / n
+    assert (seen - p).abs().sum() < (2 / torch.pi * p * (1 - p) / n).sqrt().sum() * 1.3     # the mean of that sum, and 30 %
+
+
+def test_the_ids_are_what_was_sampled_and_a_forward_pass_gives_their_log_probs(folder):
+    engine = llm.load(folder)
+    spy = Spy(engine.model)
+    for c in engine(["two plus two"], temperature=1.3, max_new_tokens=10):
+        sampled = torch.stack(spy.scores)[:, 0].log_softmax(-1)[range(len(c.ids)), c.ids]
+        torch.testing.assert_close(log_probs(engine, c, 1.3), sampled, atol=1e-4, rtol=0)
+        assert engine.tokenizer.decode(c.prompt_ids) == "<|im_start|>user\ntwo plus two<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_padding_changes_no_log_prob_of_a_sampled_batch(folder):
+    engine = llm.load(folder)
+    spy = Spy(engine.model)
+    done = engine(PROMPTS, temperature=1.0, max_new_tokens=8)
+    longest_first = sorted(done, key=lambda c: -len(c.prompt_ids))
+    for row, c in enumerate(longest_first):
+        sampled = torch.stack(spy.scores)[: len(c.ids), row].log_softmax(-1)[range(len(c.ids)), c.ids]
+        torch.testing.assert_close(log_probs(engine, c, 1.0), sampled, atol=1e-4, rtol=0)
+
+
+def test_the_same_seed_says_the_same_and_another_seed_does_not(folder):
+    engine, said = llm.load(folder), []
+    for seed in (7, 7, 8):
+        torch.manual_seed(seed)
+        said.append(engine(PROMPTS, temperature=1.0, max_new_tokens=12))
+    assert said[0] == said[1] != said[2]
+
+
+# Equal prompts
+
+def test_equal_prompts_are_generated_once_at_temperature_0(folder):
+    engine = llm.load(folder)
+    spy = Spy(engine.model)
+    a, b, c, d = engine(["hi", "x", "hi", "hi"], max_new_tokens=6)
+    assert spy.rows == [2] and a == c == d != b
+    c.ids.append(-1)
+    assert a == d != c                      # equal, and not one object
+
+
+def test_equal_prompts_are_sampled_separately_above_temperature_0(folder):
+    engine = llm.load(folder)
+    spy = Spy(engine.model)
+    done = engine(["hi"] * 6, temperature=1.5, max_new_tokens=8)
+    assert spy.rows == [6] and len({tuple(c.ids) for c in done}) > 1
+
+
+# Stop tokens
+
+def test_the_stop_token_is_an_action_and_a_cut_text_has_none(tmp_path):
+    engine = llm.load(write(tmp_path / "m", tokenizer(), initializer_range=0.02))     # nearly uniform: stops at any time
+    torch.manual_seed(0)
+    done = engine(["hi"] * 64, temperature=1.0, max_new_tokens=100)
+    stopped = [c for c in done if c.ids[-1] == 2]
+    assert 0 < len(stopped) < 64
+    for c in done:
+        assert 2 not in c.ids[:-1] and (c in stopped or len(c.ids) == 100) and "<|im_end|>" not in c.text
+
+
+@pytest.mark.parametrize("pad", ["<|im_end|>", None])
+def test_a_pad_token_that_is_the_stop_token_or_missing_changes_nothing(tmp_path, pad):
+    answers = []
+    for path, tok in (("a", tokenizer()), ("b", tokenizer(pad_token=pad))):
+        engine = llm.load(write(tmp_path / path, tok, initializer_range=0.02))
+        torch.manual_seed(0)
+        answers.append(engine(PROMPTS * 8, temperature=1.0, max_new_tokens=80))
+    assert answers[0] == answers[1] and any(c.ids[-1] == 2 for c in answers[0])
+
+
+def test_every_stop_token_of_a_list_stops_and_so_does_the_tokenizers(tmp_path):
+    stops = [33, 34, 35]                    # ordinary tokens, so the text would show them
+    engine = llm.load(write(tmp_path / "m", tokenizer(), generation={"eos_token_id": stops}, initializer_range=0.02))
+    assert engine.stop_ids() == [33, 34, 35, 2]
+    done = engine(["hi"] * 64, temperature=1.0, max_new_tokens=100)
+    assert {c.ids[-1] for c in done if len(c.ids) < 100} == {33, 34, 35, 2}
+    for c in done:
+        ends = c.ids[-1] in engine.stop_ids()
+        assert c.text == engine.tokenizer.decode(c.ids[:-1] if ends else c.ids, skip_special_tokens=True)
+
+
+def test_generation_reads_each_token_once_and_ends_when_everybody_has_stopped(tmp_path):
+    engine = llm.load(write(tmp_path / "m", tokenizer(), generation={"eos_token_id": list(range(2, 200))}))
+    spy, read = Spy(engine.model), []
+    engine.model.model.embed_tokens.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))
+    done = engine(PROMPTS, temperature=2.0, max_new_tokens=100)
+    assert len(spy.scores) == max(len(c.ids) for c in done) < 100
+    assert read == [max(len(c.prompt_ids) for c in done)] + [1] * (len(spy.scores) - 1)
+
+
+def test_a_model_without_a_stop_token_talks_to_the_limit(tmp_path):
+    engine = llm.load(write(tmp_path / "m", tokenizer(eos_token=None, pad_token=None), eos_token_id=None))
+    assert [len(c.ids) for c in engine(PROMPTS, temperature=1.0, max_new_tokens=30)] == [30] * 4
+
+
+# Training and rollout share the model
+
+def checkpointed(engine):
+    engine.model.train()
+    engine.model.config.use_cache = False
+    for layer in engine.model.model.layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    engine.model.model.norm.eval()          # a frozen part of the model in training
+
+
+def states(model):
+    return [(m.training, getattr(m, "gradient_checkpointing", False)) for m in model.modules()]
+
+
+def test_a_rollout_in_training_with_checkpointing_equals_one_in_eval(tmp_path):
+    engine = llm.load(write(tmp_path / "m", tokenizer(), attention_dropout=0.5))
+    calm = engine(PROMPTS, max_new_tokens=12)
+    checkpointed(engine)
+    before, settings, spy = states(engine.model), engine.model.generation_config, Spy(engine.model)
+    assert engine(PROMPTS, max_new_tokens=12) == calm
+    assert set(spy.states) == {(False, False)}
+    assert states(engine.model) == before and engine.model.generation_config is settings
+    engine.model(torch.tensor([calm[0].prompt_ids])).logits.sum().backward()            # and it can go on training
+
+
+def test_the_model_is_put_back_even_when_generate_fails(folder):
+    engine = llm.load(folder)
+    checkpointed(engine)
+    before, settings = states(engine.model), engine.model.generation_config
+    engine.model.model.forward = lambda *a, **k: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine(["hi"], max_new_tokens=4)
+    assert states(engine.model) == before and engine.model.generation_config is settings
+
+
+def test_a_saved_model_is_the_same_model_with_the_same_generation_config(tmp_path):
+    generation = {**HOSTILE, "do_sample": False, "eos_token_id": [2, 5]}                # transformers alone refuses to save this
+    engine = llm.load(write(tmp_path / "m", tokenizer(), generation=generation))
+    said = engine(PROMPTS, max_new_tokens=8)
+    engine.save(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert {k: again[k] for k in generation if k in again} == {k: v for k, v in generation.items() if k in again}
+    assert {"top_k", "repetition_penalty", "min_p", "eos_token_id"} <= set(again)
+    assert llm.load(tmp_path / "again")(PROMPTS, max_new_tokens=8) == said
+
+
+# The context
+
+def test_a_prompt_longer_than_the_context_is_refused_and_the_others_are_answered(folder):
+    engine = llm.load(folder)
+    short, long, other = engine(["hi", "word " * 300, "x"], max_new_tokens=6)
+    assert long.error == llm.TOO_LONG and long.ids == [] and long.text == "" and len(long.prompt_ids) > 256
+    assert [short, other] == engine(["hi", "x"], max_new_tokens=6) and not short.error and len(short.ids) == 6
+
+
+def test_the_room_for_the_answer_counts_and_the_last_token_that_fits_is_allowed(folder):
+    engine = llm.load(folder)
+    room = 256 - len(engine.encode("hi"))
+    assert [engine(["hi"], max_new_tokens=n)[0].error for n in (room, room + 1)] == ["", llm.TOO_LONG]
+
+
+def test_the_context_is_found_under_its_other_names_and_missing_means_no_limit():
+    tok = tokenizer()
+    small = dict(vocab_size=len(tok), n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
+    gpt2 = llm.HF(GPT2LMHeadModel(GPT2Config(n_positions=48, n_embd=16, **small)), tok)
+    bloom = llm.HF(BloomForCausalLM(BloomConfig(hidden_size=16, **small)), tok)
+    assert gpt2.context() == 48 and bloom.context() == float("inf") and bloom(["hi"], max_new_tokens=4)[0].ids
+
+
+def test_no_prompts_no_answers(folder):
+    assert llm.load(folder)([]) == llm.load(folder)([], temperature=1.0) == []
+
+
+# Loading
+
+def test_a_small_model_of_qwen2_5s_own_configuration_loads_and_answers(tmp_path):
+    path = write(tmp_path / "qwen", tokenizer(), hidden_act="silu", max_window_layers=28, rms_norm_eps=1e-6, rope_theta=1e6,
+                 sliding_window=32768, use_sliding_window=False, tie_word_embeddings=True, max_position_embeddings=32768,
+                 bos_token_id=0, generation={"bos_token_id": 0, "pad_token_id": 0, "do_sample": True, "eos_token_id": [2, 0],
+                                             "repetition_penalty": 1.1, "temperature": 0.7, "top_p": 0.8, "top_k": 20})
+    engine = llm.load(str(path), device="cpu")
+    assert engine.stop_ids() == [2, 0] and engine.context() == 32768
+    assert all(c.text and c.ids for c in engine(PROMPTS, temperature=0.7, max_new_tokens=8))
+
+
+def test_an_engine_describes_itself_in_one_line(folder):
+    engine = llm.load(folder, device="cpu")
+    parameters = sum(p.numel() for p in engine.model.parameters()) / 1e6
+    assert str(engine) == f"{folder} | {parameters:.4g} M parameters | cpu | float32" and not engine.model.training
+
+
+def test_the_dtype_can_be_named_and_answers_still_come(folder):
+    engine = llm.load(folder, dtype="bfloat16")
+    assert engine.model.dtype == torch.bfloat16 and len(engine(PROMPTS, temperature=1.0, max_new_tokens=4)) == 4
+
+
+def test_a_folder_is_loaded_and_asked_without_a_word(folder, capfd, recwarn):
+    llm.load(folder)(PROMPTS, temperature=0.7, max_new_tokens=4)
+    assert capfd.readouterr() == ("", "") and not [w for w in recwarn if "transformers" in str(w.filename)]
+
+
+@pytest.mark.parametrize("name, says", [
+    ("./nowhere", "There is no folder './nowhere'"), ("/no/such/folder", "There is no folder '/no/such/folder'"),
+    ("some-org/some-model", "'some-org/some-model' here, and the model hub cannot be reached"),
+    ("runs/last/model", "There is no folder 'runs/last/model' here")])
+def test_a_name_that_is_nowhere_is_one_clear_sentence(name, says):
+    with pytest.raises(ValueError, match=says) as e:
+        llm.load(name)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("lost, says", [
+    ("config.json", "holds no model"), ("model.safetensors", "does not hold a whole model"), ("tokenizer*", "no tokenizer"),
+    ("chat_template.jinja", "no chat template")])
+def test_a_folder_with_a_part_missing_says_which(folder, lost, says):
+    for path in folder.glob(lost):
+        path.unlink()
+    with pytest.raises(ValueError, match=says) as e:
+        llm.load(folder)
+    assert "\n" not in str(e.value) and str(folder) in str(e.value)
+
+
+def test_weights_cut_short_by_a_full_disk_are_one_clear_sentence(folder):
+    os.truncate(folder / "model.safetensors", 1000)
+    with pytest.raises(ValueError, match="does not hold a whole model"):
+        llm.load(folder)
+
+
+@pytest.mark.parametrize("settings, says", [({"dtype": "int8"}, "no dtype 'int8' here: use one of float32"),
+                                            ({"device": "tpu"}, "no device 'tpu' here: use one of")])
+def test_a_device_or_dtype_that_is_not_there_names_those_that_are(folder, settings, says):
+    with pytest.raises(ValueError, match=says):
+        llm.load(folder, **settings)
+
+
+def test_the_examples_in_the_docstrings_are_true():
+    assert doctest.testmod(llm).failed == 0

@@ -1,0 +1,231 @@
+"""Marking is the reward, and whatever it forgives is learnt: each row says what is right, what is wrong, and what is not guessed."""
+import json
+import random
+import time
+from fractions import Fraction
+
+import pytest
+
+from tasks import LIMIT, Question, game_of_24, load, mark, normalise, number
+
+ALPHABET = tuple(f"choice {i}" for i in range(26))
+CITIES = ("London", "Paris", "Rome", "None of these")
+
+RIGHT, WRONG = True, False
+NUMBERS = [
+    ("26", "26", RIGHT), ("26", "26.0", RIGHT), ("26", " 26. ", RIGHT), ("26", "**26**", RIGHT), ("26", "$$26$$", RIGHT),
+    ("26", "\\boxed{26}", RIGHT),
+    ("26", "The answer is 26.", RIGHT), ("26", "Final answer: 26", RIGHT), ("26", "26 protons", RIGHT), ("26", "x = 26", RIGHT),
+    ("26", "(26)", RIGHT),
+    ("26", "not 26", WRONG), ("26", "The answer is not 26", WRONG), ("26", "about 26", WRONG), ("26", "26 or 27", WRONG),
+    ("26", "26, 27", WRONG),
+    ("26", "27", WRONG), ("26", "-26", WRONG), ("26", "2 6", WRONG), ("26", "26th", WRONG), ("26", "26 million", WRONG),
+    ("26", "26x", WRONG),
+    ("26", "26!", WRONG), ("26", "26?", WRONG), ("26", "26 Angry Men", WRONG), ("26", "26 times", WRONG), ("26", "26 versus", WRONG),
+    ("26", "I think it is 26, not 27.", WRONG),
+    ("26", "26 = 27", WRONG), ("26", "≈26", WRONG), ("26", "≥ 26", WRONG), ("2026", "2026-01-05", WRONG), ("1990", "1990s", WRONG),
+    ("1234", "1,234", RIGHT), ("1,234", "1234", RIGHT), ("1,234", "1, 234", WRONG), ("1234", "1 234", WRONG), ("1.23", "1,23", WRONG),
+    ("-3", "−3", RIGHT), ("-3", "3", WRONG), ("3", "- 3", WRONG), ("073", "73", RIGHT), ("3.14", "3.14159", WRONG), ("1/3", "0.333", WRONG),
+    ("3/4", "0.75", RIGHT), ("\\frac{3}{4}", "3/4", RIGHT), ("-\\dfrac34", "-0.75", RIGHT), ("1½", "1.5", RIGHT), ("3/4", "3/4/5", WRONG),
+    ("1000", "10³", RIGHT), ("103", "10³", WRONG), ("1500", "1.5 × 10^3", RIGHT), ("1500", "1.5e3", RIGHT), ("5000000", "5 million", RIGHT),
+    ("50%", "50 percent", RIGHT), ("50%", "50\\%", RIGHT), ("50%", "0.5", RIGHT), ("50%", "50", WRONG), ("50", "50%", WRONG),
+    ("0.5", "50%", RIGHT),
+    ("$5", "5 dollars", RIGHT), ("5", "$5", RIGHT), ("$5", "€5", WRONG), ("$5", "5", RIGHT), ("$1.5 billion", "1,500,000,000", RIGHT),
+    ("5 km", "5", RIGHT), ("5 km", "5 kilometres", RIGHT), ("5 km", "5km", RIGHT), ("5 km", "5 miles", WRONG), ("5 km", "5000 m", WRONG),
+    ("26 protons", "26", RIGHT), ("26 protons", "26 neutrons", WRONG), ("90", "90°", RIGHT), ("3x", "3", WRONG),
+    ("12 Angry Men", "12", WRONG),
+]
+LISTS = [
+    ("3, 5", "3, 5", RIGHT), ("3, 5", "(3, 5)", RIGHT), ("(3, 5)", "3,5", RIGHT), ("3, 5", "3 and 5", RIGHT),
+    ("3, 5, 7", "3, 5, and 7", RIGHT),
+    ("3, 5", "5, 3", WRONG), ("3, 5", "3", WRONG), ("3, 5", "3 5", WRONG), ("3, 5", "3, 5, 7", WRONG), ("(0, 1)", "[0, 1]", WRONG),
+    ("[0, 1)", "(0, 1]", WRONG), ("(1,234)", "(1, 234)", RIGHT), ("(1,234)", "1234", WRONG), ("\\{1, 2\\}", "{1,2}", RIGHT),
+]
+TEXTS = [
+    ("Paris", "paris.", RIGHT), ("Paris", "The answer is Paris.", RIGHT), ("Paris", '"Paris"', RIGHT), ("Paris", "not Paris", WRONG),
+    ("Paris", "Paris or London", WRONG), ("Paris", "Paris, Texas", WRONG), ("Paris", "", WRONG), ("Paris", " \n", WRONG),
+    ("Paris", "I do not know", WRONG),
+    ("The Beatles", "Beatles", RIGHT), ("Beyoncé", "beyonce", RIGHT), ("Łódź", "Lodz", RIGHT), ("Straße", "STRASSE", RIGHT),
+    ("が", "か", WRONG),
+    ("U.S.", "US", RIGHT), ("well-known", "well known", RIGHT), ("Hepatitis A", "Hepatitis", WRONG), ("A", "the", WRONG),
+    ("Jeopardy!", "jeopardy", RIGHT),
+    ("C++", "C", WRONG), ("C++", "c++", RIGHT), ("!!!", "???", WRONG), ("!!!", "!!!", RIGHT),
+    ("Simon & Garfunkel", "Simon and Garfunkel", RIGHT),
+    ("Paris", "A) Paris", WRONG), ("yes", "Yes", RIGHT), ("yes", "no", WRONG), ("yes", "yes and no", WRONG),
+    ("2026-01-05", "2026-01-05", RIGHT), ("2026-01-05", "2026-01-06", WRONG),
+    ("3.5 billion years ago", "35 billion years ago", WRONG), ("-3 or less", "3 or less", WRONG), ("9" * 900, "9" * 900, RIGHT),
+    ("x^2+1", "$x^2 + 1$", RIGHT), ("x^2+1", "x^2-1", WRONG), ("-x", "x", WRONG), ("x", "-x", WRONG), ("n!", "n", WRONG),
+    ("5!", "5", WRONG),
+    ("\\dfrac{\\pi}{2}", "\\frac{\\pi}{2}", RIGHT), ("(x+1)/2", "x+1/2", WRONG), ("2(x+1)", "2x+1", WRONG),
+]
+OPTIONS = [
+    ("B", "B", RIGHT), ("B", "b", RIGHT), ("B", "(B)", RIGHT), ("B", "B.", RIGHT), ("B", "B) Paris", RIGHT), ("B", "B. paris", RIGHT),
+    ("B", "option B", RIGHT), ("B", "Option B: Paris", RIGHT),
+    ("B", "The answer is B", RIGHT), ("B", "The answer is (B) Paris.", RIGHT), ("B", "Paris", RIGHT), ("Paris", "B", RIGHT),
+    ("B. Paris", "(b)", RIGHT),
+    ("B", "A", WRONG), ("B", "London", WRONG), ("B", "B) London", WRONG), ("B", "A) Paris", WRONG), ("B", "A Paris", WRONG),
+    ("B", "B Paris", RIGHT), ("B", "A or B", WRONG), ("B", "A, B", WRONG), ("B", "not B", WRONG),
+    ("B", "Paris or Rome", WRONG), ("B", "E", WRONG), ("B", "Berlin", WRONG), ("B", "", WRONG), ("B", "2", WRONG),
+    ("B", "I cannot decide", WRONG),
+    ("D", "none of these", RIGHT), ("D", "D", RIGHT), ("B", "none of these", WRONG), ("A", "none of these", WRONG),
+    ("A", "none of the above", WRONG), ("A", "A", RIGHT),
+]
+
+
+@pytest.mark.parametrize("answer, response, verdict", NUMBERS + LISTS + TEXTS)
+def test_a_response_is_right_or_wrong_and_never_nearly_right(answer, response, verdict):
+    assert mark(Question("?", answer), response) is verdict
+
+
+@pytest.mark.parametrize("answer, response, verdict", OPTIONS)
+def test_a_response_names_exactly_one_option_or_is_wrong(answer, response, verdict):
+    assert mark(Question("?", answer, choices=CITIES), response) is verdict
+
+
+@pytest.mark.parametrize("response, verdict", [
+    ("USA", RIGHT), ("United States", RIGHT), ("50", RIGHT), ("50.0", RIGHT), ("51", WRONG), ("US of A", WRONG)])
+def test_an_alias_is_as_good_as_the_answer(response, verdict):
+    assert mark(Question("?", "United States", aliases=("U.S.A.", "50")), response) is verdict
+
+
+@pytest.mark.parametrize("response", ["none of these", "Z", "", "?", "A B C", "the first one", "option", "None"])
+def test_no_response_falls_back_to_the_first_option(response):
+    assert not mark(Question("?", "A", choices=("London", "Paris")), response)
+
+
+@pytest.mark.parametrize("choices, answer, response, verdict", [
+    (("A. 0.9", "B. 0.95"), "A. 0.9", "0.90", RIGHT), (("A. 0.9", "B. 0.95"), "A", "A", RIGHT),
+    (("A. 0.9", "B. 0.95"), "A. 0.9", "A) 0.95", WRONG),
+    (("1", "2", "3"), "B", "2", RIGHT), (("5 km", "5 m"), "A", "5", WRONG), (("5 km", "5 m"), "A", "5 km", RIGHT),
+    (("Emma", "Ulysses", "A Tale"), "C", "A Tale", RIGHT), (("Emma", "Ulysses", "A Tale"), "C", "tale", RIGHT),
+    (("B", "A"), "A", "A", WRONG)])        # the letter A and the text "A" are different options here, so nothing is right
+def test_options_may_bring_their_letters_and_be_numbers(choices, answer, response, verdict):
+    assert mark(Question("?", answer, choices=choices), response) is verdict
+
+
+@pytest.mark.parametrize("response, verdict", [("5", RIGHT), ("5 km", RIGHT), ("5 kilometers", RIGHT), ("5 miles", WRONG), ("$5", WRONG)])
+def test_a_unit_the_question_did_not_ask_for_is_wrong(response, verdict):
+    assert mark(Question("How many km is it?", "5"), response) is verdict
+
+
+@pytest.mark.parametrize("text, value", [
+    ("1,234.5", Fraction(2469, 2)), (".5", Fraction(1, 2)), ("-3/4", Fraction(-3, 4)), ("€3.50", Fraction(7, 2)),
+    ("2\\frac{1}{2}", Fraction(5, 2)), ("-$5", -5),
+    ("1 234", None), ("1,23", None), ("1.2.3", None), ("1/0", None), ("2 3/2", None), ("3x", None), ("5m", None), ("twenty", None),
+    ("", None), ("one", None),
+    ("inf", None), ("nan", None), ("0x10", None), ("1_000", None), ("1e999999999", None), ("9" * 1000, None),
+    ("$5%", None), ("$5 euros", None), ("26protons", None),
+    ("26-27", None),
+    ("5:30", None)])
+def test_a_number_is_one_number_by_value_or_none(text, value):
+    assert number(text) == value
+
+
+@pytest.mark.parametrize("text, plain", [
+    ("  The  Eiffel Tower! ", "eiffel tower"), ("Café", "cafe"), ("O'Brien", "obrien"), ("A", "a"), ("the", "the"), ("日本", "日本"),
+    ("हिन्दी", "हिन्दी"), ("Pa\u200bris", "paris"), ("-3.5", "-3.5"), ("1,234", "1234"), ("", "")])
+def test_normalise_keeps_what_changes_the_meaning(text, plain):
+    assert normalise(text) == plain == normalise(plain)
+
+
+@pytest.mark.parametrize("numbers, response, verdict", [
+    ((1, 2, 3, 4), "(1+2+3)×4", RIGHT), ((1, 2, 3, 4), "(1 + 2 + 3) * 4 = 24", RIGHT), ((3, 3, 8, 8), "8 / (3 - 8 / 3)", RIGHT),
+    ((1, 2, 3, 4), "1*2*3*4", RIGHT),
+    ((4, 4, 10, 10), "(10×10−4)÷4 = 24", RIGHT), ((3, 3, 8, 8), "$\\frac{8}{3-\\frac{8}{3}}$", RIGHT),
+    ((1, 2, 3, 4), "The answer is 4 x 3 x 2 x 1.", RIGHT),
+    ((1, 2, 3, 4), "4*6", WRONG), ((1, 2, 3, 4), "1+2+3+4", WRONG), ((1, 2, 3, 4), "24", WRONG), ((1, 2, 3, 4), "1*2*3*4*1", WRONG),
+    ((2, 2, 2, 3), "2*2*2*3*1", WRONG),
+    ((1, 2, 3, 4), "1*2*3*4 or 4*3*2*1", WRONG), ((1, 2, 3, 4), "1*2*3*4\n4*3*2*1", WRONG), ((1, 2, 3, 4), "1*2*3*4 = 24 = 24", WRONG),
+    ((1, 2, 3, 4), "", WRONG),
+    ((1, 2, 3, 4), "12*(3-4+3)", WRONG), ((2, 4, 4, 8), "(2**4)+4+8", WRONG), ((3, 8, 1, 1), "3*8//1//1", WRONG),
+    ((1, 1, 3, 8), "-(-1)*1*3*8", WRONG),
+    ((1, 2, 3, 4), "1*2*3*4 = 25", WRONG), ((4, 6, 1, 1), "4*6/(1-1)", WRONG), ((1, 2, 3, 4), "True*2*3*4", WRONG),
+    ((1, 2, 3, 4), "4!", WRONG),
+    ((1, 2, 3, 4), "(1+2+3)(4)", WRONG), ((1, 2, 3, 4), "1.0*2*3*4", WRONG), ((98, 97), "99**98**97", WRONG),
+    ((1,), "__import__('os').abort()", WRONG),
+    ((1, 2, 3, 4), "(" * 90 + "1*2*3*4" + ")" * 90, RIGHT), ((1, 2, 3, 4), "(" * 500 + "1" + ")" * 500, WRONG),
+    ((1, 2, 3, 4), "9" * 5000, WRONG),
+    ((1, 2, 3, 4), "1+" * 10**6 + "1", WRONG), ((1, 2, 3, 4), "(" * 10**6, WRONG), ((1, 2, 3, 4), "1*2*3*4\0", WRONG),
+    ((24, *[0] * 150), "24" + "+0" * 150, WRONG)])                  # right, but longer than any game: refused unread
+def test_game_of_24_takes_one_expression_with_exactly_these_numbers(numbers, response, verdict):
+    start = time.process_time()
+    assert game_of_24(numbers, response) is verdict
+    assert time.process_time() - start < 0.5
+
+
+@pytest.mark.parametrize("answer", ["1 2 3 4", "[1, 2, 3, 4]", "(1+2+3)*4 = 24", "24"])
+def test_a_game_of_24_question_is_marked_by_its_numbers(answer):
+    question = Question("Make 24 from 1, 2, 3, and 4.", answer, kind="gameof24")
+    assert mark(question, "1*2*3*4") and not mark(question, "4*6") and not mark(question, "24")
+
+
+@pytest.mark.parametrize("response", [
+    "a" * 10**6, "9" * 10**6, " " * 10**6 + "6", "(" * 10**6, "$" * LIMIT, " , " * 600, "1," * 900, "1 " * 900, "\\text{" * 300,
+    "\ufdfa" * 1900, "\ufdfa" * 100, "**" * 900, "-" * 1900,
+    "9" * 5000, "1e999999999", "1e-999999999", "1e" + "9" * 1900, "10^" + "9" * 500, "1/" + "9" * 500, "\ud800", "26\0", "\0",
+    "\u202e26", "the " * 480, "\ud83d 26"])
+def test_a_hostile_response_is_wrong_at_once(response):
+    start = time.process_time()
+    options, game = Question("?", "B", choices=ALPHABET), Question("1 2", "24", kind="gameof24")
+    for gold in (Question("?", "62"), Question("?", "Paris"), Question("?", "x^2"), options, game):
+        assert mark(gold, response) is False
+    assert time.process_time() - start < 0.5
+
+
+def test_marking_never_raises_on_random_strings():
+    dice, start = random.Random(24), time.process_time()
+    pieces = [*"0123456789.,-+*/^%$()[]{}\\ \n\0=ABab€½²−×\ud800\u0301", "\\frac{", "\\text{", "the answer is ", " or ", " and ", " km", "**"]
+    golds = [Question("How many km?", "5 km"), Question("?", "(3, 5)"), Question("?", "a"),
+             Question("?", "B", choices=("1", "2 km")), Question("1 2", "24", kind="gameof24")]
+    for i in range(4000):
+        response = "".join(dice.choices(pieces, k=dice.randrange(12)))
+        mark(golds[i % 5], response)
+        assert mark(Question("?", response), response) is bool(response.strip()), "a gold answer equals itself"
+    assert time.process_time() - start < 4
+
+
+def write(path, *rows):
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+def test_load_reads_questions_in_order_and_turns_numbers_into_text(tmp_path):
+    full = {"question": "é\u2028?", "answer": 0.5, "aliases": [1, "x"], "id": 7, "kind": "math"}
+    path = write(tmp_path / "q.jsonl", {"question": "2 + 2?", "answer": 4, "pid": 9}, "", json.dumps(full, ensure_ascii=False))
+    assert load(path) == [Question("2 + 2?", "4"), Question("é\u2028?", "0.5", aliases=("1", "x"), id="7", kind="math")]
+
+
+def test_two_questions_with_one_id_are_two_items(tmp_path):
+    rows = load(write(tmp_path / "q.jsonl", *[{"question": "?", "answer": a, "id": "0"} for a in "ABA"]))
+    assert [row.answer for row in rows] == ["A", "B", "A"]
+
+
+@pytest.mark.parametrize("row, sentence", [
+    ("{", "not JSON"), ("{\"question\": \"?\", \"answer\": NaN}", "not JSON"), ("[" * 9999, "not JSON"), ("9" * 9999, "not JSON"),
+    ([1], "not a JSON object but a list"),
+    ({"answer": "4"}, 'lacks "question"'), ({"question": "?"}, 'lacks "answer"'),
+    ({"question": "  ", "answer": "4"}, '"question" is empty'),
+    ({"question": "?", "answer": ""}, '"answer" is empty'), ({"question": 5, "answer": "4"}, '"question" must be text, not 5'),
+    ({"question": "?", "answer": None}, '"answer" must be text'),
+    ({"question": "?", "answer": True}, '"answer" must be text or a number, not true'),
+    ({"question": "?", "answer": ["4"]}, '"answer" must be text or a number'),
+    ({"question": "?", "answer": "4", "aliases": "four"}, '"aliases" must be a list, not "four"'),
+    ({"question": "?", "answer": "4", "aliases": [None]}, '"aliases" must be text'),
+    ({"question": "?", "answer": "E", "choices": ["x", "y"]}, "'E' is not exactly one of the choices"),
+    ({"question": "?", "answer": "x" * 9999}, "more than 2000 characters"),
+    ({"question": "?", "answer": "24", "kind": "gameof24"}, "names no numbers"), ({"question": "?", "answer": "4", "kind": 1},
+    '"kind" must be text')])
+def test_load_names_the_file_the_line_and_the_fault(tmp_path, row, sentence):
+    with pytest.raises(ValueError) as error:
+        load(write(tmp_path / "q.jsonl", {"question": "?", "answer": "1"}, row))
+    assert "q.jsonl, line 2: " in str(error.value) and sentence in str(error.value)
+    assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+def test_load_names_a_file_that_is_missing_empty_or_not_text(tmp_path):
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"question": "\xff", "answer": 1}')
+    for path, sentence in ((tmp_path / "none.jsonl", "no such file"), (write(tmp_path / "empty.jsonl", "", " "), "is empty"),
+        (tmp_path, "cannot be read"), (tmp_path / "bytes.jsonl", "line 1: not JSON")):
+        with pytest.raises(ValueError, match=sentence) as error:
+            load(path)
+        assert str(path) in str(error.value)

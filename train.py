@@ -1,0 +1,331 @@
+"""train.py: Flow-GRPO in the flow. Questions -> rollouts -> reward -> advantages -> update -> log -> save.
+
+    python train.py                                        the toy, on a laptop: a planner learns which tool does what
+    python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
+    python train.py --resume runs/toy-seed0                go on where a run stopped
+
+Each step takes `--questions` questions and runs each of them `--group-size` times through the live flow (solve.py), with the planner
+as it is at this moment. Every rollout is marked once (tasks.py), the mark is compared within its group and broadcast to all turns of
+the rollout, and flow_grpo.update() moves the planner. One frozen copy of the model plays all other modules and is π_ref as well.
+
+A run's folder holds log.csv (a row a step), evals.csv, rollouts.jsonl (every word of every training flow), step-N/ and best/ (both
+ordinary checkpoints for --model, here or in solve.py) and args.json. A folder that exists is never written over. The log holds no
+times, so that a seed gives one log: everything random in step n is drawn from (seed, n), also after --resume.
+"""
+
+import argparse
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+import llm
+import solve
+import tasks
+import tools as toolset
+from flow_grpo import Action, advantages, update
+
+# The paper's settings, and what differs for the toy: a small model learns at a larger rate, from smaller batches.
+PAPER = {"lr": 1e-6, "steps": 32, "questions": 32, "minibatches": 1, "data": None, "corpus": None, "valid": None, "test": None, "every": 5}
+TOY = {"lr": 3e-4, "steps": 40, "questions": 16, "minibatches": 2, "every": 10, "corpus": solve.TOY / "corpus.jsonl"}
+TOY |= {name: solve.TOY / f"{file}.jsonl" for name, file in (("data", "train"), ("valid", "valid"), ("test", "test"))}
+
+
+class MasterAdamW(torch.optim.AdamW):
+    """AdamW on float32 copies of the weights, written back after each step; a float32 model is updated in place.
+
+    A bfloat16 weight has 8 bits of mantissa: at lr 1e-6 almost every update is smaller than half its last bit, and is rounded away.
+    """
+
+    def __init__(self, weights, **settings):
+        self.weights = list(weights)
+        super().__init__([w if w.dtype == torch.float32 else w.detach().float() for w in self.weights], **settings)
+
+    @property
+    def masters(self):
+        return self.param_groups[0]["params"]
+
+    @torch.no_grad()
+    def step(self):
+        for weight, master in zip(self.weights, self.masters):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        super().step()
+        for weight, master in zip(self.weights, self.masters):
+            weight.copy_(master)
+
+
+def train_step(step, batch, args, policy, fixed, reference, optimizer, tools):
+    """One step of Flow-GRPO on a batch of questions: ({column: value} for the log, [Flow])."""
+    start = time.perf_counter()
+    torch.manual_seed(args.seed * 1_000_003 + step)
+    asked = [question for question in batch for _ in range(args.group_size)]
+    settings = {"max_turns": args.max_turns, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
+    metrics, flows = solve.evaluate(asked, policy, fixed, tools, **settings)
+
+    # A rollout that failed has no outcome: it leaves its group. Groups are by the question's place in the batch, never by its text.
+    kept = [(i // args.group_size, flow) for i, flow in enumerate(flows) if not flow.failed]
+    A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])
+    actions = [Action(said.prompt_ids, said.ids, i) for i, (_, flow) in enumerate(kept) for said in flow.actions]
+    middle = time.perf_counter()
+    learned = update(
+        policy.model, reference.model, optimizer, actions, A,
+        temperature=args.temperature, clip_low=args.clip_low, clip_high=args.clip_high, beta=args.beta, minibatches=args.minibatches,
+        token_budget=args.token_budget, token_mean=args.token_mean, seed=args.seed * 1_000_003 + step,
+    )
+    row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}
+    row |= {"flat": flat, "groups": len(batch), "failed": metrics["failed"], "plan_tokens": learned["tokens"] / max(1, len(actions))}
+    row |= {name: learned[name] for name in ("kl", "clip", "entropy", "ratio_min", "ratio_max", "grad_norm", "skipped", "loss")}
+    row |= {name: metrics["calls"].get(name, 0) for name in [*tools, "unreadable"]}
+    return row, flows, middle - start, time.perf_counter() - middle
+
+
+def show(row, steps, rolling, learning):
+    """The aligned line of a step: the reward first, then what can go wrong."""
+    line = f"step {row['step']:3d}/{steps} | reward {row['reward']:.2f} | turns {row['turns']:.2f} | errors {row['errors']:4.0%}"
+    line += f" | flat groups {row['flat']:2d}/{row['groups']} | kl {row['kl']:.4f} | clip {row['clip']:4.1%} | {rolling:.1f}s + {learning:.1f}s"
+    line += f" | failed {row['failed']}" if row["failed"] else ""
+    return line + (f" | skipped updates {row['skipped']:.0f}" if row["skipped"] else "")
+
+
+def questions_of(step, questions, number, seed):
+    """The questions of a step: all of them once in a new order each epoch. A function of the step, so a resumed run goes on exactly."""
+    batch = []
+    for n in range((step - 1) * number, step * number):
+        epoch, place = divmod(n, len(questions))
+        order = list(range(len(questions)))
+        random.Random(f"{seed}-{epoch}").shuffle(order)
+        batch.append(questions[order[place]])
+    return batch
+
+
+# ------------------------------------------------------------------------------------------------------------- the run's folder
+def write_folder(folder, write):
+    """write(path) into a folder beside, then rename: whatever goes wrong while writing, the folder that was there survives."""
+    beside, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
+    for leftover in (beside, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        write(beside)
+    except OSError:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    if folder.exists():
+        folder.rename(old)
+    beside.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def save(folder, policy, optimizer, step, best, args):
+    """A checkpoint: save_pretrained, how it was made (train.json, read by solve.py), and the trainer's state for --resume."""
+
+    def write(path):
+        policy.save(path)
+        (path / "train.json").write_text(json.dumps({"fixed": str(args.fixed or args.model), "step": step}, indent=1))
+        halves = any(w.dtype != torch.float32 for w in optimizer.weights)  # float32 weights are in the checkpoint already
+        state = {"step": step, "best": best, "optimizer": optimizer.state_dict(), "masters": optimizer.masters if halves else None}
+        torch.save(state, path / "trainer.pt")
+
+    try:
+        write_folder(folder, write)
+    except OSError as why:
+        raise SystemExit(f"train.py: could not save {folder} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
+
+
+def last_checkpoint(run):
+    """The newest step-N of a run, None if there is none."""
+    steps = [folder for folder in Path(run).glob("step-*") if (folder / "trainer.pt").exists() and folder.name[5:].isdigit()]
+    return max(steps, key=lambda folder: int(folder.name[5:]), default=None)
+
+
+class Log:
+    """log.csv, evals.csv and rollouts.jsonl. On resuming, rows of steps after the checkpoint are dropped: they will be made again."""
+
+    def __init__(self, run, step):
+        self.run = Path(run)
+        for name in ("log.csv", "evals.csv"):
+            if (self.run / name).exists():
+                with open(self.run / name, newline="") as file:
+                    rows = [row for row in csv.DictReader(file) if int(row["step"]) <= step]
+                (self.run / name).unlink()
+                for row in rows:
+                    self.row(name, row)
+        path = self.run / "rollouts.jsonl"
+        if path.exists():
+            beside = path.with_suffix(".writing")
+            with open(path, encoding="utf-8") as old, open(beside, "w", encoding="utf-8") as new:
+                new.writelines(line for line in old if line.endswith("\n") and json.loads(line)["step"] <= step)
+            beside.rename(path)
+
+    def row(self, name, row):
+        path = self.run / name
+        first = not path.exists()
+        with open(path, "a", newline="") as file:
+            writer = csv.DictWriter(file, row)
+            if first:
+                writer.writeheader()
+            writer.writerow(row)
+
+    def flows(self, step, flows):
+        with open(self.run / "rollouts.jsonl", "a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"step": step, **flow.record()}, ensure_ascii=False) + "\n" for flow in flows)
+
+
+# --------------------------------------------------------------------------------------------------------------------- the loop
+def train(args, policy, fixed, reference, tools, train_questions, valid, test, state):
+    """The whole run; state is None, or trainer.pt of the checkpoint to go on from."""
+    run, step, best = Path(args.out), 0, -1.0
+    optimizer = MasterAdamW(policy.model.parameters(), lr=args.lr, betas=(0.9, 0.999), weight_decay=0.0)
+    if state:
+        step, best = state["step"], state["best"]
+        optimizer.load_state_dict(state["optimizer"])
+        for master, saved in zip(optimizer.masters, state["masters"] or []):
+            master.data.copy_(saved)
+    log, stopping = Log(run, step), Stopping()
+
+    def held_out(name, questions):
+        torch.manual_seed(args.seed)
+        settings = {"max_turns": args.max_turns, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
+        metrics, _ = solve.evaluate(questions, policy, fixed, tools, **settings)
+        log.row("evals.csv", {"step": step, "questions": name} | {key: metrics[key] for key in ("accuracy", "turns", "errors", "failed")})
+        print(f"{name} after step {step}: {solve.show(metrics, len(questions))}", flush=True)
+        return metrics["accuracy"]
+
+    if step == 0:
+        held_out("test", test)
+    while step < args.steps and not stopping.asked:
+        step += 1
+        row, flows, *seconds = train_step(
+            step, questions_of(step, train_questions, args.questions, args.seed), args, policy, fixed, reference, optimizer, tools
+        )
+        log.row("log.csv", row)
+        log.flows(step, flows)
+        print(show(row, args.steps, *seconds), flush=True)
+        if step % args.every == 0 or step == args.steps or stopping.asked:
+            accuracy = held_out("valid", valid)
+            save(run / f"step-{step}", policy, optimizer, step, max(best, accuracy), args)
+            if accuracy > best:
+                best = accuracy
+                save(run / "best", policy, optimizer, step, best, args)
+    if stopping.asked and step < args.steps:
+        print(f"Stopped after step {step}. Go on with: python train.py --resume {run}")
+    else:
+        held_out("test", test)
+        print(f'Done. Try: python solve.py --model {run}/step-{step}')
+
+
+class Stopping:
+    """Ctrl-C and SIGTERM: finish the step, save, leave. A second Ctrl-C leaves at once."""
+
+    def __init__(self):
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.ask)
+
+    def ask(self, number, frame):
+        print("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.", flush=True)
+        self.asked = True
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    default = lambda name: f"{PAPER[name]}; the toy {TOY[name] if not isinstance(TOY[name], Path) else 'its own'}"
+    # what is trained, on what
+    add("--model", default=str(solve.TOY), help="folder or hub name of the planner")
+    add("--fixed", default=None, help="folder or hub name of the model that plays all other modules; None: --model, untrained")
+    add("--data", help=f"training questions, JSONL (default: {default('data')})")
+    add("--valid", help="questions that choose best/, JSONL (default: 64 held out from --data; the toy its own)")
+    add("--test", help="questions marked before and after, JSONL (default: those of --valid; the toy its own)")
+    add("--corpus", help="passages for wikipedia_search, JSONL of title and text (default: the toy its own)")
+    add("--tools", nargs="+", default=None, help="tools the planner may choose from; None: all that can run")
+    # the flow
+    add("--max-turns", type=int, default=3, help="turns of a flow in training")
+    add("--temperature", type=float, default=0.7, help="of the planner's sampling, in rollouts and in the ratio")
+    add("--max-new-tokens", type=int, default=None, help="longest answer of a module; None: the checkpoint's, or 1024")
+    # the objective
+    add("--steps", type=int, help=f"optimisation steps (default: {default('steps')})")
+    add("--questions", type=int, help=f"questions a step (default: {default('questions')})")
+    add("--group-size", type=int, default=8, help="G, rollouts per question; their mean is the baseline")
+    add("--lr", type=float, help=f"learning rate of AdamW (default: {default('lr')})")
+    add("--beta", type=float, default=0.001, help="weight of the KL to the untrained planner; 0 frees a forward pass")
+    add("--clip-low", type=float, default=0.2, help="the ratio is clipped below 1 - this")
+    add("--clip-high", type=float, default=0.3, help="the ratio is clipped above 1 + this")
+    add("--minibatches", type=int, help=f"optimiser steps per batch of rollouts; above 1 the ratio leaves 1 (default: {default('minibatches')})")
+    add("--token-mean", action="store_true", help="the released code's mean over all tokens, in place of the three nested means")
+    # the machine and the run
+    add("--token-budget", type=int, default=16384, help="tokens of a micro-batch: bounds memory, changes nothing else")
+    add("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=None, help="less memory, a third more time; None: on cuda")
+    add("--device", default=None, help="cuda, mps or cpu; None: the first there is")
+    add("--dtype", default=None, help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
+    add("--seed", type=int, default=0, help="decides everything random")
+    add("--every", type=int, help=f"save and mark --valid every so many steps (default: {default('every')})")
+    add("--out", default=None, help="the run's folder, which must not exist; None: runs/MODEL-seedN")
+    add("--resume", default=None, metavar="RUN", help="go on with the run in this folder, with its settings (only --steps may be given anew)")
+    return parser
+
+
+def settle(args):
+    """Fill in what depends on the model, and refuse what cannot work (ValueError: one sentence)."""
+    toy = Path(args.model).resolve() == solve.TOY.resolve()
+    given = args.data is not None
+    for name, value in PAPER.items():
+        if getattr(args, name) is None and not (given and name in ("valid", "test")):
+            setattr(args, name, TOY[name] if toy else value)
+    if not args.data:
+        raise ValueError("--data FILE.jsonl is needed: one {\"question\": ..., \"answer\": ...} a line")
+    if args.group_size < 2:
+        raise ValueError(f"--group-size {args.group_size} has no baseline: use 2 or more")
+    for name in ("steps", "questions", "minibatches", "max_turns", "every", "token_budget", "max_new_tokens"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} does nothing: use 1 or more")
+    if args.temperature <= 0:
+        raise ValueError(f"--temperature {args.temperature} does not sample, and a group of equal rollouts teaches nothing: use e.g. 0.7")
+    args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
+
+
+def main():
+    parser = arguments()
+    args = parser.parse_args()
+    try:
+        checkpoint = None
+        if args.resume:
+            checkpoint, steps = last_checkpoint(args.resume), args.steps
+            if not checkpoint:
+                raise ValueError(f"{args.resume} holds no checkpoint to resume from: give the folder of a run, such as runs/toy-seed0")
+            out = args.resume
+            args = argparse.Namespace(**json.loads((Path(out) / "args.json").read_text()))
+            args.out, args.steps = out, steps or args.steps
+        else:
+            settle(args)
+        train_questions = tasks.load(args.data)
+        valid = tasks.load(args.valid) if args.valid else train_questions[-64:][: len(train_questions) // 2]
+        train_questions = train_questions if args.valid else train_questions[: -len(valid) or None]
+        test = tasks.load(args.test) if args.test else valid
+        if not valid:
+            raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl, or 2 questions and more")
+        tools = toolset.toolbox(args.tools, args.corpus)
+        policy = llm.load(checkpoint or args.model, args.device, args.dtype)
+        fixed = llm.load(args.fixed or args.model, args.device, args.dtype)
+        reference = llm.load(args.model, args.device, args.dtype) if args.fixed else fixed  # one frozen copy serves both
+        state = torch.load(checkpoint / "trainer.pt", map_location="cpu") if checkpoint else None
+        if not checkpoint:
+            solve.new_folder(args.out)
+            (Path(args.out) / "args.json").write_text(json.dumps(vars(args), indent=1, default=str))
+    except ValueError as why:
+        parser.exit(2, f"train.py: {why}\n")
+    if policy.model.device.type == "cuda" if args.gradient_checkpointing is None else args.gradient_checkpointing:
+        policy.model.gradient_checkpointing_enable()
+    fixed.model.requires_grad_(False)
+    print(f"planner {policy}\nfixed   {fixed}\ntools   {', '.join(tools)}\nrun     {args.out}", flush=True)
+    train(args, policy, fixed, reference, tools, train_questions, valid, test, state)
+
+
+if __name__ == "__main__":
+    main()
