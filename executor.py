@@ -62,6 +62,8 @@ def parse(text, name, tool):
     source = (fenced[0] if fenced else text).strip()
     try:
         called, arguments = read_json(source) if source.startswith("{") else read_python(source, list(tool.arguments))
+        for key, value in arguments.items():
+            f"{key} {value}".encode()  # a literal may be no text: half of a surrogate pair, 5 000 digits, nested too deep
     except (SyntaxError, ValueError, RecursionError, MemoryError) as why:  # all that json and ast raise on hostile text
         said = why.msg if isinstance(why, (SyntaxError, json.JSONDecodeError)) else str(why)
         return f"the call could not be read ({said or type(why).__name__}). Write it as {tool.example}"
@@ -71,7 +73,7 @@ def parse(text, name, tool):
 
 
 def read_json(source):
-    data = json.loads(source)
+    data = json.loads(source, object_pairs_hook=once)
     if not isinstance(data.get("tool"), str) or not isinstance(data.get("arguments"), dict):
         raise ValueError('JSON needs the keys "tool" and "arguments"')
     return data["tool"], data["arguments"]
@@ -85,13 +87,18 @@ def read_python(source, names):
     call = body[0].value
     if not isinstance(call.func, ast.Name) or len(call.args) > len(names) or None in [keyword.arg for keyword in call.keywords]:
         raise ValueError("there must be one call of the tool by its name")
-    pairs = list(zip(names, call.args)) + [(keyword.arg, keyword.value) for keyword in call.keywords]
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("an argument is given twice")
+    arguments = once(list(zip(names, call.args)) + [(keyword.arg, keyword.value) for keyword in call.keywords])
     try:
-        return call.func.id, {key: ast.literal_eval(value) for key, value in pairs}
-    except ValueError as why:
+        return call.func.id, {key: ast.literal_eval(value) for key, value in arguments.items()}
+    except (ValueError, TypeError) as why:  # TypeError: {[]: 1} is no dict
         raise ValueError("the arguments must be literals, not code to run") from why
+
+
+def once(pairs):
+    """The dict of these pairs; two readings of one key are none."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("an argument is given twice")
+    return dict(pairs)
 
 
 def run(calls, tools, ask):

@@ -138,7 +138,9 @@ class HF:
         """The prompt as one user message in the checkpoint's own chat template, as tokens, up to where the answer begins.
 
         A page that a tool has read may contain "<|im_end|>". It must not end our message, so a space takes its meaning away.
+        Half of a surrogate pair is legal in JSON and in Python, but is no text: it becomes "?".
         """
+        prompt = prompt.encode("utf-8", "replace").decode()
         for token in self.tokenizer.all_special_tokens:
             prompt = prompt.replace(token, f"{token[0]} {token[1:]}")
         message = [{"role": "user", "content": prompt}]

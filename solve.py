@@ -246,8 +246,10 @@ def main():
     try:
         if args.max_turns < 1:
             raise ValueError(f"--max-turns {args.max_turns} leaves no turn: use 1 or more")
-        if args.temperature < 0:
+        if not 0 <= args.temperature < float("inf"):  # nan, too
             raise ValueError(f"--temperature {args.temperature} is no temperature: use 0 or more")
+        if args.max_new_tokens is not None and args.max_new_tokens < 1:
+            raise ValueError(f"--max-new-tokens {args.max_new_tokens} leaves no room for an answer: use 1 or more")
         if args.question is not None and (args.data or not args.question.strip()):
             raise ValueError("give one question, or --data FILE.jsonl, not both and not an empty one")
         if args.limit is not None and args.limit < 1:

@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 import llm
 import solve
@@ -58,6 +59,7 @@ class MasterAdamW(torch.optim.AdamW):
         super().step()
         for weight, master in zip(self.weights, self.masters):
             weight.copy_(master)
+        self.zero_grad()  # the float32 gradients of a 7B are 28 GB: not kept through the next rollouts
 
 
 def train_step(step, batch, args, policy, fixed, reference, optimizer, tools):
@@ -96,11 +98,11 @@ def show(row, steps, rolling, learning):
 def questions_of(step, questions, number, seed):
     """The questions of a step: all of them once in a new order each epoch. A function of the step, so a resumed run goes on exactly."""
     batch = []
-    for n in range((step - 1) * number, step * number):
-        epoch, place = divmod(n, len(questions))
+    while len(batch) < number:
+        epoch, place = divmod((step - 1) * number + len(batch), len(questions))
         order = list(range(len(questions)))
         random.Random(f"{seed}-{epoch}").shuffle(order)
-        batch.append(questions[order[place]])
+        batch += [questions[i] for i in order[place : place + number - len(batch)]]
     return batch
 
 
@@ -108,16 +110,17 @@ def questions_of(step, questions, number, seed):
 def write_folder(folder, write):
     """write(path) into a folder beside, then rename: whatever goes wrong while writing, the folder that was there survives."""
     beside, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
+    if old.exists() and not folder.exists():  # a crash fell between the two renames below
+        old.rename(folder)
     for leftover in (beside, old):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         write(beside)
-    except OSError:
+        if folder.exists():
+            folder.rename(old)
+        beside.rename(folder)
+    finally:
         shutil.rmtree(beside, ignore_errors=True)
-        raise
-    if folder.exists():
-        folder.rename(old)
-    beside.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -133,7 +136,8 @@ def save(folder, policy, optimizer, step, best, args):
 
     try:
         write_folder(folder, write)
-    except OSError as why:
+    except (OSError, RuntimeError, SafetensorError) as why:  # what Python, torch.save and safetensors make of a full disk
+        why = str(why).partition("\n")[0]
         raise SystemExit(f"train.py: could not save {folder} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
 
 
@@ -144,23 +148,22 @@ def last_checkpoint(run):
 
 
 class Log:
-    """log.csv, evals.csv and rollouts.jsonl. On resuming, rows of steps after the checkpoint are dropped: they will be made again."""
+    """log.csv, evals.csv and rollouts.jsonl. On resuming, what came after the checkpoint is dropped: it will be made again."""
 
     def __init__(self, run, step):
         self.run = Path(run)
-        for name in ("log.csv", "evals.csv"):
-            if (self.run / name).exists():
-                with open(self.run / name, newline="") as file:
-                    rows = [row for row in csv.DictReader(file) if int(row["step"]) <= step]
-                (self.run / name).unlink()
-                for row in rows:
-                    self.row(name, row)
-        path = self.run / "rollouts.jsonl"
-        if path.exists():
-            beside = path.with_suffix(".writing")
-            with open(path, encoding="utf-8") as old, open(beside, "w", encoding="utf-8") as new:
-                new.writelines(line for line in old if line.endswith("\n") and json.loads(line)["step"] <= step)
-            beside.rename(path)
+        before = {
+            "log.csv": lambda line: int(line.split(",")[0]) <= step,
+            "evals.csv": lambda line: int(line.split(",")[0]) < step + (",test," not in line),  # the last test follows the checkpoint
+            "rollouts.jsonl": lambda line: json.loads(line)["step"] <= step,
+        }
+        for name, keep in before.items():
+            path, beside = self.run / name, self.run / f"{name}.writing"
+            if path.exists():
+                with open(path, encoding="utf-8", newline="") as old, open(beside, "w", encoding="utf-8", newline="") as new:
+                    whole = (line for line in old if line.endswith("\n"))  # a crash may have left half a line
+                    new.writelines(line for line in whole if line.startswith("step,") or keep(line))
+                beside.rename(path)
 
     def row(self, name, row):
         path = self.run / name
@@ -206,13 +209,15 @@ def train(args, policy, fixed, reference, tools, train_questions, valid, test, s
         log.row("log.csv", row)
         log.flows(step, flows)
         print(show(row, args.steps, *seconds), flush=True)
-        if step % args.every == 0 or step == args.steps or stopping.asked:
+        if step % args.every == 0 or step == args.steps:
             accuracy = held_out("valid", valid)
-            save(run / f"step-{step}", policy, optimizer, step, max(best, accuracy), args)
             if accuracy > best:
                 best = accuracy
                 save(run / "best", policy, optimizer, step, best, args)
-    if stopping.asked and step < args.steps:
+            save(run / f"step-{step}", policy, optimizer, step, best, args)  # after best/, which it counts on
+    if step < args.steps:
+        if not (run / f"step-{step}").exists():  # saved without marking --valid: a run that was stopped ends like one that was not
+            save(run / f"step-{step}", policy, optimizer, step, best, args)
         print(f"Stopped after step {step}. Go on with: python train.py --resume {run}")
     else:
         held_out("test", test)
@@ -285,7 +290,7 @@ def settle(args):
     for name in ("steps", "questions", "minibatches", "max_turns", "every", "token_budget", "max_new_tokens"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} does nothing: use 1 or more")
-    if args.temperature <= 0:
+    if not args.temperature > 0:
         raise ValueError(f"--temperature {args.temperature} does not sample, and a group of equal rollouts teaches nothing: use e.g. 0.7")
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
 
@@ -304,9 +309,9 @@ def main():
             args.out, args.steps = out, steps or args.steps
         else:
             settle(args)
-        train_questions = tasks.load(args.data)
-        valid = tasks.load(args.valid) if args.valid else train_questions[-64:][: len(train_questions) // 2]
-        train_questions = train_questions if args.valid else train_questions[: -len(valid) or None]
+        questions = tasks.load(args.data)
+        split = len(questions) - (0 if args.valid else min(64, len(questions) // 2))
+        train_questions, valid = questions[:split], tasks.load(args.valid) if args.valid else questions[split:]
         test = tasks.load(args.test) if args.test else valid
         if not valid:
             raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl, or 2 questions and more")

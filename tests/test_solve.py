@@ -1,0 +1,510 @@
+"""The flow, driven by scripts instead of models: who is asked what, when, and what becomes of every mistake."""
+import dataclasses
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no test asks the network
+import pytest
+import torch
+
+import executor
+import generator
+import llm
+import memory
+import planner
+import solve
+import tasks
+import tools as toolset
+import verifier
+from llm import Completion
+from memory import Memory
+from test_llm import tokenizer, write
+from tools import Tool
+
+PROMPTS = {"analysis": planner.ANALYSIS_PROMPT, "planner": planner.PROMPT, "executor": executor.PROMPT,
+           "verifier": verifier.PROMPT, "generator": generator.PROMPT}
+TOOLS = {
+    "base_generator": toolset.TOOLS["base_generator"],
+    "double": Tool(lambda number: str(2 * int(number)), "Doubles.", {"number": "an integer"}, "Integers.", 'double(number="2")'),
+}
+TOO_LONG = Completion("", [1, 2], [], llm.TOO_LONG)
+PLAN = "Justification: j\nContext: c\nSub-goal: double it\nTool: double"
+CALL, STOP, GO_ON, ANSWER = 'double(number="21")', "Conclusion: STOP", "Conclusion: CONTINUE", "<answer>42</answer>"
+
+
+class Script:
+    """An engine that gives its answers in order, and remembers what it was asked: prompts, and (size, settings) of each call."""
+
+    def __init__(self, *answers):
+        self.answers, self.prompts, self.calls, self.given = list(answers), [], [], []
+
+    def __call__(self, prompts, **settings):
+        self.prompts += prompts
+        self.calls.append((len(prompts), settings))
+        done = [self.answer(prompt) for prompt in prompts]
+        self.given += done
+        return done
+
+    def answer(self, prompt):
+        text = self.answers.pop(0)                              # IndexError: asked more often than the script foresees
+        return text if isinstance(text, Completion) else Completion(text, list(prompt.encode()), list(text.encode()) + [0])
+
+
+class Cast(Script):
+    """A script with a text, or a function of the prompt, for each module; "other" answers what is no module's prompt."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        self.parts = dict(analysis="a", planner=PLAN, executor=CALL, verifier=STOP, generator=ANSWER) | parts
+
+    def answer(self, prompt):
+        part = self.parts[module_of(prompt)]
+        self.answers = [part(prompt) if callable(part) else part]
+        return super().answer(prompt)
+
+    def asked(self, module):
+        return [prompt for prompt in self.prompts if module_of(prompt) == module]
+
+
+def module_of(prompt):
+    return next((name for name, text in PROMPTS.items() if prompt[:40] == text[:40]), "other")
+
+
+def questions(*texts):
+    return [tasks.Question(text, "42") for text in texts]
+
+
+def flow_of(policy, fixed=None, question="q?", **settings):
+    return solve.rollout(questions(question), policy, fixed or Cast(), TOOLS, **settings)[0]
+
+
+def words_of(flow):
+    return [(word["turn"], word["module"], word["text"]) for word in flow.words]
+
+
+# ---- the order of things ---------------------------------------------------------------------------------------------
+
+def test_the_stages_come_in_the_papers_order():
+    policy = Script(PLAN, PLAN)
+    flow = flow_of(policy, Script("an analysis", CALL, GO_ON, CALL, STOP, ANSWER))
+    assert words_of(flow) == [(0, "analysis", "an analysis"),
+                              (1, "planner", PLAN), (1, "executor", CALL), (1, "double", "42"), (1, "verifier", GO_ON),
+                              (2, "planner", PLAN), (2, "executor", CALL), (2, "double", "42"), (2, "verifier", STOP),
+                              (4, "generator", ANSWER)]
+    assert flow.answer == "42" and flow.done and not flow.failed
+
+
+def test_each_module_is_asked_with_its_own_prompt_and_the_planner_alone_asks_the_policy():
+    policy, fixed = Script(PLAN), Script("a", CALL, STOP, ANSWER)
+    flow_of(policy, fixed)
+    assert [module_of(p) for p in policy.prompts] == ["planner"]
+    assert [module_of(p) for p in fixed.prompts] == ["analysis", "executor", "verifier", "generator"]
+
+
+def test_only_the_planner_is_sampled():
+    policy, fixed = Script(PLAN), Cast()
+    flow_of(policy, fixed, temperature=0.9, max_new_tokens=77)
+    assert policy.calls == [(1, {"temperature": 0.9, "max_new_tokens": 77})]
+    assert fixed.calls == [(1, {"temperature": 0.0, "max_new_tokens": 77})] * 4
+
+
+def test_every_module_reads_the_analysis_and_the_results_so_far():
+    policy, fixed = Script(PLAN, PLAN), Script("LOOK OUT", CALL, GO_ON, 'double(number="4")', STOP, ANSWER)
+    flow_of(policy, fixed)
+    assert all("LOOK OUT" in p for p in policy.prompts + fixed.prompts if module_of(p) not in ("analysis", "executor"))
+    assert "No steps yet." in policy.prompts[0] and "Result: 42\nVerdict: CONTINUE" in policy.prompts[1]
+    first, second = [p for p in fixed.prompts if module_of(p) == "verifier"]
+    assert first.endswith("Result: 42\n\nYour check:\n") and second.endswith("Result: 8\n\nYour check:\n")
+    assert "Result: 8\nVerdict: STOP" in fixed.prompts[-1]
+
+
+def test_the_executor_gets_the_plan_and_the_metadata_of_its_tool():
+    fixed = Cast()
+    flow_of(Script("Context: it is 21\nSub-goal: double what is in the context\nTool: double"), fixed)
+    prompt = fixed.asked("executor")[0]
+    assert "Context: it is 21\n" in prompt and "Sub-goal: double what is in the context\n" in prompt
+    assert toolset.describe("double", TOOLS["double"]) in prompt and "base_generator" not in prompt
+
+
+def test_a_stop_ends_the_flow_and_the_others_go_on_in_a_smaller_batch():
+    policy, goes_on = Cast(), {"a?": 1, "b?": 3, "c?": 2}
+    turns = lambda prompt: next(n for q, n in goes_on.items() if q in prompt)
+    fixed = Cast(verifier=lambda prompt: STOP if prompt.count("Step ") >= turns(prompt) else GO_ON)
+    flows = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=5)
+    assert [size for size, _ in policy.calls] == [3, 2, 1]
+    assert [len(flow.actions) for flow in flows] == [1, 3, 2] and all(flow.done for flow in flows)
+    assert [[step.verdict for step in flow.memory.steps] for flow in flows] == [["STOP"], ["CONTINUE"] * 2 + ["STOP"], ["CONTINUE", "STOP"]]
+    assert fixed.calls[-1][0] == 3                              # one batch of answers for all
+
+
+@pytest.mark.parametrize("max_turns", [1, 2, 4])
+def test_the_turns_are_bounded_and_whoever_has_spent_them_answers_all_the_same(max_turns):
+    policy = Cast()
+    flow = flow_of(policy, Cast(verifier=GO_ON), max_turns=max_turns)
+    assert len(policy.prompts) == len(flow.actions) == len(flow.memory.steps) == max_turns
+    assert flow.answer == "42" and not flow.done and not flow.failed
+
+
+def test_the_planners_completions_are_kept_as_they_were_sampled():
+    policy = Script(PLAN, "nobody reads this", PLAN)
+    flow = flow_of(policy, Cast(verifier=GO_ON))
+    assert len(flow.actions) == 3 and all(kept is given for kept, given in zip(flow.actions, policy.given))
+    assert flow.actions[1].ids == [*b"nobody reads this", 0] and flow.actions[1].prompt_ids == [*policy.prompts[1].encode()]
+
+
+def test_the_bar_counts_every_flow_once():
+    class Bar(list):
+        update = list.append
+    bar, fixed = Bar(), Cast(verifier=lambda prompt: STOP if "a?" in prompt else GO_ON)
+    solve.rollout(questions("a?", "b?", "c?"), Cast(), fixed, TOOLS, max_turns=2, bar=bar)
+    assert bar == [1, 2]
+
+
+# ---- memories --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("asked", [("is it 111?", "is it 222?"), ("the same?", "the same?")])
+def test_each_flow_has_a_memory_of_its_own(asked):
+    plans = [PLAN.replace("double it", f"double {name}") for name in ("ours", "theirs") * 2]
+    policy = Script(*plans)
+    fixed = Script("a", "a", 'double(number="1")', 'double(number="2")', GO_ON, GO_ON, CALL, CALL, STOP, STOP, "1", "2")
+    one, other = solve.rollout(questions(*asked), policy, fixed, TOOLS)
+    assert one.memory.steps is not other.memory.steps
+    assert "double ours" in policy.prompts[2] and "Result: 2\n" in policy.prompts[2] and "theirs" not in policy.prompts[2]
+    assert "double theirs" in policy.prompts[3] and "Result: 4\n" in policy.prompts[3] and "ours" not in policy.prompts[3]
+    assert (one.answer, other.answer) == ("1", "2") and policy.prompts[0].count("Step ") == 0
+
+
+def test_a_second_rollout_knows_nothing_of_the_first():
+    policy = Cast()
+    asked = questions("q?")
+    for _ in range(2):
+        solve.rollout(asked, policy, Cast(), TOOLS)
+    assert policy.prompts[0] == policy.prompts[1] and "No steps yet." in policy.prompts[1]
+
+
+def test_the_same_words_give_the_same_flows_however_long_the_tools_took():
+    def run(pause):
+        slow = dict(TOOLS, double=dataclasses.replace(TOOLS["double"], run=lambda number: time.sleep(pause) or str(2 * int(number))))
+        policy, fixed = Cast(), Cast(verifier=GO_ON)
+        flows = solve.rollout(questions("a?", "b?"), policy, fixed, slow, max_turns=2)
+        return policy.prompts + fixed.prompts, [flow.memory.steps[0].seconds for flow in flows], [words_of(flow) for flow in flows]
+    (fast, short, said), (slow, long, again) = run(0), run(0.05)
+    assert fast == slow and said == again and min(long) >= 0.05 > max(short)
+
+
+def test_a_long_analysis_is_cut():
+    policy = Cast()
+    flow = flow_of(policy, Cast(analysis="so " * 10**5))
+    assert len(flow.memory.analysis) <= memory.BUDGET // 4 and "characters cut" in flow.memory.analysis
+    assert all(len(p) < 2 * memory.BUDGET for p in policy.prompts)
+
+
+def test_a_memory_of_a_flow_survives_json():
+    flow = flow_of(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
+    assert Memory.from_json(flow.memory.to_json()) == flow.memory and len(flow.memory.steps) == 3
+    assert json.loads(json.dumps(flow.record()))["memory"] == json.loads(flow.memory.to_json())
+
+
+def test_long_results_do_not_make_long_prompts():
+    long = dict(TOOLS, double=dataclasses.replace(TOOLS["double"], run=lambda number: "x" * 10**6))
+    policy = Cast()
+    solve.rollout(questions("q?"), policy, Cast(verifier=GO_ON), long, max_turns=10)
+    assert max(map(len, policy.prompts)) < len(policy.prompts[0]) + memory.BUDGET
+
+
+# ---- the model's mistakes --------------------------------------------------------------------------------------------
+
+def test_a_plan_nobody_can_read_costs_a_turn_and_is_told_to_the_planner():
+    policy, fixed = Script("I would double it.", PLAN), Script("a", CALL, STOP, ANSWER)     # no executor, no verifier for turn 1
+    flow = flow_of(policy, fixed, max_turns=2)
+    assert "Result: Error: no line 'Sub-goal: ...'. Answer in the four lines asked for.\nVerdict: CONTINUE" in policy.prompts[1]
+    assert [step.error for step in flow.memory.steps] == [True, False] and [step.turn for step in flow.memory.steps] == [1, 2]
+    assert solve.summary([flow])["errors"] == 0.5 and solve.summary([flow])["calls"] == {"double": 1, "unreadable": 1}
+
+
+def test_an_unknown_tool_is_told_with_the_list_of_tools():
+    policy = Script(PLAN.replace("Tool: double", "Tool: googel"), PLAN)
+    flow = flow_of(policy)
+    assert "Error: no tool called 'googel'. Use one of: base_generator, double." in policy.prompts[1]
+    assert len(flow.actions) == 2 and flow.memory.steps[0].error
+
+
+@pytest.mark.parametrize("call, why", [
+    ("let me see", "Error: the call could not be read"), ("double(number=secret)", "the arguments must be literals"),
+    ('base_generator(query="?")', "Error: the plan was to call double, not 'base_generator'"),
+    ('double("1")\ndouble("2")', "there must be one call"),
+])
+def test_a_call_nobody_can_read_costs_a_turn_and_is_told_to_the_planner(call, why):
+    policy, fixed = Script(PLAN, PLAN), Script("a", call, GO_ON, CALL, STOP, ANSWER)
+    flow = flow_of(policy, fixed)
+    assert why in policy.prompts[1] and "Command: (none)" in policy.prompts[1]
+    assert [step.error for step in flow.memory.steps] == [True, False] and solve.summary([flow])["errors"] == 0.5
+
+
+@pytest.mark.parametrize("call, why", [
+    ('double(number="four")', "Error: double failed: ValueError: invalid literal"), ("double(number=4)", "must be a string"),
+    ("double()", "Error: double needs the argument 'number'"), ('double(number="1", more="2")', "Error: double has no argument 'more'"),
+])
+def test_a_tool_that_fails_says_so_in_memory_and_counts(call, why):
+    policy = Script(PLAN, PLAN)
+    flow = flow_of(policy, Script("a", call, GO_ON, CALL, STOP, ANSWER))
+    assert why in policy.prompts[1] and f"Command: {call}".replace('"', "'") in policy.prompts[1]
+    assert [step.error for step in flow.memory.steps] == [True, False] and not flow.failed
+
+
+def test_one_flows_mistake_is_not_anothers():
+    policy = Script("what?", PLAN, PLAN, PLAN, PLAN)
+    fixed = Script("a", "a", "a", "what?", CALL, GO_ON, STOP, CALL, CALL, GO_ON, GO_ON, "1", "2", "3")
+    flows = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=2)
+    assert [[step.error for step in flow.memory.steps] for flow in flows] == [[True, False], [True, False], [False]]
+    assert [flow.memory.steps[0].result[:24] for flow in flows] == ["Error: no line 'Sub-goal", "Error: the call could no", "42"]
+
+
+def test_nothing_a_model_writes_can_stop_the_batch():
+    r = random.Random(0)
+    words = ["Sub-goal:", "Tool:", "double", "base_generator", "(", ")", "number=", "query=", '"', "4", "\n", " ", "{", "}", "[", "]", "0xf" + "f" * 9000,
+             '{"tool": "double", "arguments": {"number": ', "Conclusion:", "STOP", "<answer>", "</answer>", "\\ud800", "\x00", "\u2028", "```", "{[]: 1}", "%s"]
+    babble = lambda prompt: "".join(r.choices(words, k=r.randrange(12)))
+    call = lambda prompt: f"double(number={babble(prompt)})" if r.random() < 0.5 else babble(prompt)
+    plan = lambda prompt: r.choice([PLAN, PLAN.replace("Tool: double", "Tool: base_generator"), babble(prompt)])
+    fixed = Cast(analysis=babble, executor=call, verifier=babble, generator=babble, other=babble)
+    metrics, flows = solve.evaluate(questions(*"abcdefgh" * 25), Cast(planner=plan), fixed, TOOLS, max_turns=4)
+    assert len(flows) == 200 and metrics["failed"] == 0 and metrics["errors"] > 0.3
+    assert json.dumps([flow.record() for flow in flows]) and all(map(solve.trace, flows))
+
+
+# ---- tools in a batch ------------------------------------------------------------------------------------------------
+
+def test_the_queries_to_the_language_model_are_one_batch_without_doubles():
+    asks = [f'base_generator(query="{name}")' for name in ("iron", "gold", "iron")] + [CALL, "base_generator()", "base_generator(query=1)"]
+    plans = [PLAN.replace("Tool: double", "Tool: base_generator")] * 3 + [PLAN] + [PLAN.replace("Tool: double", "Tool: base_generator")] * 2
+    fixed = Script(*"aaaaaa", *asks, "Fe", "Au", *[STOP] * 6, *"123456")
+    flows = solve.rollout(questions(*"abcdef"), Script(*plans), fixed, TOOLS)
+    assert [flow.memory.steps[0].result for flow in flows[:4]] == ["Fe", "Au", "Fe", "42"]
+    assert [flow.memory.steps[0].error for flow in flows] == [False] * 4 + [True] * 2
+    assert fixed.calls[2] == (2, {"temperature": 0.0, "max_new_tokens": None}) and fixed.prompts[12:14] == ["iron", "gold"]
+
+
+@pytest.mark.parametrize("said, result", [("", "Error: no answer"), (TOO_LONG, f"Error: {llm.TOO_LONG}")])
+def test_a_language_model_that_does_not_answer_is_an_error_of_the_tool(said, result):
+    policy = Script(PLAN.replace("Tool: double", "Tool: base_generator"))
+    step = flow_of(policy, Script("a", 'base_generator(query="?")', said, STOP, ANSWER)).memory.steps[0]
+    assert step.error and step.result == result
+
+
+def test_tools_run_at_the_same_time_and_their_results_find_their_flows():
+    meet = threading.Barrier(4, timeout=5)                      # breaks, unless four are there at once
+    late_first = lambda number: meet.wait() * 0 or time.sleep(0.02 * (4 - int(number))) or number
+    met = dict(TOOLS, double=dataclasses.replace(TOOLS["double"], run=late_first))
+    fixed = Cast(executor=lambda prompt: f'double(number="{prompt[prompt.index("Question: ") + 10]}")')
+    flows = solve.rollout(questions("0", "1", "2", "3"), Cast(), fixed, met)
+    assert [flow.memory.steps[0].result for flow in flows] == ["0", "1", "2", "3"]
+
+
+# ---- our failures ----------------------------------------------------------------------------------------------------
+
+class Narrow(Cast):
+    """A cast that reads at most so many characters."""
+
+    def __init__(self, room, **parts):
+        super().__init__(**parts)
+        self.room = room
+
+    def answer(self, prompt):
+        return TOO_LONG if len(prompt) > self.room else super().answer(prompt)
+
+
+def wordy(prompt):
+    return PLAN.replace("double it", "double " + "it " * 2000)
+
+
+@pytest.mark.parametrize("budget", solve.BUDGETS[1:])
+def test_a_prompt_that_is_too_long_is_asked_again_with_less_memory(budget):
+    room = len(planner.prompt("long?", TOOLS, "a", "")) + budget
+    policy = Narrow(room, planner=lambda prompt: wordy(prompt) if "long?" in prompt else PLAN)
+    long, short = solve.rollout(questions("long?", "short"), policy, Cast(verifier=GO_ON), TOOLS, max_turns=2)
+    assert not long.failed and not short.failed and len(long.actions) == len(short.actions) == 2
+    again = solve.BUDGETS.index(budget)
+    assert [size for size, _ in policy.calls] == [2, 2] + [1] * again       # only who was too long is asked again
+    asked = [len(p) for p in policy.prompts[2:] if "long?" in p]
+    assert asked == sorted(asked, reverse=True) and len(set(asked)) == again + 1 and asked[-1] <= room < asked[-2]
+
+
+@pytest.mark.parametrize("module, text", [("verifier", STOP), ("generator", ANSWER)])
+def test_the_other_readers_of_memory_are_asked_again_too(module, text):
+    fixed = Cast(**{module: lambda prompt: TOO_LONG if prompt.count("it ") > 1000 else text})
+    flow = flow_of(Cast(planner=wordy), fixed)
+    assert flow.answer == "42" and not flow.failed and len(fixed.asked(module)) == 2
+
+
+def failing(module):
+    """Casts in which every prompt of one module is too long for the question "bad?"."""
+    part = lambda text: lambda prompt: TOO_LONG if "bad?" in prompt else text
+    texts = {"analysis": "a", "planner": PLAN, "executor": CALL, "verifier": STOP, "generator": ANSWER}
+    return Cast(**{module: part(texts[module])}), Cast(**{module: part(texts[module])})
+
+
+@pytest.mark.parametrize("module, after, actions, steps", [
+    ("analysis", [], 0, 0), ("planner", ["analysis"], 0, 0), ("executor", ["analysis", "planner"], 1, 0),
+    ("verifier", ["analysis", "planner", "executor", "double"], 1, 1), ("generator", ["analysis", "planner", "executor", "double", "verifier"], 1, 1),
+])
+def test_a_flow_that_cannot_be_asked_fails_and_leaves_and_the_others_go_on(module, after, actions, steps):
+    policy, fixed = failing(module)
+    metrics, (good, bad, last) = solve.evaluate(questions("good?", "bad?", "last?"), policy, fixed, TOOLS)
+    assert bad.failed == f"{module}: {llm.TOO_LONG}" and [word["module"] for word in bad.words] == after + [module]
+    assert (len(bad.actions), len(bad.memory.steps), bad.answer, bad.reward) == (actions, steps, "", 0)
+    assert all((flow.failed, flow.answer, flow.reward) == ("", "42", 1) for flow in (good, last))
+    assert metrics["failed"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)
+    assert sum("bad?" in p for p in policy.prompts + fixed.prompts if module_of(p) == module) == len(solve.BUDGETS)
+
+
+def test_a_flow_that_fails_in_a_later_turn_does_not_act_on_its_old_plan():
+    flow = flow_of(Script(PLAN, TOO_LONG, TOO_LONG, TOO_LONG), Script("a", CALL, GO_ON))    # neither executor nor generator again
+    assert flow.failed == f"planner: {llm.TOO_LONG}" and len(flow.memory.steps) == len(flow.actions) == 1
+
+
+def test_an_engine_that_fails_otherwise_is_not_asked_again():
+    policy = Script(Completion("", [], [], "the server is down"))
+    flow = flow_of(policy)
+    assert flow.failed == "planner: the server is down" and len(policy.calls) == 1
+
+
+def test_nobody_is_asked_when_all_have_failed():
+    policy, fixed = Cast(), Cast(analysis=TOO_LONG)
+    metrics, _ = solve.evaluate(questions("a?", "b?"), policy, fixed, TOOLS)
+    assert policy.calls == [] and len(fixed.calls) == len(solve.BUDGETS) and metrics["failed"] == 2 and metrics["accuracy"] == 0
+
+
+# ---- marks -----------------------------------------------------------------------------------------------------------
+
+def test_every_question_stays_in_the_denominator():
+    asked = [tasks.Question("right?", "42"), tasks.Question("wrong?", "43"), tasks.Question("bad?", ""), tasks.Question("right?", "42")]
+    metrics, flows = solve.evaluate(asked, *failing("generator"), TOOLS)
+    assert [flow.reward for flow in flows] == [1, 0, 0, 1] and [flow.failed != "" for flow in flows] == [False, False, True, False]
+    assert metrics["accuracy"] == 0.5 and metrics["failed"] == 1 and [flow.question for flow in flows] == asked
+
+
+def test_a_failed_flow_is_not_right_by_chance(monkeypatch):
+    monkeypatch.setattr(tasks, "mark", lambda question, answer: True)
+    _, flows = solve.evaluate(questions("good?", "bad?"), *failing("planner"), TOOLS)
+    assert [flow.reward for flow in flows] == [1, 0]
+
+
+def test_the_numbers_of_a_batch_are_means_over_flows():
+    policy = Script(PLAN, PLAN, PLAN)
+    fixed = Script("a", "b", CALL, 'double(number="x")', STOP, GO_ON, CALL, STOP, ANSWER, "<answer>7</answer>")
+    metrics, flows = solve.evaluate(questions("one?", "two?"), policy, fixed, TOOLS)
+    said = sum(len(c.prompt_ids) + len(c.ids) for c in policy.given + fixed.given)
+    assert metrics == {"accuracy": 0.5, "turns": 1.5, "errors": 1 / 3, "failed": 0, "tokens": said / 2, "calls": {"double": 3}}
+    assert solve.show(metrics, 2) == f"accuracy 0.500 ± 0.693 (n = 2) | turns 1.50 | errors 33.3% | {said / 2:.0f} tokens a flow"
+    assert solve.show(metrics | {"failed": 1}, 2).endswith("| failed 1")
+
+
+def test_the_trace_shows_every_modules_words_turn_by_turn():
+    lines = solve.trace(flow_of(Script("what?", PLAN), Script("think\ntwice", CALL, STOP, ANSWER))).splitlines()
+    heads = [line.split("]")[0] + "]" for line in lines if line.startswith("[")]
+    assert heads == ["[analysis]", "[turn 1 planner]", "[turn 2 planner]", "[turn 2 executor]", "[turn 2 double]", "[turn 2 verifier]", "[generator]"]
+    assert lines[0] == "Question: q?" and lines[2:4] == ["    think", "    twice"] and lines[-1] == "Answer: 42"
+    assert "tokens" not in lines[lines.index("    42") - 1]     # a tool reads none
+
+
+def test_the_trace_of_a_failed_flow_says_why():
+    assert solve.trace(flow_of(Cast(), Cast(verifier=TOO_LONG))).splitlines()[-1] == f"Failed: verifier: {llm.TOO_LONG}"
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a tiny random model, which talks nonsense, questions, and a corpus."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("solve")
+    write(folder / "model", tokenizer(), max_position_embeddings=16_384)
+    for name, text in {"corpus.jsonl": '{"title": "Iron", "text": "Iron is a metal."}\n', "empty.jsonl": "\n", "file": "kept",
+                       "data.jsonl": '{"question": "2 + 2?", "answer": 4}\n' * 3, "words.jsonl": '{"question": "?", "answer": "4"}\n2 + 2?\n',
+                       "lacks.jsonl": '{"question": "?", "answer": "4"}\n\n{"question": "?"}\n', "title.jsonl": '{"title": "Iron"}\n'}.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def command_line(place, text):
+    given = [word.replace("@", f"{place}/") for word in text.split("|")]
+    defaults = {"--model": "@model", "--corpus": "@corpus.jsonl", "--max-new-tokens": "3", "--max-turns": "2", "--device": "cpu"}
+    return given + [word.replace("@", f"{place}/") for pair in defaults.items() if pair[0] not in given for word in pair]
+
+
+def run(monkeypatch, place, text):
+    monkeypatch.setattr(sys, "argv", ["solve.py", *command_line(place, text)])
+    solve.main()
+
+
+@pytest.mark.parametrize("text, why", [
+    ("q?|--max-turns|0", "--max-turns 0"), ("q?|--max-turns|-1", "--max-turns -1"), ("q?|--temperature|-1", "--temperature -1"),
+    ("q?|--temperature|nan", "--temperature nan"), ("q?|--temperature|inf", "--temperature inf"), ("q?|--max-new-tokens|0", "--max-new-tokens 0"),
+    ("q?|--max-new-tokens|-5", "--max-new-tokens -5"), ("", "one question"), (" ", "one question"), ("q?|--data|@data.jsonl", "not both"),
+    ("--data|@data.jsonl|--limit|0", "--limit 0"), ("--data|@data.jsonl|--limit|-1", "--limit -1"),
+    ("q?|--tools|googel", "'googel': choose from base_generator, python_coder, wikipedia_search"), ("q?|--tools|python_coder|python_coder", "twice"),
+    ("--data|@none.jsonl", "none.jsonl: no such file"), ("--data|@words.jsonl", "words.jsonl, line 2: not JSON"),
+    ("--data|@lacks.jsonl", 'lacks.jsonl, line 3: lacks "answer"'), ("--data|@empty.jsonl", "empty.jsonl: the file is empty"), ("--data|@model", "cannot be read"),
+    ("q?|--corpus|@none.jsonl", "none.jsonl: cannot read"), ("q?|--corpus|@empty.jsonl", "no passages"), ("q?|--corpus|@title.jsonl", "title.jsonl:1: "),
+    ("q?|--model|@none", "none"), ("q?|--model|@file", "no folder"), ("q?|--fixed|@none", "none"), ("q?|--model|no-such/model", "no-such/model"),
+    ("q?|--device|toaster", "toaster"), ("q?|--dtype|float3", "float3"), ("q?|--out|@file", "exists already"), ("q?|--out|@model", "exists already"),
+    ("q?|--out|@file/below", "can't be written"), ("q?|--out|@none/below", "can't be written"),
+])
+def test_a_bad_command_line_is_told_in_one_sentence(monkeypatch, capsys, place, text, why):
+    before = sorted(place.iterdir())
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, place, text)
+    out, said = capsys.readouterr()
+    said = [line for line in said.splitlines() if not line.startswith(("Loading", "Writing"))]
+    assert stop.value.code == 2 and out == "" and len(said) == 1 and said[0].startswith("solve.py: ") and why in said[0]
+    assert (place / "file").read_text() == "kept" and sorted(place.iterdir()) == before
+
+
+def test_a_bad_command_line_ends_the_process_without_a_traceback(place):
+    words = [sys.executable, "solve.py", *command_line(place, "--data|@words.jsonl")]
+    done = subprocess.run(words, cwd=Path(solve.__file__).parent, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"solve.py: {place}/words.jsonl, line 2: not JSON")
+
+
+def test_a_model_that_talks_nonsense_comes_to_a_normal_end(monkeypatch, capsys, place):
+    run(monkeypatch, place, "What is the capital of France?")
+    out = capsys.readouterr().out
+    assert "[turn 2 planner]" in out and "[turn 1 executor]" not in out and "Answer: " in out
+    assert "1 flows" in out and "calls: {'unreadable': 2}" in out and "accuracy" not in out
+
+
+def test_a_file_of_questions_is_answered_marked_and_written_out(monkeypatch, capsys, place, tmp_path):
+    run(monkeypatch, place, f"--data|@data.jsonl|--limit|2|--quiet|--tools|base_generator|--out|{tmp_path}/flows.jsonl")
+    out, rows = capsys.readouterr().out, [json.loads(line) for line in (tmp_path / "flows.jsonl").read_text().splitlines()]
+    assert "Question:" not in out and "tools   base_generator\n" in out and "accuracy 0.000 ± 0.000 (n = 2) | turns 2.00 | errors 100.0%" in out
+    assert len(rows) == 2 and all(row["gold"] == "4" and row["reward"] == 0 and row["turns"] == 2 for row in rows)
+    assert all(step["error"] for row in rows for step in row["memory"]["steps"])
+    run(monkeypatch, place, "--data|@data.jsonl|--quiet")
+    assert capsys.readouterr().out.count("3 flows") == 1        # without --limit, all of them
+
+
+def test_a_seed_decides_what_is_said(monkeypatch, place, tmp_path):
+    plans = []
+    for i, seed in enumerate((1, 1, 2)):
+        run(monkeypatch, place, f"q?|--seed|{seed}|--temperature|1|--quiet|--max-new-tokens|9|--out|{tmp_path}/{i}")
+        plans.append([word["text"] for word in json.loads((tmp_path / str(i)).read_text())["words"]])
+    assert plans[0] == plans[1] != plans[2]
+
+
+def test_a_question_longer_than_the_models_context_fails_and_says_so(monkeypatch, capsys, place):
+    run(monkeypatch, place, "why? " * 5000)
+    assert f"Failed: analysis: {llm.TOO_LONG}" in capsys.readouterr().out
+
+
+def test_the_fixed_modules_are_played_by_the_model_the_planner_was_trained_with(tmp_path):
+    assert solve.fixed_of(str(tmp_path)) == str(tmp_path) and solve.fixed_of("Qwen/Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B-Instruct"
+    (tmp_path / "train.json").write_text('{"fixed": "the-frozen-one"}')
+    assert solve.fixed_of(str(tmp_path)) == "the-frozen-one"

@@ -1,0 +1,529 @@
+"""train.py: what a run leaves behind, whatever interrupts it; and that what is learnt from is what was sampled.
+
+A tiny random Qwen2 writes no plan that anybody can read, so its groups would be flat. Here a flow answers "even" or "odd" by the
+sum of the token ids its planner sampled, and "even" is right: something to learn, decided by the tokens and nothing else.
+"""
+import csv
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no test asks the network
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+import generator
+import llm
+import planner
+import solve
+import train
+from test_llm import CHATML, tokenizer, write
+from tools import TOOLS
+
+torch.set_num_threads(1)
+ROLLOUT, SHOW, STEP, WRITE = solve.rollout, train.show, train.train_step, train.write_folder
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+QWEN_TEMPLATE = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    "<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def even_is_right(*args, **settings):
+    flows = ROLLOUT(*args, **settings)
+    for flow in flows:
+        flow.answer = "even" if sum(sum(said.ids) for said in flow.actions) % 2 == 0 else "odd"
+    return flows
+
+
+def wordy(template):
+    """The byte-level tokenizer of test_llm.py with the words of our prompts, which makes them short and the tests fast."""
+    tok = tokenizer().train_new_from_iterator([planner.prompt("", TOOLS, "", ""), planner.analysis_prompt("", TOOLS), generator.PROMPT] * 2, 1000)
+    tok.chat_template = template
+    return tok
+
+
+def jsonl(path, *questions):
+    path.write_text("".join(json.dumps({"question": q, "answer": "even"}) + "\n" for q in questions))
+    return str(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def place(tmp_path_factory):
+    """A folder with a model, another one, and questions; tests run inside it."""
+    folder = tmp_path_factory.mktemp("train")
+    tok = wordy(CHATML)
+    for seed, name in enumerate(["model", "other"]):
+        write(folder / name, tok, seed, generation={"eos_token_id": [2, *range(20, 150)]}, max_position_embeddings=4096)
+    jsonl(folder / "data.jsonl", *"abcde")
+    jsonl(folder / "valid.jsonl", *"vw")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solve, "rollout", even_is_right)
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    for number, handler in zip(SIGNALS, before):
+        signal.signal(number, handler)
+
+
+FLAGS = dict(model="model", data="data.jsonl", valid="valid.jsonl", tools="base_generator", steps=4, questions=2, group_size=4,
+             max_turns=2, max_new_tokens=6, lr=3e-3, minibatches=2, every=2, device="cpu", dtype="float32")
+
+
+def words(out, **changed):
+    """The command line, as a shell would pass it; a flag that is None is left out, one that is True stands alone."""
+    flags = {name: value for name, value in {**FLAGS, "out": out, **changed}.items() if value is not None}
+    return ["train.py"] + [word for name, value in flags.items()
+                           for word in (["--" + name.replace("_", "-")] + ([] if value is True else [str(value)]))]
+
+
+def command(*argv):
+    """train.py with this command line, in this process: its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", list(argv))
+        try:
+            train.main()
+        except SystemExit as left:
+            return left.code
+    return 0
+
+
+def run(out, **changed):
+    assert command(*words(out, **changed)) == 0
+    return Path(out)
+
+
+def resume(out, *more):
+    assert command("train.py", "--resume", str(out), *more) == 0
+    return Path(out)
+
+
+def logs(run):
+    return [(run / name).read_bytes() for name in ("log.csv", "evals.csv")]
+
+
+def rows(run, name="log.csv"):
+    with open(run / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def everything(run, step=4):
+    """Both logs, the weights, the trainer's state and the words of every rollout, without their seconds."""
+    state = torch.load(run / f"step-{step}" / "trainer.pt")
+    said = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+    said = [(flow["step"], flow["question"], flow["reward"], [(w["module"], w["text"], w["tokens"]) for w in flow["words"]]) for flow in said]
+    best = (run / "best" / "model.safetensors").read_bytes()
+    return logs(run), (run / f"step-{step}" / "model.safetensors").read_bytes(), flat(state), said, best
+
+
+def flat(state):
+    """Nested state as a list that == can compare."""
+    if isinstance(state, torch.Tensor):
+        return state.tolist()
+    return [(key, flat(value)) for key, value in state.items()] if isinstance(state, dict) else \
+        [flat(value) for value in state] if isinstance(state, list) else state
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run that nothing interrupted."""
+    return run("whole")
+
+
+def at(step, do, monkeypatch):
+    """do() in the middle of a run: a step's rows are in the logs, its checkpoint is not yet written."""
+    def show(row, *rest):
+        if row["step"] == step:
+            do()
+        return SHOW(row, *rest)
+    monkeypatch.setattr(train, "show", show)
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def crash():
+    raise MemoryError("killed")
+
+
+# One seed, one run
+
+def test_the_tiny_planner_does_learn(whole):
+    groups = [row["flat"] for row in rows(whole)]
+    assert any(flat != "2" for flat in groups) and all(float(row["grad_norm"]) > 0 for row in rows(whole) if row["flat"] != "2")
+    assert any(float(row["kl"]) > 0 for row in rows(whole)) and [r["step"] for r in rows(whole)] == list("1234")
+
+
+def test_the_same_seed_gives_the_same_files_byte_for_byte(whole):
+    assert everything(run("again", seed=0)) == everything(whole)
+
+
+def test_another_seed_gives_another_run(whole):
+    other = run("other-seed", seed=1, steps=2)
+    assert rows(other) != rows(whole)[:2] and (other / "rollouts.jsonl").read_bytes() != (whole / "rollouts.jsonl").read_bytes()
+
+
+def test_the_log_has_the_reward_first_and_no_times(whole):
+    assert list(rows(whole)[0])[:4] == ["step", "reward", "turns", "errors"]
+    assert not any("second" in name or "time" in name for name in rows(whole)[0])
+    for row in rows(whole):
+        flows = [json.loads(line) for line in (whole / "rollouts.jsonl").open()]
+        rewards = [flow["reward"] for flow in flows if flow["step"] == int(row["step"])]
+        assert float(row["reward"]) == sum(rewards) / 8 and len(rewards) == 8
+
+
+def test_evals_are_made_before_when_saving_and_after(whole):
+    made = [(row["step"], row["questions"]) for row in rows(whole, "evals.csv")]
+    assert made == [("0", "test"), ("2", "valid"), ("4", "valid"), ("4", "test")]
+
+
+def test_every_step_and_evaluation_draws_from_a_seed_of_its_own(tmp_path, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(solve, "rollout", lambda *args, **settings: seeds.append(torch.initial_seed()) or even_is_right(*args, **settings))
+    run(tmp_path / "run", steps=1, seed=3)
+    assert seeds == [3, 3 * 1_000_003 + 1, 3, 3]              # test, the step, valid, test
+
+
+def test_each_question_comes_once_an_epoch_in_an_order_of_the_seed():
+    epochs = [train.questions_of(step, range(10), 5, seed) for seed in (0, 1) for step in range(1, 7)]
+    for first, second in zip(epochs[::2], epochs[1::2]):
+        assert sorted(first + second) == list(range(10))
+    assert epochs[:2] != epochs[2:4] and epochs[:6] != epochs[6:]
+
+
+def test_the_questions_of_a_step_depend_on_the_step_alone_and_may_cross_an_epoch():
+    n = [question for step in range(1, 8) for question in train.questions_of(step, "abcde", 3, 0)]
+    assert all(sorted(n[i : i + 5]) == list("abcde") for i in range(0, 20, 5))
+    assert train.questions_of(7, "abcde", 3, 0) == n[18:] and train.questions_of(1, "ab", 5, 0).count("a") in (2, 3)
+
+
+@pytest.mark.parametrize("number, held", [(2, 1), (5, 2), (100, 50), (200, 64)])
+def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path, monkeypatch, number, held):
+    seen = {}
+    monkeypatch.setattr(train, "train", lambda *a: seen.update(train=a[5], valid=a[6], test=a[7]))
+    assert command(*words(str(tmp_path / "run"), data=jsonl(tmp_path / "d.jsonl", *map(str, range(number))), valid=None)) == 0
+    assert len(seen["valid"]) == held and len(seen["train"]) == number - held and seen["test"] == seen["valid"]
+    assert not set(seen["train"]) & set(seen["valid"])
+
+
+# Interrupted and resumed
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_run_interrupted_by_ctrl_c_and_resumed_equals_one_that_was_not(whole, monkeypatch, capsys, step):
+    at(step, interrupt, monkeypatch)
+    stopped = run(f"stopped-{step}")
+    assert (stopped / f"step-{step}" / "trainer.pt").exists() and len(rows(stopped)) == step
+    assert f"Go on with: python train.py --resume {stopped}" in capsys.readouterr().out
+    assert everything(resume(stopped)) == everything(whole)
+
+
+def test_ctrl_c_before_the_first_step_can_be_resumed(whole, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(solve, "show", lambda *a: interrupt() or "")
+        stopped = run("stopped-0")
+    assert everything(resume(stopped)) == everything(whole)
+
+
+def test_a_second_ctrl_c_leaves_at_once():
+    train.Stopping()
+    interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
+def test_what_a_crash_left_after_the_last_checkpoint_is_dropped_and_made_again(whole, monkeypatch):
+    at(3, crash, monkeypatch)
+    with pytest.raises(MemoryError):
+        run("crashed")
+    assert len(rows(Path("crashed"))) == 3                    # one row more than the checkpoint of step 2
+    for name, half in (("log.csv", "1"), ("evals.csv", "2,va"), ("rollouts.jsonl", '{"step": 3, "id')):
+        with open(Path("crashed") / name, "a") as file:       # and a disk that took half a line
+            file.write(half)
+    monkeypatch.setattr(train, "show", SHOW)
+    assert everything(resume("crashed")) == everything(whole)
+
+
+def test_a_checkpoint_never_counts_on_a_best_that_is_not_on_the_disk(monkeypatch):
+    def write_folder(folder, write):
+        WRITE(folder, write)
+        if folder.name != "best":                             # if the machine stopped here, --resume would never make best/ again
+            assert torch.load(folder / "trainer.pt")["best"] == torch.load(folder.parent / "best" / "trainer.pt")["best"]
+    monkeypatch.setattr(train, "write_folder", write_folder)
+    run("order", steps=2, every=1)
+
+
+def test_a_finished_run_given_more_steps_equals_a_longer_run(whole):
+    assert everything(resume(run("short", steps=2), "--steps", "4")) == everything(whole)
+
+
+def test_resuming_a_finished_run_changes_nothing(whole):
+    shutil.copytree(whole, "copy")
+    assert everything(resume("copy")) == everything(whole)
+
+
+def test_ctrl_c_ends_the_process_with_code_0_after_a_checkpoint(place):
+    script = "import sys, test_train as t, solve, train; solve.rollout = t.even_is_right; train.main()"
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([sys.executable, "-c", script, *words("process", steps=500, every=500)[1:]], env=env, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    said = next(line for line in process.stdout if line.startswith("step"))
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    done = int(re.search(r"Stopped after step (\d+)", out)[1])
+    assert process.returncode == 0 and "Traceback" not in err and len(rows(Path("process"))) == done and said.startswith("step   1/500")
+    assert len(rows(resume("process", "--steps", str(done + 1)))) == done + 1
+
+
+# Checkpoints
+
+def limited(size):
+    """Files may not grow beyond this: what safetensors and torch.save do then is what they do on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def no_space(*args, **settings):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("where", ["the weights", "the trainer's state", "the first byte"])
+def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(whole, monkeypatch, where):
+    weights = os.path.getsize("model/model.safetensors")
+    full = {"the weights": lambda: limited(weights // 2), "the trainer's state": lambda: limited(weights * 3 // 2),
+            "the first byte": lambda: monkeypatch.setattr(llm.HF, "save", no_space)}[where]
+    at(4, full, monkeypatch)
+    out = f"full-{where.split()[-1]}"
+    try:
+        code = command(*words(out))
+    finally:
+        limited(resource.RLIM_INFINITY)
+    monkeypatch.undo()
+    assert re.fullmatch(r"train.py: could not save [^\n]+ the last checkpoint is untouched. Free some disk, then --resume.", code)
+    assert not list(Path(out).glob("*.writing")) and train.last_checkpoint(out).name == "step-2"
+    assert llm.load(f"{out}/best") and everything(resume(out)) == everything(whole)
+
+
+def test_only_whole_folders_are_taken_for_checkpoints(tmp_path):
+    for name in ("step-2", "step-10", "step-12.writing", "step-14.old", "step-", "step-x", "best"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer.pt").touch()
+    (tmp_path / "step-16").mkdir()
+    assert train.last_checkpoint(tmp_path).name == "step-10" and train.last_checkpoint(tmp_path / "none") is None
+
+
+def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
+    (tmp_path / "best.old").mkdir()                           # the folder before; best itself was about to be renamed from .writing
+    (tmp_path / "best.old" / "a").write_text("before")
+    (tmp_path / "best.writing").mkdir()
+    with pytest.raises(OSError):
+        train.write_folder(tmp_path / "best", no_space)
+    assert [path.name for path in tmp_path.iterdir()] == ["best"] and (tmp_path / "best" / "a").read_text() == "before"
+    train.write_folder(tmp_path / "best", lambda path: path.mkdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["best"] and not (tmp_path / "best" / "a").exists()
+
+
+# What cannot work is refused before anything is written
+
+REFUSED = [
+    (dict(group_size=1), "--group-size 1 has no baseline"), (dict(max_turns=0), "--max-turns 0 does nothing"),
+    (dict(steps=0), "--steps 0 does nothing"), (dict(temperature=0), "--temperature 0.0 does not sample"),
+    (dict(temperature="nan"), "--temperature nan"), (dict(data=None), "--data FILE.jsonl is needed"),
+    (dict(data="nowhere.jsonl"), "nowhere.jsonl: no such file"), (dict(data="empty.jsonl"), "empty.jsonl: the file is empty"),
+    (dict(data="keyless.jsonl"), "keyless.jsonl, line 2: lacks \"answer\""), (dict(valid="keyless.jsonl"), "keyless.jsonl, line 2"),
+    (dict(data="one.jsonl", valid=None), "one.jsonl has too few questions"), (dict(tools="googel"), "no tool is called 'googel'"),
+    (dict(tools="wikipedia_search", corpus="nowhere.jsonl"), "nowhere.jsonl: cannot read"), (dict(model="./nowhere"), "There is no folder './nowhere'"),
+    (dict(model="untold"), "has no chat template"), (dict(fixed="untold"), "has no chat template"), (dict(dtype="int8"), "no dtype 'int8'"),
+    (dict(out="data.jsonl/run"), "data.jsonl/run can't be made"), (dict(out="model"), "model exists already"),
+    (dict(resume="model"), "model holds no checkpoint"), (dict(resume="nowhere"), "nowhere holds no checkpoint")]
+
+
+@pytest.mark.parametrize("changed, says", REFUSED, ids=[says for _, says in REFUSED])
+def test_what_cannot_work_is_refused_with_a_sentence_and_code_2(place, capsys, changed, says):
+    Path("empty.jsonl").touch()
+    Path("keyless.jsonl").write_text('{"question": "q", "answer": "a"}\n{"question": "q"}\n')
+    jsonl(Path("one.jsonl"), "q")
+    if not Path("untold").exists():
+        write(Path("untold"), tokenizer(template=None))
+    before = sorted(place.rglob("*"))
+    assert command(*words(changed.get("out", "refused"), **{k: v for k, v in changed.items() if k != "out"})) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.startswith("train.py: ") and said.count("\n") == 1 and sorted(place.rglob("*")) == before
+
+
+def test_an_existing_run_is_refused_and_untouched(whole, capsys):
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    assert command(*words("whole")) == 2 and "whole exists already and is not written over" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+
+
+# What is learnt from
+
+class Spy:
+    """Stands in for a function of train.py: remembers what it was given, then calls it."""
+
+    def __init__(self, monkeypatch, name):
+        self.real, self.calls, self.settings = getattr(train, name), [], []
+        monkeypatch.setattr(train, name, self)
+
+    def __call__(self, *args, **settings):
+        self.calls.append(args)
+        self.settings.append(settings)
+        return self.real(*args, **settings)
+
+
+def failing(which, monkeypatch):
+    """Rollouts in which some flows have failed, as when a prompt did not fit."""
+    def rollout(questions, *args, **settings):
+        flows = even_is_right(questions, *args, **settings)
+        for i in which if len(questions) == 8 else ():        # a training step, not an evaluation
+            flows[i].failed = "planner: too long"
+        return flows
+    monkeypatch.setattr(solve, "rollout", rollout)
+
+
+def test_two_equal_questions_in_a_batch_are_two_groups(tmp_path, monkeypatch):
+    spy = Spy(monkeypatch, "advantages")
+    run(tmp_path / "run", steps=1, data=jsonl(tmp_path / "twins.jsonl", "same", "same"))
+    (rewards, groups), = spy.calls
+    assert groups == [0] * 4 + [1] * 4 and len(rewards) == 8 and rows(tmp_path / "run")[0]["groups"] == "2"
+
+
+def test_what_is_learnt_from_is_the_very_ids_that_were_sampled_stop_token_included(tmp_path, monkeypatch):
+    spy, flows = Spy(monkeypatch, "update"), []
+    monkeypatch.setattr(train, "train_step", lambda *a: flows.append(STEP(*a)) or flows[-1])
+    run(tmp_path / "run", steps=1)
+    (model, _, _, actions, A), = spy.calls
+    said = [(i, said) for i, flow in enumerate(flows[0][1]) for said in flow.actions]
+    assert len(said) == len(actions) == 16 and len(A) == 8
+    assert all(a.ids is s.ids and a.prompt_ids is s.prompt_ids and a.flow == i for a, (i, s) in zip(actions, said))
+    stops = llm.load("model").stop_ids()
+    assert all(len(a.ids) == 6 or a.ids[-1] in stops for a in actions) and any(a.ids[-1] in stops for a in actions)
+    assert any(a.ids[-1] not in stops for a in actions)       # a plan cut at the limit gets no stop token
+
+
+def test_every_flag_of_the_objective_reaches_it(tmp_path, monkeypatch):
+    spy, sampled = Spy(monkeypatch, "update"), []
+    monkeypatch.setattr(solve, "rollout", lambda *args, **settings: sampled.append(settings) or even_is_right(*args, **settings))
+    flags = dict(temperature=0.9, clip_low=0.1, clip_high=0.4, beta=0.01, minibatches=3, token_budget=999, token_mean=True)
+    run(tmp_path / "run", steps=1, lr=2e-4, seed=2, **flags)
+    assert {name: spy.settings[0][name] for name in flags} == flags and spy.calls[0][2].param_groups[0]["lr"] == 2e-4
+    assert {(s["temperature"], s["max_turns"], s["max_new_tokens"]) for s in sampled} == {(0.9, 2, 6)}
+    assert spy.calls[0][2].param_groups[0]["weight_decay"] == 0 and spy.settings[0]["seed"] == 2 * 1_000_003 + 1
+
+
+def test_a_flow_that_failed_leaves_its_group_and_is_counted(tmp_path, monkeypatch, capsys):
+    failing([1, 6], monkeypatch)
+    groups, learnt = Spy(monkeypatch, "advantages"), Spy(monkeypatch, "update")
+    row = rows(run(tmp_path / "run", steps=1))[0]
+    (rewards, which), (_, _, _, actions, A) = groups.calls[0], learnt.calls[0]
+    assert which == [0] * 3 + [1] * 3 and sorted({a.flow for a in actions}) == list(range(6)) and len(actions) == 12 == 2 * len(A)
+    assert row["failed"] == "2" and float(row["reward"]) == sum(rewards) / 6 and "| failed 2" in capsys.readouterr().out
+
+
+def test_a_step_in_which_every_flow_failed_is_survived_and_said(tmp_path, monkeypatch, capsys):
+    failing(range(8), monkeypatch)
+    made = rows(run(tmp_path / "run", steps=2))
+    assert [row["failed"] for row in made] == ["8", "8"] and "| failed 8" in capsys.readouterr().out
+    before, after = (Path(path, "model.safetensors").read_bytes() for path in ("model", tmp_path / "run" / "step-2"))
+    assert before == after
+
+
+def test_gradient_checkpointing_changes_nothing_of_a_step(whole, tmp_path, monkeypatch):
+    spy = Spy(monkeypatch, "update")
+    assert rows(run(tmp_path / "run", steps=2, gradient_checkpointing=True)) == rows(whole)[:2]
+    assert spy.calls[0][0].is_gradient_checkpointing
+
+
+# Who learns
+
+@pytest.mark.parametrize("other", [None, "other"])
+def test_training_changes_the_policy_and_neither_the_fixed_model_nor_the_reference(tmp_path, monkeypatch, other):
+    spy = Spy(monkeypatch, "train")
+    run(tmp_path / "run", steps=2, fixed=other)
+    _, policy, fixed, reference, *_ = spy.calls[0]
+    assert same(fixed.model, llm.load(other or "model").model) and same(reference.model, llm.load("model").model)
+    assert not same(policy.model, reference.model) and (fixed is reference) == (other is None)
+    assert same(policy.model, llm.load(str(tmp_path / "run" / "step-2")).model)
+    assert json.loads((tmp_path / "run" / "step-2" / "train.json").read_text()) == {"fixed": other or "model", "step": 2}
+
+
+def same(one, two):
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+
+
+# The optimizer
+
+def trained(kind, dtype):
+    """A layer and its optimizer after 50 steps at the paper's learning rate; the same start and gradients for all."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 64).to(torch.bfloat16).to(dtype)
+    optimizer, slope = kind(layer.parameters(), lr=1e-6, betas=(0.9, 0.999), weight_decay=0.0), torch.randn(64, 64)
+    for _ in range(50):
+        layer.weight.grad, layer.bias.grad = (slope + torch.randn(64, 64)).to(dtype), torch.ones(64).to(dtype)
+        optimizer.step()
+    return layer, optimizer
+
+
+def test_a_bfloat16_model_follows_the_float32_update_where_plain_adamw_loses_it():
+    torch.manual_seed(0)
+    start = torch.nn.Linear(64, 64).bfloat16().float().weight
+    moved = lambda weight: (weight.float() - start).flatten()
+    cosine = lambda a, b: torch.nn.functional.cosine_similarity(moved(a), moved(b), dim=0)
+    wanted, plain = trained(torch.optim.AdamW, torch.float32)[0].weight, trained(torch.optim.AdamW, torch.bfloat16)[0].weight
+    layer, optimizer = trained(train.MasterAdamW, torch.bfloat16)
+    assert cosine(optimizer.masters[0], wanted) >= 0.9 and cosine(plain, wanted) < 0.5
+    assert torch.equal(layer.weight, optimizer.masters[0].bfloat16()) and layer.weight.dtype == torch.bfloat16
+
+
+def test_a_float32_model_is_trained_by_adamw_itself():
+    (ours, optimizer), (theirs, _) = trained(train.MasterAdamW, torch.float32), trained(torch.optim.AdamW, torch.float32)
+    assert torch.equal(ours.weight, theirs.weight) and torch.equal(ours.bias, theirs.bias) and optimizer.masters[0] is ours.weight
+
+
+def test_no_gradient_is_kept_between_steps():
+    _, optimizer = trained(train.MasterAdamW, torch.bfloat16)
+    assert all(master.grad is None for master in optimizer.masters)
+
+
+def test_a_bfloat16_run_resumed_equals_one_that_was_not(monkeypatch):
+    settings = dict(dtype="bfloat16", steps=2, lr=1e-5)       # below the last bit of most weights: the float32 copies carry it
+    straight = run("bf16", **settings)
+    at(1, interrupt, monkeypatch)
+    assert everything(resume(run("bf16-stopped", **settings)), 2) == everything(straight, 2)
+    assert not same(llm.load("bf16/step-2", dtype="bfloat16").model, llm.load("model", dtype="bfloat16").model)
+
+
+# The real thing, scaled down
+
+def test_two_steps_run_end_to_end_on_a_model_of_qwen2_5_7bs_configuration(tmp_path, monkeypatch, capsys):
+    tok = wordy(QWEN_TEMPLATE)
+    shipped = {"bos_token_id": 0, "pad_token_id": 0, "do_sample": True, "eos_token_id": [2, 0], "repetition_penalty": 1.05,
+               "temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    write(tmp_path / "qwen", tok, generation=shipped, hidden_size=112, intermediate_size=592, num_attention_heads=28, num_key_value_heads=4,
+          rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 1e6}, tie_word_embeddings=False, initializer_range=0.02,
+          max_position_embeddings=32768, sliding_window=131072, max_window_layers=28, bos_token_id=0, attention_dropout=0.0)
+    made = rows(run(tmp_path / "run", model=tmp_path / "qwen", steps=2, group_size=2, max_turns=1))
+    checkpoint = tmp_path / "run" / "step-2"
+    kept = json.loads((checkpoint / "generation_config.json").read_text())
+    assert len(made) == 2 and {key: kept[key] for key in shipped} == shipped
+    config = AutoModelForCausalLM.from_pretrained(checkpoint).config
+    assert (config.num_key_value_heads, config.tie_word_embeddings, config.rope_parameters["rope_theta"]) == (4, False, 1e6)
+
+    monkeypatch.setattr(sys, "argv", ["solve.py", "Who?", "--model", str(checkpoint), "--tools", "base_generator", "--max-turns", "1",
+                                      "--max-new-tokens", "4", "--device", "cpu"])
+    solve.main()
+    said = capsys.readouterr().out
+    assert f"planner {checkpoint} |" in said and f"fixed   {tmp_path / 'qwen'} |" in said and "1 flows" in said
