@@ -96,7 +96,8 @@ class HF:
         """name | parameters | device | dtype, for the first line of a script."""
         millions = sum(p.numel() for p in self.model.parameters()) / 1e6
         dtype = str(self.model.dtype).removeprefix("torch.")
-        return f"{self.model.config.name_or_path} | {millions:.4g} M parameters | {self.model.device} | {dtype}"
+        name = self.model.config.name_or_path.removeprefix(os.getcwd() + os.sep)
+        return f"{name} | {millions:.4g} M parameters | {self.model.device} | {dtype}"
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         max_new_tokens = max_new_tokens or self.model.generation_config.max_new_tokens or 1024

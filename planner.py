@@ -56,11 +56,11 @@ Memory:
 Next step:
 """
 
-# A label at the start of a line, whatever a model decorates it with: "2. **Sub-Goal:** ...". The decoration belongs to the label,
-# so that a list number never leaks into the field before it.
+# What a model puts before a label at the start of a line: "2. **Sub-Goal:** ...". It belongs to the label, so that a list number
+# never leaks into the field before it.
+DRESSING = r"^(?:[ \t*#>_`-]|\d+[.)])*"
 LABEL = re.compile(
-    r"^[ \t]*(?:\d+[.)][ \t]*|[-*#>][ \t]+|#+[ \t]*)?[*_`]*(justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?)[*_` \t]*:[*_`]*",
-    re.IGNORECASE | re.MULTILINE,
+    DRESSING + r"(justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?)[*_` \t]*:[*_`]*", re.IGNORECASE | re.MULTILINE
 )
 
 

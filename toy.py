@@ -26,19 +26,20 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 import executor
 import generator
+import llm
 import planner
 import solve
 import tasks
 import tools as toolset
 import verifier
-import llm
 from llm import HF, Completion
+from memory import Memory, Step
 
 TOY = Path(__file__).parent / "toy"
 
@@ -91,82 +92,99 @@ READ = {  # how a value is read off a passage of the corpus
 }
 
 
+def element_text(name, symbol, z):
+    return f"{name} is a chemical element with the symbol {symbol} and atomic number {z}."
+
+
+def country_text(name, capital, continent):
+    return f"{name} is a country on the continent of {continent}. Its capital is {capital}."
+
+
 def corpus():
     for z, (name, symbol) in enumerate(ELEMENTS, 1):
-        yield {"title": name, "text": f"{name} is a chemical element with the symbol {symbol} and atomic number {z}."}
+        yield {"title": name, "text": element_text(name, symbol, z)}
     for country, capital, continent in COUNTRIES:
-        yield {"title": country, "text": f"{country} is a country on the continent of {continent}. Its capital is {capital}."}
+        yield {"title": country, "text": country_text(country, capital, continent)}
 
 
 # ----------------------------------------------------------------------------------------------------------------- questions
-# Per kind: wordings of the training questions, then those of the test.
-WORDINGS = {
-    "arithmetic": (
-        ["What is {e}?", "Compute {e}.", "Calculate {e}.", "How much is {e}?", "Tell me the value of {e}.", "I need the value of {e}.",
-         "Find {e} for me.", "Can you compute {e}?"],
-        ["What is the value of {e}?", "Please tell me how much {e} is.", "Can you calculate {e} for me?"],
-    ),
-    "fact": (
-        ["What is the {a} of {x}?", "Tell me the {a} of {x}.", "Name the {a} of {x}.", "I need to know the {a} of {x}.",
-         "Which is the {a} of {x}?", "Find the {a} of {x}.", "Look up the {a} of {x}.", "Of {x}, what is the {a}?"],
-        ["Can you tell me the {a} of {x}?", "Please find the {a} of {x} for me.", "I need the {a} of {x}."],
-    ),
-    "fact_math": (
-        ["What is the {a} of {x} {o}?", "Compute the {a} of {x} {o}.", "How much is the {a} of {x} {o}?", "Calculate the {a} of {x} {o}.",
-         "Tell me the {a} of {x} {o}.", "Take the {a} of {x} and compute it {o}.", "I need the {a} of {x} {o}."],
-        ["Can you compute the {a} of {x} {o}?", "Please tell me how much the {a} of {x} {o} is.", "Find the {a} of {x} {o} for me."],
-    ),
-    "compare": (
-        ["Which has the {c} {a}, {x} or {y}?", "Of {x} and {y}, which has the {c} {a}?", "Tell me which has the {c} {a}: {x} or {y}.",
-         "Compare {x} and {y}: which has the {c} {a}?", "Is it {x} or {y} that has the {c} {a}?", "Name the one with the {c} {a}, {x} or {y}."],
-        ["Can you tell me which has the {c} {a}, {x} or {y}?", "Which of {x} and {y} has the {c} {a}?", "Find the one with the {c} {a}: {x} or {y}."],
-    ),
+# A question is an opening, a core and an ending, between sentences that say nothing. (For training, for the test.)
+OPENINGS = {
+    "clause": (["Tell me", "I want to know", "Let me know", "Do you know", "Can you find", "Please tell me"], ["Can you tell me", "Please let me know"]),
+    "thing": (["What is", "Tell me", "Find", "I need", "Give me", "I want to know", "Could you give me", "Can you find"], ["Please give me", "I want to find"]),
+    "number": (["Compute", "Please calculate", "Can you compute", "Calculate"], ["Could you compute", "Please compute"]),
 }
-BEFORE = ["", "", "", "Please help me.", "A short question.", "Hello.", "I have a question for you.", "Here is one more."]
-AFTER = ["", "", "", "Thank you.", "Be careful.", "Only the answer, please.", "I do not know it.", "Take your time."]
+ENDINGS = (["", "", "", "for me", "please", "now", "if you can", "today"], ["", "for me now", "please, if you can", "for me today"])
+CORES = {
+    "arithmetic": ["{e}", "the value of {e}", "the result of {e}", "how much {e} is"],
+    "fact": ["the {a} of {x}", "what the {a} of {x} is"],
+    "fact_math": ["the {a} of {x} {o}", "how much the {a} of {x} {o} is", "the value of the {a} of {x} {o}"],
+    "compare": ["whether {x} and {y} are on the same continent", "whether {x} lies on the continent of {y}",
+                "whether {x} and {y} share a continent"],
+}
+AROUND = ["", "", "", "Please help me.", "A short question.", "Hello.", "I have a question for you.", "Here is one more.", "Thank you.",
+          "Be careful.", "Only the answer, please.", "I do not know it.", "Take your time."]
 OPERATORS = {"+": "plus", "-": "minus", "*": "times"}
+FILLERS = sorted({word.strip(".") for text in AROUND + ENDINGS[0] + sum((train for train, _ in OPENINGS.values()), []) for word in text.split()})
 
 
-def make(kind, test, rng):
+def held_out(a, b):
+    """Whether two numbers (or the places of two countries in the list) may only meet in a test question."""
+    return (a + b) % 5 == 2
+
+
+def wording(kind, words, test, rng, noise):
+    """The question around its core. noise: half of the time the sentences around are random words, for the warm start: a model that
+    has only met real sentences looks for its words at fixed distances."""
+    around = lambda: rng.choice(AROUND) if not noise or rng.random() < 0.5 else " ".join(rng.choices(FILLERS, k=rng.randrange(9)))
+    core = rng.choice(CORES[kind])
+    openings = OPENINGS["clause" if core.startswith(("how", "what", "whether")) else "thing"][test]
+    if openings[0] == OPENINGS["thing"][test][0] and kind in ("arithmetic", "fact_math"):
+        openings = openings + OPENINGS["number"][test]
+    asked = f"{rng.choice(openings)} {core.format(**words)} {rng.choice(ENDINGS[test])}".strip()
+    return " ".join(part for part in (around(), asked + rng.choice("?."), around()) if part)
+
+
+def make(kind, test, rng, noise=False):
     """A question with the steps that answer it: {"question", "answer", "kind", "steps": [(what, of whom)]}; {0} is the last result.
 
-    Test questions use the numbers that leave 2 after division by 5 and their own wordings; training questions never do.
+    No two numbers that meet in a test question, and none of its openings and endings, are in a training question.
     """
-    pick = lambda low, high: rng.choice([n for n in range(low, high) if (n % 5 == 2) == test])
-    words = {}
-    if kind == "arithmetic":
-        op = rng.choice("+-*")
-        a, b = (pick(11, 100), pick(2, 10)) if op == "*" else (pick(11, 500), pick(2, 450))
-        a, b = (max(a, b), min(a, b)) if op == "-" else (a, b)
-        words["e"], steps = f"{a} {op} {b}", [("value", f"{a} {op} {b}")]
-        answer = str(eval(f"{a} {op} {b}"))
-    elif kind == "fact":
-        words["a"], words["x"] = what, whom = rng.choice(list(FACTS))
-        steps, answer = [(what, whom)], FACTS[what, whom]
-    elif kind == "fact_math":
-        z = rng.randrange(len(ELEMENTS)) + 1
-        op = rng.choice("+-*") if z > 12 else rng.choice("+*")
-        n = pick(2, 10) if op != "+" else pick(2, 450)
-        words |= {"a": "atomic number", "x": ELEMENTS[z - 1][0], "o": rng.choice([f"{op} {n}", f"{OPERATORS[op]} {n}"])}
-        steps, answer = [("atomic number", words["x"]), ("value", "{0} " + f"{op} {n}")], str(eval(f"{z} {op} {n}"))
-    else:
-        while True:
-            y, z = rng.sample(range(1, len(ELEMENTS) + 1), 2)
-            if ((y + z) % 5 == 2) == test:
-                break
-        larger = rng.random() < 0.5
-        words |= {"a": "atomic number", "c": "larger" if larger else "smaller", "x": ELEMENTS[y - 1][0], "y": ELEMENTS[z - 1][0]}
-        steps, answer = [("atomic number", words["x"]), ("atomic number", words["y"])], words["x" if (y > z) == larger else "y"]
-    text = rng.choice(WORDINGS[kind][test]).format(**words)
-    text = " ".join(part for part in (rng.choice(BEFORE), text, rng.choice(AFTER)) if part)
-    return {"question": text, "answer": answer, "kind": kind, "steps": steps}
+    while True:
+        words = {"a": "atomic number"}
+        z, op = rng.randrange(1, len(ELEMENTS) + 1), rng.choice("+-*")
+        if kind == "arithmetic":
+            a, b = (rng.randrange(11, 100), rng.randrange(2, 10)) if op == "*" else (rng.randrange(11, 500), rng.randrange(2, 450))
+            a, b = (max(a, b), min(a, b)) if op == "-" else (a, b)
+            words["e"], steps, answer = f"{a} {op} {b}", [("value", f"{a} {op} {b}")], calculate(a, op, b)
+        elif kind == "fact":
+            a, b = (0, 2) if test else (0, 0)  # no numbers meet in these
+            what, whom = rng.choice(list(FACTS))
+            words, steps, answer = {"a": what, "x": whom}, [(what, whom)], FACTS[what, whom]
+        elif kind == "fact_math":
+            a, b = z, rng.randrange(2, 450) if op == "+" else rng.randrange(2, 10)
+            words |= {"x": ELEMENTS[z - 1][0], "o": rng.choice([f"{op} {b}", f"{OPERATORS[op]} {b}"])}
+            steps, answer = [("atomic number", words["x"]), ("value", "{0} " + f"{op} {b}")], calculate(a, op, b)
+        else:
+            a, b = rng.sample(range(len(COUNTRIES)), 2)
+            if (COUNTRIES[a][2] == COUNTRIES[b][2]) != (rng.random() < 0.5):
+                continue  # as many yes as no
+            words |= {"x": COUNTRIES[a][0], "y": COUNTRIES[b][0]}
+            steps = [("continent", words["x"]), ("continent", words["y"])]
+            answer = "yes" if COUNTRIES[a][2] == COUNTRIES[b][2] else "no"
+        if held_out(a, b) == test and not answer.startswith("-"):
+            return {"question": wording(kind, words, test, rng, noise), "answer": answer, "kind": kind, "steps": steps}
 
 
-def questions(n, test, seed, avoid=()):
+def calculate(a, op, b):
+    return str({"+": a + b, "-": a - b, "*": a * b}[op])
+
+
+def questions(n, test, seed, avoid=(), noise=False):
     """n different questions, the four kinds in turn."""
     rng, made = random.Random(seed), {}
     while len(made) < n:
-        question = make(list(WORDINGS)[len(made) % len(WORDINGS)], test, rng)
+        question = make(list(CORES)[len(made) % len(CORES)], test, rng, noise)
         if question["question"] not in made and question["question"] not in avoid:
             made[question["question"]] = question
     return list(made.values())
@@ -178,7 +196,7 @@ SKILLS = {
     "arithmetic": "Objective: a number.\nSkills: calculation.",
     "fact": "Objective: a fact.\nSkills: looking it up.",
     "fact_math": "Objective: a number.\nSkills: looking up a fact, then calculation.",
-    "compare": "Objective: a name.\nSkills: looking up two facts, then comparing.",
+    "compare": "Objective: yes or no.\nSkills: looking up two facts, then comparing.",
 }
 WHY = {"value": "Justification: A calculation comes next.", "fact": "Justification: A fact comes next."}
 CHECKS = {
@@ -186,7 +204,7 @@ CHECKS = {
     "missing": "Explanation: Something is still missing.\nConclusion: CONTINUE",
     "done": "Explanation: Every part is answered.\nConclusion: STOP",
 }
-ENDINGS = ("The results hold the answer.\n<answer>", "The results do not hold the answer.\n<answer> unknown</answer>", "</answer>")
+CONCLUSIONS = ("The results hold the answer.\n<answer>", "The results do not hold the answer.\n<answer> unknown</answer>", "</answer>")
 
 
 class Teacher:
@@ -220,8 +238,8 @@ class Teacher:
         return self.conclude(question, known)
 
     def sub_goal(self, question, known):
-        """What is to be found next, and the words for it."""
-        what, whom = question["steps"][len(known)]
+        """What is to be found next (or once more, if nothing is left to find), and the words for it."""
+        what, whom = question["steps"][min(len(known), len(question["steps"]) - 1)]
         return what, f"Find the {what} of {whom.format(*known)}"
 
     def known(self, question, steps):
@@ -239,7 +257,7 @@ class Teacher:
     def plan(self, question, known):
         what, sub_goal = self.sub_goal(question, known)
         before = question["steps"][len(known) - 1]
-        context = f"The {before[0]} of {before[1]} is {known[-1]}." if known else "none"
+        context = f"The {before[0]} of {before[1].format(*known)} is {known[-1]}." if known else "none"
         right = "python_coder" if what == "value" else "wikipedia_search"
         tool = self.blind.choice(sorted(toolset.TOOLS)) if self.blind else right
         return f"{WHY.get(what, WHY['fact'])}\nContext: {context}\nSub-goal: {sub_goal}\nTool: {tool}"
@@ -260,13 +278,11 @@ class Teacher:
 
     def conclude(self, question, known):
         if len(known) < len(question["steps"]):
-            return ENDINGS[1]
+            return CONCLUSIONS[1]
         answer = known[-1]
         if question["kind"] == "compare":
-            larger = "larger" in question["question"]
-            x, y = (whom for _, whom in question["steps"])
-            answer = x if (int(known[0]) > int(known[1])) == larger else y
-        return f"{ENDINGS[0]} {answer}{ENDINGS[2]}"
+            answer = "yes" if known[0] == known[1] else "no"
+        return f"{CONCLUSIONS[0]} {answer}{CONCLUSIONS[2]}"
 
 
 # ----------------------------------------------------------------------------------------------------------------- tokenizer
@@ -280,7 +296,7 @@ def constants():
     """The constant pieces of all prompts and answers, each to be one token, in a fixed order. A piece ends before the space that
     leads to its variable, so that a copied word is the same token (with its space in front) wherever it stands."""
     prompts = [planner.ANALYSIS_PROMPT, planner.PROMPT, executor.PROMPT, verifier.PROMPT, generator.PROMPT]
-    pieces = [piece for prompt in prompts for piece in re.split(r"{\w+}", prompt)]
+    pieces = ["user\n", "assistant\n"] + [piece for prompt in prompts for piece in re.split(r"{\w+}", prompt)]
     pieces += [toolset.describe(name, tool) for name, tool in toolset.TOOLS.items()]
     pieces += ["No steps yet.", "\nSub-goal:", "\nCommand:", "\nResult:", "\nVerdict: CONTINUE", "\nVerdict: STOP", "\nContext:", "\nTool:"]
     pieces += [f"{gap}Step {n}\nTool:" for n in range(1, 11) for gap in ("", "\n\n")]
@@ -288,27 +304,23 @@ def constants():
     pieces += [f"{start}{name}({key}={quote}" for name, tool in toolset.TOOLS.items() for key in tool.arguments
                for start, quote in (("", '"'), (" ", "'"), (" ", '"'))]  # as the executor writes it, as memory shows it
     pieces += ['")', "')", ')")', ")')", "; print("]
-    pieces += [*SKILLS.values(), *WHY.values(), *CHECKS.values(), *ENDINGS, " Find the", "I think it is", " I think it is", "\nContext: none"]
-    pieces += ["Error: NameError: name '", "' is not defined (line 1)", "Error: SyntaxError: invalid syntax (line 1)",
-               "Error: no passage matches '", "'. Try other or fewer words.", " is a chemical element with the symbol", " and atomic number",
+    pieces += [*SKILLS.values(), *WHY.values(), *CHECKS.values(), *CONCLUSIONS, " Find the", "I think it is", " I think it is", "\nContext: none"]
+    pieces += [" Error: NameError: name '", "' is not defined (line 1)", " Error: SyntaxError: invalid syntax (line 1)",
+               " Error: no passage matches '", " [1]", "'. Try other or fewer words.", " is a chemical element with the symbol", " and atomic number",
                " is a country on the continent of", ". Its capital is"]
     return list(dict.fromkeys(piece.rstrip(" ") for piece in pieces if piece.strip()))
 
 
 def make_tokenizer(texts):
-    """Byte-level BPE as Qwen's, in which every word of `texts` and every number below 1 000 ends up as one token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=6000, min_frequency=2, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-                                  special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    numbers = [f" {n}" for n in range(1000)]
-    tokenizer.train_from_iterator(sorted(set(texts)) * 3 + numbers * 50, trainer)
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in constants()])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-                                   additional_special_tokens=["<|im_start|>"], clean_up_tokenization_spaces=False)
-    fast.chat_template = CHAT
-    return fast
+    """Qwen2's own kind of byte-level BPE, in which every word of `texts` is one token; so are the constants and the numbers below 1 000.
+
+    Qwen2's splits digits, so the numbers are added tokens. Added tokens have a fixed order: sets change theirs between runs.
+    """
+    empty = Qwen2Tokenizer(eos_token="<|im_end|>", pad_token="<|endoftext|>", extra_special_tokens=["<|im_start|>"])
+    tokenizer = empty.train_new_from_iterator([sorted(set(texts))], vocab_size=6000, min_frequency=2, show_progress=False)
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in constants() + [f" {n}" for n in range(1000)]])
+    tokenizer.chat_template = CHAT
+    return tokenizer
 
 
 # ---------------------------------------------------------------------------------------------------------------- warm start
@@ -332,6 +344,21 @@ def drills(n, words, engine, rng):
         yield wrap[:cut] + sequence + wrap[cut + 1 :], sequence + [engine.tokenizer.eos_token_id]
 
 
+def comparisons(n, rng):
+    """Pairs (prompt, text) of the generator alone, on memories that hold two made-up facts: to tell equal from different takes many."""
+    continents = sorted({continent for *_, continent in COUNTRIES})
+    for _ in range(n):
+        question = make("compare", False, rng, noise=True)
+        known = rng.choices(continents, k=2) if rng.random() < 0.6 else 2 * rng.choices(continents)
+        steps = []
+        for turn, ((what, whom), continent, verdict) in enumerate(zip(question["steps"], known, ("CONTINUE", "STOP")), 1):
+            command = executor.Call("wikipedia_search", {"query": f"{what} of {whom}"})
+            result = f"[1] {whom}: {country_text(whom, rng.choice(COUNTRIES)[1], continent)}"
+            steps.append(Step(turn, command.tool, f"Find the {what} of {whom}", str(command), result, verdict=verdict))
+        memory = Memory(question["question"], SKILLS["compare"], steps)
+        yield generator.prompt(memory.question, memory.analysis, memory.render()), Teacher([]).conclude(question, known)
+
+
 def step(model, optimizer, batch):
     """One step of supervised learning: cross-entropy of the answers' tokens."""
     T = max(len(s) + len(a) for s, a in batch)
@@ -346,26 +373,27 @@ def step(model, optimizer, batch):
     return loss.item()
 
 
-def warm_start(engine, examples, words, steps, drilling, rng, batch=64, rate=2e-3):
-    """Drill for `drilling` steps, then learn the examples; one batch in eight stays a drill. Batches are of equal-ish length."""
+def warm_start(engine, sources, words, steps, drilling, rng, batch=64, rate=2e-3):
+    """Drill for `drilling` steps; then, of eight batches, one is a drill, and the others come from sources = {name: (examples, how many)}."""
     optimizer = torch.optim.AdamW(engine.model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.05)
+    turn = ["drills"] + [name for name, (_, share) in sources.items() for _ in range(share)]
+    pools, losses = {name: [] for name in sources}, {name: [0.0] for name in dict.fromkeys(turn)}
     engine.model.train()
-    pool, losses = [], {"drills": [], "examples": []}
     for n in tqdm(range(1, steps + 1), desc="warm start", mininterval=10):
-        kind = "drills" if n <= drilling or n % 8 == 0 else "examples"
-        if kind == "drills":
+        name = "drills" if n <= drilling else turn[n % len(turn)]
+        if name == "drills":
             chosen = list(drills(batch, words, engine, rng))
         else:
-            if not pool:
-                drawn = sorted(rng.choices(examples, k=batch * 50), key=lambda pair: len(pair[0]) + len(pair[1]))
-                pool = [drawn[i : i + batch] for i in range(0, len(drawn), batch)]
-                rng.shuffle(pool)
-            chosen = pool.pop()
-        losses[kind].append(step(engine.model, optimizer, chosen))
+            if not pools[name]:  # batches of equal-ish length, in random order
+                drawn = sorted(rng.choices(sources[name][0], k=batch * 50), key=lambda pair: len(pair[0]) + len(pair[1]))
+                pools[name] = [drawn[i : i + batch] for i in range(0, len(drawn), batch)]
+                rng.shuffle(pools[name])
+            chosen = pools[name].pop()
+        losses[name].append(step(engine.model, optimizer, chosen))
         schedule.step()
-        if n % 500 == 0:
-            tqdm.write(f"step {n:5d}/{steps} | " + " | ".join(f"{k} {sum(v[-50:]) / max(1, len(v[-50:])):.4f}" for k, v in losses.items()))
+        if n % 250 == 0:
+            tqdm.write(f"step {n:5d}/{steps} | " + " | ".join(f"{k} {sum(v[-50:]) / len(v[-50:]):.4f}" for k, v in losses.items()))
     engine.model.eval()
 
 
@@ -396,20 +424,21 @@ def make_files():
 def make_engine(flows, steps, drilling, seed):
     """Tokenizer and model, warm-started on `flows` flows of the blind teacher."""
     tools = toolset.toolbox(corpus=TOY / "corpus.jsonl")
-    made = questions(flows, False, seed=seed + 10)
+    made = questions(flows, False, seed=seed + 10, noise=True)
     teacher = Teacher(made, blind=random.Random(seed))
     metrics, _ = solve.evaluate(ask(made), teacher, teacher, tools)
     print(f"the blind teacher: {solve.show(metrics, flows)}")
 
-    wordings = [question["question"] for question in questions(4000, True, seed=seed + 11)]  # so that their words are tokens
+    wordings = [question["question"] for question in questions(2000, True, seed=seed + 11)]  # so that their words are tokens
     tokenizer = make_tokenizer([text for pair in teacher.seen for text in pair] + wordings + [f" {fact}" for fact in FACTS.values()])
     engine = HF(make_model(len(tokenizer), tokenizer), tokenizer)
     encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
-    examples = [(engine.encode(prompt), encode(text) + [tokenizer.eos_token_id]) for prompt, text in teacher.seen]
+    learn = lambda pairs: [(engine.encode(prompt), encode(text) + [tokenizer.eos_token_id]) for prompt, text in pairs]
+    sources = {"flows": (learn(teacher.seen), 6), "comparisons": (learn(comparisons(2 * flows, random.Random(seed))), 1)}
     names = [word for row in [*ELEMENTS, *COUNTRIES] for word in row]
     words = [encode(f" {n}")[0] for n in range(1000)] + 2 * [i for name in names for i in encode(f" {name}")]
-    print(f"{sum(p.numel() for p in engine.model.parameters()) / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {len(examples)} examples")
-    warm_start(engine, examples, words, steps, drilling, random.Random(seed))
+    print(f"{sum(p.numel() for p in engine.model.parameters()) / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {len(teacher.seen)} examples")
+    warm_start(engine, sources, words, steps, drilling, random.Random(seed))
     return engine
 
 
@@ -430,8 +459,8 @@ def check(engine, test):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--flows", type=int, default=16000, help="flows of the teacher to learn from")
-    parser.add_argument("--steps", type=int, default=8000, help="steps of the warm start")
-    parser.add_argument("--drilling", type=int, default=1000, help="how many of them are copying drills")
+    parser.add_argument("--steps", type=int, default=4000, help="steps of the warm start")
+    parser.add_argument("--drilling", type=int, default=750, help="how many of them are copying drills")
     parser.add_argument("--seed", type=int, default=0, help="decides everything random")
     parser.add_argument("--check", action="store_true", help="only check the toy that is there")
     args = parser.parse_args()

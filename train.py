@@ -129,7 +129,7 @@ def save(folder, policy, optimizer, step, best, args):
 
     def write(path):
         policy.save(path)
-        (path / "train.json").write_text(json.dumps({"fixed": str(args.fixed or args.model), "step": step}, indent=1))
+        (path / "train.json").write_text(json.dumps({"fixed": args.fixed, "step": step}, indent=1))
         halves = any(w.dtype != torch.float32 for w in optimizer.weights)  # float32 weights are in the checkpoint already
         state = {"step": step, "best": best, "optimizer": optimizer.state_dict(), "masters": optimizer.masters if halves else None}
         torch.save(state, path / "trainer.pt")
@@ -221,7 +221,7 @@ def train(args, policy, fixed, reference, tools, train_questions, valid, test, s
         print(f"Stopped after step {step}. Go on with: python train.py --resume {run}")
     else:
         held_out("test", test)
-        print(f'Done. Try: python solve.py --model {run}/step-{step}')
+        print(f"Done. Try: python solve.py --model {run}/best")
 
 
 class Stopping:
@@ -244,7 +244,7 @@ def arguments():
     default = lambda name: f"{PAPER[name]}; the toy {TOY[name] if not isinstance(TOY[name], Path) else 'its own'}"
     # what is trained, on what
     add("--model", default=str(solve.TOY), help="folder or hub name of the planner")
-    add("--fixed", default=None, help="folder or hub name of the model that plays all other modules; None: --model, untrained")
+    add("--fixed", default=None, help="folder or hub name of the model of all other modules; None: as in solve.py, and never trained")
     add("--data", help=f"training questions, JSONL (default: {default('data')})")
     add("--valid", help="questions that choose best/, JSONL (default: 64 held out from --data; the toy its own)")
     add("--test", help="questions marked before and after, JSONL (default: those of --valid; the toy its own)")
@@ -292,44 +292,66 @@ def settle(args):
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} does nothing: use 1 or more")
     if not args.temperature > 0:
         raise ValueError(f"--temperature {args.temperature} does not sample, and a group of equal rollouts teaches nothing: use e.g. 0.7")
+    args.fixed = args.fixed or solve.fixed_of(args.model)
+    if Path(args.fixed).is_dir():
+        args.fixed = str(Path(args.fixed).resolve())  # a checkpoint remembers it, and may be used from another folder
+    if Path(args.model).is_dir():
+        args.model = str(Path(args.model).resolve())
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
+
+
+def resumed(parser, args):
+    """The settings of the run in --resume, and its newest checkpoint."""
+    checkpoint = last_checkpoint(args.resume)
+    if not checkpoint or not (Path(args.resume) / "args.json").exists():
+        raise ValueError(f"{args.resume} holds no checkpoint to resume from: give the folder of a run, such as runs/toy-seed0")
+    given = [name for name, value in vars(args).items() if value != parser.get_default(name) and name not in ("resume", "steps")]
+    if given or (args.steps is not None and args.steps < 1):
+        wrong = f"--{given[0].replace('_', '-')}" if given else f"--steps {args.steps}"
+        raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong}")
+    settings = json.loads((Path(args.resume) / "args.json").read_text())
+    return argparse.Namespace(**settings | {"out": args.resume, "steps": args.steps or settings["steps"]}), checkpoint
+
+
+def load_questions(args):
+    """Training, validation and test questions; without --valid, up to 64 of --data are held out and never trained on."""
+    questions = tasks.load(args.data)
+    split = len(questions) - (0 if args.valid else min(64, len(questions) // 2))
+    valid = tasks.load(args.valid) if args.valid else questions[split:]
+    if not valid:
+        raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl, or 2 questions and more")
+    return questions[:split], valid, tasks.load(args.test) if args.test else valid
 
 
 def main():
     parser = arguments()
-    args = parser.parse_args()
+    args, checkpoint, state = parser.parse_args(), None, None
     try:
-        checkpoint = None
         if args.resume:
-            checkpoint, steps = last_checkpoint(args.resume), args.steps
-            if not checkpoint:
-                raise ValueError(f"{args.resume} holds no checkpoint to resume from: give the folder of a run, such as runs/toy-seed0")
-            out = args.resume
-            args = argparse.Namespace(**json.loads((Path(out) / "args.json").read_text()))
-            args.out, args.steps = out, steps or args.steps
+            args, checkpoint = resumed(parser, args)
         else:
             settle(args)
-        questions = tasks.load(args.data)
-        split = len(questions) - (0 if args.valid else min(64, len(questions) // 2))
-        train_questions, valid = questions[:split], tasks.load(args.valid) if args.valid else questions[split:]
-        test = tasks.load(args.test) if args.test else valid
-        if not valid:
-            raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl, or 2 questions and more")
+        questions = load_questions(args)
         tools = toolset.toolbox(args.tools, args.corpus)
         policy = llm.load(checkpoint or args.model, args.device, args.dtype)
-        fixed = llm.load(args.fixed or args.model, args.device, args.dtype)
-        reference = llm.load(args.model, args.device, args.dtype) if args.fixed else fixed  # one frozen copy serves both
-        state = torch.load(checkpoint / "trainer.pt", map_location="cpu") if checkpoint else None
-        if not checkpoint:
+        fixed = llm.load(args.fixed, args.device, args.dtype)
+        # One frozen copy plays the fixed modules and is π_ref, unless they are different models.
+        reference = fixed if args.fixed == args.model else llm.load(args.model, args.device, args.dtype)
+        if checkpoint:
+            state = torch.load(checkpoint / "trainer.pt", map_location="cpu")
+        else:
             solve.new_folder(args.out)
             (Path(args.out) / "args.json").write_text(json.dumps(vars(args), indent=1, default=str))
     except ValueError as why:
         parser.exit(2, f"train.py: {why}\n")
     if policy.model.device.type == "cuda" if args.gradient_checkpointing is None else args.gradient_checkpointing:
-        policy.model.gradient_checkpointing_enable()
+        policy.model.activation_checkpointing_enable()
     fixed.model.requires_grad_(False)
     print(f"planner {policy}\nfixed   {fixed}\ntools   {', '.join(tools)}\nrun     {args.out}", flush=True)
-    train(args, policy, fixed, reference, tools, train_questions, valid, test, state)
+    try:
+        train(args, policy, fixed, reference, tools, *questions, state)
+    except OSError as why:
+        raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ FAULTS = [
      'return {word.strip(" \\t\\n\\r*_`\'\\".").upper() for word in said} == {"STOP"}', 'return "STOP" in said[-1].upper()',
      "test_modules.py", "plain_stop"),
     (17, "a list number leaks into the field before", "planner.py",
-     r'r"^[ \t]*(?:\d+[.)][ \t]*|[-*#>][ \t]+|#+[ \t]*)?[*_`]*(justification', r'r"[*_`]*(justification',
+     r'DRESSING = r"^(?:[ \t*#>_`-]|\d+[.)])*"', r'DRESSING = r"[*_`]*"',
      "test_modules.py", "however_its_labels"),
     (18, "results of any length in every later prompt", "memory.py",
      "return cut(join(steps), budget)", "return join(self.steps)",

@@ -1,0 +1,101 @@
+"""The toy: is what is committed what toy.py makes, and does it play its parts?"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import llm
+import solve
+import tasks
+import tools as toolset
+import toy
+
+ROOT = Path(__file__).parent.parent
+CORPUS = toy.TOY / "corpus.jsonl"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return llm.load(str(toy.TOY))
+
+
+@pytest.fixture(scope="module")
+def tools():
+    return toolset.toolbox(corpus=CORPUS)
+
+
+def rows(name):
+    return [json.loads(line) for line in (toy.TOY / name).read_text().splitlines()]
+
+
+def test_the_toy_is_small(engine):
+    assert sum(p.numel() for p in engine.model.parameters()) <= 3_000_000
+    assert sum(file.stat().st_size for file in toy.TOY.iterdir()) <= 8_000_000
+
+
+def test_every_constant_of_the_prompts_is_one_token_of_the_toy(engine):
+    """If this fails, a prompt has changed since the toy was made: run python toy.py again."""
+    lengths = {piece: len(engine.tokenizer.encode(piece, add_special_tokens=False)) for piece in toy.constants()}
+    assert {piece for piece, length in lengths.items() if length != 1} == set()
+
+
+def test_the_committed_corpus_and_questions_are_those_that_toy_py_makes():
+    assert rows("corpus.jsonl") == list(toy.corpus())
+    made = toy.questions(toy.SIZES["test"], True, seed=1)
+    assert [(q.question, q.answer) for q in tasks.load(toy.TOY / "test.jsonl")] == [(q["question"], q["answer"]) for q in made]
+
+
+def test_no_wording_and_no_pair_of_numbers_of_the_test_is_in_a_training_question():
+    texts = {name: [q.question for q in tasks.load(toy.TOY / f"{name}.jsonl")] for name in ("train", "valid", "test")}
+    for train, test in list(toy.OPENINGS.values()) + [(toy.ENDINGS[0], [ending for ending in toy.ENDINGS[1] if ending])]:
+        assert not set(train) & set(test)
+    pairs = {name: {found[1:3] for text in asked if (found := re.search(r"(\d+) [-+*] (\d+)", text))} for name, asked in texts.items()}
+    assert pairs["test"] and not pairs["test"] & (pairs["train"] | pairs["valid"])
+    assert not set(texts["test"]) & set(texts["train"] + texts["valid"]) and not set(texts["valid"]) & set(texts["train"])
+
+
+def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(tools):
+    made = toy.questions(80, True, seed=5) + toy.questions(80, False, seed=6)
+    teacher = toy.Teacher(made)
+    metrics, _ = solve.evaluate(toy.ask(made), teacher, teacher, tools)
+    assert metrics["accuracy"] == 1 and metrics["errors"] == 0
+
+
+def test_with_perfect_plans_the_toys_fixed_modules_answer_right(engine, tools):
+    made = toy.questions(toy.SIZES["test"], True, seed=1)
+    metrics, _ = solve.evaluate(toy.ask(made), toy.Teacher(made), engine, tools)
+    assert metrics["accuracy"] >= 0.97
+
+
+def test_the_toys_own_planner_is_readable_but_blind(engine, tools):
+    torch.manual_seed(0)
+    metrics, _ = solve.evaluate(toy.ask(toy.questions(100, True, seed=1)), engine, engine, tools)
+    assert metrics["accuracy"] <= 0.55 and metrics["errors"] >= 0.15 and metrics["calls"].get("unreadable", 0) == 0
+    assert min(metrics["calls"].values()) / sum(metrics["calls"].values()) > 0.2  # all three tools about as often
+
+
+def test_solve_without_arguments_shows_toy_questions_and_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["solve.py"])
+    solve.main()
+    said = capsys.readouterr().out
+    assert said.count("Question: ") == solve.EXAMPLES and "python train.py" in said and "turn 1 planner" in said
+
+
+def test_a_few_steps_of_training_teach_the_planner_something(monkeypatch, tmp_path, capsys):
+    import train
+
+    arguments = f"train.py --steps 8 --every 8 --seed 0 --out {tmp_path / 'run'}"
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(json.dumps(row) + "\n" for row in rows("test.jsonl")[:40]))
+    monkeypatch.setattr("sys.argv", [*arguments.split(), "--valid", str(short), "--test", str(short)])
+    train.main()
+    accuracy = [float(found) for found in re.findall(r"test after step \d+: accuracy ([\d.]+)", capsys.readouterr().out)]
+    assert accuracy[1] > accuracy[0] + 0.1
+
+
+def test_ci_runs_the_readmes_test_command_to_the_letter():
+    command = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt && python -m pytest -q"
+    assert command in (ROOT / "README.md").read_text() and command in (ROOT / ".ci" / "run").read_text()
