@@ -369,6 +369,12 @@ def test_an_existing_run_is_refused_and_untouched(whole, capsys):
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
+def test_resuming_takes_only_a_new_number_of_steps_beside_the_run(whole, capsys):
+    for more in (["--lr", "1"], ["--steps", "0"]):
+        assert command("train.py", "--resume", str(whole), *more) == 2
+        assert f"leave out {more[0]}" in capsys.readouterr().err
+
+
 # What is learnt from
 
 class Spy:
@@ -444,7 +450,7 @@ def test_a_step_in_which_every_flow_failed_is_survived_and_said(tmp_path, monkey
 def test_gradient_checkpointing_changes_nothing_of_a_step(whole, tmp_path, monkeypatch):
     spy = Spy(monkeypatch, "update")
     assert rows(run(tmp_path / "run", steps=2, gradient_checkpointing=True)) == rows(whole)[:2]
-    assert spy.calls[0][0].is_gradient_checkpointing
+    assert spy.calls[0][0].is_activation_checkpointing
 
 
 # Who learns
@@ -457,7 +463,7 @@ def test_training_changes_the_policy_and_neither_the_fixed_model_nor_the_referen
     assert same(fixed.model, llm.load(other or "model").model) and same(reference.model, llm.load("model").model)
     assert not same(policy.model, reference.model) and (fixed is reference) == (other is None)
     assert same(policy.model, llm.load(str(tmp_path / "run" / "step-2")).model)
-    assert json.loads((tmp_path / "run" / "step-2" / "train.json").read_text()) == {"fixed": other or "model", "step": 2}
+    assert json.loads((tmp_path / "run" / "step-2" / "train.json").read_text()) == {"fixed": str(Path(other or "model").resolve()), "step": 2}
 
 
 def same(one, two):
