@@ -182,10 +182,11 @@ def trace(flow):
 
 
 def show(metrics, n):
-    """One line: accuracy with its 95 % interval (normal approximation), and what it cost."""
-    accuracy = metrics["accuracy"]
-    spread = 1.96 * (accuracy * (1 - accuracy) / n) ** 0.5
-    line = f"accuracy {accuracy:.3f} ± {spread:.3f} (n = {n}) | turns {metrics['turns']:.2f} | errors {metrics['errors']:.1%}"
+    """One line: accuracy with its 95 % interval (Wilson's, which does not collapse at 0 and 1), and what it cost. n: flows."""
+    p, z = metrics["accuracy"], 1.96
+    middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + (z / (2 * n)) ** 2) ** 0.5
+    low, high = ((middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+    line = f"accuracy {p:.3f} [{low:.2f}, {high:.2f}] of {n} | turns {metrics['turns']:.2f} | errors {metrics['errors']:.1%}"
     line += f" | {metrics['tokens']:.0f} tokens a flow"
     return line + (f" | failed {metrics['failed']}" if metrics["failed"] else "")
 

@@ -14,7 +14,7 @@ below 1 000 is one token. What is left is 30-120 tokens, in which it must find a
 
 So the model knows all formats, sub-goals and facts to look for, but not which tool does what. Wrong tools fail by themselves (a
 search for "value of 37 * 12" finds nothing, "capital = France" is a NameError, base_generator makes things up), and choosing is left to
-Flow-GRPO. The numbers and the wordings of the test questions are in none of the training questions.
+Flow-GRPO. No two numbers that meet in a test question, and none of its wordings, are in a training question.
 """
 
 import argparse
@@ -138,9 +138,8 @@ def wording(kind, words, test, rng, noise):
     has only met real sentences looks for its words at fixed distances."""
     around = lambda: rng.choice(AROUND) if not noise or rng.random() < 0.5 else " ".join(rng.choices(FILLERS, k=rng.randrange(9)))
     core = rng.choice(CORES[kind])
-    openings = OPENINGS["clause" if core.startswith(("how", "what", "whether")) else "thing"][test]
-    if openings[0] == OPENINGS["thing"][test][0] and kind in ("arithmetic", "fact_math"):
-        openings = openings + OPENINGS["number"][test]
+    form = "clause" if core.startswith(("how", "what", "whether")) else "thing"
+    openings = OPENINGS[form][test] + (OPENINGS["number"][test] if form == "thing" and kind in ("arithmetic", "fact_math") else [])
     asked = f"{rng.choice(openings)} {core.format(**words)} {rng.choice(ENDINGS[test])}".strip()
     return " ".join(part for part in (around(), asked + rng.choice("?."), around()) if part)
 
@@ -359,8 +358,8 @@ def comparisons(n, rng):
         yield generator.prompt(memory.question, memory.analysis, memory.render()), Teacher([]).conclude(question, known)
 
 
-def step(model, optimizer, batch):
-    """One step of supervised learning: cross-entropy of the answers' tokens."""
+def learn_step(model, optimizer, batch):
+    """One step of supervised learning: cross-entropy of the answers' tokens. batch: [(prompt ids, answer ids)]. Returns the loss."""
     T = max(len(s) + len(a) for s, a in batch)
     ids = torch.tensor([s + a + [0] * (T - len(s) - len(a)) for s, a in batch])  # (N, T)
     rows, columns = zip(*[(n, len(s) + j - 1) for n, (s, a) in enumerate(batch) for j in range(len(a))])
@@ -390,7 +389,7 @@ def warm_start(engine, sources, words, steps, drilling, rng, batch=64, rate=2e-3
                 pools[name] = [drawn[i : i + batch] for i in range(0, len(drawn), batch)]
                 rng.shuffle(pools[name])
             chosen = pools[name].pop()
-        losses[name].append(step(engine.model, optimizer, chosen))
+        losses[name].append(learn_step(engine.model, optimizer, chosen))
         schedule.step()
         if n % 250 == 0:
             tqdm.write(f"step {n:5d}/{steps} | " + " | ".join(f"{k} {sum(v[-50:]) / len(v[-50:]):.4f}" for k, v in losses.items()))
@@ -411,7 +410,7 @@ def write(name, rows):
 
 
 def make_files():
-    """corpus.jsonl, and train, valid and test questions; nothing of the test set's numbers and wordings is in the others."""
+    """corpus.jsonl, and the train, valid and test questions. Returns the test questions with their steps."""
     write("corpus.jsonl", corpus())
     test = questions(SIZES["test"], True, seed=1)
     valid = questions(SIZES["valid"], False, seed=2)

@@ -32,9 +32,10 @@ import tasks
 import tools as toolset
 from flow_grpo import Action, advantages, update
 
-# The paper's settings, and what differs for the toy: a small model learns at a larger rate, from smaller batches.
-PAPER = {"lr": 1e-6, "steps": 32, "questions": 32, "minibatches": 1, "data": None, "corpus": None, "valid": None, "test": None, "every": 5}
-TOY = {"lr": 3e-4, "steps": 40, "questions": 16, "minibatches": 2, "every": 10, "corpus": solve.TOY / "corpus.jsonl"}
+# The paper's settings, and what differs for the toy: a small model learns at a larger rate, from smaller batches. Its questions need
+# one turn or two; with no turn to spare, each wrong tool costs the answer, and the reward can see it.
+PAPER = {"lr": 1e-6, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "data": None, "corpus": None, "valid": None, "test": None, "every": 5}
+TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10, "corpus": solve.TOY / "corpus.jsonl"}
 TOY |= {name: solve.TOY / f"{file}.jsonl" for name, file in (("data", "train"), ("valid", "valid"), ("test", "test"))}
 
 
@@ -251,7 +252,7 @@ def arguments():
     add("--corpus", help="passages for wikipedia_search, JSONL of title and text (default: the toy its own)")
     add("--tools", nargs="+", default=None, help="tools the planner may choose from; None: all that can run")
     # the flow
-    add("--max-turns", type=int, default=3, help="turns of a flow in training")
+    add("--max-turns", type=int, help=f"turns of a flow in training (default: {default('max_turns')})")
     add("--temperature", type=float, default=0.7, help="of the planner's sampling, in rollouts and in the ratio")
     add("--max-new-tokens", type=int, default=None, help="longest answer of a module; None: the checkpoint's, or 1024")
     # the objective

@@ -28,7 +28,7 @@ def main():
 
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nano-agentflow"})
     figure, axes = plt.subplots(1, 3, figsize=(9.5, 2.9), constrained_layout=True)
-    panels = [("reward", "reward (share of rollouts right)"), ("errors", "tool-calling errors (share of turns)"), ("turns", "turns per rollout")]
+    panels = [("reward", "reward"), ("errors", "tool-calling errors"), ("turns", "turns per rollout")]
     for axis, (name, label) in zip(axes, panels):
         curves = [columns(run, "step", name) for run in args.runs]
         for steps, values in curves:

@@ -402,7 +402,7 @@ def test_the_numbers_of_a_batch_are_means_over_flows():
     metrics, flows = solve.evaluate(questions("one?", "two?"), policy, fixed, TOOLS)
     said = sum(len(c.prompt_ids) + len(c.ids) for c in policy.given + fixed.given)
     assert metrics == {"accuracy": 0.5, "turns": 1.5, "errors": 1 / 3, "failed": 0, "tokens": said / 2, "calls": {"double": 3}}
-    assert solve.show(metrics, 2) == f"accuracy 0.500 ± 0.693 (n = 2) | turns 1.50 | errors 33.3% | {said / 2:.0f} tokens a flow"
+    assert solve.show(metrics, 2) == f"accuracy 0.500 [0.09, 0.91] of 2 | turns 1.50 | errors 33.3% | {said / 2:.0f} tokens a flow"
     assert solve.show(metrics | {"failed": 1}, 2).endswith("| failed 1")
 
 
@@ -484,7 +484,7 @@ def test_a_model_that_talks_nonsense_comes_to_a_normal_end(monkeypatch, capsys, 
 def test_a_file_of_questions_is_answered_marked_and_written_out(monkeypatch, capsys, place, tmp_path):
     run(monkeypatch, place, f"--data|@data.jsonl|--limit|2|--quiet|--tools|base_generator|--out|{tmp_path}/flows.jsonl")
     out, rows = capsys.readouterr().out, [json.loads(line) for line in (tmp_path / "flows.jsonl").read_text().splitlines()]
-    assert "Question:" not in out and "tools   base_generator\n" in out and "accuracy 0.000 ± 0.000 (n = 2) | turns 2.00 | errors 100.0%" in out
+    assert "Question:" not in out and "tools   base_generator\n" in out and "accuracy 0.000 [0.00, 0.66] of 2 | turns 2.00 | errors 100.0%" in out
     assert len(rows) == 2 and all(row["gold"] == "4" and row["reward"] == 0 and row["turns"] == 2 for row in rows)
     assert all(step["error"] for row in rows for step in row["memory"]["steps"])
     run(monkeypatch, place, "--data|@data.jsonl|--quiet")

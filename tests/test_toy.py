@@ -52,7 +52,7 @@ def test_no_wording_and_no_pair_of_numbers_of_the_test_is_in_a_training_question
     texts = {name: [q.question for q in tasks.load(toy.TOY / f"{name}.jsonl")] for name in ("train", "valid", "test")}
     for train, test in list(toy.OPENINGS.values()) + [(toy.ENDINGS[0], [ending for ending in toy.ENDINGS[1] if ending])]:
         assert not set(train) & set(test)
-    pairs = {name: {found[1:3] for text in asked if (found := re.search(r"(\d+) [-+*] (\d+)", text))} for name, asked in texts.items()}
+    pairs = {name: {found.groups() for text in asked if (found := re.search(r"(\d+) [-+*] (\d+)", text))} for name, asked in texts.items()}
     assert pairs["test"] and not pairs["test"] & (pairs["train"] | pairs["valid"])
     assert not set(texts["test"]) & set(texts["train"] + texts["valid"]) and not set(texts["valid"]) & set(texts["train"])
 
