@@ -27,7 +27,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
@@ -210,7 +209,7 @@ def read(kind, name, **settings):
     except (OSError, ValueError, SafetensorError) as error:
         if os.path.isdir(name):
             problem = f"The folder {name!r} does not hold a whole model"
-        elif isinstance(error.__cause__, LocalEntryNotFoundError):
+        elif isinstance(error.__cause__, FileNotFoundError):  # no answer, and nothing in the cache
             raise ValueError(f"There is no folder {name!r} here, and the model hub cannot be reached for it.") from error
         else:
             problem = f"There is no folder {name!r} here, and the hub does not give a model of that name"

@@ -62,6 +62,9 @@ FAULTS = [
     (12, "the reward is lost on its way", "train.py",
      '"reward": sum(flow.reward for _, flow in kept) / max(1, len(kept))', '"reward": 0.0',
      "test_train.py", "reward"),
+    (13, "the loss as the headline", "train.py",
+     "{steps} | reward {row['reward']:.2f}", "{steps} | loss {row['loss']:.2f}",
+     "test_train.py", "never_the_loss"),
     (14, "the model's text is evaluated", "executor.py",
      "{key: ast.literal_eval(value) for key, value in arguments.items()}",
      "{key: eval(ast.unparse(value)) for key, value in arguments.items()}",
@@ -105,7 +108,10 @@ def try_fault(number, name, file, old, new, tests, expression):
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".pytest_cache"))
         (copy / file).write_text(source.replace(old, new))
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{tests}", "-k", expression]
-        done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=60)
+        except subprocess.TimeoutExpired:  # with eval put in, "9**9**9" is computed
+            return f"caught: {tests} -k {expression!r} does not end"
     failed = [line.split("::")[1].split(" ")[0] for line in done.stdout.splitlines() if line.startswith("FAILED")]
     return f"caught by {len(failed)}, such as {tests}::{failed[0]}" if done.returncode == 1 and failed else f"NOT CAUGHT (pytest: {done.returncode})"
 

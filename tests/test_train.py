@@ -177,6 +177,12 @@ def test_another_seed_gives_another_run(whole):
     assert rows(other) != rows(whole)[:2] and (other / "rollouts.jsonl").read_bytes() != (whole / "rollouts.jsonl").read_bytes()
 
 
+def test_the_line_of_a_step_says_the_reward_first_and_never_the_loss(whole):
+    row = {name: float(value) for name, value in rows(whole)[0].items()} | {"step": 1, "flat": 1, "groups": 2, "failed": 0}
+    line = train.show(row, 4, 1.0, 2.0)
+    assert line.startswith(f"step   1/4 | reward {row['reward']:.2f} | turns") and "loss" not in line
+
+
 def test_the_log_has_the_reward_first_and_no_times(whole):
     assert list(rows(whole)[0])[:4] == ["step", "reward", "turns", "errors"]
     assert not any("second" in name or "time" in name for name in rows(whole)[0])
