@@ -235,6 +235,11 @@ def open_new(path):
         raise ValueError(f"{path} can't be written ({why.strerror}): give another --out") from why
 
 
+def flow_settings(args):
+    """What rollout() takes from a command line, here and in train.py."""
+    return {"max_turns": args.max_turns, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
+
+
 def fixed_of(model):
     """The model that played the fixed modules when this planner was trained (train.json of a checkpoint), else the model itself."""
     trained = Path(model) / "train.json"
@@ -268,8 +273,7 @@ def main():
     print(f"planner {policy}\nfixed   {fixed}\ntools   {', '.join(tools)}\n")
     torch.manual_seed(args.seed)
     start = time.perf_counter()
-    settings = {"max_turns": args.max_turns, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
-    metrics, flows = evaluate(questions, policy, fixed, tools, **settings)
+    metrics, flows = evaluate(questions, policy, fixed, tools, **flow_settings(args))
     for flow in flows:
         if not args.quiet:
             marked = "" if args.question else f"  ({'right' if flow.reward else f'wrong: {flow.question.answer}'})"

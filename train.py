@@ -16,7 +16,6 @@ times, so that a seed gives one log: everything random in step n is drawn from (
 import argparse
 import csv
 import json
-import os
 import random
 import shutil
 import signal
@@ -68,8 +67,7 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools):
     start = time.perf_counter()
     torch.manual_seed(args.seed * 1_000_003 + step)
     asked = [question for question in batch for _ in range(args.group_size)]
-    settings = {"max_turns": args.max_turns, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
-    metrics, flows = solve.evaluate(asked, policy, fixed, tools, **settings)
+    metrics, flows = solve.evaluate(asked, policy, fixed, tools, **solve.flow_settings(args))
 
     # A rollout that failed has no outcome: it leaves its group. Groups are by the question's place in the batch, never by its text.
     kept = [(i // args.group_size, flow) for i, flow in enumerate(flows) if not flow.failed]
@@ -194,8 +192,7 @@ def train(args, policy, fixed, reference, tools, train_questions, valid, test, s
 
     def held_out(name, questions):
         torch.manual_seed(args.seed)
-        settings = {"max_turns": args.max_turns, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
-        metrics, _ = solve.evaluate(questions, policy, fixed, tools, **settings)
+        metrics, _ = solve.evaluate(questions, policy, fixed, tools, **solve.flow_settings(args))
         log.row("evals.csv", {"step": step, "questions": name} | {key: metrics[key] for key in ("accuracy", "turns", "errors", "failed")})
         print(f"{name} after step {step}: {solve.show(metrics, len(questions))}", flush=True)
         return metrics["accuracy"]
@@ -294,10 +291,9 @@ def settle(args):
     if not args.temperature > 0:
         raise ValueError(f"--temperature {args.temperature} does not sample, and a group of equal rollouts teaches nothing: use e.g. 0.7")
     args.fixed = args.fixed or solve.fixed_of(args.model)
-    if Path(args.fixed).is_dir():
-        args.fixed = str(Path(args.fixed).resolve())  # a checkpoint remembers it, and may be used from another folder
-    if Path(args.model).is_dir():
-        args.model = str(Path(args.model).resolve())
+    for name in ("model", "fixed"):
+        if Path(getattr(args, name)).is_dir():  # a checkpoint remembers them, and may be used from another folder
+            setattr(args, name, str(Path(getattr(args, name)).resolve()))
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
 
 
