@@ -10,14 +10,8 @@ Adding a tool is one function and one entry in TOOLS.
 """
 import functools
 import json
-import os
 import re
-import select
-import signal
 import sqlite3
-import subprocess
-import sys
-import tempfile
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -25,11 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memory import cut
+from sandbox import python_coder
 
 RESULT_BUDGET = 2000     # characters of a result that reach memory
 PASSAGE_BUDGET = 600     # characters of one passage, so that k = 3 of them fit into a result
-OUTPUT_CAP = 65536       # bytes the code may print before it is stopped
-NAMESPACES = True        # False: python_coder does without Linux namespaces (the tests try both ways)
 STOP_WORDS = tuple("a an and are as at be by did do does for from how in is it of on or that the their this to was "
                    "were what when where which who whom whose why with".split())
 
@@ -47,198 +40,6 @@ def describe(name: str, tool: Tool) -> str:
     """The metadata of a tool as the planner and the executor read it: constant text, so prompts share it as a prefix."""
     arguments = "; ".join(f"{key} (string): {meaning}" for key, meaning in tool.arguments.items())
     return f"{name}: {tool.description}\n  Arguments: {arguments}\n  Limits: {tool.limits}\n  Example: {tool.example}\n"
-
-
-# ---------------------------------------------------------------------------------------------- python_coder
-# The first process of a call. It has no secrets and outlives the code, so it can kill whatever the code has started.
-# stdin brings the code and stays open: when either side is gone, the other sees it hang up. stdout is what the code
-# prints, on both its streams; stderr is the verdict, "Error: ...". Both are files: they cost no memory, however long.
-# No signal, ast or traceback: importing each takes milliseconds, in every one of the thousands of calls of a training.
-SUPERVISOR = r'''
-import os, resource, select, sys, time
-seconds, (size, memory, cap, namespaces) = float(sys.argv[1]), map(int, sys.argv[2:])
-source = sys.stdin.buffer.read(size)
-os.ftruncate(2, 0), os.lseek(2, 0, 0)                     # whatever Python said when it started
-verdict = os.dup(2)                                       # closed on exec
-
-def say(text):
-    os.write(verdict, text.encode("utf-8", "replace")[:8192] + b"\n")
-
-def isolate():
-    "Own users, processes, network and mounts: all files read-only but a new 64 MB folder. False where not allowed."
-    if sys.platform != "linux":
-        return False
-    import ctypes
-    libc, uid, gid = ctypes.CDLL(None), os.getuid(), os.getgid()
-    libc.prctl(38, 1, 0, 0, 0)                            # PR_SET_NO_NEW_PRIVS: sudo and the like give nothing
-    if child := namespaces and os.fork():                 # a child tries: a refusal half-way leaves us as we were
-        status = os.waitpid(child, 0)[1]
-        if os.waitstatus_to_exitcode(status) != 99:
-            os._exit(status != 0)
-    if child or not namespaces:
-        libc.prctl(36, 1, 0, 0, 0)                        # PR_SET_CHILD_SUBREAPER: orphans come to us, not to init
-        return False
-    try:
-        if libc.unshare(0x10000000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x00020000):
-            os._exit(99)
-        for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
-    except OSError:
-        os._exit(99)
-    if child := os.fork():                                # the child is process 1 of the namespace: all die with it
-        os._exit(os.waitpid(child, 0)[1] != 0)
-    cwd = os.getcwd()
-    libc.syscall(442, -100, b"/", 0x8000, (ctypes.c_uint64 * 4)(1), 32)        # mount_setattr: read-only, recursively
-    for folder in cwd, "/dev/shm":
-        libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 6, b"size=64m,mode=700")  # gone with the namespace
-    libc.mount(b"proc", b"/proc", b"proc", 14, None)      # where this is refused, the old /proc has no secrets for us
-    os.chdir(cwd)
-    libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # no capability: nothing can be undone
-    return True
-
-def numbers():
-    "Of /proc/loadavg: [4] is the number of all tasks, [5] the last process id of our own namespace."
-    try:
-        with open("/proc/loadavg") as file:
-            return [int(float(n)) for n in file.read().replace("/", " ").split()]
-    except OSError:
-        return [0] * 6
-
-def family(pid):
-    "The descendants of a process, where there is a /proc."
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            children = [int(n) for n in file.read().split()]
-    except OSError:
-        return []
-    return children + [n for child in children for n in family(child)]
-
-def crowded():                                            # the system's own limit, NPROC, does not bind root
-    return numbers()[5] > 256 if isolated else len(family(os.getpid())) > 64
-
-def limit():
-    for name, value in (("CPU", int(seconds) + 1), ("AS", memory << 20), ("FSIZE", 16 << 20), ("NOFILE", 128),
-                        ("CORE", 0), ("NPROC", numbers()[4] + 64)):  # NPROC counts all of the user's, also elsewhere
-        try:
-            resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
-        except (AttributeError, ValueError, OSError):
-            pass                                          # unknown to this system, or a lower limit stands already
-
-def run():
-    "The code, once, in one scope; a last bare expression is shown as a REPL shows it."
-    main = sys.modules["__main__"] = type(sys)("__main__")
-    sys.argv, reserve = [""], bytearray(1 << 20)
-    try:
-        tree, show = compile(source, "<code>", "exec", 0x400), compile("0", "<code>", "single", 0x400)  # 0x400: trees
-        show.body = [tree.body.pop()] if tree.body and type(tree.body[-1]).__name__ == "Expr" else []
-        exec(compile(tree, "<code>", "exec"), main.__dict__)
-        if show.body:
-            exec(compile(show, "<code>", "single"), main.__dict__)
-    except BaseException as e:
-        del reserve                                       # room to tell that the memory is full
-        if isinstance(e, SystemExit) and e.code in (None, 0):
-            return
-        text, line, at = str(e), None, e.__traceback__
-        if isinstance(e, SyntaxError) and e.filename == "<code>":
-            text, line = e.msg, e.lineno
-        while at:
-            line, at = (at.tb_lineno if at.tb_frame.f_code.co_filename == "<code>" else line), at.tb_next
-        say(f"Error: {type(e).__name__}" + (f": {text}" if text else "") + (f" (line {line})" if line else ""))
-
-kept, isolated = sys.modules["__main__"], isolate()       # kept: this module lives on when the code's takes its place
-child = os.fork()
-if child == 0:
-    os.setsid()                                           # kill(0, 9) finds only the code's own
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    os.dup2(1, 2)
-    sys.stdout.reconfigure(line_buffering=True)           # what was printed before a kill is not lost
-    limit()
-    run()
-    sys.exit()                                            # waits for the code's threads, as Python does
-end, pause, status = time.monotonic() + seconds, 0.001, None
-while status is None:
-    if select.select([0], [], [], pause)[0]:              # this is the pause, unless the flow hangs up
-        say("Error: stopped by the flow")
-        break
-    pause = min(2 * pause, 0.02)
-    pid, ended = os.waitpid(child, os.WNOHANG)
-    if pid:
-        status = os.waitstatus_to_exitcode(ended)
-    elif time.monotonic() > end:
-        say(f"Error: stopped after {seconds:g} seconds")
-        break
-    elif crowded():
-        say("Error: stopped after starting too many processes")
-        break
-    elif os.fstat(1).st_size > cap:
-        break
-if status:
-    say(f"Error: killed by signal {-status}" if status < 0 else f"Error: the code ended with exit status {status}")
-if isolated:
-    os._exit(0)                                           # process 1 ends: the system kills all others
-try:
-    os.killpg(child, 9)                                   # at one stroke, so that a fork bomb cannot outrun us
-except (ProcessLookupError, PermissionError):
-    pass                                                  # nobody is left in the group
-while kin := family(os.getpid()):                         # those that have left the group
-    for pid in kin:
-        try:
-            os.kill(pid, 9)
-            os.waitpid(pid, os.WNOHANG)
-        except (ProcessLookupError, ChildProcessError):
-            pass                                          # gone, or a grandchild: ours when its parent is dead
-'''
-
-
-def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
-    """What the code prints, and the value of a last bare expression; or "Error: NameError: ... (line 2)", then the prints.
-
-    A new Python runs the code once, in one scope, with the packages of this one, in a folder of its own.
-    Covered: time on the clock; memory of each process; size of a file; open files; number of processes; endless output;
-      our environment is not passed on; stdin is empty; the folder is empty before and gone afterwards;
-      nothing goes on afterwards: threads, children, and grandchildren that left the session or lost their parent.
-    Covered where Linux lets users have namespaces (most systems, not Docker's default):
-      no network; no file outside the folder can be changed, and it holds 64 MB;
-      other processes, ours above all, cannot be seen or killed, nor their environment read.
-    Not covered: files that we can read (keys, too); sockets that are files (Docker's); the sum of the memory of many
-      processes; bugs of the kernel. Without namespaces, code that means harm has all our rights: it may kill us or the
-      supervisor, and change our files. Off Linux, a process that leaves the group is not found, and macOS ignores some
-      limits. Windows is not supported.
-    """
-    source = code.encode("utf-8", "replace")
-    # Not -I: it ignores PYTHONHASHSEED, without which a printed set differs from run to run. numpy's threads take memory.
-    env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    settings = [str(n) for n in (seconds, len(source), memory_mb, OUTPUT_CAP, int(NAMESPACES))]
-    file = tempfile.TemporaryFile
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, file() as output, file() as verdict:
-        # No preexec_fn, which is not safe in threads: the supervisor sets the limits itself, before it runs the code.
-        process = subprocess.Popen([sys.executable, "-c", SUPERVISOR, *settings], stdin=subprocess.PIPE, stdout=output,
-                                   stderr=verdict, cwd=folder, env=env, start_new_session=True)
-        try:
-            with process.stdin as pipe:
-                pipe.write(source)
-                pipe.flush()
-                hung_up = select.poll()
-                hung_up.register(pipe, 0)
-                hung_up.poll(1000 * (seconds + 5))  # the supervisor keeps the time; 5 more seconds in case it cannot
-        except BrokenPipeError:
-            pass  # it is dead: its return code tells
-        try:
-            process.wait(timeout=3)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        printed, problem = (os.pread(f.fileno(), OUTPUT_CAP + 1, 0) for f in (output, verdict))
-    endless = len(printed) > OUTPUT_CAP
-    printed, problem = (text.decode("utf-8", "replace").rstrip("\n") for text in (printed, problem))
-    if endless:
-        problem = f"Error: stopped after printing {OUTPUT_CAP} characters"
-    elif process.returncode or (problem and not problem.startswith("Error:")):
-        problem = f"Error: Python was ended from outside or did not start. {''.join(problem.splitlines()[-1:])}".strip()
-    if problem:
-        return f"{problem}\nPrinted before: {printed}" if printed else problem
-    return printed or "Nothing was printed. Use print() to show a result."
 
 
 # ---------------------------------------------------------------------------------------------- wikipedia_search
