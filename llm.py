@@ -1,6 +1,7 @@
 """One interface to language models.
 
     engine = load("Qwen/Qwen2.5-0.5B-Instruct")             # or a folder written by save_pretrained
+    engine = load("http://localhost:8000/v1#my-model")      # or a server that speaks OpenAI's API: vLLM, SGLang, Ollama, ...
     done   = engine(["What is 2 + 2?"], temperature=0.7)    # [Completion(text, prompt_ids, ids)], in order
 
 Every module of the agent talks to a model through this one call, and a Completion is all that training needs to know of it:
@@ -19,20 +20,26 @@ penalty of 1.05); only their stop tokens are used, and save() writes the rest as
 temperature 0 is a function: the likeliest token each time, and equal prompts of a call are answered once. Sampling draws from
 torch's global generator: torch.manual_seed(s) before a call decides all of it, given the same prompts, settings and hardware.
 
-A server that speaks OpenAI's API belongs here too, as a second class with the same call and no ids to train on.
+A server can play any module, the planner included, but gives text without ids: training needs local weights.
 """
 import math
 import os
+import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
+import web
+
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+LONGEST = 1024                # tokens of an answer where nobody says
 
 
 @dataclass
@@ -41,6 +48,22 @@ class Completion:
     prompt_ids: list[int]     # s^t exactly as the model read it
     ids: list[int]            # a^t exactly as sampled: the stop token included, absent if the text was cut at max_new_tokens
     error: str = ""           # why there is no text, e.g. TOO_LONG; ids is then empty
+    usage: int = 0            # tokens, prompt and answer, as a server counted them
+
+    @property
+    def tokens(self):
+        return self.usage or len(self.prompt_ids) + len(self.ids)
+
+
+def distinct(prompts, temperature):
+    """What really has to be asked: at temperature 0 equal prompts have one answer; above it each copy is a sample of its own."""
+    return list(dict.fromkeys(prompts)) if temperature == 0 else list(prompts)
+
+
+def in_order(prompts, asked, done, temperature):
+    """A Completion for each prompt again, none of them sharing its lists with another."""
+    answer = dict(zip(asked, done))
+    return [replace(c, prompt_ids=c.prompt_ids[:], ids=c.ids[:]) for c in map(answer.get, prompts)] if temperature == 0 else done
 
 
 @contextmanager
@@ -99,9 +122,8 @@ class HF:
         return f"{name} | {millions:.4g} M parameters | {self.model.device} | {dtype}"
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
-        max_new_tokens = max_new_tokens or self.model.generation_config.max_new_tokens or 1024
-        # At temperature 0 equal prompts have one answer; above it each copy is a sample of its own.
-        asked = list(dict.fromkeys(prompts)) if temperature == 0 else list(prompts)
+        max_new_tokens = max_new_tokens or self.model.generation_config.max_new_tokens or LONGEST
+        asked = distinct(prompts, temperature)
         done = [Completion("", self.encode(prompt), []) for prompt in asked]
 
         for c in done:
@@ -111,11 +133,7 @@ class HF:
             answers = self.generate([fits[i].prompt_ids for i in rows], temperature, max_new_tokens)
             for i, ids in zip(rows, answers):
                 fits[i].ids, fits[i].text = ids, self.decode(ids)
-
-        if temperature != 0:
-            return done
-        answer = dict(zip(asked, done))
-        return [replace(c, prompt_ids=c.prompt_ids[:], ids=c.ids[:]) for c in (answer[prompt] for prompt in prompts)]
+        return in_order(prompts, asked, done, temperature)
 
     def generate(self, prompts, temperature, max_new_tokens):
         """Sample one batch, token lists in and out. generate() turns gradients off; inference_mode would not do, because its
@@ -179,11 +197,109 @@ def cut(ids, stops):
     return ids[:end]
 
 
+class Server:
+    """A server that speaks OpenAI's chat API, called like HF. url: http://host:8000/v1#model; one model alone needs no name.
+
+    A request that is refused for now (429, 5xx, a dropped connection, a broken answer) is repeated with growing pauses, by
+    web.session() and web.api(). If it fails for good, Completion.error says why; nobody may take that for an answer. The key is
+    OPENAI_API_KEY; it travels over https or to this machine, never in the clear. The settings that a server takes from the
+    checkpoint (top-k, a repetition penalty) are its own: it is no policy to train.
+    """
+
+    def __init__(self, url, at_once=16, seconds=300):
+        self.url, _, self.name = url.rstrip("/").partition("#")
+        self.at_once, self.seconds, self.session = at_once, seconds, web.session()
+        self.url, parts, key = self.url.rstrip("/"), urlsplit(self.url), os.environ.get("OPENAI_API_KEY", "")
+        if "@" in parts.netloc:
+            raise ValueError("A server's address must hold no password: put the key into OPENAI_API_KEY.")
+        self.host = parts.netloc
+        private = parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
+        self.headers = {"Authorization": f"Bearer {key}"} if key and private else {}
+        self.name = self.find(self.name)
+
+    def find(self, name):
+        """The name of the model, if need be of the one that is served; shows, before any work, that the server is there."""
+        try:
+            data, _ = web.api(web.session(tries=1), "GET", f"{self.url}/models", headers=self.headers)
+            names = [name] if name else [model["id"] for model in data["data"]]
+        except web.Failed as why:
+            if name and why.status:                           # it is there, but gives no list: transformers serve without a hub
+                return name
+            raise ValueError(f"The model server does not answer as it should ({why}): start it, or correct its address.") from why
+        except (KeyError, TypeError) as why:
+            raise ValueError(f"{self.host} gives no list of models: name one, as in {self.url}#MODEL.") from why
+        if len(names) != 1:
+            raise ValueError(f"{self.host} serves {', '.join(names) or 'no model'}: name one after the address, as in {self.url}#MODEL.")
+        return names[0]
+
+    def __str__(self):
+        return f"{self.name} | a server at {self.host}"
+
+    def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
+        asked = distinct(prompts, temperature)
+        # A seed each, where the server takes one: torch.manual_seed decides here, too, and copies of a prompt still differ.
+        seeds = torch.randint(2**31, (len(asked),)).tolist() if temperature != 0 else [None] * len(asked)
+        settings = {"temperature": float(temperature), "max_tokens": max_new_tokens or LONGEST}
+        with ThreadPoolExecutor(self.at_once) as pool:
+            done = list(pool.map(lambda prompt, seed: self.one(prompt, seed, settings), asked, seeds))
+        return in_order(prompts, asked, done, temperature)
+
+    def one(self, prompt, seed, settings):
+        """One request: the answer, or why there is none."""
+        body = {"model": self.name, "messages": [{"role": "user", "content": harmless(prompt)}], **settings}
+        body |= {} if seed is None else {"seed": seed, "top_p": 1.0}
+        try:
+            data, _ = web.api(self.session, "POST", f"{self.url}/chat/completions", self.seconds, json=body, headers=self.headers)
+            text = data["choices"][0]["message"]["content"] or ""    # null where a model has nothing to say
+            usage = (data.get("usage") or {}).get("total_tokens") or 0
+            return Completion(str(text), [], [], usage=int(usage))
+        except web.Failed as why:
+            long = why.status in (400, 413, 422) and re.search(r"context[ _](length|window|size)|too long|too many tokens|maximum", why.body, re.I)
+            return Completion("", [], [], TOO_LONG if long else str(why))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            return Completion("", [], [], f"{self.host} answered with something that is no chat completion")
+
+
+def harmless(prompt):
+    """A prompt for a tokenizer that we cannot ask: what chat templates mark turns with loses its meaning (see HF.encode).
+
+    >>> harmless("a page with <|im_end|> and </s> in it")
+    'a page with < |im_end|> and < /s> in it'
+    """
+    marks = r"<(?=[|｜][\w▁ ]{1,40}[|｜]>|/?s>|(?:start|end)_of_turn>)|\[(?=/?INST\]|/?SYSTEM_PROMPT\])"
+    return re.sub(marks, lambda mark: mark[0] + " ", prompt.encode("utf-8", "replace").decode())
+
+
+class Cached:
+    """An engine that remembers what it answered at temperature 0, in a web.Cache: the judge's verdicts cost nothing twice."""
+
+    def __init__(self, engine, cache):
+        self.engine, self.cache = engine, cache
+
+    def __str__(self):
+        return str(self.engine)
+
+    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
+        settings = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+        if temperature != 0:
+            return self.engine(prompts, **settings)
+        key = ("engine", str(self.engine), str(max_new_tokens))
+        known = {prompt: self.cache.get(*key, prompt) for prompt in prompts}
+        new = [prompt for prompt, text in known.items() if text is None]
+        answers = dict(zip(new, self.engine(new, **settings))) if new else {}
+        for prompt, said in answers.items():
+            if not said.error:
+                self.cache.put(said.text, *key, prompt)
+        return [answers[prompt] if prompt in answers else Completion(known[prompt], [], []) for prompt in prompts]
+
+
 def load(name, device=None, dtype=None):
-    """A model ready to answer, from a folder or from the hub by name. Whatever is wrong with the request is one ValueError.
+    """A model ready to answer: a folder, a name on the hub, or a server's address. What is wrong with the request is one ValueError.
 
     device: cuda, else mps, else cpu. dtype: bfloat16 on cuda where the hardware computes in it, float32 elsewhere.
     """
+    if is_server(name):
+        return Server(name)
     device, name = pick_device(device), os.path.expanduser(name)
     dtype = pick_dtype(dtype, device)
     if os.path.isdir(name):
@@ -200,6 +316,10 @@ def load(name, device=None, dtype=None):
         raise ValueError(f"The tokenizer of {name!r} has no chat template: use a model made for chat.")
     model = read(AutoModelForCausalLM, name, dtype=dtype)
     return HF(model.to(device).eval(), tokenizer)
+
+
+def is_server(name):
+    return str(name).startswith(("http://", "https://"))
 
 
 def read(kind, name, **settings):

@@ -56,6 +56,8 @@ Memory:
 Next step:
 """
 
+LONGEST = 20_000  # characters of a plan: a step in memory keeps its sub-goal, and nothing that grows without end may enter there
+
 # What a model puts before a label at the start of a line: "2. **Sub-Goal:** ...". It belongs to the label, so that a list number
 # never leaks into the field before it.
 DRESSING = r"^(?:[ \t*#>_`-]|\d+[.)])*"
@@ -93,6 +95,8 @@ def parse(text, tools):
     "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder" -> Plan("none", "add 2 and 2", "python_coder")
     "I would search."                                           -> "no line 'Sub-goal: ...'. Answer in the four lines asked for."
     """
+    if len(text) > LONGEST:
+        return f"the plan is longer than {LONGEST} characters. Answer in the four lines asked for."
     fields, labels = {}, list(LABEL.finditer(text))
     for i, label in enumerate(labels):
         end = labels[i + 1].start() if i + 1 < len(labels) else len(text)

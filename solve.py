@@ -1,173 +1,102 @@
-"""solve.py: the flow (AgentFlow §3.1), for one question, a file of questions, or the batch of a training step.
+"""solve.py: ask the flow one question, a file of questions, or a benchmark.
 
     python solve.py                                        a few questions of the toy, with the toy model: no download, key or GPU
     python solve.py "What is the capital of France?"
     python solve.py --data toy/test.jsonl --limit 100 --quiet
     python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
+    python solve.py --model Qwen/Qwen2.5-7B-Instruct --fixed http://localhost:8000/v1 --judge http://localhost:8000/v1 --data my.jsonl
 
-    analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
-
-All rollouts of a batch go in lock-step: they plan together, act together (tools in a thread pool), are verified together, and leave
-when they are done. So every call of a language model is a full batch, and a seed decides everything: no async, no server, no race.
-
-Three kinds of failure, kept apart. The *model's*: nobody can read its plan or its call; that costs a turn, and memory tells the
-planner why. The *world's*: the tool says "Error: ..."; that is a result like any other. *Ours*: a prompt does not fit the model
-even with its memory cut; that flow has failed, is counted, and is neither rewarded nor trained on.
+What happens to a question stands in flow.py. Here its answer is marked (rules first, then the judge if there is one), the marks of
+many become numbers, and the numbers a line that says how sure they are.
 """
 
 import argparse
-import dataclasses
+import contextlib
 import json
+import os
+import statistics
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-import executor
-import generator
+import benchmarks
+import judge as judging
 import llm
-import memory
-import planner
 import tasks
 import tools as toolset
-import verifier
-from memory import Memory, Step
+import web
+from flow import FIXED, Flow, rollout
 
 TOY = Path(__file__).parent / "toy"
-BUDGETS = (memory.BUDGET, memory.BUDGET // 4, memory.BUDGET // 16)  # characters of memory, tried in turn until a prompt fits
+TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # what the toy model has read about
+EXAMPLES = 4  # toy questions that are shown when none is asked
 
 
-@dataclass
-class Flow:
-    """One rollout o_i. `actions` is the record that Flow-GRPO trains on: per turn the ids of s^t and of a^t, as they were sampled."""
-
-    question: tasks.Question
-    memory: Memory
-    actions: list = field(default_factory=list)  # the planner's llm.Completion of each turn
-    words: list = field(default_factory=list)  # what each module said: {"turn", "module", "text", "tokens", "seconds"}
-    plan: planner.Plan | str = ""  # of this turn, or why nobody can read it
-    call: executor.Call | str = ""  # of this turn, or why there is none
-    done: bool = False  # the verifier said STOP
-    failed: str = ""  # why there is no outcome: never a reward, never a wrong answer
-    answer: str = ""
-    reward: float = 0.0  # R(o) in {0, 1}, one for the whole rollout
-
-    def state(self, tools, budget):
-        """s^t = (q, K, analysis, M^t), the arguments of planner.prompt() and verifier.prompt()."""
-        return self.question.question, tools, self.memory.analysis, self.memory.render(budget)
-
-    def say(self, turn, module, text, tokens, seconds):
-        self.words.append({"turn": turn, "module": module, "text": text, "tokens": tokens, "seconds": round(seconds, 3)})
-
-    def record(self):
-        """The whole flow as JSON-able data, without token ids."""
-        asked = self.question
-        data = {"id": asked.id, "kind": asked.kind, "question": asked.question, "gold": asked.answer, "answer": self.answer}
-        data |= {"reward": self.reward, "failed": self.failed, "turns": len(self.actions)}
-        return data | {"memory": dataclasses.asdict(self.memory), "words": self.words}
-
-
-def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, bar=None):
-    """Run the flow for every question, in lock-step (the paper's Algorithm 1). A question asked G times gives its group.
-
-    questions: [tasks.Question]; policy: the planner's engine, fixed: the engine of every other module (llm.py). Only the planner
-    samples; the fixed modules are greedy. bar: a tqdm bar, advanced by a flow at a time. Returns [Flow] in the questions' order.
-    """
-    flows = [Flow(question, Memory(question.question)) for question in questions]
-    sampled = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
-    greedy = partial(fixed, temperature=0.0, max_new_tokens=max_new_tokens)
-
-    for flow, said in ask(greedy, flows, 0, "analysis", lambda f, budget: planner.analysis_prompt(f.question.question, tools)):
-        flow.memory.analysis = memory.cut(said.text.strip(), memory.BUDGET // 4)
-
-    for turn in range(1, max_turns + 1):
-        live = [flow for flow in flows if not flow.done and not flow.failed]
-        for flow, said in ask(sampled, live, turn, "planner", lambda f, budget: planner.prompt(*f.state(tools, budget))):
-            flow.actions.append(said)
-            flow.plan = planner.parse(said.text, tools)
-            if isinstance(flow.plan, str):  # the mistake costs a turn, and the planner's next prompt says what it was
-                flow.memory.steps.append(Step(turn, "", "", "", f"Error: {flow.plan}", error=True, verdict="CONTINUE"))
-
-        acting = [flow for flow in live if not flow.failed and not isinstance(flow.plan, str)]
-        act(acting, tools, turn, greedy)
-
-        acted = [flow for flow in acting if not flow.failed]
-        for flow, said in ask(greedy, acted, turn, "verifier", lambda f, budget: verifier.prompt(*f.state(tools, budget))):
-            flow.done = verifier.parse(said.text)
-            flow.memory.steps[-1].verdict = "STOP" if flow.done else "CONTINUE"
-        if bar is not None:
-            bar.update(sum(flow.done or flow.failed != "" or turn == max_turns for flow in live))
-
-    def ending(flow, budget):
-        return generator.prompt(flow.question.question, flow.memory.analysis, flow.memory.render(budget))
-
-    for flow, said in ask(greedy, [flow for flow in flows if not flow.failed], max_turns + 1, "generator", ending):
-        flow.answer = generator.parse(said.text)
-    return flows
-
-
-def act(flows, tools, turn, greedy):
-    """The executor turns each plan into a call, the tools run, and each memory gets its step."""
-
-    def command(flow, budget):
-        name = flow.plan.tool
-        return executor.prompt(flow.question.question, flow.plan.context, flow.plan.sub_goal, name, tools[name])
-
-    called = []
-    for flow, said in ask(greedy, flows, turn, "executor", command):
-        flow.call = executor.parse(said.text, flow.plan.tool, tools[flow.plan.tool])
-        called.append(flow)
-    answer = lambda queries: [said.text or f"Error: {said.error or 'no answer'}" for said in greedy(queries)]
-    for flow, (result, error, seconds) in zip(called, executor.run([flow.call for flow in called], tools, answer)):
-        command = "" if isinstance(flow.call, str) else str(flow.call)
-        flow.memory.steps.append(Step(turn, flow.plan.tool, flow.plan.sub_goal, command, result, error, "", round(seconds, 3)))
-        flow.say(turn, flow.plan.tool, result, 0, seconds)
-
-
-def ask(engine, flows, turn, module, prompt):
-    """One batched call of an engine: [(flow, llm.Completion)].
-
-    prompt(flow, budget) is made anew with less memory where it does not fit the model. A flow whose prompt never fits has failed,
-    is counted, and is not in the list.
-    """
-    said, waiting = {}, list(range(len(flows)))
-    start = time.perf_counter()
-    for budget in BUDGETS:
-        if waiting:
-            said |= zip(waiting, engine([prompt(flows[i], budget) for i in waiting]))
-            waiting = [i for i in waiting if said[i].error == llm.TOO_LONG]
-    seconds = time.perf_counter() - start
-    for i, flow in enumerate(flows):
-        flow.say(turn, module, said[i].text, len(said[i].prompt_ids) + len(said[i].ids), seconds)
-        flow.failed = said[i].error and f"{module}: {said[i].error}"
-    return [(flow, said[i]) for i, flow in enumerate(flows) if not flow.failed]
-
-
-def evaluate(questions, policy, fixed, tools, **settings):
+# ------------------------------------------------------------------------------------------------------- marks and numbers
+def evaluate(questions, policy, fixed, tools, judge=None, bar=None, **settings):
     """Run and mark every question: ({metric: number}, [Flow]). Every question stays in the denominator, also one that failed."""
-    with tqdm(total=len(questions), desc="flows", leave=False, disable=None) as bar:
+    start = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        bar = bar or stack.enter_context(tqdm(total=len(questions), desc="flows", leave=False, disable=None))
         flows = rollout(questions, policy, fixed, tools, bar=bar, **settings)
+    mark(flows, judge)
     for flow in flows:
-        flow.reward = float(not flow.failed and tasks.mark(flow.question, flow.answer))
+        flow.seconds = (time.perf_counter() - start) / len(flows)
     return summary(flows), flows
+
+
+def mark(flows, judge=None):
+    """R(o) of each flow that has an answer: by the rules, and where they cannot decide by the judge, an engine (None: not right)."""
+    ended = [flow for flow in flows if not flow.failed]
+    verdicts = [tasks.decide(flow.question, flow.answer) for flow in ended]
+    for flow, verdict in zip(ended, verdicts):
+        flow.reward = float(verdict is True)
+    if judge:
+        unread = [flow for flow, verdict in zip(ended, verdicts) if verdict is None]
+        for flow, (verdict, error) in zip(unread, judging.ask([(flow.question, flow.answer) for flow in unread], judge)):
+            flow.reward, flow.undecided = float(verdict is True), verdict is None and not error
+            flow.failed = error and f"judge: {error}"
 
 
 def summary(flows):
     """What a batch of marked flows amounts to. errors: the share of turns whose plan or call nobody could read, or whose tool said Error."""
     steps = [step for flow in flows for step in flow.memory.steps]
-    tokens = sum(word["tokens"] for flow in flows for word in flow.words)
+    used = {}
+    for step in steps:
+        calls, errors, seconds = used.get(step.tool or "unreadable", (0, 0, 0.0))
+        used[step.tool or "unreadable"] = (calls + 1, errors + step.error, seconds + step.seconds)
     return {
         "accuracy": sum(flow.reward for flow in flows) / len(flows),
         "turns": len(steps) / len(flows),
         "errors": sum(step.error for step in steps) / max(1, len(steps)),
         "failed": sum(flow.failed != "" for flow in flows),
-        "tokens": tokens / len(flows),
-        "calls": dict(sorted(Counter(step.tool or "unreadable" for step in steps).items())),
+        "undecided": sum(flow.undecided for flow in flows),
+        "tokens": sum(word["tokens"] for flow in flows for word in flow.words) / len(flows),
+        "calls": {name: used[name] for name in sorted(used)},  # of each tool: (calls, errors, seconds)
     }
+
+
+def show(metrics, n):
+    """One line: accuracy with its 95 % interval, and what it cost. n: flows."""
+    low, high = interval(metrics["accuracy"], n)
+    line = f"accuracy {metrics['accuracy']:.3f} [{low:.2f}, {high:.2f}] of {n} | turns {metrics['turns']:.2f} | errors {metrics['errors']:.1%}"
+    line += f" | {metrics['tokens']:.0f} tokens a flow"
+    return line + "".join(f" | {name} {metrics[name]}" for name in ("failed", "undecided") if metrics[name])
+
+
+def interval(p, n, z=1.96):
+    """Wilson's 95 % interval of a share p of n, which does not collapse at 0 and 1."""
+    middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + (z / (2 * n)) ** 2) ** 0.5
+    return tuple((middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+
+
+def show_calls(metrics):
+    """'python_coder 4 (0 errors, 0.1 s) | wikipedia_search 2 (1 errors, 0.0 s)'"""
+    return " | ".join(f"{name} {n} ({errors} errors, {seconds:.1f} s)" for name, (n, errors, seconds) in metrics["calls"].items()) or "none"
 
 
 def trace(flow):
@@ -181,58 +110,59 @@ def trace(flow):
     return "\n".join(lines)
 
 
-def show(metrics, n):
-    """One line: accuracy with its 95 % interval (Wilson's, which does not collapse at 0 and 1), and what it cost. n: flows."""
-    p, z = metrics["accuracy"], 1.96
-    middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + (z / (2 * n)) ** 2) ** 0.5
-    low, high = ((middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
-    line = f"accuracy {p:.3f} [{low:.2f}, {high:.2f}] of {n} | turns {metrics['turns']:.2f} | errors {metrics['errors']:.1%}"
-    line += f" | {metrics['tokens']:.0f} tokens a flow"
-    return line + (f" | failed {metrics['failed']}" if metrics["failed"] else "")
+# --------------------------------------------------------------------------------------------- engines and tools of a command line
+def add_engines(add):
+    """The settings of a flow's engines and tools, the same in solve.py and train.py."""
+    add("--fixed", default=None, help="model of all modules but the planner: folder, hub name or http://host:8000/v1#model; None: the one --model was trained with, or --model")
+    for module in ("executor", "verifier", "generator"):
+        add(f"--{module}", default=None, help=f"another model for the {module} alone; None: --fixed")
+    add("--judge", default=None, help="model that marks the answers which the rules cannot read; None: such an answer is not right")
+    add("--tools", nargs="+", default=None, help="tools the planner may choose from; None: those --model was trained with, or all that can run")
+    add("--corpus", default=None, help="what wikipedia_search reads: JSONL of title and text, or wikipedia:en, the live one in a language; None: as --tools, or wikipedia:en")
+    add("--cache", default=None, help="SQLite file for answers of the web and verdicts of the judge: what is in it is not asked again")
 
 
-def new_folder(path):
-    """Make a folder that does not exist yet; ValueError with a sentence if it does or can't be made."""
-    try:
-        Path(path).mkdir(parents=True)
-    except FileExistsError as why:
-        raise ValueError(f"{path} exists already and is not written over: give another --out, or remove it") from why
-    except OSError as why:
-        raise ValueError(f"{path} can't be made ({why.strerror}): give another --out") from why
+def settle_engines(args):
+    """Fill in what depends on the planner: a checkpoint remembers the modules and tools it was trained with (train.json)."""
+    trained = Path(args.model) / "train.json"
+    before = json.loads(trained.read_text()) if trained.exists() else {}
+    if not before and is_toy(args.model):
+        before = {"tools": TOY_TOOLS, "corpus": str(TOY / "corpus.jsonl")}
+    for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus"):
+        if getattr(args, name) is None:
+            setattr(args, name, before.get(name))
+    args.fixed = args.fixed or args.model
 
 
-EXAMPLES = 4  # toy questions that are shown when none is asked
+def is_toy(model):
+    return Path(model).resolve() == TOY.resolve()
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    add = parser.add_argument
-    add("question", nargs="?", help="one question; without one and without --data, a few of the toy's")
-    add("--data", help="questions as JSONL, marked if they are answered right")
-    add("--limit", type=int, default=None, help="only the first so many questions of --data")
-    add("--model", default=str(TOY), help="folder or hub name of the planner")
-    add("--fixed", default=None, help="folder or hub name of the model of all other modules; None: the one --model was trained with, or --model")
-    add("--corpus", default=str(TOY / "corpus.jsonl"), help="passages for wikipedia_search, JSONL of title and text")
-    add("--tools", nargs="+", default=None, help="tools the planner may choose from; None: all that can run")
-    add("--max-turns", type=int, default=10, help="turns of a flow at most")
-    add("--temperature", type=float, default=0.7, help="of the planner's sampling; 0 is greedy")
-    add("--max-new-tokens", type=int, default=None, help="longest answer of a module; None: the checkpoint's, or 1024")
-    add("--seed", type=int, default=0, help="decides what is sampled")
-    add("--device", default=None, help="cuda, mps or cpu; None: the first there is")
-    add("--dtype", default=None, help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
-    add("--out", default=None, help="write every flow as a line of JSON to this new file")
-    add("--quiet", action="store_true", help="no traces, only the summary")
-    return parser
+def load_tools(args):
+    """The toolbox, and the cache for what may be asked once. Before any model is loaded, which may take minutes."""
+    cache = web.Cache(args.cache or ":memory:")
+    return toolset.toolbox(args.tools, args.corpus, cache if args.cache else None), cache
 
 
-def open_new(path):
-    """A file that does not exist yet; ValueError with a sentence if it does or can't be made."""
-    try:
-        return open(path, "x", encoding="utf-8")
-    except FileExistsError as why:
-        raise ValueError(f"{path} exists already and is not written over: give another --out, or remove it") from why
-    except OSError as why:
-        raise ValueError(f"{path} can't be written ({why.strerror}): give another --out") from why
+def load_engines(args, loaded, cache):
+    """({module: engine} for rollout(), the judge or None). loaded: {name: engine} that are there already; a model is loaded once."""
+
+    def engine(name):
+        if name not in loaded:
+            loaded[name] = llm.load(name, args.device, args.dtype)
+        return loaded[name]
+
+    fixed = {module: engine(getattr(args, module, None) or args.fixed) for module in FIXED}
+    return fixed, llm.Cached(engine(args.judge), cache) if args.judge else None
+
+
+def show_engines(policy, fixed, judge, tools, named):
+    """The first lines of a run: who plays what, with which tools. named: were the tools named on the command line?"""
+    lines = [f"planner {policy}", f"fixed   {fixed['analysis']}"]
+    lines += [f"{module} {engine}" for module, engine in fixed.items() if engine is not fixed["analysis"]]
+    lines += [f"judge   {judge}"] * bool(judge) + [f"tools   {', '.join(tools)}"]
+    lines += [] if named else [f"without {why}" for why in map(toolset.missing, toolset.TOOLS) if why]
+    return "\n".join(lines)
 
 
 def flow_settings(args):
@@ -240,53 +170,171 @@ def flow_settings(args):
     return {"max_turns": args.max_turns, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
 
 
-def fixed_of(model):
-    """The model that played the fixed modules when this planner was trained (train.json of a checkpoint), else the model itself."""
-    trained = Path(model) / "train.json"
-    return json.loads(trained.read_text())["fixed"] if trained.exists() else model
+# --------------------------------------------------------------------------------------------------- a run of many questions
+def answer_all(name, questions, path, batch, run):
+    """[Flow] of all questions, in lock-step batches: run(start, questions, bar) -> [Flow]. Each flow becomes a line of JSON in `path`.
+
+    What stands in `path` already is not run again. A batch is written whole; the rest that a kill may leave of one is dropped and
+    run again, and its seed is its own, so an interrupted run ends with what an undisturbed one has. path None: nothing is kept.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path and path.exists() else []
+    lines = [line for line in lines if line.endswith(b"\n")]
+    lines = lines if len(lines) == len(questions) else lines[: len(lines) // batch * batch]
+    flows = [Flow.from_record(question, json.loads(line)) for question, line in zip(questions, lines)]
+    if path:
+        beside = path.with_name(path.name + ".writing")
+        beside.write_bytes(b"".join(lines))
+        beside.replace(path)
+    with tqdm(total=len(questions), initial=len(flows), desc=name, leave=False, disable=None) as bar:
+        for start in range(len(flows), len(questions), batch):
+            flows += run(start, questions[start : start + batch], bar)
+            if path and all(flow.failed for flow in flows[start:]):  # a server that is down would use up all questions
+                raise ValueError(f"no flow of a batch came to an end ({flows[-1].failed}): mend that, then the same command goes on")
+            bar.set_postfix(accuracy=f"{summary(flows)['accuracy']:.3f}")
+            if path:
+                with open(path, "a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(flow.record(), ensure_ascii=False) + "\n" for flow in flows[start:])
+                    file.flush()
+                    os.fsync(file.fileno())
+    return flows
+
+
+def open_folder(path, settings):
+    """The folder of a run: a new one, or that of the same run, which then goes on. ValueError, a sentence, for any other."""
+    folder, file = Path(path), Path(path) / "settings.json"
+    try:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            file.write_text(json.dumps(settings, indent=1))
+        before = json.loads(file.read_text()) if file.exists() else None
+    except (OSError, json.JSONDecodeError) as why:
+        raise ValueError(f"{path} can't be used ({getattr(why, 'strerror', 'its settings.json is damaged')}): give another --out") from why
+    if before is None:
+        raise ValueError(f"{path} exists already and is not the folder of a run: give another --out")
+    other = next((name for name in settings if settings[name] != before.get(name)), "")
+    if other:
+        raise ValueError(f"{path} holds a run with another --{other.replace('_', '-')} ({before.get(other)}): give another --out")
+    return folder
+
+
+def table(rows):
+    """Markdown, aligned: [{column: text}] with the same columns."""
+    lines = [list(rows[0])] + [list(row.values()) for row in rows]
+    wide = [max(map(len, column)) for column in zip(*lines)]
+    lines.insert(1, ["-" * width for width in wide])
+    return "\n".join("| " + " | ".join(text.ljust(width) for text, width in zip(line, wide)) + " |" for line in lines)
+
+
+def row_of(name, trials):
+    """A row of the benchmarks' table from the flows of each trial. The interval is Wilson's on the number of questions: repeating a
+    question makes its own share surer, but adds no question."""
+    benchmark, flows = benchmarks.BENCHMARKS[name], [flow for trial in trials for flow in trial]
+    metrics, n = summary(flows), len(trials[0])
+    low, high = (100 * end for end in interval(metrics["accuracy"], n))
+    each = [100 * summary(trial)["accuracy"] for trial in trials]
+    steps = max(1, sum(calls for calls, _, _ in metrics["calls"].values()))
+    shares = sorted(((calls / steps, tool) for tool, (calls, _, _) in metrics["calls"].items()), reverse=True)
+    paper = {"alone": benchmark.alone, "frozen": benchmark.frozen, "trained": benchmark.trained}
+    return {
+        "benchmark": name, "items": str(n), "accuracy %": f"{100 * metrics['accuracy']:.1f}", "95 %": f"{low:.1f}-{high:.1f}",
+        "trials (sd)": f"{len(each)} ({statistics.stdev(each):.1f})" if len(each) > 1 else "1",
+        **{f"paper: {column}": f"{value:.1f}" for column, value in paper.items()},
+        "turns": f"{metrics['turns']:.2f}", "errors %": f"{100 * metrics['errors']:.1f}", "failed": str(metrics["failed"]),
+        "undecided": str(metrics["undecided"]), "tokens": f"{metrics['tokens']:.0f}", "s a flow": f"{sum(f.seconds for f in flows) / len(flows):.2f}",
+        "tools": ", ".join(f"{tool} {share:.0%}" for share, tool in shares),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- the command line
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    # what is asked
+    add("question", nargs="?", help="one question; without one, --data or --benchmark, a few of the toy's")
+    add("--data", help="questions as JSONL, marked if they are answered right")
+    add("--benchmark", nargs="+", metavar="NAME", help=f"all, or some of {', '.join(benchmarks.BENCHMARKS)}; downloaded once")
+    add("--benchmark-dir", help="folder that holds the benchmarks' files, for a machine without network")
+    add("--limit", type=int, default=None, help="only the first so many questions")
+    add("--trials", type=int, default=1, help="how many times each benchmark is run; the paper: 3")
+    # who answers
+    add("--model", default=str(TOY), help="planner: folder, hub name or http://host:8000/v1#model")
+    add_engines(add)
+    add("--device", default=None, help="cuda, mps or cpu; None: the first there is")
+    add("--dtype", default=None, help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
+    # how
+    add("--max-turns", type=int, default=10, help="turns of a flow at most")
+    add("--temperature", type=float, default=0.7, help="of the planner's sampling; 0 is greedy")
+    add("--max-new-tokens", type=int, default=None, help="longest answer of a module; None: the checkpoint's, or 1024")
+    add("--batch", type=int, default=64, help="questions in lock-step; a run is saved after each batch")
+    add("--seed", type=int, default=0, help="decides what is sampled")
+    add("--out", default=None, help="folder for every flow as a line of JSON; a run that was cut off goes on there; None: none, or runs/MODEL-benchmarks")
+    add("--quiet", action="store_true", help="no traces, only the summary")
+    return parser
+
+
+def settle(args):
+    """Refuse what cannot work (ValueError: one sentence), and name what is asked: {name: [Question]}."""
+    if not 0 <= args.temperature < float("inf"):  # nan, too
+        raise ValueError(f"--temperature {args.temperature} is no temperature: use 0 or more")
+    for name in ("max_turns", "max_new_tokens", "limit", "trials", "batch"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} leaves nothing to do: use 1 or more")
+    asked = [what for what in (args.question, args.data, args.benchmark) if what is not None]
+    if len(asked) > 1 or asked and not str(asked[0]).strip():
+        raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, not two of them and not an empty one")
+    settle_engines(args)
+    if args.benchmark:
+        args.out = args.out or f"runs/{Path(args.model.partition('#')[0]).name}-benchmarks"
+        names = list(benchmarks.BENCHMARKS) if args.benchmark == ["all"] else args.benchmark
+        return {name: benchmarks.load(name, args.benchmark_dir, args.limit) for name in names}
+    questions = [tasks.Question(args.question, "")] if args.question else tasks.load(args.data or TOY / "test.jsonl")
+    return {"questions": questions[: args.limit or (len(questions) if args.data else EXAMPLES)]}
 
 
 def main():
     parser = arguments()
     args = parser.parse_args()
     try:
-        if args.max_turns < 1:
-            raise ValueError(f"--max-turns {args.max_turns} leaves no turn: use 1 or more")
-        if not 0 <= args.temperature < float("inf"):  # nan, too
-            raise ValueError(f"--temperature {args.temperature} is no temperature: use 0 or more")
-        if args.max_new_tokens is not None and args.max_new_tokens < 1:
-            raise ValueError(f"--max-new-tokens {args.max_new_tokens} leaves no room for an answer: use 1 or more")
-        if args.question is not None and (args.data or not args.question.strip()):
-            raise ValueError("give one question, or --data FILE.jsonl, not both and not an empty one")
-        if args.limit is not None and args.limit < 1:
-            raise ValueError(f"--limit {args.limit} leaves no question: use 1 or more")
-        questions = [tasks.Question(args.question, "")] if args.question else tasks.load(args.data or TOY / "test.jsonl")
-        questions = questions[: args.limit or (len(questions) if args.data else EXAMPLES)]
-        tools = toolset.toolbox(args.tools, args.corpus)
-        fixed_name = args.fixed or fixed_of(args.model)
+        asked = settle(args)
+        tools, cache = load_tools(args)
         policy = llm.load(args.model, args.device, args.dtype)
-        fixed = policy if fixed_name == args.model else llm.load(fixed_name, args.device, args.dtype)
-        out = open_new(args.out) if args.out else None
+        fixed, judge = load_engines(args, {args.model: policy}, cache)
+        same = {name: value for name, value in vars(args).items() if name not in ("out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials")}
+        folder = open_folder(args.out, same) if args.out else None
     except ValueError as why:
         parser.exit(2, f"solve.py: {why}\n")
+    print(show_engines(policy, fixed, judge, tools, named=args.tools is not None) + "\n", flush=True)
 
-    print(f"planner {policy}\nfixed   {fixed}\ntools   {', '.join(tools)}\n")
-    torch.manual_seed(args.seed)
-    start = time.perf_counter()
-    metrics, flows = evaluate(questions, policy, fixed, tools, **flow_settings(args))
-    for flow in flows:
-        if not args.quiet:
+    def run(trial, start, questions, bar):
+        torch.manual_seed((args.seed * 1_009 + trial) * 1_000_003 + start)
+        return evaluate(questions, policy, fixed, tools, judge, bar, **flow_settings(args))[1]
+
+    rows, begun = [], time.perf_counter()
+    for name, questions in asked.items():
+        files = [folder and folder / f"{name}-{trial}.jsonl" for trial in range(args.trials)]
+        try:
+            trials = [answer_all(name, questions, file, args.batch, partial(run, trial)) for trial, file in enumerate(files)]
+        except (ValueError, OSError) as why:
+            parser.exit(1, f"solve.py: {why}\n")
+        flows = [flow for trial in trials for flow in trial]
+        metrics = summary(flows)
+        for flow in flows if not (args.quiet or args.benchmark) else []:
             marked = "" if args.question else f"  ({'right' if flow.reward else f'wrong: {flow.question.answer}'})"
             print(trace(flow) + marked + "\n")
-        if out:
-            out.write(json.dumps(flow.record(), ensure_ascii=False) + "\n")
-    if out:
-        out.close()
-    tokens = sum(word["tokens"] for flow in flows for word in flow.words)
-    print(f"{len(flows)} flows, {tokens} tokens, {time.perf_counter() - start:.1f} s | calls: {metrics['calls']}")
-    if not args.question:
-        print(show(metrics, len(flows)))
-    if Path(args.model).resolve() == TOY.resolve():
+        if args.benchmark:
+            rows.append(row_of(name, trials))
+        tokens = sum(word["tokens"] for flow in flows for word in flow.words)
+        print(f"{f'{name}: ' if args.benchmark else ''}{len(flows)} flows, {tokens} tokens, {time.perf_counter() - begun:.1f} s | calls: {show_calls(metrics)}")
+        for why, times in Counter(flow.failed for flow in flows if flow.failed).most_common(3):
+            print(f"failed {times} times: {why}")
+        if not args.question:
+            print(show(metrics, len(flows)), flush=True)
+        if metrics["failed"] == len(flows):
+            parser.exit(1, "solve.py: no flow came to an end\n")
+    if rows:
+        (folder / "table.md").write_text(table(rows) + "\n")
+        print(f"\n{table(rows)}\nKept in {folder}")
+    if is_toy(args.model):
         print("This planner has only learnt the formats and picks its tools blindly. Train it: python train.py; then: python solve.py --model runs/toy-seed0/best")
 
 

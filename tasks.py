@@ -15,6 +15,12 @@ whole or not at all. Nothing is searched for inside a sentence; only an opening 
     a formula  character by character, spaces and LaTeX dressing aside.
     a text     equal after normalise(), to the answer or to an alias.
 
+The rules know when they do not know. decide() has three values: True, False, and None where only a judge could tell: a gold text
+or formula that the response does not equal ("NYC" for "New York City", "2x" for "x+x"), a gold number or list and a response that
+is none ("twenty-six" for "26"), options and a response that names no single one of them ("the capital of France"). A readable
+different number, another option, an empty response are False: no judge is asked. mark() is the reward without a judge: decide()
+is True. So None costs a rollout nothing but the chance that a judge would have forgiven it.
+
 Dropped: symbolic algebra, rounding, unit conversion, partial credit.
 """
 import ast
@@ -120,23 +126,35 @@ def _question(line, where):
 
 
 def mark(question: Question, response: str) -> bool:
-    """R: is this response, the final answer alone, right? Never raises, and answers at once.
+    """R by the rules alone: is this response, the final answer alone, right? Never raises, and answers at once.
 
     gold "26": "26", "26.0", "26 protons", "The answer is 26." -> True;  "not 26", "about 26", "26 or 27", "" -> False
     gold "B" of ("London", "Paris"): "B", "(b)", "B) Paris", "Paris", "option B" -> True;  "B) London", "A or B" -> False
     gold "Paris": "paris.", "The Paris" -> True;  "not Paris", "Paris or London" -> False
     """
+    return decide(question, response) is True
+
+
+def decide(question: Question, response: str) -> bool | None:
+    """True or False where the rules can tell, None where only a judge could: they could not read the response in the gold's kind.
+
+    gold "26": "26" -> True;  "27", "26%" -> False;  "26 or 27", "twenty-six", "about 26" -> None
+    gold "B" of ("London", "Paris"): "B" -> True;  "A", "London" -> False;  "A or B", "B) London", "the capital of France" -> None
+    gold "Paris": "paris." -> True;  "London", "not Paris" -> None;  for every gold, "" and an endless response -> False
+    """
     if question.kind == "gameof24":
-        return game_of_24(_numbers_of(question), response)
+        return game_of_24(_numbers_of(question), response)                       # an expression has the value 24, or it has not
     response = response.strip()
     if not response or len(response) > LIMIT or len(_characters(response)) > LIMIT:   # one ﷺ unfolds to eighteen
         return False
-    golds = [gold.strip() for gold in (question.answer, *question.aliases)]
+    golds = [gold for gold in (answer.strip() for answer in (question.answer, *question.aliases)) if gold]
     if question.choices:
         picked = _option(response, question.choices)
-        return picked is not None and picked in [_option(gold, question.choices) for gold in golds]
-    return response in golds or any(_same(gold, reading, question.question) for gold in golds for reading in _readings(response))
-    # Rules come first. A judge for what they cannot settle (free text that is not equal) belongs here, behind this same function.
+        return None if picked is None else picked in [_option(gold, question.choices) for gold in golds]
+    verdicts = [{_same(gold, reading, question.question) for reading in _readings(response)} for gold in golds]
+    if response in golds or any(True in verdict for verdict in verdicts):
+        return True
+    return False if all(False in verdict for verdict in verdicts) else None      # one gold of words is enough to need a judge
 
 
 def normalise(text) -> str:
@@ -207,7 +225,11 @@ def _numbers_of(question):
 
 
 def _option(text, choices):
-    """The index of the one option a text names, or None: a letter and a text that disagree name none."""
+    """The index of the one option a text names, or None: a letter and a text that disagree name none.
+
+    Two options of one text (gpqa has "A. 200 mL" and "B. 200 mL") are one option, the first; of two that differ only in case or
+    spelling ("q/L^2", "q/l^2") a text names the one it equals exactly.
+    """
     labelled = [re.fullmatch(r"\(?([A-Za-z])\s?[.):]\s*(.+)", choice.strip(), re.S) for choice in choices]
     if all(m and ord(m[1].upper()) == 65 + i for i, m in enumerate(labelled)):
         choices = [m[2] for m in labelled]                                       # the options bring their own letters
@@ -216,26 +238,30 @@ def _option(text, choices):
         m = re.fullmatch(r"[(\[]?([A-Za-z])(?:[)\].:]*|(?:\s?(?:[)\].:]+|-)\s?|\s)(?P<text>\S.*))", reading, re.S)
         i = ord(m[1].upper()) - 65 if m else len(choices)
         labelled = i < len(choices) and m["text"]                                # then "A Paris" is not Paris after an article
-        named |= {k for k, choice in enumerate(choices)
-                  if _tidy(choice).lower() == reading.lower() or (not labelled and _same(choice, reading))}
+        named |= {k for k, choice in enumerate(choices) if _tidy(choice) == reading} or {
+            k for k, choice in enumerate(choices)
+            if _tidy(choice).lower() == reading.lower() or (not labelled and _same(choice, reading))}
         if i < len(choices) and (not labelled or _same(choices[i], labelled)):
             named.add(i)
+    named = {choices.index(choices[k]) for k in named}
     return named.pop() if len(named) == 1 else None
 
 
 def _same(gold, response, question=""):
+    """True, False for two different quantities, or None: words and formulas that differ may still mean the same."""
     expected = _quantities(gold)
     if expected is not None:
-        return _equal(expected, _quantities(response), question)
+        given = _quantities(response)
+        return None if given is None else _equal(expected, given, question)
     if MATH.search(_tidy(gold)):
-        return "".join(_tidy(gold).split()) == "".join(_tidy(response).split())
+        return "".join(_tidy(gold).split()) == "".join(_tidy(response).split()) or None
     a, b = normalise(_tidy(gold)), normalise(_tidy(response))
-    return a == b != ""                                                          # of "!!!" nothing is left to compare
+    return a == b != "" or None                                                  # of "!!!" nothing is left to compare
 
 
 def _equal(expected, given, question):
     asked = {FOLDED[word] for word in re.findall(r"\w+", question.lower()) if word in FOLDED}
-    return given is not None and len(given[1]) == len(expected[1]) and (given[0] in ("", expected[0]) or not expected[0]) and all(
+    return len(given[1]) == len(expected[1]) and (given[0] in ("", expected[0]) or not expected[0]) and all(
         gold == value and (not unit or not named or unit == named)
         and (unit or not asked or named in asked or named not in UNITS)          # the question says km, the response miles
         for (gold, unit), (value, named) in zip(expected[1], given[1]))

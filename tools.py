@@ -8,21 +8,34 @@ A tool never raises at the flow. What goes wrong, by the model's mistake or the 
 "Error:" and says what to do instead; it enters memory like any other result and the planner can react to it.
 Adding a tool is one function and one entry in TOOLS.
 """
+import contextlib
 import functools
 import json
+import os
 import re
 import sqlite3
 import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from urllib.parse import quote
 
+from tqdm import tqdm
+
+import web
 from memory import cut
 from sandbox import python_coder
 
-RESULT_BUDGET = 2000     # characters of a result that reach memory
-PASSAGE_BUDGET = 600     # characters of one passage, so that k = 3 of them fit into a result
+RESULT_BUDGET = 4000     # characters of a result that reach memory
+PASSAGE_BUDGET = 1300    # characters of one passage, about 200 words, so that k = 3 of them fit into a result
+IN_MEMORY = 8_000_000    # bytes of a corpus; the index of a larger one is kept in a file beside it
+LIVE = "wikipedia:"      # followed by a language, the corpus is the live Wikipedia
+WIKIPEDIA = "https://{}.wikipedia.org/w/api.php"
+SERPER = "https://google.serper.dev/search"
+GOOGLE = "https://www.googleapis.com/customsearch/v1"
 STOP_WORDS = tuple("a an and are as at be by did do does for from how in is it of on or that the their this to was "
                    "were what when where which who whom whose why with".split())
 
@@ -34,6 +47,7 @@ class Tool:
     arguments: dict[str, str]       # name -> meaning; all are strings, all are required
     limits: str                     # what to know before choosing it
     example: str                    # one call
+    needs: tuple[tuple[str, ...], ...] = ()  # environment variables without which it cannot run: one of these sets
 
 
 def describe(name: str, tool: Tool) -> str:
@@ -48,8 +62,10 @@ LOCK = threading.Lock()  # one index, many threads
 
 def words(text: str) -> list[str]:
     """'Curaçao, 1954' -> ['curacao', '1954']: as FTS5's unicode61 splits it, without accents."""
-    bare = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if not unicodedata.combining(c))
-    return re.findall(r"[^\W_]+", unicodedata.normalize("NFC", bare))
+    if not text.isascii():
+        bare = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
+        text = unicodedata.normalize("NFC", bare)
+    return re.findall(r"[^\W_]+", text.lower())
 
 
 def passages(corpus: str) -> Iterator[tuple[str, str]]:
@@ -72,30 +88,139 @@ def passages(corpus: str) -> Iterator[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=8)
 def index(corpus: str) -> sqlite3.Connection:
-    """The corpus as a full-text index in memory, built once per process."""
-    table = sqlite3.connect(":memory:", check_same_thread=False)  # LOCK sees to one thread at a time
+    """The corpus as a full-text index: in memory, or, of a large one, in a file beside it that is built once (corpus.jsonl.fts5)."""
+    try:
+        size, changed = (stat := os.stat(corpus)).st_size, stat.st_mtime_ns
+    except OSError as e:
+        raise ValueError(f"{corpus}: cannot read this corpus of wikipedia_search ({e.strerror})") from e
+    if size <= IN_MEMORY:
+        return build(corpus, ":memory:")
+    beside, version = Path(f"{corpus}.fts5"), f"{size} {changed}"
+    if not built(beside, version):
+        half = beside.with_name(f"{beside.name}.{os.getpid()}")  # several processes may build; each renames a whole one
+        try:
+            table = build(corpus, half)
+            table.execute("create table version as select ? as of", (version,))
+            table.commit()
+            table.close()
+            half.replace(beside)
+        except (OSError, sqlite3.OperationalError):              # a folder that we may not write to, a full disk
+            return build(corpus, ":memory:")
+        finally:
+            half.unlink(missing_ok=True)
+    return sqlite3.connect(beside, check_same_thread=False)
+
+
+def built(path, version) -> bool:
+    """Is this the whole index of the corpus as it is now?"""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as table:
+            return table.execute("select of from version").fetchone() == (version,)
+    except sqlite3.DatabaseError:
+        return False
+
+
+def build(corpus, path) -> sqlite3.Connection:
+    """Index every passage; about 10 s for 100 000 of 100 words."""
+    table = sqlite3.connect(path, check_same_thread=False)  # LOCK sees to one thread at a time
     table.execute("create virtual table passages using fts5(title, text, tokenize = 'unicode61 remove_diacritics 2')")
-    if not table.executemany("insert into passages values (?, ?)", passages(corpus)).rowcount > 0:
+    table.execute("create virtual table vocabulary using fts5vocab(passages, row)")  # in how many passages each word stands
+    rows = tqdm(passages(corpus), desc=f"indexing {Path(corpus).name}", unit=" passages", delay=2, leave=False, disable=None)
+    if not table.executemany("insert into passages values (?, ?)", rows).rowcount > 0:
         raise ValueError(f"{corpus}: this corpus of wikipedia_search has no passages")
     return table
 
 
 def wikipedia_search(query: str, corpus: str, k: int = 3) -> str:
-    """The best k passages, one a line, "[1] Iron: Iron is a ..."; those with all words of the query, or else those with
-    more than half of them. A passage that shares only a number or a common word with the query is no answer."""
+    """The best k passages, one a line: "[1] Iron: Iron is a ...". corpus: a JSONL file, or "wikipedia:en" for the live one.
+
+    From a file: passages with all words of the query, or else those with more than half of them. A passage that shares only a
+    number or a common word with the query is no answer."""
+    if corpus.startswith(LIVE):
+        return wikipedia_online(query, corpus.removeprefix(LIVE), k)
     asked = list(dict.fromkeys(words(query)))
     asked = [word for word in asked if word not in STOP_WORDS] or asked
-    best = "select title, text from passages where passages match ? order by bm25(passages, 5, 1), rowid limit ?"
-    all_of, any_of = (joint.join(f'"{word}"' for word in asked) for joint in (" ", " OR "))  # quoted: never an operator
     with LOCK:
-        search = index(str(corpus)).execute
-        found = search(best, (all_of, k)).fetchall() if asked else []
-        some = search(best, (any_of, 1000)).fetchall() if asked and not found else []
-    found = found or [row for row in some if 2 * len(set(asked) & set(words(" ".join(row)))) > len(asked)][:k]
-    if not found:
-        return f"Error: no passage matches {cut(query, 200)!r}. Try other or fewer words."
-    lines = (f"[{n}] {title}: {' '.join(text.split())}" for n, (title, text) in enumerate(found, 1))
-    return "\n".join(cut(line, PASSAGE_BUDGET) for line in lines)
+        search = index(corpus).execute
+        found = search(BEST, (" ".join(map(quoted, asked)), k)).fetchall() if asked else []
+        if asked and not found:
+            # A passage with more than half of the words has one of the rarer half: few passages to look at, in a corpus of any size.
+            rare = sorted(asked, key=lambda word: search("select doc from vocabulary where term = ?", (word,)).fetchone() or (0,))
+            some = search(BEST, (" OR ".join(map(quoted, rare[: (len(rare) + 1) // 2])), 1000))
+            half = (row for row in some if 2 * len(set(asked) & set(words(" ".join(row)))) > len(asked))
+            found = list(islice(half, k))
+    return numbered([(title, "", text) for title, text in found]) or nothing(query, "passage")
+
+
+BEST = "select title, text from passages where passages match ? order by bm25(passages, 5, 1), rowid limit ?"
+
+
+def quoted(word):
+    """For FTS5: a word, never an operator."""
+    return f'"{word}"'
+
+
+def nothing(query, what):
+    return f"Error: no {what} matches {cut(query, 200)!r}. Try other or fewer words."
+
+
+def numbered(found) -> str:
+    """[(title, url or "", text)] as lines: "[1] title (url): text"; "" for none."""
+    lines = ((f"[{n}] {title} ({url})" if url else f"[{n}] {title}", text) for n, (title, url, text) in enumerate(found, 1))
+    return "\n".join(cut(" ".join(f"{head}: {text}".split()), PASSAGE_BUDGET) for head, text in lines)
+
+
+# ---------------------------------------------------------------------------------------------- what asks the network
+SESSION = web.session(tries=3)
+
+
+def wikipedia_online(query: str, language: str, k: int) -> str:
+    """Passages of the k best pages of the live Wikipedia, with their URLs: a search, the pages' plain texts, the best passages of all."""
+    search = {"list": "search", "srsearch": cut(query, 250), "srlimit": k, "srprop": ""}
+    rows = []
+    for page in mediawiki(language, search)["search"]:
+        text = {"prop": "extracts|info", "inprop": "url", "explaintext": 1, "pageids": page["pageid"]}
+        page = mediawiki(language, text)["pages"][0]
+        rows += [(page["title"], page["fullurl"], passage) for passage in web.passages(page.get("extract") or "")]
+    best = web.ranked([(title, text) for title, _, text in rows], query, k) or range(min(k, len(rows)))
+    return numbered([rows[i] for i in best]) or nothing(query, "page")
+
+
+def mediawiki(language: str, params: dict) -> dict:
+    """One query of the MediaWiki API. maxlag: when its databases are behind, it asks us to come back later, and we do."""
+    params = {"action": "query", "format": "json", "formatversion": 2, "maxlag": 5, **params}
+    for attempt in range(3):
+        data, headers = web.api(SESSION, "GET", WIKIPEDIA.format(language), params=params)
+        error = data.get("error", {})
+        if error.get("code") != "maxlag":
+            break
+        time.sleep(min(float(headers.get("Retry-After", 5)), web.PATIENCE))
+    if error or "query" not in data:
+        raise web.Failed(f"Wikipedia answered: {cut(str(error.get('info', 'nothing')), 200)}")
+    return data["query"]
+
+
+def google_search(query: str, k: int = 5) -> str:
+    """Ranked titles, URLs and snippets, from Serper or from Google's Programmable Search, whichever there is a key for.
+
+    A list of results, never an answer: some implementations ask a search service that is itself a stronger language model and
+    writes the answer. Then it is that model which is measured, and the planner is rewarded for passing the question on."""
+    if key := os.environ.get("SERPER_API_KEY"):
+        data, _ = web.api(SESSION, "POST", SERPER, json={"q": query, "num": k}, headers={"X-API-KEY": key})
+        found = data.get("organic", [])
+    else:  # the key in a header: an address may be logged on its way
+        params = {"q": query, "num": k, "cx": os.environ["GOOGLE_CSE_ID"]}
+        data, _ = web.api(SESSION, "GET", GOOGLE, params=params, headers={"X-Goog-Api-Key": os.environ["GOOGLE_API_KEY"]})
+        found = data.get("items", [])
+    return numbered([(row["title"], row["link"], row.get("snippet", "")) for row in found[:k]]) or nothing(query, "page")
+
+
+def web_search(url: str, query: str, k: int = 3) -> str:
+    """The passages of a public page nearest the query, or its first ones where none has a word of the query."""
+    page = web.fetch(url.strip())
+    parts = web.passages(page.text)
+    best = web.ranked([(part,) for part in parts], query, k) or range(min(k, len(parts)))
+    return numbered([(f"passage {i + 1} of {len(parts)}", page.url, parts[i]) for i in best]) or f"Error: {page.url} has no text."
 
 
 # ---------------------------------------------------------------------------------------------- the toolbox
@@ -112,37 +237,75 @@ TOOLS: dict[str, Tool] = {
         arguments={"code": "a complete Python program that prints its result"},
         limits="No network, no files, 10 seconds, 512 MB. Nothing is kept between calls. Use it for exact calculation.",
         example='python_coder(code="print(2 + 2)")'),
+    "google_search": Tool(
+        run=google_search,
+        description="Searches the web with Google and returns titles, addresses and snippets of the best pages.",
+        arguments={"query": "what you would type into a search box"},
+        limits="Snippets only: read a page with web_search. Use it for general and recent facts. It cannot calculate.",
+        example='google_search(query="2024 Nobel Prize in Physics winners")',
+        needs=(("SERPER_API_KEY",), ("GOOGLE_API_KEY", "GOOGLE_CSE_ID"))),
     "wikipedia_search": Tool(
         run=wikipedia_search,
         description="Searches Wikipedia and returns the best matching passages.",
         arguments={"query": "a few specific key words, such as a name and what to know about it"},
         limits="Wikipedia only. Use a specific query, one fact at a time. It cannot calculate.",
         example='wikipedia_search(query="atomic number of iron")'),
-    # Tools that need the network (google_search, web_search, Wikipedia online) go here.
+    "web_search": Tool(
+        run=web_search,
+        description="Reads one public web page and returns the passages nearest to a query.",
+        arguments={"url": "the full address of the page, as another tool has shown it", "query": "what to look for on the page"},
+        limits="Public text pages only; no files, no pages behind a login. Do not invent addresses.",
+        example='web_search(url="https://en.wikipedia.org/wiki/Iron", query="melting point")'),
 }
 
 
-def toolbox(names: list[str] | None = None, corpus: str | Path | None = None) -> dict[str, Tool]:
-    """The chosen tools (None: all), always in the order of TOOLS, with wikipedia_search bound to the corpus.
+def missing(name: str) -> str:
+    """What a tool lacks to run, "" if nothing: 'google_search needs SERPER_API_KEY, or GOOGLE_API_KEY and GOOGLE_CSE_ID'."""
+    needs = TOOLS[name].needs
+    if not needs or any(all(os.environ.get(key) for key in keys) for keys in needs):
+        return ""
+    return f"{name} needs {', or '.join(' and '.join(keys) for keys in needs)} in the environment"
 
-    ValueError for what would quietly leave the planner with other tools than the ones asked for."""
-    if names is None:
-        names = [name for name in TOOLS if corpus or name != "wikipedia_search"]
-    wrong = ("no tool is named" if not names else
-             next((f"no tool is called {name!r}" for name in names if name not in TOOLS), "") or
-             next((f"{name} is named twice" for name in names if names.count(name) > 1), ""))
+
+def toolbox(names: list[str] | None = None, corpus: str | Path | None = None, cache: web.Cache | None = None) -> dict[str, Tool]:
+    """The chosen tools (None: all that can run), always in the order of TOOLS.
+
+    corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English one. cache: answers of the search
+    tools are kept there and asked for once. ValueError for what would quietly leave the planner with other tools than those asked for."""
+    wanted = [name for name in TOOLS if not missing(name)] if names is None else names
+    wrong = ("no tool is named" if not wanted else
+             next((f"no tool is called {name!r}" for name in wanted if name not in TOOLS), "") or
+             next((f"{name} is named twice" for name in wanted if wanted.count(name) > 1), ""))
     if wrong:
         raise ValueError(f"{wrong}: choose from {', '.join(TOOLS)}")
-    chosen = {name: tool for name, tool in TOOLS.items() if name in names}
+    if lacking := next(filter(None, map(missing, wanted)), ""):
+        raise ValueError(f"{lacking}: set it, or leave the tool out of --tools")
+    chosen = {name: tool for name, tool in TOOLS.items() if name in wanted}
+    corpus = str(corpus or LIVE + "en")
     if "wikipedia_search" in chosen:
-        if not corpus:
-            raise ValueError("wikipedia_search needs a corpus, a JSONL file of title and text: name one or leave it out of "
-                             f"{', '.join(TOOLS)}")
-        with LOCK:
-            index(str(corpus))  # a bad corpus is told now, not in the middle of a training run
-        bound = functools.partial(wikipedia_search, corpus=str(corpus))
+        if not corpus.startswith(LIVE):
+            with LOCK:
+                index(corpus)  # a bad corpus is told now, not in the middle of a training run
+        elif not re.fullmatch(r"[a-z]{2,12}(-[a-z]+)*", corpus.removeprefix(LIVE)):  # it becomes part of a host's name
+            raise ValueError(f"{corpus} names no Wikipedia: give its language, as in {LIVE}de, or a JSONL file")
+        bound = functools.partial(wikipedia_search, corpus=corpus)
         chosen["wikipedia_search"] = replace(chosen["wikipedia_search"], run=bound)
+    if cache:
+        searches = [name for name in chosen if name in ("google_search", "web_search") or (name == "wikipedia_search" and corpus.startswith(LIVE))]
+        chosen |= {name: replace(chosen[name], run=remembered(cache, f"{name} {corpus}", chosen[name].run)) for name in searches}
     return chosen
+
+
+def remembered(cache: web.Cache, name: str, run: Callable[..., str]) -> Callable[..., str]:
+    """The tool, but what it has answered before it answers again, from the cache. What went wrong is tried again."""
+    def search(**arguments):
+        key = json.dumps(arguments, sort_keys=True)
+        if (known := cache.get(name, key)) is not None:
+            return known
+        if not (result := run(**arguments)).startswith("Error:"):
+            cache.put(result, name, key)
+        return result
+    return search
 
 
 def check(tools: dict[str, Tool], name: str, arguments: dict[str, str]) -> str:
@@ -163,6 +326,8 @@ def call(tools: dict[str, Tool], name: str, arguments: dict[str, str], budget: i
     """(result, error) of one tool call; error is true iff the result starts with "Error:". Never raises at the flow."""
     try:
         result = check(tools, name, arguments) or tools[name].run(**arguments)
+    except web.Failed as why:
+        result = f"Error: {why}"
     except Exception as e:  # whatever a tool meets is told to the planner and counted, never swallowed
         result = f"Error: {name} failed: {type(e).__name__}: {e}"
     return cut(result, budget), result.startswith("Error:")

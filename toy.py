@@ -42,6 +42,7 @@ from llm import HF, Completion
 from memory import Memory, Step
 
 TOY = Path(__file__).parent / "toy"
+TOOLS = {name: toolset.TOOLS[name] for name in solve.TOY_TOOLS}
 
 # ---------------------------------------------------------------------------------------------------------------- true facts
 ELEMENTS = """Hydrogen H,Helium He,Lithium Li,Beryllium Be,Boron B,Carbon C,Nitrogen N,Oxygen O,Fluorine F,Neon Ne,Sodium Na,
@@ -258,7 +259,7 @@ class Teacher:
         before = question["steps"][len(known) - 1]
         context = f"The {before[0]} of {before[1].format(*known)} is {known[-1]}." if known else "none"
         right = "python_coder" if what == "value" else "wikipedia_search"
-        tool = self.blind.choice(sorted(toolset.TOOLS)) if self.blind else right
+        tool = self.blind.choice(sorted(TOOLS)) if self.blind else right
         return f"{WHY.get(what, WHY['fact'])}\nContext: {context}\nSub-goal: {sub_goal}\nTool: {tool}"
 
     def command(self, prompt):
@@ -296,11 +297,11 @@ def constants():
     leads to its variable, so that a copied word is the same token (with its space in front) wherever it stands."""
     prompts = [planner.ANALYSIS_PROMPT, planner.PROMPT, executor.PROMPT, verifier.PROMPT, generator.PROMPT]
     pieces = ["user\n", "assistant\n"] + [piece for prompt in prompts for piece in re.split(r"{\w+}", prompt)]
-    pieces += [toolset.describe(name, tool) for name, tool in toolset.TOOLS.items()]
+    pieces += [toolset.describe(name, tool) for name, tool in TOOLS.items()]
     pieces += ["No steps yet.", "\nSub-goal:", "\nCommand:", "\nResult:", "\nVerdict: CONTINUE", "\nVerdict: STOP", "\nContext:", "\nTool:"]
     pieces += [f"{gap}Step {n}\nTool:" for n in range(1, 11) for gap in ("", "\n\n")]
-    pieces += [f" {name}" for name in toolset.TOOLS]
-    pieces += [f"{start}{name}({key}={quote}" for name, tool in toolset.TOOLS.items() for key in tool.arguments
+    pieces += [f" {name}" for name in TOOLS]
+    pieces += [f"{start}{name}({key}={quote}" for name, tool in TOOLS.items() for key in tool.arguments
                for start, quote in (("", '"'), (" ", "'"), (" ", '"'))]  # as the executor writes it, as memory shows it
     pieces += ['")', "')", ')")', ")')", "; print("]
     pieces += [*SKILLS.values(), *WHY.values(), *CHECKS.values(), *CONCLUSIONS, " Find the", "I think it is", " I think it is", "\nContext: none"]
@@ -422,7 +423,7 @@ def make_files():
 
 def make_engine(flows, steps, drilling, seed):
     """Tokenizer and model, warm-started on `flows` flows of the blind teacher."""
-    tools = toolset.toolbox(corpus=TOY / "corpus.jsonl")
+    tools = toolset.toolbox(list(TOOLS), TOY / "corpus.jsonl")
     made = questions(flows, False, seed=seed + 10, noise=True)
     teacher = Teacher(made, blind=random.Random(seed))
     metrics, _ = solve.evaluate(ask(made), teacher, teacher, tools)
@@ -443,7 +444,7 @@ def make_engine(flows, steps, drilling, seed):
 
 def check(engine, test):
     """Do the parts do what README says? The fixed modules answer right when the plans are, and the planner knows everything but its tools."""
-    tools = toolset.toolbox(corpus=TOY / "corpus.jsonl")
+    tools = toolset.toolbox(list(TOOLS), TOY / "corpus.jsonl")
     torch.manual_seed(0)
     perfect, flows = solve.evaluate(ask(test), Teacher(test), engine, tools)
     print(f"perfect plans, toy modules: {solve.show(perfect, len(test))}")

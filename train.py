@@ -25,16 +25,16 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+import benchmarks
 import llm
 import solve
 import tasks
-import tools as toolset
 from flow_grpo import Action, advantages, update
 
 # The paper's settings, and what differs for the toy: a small model learns at a larger rate, from smaller batches. Its questions need
 # one turn or two; with no turn to spare, each wrong tool costs the answer, and the reward can see it.
-PAPER = {"lr": 1e-6, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "data": None, "corpus": None, "valid": None, "test": None, "every": 5}
-TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10, "corpus": solve.TOY / "corpus.jsonl"}
+PAPER = {"lr": 1e-6, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "data": None, "valid": None, "test": None, "every": 5}
+TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10}
 TOY |= {name: solve.TOY / f"{file}.jsonl" for name, file in (("data", "train"), ("valid", "valid"), ("test", "test"))}
 
 
@@ -62,15 +62,22 @@ class MasterAdamW(torch.optim.AdamW):
         self.zero_grad()  # the float32 gradients of a 7B are 28 GB: not kept through the next rollouts
 
 
-def train_step(step, batch, args, policy, fixed, reference, optimizer, tools):
+class Down(Exception):
+    """A model server or a judge that stays down: the run ends here, with a checkpoint."""
+
+
+def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, judge=None):
     """One step of Flow-GRPO on a batch of questions: ({column: value} for the log, [Flow])."""
     start = time.perf_counter()
     torch.manual_seed(args.seed * 1_000_003 + step)
     asked = [question for question in batch for _ in range(args.group_size)]
-    metrics, flows = solve.evaluate(asked, policy, fixed, tools, **solve.flow_settings(args))
+    metrics, flows = solve.evaluate(asked, policy, fixed, tools, judge, **solve.flow_settings(args))
 
-    # A rollout that failed has no outcome: it leaves its group. Groups are by the question's place in the batch, never by its text.
-    kept = [(i // args.group_size, flow) for i, flow in enumerate(flows) if not flow.failed]
+    # A rollout without an outcome leaves its group. Groups are by the question's place in the batch, never by its text.
+    kept = [(i // args.group_size, flow) for i, flow in enumerate(flows) if not flow.failed and not flow.undecided]
+    down = next((flow.failed for flow in flows if flow.failed and not flow.failed.endswith(llm.TOO_LONG)), "")
+    if down and not kept:  # going on would use up the questions and teach nothing
+        raise Down(f"no rollout of step {step} came to an end ({down})")
     A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])
     actions = [Action(said.prompt_ids, said.ids, i) for i, (_, flow) in enumerate(kept) for said in flow.actions]
     middle = time.perf_counter()
@@ -80,9 +87,10 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools):
         token_budget=args.token_budget, token_mean=args.token_mean, seed=args.seed * 1_000_003 + step,
     )
     row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}
-    row |= {"flat": flat, "groups": len(batch), "failed": metrics["failed"], "plan_tokens": learned["tokens"] / max(1, len(actions))}
+    row |= {"flat": flat, "groups": len(batch), "failed": metrics["failed"], "undecided": metrics["undecided"], "plan_tokens": learned["tokens"] / max(1, len(actions))}
     row |= {name: learned[name] for name in ("kl", "clip", "entropy", "ratio_min", "ratio_max", "grad_norm", "skipped", "loss")}
-    row |= {name: metrics["calls"].get(name, 0) for name in [*tools, "unreadable"]}
+    for name in [*tools, "unreadable"]:
+        row[name], row[f"{name}_errors"], _ = metrics["calls"].get(name, (0, 0, 0.0))
     return row, flows, middle - start, time.perf_counter() - middle
 
 
@@ -90,7 +98,7 @@ def show(row, steps, rolling, learning):
     """The aligned line of a step: the reward first, then what can go wrong."""
     line = f"step {row['step']:3d}/{steps} | reward {row['reward']:.2f} | turns {row['turns']:.2f} | errors {row['errors']:4.0%}"
     line += f" | flat groups {row['flat']:2d}/{row['groups']} | kl {row['kl']:.4f} | clip {row['clip']:4.1%} | {rolling:.1f}s + {learning:.1f}s"
-    line += f" | failed {row['failed']}" if row["failed"] else ""
+    line += "".join(f" | {name} {row[name]}" for name in ("failed", "undecided") if row[name])
     return line + (f" | skipped updates {row['skipped']:.0f}" if row["skipped"] else "")
 
 
@@ -106,6 +114,16 @@ def questions_of(step, questions, number, seed):
 
 
 # ------------------------------------------------------------------------------------------------------------- the run's folder
+def new_folder(path):
+    """Make a folder that does not exist yet; ValueError with a sentence if it does or can't be made."""
+    try:
+        Path(path).mkdir(parents=True)
+    except FileExistsError as why:
+        raise ValueError(f"{path} exists already and is not written over: give another --out, or remove it") from why
+    except OSError as why:
+        raise ValueError(f"{path} can't be made ({why.strerror}): give another --out") from why
+
+
 def write_folder(folder, write):
     """write(path) into a folder beside, then rename: whatever goes wrong while writing, the folder that was there survives."""
     beside, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
@@ -128,7 +146,8 @@ def save(folder, policy, optimizer, step, best, args):
 
     def write(path):
         policy.save(path)
-        (path / "train.json").write_text(json.dumps({"fixed": args.fixed, "step": step}, indent=1))
+        flow = {name: getattr(args, name) for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus")}
+        (path / "train.json").write_text(json.dumps(flow | {"step": step}, indent=1))
         halves = any(w.dtype != torch.float32 for w in optimizer.weights)  # float32 weights are in the checkpoint already
         state = {"step": step, "best": best, "optimizer": optimizer.state_dict(), "masters": optimizer.masters if halves else None}
         torch.save(state, path / "trainer.pt")
@@ -179,7 +198,7 @@ class Log:
 
 
 # --------------------------------------------------------------------------------------------------------------------- the loop
-def train(args, policy, fixed, reference, tools, train_questions, valid, test, state):
+def train(args, policy, fixed, reference, tools, judge, train_questions, valid, test, state):
     """The whole run; state is None, or trainer.pt of the checkpoint to go on from."""
     run, step, best = Path(args.out), 0, -1.0
     optimizer = MasterAdamW(policy.model.parameters(), lr=args.lr, betas=(0.9, 0.999), weight_decay=0.0)
@@ -192,18 +211,30 @@ def train(args, policy, fixed, reference, tools, train_questions, valid, test, s
 
     def held_out(name, questions):
         torch.manual_seed(args.seed)
-        metrics, _ = solve.evaluate(questions, policy, fixed, tools, **solve.flow_settings(args))
-        log.row("evals.csv", {"step": step, "questions": name} | {key: metrics[key] for key in ("accuracy", "turns", "errors", "failed")})
+        metrics, _ = solve.evaluate(questions, policy, fixed, tools, judge, **solve.flow_settings(args))
+        row = {key: metrics[key] for key in ("accuracy", "turns", "errors", "failed", "undecided")}
+        log.row("evals.csv", {"step": step, "questions": name} | row)
         print(f"{name} after step {step}: {solve.show(metrics, len(questions))}", flush=True)
+        if name == "test":
+            print(f"calls   {solve.show_calls(metrics)}", flush=True)
         return metrics["accuracy"]
+
+    def keep():
+        """A checkpoint of now, without marking --valid: a run that was stopped ends like one that was not."""
+        if not (run / f"step-{step}").exists():
+            save(run / f"step-{step}", policy, optimizer, step, best, args)
 
     if step == 0:
         held_out("test", test)
     while step < args.steps and not stopping.asked:
         step += 1
-        row, flows, *seconds = train_step(
-            step, questions_of(step, train_questions, args.questions, args.seed), args, policy, fixed, reference, optimizer, tools
-        )
+        batch = questions_of(step, train_questions, args.questions, args.seed)
+        try:
+            row, flows, *seconds = train_step(step, batch, args, policy, fixed, reference, optimizer, tools, judge)
+        except Down as why:
+            step -= 1
+            keep()
+            raise SystemExit(f"train.py: {why}. Mend that, then go on with: python train.py --resume {run}")
         log.row("log.csv", row)
         log.flows(step, flows)
         print(show(row, args.steps, *seconds), flush=True)
@@ -214,8 +245,7 @@ def train(args, policy, fixed, reference, tools, train_questions, valid, test, s
                 save(run / "best", policy, optimizer, step, best, args)
             save(run / f"step-{step}", policy, optimizer, step, best, args)  # after best/, which it counts on
     if step < args.steps:
-        if not (run / f"step-{step}").exists():  # saved without marking --valid: a run that was stopped ends like one that was not
-            save(run / f"step-{step}", policy, optimizer, step, best, args)
+        keep()
         print(f"Stopped after step {step}. Go on with: python train.py --resume {run}")
     else:
         held_out("test", test)
@@ -242,12 +272,12 @@ def arguments():
     default = lambda name: f"{PAPER[name]}; the toy {TOY[name] if not isinstance(TOY[name], Path) else 'its own'}"
     # what is trained, on what
     add("--model", default=str(solve.TOY), help="folder or hub name of the planner")
-    add("--fixed", default=None, help="folder or hub name of the model of all other modules; None: as in solve.py, and never trained")
-    add("--data", help=f"training questions, JSONL (default: {default('data')})")
+    add("--data", help=f"training questions, JSONL, or nq, deepmath or nq+deepmath by name (default: {default('data')})")
+    add("--limit", type=int, default=None, help="questions of --data at most; None: all of a file, 1000 of a named set")
     add("--valid", help="questions that choose best/, JSONL (default: 64 held out from --data; the toy its own)")
     add("--test", help="questions marked before and after, JSONL (default: those of --valid; the toy its own)")
-    add("--corpus", help="passages for wikipedia_search, JSONL of title and text (default: the toy its own)")
-    add("--tools", nargs="+", default=None, help="tools the planner may choose from; None: all that can run")
+    # the modules that are not trained, and the tools
+    solve.add_engines(add)
     # the flow
     add("--max-turns", type=int, help=f"turns of a flow in training (default: {default('max_turns')})")
     add("--temperature", type=float, default=0.7, help="of the planner's sampling, in rollouts and in the ratio")
@@ -282,17 +312,19 @@ def settle(args):
         if getattr(args, name) is None and not (given and name in ("valid", "test")):
             setattr(args, name, TOY[name] if toy else value)
     if not args.data:
-        raise ValueError("--data FILE.jsonl is needed: one {\"question\": ..., \"answer\": ...} a line")
+        raise ValueError("--data is needed: nq+deepmath, or FILE.jsonl with one {\"question\": ..., \"answer\": ...} a line")
     if args.group_size < 2:
         raise ValueError(f"--group-size {args.group_size} has no baseline: use 2 or more")
-    for name in ("steps", "questions", "minibatches", "max_turns", "every", "token_budget", "max_new_tokens"):
+    for name in ("limit", "steps", "questions", "minibatches", "max_turns", "every", "token_budget", "max_new_tokens"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} does nothing: use 1 or more")
     if not args.temperature > 0:
         raise ValueError(f"--temperature {args.temperature} does not sample, and a group of equal rollouts teaches nothing: use e.g. 0.7")
-    args.fixed = args.fixed or solve.fixed_of(args.model)
-    for name in ("model", "fixed"):
-        if Path(getattr(args, name)).is_dir():  # a checkpoint remembers them, and may be used from another folder
+    if llm.is_server(args.model):
+        raise ValueError("--model must be local weights, a folder or a hub name: a server gives no tokens to train on. It can play --fixed")
+    solve.settle_engines(args)
+    for name in ("model", "fixed", "executor", "verifier", "generator", "judge"):
+        if Path(getattr(args, name) or "").is_dir() and getattr(args, name):  # a checkpoint remembers them, and may be used from another folder
             setattr(args, name, str(Path(getattr(args, name)).resolve()))
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
 
@@ -311,13 +343,17 @@ def resumed(parser, args):
 
 
 def load_questions(args):
-    """Training, validation and test questions; without --valid, up to 64 of --data are held out and never trained on."""
-    questions = tasks.load(args.data)
-    split = len(questions) - (0 if args.valid else min(64, len(questions) // 2))
-    valid = tasks.load(args.valid) if args.valid else questions[split:]
+    """Training, validation and test questions. Without --valid, up to 64 of --data are held out and never trained on."""
+    if set(args.data.split("+")) <= {*benchmarks.TRAINING, *benchmarks.BENCHMARKS}:  # a benchmark's name is refused, with the reason
+        questions = benchmarks.training(args.data, args.limit or 1000, args.seed)
+        train, valid = (questions, tasks.load(args.valid)) if args.valid else benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
+    else:
+        questions = tasks.load(args.data)[: args.limit]
+        split = len(questions) - (0 if args.valid else min(64, len(questions) // 2))
+        train, valid = questions[:split], tasks.load(args.valid) if args.valid else questions[split:]
     if not valid:
         raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl, or 2 questions and more")
-    return questions[:split], valid, tasks.load(args.test) if args.test else valid
+    return train, valid, tasks.load(args.test) if args.test else valid
 
 
 def main():
@@ -329,24 +365,24 @@ def main():
         else:
             settle(args)
         questions = load_questions(args)
-        tools = toolset.toolbox(args.tools, args.corpus)
+        tools, cache = solve.load_tools(args)
         policy = llm.load(checkpoint or args.model, args.device, args.dtype)
-        fixed = llm.load(args.fixed, args.device, args.dtype)
-        # One frozen copy plays the fixed modules and is π_ref, unless they are different models.
-        reference = fixed if args.fixed == args.model else llm.load(args.model, args.device, args.dtype)
+        frozen = {args.model: llm.load(args.model, args.device, args.dtype)}  # π_ref, and by default all fixed modules as well
+        fixed, judge = solve.load_engines(args, frozen, cache)
+        named, args.tools = args.tools is not None, list(tools)
         if checkpoint:
             state = torch.load(checkpoint / "trainer.pt", map_location="cpu")
         else:
-            solve.new_folder(args.out)
+            new_folder(args.out)
             (Path(args.out) / "args.json").write_text(json.dumps(vars(args), indent=1, default=str))
     except ValueError as why:
         parser.exit(2, f"train.py: {why}\n")
     if policy.model.device.type == "cuda" if args.gradient_checkpointing is None else args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
-    fixed.model.requires_grad_(False)
-    print(f"planner {policy}\nfixed   {fixed}\ntools   {', '.join(tools)}\nrun     {args.out}", flush=True)
+    frozen[args.model].model.requires_grad_(False)
+    print(f"{solve.show_engines(policy, fixed, judge, tools, named)}\nrun     {args.out}", flush=True)
     try:
-        train(args, policy, fixed, reference, tools, *questions, state)
+        train(args, policy, fixed, frozen[args.model], tools, judge, *questions, state)
     except OSError as why:
         raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from tasks import LIMIT, Question, game_of_24, load, mark, normalise, number
+from tasks import LIMIT, Question, decide, game_of_24, load, mark, normalise, number
 
 ALPHABET = tuple(f"choice {i}" for i in range(26))
 CITIES = ("London", "Paris", "Rome", "None of these")
@@ -70,6 +70,78 @@ OPTIONS = [
     ("D", "none of these", RIGHT), ("D", "D", RIGHT), ("B", "none of these", WRONG), ("A", "none of these", WRONG),
     ("A", "none of the above", WRONG), ("A", "A", RIGHT),
 ]
+
+# gold, right, wrong, and what the rules leave to a judge: decide() is True, False, None
+DECIDED = [
+    ("26", ("26", "26.", "+26", "026", "\\text{26}", "The final answer is 26", "26 people"), ("27", "-26", "2.6", "26%", "260", "", " "),
+     ("twenty-six", "about 26", "26 or 27", "not 26", "26th", "26 as computed", "26 = 27", "I do not know", "2 6")),
+    ("3/4", ("0.75", "75%", "6/8", ".75", "\\tfrac{3}{4}", "¾", "x = 3/4"), ("4/3", "0.7500001", "3.4", "75"), ("three quarters", "3 of 4", "3:4")),
+    ("50%", ("50 %", "1/2", "50 percent"), ("50", "5%", "0.05"), ("half", "fifty percent", "50% or so")),
+    ("1,234,567", ("1234567", "1,234,567.0", "1.234567e6"), ("1,234,568", "1234", "12,34,567"), ("1.234.567", "1 234 567")),
+    ("6.02e23", ("6.02 × 10^23", "6.02·10²³", "602e21", "6.02 x 10^{23}"), ("6.02e22", "6.02"), ("6.02 times a lot", "6.02 × 10", "6.02 × 10^")),
+    ("5 km", ("5 kilometers", "5km", "5.0"), ("5 miles", "5000 m", "6 km", "$5"), ("five km", "5 km north", "5m")),
+    ("$72,641", ("72641", "$72641", "72,641 dollars"), ("$72,640", "€72,641"), ("around $72,641", "$72.641k")),
+    ("-1.5", ("−1.5", "-3/2", "-1 1/2"), ("1.5", "-15"), ("minus 1.5", "- 1.5")),
+    ("3, 5", ("3,5", "(3, 5)", "3 and 5", "3; 5"), ("5, 3", "3", "3, 5, 7", "8"), ("3 or 5", "3 5", "three and five")),
+    ("(1, 2)", ("(1,2)", "1, 2"), ("[1, 2]", "(2, 1)", "(1, 2, 3)"), ("(1, 2) or (2, 1)", "x=1, y=2")),
+    ("x^2 + 1", ("x^2+1", "$x^2 + 1$"), ("",), ("1 + x^2", "x^2 - 1", "x**2+1", "5")),
+    ("\\frac{\\pi}{2}", ("\\dfrac{\\pi}{2}",), (), ("\\pi/2", "1.5708", "\\frac{\\pi}{3}")),
+    ("June 5, 2004", ("june 5, 2004", "June 5 2004", "The answer is June 5, 2004."), ("",), ("5 June 2004", "2004-06-05", "June 6, 2004", "2004")),
+    ("2004", ("2004", "2,004"), ("2005",), ("June 5, 2004", "in 2004", "2004-06-05", "the 2000s")),
+    ("João Esteves", ("joao esteves", "João  Esteves.", "**João Esteves**"), ("\n",), ("João", "Esteves, João", "João Esteves da Veiga")),
+    ("Dvořák", ("dvorak", "DVOŘÁK"), (), ("Antonín Dvořák", "Dvo")),
+    ("The African Queen", ("African Queen", "the african queen", "“The African Queen”"), (), ("Queen", "African Queens", "not The African Queen")),
+    ("Paris", ("paris", "PARIS!", "Answer: Paris"), ("",), ("not Paris", "Paris or London", "Paris, France", "London", "It is Paris", "5")),
+    ("yes", ("Yes", "YES."), ("",), ("no", "yes and no", "Yes, both are", "true")),
+    ("two", ("Two",), (), ("2", "one", "two or three")),
+    ("Beijing", ("beijing",), ("9" * 2001, "Beijing" * 300), ("Peking", "北京")),
+]
+DECIDED_OPTIONS = [                                                  # of London, Paris, Rome, None of these
+    ("B", ("B", "(b)", "B.", "[B]", "B) Paris", "b: paris", "Paris", "the answer is B", "choice B", "**B. Paris**"),
+     ("A", "C)", "London", "A. London", "D", "none of these", ""),
+     ("A or B", "B, C", "B) London", "A Paris", "E", "Z) Paris", "not B", "the capital of France", "none", "neither", "2", "Paris and Rome", "?")),
+    ("None of these", ("D", "d)", "none of these.", "D) None of these"), ("A", "Rome", ""), ("none of the above", "None of these or A")),
+]
+CASES = [((), gold, *case) for gold, *columns in DECIDED for verdict, responses in zip((True, False, None), columns)
+         for case in zip(responses, [verdict] * len(responses))]
+CASES += [(CITIES, gold, *case) for gold, *columns in DECIDED_OPTIONS for verdict, responses in zip((True, False, None), columns)
+          for case in zip(responses, [verdict] * len(responses))]
+
+
+@pytest.mark.parametrize("choices, answer, response, verdict", CASES)
+def test_the_rules_say_true_false_or_that_only_a_judge_could_tell(choices, answer, response, verdict):
+    question = Question("?", answer, choices=choices)
+    assert decide(question, response) is verdict
+    assert mark(question, response) is (verdict is True), "what only a judge could tell is not right without one"
+
+
+def test_the_table_of_verdicts_is_long_and_has_every_verdict():
+    assert len(CASES) >= 120 and len(set(CASES)) == len(CASES)
+    assert all(sum(case[-1] is verdict for case in CASES) >= 40 for verdict in (True, False, None))
+
+
+@pytest.mark.parametrize("response, verdict", [("51", None), ("50", True), ("US of A", None), ("", False)])
+def test_one_gold_of_words_among_the_aliases_is_enough_to_need_a_judge(response, verdict):
+    assert decide(Question("?", "50", aliases=("fifty",)), response) is verdict
+
+
+def test_two_numbers_as_aliases_leave_nothing_to_a_judge_but_words():
+    question = Question("?", "50", aliases=("51", " "))
+    assert [decide(question, text) for text in ("50", "51", "52", "fifty")] == [True, True, False, None]
+
+
+def test_a_game_of_24_needs_no_judge_and_a_question_without_a_gold_has_no_right_answer():
+    game = Question("1 2 3 4", "24", kind="gameof24")
+    assert [decide(game, text) for text in ("1*2*3*4", "4*6", "no solution", "")] == [True, False, False, False]
+    assert [decide(Question("?", gold), text) for gold in ("", "  ") for text in ("Paris", "")] == [False] * 4
+
+
+@pytest.mark.parametrize("choices, answer, response, verdict", [
+    (("200 mL", "200 mL", "180 mL"), "A. 200 mL", "200 mL", True), (("200 mL", "200 mL", "180 mL"), "A. 200 mL", "B", True),
+    (("200 mL", "200 mL", "180 mL"), "C", "200 mL", False), (("q/L^2", "q/l^2"), "A", "q/L^2", True),
+    (("q/L^2", "q/l^2"), "A", "q/l^2", False), (("q/L^2", "q/l^2"), "A", "Q/L^2", None), (("c", "a", "b"), "A", "c", None)])
+def test_two_options_of_one_text_are_one_option_and_case_tells_two_apart(choices, answer, response, verdict):
+    assert decide(Question("?", answer, choices=choices), response) is verdict
 
 
 @pytest.mark.parametrize("answer, response, verdict", NUMBERS + LISTS + TEXTS)

@@ -220,7 +220,7 @@ def test_the_questions_of_a_step_depend_on_the_step_alone_and_may_cross_an_epoch
 @pytest.mark.parametrize("number, held", [(2, 1), (5, 2), (100, 50), (200, 64)])
 def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path, monkeypatch, number, held):
     seen = {}
-    monkeypatch.setattr(train, "train", lambda *a: seen.update(train=a[5], valid=a[6], test=a[7]))
+    monkeypatch.setattr(train, "train", lambda *a: seen.update(train=a[6], valid=a[7], test=a[8]))
     assert command(*words(str(tmp_path / "run"), data=jsonl(tmp_path / "d.jsonl", *map(str, range(number))), valid=None)) == 0
     assert len(seen["valid"]) == held and len(seen["train"]) == number - held and seen["test"] == seen["valid"]
     assert not set(seen["train"]) & set(seen["valid"])
@@ -346,7 +346,7 @@ def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
 REFUSED = [
     (dict(group_size=1), "--group-size 1 has no baseline"), (dict(max_turns=0), "--max-turns 0 does nothing"),
     (dict(steps=0), "--steps 0 does nothing"), (dict(temperature=0), "--temperature 0.0 does not sample"),
-    (dict(temperature="nan"), "--temperature nan"), (dict(data=None), "--data FILE.jsonl is needed"),
+    (dict(temperature="nan"), "--temperature nan"), (dict(data=None), "--data is needed"),
     (dict(data="nowhere.jsonl"), "nowhere.jsonl: no such file"), (dict(data="empty.jsonl"), "empty.jsonl: the file is empty"),
     (dict(data="keyless.jsonl"), "keyless.jsonl, line 2: lacks \"answer\""), (dict(valid="keyless.jsonl"), "keyless.jsonl, line 2"),
     (dict(data="one.jsonl", valid=None), "one.jsonl has too few questions"), (dict(tools="googel"), "no tool is called 'googel'"),
@@ -396,12 +396,12 @@ class Spy:
         return self.real(*args, **settings)
 
 
-def failing(which, monkeypatch):
+def failing(which, monkeypatch, why=f"planner: {llm.TOO_LONG}"):
     """Rollouts in which some flows have failed, as when a prompt did not fit."""
     def rollout(questions, *args, **settings):
         flows = even_is_right(questions, *args, **settings)
         for i in which if len(questions) == 8 else ():        # a training step, not an evaluation
-            flows[i].failed = "planner: too long"
+            flows[i].failed = why
         return flows
     monkeypatch.setattr(solve, "rollout", rollout)
 
@@ -453,6 +453,25 @@ def test_a_step_in_which_every_flow_failed_is_survived_and_said(tmp_path, monkey
     assert before == after
 
 
+def test_a_server_that_is_down_ends_the_run_and_uses_up_no_questions(whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        failing(range(8), patch, "executor: host:8000 cannot be reached")
+        said = command(*words(tmp_path / "run", steps=2))
+    assert said.startswith("train.py: no rollout of step 1 came to an end (executor: host:8000 cannot be reached). Mend that, then go on with: ")
+    assert command("train.py", "--resume", str(tmp_path / "run")) == 0 and rows(tmp_path / "run") == rows(whole)[:2]
+
+
+def test_an_undecided_rollout_leaves_its_group_as_a_failed_one_does(tmp_path, monkeypatch):
+    def rollout(questions, *args, **settings):
+        flows = even_is_right(questions, *args, **settings)
+        flows[0].undecided = len(questions) == 8
+        return flows
+    monkeypatch.setattr(solve, "rollout", rollout)
+    spy = Spy(monkeypatch, "advantages")
+    made = rows(run(tmp_path / "run", steps=1))
+    assert made[0]["undecided"] == "1" and [len(rewards) for rewards, _ in spy.calls] == [7]
+
+
 def test_gradient_checkpointing_changes_nothing_of_a_step(whole, tmp_path, monkeypatch):
     spy = Spy(monkeypatch, "update")
     assert rows(run(tmp_path / "run", steps=2, gradient_checkpointing=True)) == rows(whole)[:2]
@@ -466,10 +485,12 @@ def test_training_changes_the_policy_and_neither_the_fixed_model_nor_the_referen
     spy = Spy(monkeypatch, "train")
     run(tmp_path / "run", steps=2, fixed=other)
     _, policy, fixed, reference, *_ = spy.calls[0]
-    assert same(fixed.model, llm.load(other or "model").model) and same(reference.model, llm.load("model").model)
-    assert not same(policy.model, reference.model) and (fixed is reference) == (other is None)
+    played = fixed["executor"]
+    assert set(fixed.values()) == {played} and same(played.model, llm.load(other or "model").model) and same(reference.model, llm.load("model").model)
+    assert not same(policy.model, reference.model) and (played is reference) == (other is None)
     assert same(policy.model, llm.load(str(tmp_path / "run" / "step-2")).model)
-    assert json.loads((tmp_path / "run" / "step-2" / "train.json").read_text()) == {"fixed": str(Path(other or "model").resolve()), "step": 2}
+    made = json.loads((tmp_path / "run" / "step-2" / "train.json").read_text())
+    assert made["fixed"] == str(Path(other or "model").resolve()) and made["step"] == 2 and made["tools"] == ["base_generator"]
 
 
 def same(one, two):

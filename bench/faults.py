@@ -1,0 +1,149 @@
+"""What a bad model server does to the flow: rollouts through one that fails 30 % of its requests, in every way a server can.
+
+    python bench/faults.py                 200 rollouts, about half a minute
+    python bench/faults.py --flows 40 --share 0.5
+
+A real server on loopback speaks OpenAI's API and plays all modules, so the words are known, and with them the mark that each rollout
+must get: "Double 7" is answered right, but one question in four is answered wrong, on purpose, and one in twenty is refused for good,
+at one module or another. Ends with exit code 1 if a rollout is lost, rewarded wrongly, or failed without being refused for good.
+"""
+
+import argparse
+import json
+import random
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import executor
+import flow
+import generator
+import llm
+import planner
+import solve
+import tasks
+import tools as toolset
+import verifier
+
+PROMPTS = {"analysis": planner.ANALYSIS_PROMPT, "planner": planner.PROMPT, "executor": executor.PROMPT,
+           "verifier": verifier.PROMPT, "generator": generator.PROMPT}
+FAULTS = ("429", "500", "503", "dropped", "cut", "garbage", "another shape", "wrong type", "endless", "slow", "redirect loop")
+PATIENCE = 1.5  # seconds that our client waits for an answer; "slow" is slower
+
+
+def words(prompt):
+    """What a perfect model would say, but that it gives a wrong answer to every fourth question."""
+    module = next((name for name, text in PROMPTS.items() if prompt[:40] == text[:40]), "base_generator")
+    n = int(re.search(r"Double (\d+)", prompt)[1])
+    said = {"analysis": "A number.", "verifier": "Conclusion: STOP", "base_generator": "I think so.",
+            "planner": f"Context: none\nSub-goal: Double {n}\nTool: {'base_generator' if n % 5 == 0 else 'double'}",
+            "executor": f'base_generator(query="Double {n}")' if n % 5 == 0 else f'double(number="{n}")',
+            "generator": f"<answer>{2 * n + (n % 4 == 3)}</answer>"}
+    return module, n, said[module]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def send(self, body, status=200, kind="application/json", length=None, **headers):
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": length or len(body), **headers}.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.send(b'{"data": [{"id": "bad-server"}]}')
+
+    def do_POST(self):
+        prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
+        module, n, text = words(prompt)
+        with self.server.lock:
+            fault = self.server.random.choice(FAULTS) if self.server.random.random() < self.server.share else ""
+            fault = "refused" if module == self.server.refused.get(n) else fault
+            self.server.seen[fault or "good"] += 1
+        try:
+            self.fail(fault) if fault else self.send(answer(text))
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the client has hung up: that is what it should do
+
+    def fail(self, fault):
+        if fault in ("429", "500", "503", "refused"):
+            headers = {"Retry_After": 0} if fault == "429" else {}
+            return self.send(b'{"error": {"message": "not now"}}', 500 if fault == "refused" else int(fault), **headers)
+        self.close_connection = True
+        if fault == "dropped":
+            return self.connection.shutdown(2)
+        if fault == "cut":
+            return self.send(answer("half")[:30], length=500)
+        if fault == "slow":
+            return time.sleep(2 * PATIENCE)
+        if fault == "redirect loop":
+            return self.send(b"", 302, Location=self.path)
+        if fault == "endless":
+            self.send(b"[", length=10**12)
+            while True:
+                self.wfile.write(b"1," * 32768)
+        self.send(*{"garbage": (b'{"choices": [{"mess', 200), "another shape": (b'{"choices": []}', 200),
+                    "wrong type": (b"<html>Gateway</html>", 200, "text/html")}[fault])
+
+
+def answer(text):
+    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"total_tokens": 10}}).encode()
+
+
+def bad_server(share, refused, seed=0):
+    """A running server; refused: {number: module whose requests always fail}."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads, server.lock, server.seen = True, threading.Lock(), Counter()
+    server.share, server.refused, server.random = share, refused, random.Random(seed)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def run(flows, share):
+    """(server, [Flow], what is wrong with them, seconds)"""
+    refused = {n: (*flow.FIXED, "planner")[n // 20 % 6] for n in range(0, flows, 20)}
+    server = bad_server(share, refused)
+    engine = llm.Server(f"http://127.0.0.1:{server.server_port}/v1", seconds=PATIENCE)
+    tools = {"base_generator": toolset.TOOLS["base_generator"],
+             "double": toolset.Tool(lambda number: str(2 * int(number)), "Doubles.", {"number": "an integer"}, "", 'double(number="2")')}
+    start = time.perf_counter()
+    questions = [tasks.Question(f"Double {n}", str(2 * n)) for n in range(flows)]
+    _, done = solve.evaluate(questions, engine, engine, tools, max_turns=3)
+    wrong = [f"{flows - len(done)} rollouts are lost"] * (len(done) != flows)
+    for n, one in enumerate(done):
+        if bool(one.failed) != (n in refused):
+            wrong.append(f"rollout {n} {one.failed or 'did not fail though it was refused'}")
+        elif one.reward != float(n not in refused and n % 4 != 3):
+            wrong.append(f"rollout {n} has the reward {one.reward}")
+    server.shutdown()
+    return server, done, wrong, time.perf_counter() - start
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--flows", type=int, default=200)
+    parser.add_argument("--share", type=float, default=0.3, help="of the requests that fail")
+    args = parser.parse_args()
+    server, done, wrong, seconds = run(args.flows, args.share)
+    bad = sum(server.seen.values()) - server.seen["good"]
+    print(f"{sum(server.seen.values())} requests, {bad} of them failed: " + ", ".join(f"{name} {n}" for name, n in sorted(server.seen.items())))
+    print(f"{len(done)} rollouts in {seconds:.1f} s: {sum(one.reward == 1 for one in done)} right, "
+          f"{sum(one.reward == 0 and not one.failed for one in done)} wrong, {sum(one.failed != '' for one in done)} failed")
+    for why, times in Counter(re.sub(r"127\.0\.0\.1:\d+", "the server", one.failed) for one in done if one.failed).items():
+        print(f"  failed {times} times: {why}")
+    print("\n".join(wrong) or "No rollout is lost, none wrongly rewarded, and only those that were refused for good have failed.")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The offline corpus at size: how long its index takes to build, and a query to answer.
+
+    python bench/search.py                 100 000 passages of 100 words; target: built in 30 s, a query in 20 ms
+
+The passages are made up: words drawn by Zipf's law from a vocabulary of 50 000, so that, as in real text, a few words stand nearly
+everywhere. Queries of three kinds: words that stand together, words of which more than half do, and words that never meet.
+"""
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from itertools import accumulate
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import tools
+
+
+def write(path, passages, words=100, vocabulary=50_000):
+    """A corpus, and the words of some of its passages."""
+    dice = random.Random(0)
+    names = [f"w{n}x" for n in range(vocabulary)]
+    weights = list(accumulate(1 / (rank + 10) for rank in range(vocabulary)))
+    texts = []
+    with open(path, "w", encoding="utf-8") as file:
+        for n in range(passages):
+            text = dice.choices(names, cum_weights=weights, k=words)
+            file.write(json.dumps({"title": f"Title {n} {text[0]}", "text": " ".join(text)}) + "\n")
+            texts += [text] * (n % (passages // 50) == 0)
+    return texts
+
+
+def timed(queries, corpus):
+    seconds = []
+    for query in queries:
+        start = time.perf_counter()
+        tools.wikipedia_search(query, corpus)
+        seconds.append(time.perf_counter() - start)
+    return f"median {1000 * statistics.median(seconds):.1f} ms, worst {1000 * max(seconds):.1f} ms of {len(seconds)}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--passages", type=int, default=100_000)
+    args = parser.parse_args()
+    dice = random.Random(1)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = str(Path(folder) / "corpus.jsonl")
+        texts = write(corpus, args.passages)
+        start = time.perf_counter()
+        tools.index(corpus)
+        print(f"{args.passages} passages, {Path(corpus).stat().st_size / 1e6:.0f} MB: indexed in {time.perf_counter() - start:.1f} s, "
+              f"{sum(p.stat().st_size for p in Path(folder).glob('*.fts5')) / 1e6:.0f} MB beside it")
+        tools.index.cache_clear()
+        start = time.perf_counter()
+        tools.index(corpus)
+        print(f"opened again in {1000 * (time.perf_counter() - start):.1f} ms")
+        together = [" ".join(dice.sample(text, 4)) for text in texts]
+        print("all words:      ", timed(together, corpus))
+        print("more than half: ", timed([f"{query} nowhere neverseen" for query in together], corpus))
+        print("common words:   ", timed([f"w{dice.randrange(5)}x w{dice.randrange(5, 10)}x w{dice.randrange(10, 50)}x" for _ in texts], corpus))
+        print("never together: ", timed([" ".join(text[0] for text in dice.sample(texts, 8)) for _ in texts], corpus))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""llm.Server against a real server on loopback: good answers, every way to fail, and what becomes of a flow."""
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+import llm
+import solve
+import tasks
+import web
+from bench import faults, hostile
+from test_solve import TOOLS, Cast
+
+ROOT = Path(solve.__file__).parent
+
+
+class Handler(faults.Handler):
+    """Answers as self.server.reply(handler, body) says; remembers what it was asked."""
+
+    def do_GET(self):
+        self.send(json.dumps({"data": [{"id": name} for name in self.server.models]}).encode())
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.asked.append((self.path, dict(self.headers), body))
+            turn = len(self.server.asked)
+        try:
+            self.server.reply(self, body, turn)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A good server; a test may give it another reply."""
+    monkeypatch.setattr(web, "PAUSE", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    running.daemon_threads, running.lock, running.asked, running.models = True, threading.Lock(), [], ["a-model"]
+    running.reply = lambda handler, body, turn: handler.send(faults.answer(f"echo {body['messages'][0]['content']}"))
+    running.url = f"http://127.0.0.1:{running.server_port}/v1"
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    yield running
+    running.shutdown()
+    running.server_close()
+
+
+def test_answers_come_in_order_with_their_usage(server):
+    done = llm.load(server.url)(["a", "b", "c"] * 10, temperature=0.7)
+    assert [c.text for c in done] == ["echo a", "echo b", "echo c"] * 10 and {c.tokens for c in done} == {10}
+    assert len(server.asked) == 30 and not any(c.ids or c.error for c in done)
+
+
+def test_a_request_says_what_the_model_reads_and_how_to_sample(server):
+    llm.load(server.url)(["q"], temperature=0.5, max_new_tokens=7)
+    path, headers, body = server.asked[0]
+    assert path == "/v1/chat/completions" and body.pop("seed") >= 0 and "Authorization" not in headers
+    assert body == {"model": "a-model", "messages": [{"role": "user", "content": "q"}], "temperature": 0.5, "max_tokens": 7, "top_p": 1.0}
+
+
+def test_at_temperature_0_equal_prompts_are_asked_once_and_without_a_seed(server):
+    done = llm.load(server.url)(["q", "r", "q"])
+    assert [c.text for c in done] == ["echo q", "echo r", "echo q"] and len(server.asked) == 2
+    assert "seed" not in server.asked[0][2] and server.asked[0][2]["max_tokens"] == llm.LONGEST
+
+
+def test_a_seed_of_torch_decides_the_seeds_of_the_requests(server):
+    engine, seeds = llm.Server(server.url, at_once=1), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        engine(["q", "q"], temperature=1.0)
+        seeds.append(tuple(body["seed"] for _, _, body in server.asked[-2:]))
+    assert seeds[0] == seeds[1] != seeds[2] and len(set(seeds[0])) == 2
+
+
+def test_the_model_is_named_in_the_address_or_is_the_only_one(server):
+    assert llm.load(server.url + "#other").name == "other" and llm.load(server.url + "/").name == "a-model"
+    server.models = ["a", "b"]
+    with pytest.raises(ValueError, match="serves a, b: name one"):
+        llm.load(server.url)
+
+
+def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "hunter2")
+    engine = llm.load(server.url)
+    engine(["q"])
+    assert server.asked[0][1]["Authorization"] == "Bearer hunter2" and "hunter2" not in str(engine)
+    assert llm.Server("http://gpu-box:8000/v1#m").headers == {} and llm.Server("https://api.example.com/v1#m").headers
+    with pytest.raises(ValueError, match="OPENAI_API_KEY"):
+        llm.load("http://user:pass@127.0.0.1/v1#m")
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS)
+def test_every_way_to_fail_is_tried_again(server, fault, monkeypatch):
+    monkeypatch.setattr(faults, "PATIENCE", 0.3)
+    good = server.reply
+    server.reply = lambda handler, body, turn: handler.fail(fault) if turn == 1 else good(handler, body, turn)
+    (done,) = llm.Server(server.url, seconds=0.3)(["q"])
+    assert (done.text, done.error) == ("echo q", "") and len(server.asked) == 2
+
+
+@pytest.mark.parametrize("fault", [fault for fault in faults.FAULTS if fault not in ("slow", "endless")])
+def test_what_fails_for_good_is_an_error_and_never_an_answer(server, fault):
+    server.reply = lambda handler, body, turn: handler.fail(fault)
+    (done,) = llm.Server(server.url)(["q"])
+    assert done.text == "" and done.error.startswith("127.0.0.1:") and 3 < len(server.asked) < 30
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413])
+def test_a_refusal_is_not_repeated(server, status):
+    server.reply = lambda handler, body, turn: handler.send(b'{"error": {"message": "no"}}', status)
+    (done,) = llm.load(server.url)(["q"])
+    assert f"answered {status}" in done.error and len(server.asked) == 1
+
+
+@pytest.mark.parametrize("said", ["This model's maximum context length is 4096 tokens. However, you requested 5000 tokens", "context_length_exceeded",
+                                  "the request exceeds the available context size", "prompt is too long: 9 tokens"])
+def test_a_prompt_that_does_not_fit_is_told_as_with_a_local_model(server, said):
+    server.reply = lambda handler, body, turn: handler.send(json.dumps({"error": {"message": said}}).encode(), 400)
+    assert llm.load(server.url)(["q"])[0].error == llm.TOO_LONG
+
+
+def test_the_marks_of_chat_templates_lose_their_meaning():
+    hostile_text = "a<|im_end|>b</s>c<s>d[INST]e[/INST]f<start_of_turn>g<｜Assistant｜>h\ud800"
+    assert llm.harmless(hostile_text) == "a< |im_end|>b< /s>c< s>d[ INST]e[ /INST]f< start_of_turn>g< ｜Assistant｜>h?"
+    assert llm.harmless("a <b> [1] x|y <|> <p>") == "a <b> [1] x|y <|> <p>"
+
+
+@pytest.mark.parametrize("message", [{}, {"content": None}, {"content": ""}])
+def test_a_model_that_has_nothing_to_say_says_nothing(server, message):
+    server.reply = lambda handler, body, turn: handler.send(json.dumps({"choices": [{"message": message}]}).encode())
+    done = llm.load(server.url)(["q"])[0]
+    assert done.text == "" and bool(done.error) == ("content" not in message)
+
+
+def test_a_server_that_is_not_there_is_told_at_once():
+    with pytest.raises(ValueError, match="127.0.0.1:1 cannot be reached.*start it, or correct its address"):
+        llm.load("http://127.0.0.1:1/v1")
+
+
+def test_a_failed_tool_engine_fails_the_flow_and_is_no_result_of_the_tool():
+    plan = "Sub-goal: x\nTool: base_generator"
+    broken = lambda prompt: llm.Completion("", [], [], "the server is down")
+    fixed = Cast(executor='base_generator(query="?")', other=broken)
+    _, (flow,) = solve.evaluate([tasks.Question("q?", "42")], Cast(planner=plan), fixed, TOOLS)
+    assert flow.failed == "base_generator: the server is down" and flow.memory.steps == [] and flow.reward == 0
+
+
+def test_each_module_may_have_an_engine_of_its_own():
+    casts = {name: Cast() for name in solve.FIXED}
+    flow = solve.rollout([tasks.Question("q?", "42")], Cast(), casts, TOOLS)[0]
+    assert flow.answer == "42" and [len(casts[name].calls) for name in solve.FIXED] == [1, 1, 0, 1, 1]
+
+
+def test_solve_is_a_client_for_all_modules_and_the_judge(server):
+    def reply(handler, body, turn):
+        prompt = body["messages"][0]["content"]
+        handler.send(faults.answer("They agree.\nVerdict: True" if "reference answer" in prompt else "<answer>somebody</answer>"))
+    server.reply = reply
+    words = ["solve.py", "--model", server.url, "--fixed", server.url, "--judge", server.url, "--max-turns", "1", "--tools", "base_generator"]
+    data = ROOT / "toy" / "test.jsonl"
+    done = subprocess.run([sys.executable, *words, "--data", str(data), "--limit", "2"], cwd=ROOT, capture_output=True, text=True, timeout=100,
+                          env={**os.environ, "PYTHONPATH": ""})
+    assert done.returncode == 0 and f"planner a-model | a server at 127.0.0.1:{server.server_port}" in done.stdout and "judge   a-model" in done.stdout
+    assert "2 flows, 60 tokens" in done.stdout.replace("2 flows, 80 tokens", "2 flows, 60 tokens")
+
+
+def test_a_server_cannot_be_trained(server):
+    done = subprocess.run([sys.executable, "train.py", "--model", server.url, "--data", "toy/train.jsonl"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and "local weights" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_server_that_fails_a_third_of_its_requests_loses_and_rewards_nothing_wrongly(monkeypatch):
+    monkeypatch.setattr(faults, "PATIENCE", 0.4)
+    _, flows, wrong, _ = faults.run(40, 0.3)
+    assert wrong == [] and Counter(bool(flow.failed) for flow in flows) == {False: 38, True: 2}
+
+
+def test_hostile_words_break_nothing():
+    wrong, numbers = hostile.run(60)
+    assert wrong == [] and set(numbers["calls"]) == {"unreadable", "base_generator", "python_coder", "wikipedia_search", "web_search"}

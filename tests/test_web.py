@@ -1,0 +1,764 @@
+"""The web: a service may fail in every way and the key stays with us; a page may do what it likes and reaches nothing.
+
+No test leaves the machine. The servers are real ones on loopback, which fetch() refuses: its tests let just that address through.
+"""
+import contextlib
+import gzip
+import json
+import os
+import shutil
+import socket
+import socketserver
+import sqlite3
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+import traceback
+import tracemalloc
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import web
+from web import Cache, Failed, api, fetch, passages, public, ranked, session, text_of
+
+KEY = "s3cr3t-k3y"
+HTTP = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
+
+
+def reply(body=b"{}", status="200 OK", kind="text/html", length=None, **headers):
+    """The bytes of an answer; length: what Content-Length says, if not the truth."""
+    body = body.encode() if isinstance(body, str) else body
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", "Connection: close"]
+    lines += [f"Content-Type: {kind}"] * (kind is not None) + [f"{key.replace('_', '-')}: {headers[key]}" for key in headers]
+    return "\r\n".join(lines + ["", ""]).encode() + body
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """Gives its answers in order, the last one ever after: bytes, or a function that writes. Remembers what it was asked."""
+    daemon_threads = True
+    request_queue_size = 50
+
+    def __init__(self, *answers):
+        super().__init__(("127.0.0.1", 0), None)
+        self.answers, self.asked, self.connections = list(answers), [], 0
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def finish_request(self, connection, _):
+        self.connections += 1
+        connection.settimeout(10)
+        request = b""
+        while not request.partition(b"\r\n\r\n")[1]:
+            request += connection.recv(65536) or b"\r\n\r\n"
+        self.asked.append(request.decode())
+        answer = self.answers[min(len(self.asked), len(self.answers)) - 1]
+        with contextlib.suppress(OSError):  # the other side has had enough
+            answer(connection.sendall) if callable(answer) else connection.sendall(answer)
+
+    def handle_error(self, *_):
+        pass  # those who try TLS here
+
+
+@pytest.fixture
+def serve():
+    servers = []
+    yield lambda *answers: servers.append(Server(*answers)) or servers[-1]
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def drip(start, byte=b"x", gap=0.02):
+    """An answer that begins with `start` and then gives a byte now and then, for ten seconds."""
+    def write(send):
+        send(start.encode())
+        for _ in range(int(10 / gap)):
+            time.sleep(gap)
+            send(byte)
+    return write
+
+
+def endless(start, block=b"x" * 65536):
+    def write(send):
+        send(start.encode())
+        while True:
+            send(block)
+    return write
+
+
+def slow(seconds):
+    return lambda send: (time.sleep(seconds), send(reply()))
+
+
+def dropped(send):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(web, "PAUSE", 0.01)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def loopback(monkeypatch):
+    monkeypatch.setattr(web, "public", lambda address: address == "127.0.0.1")
+
+
+@pytest.fixture
+def clock():
+    began = time.monotonic()
+    return lambda: time.monotonic() - began
+
+
+def failure(call, *arguments, **more):
+    with pytest.raises(Failed) as caught:
+        call(*arguments, **more)
+    return caught.value
+
+
+# -------------------------------------------------------------------------------- api and session: services that we chose
+@pytest.mark.parametrize("data", [{"a": [1, "é"]}, [], {}, [{"b": None}]])
+@pytest.mark.parametrize("packed", [bytes, gzip.compress, zlib.compress])
+def test_an_answer_is_its_json_and_its_headers(serve, data, packed):
+    encoding = {"Content_Encoding": {"compress": "deflate"}[packed.__name__]} if packed is zlib.compress else {}
+    encoding = {"Content_Encoding": "gzip"} if packed is gzip.compress else encoding
+    server = serve(reply(packed(json.dumps(data).encode()), X_Left="7", **encoding))
+    found, headers = api(session(), "GET", server.url)
+    assert found == data and headers["x-left"] == "7"
+
+
+def test_the_request_has_our_name_its_parameters_and_its_headers(serve):
+    server = serve(reply())
+    api(session(), "POST", server.url + "/v1", params={"q": "a b"}, json={"n": 1}, headers={"X-Key": KEY})
+    assert server.asked[0].startswith("POST /v1?q=a+b HTTP/1.1") and f"X-Key: {KEY}" in server.asked[0]
+    assert "User-Agent: nano-agentflow" in server.asked[0] and "2510.05592" in server.asked[0]
+
+
+def test_a_netrc_does_not_overwrite_our_authorization(serve, tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login someone password else\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    server = serve(reply())
+    api(session(), "GET", server.url, headers={"Authorization": f"Bearer {KEY}"})
+    assert f"Authorization: Bearer {KEY}" in server.asked[0]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("first", [
+    reply(status="500 Oops"), reply(status="502 Bad"), reply(status="503 Busy"), reply(status="504 Late"), reply(status="429 Slow"),
+    dropped, b"HTTP/1.1 200", reply("<html>"), reply(""), reply("{}", length=99), reply(b'{"a": "\xff"}'), reply("7"), reply('"a"'),
+    reply("[" * 100_000), reply(b"not gzip", Content_Encoding="gzip"), reply(gzip.compress(b"{}")[:-9], Content_Encoding="gzip"),
+    reply(Content_Encoding="br"), reply(Content_Encoding="gzip, gzip"), endless("HTTP/1.1 503 Busy\r\n\r\n"),
+    reply(status="503 Busy", Retry_After="never"), reply(status="503 Busy", Retry_After="9" * 5000)],
+    ids=lambda first: "" if callable(first) or isinstance(first, str) else repr(first[9:20]))
+def test_what_may_pass_is_tried_again(serve, first, method):
+    server = serve(first, reply('{"good": 1}'))
+    assert api(session(), method, server.url, seconds=5)[0] == {"good": 1} and len(server.asked) == 2
+
+
+def test_retry_after_is_respected(serve, clock):
+    server = serve(reply(status="429 Too Many Requests", Retry_After="1"), reply())
+    assert api(session(), "POST", server.url)[0] == {} and 1 <= clock() < 8
+
+
+@pytest.mark.parametrize("asked", ["3600", "Fri, 31 Dec 2100 23:59:59 GMT"])
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "503 Service Unavailable"])
+def test_a_long_retry_after_fails_at_once_and_says_how_long(serve, clock, asked, status):
+    server = serve(reply("later", status=status, Retry_After=asked))
+    failed = failure(api, session(), "GET", server.url)
+    assert clock() < 5 and len(server.asked) == 1 and failed.status == int(status[:3]) and failed.body == "later"
+    assert f"answered {status} and asks to wait " in str(failed) and (asked in str(failed) or asked != "3600")
+
+
+def test_a_service_that_is_down_is_named_with_its_status_and_what_it_said(serve):
+    server = serve(reply("come back later " * 1000, status="503 " + KEY))
+    failed = failure(api, session(tries=3), "GET", server.url)
+    assert str(failed) == f"{server.url[7:]} answered 503 Service Unavailable" and failed.status == 503
+    assert len(failed.body) == 2000 and failed.body.startswith("come back") and len(server.asked) == 3
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "401 Unauthorized", "404 Not Found", "599"])
+def test_a_refusal_is_not_tried_again(serve, status):
+    server = serve(reply("no", status=status))
+    failed = failure(api, session(), "GET", server.url)
+    assert str(failed) == f"{server.url[7:]} answered {status}" and failed.body == "no" and len(server.asked) == 1
+
+
+def test_garbage_is_tried_as_often_as_was_asked_for(serve):
+    server = serve(reply("<html>sorry</html>"))
+    failed = failure(api, session(), "GET", server.url, again=3)
+    assert str(failed) == f"{server.url[7:]} answered with something that is not JSON"
+    assert failed.status == 200 and failed.body == "<html>sorry</html>" and len(server.asked) == 4
+
+
+@pytest.mark.parametrize("answer, why", [
+    (drip(HTTP + "\r\n"), "too slow"), (drip(HTTP + "Transfer-Encoding: chunked\r\n\r\n", b"1\r\n1\r\n"), "too slow"),
+    (drip(HTTP + "Content-Length: 5000\r\n\r\n{"), "too slow"), (drip(HTTP + "\r\n", b"x", 2), "no answer in time"),
+    (endless(HTTP + "\r\n"), "longer than 1000000 bytes"),
+    (reply(gzip.compress(b"[" + b"1," * 5_000_000), Content_Encoding="gzip"), "longer than 1000000 bytes")])
+def test_a_body_that_does_not_end_is_ended(serve, clock, answer, why):
+    failed = failure(api, session(), "GET", serve(answer).url, seconds=0.3, limit=1_000_000, again=0)
+    assert f"not JSON ({why})" in str(failed) and clock() < 5
+
+
+def test_a_redirect_of_an_api_is_an_error_and_is_not_followed(serve):
+    other = serve(reply())
+    server = serve(reply(status="302 Found", Location=other.url))
+    failed = failure(api, session(), "GET", server.url, headers={"Authorization": KEY})
+    assert str(failed).endswith("answered 302 Found") and not other.asked
+
+
+def nowhere():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return "http://127.0.0.1:%d" % sock.getsockname()[1]
+
+
+@pytest.mark.parametrize("answer, why", [
+    (slow(2), "no answer in time"), (dropped, "the connection was dropped"), (None, "nobody listens there"), (b"?", "dropped")])
+def test_a_service_that_cannot_be_reached_is_named_with_its_port_and_the_reason(serve, answer, why):
+    url = serve(answer).url if answer else nowhere()
+    failed = failure(api, session(tries=2), "GET", url, seconds=0.3)
+    assert str(failed).startswith(f"{url[7:]} cannot be reached (") and why in str(failed)
+    assert failed.status is None and failed.body == ""
+
+
+def test_an_unknown_host_and_a_url_that_is_none_are_sentences_too(monkeypatch):
+    def unknown(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    known = failure(api, session(), "GET", "http://api.example.com/a")
+    assert str(known) == "api.example.com cannot be reached (there is no such host)"
+    for url in ("localhost:8000/v1", "", "http://", "http://[::1", "http://a:b/", "http://" + "a" * 70 + "/", "ftp://a/"):
+        assert "cannot be reached" in str(failure(api, session(), "GET", url))
+
+
+@pytest.mark.parametrize("answer", [
+    slow(2), dropped, None, reply("?"), reply("{}", length=99), reply(status="503 " + KEY), reply(status="401 No", X_Key=KEY), b"?",
+    reply(status="302 Found", Location="http://127.0.0.1/?key=" + KEY), reply(status="429 Slow", Retry_After="3600"),
+    drip(HTTP + "\r\n"), endless(HTTP + "\r\n"), reply(KEY, Content_Encoding=KEY), f"{KEY} {KEY}\r\n{KEY}\r\n\r\n".encode()])
+def test_no_failure_shows_the_key(serve, answer):
+    url = (serve(answer).url if answer else nowhere()).replace("http://", f"http://user:{KEY}@") + f"/{KEY}"
+    more = dict(params={"key": KEY}, headers={"X-Key": KEY, "Authorization": f"Bearer {KEY}"}, json={"key": KEY})
+    failed = failure(api, session(tries=2), "POST", url, seconds=0.2, limit=100_000, again=1, **more)
+    assert KEY not in "".join(traceback.format_exception(failed)) and "127.0.0.1:" in str(failed)
+
+
+@pytest.mark.parametrize("key", [KEY + "\n", KEY + "∑", KEY + "\r\nX: y", "\n" + KEY])
+def test_a_key_that_is_no_header_is_not_shown_either(serve, key):
+    server = serve(reply())
+    failed = failure(api, session(), "GET", server.url, headers={"X-Key": key})
+    assert KEY not in "".join(traceback.format_exception(failed)) and not server.asked
+
+
+def test_thirty_threads_may_share_a_session(serve):
+    server, shared = serve(reply()), session()
+    with ThreadPoolExecutor(30) as pool:
+        assert all(data == {} for data, _ in pool.map(lambda _: api(shared, "GET", server.url), range(60)))
+
+
+# -------------------------------------------------------------------------------- fetch: what may be asked for
+HOSTILE = """
+file:///etc/passwd
+ftp://example.com/
+gopher://example.com:70/_x
+data:text/html,hello
+javascript:alert(1)
+jar:http://example.com!/a
+dict://example.com:11211/stat
+ldap://example.com/
+ws://example.com/
+about:blank
+//example.com/
+example.com
+http:example.com
+http:/example.com
+http:///path
+http://
+https://:443/
+http://user@example.com/
+http://user:pw@example.com/
+http://@example.com/
+http://example.com:80\\@127.0.0.1/
+http://example.com\\.evil.com/
+http://example.com/a b
+http://exa mple.com/
+http://a..b/
+http://.example.com/
+http://example.com../
+http://exa%6dple.com/
+http://example.com%00.evil.com/
+http://exam<ple.com/
+http://*.example.com/
+http://example.com:0/
+http://example.com:99999/
+http://example.com:-1/
+http://example.com:80a/
+http://example.com:8 0/
+http://127.0.0.1/
+http://127.0.0.1:22/
+http://127.1/
+http://127.0.1/
+http://2130706433/
+http://0x7f000001/
+http://0x7f.1/
+http://0X7F.0.0.1/
+http://0x/
+http://017700000001/
+http://0177.0.0.1/
+http://127.0.0.1./
+http://1.2.3.4./
+http://8.8.8.8.8/
+http://8.8.8.256/
+http://08.8.8.8/
+http://example.1/
+http://0/
+http://0.0.0.0/
+http://10.0.0.1/
+http://100.64.0.1/
+http://169.254.169.254/latest/meta-data/
+http://192.168.0.1/
+http://172.16.0.1/
+http://192.0.0.8/
+http://198.18.0.1/
+http://224.0.0.1/
+http://255.255.255.255/
+http://[::1]/
+http://[::]/
+http://[::ffff:127.0.0.1]/
+http://[::ffff:8.8.8.8]/
+http://[::ffff:7f00:1]/
+http://[::127.0.0.1]/
+http://[2002:7f00:1::]/
+http://[2001:0:808:808::7f00:1]/
+http://[64:ff9b::7f00:1]/
+http://[64:ff9b:1::7f00:1]/
+http://[2600::5efe:7f00:1]/
+http://[fe80::1]/
+http://[fe80::1%25eth0]/
+http://[2600::1%25eth0]/
+http://[2600::1%eth0]/
+http://[fd00::1]/
+http://[fec0::1]/
+http://[ff02::1]/
+http://[2001:db8::1]/
+http://[::1
+http://::1/
+http://[127.0.0.1]/
+http://[v1.a]/
+http://[2600::1]x/
+http://x[2600::1]/
+http://[]/
+http://localhost/
+http://LOCALHOST:8000/
+http://localhost./
+http://private.example.com/
+http://①②⑦.⓪.⓪.①/
+http://１２７.０.０.１/
+http://127。0。0。1/
+http://127．0．0．1/
+http://٣.٣.٣.٣/
+http://ⓛocalhost/
+http://example.com／@evil.com/
+http://℀.com/
+http://exa\u200bmple.com/
+http://exa\u00admple.com/\u202e
+""".strip().split("\n") + [
+    "", " http://example.com/", "http://example.com/\n", "\thttp://example.com/", "ht\ntp://example.com/", "http://exam\tple.com/",
+    "http://example.com/\r\nHost: evil", "http://example.com/\0", "http://example.com\x7f/", "http://example.com/\x1f",
+    "http://example.com/" + "a" * 2000, "http://" + "a." * 130 + "com/", "http://" + "a" * 64 + ".com/", "http://example.com/\ud800",
+    "http://\ud800.com/", "http://example.com:８０8０8０/", "http://example.com/\u2028", "http://" + "[" * 900 + "/"]
+
+
+@pytest.mark.parametrize("url", HOSTILE, ids=ascii)
+def test_a_hostile_url_opens_no_connection(url, monkeypatch):
+    opened = []
+    monkeypatch.setattr(socket.socket, "connect", lambda _, address: opened.append(address))
+    monkeypatch.setattr(socket, "create_connection", lambda address, *_: opened.append(address))
+    inside = ("localhost", "localhost.", "private.example.com")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **_: resolved("127.0.0.1" if host in inside else "8.8.8.8", port))
+    sentence = str(failure(fetch, url))
+    assert not opened and "\n" not in sentence and len(sentence) < 350
+
+
+def resolved(address, port):
+    """What getaddrinfo says."""
+    six = ":" in address
+    return [(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port) + (0, 0) * six)]
+
+
+@pytest.mark.parametrize("address", [
+    "8.8.8.8", "1.1.1.1", "93.184.216.34", "2600::1", "2606:4700:4700::1111", "2a00:1450:4001:81b::200e", "100.63.255.255"])
+def test_an_address_of_the_internet_is_public(address):
+    assert public(address)
+
+
+@pytest.mark.parametrize("address", """0.0.0.0 0.1.2.3 10.0.0.1 100.64.0.1 100.127.255.255 127.0.0.1 127.255.255.255 169.254.0.1
+    172.16.0.1 172.31.255.255 192.0.0.1 192.0.0.9 192.0.0.170 192.0.2.1 192.88.99.1 192.168.1.1 198.18.0.1 198.19.255.255
+    198.51.100.1 203.0.113.1 224.0.0.1 239.1.1.1 240.0.0.1 255.255.255.255 :: ::1 ::8.8.8.8 ::ffff:8.8.8.8 ::ffff:0:8.8.8.8
+    64:ff9b::808:808 64:ff9b:1::808:808 100::1 2001::1 2001:0:1::1 2001:20::1 2001:db8::1 2002:808:808:: 3fff::1 5f00::1 fc00::1
+    fd12::1 fe80::1 febf::1 fec0::1 feff::1 ff02::1 2600::1%eth0 2600::5efe:808:808 2600::200:5efe:808:808 localhost x 08.8.8.8
+    8.8 134744072 8.8.8.8/32""".split() + ["", " 8.8.8.8", "8.8.8.8\n"])
+def test_any_other_address_is_not(address):
+    assert not public(address)
+
+
+# -------------------------------------------------------------------------------- fetch: names
+@pytest.fixture
+def names(monkeypatch):
+    """Name servers that give these answers in order; what was looked up, and what was connected to, is written down."""
+    answers, looked_up, connected = [], [], []
+
+    def look_up(host, port, **_):
+        looked_up.append(host)
+        return [row for address in answers.pop(0) for row in resolved(address, port)]
+
+    def connect(sock, address):
+        connected.append(address[0])
+        raise ConnectionRefusedError
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    return answers, looked_up, connected
+
+
+@pytest.mark.parametrize("addresses", [
+    ["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["10.0.0.1", "8.8.8.8"], ["2600::1", "::1"], ["8.8.8.8", "::ffff:8.8.8.8"], ["fe80::1%2"],
+    []])
+def test_a_name_with_any_private_address_is_refused(names, addresses):
+    names[0].append(addresses)
+    assert str(failure(fetch, "http://example.com/")) == "example.com is not at a public address" and not names[2]
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_name_is_looked_up_once_and_the_connection_goes_to_what_was_checked(names, scheme):
+    names[0].extend([["2600::1", "8.8.8.8"], ["127.0.0.1"]])  # rebinding: the second answer would be ours
+    assert str(failure(fetch, f"{scheme}://example.com/")) == "example.com cannot be read (nobody listens there)"
+    assert names[1] == ["example.com"] and names[2] == ["2600::1", "8.8.8.8"]
+
+
+def test_an_address_of_a_kind_that_this_machine_does_not_have_is_passed_over(names, monkeypatch):
+    rows = [(999, socket.SOCK_STREAM, 6, "", ("2600::1", 80))] + resolved("8.8.8.8", 80)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
+    assert "nobody listens there" in str(failure(fetch, "http://example.com/")) and names[2] == ["8.8.8.8"]
+
+
+def test_each_hop_is_looked_up_and_checked_again(monkeypatch, serve):
+    server = serve(reply(status="302 Found", Location="http://example.com:81/again"))
+    answers, really = ["8.8.8.8", "127.0.0.1"], socket.socket.connect
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **_: resolved(answers.pop(0), port))
+    monkeypatch.setattr(socket.socket, "connect", lambda sock, _: really(sock, server.server_address))
+    assert str(failure(fetch, "http://example.com/")) == "example.com is not at a public address" and len(server.asked) == 1
+
+
+def test_a_name_server_that_never_answers_does_not_hold_us(monkeypatch, clock):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(3))
+    assert "did not answer in time" in str(failure(fetch, "http://example.com/", seconds=0.2)) and clock() < 2
+
+
+def test_an_unknown_name_is_told(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: (_ for _ in ()).throw(socket.gaierror(-2, "?")))
+    assert str(failure(fetch, "http://example.com/")) == "example.com cannot be found"
+
+
+@pytest.mark.parametrize("url, host, first_line", [
+    ("HTTP://EXAMPLE.com", "example.com", "GET / HTTP/1.1"), ("http://example.com:80/a#b", "example.com", "GET /a HTTP/1.1"),
+    ("https://example.com:8443?q=é&r=%20", "example.com:8443", "GET /?q=%C3%A9&r=%20 HTTP/1.1"),
+    ("http://bücher.de/ü", "xn--bcher-kva.de", "GET /%C3%BC HTTP/1.1"), ("http://[2600::0:1]:81/", "[2600::1]:81", "GET / HTTP/1.1"),
+    ("http://8.8.8.8/;a=1?b='\"<>", "8.8.8.8", "GET /;a=1?b='%22%3C%3E HTTP/1.1")])
+def test_a_plain_url_becomes_a_plain_request(url, host, first_line):
+    spot = web.target(url)
+    assert spot.request.split("\r\n")[:2] == [first_line, f"Host: {host}"] and spot.request.endswith("\r\n\r\n")
+    assert spot.url.isascii() and "#" not in spot.url and web.target(spot.url).request == spot.request
+
+
+# -------------------------------------------------------------------------------- fetch: what may come back
+def test_loopback_is_refused_without_any_connection(serve):
+    server = serve(reply())
+    for url in (server.url, server.url.replace("127.0.0.1", "localhost")):
+        assert "is not at a public address" in str(failure(fetch, url))
+    assert server.connections == 0
+
+
+def test_a_page_is_its_last_url_and_its_text(serve, loopback):
+    server = serve(reply("<title>Iron</title><p>Iron is a <b>metal</b>."))
+    assert fetch(server.url + "/a?b=c#d") == (server.url + "/a?b=c", "Iron\nIron is a metal.")
+    assert "User-Agent: nano-agentflow" in server.asked[0] and "Cookie" not in server.asked[0]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "text/csv; charset=utf-8", "application/json", "application/ld+json", "TEXT/XML"])
+def test_other_text_is_left_as_it_is(serve, loopback, kind):
+    assert fetch(serve(reply("a <b> &amp;\r\n c\x1b[31m\0", kind=kind)).url).text == "a <b> &amp;\n c [31m "
+
+
+@pytest.mark.parametrize("kind", [
+    "image/png", "application/pdf", "application/octet-stream", "multipart/mixed", None, "", ";", "text/", "text", "video/é",
+    "application/jsonx", "text/html\x7f", "application/xml/x"])
+def test_what_is_not_text_is_refused_and_its_type_is_named(serve, loopback, kind):
+    sentence = str(failure(fetch, serve(reply("x", kind=kind)).url))
+    assert sentence.endswith("which is not text") and (kind in sentence if kind == "image/png" else sentence.isascii())
+
+
+@pytest.mark.parametrize("kind, body, text", [
+    ("text/html; charset=latin-1", b"caf\xe9", "café"), ('text/html; Charset="ISO-8859-1"', b"caf\xe9", "café"),
+    ("text/html", b'<meta charset="windows-1252">caf\xe9', "café"), ("text/html", "café".encode(), "café"),
+    ("text/html", b"<meta http-equiv=x content='text/html; charset=Shift_JIS'>" + "漢".encode("shift_jis"), "漢"),
+    ("text/html; charset=utf-8", b"<meta charset=latin-1>caf\xc3\xa9", "café"), ("text/html", b"caf\xe9!", "caf\ufffd!"),
+    ("text/html; charset=utf-16", "café".encode("utf-16"), "café"), ("text/html", b"\xef\xbb\xbfcaf\xc3\xa9", "café"),
+    *((f"text/html; charset={name}", b"caf\xc3\xa9", "café") for name in (
+        "zip", "rot13", "hex", "base64", "bz2", "idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape", "mbcs",
+        "nonsense", "..os", "", '"', "a" * 5000, "utf-8\0", "é", "__builtins__"))])
+def test_any_charset_gives_text(serve, loopback, kind, body, text):
+    assert fetch(serve(reply(body, kind=kind)).url).text == text
+
+
+@pytest.mark.parametrize("packed, encoding", [(gzip.compress, "gzip"), (zlib.compress, "deflate"), (gzip.compress, "X-GZIP")])
+def test_a_packed_page_is_unpacked(serve, loopback, packed, encoding):
+    assert fetch(serve(reply(packed(b"<p>Iron"), Content_Encoding=encoding)).url).text == "Iron"
+
+
+@pytest.mark.parametrize("answer", [
+    reply("x" * 3_000_000), endless(HTTP + "\r\n"), endless(HTTP + "Transfer-Encoding: chunked\r\n\r\n", b"3e8\r\n" + b"x" * 1000 + b"\r\n"),
+    reply(gzip.compress(b"x" * 10_000_000), Content_Encoding="gzip"), reply(b"x" * 2000, length="9" * 30)])
+def test_a_long_page_is_cut_at_its_limit(serve, loopback, answer):
+    assert fetch(serve(answer).url, limit=1000).text == "x" * 1000
+
+
+def test_a_bomb_is_not_unpacked_beyond_the_limit():
+    bomb = gzip.compress(b"x" * 50_000_000)
+    tracemalloc.start()
+    assert len(web.unpacked(iter([bomb]), "gzip", 1000, time.monotonic() + 60)) == 1001
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("answer, why", [
+    (reply("x", length=99), "dropped"), (reply(gzip.compress(b"x" * 99)[:-9], Content_Encoding="gzip"), "encoding is broken"),
+    (reply(b"x" * 99, Content_Encoding="gzip"), "encoding is broken"), (reply(Content_Encoding="br"), "encoding is broken"),
+    (reply(gzip.compress(gzip.compress(b"x")), Content_Encoding="gzip, gzip"), "encoding is broken"),
+    (reply(gzip.compress(b"x"), Content_Encoding="gzip", content_encoding="gzip"), "encoding is broken"), (dropped, "dropped"),
+    ((HTTP + "Transfer-Encoding: chunked\r\n\r\n5\r\nab").encode(), "dropped"), (b"220 smtp.example.com\r\n", "BadStatusLine"),
+    ((HTTP + "Transfer-Encoding: chunked\r\n\r\n-5\r\nab").encode(), "ValueError"), (b"\0" * 100_000, "LineTooLong"),
+    (HTTP.encode() + b"a: b\r\n" * 200 + b"\r\n", "HTTPException"), (HTTP.encode() + b"a" * 100_000 + b"\r\n\r\n", "LineTooLong")])
+def test_a_broken_page_is_told(serve, loopback, answer, why):
+    sentence = str(failure(fetch, serve(answer).url))
+    assert sentence.startswith("127.0.0.1 cannot be read (") and why in sentence
+
+
+@pytest.mark.parametrize("status, sentence", [
+    ("404 " + "x" * 100, "404 Not Found"), ("500 Oops", "500 Internal Server Error"), ("204 No Content", "204 No Content"),
+    ("206 Part", "206 Partial Content"), ("304 Same", "304 Not Modified"), ("302 Found", "302 Found"), ("799 Odd", "799")])
+def test_a_status_is_told_in_our_words(serve, loopback, status, sentence):
+    failed = failure(fetch, serve(reply("x", status=status)).url)
+    assert str(failed) == f"127.0.0.1 answered {sentence}" and failed.status == int(status[:3])
+
+
+@pytest.mark.parametrize("answer", [
+    slow(3), drip(""), drip("HTTP/1.1 200 OK\r\n"), drip("HTTP/1.1 200 OK\r\n", b"a: b\r\n", 0.05), drip(HTTP + "\r\n"),
+    drip("", b"HTTP/1.1 100 Continue\r\n\r\n"), drip(HTTP + "Content-Length: 99999\r\n\r\n"),
+    drip(HTTP + "Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"), drip(HTTP + "Transfer-Encoding: chunked\r\n\r\n", b"1"),
+    endless(HTTP + "Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"")[:10].decode("latin-1"), b"\0\0\0\xff\xff" * 9999),
+    lambda send: (time.sleep(0.2), send(reply(status="302 Found", Location="/")))],
+    ids="slow status header headers body continue length chunks chunk-size empty-blocks redirects".split())
+def test_one_clock_ends_everything(serve, loopback, clock, answer):
+    sentence = str(failure(fetch, serve(answer).url, seconds=0.3))
+    assert sentence == "127.0.0.1 did not answer in time (at most 0.3 seconds)" or "encoding is broken" in sentence
+    assert clock() < 4
+
+
+def test_a_server_that_never_greets_in_tls_is_ended_too(serve, loopback, clock):
+    silent = socket.create_server(("127.0.0.1", 0))
+    url = "https://127.0.0.1:%d/" % silent.getsockname()[1]
+    assert "did not answer in time" in str(failure(fetch, url, seconds=0.3)) and clock() < 4
+    silent.close()
+
+
+# -------------------------------------------------------------------------------- fetch: redirects
+def test_five_redirects_are_followed_and_six_are_not(serve, loopback):
+    hops = [reply(status=f"{code} Moved", Location=f"/{code}?n={code}") for code in (301, 302, 303, 307, 308)]
+    server = serve(*hops, reply("here"))
+    assert fetch(server.url) == (server.url + "/308?n=308", "here") and len(server.asked) == 6
+    server = serve(*hops, hops[0], reply("here"))
+    assert str(failure(fetch, server.url)) == "127.0.0.1 redirects more than 5 times" and len(server.asked) == 6
+
+
+@pytest.mark.parametrize("location, path", [
+    ("b", "/a/b"), ("../b?c", "/b?c"), ("?c", "/a/x?c"), ("/é", "/%C3%A9"), ("#d", "/a/x")])
+def test_a_redirect_may_be_relative(serve, loopback, location, path):
+    server = serve(reply(status="302 Found", Location=location), reply("here"))
+    assert fetch(server.url + "/a/x").url == server.url + path and server.asked[1].startswith(f"GET {path} ")
+
+
+def test_a_redirect_to_another_host_takes_nothing_along_and_its_body_is_not_read(serve, loopback):
+    other = serve(reply("there"))
+    server = serve(endless(f"HTTP/1.1 302 Found\r\nLocation: {other.url}\r\nSet-Cookie: a=b\r\n\r\n"))
+    assert fetch(server.url) == (other.url + "/", "there") and "a=b" not in other.asked[0]
+
+
+@pytest.mark.parametrize("location", [
+    "file:///etc/passwd", "http://10.0.0.1/", "//169.254.169.254/", "http://127.1/", "http://[::1]/", "http://user@127.0.0.1/", "http://[",
+    "gopher://127.0.0.1/", "/a b", "http://\xff/", "/" + "a" * 3000, "http://0x7f000001/", "data:text/html,x", "javascript:x", "http://a..b"])
+def test_a_redirect_to_where_a_url_may_not_go_is_refused(serve, loopback, location):
+    server = serve(reply(status="302 Found", Location=location), reply("never"))
+    failure(fetch, server.url)
+    assert server.connections == 1
+
+
+# -------------------------------------------------------------------------------- certificates
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    if not shutil.which("openssl"):
+        pytest.skip("openssl makes the certificate of these tests")
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days", "2",
+                    "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def secure(serve, certificate):
+    server = serve(reply('{"a": 1}'))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.url = server.url.replace("http:", "https:")
+    return server
+
+
+def test_a_certificate_that_nobody_signed_is_refused(secure, loopback):
+    assert str(failure(fetch, secure.url)) == "127.0.0.1 cannot be read (its certificate is not valid)"
+    assert str(failure(api, session(tries=1), "GET", secure.url)) == f"{secure.url[8:]} cannot be reached (no secure connection)"
+    assert not secure.asked
+
+
+def test_a_certificate_that_is_trusted_lets_us_in_under_its_own_name_only(secure, loopback, certificate, monkeypatch):
+    monkeypatch.setattr("requests.certs.where", lambda: str(certificate / "cert.pem"))
+    assert fetch(secure.url).text == '{"a": 1}'
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **_: resolved("127.0.0.1", port))
+    assert "its certificate is not valid" in str(failure(fetch, secure.url.replace("127.0.0.1", "example.com")))
+
+
+def test_tls_to_a_server_without_it_is_told(loopback):
+    plain = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=lambda: plain.accept()[0].sendall(reply(status="400 Bad Request")), daemon=True).start()
+    assert "cannot be read (no secure connection)" in str(failure(fetch, "https://127.0.0.1:%d/" % plain.getsockname()[1]))
+    plain.close()
+
+
+# -------------------------------------------------------------------------------- text
+@pytest.mark.parametrize("html, text", [
+    ("<title>Fe</title><p>Iron is<br>a <b>metal</b>", "Fe\nIron is\na metal"), ("a<p>b</p>c", "a\nb\nc"), ("in<i>line</i>", "inline"),
+    ("<head><title> A &amp;\n B </title><style>p{}</style></head>x", "A & B\nx"), ("x<title>late</title>y", "late\nxy"), ("", ""),
+    ("<script>if (a<b) '<p>'</script>x", "x"), ("<SCRIPT>a</ScRiPt >x", "x"), ("<script>never closed <p>x", ""), ("<script/>x", "x"),
+    ("a<!-- b > c -->d<!-->e<!--->f", "adef"), ("<!-- open <p>x", ""), ("<!doctype html><?xml a?>x", "x"), ("<![CDATA[a]]>x", "x"),
+    ("<style>a</style><noscript>b</noscript><template>c</template><svg><title>d</title></svg>e", "e"), ("<scripted>x", "x"),
+    ("<a title='a>b' href=\"c>d\">x</a>", "x"), ("<a b=c>x", "x"), ("<p don't>x", "x"), ("<p a = '>'>x", "x"), ("<p a='>x", ""),
+    ("1 < 2 & 3 > 2 &lt;b&gt; &eacute; &#233; &#xe9; &nope; &", "1 < 2 & 3 > 2 <b> é é é &nope; &"), ("a\n \t b\u00a0c", "a b c"),
+    ("<table><tr><td>Fe<td>26</tr><tr><th>Cu<th>29", "Fe 26\nCu 29"), ("<ul><li>a<li>b</ul>", "a\nb"), ("a</", "a</"), ("a<", "a<"),
+    ("&#" + "9" * 5000 + ";x", "\ufffd;x"), ("<b", ""), ("<title>one</title><title>two</title>", "one"), ("&#0;&#xD800;", "\ufffd\ufffd")])
+def test_html_becomes_what_a_reader_sees(html, text):
+    assert text_of(html) == text
+
+
+@pytest.mark.parametrize("html", [
+    "<", "<!", "<!--", "<a ", "&", "<![CDATA[", "<?", "</", "<div>", "<script>", "<title>", "<svg></svg>", "&a", "&#1", "&#", "<a b='",
+    "<a b=", "= ", "<a ='\"", "<!---->", "<p>\n", "</script", "<a/", "<a b=\"\">", "&amp;", "<script/>", " x", "<!-- ", "--", "<!>"])
+@pytest.mark.parametrize("before", ["", "<a ", "<script>", "<!--"])
+def test_hostile_html_takes_no_longer_than_other(html, before):
+    page, began = before + html * (300_000 // len(html)), time.thread_time()
+    assert len(text_of(page)) <= len(page) and time.thread_time() - began < 3
+
+
+def test_deep_nesting_is_no_problem():
+    assert text_of("<div>" * 100_000 + "x" + "</div>" * 100_000) == "x"
+
+
+def test_passages_follow_each_other_and_none_is_long():
+    assert passages("a b\n c  d e", 2) == ["a b", "c d", "e"] and passages(" \n") == []
+    pieces = passages("x" * 10_000 + " y", 20)
+    assert max(map(len, pieces)) <= 2020 and "".join(pieces).replace(" ", "") == "x" * 10_000 + "y"
+
+
+ROWS = [("Iron", "Iron is a metal with atomic number 26."), ("Curaçao", "An island."), ("Copper", "A metal, soft and red."), ("", "")]
+
+
+@pytest.mark.parametrize("query, k, best", [
+    ("atomic number of iron", 1, [0]), ("curacao island", 3, [1]), ("metal", 3, [2, 0]), ("red METAL", 5, [2, 0]), ("zinc", 3, []),
+    ("", 3, []), ("...", 3, []), ("— ½", 3, []), ("metal", 0, []), ("metal", -1, []), ("cura\u0327c\u0327ao", 3, [1]), ("metal!red", 1, [2])])
+def test_the_best_rows_come_first(query, k, best):
+    assert ranked(ROWS, query, k) == best
+
+
+@pytest.mark.parametrize("query", [
+    '"', "'", '" OR "', "iron AND", "NOT iron", "iron*", "NEAR(iron, 2)", "{c0} : iron", "c0: iron", "(iron", "iron)", "^iron", "-iron",
+    "+", "iron\0metal", "\0", "iron \ud800", "\ud800", "iron; drop table texts", "%", "\\", "iron " * 5000, "x" * 100_000, "\n", "∑ 漢字",
+    " ".join(f"w{n}" for n in range(3000)), "iron\u0300", "🧲"])
+def test_no_query_is_an_operator_or_an_error(query):
+    assert ranked(ROWS, query, 1) == ([0] if "iron" in query.lower() else [])
+
+
+def test_rows_may_be_anything_too():
+    assert ranked([], "iron", 3) == [] and ranked([("iron \ud800\0 x",), ('"',)], "x", 3) == [0]
+
+
+# -------------------------------------------------------------------------------- the cache
+def test_the_cache_remembers_across_instances_and_keeps_keys_apart(tmp_path):
+    cache = Cache(tmp_path / "web.sqlite")
+    for value, *key in (("1", "a", "bc"), ("2", "ab", "c"), ("é\0\n", "a"), ("", "empty"), ("3", "\ud800", '"')):
+        cache.put(value, *key)
+        assert Cache(tmp_path / "web.sqlite").get(*key) == cache.get(*key) == value
+    cache.put("new", "a")
+    assert cache.get("a") == "new" and cache.get("a", "bc") == "1" and cache.get("abc") is None
+
+
+def test_threads_and_connections_may_share_a_cache(tmp_path):
+    caches = [Cache(tmp_path / "web.sqlite") for _ in range(3)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: caches[n % 3].put(str(n), "key", str(n)), range(60)))
+        assert list(pool.map(lambda n: caches[(n + 1) % 3].get("key", str(n)), range(60))) == [str(n) for n in range(60)]
+
+
+@pytest.mark.parametrize("make", [
+    lambda path: path.write_text("this is no database, but a text that is long enough"), lambda path: path.mkdir(),
+    lambda path: sqlite3.connect(path).execute("create table answers (other)").connection.close()])
+def test_a_file_that_cannot_be_a_cache_is_told_at_once(tmp_path, make):
+    make(tmp_path / "cache")
+    with pytest.raises(ValueError, match="cache: this cannot be used as a cache .*Name a new file"):
+        Cache(tmp_path / "cache")
+    with pytest.raises(ValueError, match="cannot be used as a cache"):
+        Cache(tmp_path / "no such folder" / "cache")
+
+
+def test_a_cache_that_cannot_be_written_is_told_at_once():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path, user = os.path.join(folder, "cache"), os.geteuid()
+        Cache(path).put("1", "a")
+        os.chmod(path, 0o444)
+        try:
+            os.seteuid(user or 65534)  # root may write everything: nobody has a try
+            with pytest.raises(ValueError, match="cannot be used as a cache .*readonly"):
+                Cache(path)
+        finally:
+            os.seteuid(user)
+
+
+def test_a_full_disk_costs_the_cache_but_not_the_flow(tmp_path):
+    cache = Cache(tmp_path / "cache")
+    cache.table.execute("pragma max_page_count = 3")
+    with pytest.warns(UserWarning, match="answers are not kept .*full") as warned:
+        for n in range(3):
+            cache.put("x" * 100_000, str(n))
+    assert cache.get("0") is None and len(warned) == 1
+
+
+def test_a_value_that_is_no_text_is_not_kept(tmp_path):
+    cache = Cache(tmp_path / "cache")
+    with pytest.warns(UserWarning):
+        cache.put("half \ud800", "a")
+    cache.put("whole", "b")
+    assert cache.get("a") is None and cache.get("b") == "whole"
