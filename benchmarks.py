@@ -40,7 +40,7 @@ from pathlib import Path
 import requests
 
 import tasks
-import web
+import services
 from tasks import Question, normalise
 
 FILES = "https://raw.githubusercontent.com/lupantech/AgentFlow/main/test"     # /<name>/data/data.json
@@ -129,7 +129,7 @@ def _download(url, path, name):
         _questions(part, name)
         part.replace(path)
     except (requests.RequestException, ValueError) as error:
-        cause = web.reason(error) if isinstance(error, requests.RequestException) else str(error).rstrip(".")
+        cause = services.reason(error) if isinstance(error, requests.RequestException) else str(error).rstrip(".")
         raise ValueError(f"{url} cannot be used ({cause}); download it by hand to {path}, or give --benchmark-dir FOLDER.") from None
     except OSError as error:
         raise _unwritable(path, error) from None
@@ -141,9 +141,9 @@ def _download(url, path, name):
 def _stream(url, part):
     # Bounded in bytes and seconds; an answer shorter than its Content-Length is an error of requests.
     start, size = time.monotonic(), 0
-    with web.session() as session, session.get(url, stream=True, timeout=30) as answer:
+    with services.session() as session, session.get(url, stream=True, timeout=30) as answer:
         if answer.status_code != 200:
-            raise ValueError(web.status_line(answer.status_code))
+            raise ValueError(services.status_line(answer.status_code))
         with part.open("wb") as file:
             for block in answer.iter_content(65536):
                 file.write(block)
@@ -261,7 +261,7 @@ def training(names, limit=1000, seed=0, cache=None) -> list[Question]:
 def _sample(name, number, seed):
     """Pages in a pseudo-random order of the whole set, until there are enough rows that can be used."""
     dice, found, known = random.Random(f"{name} {seed}"), [], set()
-    with web.session() as session:
+    with services.session() as session:
         starts = list(range(0, _rows(session, name, 0, 1)["num_rows_total"], PAGE))
         dice.shuffle(starts)
         for start in starts:
@@ -281,8 +281,8 @@ def _rows(session, name, offset, length):
     dataset, config = TRAINING[name]
     where = {"dataset": dataset, "config": config, "split": "train", "offset": offset, "length": length}
     try:
-        data, _ = web.api(session, "GET", ROWS, params=where, seconds=60, limit=CAP)
-    except web.Failed as error:
+        data, _ = services.api(session, "GET", ROWS, params=where, seconds=60, limit=CAP)
+    except services.Failed as error:
         raise ValueError(f"{dataset} cannot be downloaded: {error}; try later, or use --data FILE with questions of your own.") from None
     if not (isinstance(data, dict) and isinstance(data.get("rows"), list) and type(data.get("num_rows_total")) is int
             and all(isinstance(entry, dict) and isinstance(entry.get("row"), dict) for entry in data["rows"])):

@@ -35,7 +35,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
-import web
+import services
 
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -201,14 +201,14 @@ class Server:
     """A server that speaks OpenAI's chat API, called like HF. url: http://host:8000/v1#model; one model alone needs no name.
 
     A request that is refused for now (429, 5xx, a dropped connection, a broken answer) is repeated with growing pauses, by
-    web.session() and web.api(). If it fails for good, Completion.error says why; nobody may take that for an answer. The key is
+    services.py. If it fails for good, Completion.error says why; nobody may take that for an answer. The key is
     OPENAI_API_KEY; it travels over https or to this machine, never in the clear. The settings that a server takes from the
     checkpoint (top-k, a repetition penalty) are its own: it is no policy to train.
     """
 
     def __init__(self, url, at_once=16, seconds=300):
         self.url, _, self.name = url.rstrip("/").partition("#")
-        self.at_once, self.seconds, self.session = at_once, seconds, web.session()
+        self.at_once, self.seconds, self.session = at_once, seconds, services.session()
         self.url, parts, key = self.url.rstrip("/"), urlsplit(self.url), os.environ.get("OPENAI_API_KEY", "")
         if "@" in parts.netloc:
             raise ValueError("A server's address must hold no password: put the key into OPENAI_API_KEY.")
@@ -220,9 +220,9 @@ class Server:
     def find(self, name):
         """The name of the model, if need be of the one that is served; shows, before any work, that the server is there."""
         try:
-            data, _ = web.api(web.session(tries=1), "GET", f"{self.url}/models", headers=self.headers)
+            data, _ = services.api(services.session(tries=1), "GET", f"{self.url}/models", headers=self.headers)
             names = [name] if name else [model["id"] for model in data["data"]]
-        except web.Failed as why:
+        except services.Failed as why:
             if name and why.status:                           # it is there, but gives no list: transformers serve without a hub
                 return name
             raise ValueError(f"The model server does not answer as it should ({why}): start it, or correct its address.") from why
@@ -249,15 +249,18 @@ class Server:
         body = {"model": self.name, "messages": [{"role": "user", "content": harmless(prompt)}], **settings}
         body |= {} if seed is None else {"seed": seed, "top_p": 1.0}
         try:
-            data, _ = web.api(self.session, "POST", f"{self.url}/chat/completions", self.seconds, json=body, headers=self.headers)
-            text = data["choices"][0]["message"]["content"] or ""    # null where a model has nothing to say
-            usage = (data.get("usage") or {}).get("total_tokens") or 0
-            return Completion(str(text), [], [], usage=int(usage))
-        except web.Failed as why:
-            long = why.status in (400, 413, 422) and re.search(r"context[ _](length|window|size)|too long|too many tokens|maximum", why.body, re.I)
-            return Completion("", [], [], TOO_LONG if long else str(why))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            return Completion("", [], [], f"{self.host} answered with something that is no chat completion")
+            (text, usage), _ = services.api(self.session, "POST", f"{self.url}/chat/completions", self.seconds, again=4, read=chat,
+                                            json=body, headers=self.headers)
+            return Completion(text, [], [], usage=usage)
+        except services.Failed as why:
+            long = re.search(r"context[ _](length|window|size)|too long|too many tokens|maximum", why.body, re.I)
+            return Completion("", [], [], TOO_LONG if long and why.status in (400, 413, 422) else str(why))
+
+
+def chat(data):
+    """(text, tokens) of a chat completion; a model that has nothing to say says null."""
+    text, usage = data["choices"][0]["message"]["content"], (data.get("usage") or {}).get("total_tokens")
+    return (text or "").strip("\0"), int(usage or 0)
 
 
 def harmless(prompt):
@@ -271,7 +274,7 @@ def harmless(prompt):
 
 
 class Cached:
-    """An engine that remembers what it answered at temperature 0, in a web.Cache: the judge's verdicts cost nothing twice."""
+    """An engine that remembers what it answered at temperature 0, in a services.Cache: the judge's verdicts cost nothing twice."""
 
     def __init__(self, engine, cache):
         self.engine, self.cache = engine, cache

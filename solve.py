@@ -28,7 +28,7 @@ import judge as judging
 import llm
 import tasks
 import tools as toolset
-import web
+import services
 from flow import FIXED, Flow, rollout
 
 TOY = Path(__file__).parent / "toy"
@@ -140,7 +140,7 @@ def is_toy(model):
 
 def load_tools(args):
     """The toolbox, and the cache for what may be asked once. Before any model is loaded, which may take minutes."""
-    cache = web.Cache(args.cache or ":memory:")
+    cache = services.Cache(args.cache or ":memory:")
     return toolset.toolbox(args.tools, args.corpus, cache if args.cache else None), cache
 
 

@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 from tqdm import tqdm
 
+import services
 import web
 from memory import cut
 from sandbox import python_coder
@@ -171,33 +172,33 @@ def numbered(found) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- what asks the network
-SESSION = web.session(tries=3)
+SESSION = services.session(tries=3)
 
 
 def wikipedia_online(query: str, language: str, k: int) -> str:
     """Passages of the k best pages of the live Wikipedia, with their URLs: a search, the pages' plain texts, the best passages of all."""
     search = {"list": "search", "srsearch": cut(query, 250), "srlimit": k, "srprop": ""}
     rows = []
-    for page in mediawiki(language, search)["search"]:
-        text = {"prop": "extracts|info", "inprop": "url", "explaintext": 1, "pageids": page["pageid"]}
-        page = mediawiki(language, text)["pages"][0]
-        rows += [(page["title"], page["fullurl"], passage) for passage in web.passages(page.get("extract") or "")]
+    for number in mediawiki(language, search, lambda found: [page["pageid"] for page in found["search"]]):
+        text = {"prop": "extracts|info", "inprop": "url", "explaintext": 1, "pageids": number}
+        title, url, text = mediawiki(language, text, lambda found: [found["pages"][0].get(key, "") for key in ("title", "fullurl", "extract")])
+        rows += [(title, url, passage) for passage in web.passages(text)]
     best = web.ranked([(title, text) for title, _, text in rows], query, k) or range(min(k, len(rows)))
     return numbered([rows[i] for i in best]) or nothing(query, "page")
 
 
-def mediawiki(language: str, params: dict) -> dict:
+def mediawiki(language: str, params: dict, read: Callable) -> list:
     """One query of the MediaWiki API. maxlag: when its databases are behind, it asks us to come back later, and we do."""
     params = {"action": "query", "format": "json", "formatversion": 2, "maxlag": 5, **params}
     for attempt in range(3):
-        data, headers = web.api(SESSION, "GET", WIKIPEDIA.format(language), params=params)
-        error = data.get("error", {})
+        (error, found), headers = services.api(SESSION, "GET", WIKIPEDIA.format(language), params=params,
+                                               read=lambda data: (data.get("error"), None if data.get("error") else read(data["query"])))
+        if not error:
+            return found
         if error.get("code") != "maxlag":
             break
-        time.sleep(min(float(headers.get("Retry-After", 5)), web.PATIENCE))
-    if error or "query" not in data:
-        raise web.Failed(f"Wikipedia answered: {cut(str(error.get('info', 'nothing')), 200)}")
-    return data["query"]
+        time.sleep(min(services.wait(headers) or 5, services.PATIENCE))
+    raise services.Failed(f"Wikipedia answered: {cut(str(error.get('info')), 200)}")
 
 
 def google_search(query: str, k: int = 5) -> str:
@@ -206,13 +207,13 @@ def google_search(query: str, k: int = 5) -> str:
     A list of results, never an answer: some implementations ask a search service that is itself a stronger language model and
     writes the answer. Then it is that model which is measured, and the planner is rewarded for passing the question on."""
     if key := os.environ.get("SERPER_API_KEY"):
-        data, _ = web.api(SESSION, "POST", SERPER, json={"q": query, "num": k}, headers={"X-API-KEY": key})
-        found = data.get("organic", [])
+        place, asked, results = ("POST", SERPER), {"json": {"q": query, "num": k}, "headers": {"X-API-KEY": key}}, "organic"
     else:  # the key in a header: an address may be logged on its way
         params = {"q": query, "num": k, "cx": os.environ["GOOGLE_CSE_ID"]}
-        data, _ = web.api(SESSION, "GET", GOOGLE, params=params, headers={"X-Goog-Api-Key": os.environ["GOOGLE_API_KEY"]})
-        found = data.get("items", [])
-    return numbered([(row["title"], row["link"], row.get("snippet", "")) for row in found[:k]]) or nothing(query, "page")
+        place, asked, results = ("GET", GOOGLE), {"params": params, "headers": {"X-Goog-Api-Key": os.environ["GOOGLE_API_KEY"]}}, "items"
+    found, _ = services.api(SESSION, *place, **asked, read=lambda data: [
+        (row["title"], row["link"], row.get("snippet", "")) for row in data.get(results, [])[:k]])
+    return numbered(found) or nothing(query, "page")
 
 
 def web_search(url: str, query: str, k: int = 3) -> str:
@@ -267,7 +268,7 @@ def missing(name: str) -> str:
     return f"{name} needs {', or '.join(' and '.join(keys) for keys in needs)} in the environment"
 
 
-def toolbox(names: list[str] | None = None, corpus: str | Path | None = None, cache: web.Cache | None = None) -> dict[str, Tool]:
+def toolbox(names: list[str] | None = None, corpus: str | Path | None = None, cache: services.Cache | None = None) -> dict[str, Tool]:
     """The chosen tools (None: all that can run), always in the order of TOOLS.
 
     corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English one. cache: answers of the search
@@ -296,7 +297,7 @@ def toolbox(names: list[str] | None = None, corpus: str | Path | None = None, ca
     return chosen
 
 
-def remembered(cache: web.Cache, name: str, run: Callable[..., str]) -> Callable[..., str]:
+def remembered(cache: services.Cache, name: str, run: Callable[..., str]) -> Callable[..., str]:
     """The tool, but what it has answered before it answers again, from the cache. What went wrong is tried again."""
     def search(**arguments):
         key = json.dumps(arguments, sort_keys=True)
@@ -326,7 +327,7 @@ def call(tools: dict[str, Tool], name: str, arguments: dict[str, str], budget: i
     """(result, error) of one tool call; error is true iff the result starts with "Error:". Never raises at the flow."""
     try:
         result = check(tools, name, arguments) or tools[name].run(**arguments)
-    except web.Failed as why:
+    except services.Failed as why:
         result = f"Error: {why}"
     except Exception as e:  # whatever a tool meets is told to the planner and counted, never swallowed
         result = f"Error: {name} failed: {type(e).__name__}: {e}"

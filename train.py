@@ -344,8 +344,8 @@ def resumed(parser, args):
 
 def load_questions(args):
     """Training, validation and test questions. Without --valid, up to 64 of --data are held out and never trained on."""
-    if set(args.data.split("+")) <= {*benchmarks.TRAINING, *benchmarks.BENCHMARKS}:  # a benchmark's name is refused, with the reason
-        questions = benchmarks.training(args.data, args.limit or 1000, args.seed)
+    if set(str(args.data).split("+")) <= {*benchmarks.TRAINING, *benchmarks.BENCHMARKS}:  # a benchmark's name is refused, with the reason
+        questions = benchmarks.training(str(args.data), args.limit or 1000, args.seed)
         train, valid = (questions, tasks.load(args.valid)) if args.valid else benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
     else:
         questions = tasks.load(args.data)[: args.limit]

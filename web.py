@@ -1,207 +1,41 @@
-"""The web: what leaves this machine, and what may come back.
+"""The web: the text of a page that a language model has named, and its passages nearest a query.
 
-    session, page = web.session(), web.fetch("https://en.wikipedia.org/wiki/Iron")   # Page(url, text)
-    data, headers = web.api(session, "GET", "https://api.example.com/search", params={"q": "iron"}, headers={"X-Key": key})
-    best = web.ranked([(passage,) for passage in web.passages(page.text)], "atomic number of iron", k=3)
+    page = web.fetch("https://en.wikipedia.org/wiki/Iron")          # Page(url, text)
+    parts = web.passages(page.text)
+    best = web.ranked([(part,) for part in parts], "atomic number of iron", k=3)
 
-There are two kinds of peers. A service that we chose (a search API, an engine of language models) is trusted but unreliable:
-api() is patient with it, and its errors never show the key. A page that a language model named is hostile: fetch() goes to
-public addresses only, has an end in time and in size, and brings back only text. Whatever fails is one sentence, Failed.
-Not covered: a service that drips its headers holds api(); a network that has public addresses for private things is open to
-fetch(); and the words of a page may still be lies, or orders to the model that reads them.
+Such a page is hostile: its address may point into our own network, and what comes may have no end. fetch() goes to public addresses
+only, has an end in time and in size, and brings back only text. Whatever fails is one sentence, Failed.
+Not covered: a network that has public addresses for private things is open to fetch(); and the words of a page may still be lies,
+or orders to the model that reads them.
 """
 import codecs
 import contextlib
-import email.utils
 import html as entities
 import http.client
 import io
 import ipaddress
-import json
 import queue
-import random
 import re
 import socket
 import sqlite3
 import ssl
 import threading
 import time
-import warnings
 import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
 import requests
-import urllib3
-from urllib3.exceptions import MaxRetryError
 
-USER_AGENT = ("nano-agentflow/1.0 (educational reference of AgentFlow, https://arxiv.org/abs/2510.05592) "
-              f"python-requests/{requests.__version__}")  # Wikimedia asks who calls, and with what
-PATIENCE = 30            # seconds; a service that asks to wait longer has failed
-PAUSE = 0.5              # seconds before the first new attempt, doubled for each that follows
+from services import USER_AGENT, Failed, left, reason, status_line, unpacked
+
 REDIRECTS = 5
 MOVED = 301, 302, 303, 307, 308
 PRIVATE = "is not at a public address"
 
 
-class Failed(Exception):
-    """One sentence for the planner or the user: the host and what it did, never a key, a header, a path or a query."""
-
-    def __init__(self, sentence: str, status: int | None = None, body: str = ""):
-        super().__init__(sentence)
-        self.status, self.body = status, body[:2000]  # the body is what the service said, and may show anything
-
-
-def status_line(status: int) -> str:
-    """503 -> '503 Service Unavailable': our own words, for a server could put anything there."""
-    return f"{status} {http.client.responses.get(status, '')}".strip()
-
-
-# ---------------------------------------------------------------------------------------------- services that we chose
-def wait(headers) -> float:
-    """The seconds that Retry-After asks for, by a number or a date; 0 where it does not."""
-    asked = headers.get("Retry-After", "").strip()
-    try:
-        if re.fullmatch(r"[0-9]{1,9}", asked):
-            return float(asked)
-        return max(0.0, email.utils.parsedate_to_datetime(asked).timestamp() - time.time())
-    except (ValueError, TypeError, IndexError, OverflowError):  # what the standard library makes of hostile dates
-        return 0.0
-
-
-class Patient(urllib3.Retry):
-    """urllib3's retries, but a long Retry-After is the end, every pause has jitter, and failed answers are not read."""
-
-    def increment(self, method=None, url=None, response=None, **rest):
-        if response is not None and wait(response.headers) > PATIENCE:
-            raise MaxRetryError(None, url, None)  # urllib3 then takes this answer for the last
-        more = super().increment(method, url, response=response, **rest)
-        if response is not None:
-            response.close()  # urllib3 would read it to its end, and it may have none
-        return more
-
-    def get_retry_after(self, response):
-        return wait(response.headers)
-
-    def get_backoff_time(self):
-        return pause(len(self.history))
-
-
-def pause(attempt: int) -> float:
-    return PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1)  # jitter: those who failed together do not return together
-
-
-def session(tries: int = 4) -> requests.Session:
-    """One for all threads. Each request is tried up to `tries` times: POST too, as what we ask changes nothing."""
-    retry = Patient(total=tries - 1, allowed_methods=None, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
-    new = requests.Session()
-    for scheme in ("http://", "https://"):
-        new.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=32, max_retries=retry))
-    new.headers["User-Agent"] = USER_AGENT
-    new.auth = lambda request: request  # else a line of ~/.netrc would replace our Authorization header
-    return new
-
-
-REASONS = {"NewConnectionError": "nobody listens there", "ConnectionRefusedError": "nobody listens there",
-           "NameResolutionError": "there is no such host", "ConnectTimeoutError": "no connection in time",
-           "ReadTimeoutError": "no answer in time", "TimeoutError": "too slow", "ProtocolError": "the connection was dropped",
-           "IncompleteRead": "the connection was dropped", "ConnectionResetError": "the connection was dropped",
-           "SSLCertVerificationError": "its certificate is not valid", "SSLError": "no secure connection",
-           "error": "its encoding is broken"}  # zlib.error
-
-
-def reason(error: Exception) -> str:
-    """Why it failed, told by the type alone: the text of an error of requests has the whole URL in it."""
-    cause = error.args[0] if error.args and isinstance(error.args[0], Exception) else error  # what requests wraps
-    cause = cause.reason if isinstance(getattr(cause, "reason", None), Exception) else cause  # what urllib3 wraps
-    kinds = [kind.__name__ for kind in type(cause).__mro__]
-    return next((REASONS[kind] for kind in kinds if kind in REASONS), kinds[0])
-
-
-def place(url: str) -> str:
-    """The part of a URL that a sentence may show: 'api.example.com' or 'localhost:8000'."""
-    try:
-        parts = urlsplit(url)
-        return f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname or "the address"
-    except ValueError:
-        return "the address"
-
-
-def api(session: requests.Session, method: str, url: str, seconds: float = 30, limit: int = 5_000_000, again: int = 2,
-        **request) -> tuple[dict | list, dict]:
-    """(data, headers) of one JSON answer, or Failed. request: params, json and headers, as requests takes them.
-
-    `session` deals with refusals; here an answer that began well and is no JSON in the end is asked for `again`."""
-    for attempt in range(again + 1):
-        try:
-            return answer_of(session, method, url, seconds, limit, request)
-        except Failed as e:
-            if e.status is None or e.status >= 300 or attempt == again:
-                raise
-        time.sleep(pause(attempt + 1))
-
-
-def answer_of(session, method, url, seconds, limit, request):
-    """One attempt of api(). Redirects are not followed: an API has none, and they would take the key elsewhere."""
-    where = place(url)
-    try:
-        answer = session.request(method, url, timeout=(10, seconds), stream=True, allow_redirects=False, **request)
-    except (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError) as e:
-        raise Failed(f"{where} cannot be reached ({reason(e)})") from None
-    with answer:
-        body, problem = body_of(answer, limit, seconds)
-    text, status, asked = body.decode("utf-8", "replace"), answer.status_code, wait(answer.headers)
-    if not 200 <= status < 300:
-        patience = f" and asks to wait {asked:.0f} seconds" if asked > PATIENCE else ""
-        raise Failed(f"{where} answered {status_line(status)}{patience}", status, text)
-    try:
-        data = None if problem else json.loads(body)
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, (dict, list)):
-        raise Failed(f"{where} answered with something that is not JSON{problem}", status, text)
-    return data, answer.headers
-
-
-def body_of(answer: requests.Response, limit: int, seconds: float) -> tuple[bytes, str]:
-    """(body, "") or (what there is of it, " (what is wrong)")."""
-    def pieces():
-        while piece := answer.raw.read1(65536, decode_content=False):  # read1: what is there now, then we look at the clock
-            yield piece
-    try:
-        body = unpacked(pieces(), answer.headers.get("Content-Encoding", ""), limit, time.monotonic() + seconds)
-    except (OSError, urllib3.exceptions.HTTPError, zlib.error, ValueError) as e:
-        return b"", f" ({reason(e)})"
-    return body[:limit], f" (longer than {limit} bytes)" if len(body) > limit else ""
-
-
-def unpacked(pieces: Iterator[bytes], encoding: str, limit: int, end: float) -> bytes:
-    """The body without its gzip or deflate: all of it, or limit + 1 bytes of a longer one, however small it came."""
-    encoding = encoding.strip().lower()
-    if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-        raise zlib.error("unknown")
-    unpack = None if encoding in ("", "identity") else zlib.decompressobj(47)  # 47: gzip or zlib, as its header says
-    body = bytearray()
-    for piece in pieces:
-        body += unpack.decompress(piece, limit + 1 - len(body)) if unpack else piece
-        if len(body) > limit or (unpack and unpack.eof):
-            return bytes(body[:limit + 1])
-        left(end)
-    if unpack and body:
-        raise zlib.error("ends too early")
-    return bytes(body)
-
-
-def left(end: float) -> float:
-    """Seconds left on the clock; TimeoutError if none."""
-    seconds = end - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError
-    return seconds
-
-
-# ---------------------------------------------------------------------------------------------- pages of a hostile web
 class Page(NamedTuple):
     url: str   # the last one, after redirects
     text: str
@@ -237,7 +71,9 @@ def target(url: str) -> Target:
 
 def host_of(parts) -> str:
     """The host of a URL as ASCII; ValueError where it is a number but no plain one: 127.1 and 2130706433 are 127.0.0.1."""
-    if re.fullmatch(r"\[[0-9A-Fa-f:.]+\](:[0-9]*)?", parts.netloc):
+    if "[" in parts.netloc:
+        if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\](:[0-9]*)?", parts.netloc):
+            raise ValueError
         host = literal = str(ipaddress.IPv6Address(parts.hostname))
     else:
         host = (parts.hostname or "").encode("idna").decode().lower()  # also makes digits of "①" and dots of "。"
@@ -457,37 +293,5 @@ def ranked(rows: list[tuple[str, ...]], query: str, k: int) -> list[int]:
 
 
 def clean(text: str) -> str:
-    """Without NUL and halves of surrogate pairs, which SQLite does not take."""
-    return text.encode("utf-8", "replace").decode().replace("\0", " ")
-
-
-class Cache:
-    """Answers in an SQLite file: a second run costs nothing and gives the same. Threads and processes may share it."""
-
-    def __init__(self, path):
-        self.path, self.lock, self.warned = path, threading.Lock(), False
-        try:
-            self.table = sqlite3.connect(path, timeout=10, check_same_thread=False, isolation_level=None)
-            self.table.execute("create table if not exists answers (key text primary key, value text)")
-            self.table.execute("delete from answers where key is null and value is null")  # none: we may write, to our table
-        except sqlite3.Error as e:
-            raise ValueError(f"{path}: this cannot be used as a cache ({e}). Name a new file in a folder that you can write, "
-                             "or delete it if it is an old cache") from e
-
-    def get(self, *key: str) -> str | None:
-        rows = self.run("select value from answers where key = ?", json.dumps(key))
-        return rows[0][0] if rows else None
-
-    def put(self, value: str, *key: str) -> None:
-        self.run("insert or replace into answers values (?, ?)", json.dumps(key), value)
-
-    def run(self, command: str, *values: str) -> list[tuple]:
-        """A full disk or a locked file costs the cache, not the flow."""
-        try:
-            with self.lock:
-                return self.table.execute(command, values).fetchall()
-        except (sqlite3.Error, UnicodeError) as e:
-            if not self.warned:
-                warnings.warn(f"{self.path}: the cache does not work, answers are not kept ({e})", stacklevel=3)
-            self.warned = True
-            return []
+    """Without halves of surrogate pairs, which SQLite does not take."""
+    return text.encode("utf-8", "replace").decode()

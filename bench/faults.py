@@ -53,6 +53,12 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
+    def handle(self):
+        try:
+            super().handle()
+        except ConnectionResetError:
+            pass  # the client hung up between two requests
+
     def send(self, body, status=200, kind="application/json", length=None, **headers):
         self.send_response(status)
         for name, value in {"Content-Type": kind, "Content-Length": length or len(body), **headers}.items():

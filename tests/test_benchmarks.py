@@ -11,7 +11,7 @@ import pytest
 
 import benchmarks
 import tasks
-import web
+import services
 from benchmarks import BENCHMARKS, check, golds_of, held_out, load, training
 from tasks import Question, mark
 
@@ -163,7 +163,7 @@ def server(monkeypatch):
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setattr(benchmarks, "FILES", server.url)
         monkeypatch.setattr(benchmarks, "ROWS", f"{server.url}/rows")
-        monkeypatch.setattr(web, "PAUSE", 0.01)
+        monkeypatch.setattr(services, "PAUSE", 0.01)
         yield server
         server.shutdown()
 

@@ -7,7 +7,7 @@ import judge
 import llm
 import solve
 import tasks
-import web
+import services
 from llm import Completion
 from test_solve import TOOLS, Cast, Script
 
@@ -96,12 +96,12 @@ class Named(Script):
 def test_a_verdict_is_asked_for_once_and_kept(tmp_path):
     for verdicts in (["Verdict: True"], []):                                    # the second time nothing may be asked
         engine = Named(*verdicts)
-        cached = llm.Cached(engine, web.Cache(tmp_path / "cache.sqlite"))
+        cached = llm.Cached(engine, services.Cache(tmp_path / "cache.sqlite"))
         assert judge.ask([(AUTHOR, "she"), (AUTHOR, "she")], cached) == [(True, "")] * 2
         assert len(engine.prompts) == len(verdicts)
 
 
 def test_what_failed_is_not_kept(tmp_path):
     engine = Named(Completion("", [], [], "down"), "Verdict: True")
-    cached = llm.Cached(engine, web.Cache(tmp_path / "cache.sqlite"))
+    cached = llm.Cached(engine, services.Cache(tmp_path / "cache.sqlite"))
     assert judge.ask([(AUTHOR, "she")], cached) == [(None, "down")] and judge.ask([(AUTHOR, "she")], cached) == [(True, "")]

@@ -14,7 +14,7 @@ import torch
 import llm
 import solve
 import tasks
-import web
+import services
 from bench import faults, hostile
 from test_solve import TOOLS, Cast
 
@@ -41,7 +41,7 @@ class Handler(faults.Handler):
 @pytest.fixture
 def server(monkeypatch):
     """A good server; a test may give it another reply."""
-    monkeypatch.setattr(web, "PAUSE", 0.01)
+    monkeypatch.setattr(services, "PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     running.daemon_threads, running.lock, running.asked, running.models = True, threading.Lock(), [], ["a-model"]
@@ -93,6 +93,7 @@ def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, mo
     engine = llm.load(server.url)
     engine(["q"])
     assert server.asked[0][1]["Authorization"] == "Bearer hunter2" and "hunter2" not in str(engine)
+    monkeypatch.setattr(llm.Server, "find", lambda self, name: name)           # these hosts are not here
     assert llm.Server("http://gpu-box:8000/v1#m").headers == {} and llm.Server("https://api.example.com/v1#m").headers
     with pytest.raises(ValueError, match="OPENAI_API_KEY"):
         llm.load("http://user:pass@127.0.0.1/v1#m")
@@ -179,9 +180,9 @@ def test_a_server_cannot_be_trained(server):
 
 
 def test_a_server_that_fails_a_third_of_its_requests_loses_and_rewards_nothing_wrongly(monkeypatch):
-    monkeypatch.setattr(faults, "PATIENCE", 0.4)
-    _, flows, wrong, _ = faults.run(40, 0.3)
-    assert wrong == [] and Counter(bool(flow.failed) for flow in flows) == {False: 38, True: 2}
+    monkeypatch.setattr(faults, "PATIENCE", 1.0)
+    _, flows, wrong, _ = faults.run(20, 0.3)
+    assert wrong == [] and Counter(bool(flow.failed) for flow in flows) == {False: 19, True: 1}
 
 
 def test_hostile_words_break_nothing():

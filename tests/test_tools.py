@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import tools
+import services
 import web
 from tools import TOOLS, call, check, cut, describe, toolbox, wikipedia_search
 
@@ -151,7 +152,7 @@ def net(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads, server.asked, server.answers = True, [], [(200, {}, {})]
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(web, "PAUSE", 0.01)
+    monkeypatch.setattr(services, "PAUSE", 0.01)
     monkeypatch.setattr(tools, "WIKIPEDIA", f"http://127.0.0.1:{server.server_port}/{{}}/w/api.php")
     for name in ("SERPER", "GOOGLE"):
         monkeypatch.setattr(tools, name, f"http://127.0.0.1:{server.server_port}/{name.lower()}")
@@ -236,7 +237,7 @@ def test_google_gives_the_same_list_through_its_own_api(net, monkeypatch):
 def test_no_failure_shows_or_keeps_a_key(net, monkeypatch, tmp_path, answer):
     monkeypatch.setenv("SERPER_API_KEY", "hunter2")
     net.answers = [answer]
-    box = toolbox(["google_search"], cache=web.Cache(tmp_path / "cache"))
+    box = toolbox(["google_search"], cache=services.Cache(tmp_path / "cache"))
     result, error = call(box, "google_search", {"query": "iron"})
     assert error and "hunter2" not in result and b"hunter2" not in (tmp_path / "cache").read_bytes()
 
@@ -263,10 +264,10 @@ def test_an_address_inside_is_refused_by_web_search():
 
 def test_what_the_web_has_answered_is_not_asked_again(net, tmp_path):
     net.answers = [FOUND, page("Eisen", "Eisen ist ein Metall."), page("Rost", "Rost ist Oxid."), NONE]
-    first = live(cache=web.Cache(tmp_path / "cache"))("Metall")
-    assert live(cache=web.Cache(tmp_path / "cache"))("Metall") == first and len(net.asked) == 3
-    assert live("fr", web.Cache(tmp_path / "cache"))("Metall")[1] and len(net.asked) == 4      # another Wikipedia, another answer
-    assert live("fr", web.Cache(tmp_path / "cache"))("Metall")[1] and len(net.asked) == 5      # what failed is tried again
+    first = live(cache=services.Cache(tmp_path / "cache"))("Metall")
+    assert live(cache=services.Cache(tmp_path / "cache"))("Metall") == first and len(net.asked) == 3
+    assert live("fr", services.Cache(tmp_path / "cache"))("Metall")[1] and len(net.asked) == 4      # another Wikipedia, another answer
+    assert live("fr", services.Cache(tmp_path / "cache"))("Metall")[1] and len(net.asked) == 5      # what failed is tried again
 
 
 # -------------------------------------------------------------------------------- the toolbox
