@@ -121,22 +121,26 @@ def act(flows, tools, turn, greedy):
         name = flow.plan.tool
         return executor.prompt(flow.question.question, flow.plan.context, flow.plan.sub_goal, name, tools[name])
 
-    def answer(queries):
-        said = greedy["base_generator"](queries)
-        down.update((query, c.error) for query, c in zip(queries, said) if c.error not in ("", llm.TOO_LONG))
-        return [c.text or f"Error: {c.error or 'no answer'}" for c in said]
+    asked = {}  # query -> what base_generator's engine said
 
-    called, down = [], {}  # down: queries that base_generator's engine could not take; our failure, and no result of a tool
+    def answer(queries):
+        asked.update(zip(queries, greedy["base_generator"](queries)))
+        return [asked[query].text or f"Error: {asked[query].error or 'no answer'}" for query in queries]
+
+    called = []
     for flow, said in ask(greedy["executor"], flows, turn, "executor", command):
         flow.call = executor.parse(said.text, flow.plan.tool, tools[flow.plan.tool])
         called.append(flow)
     for flow, (result, error, seconds) in zip(called, executor.run([flow.call for flow in called], tools, answer)):
-        command = "" if isinstance(flow.call, str) else memory.cut(str(flow.call), LONGEST)
-        if command and tools[flow.call.tool].run is None and (why := down.get(str(flow.call.arguments.get("query")))):
-            flow.failed = f"{flow.call.tool}: {why}"
+        command, said = "", None
+        if not isinstance(flow.call, str):
+            command = memory.cut(str(flow.call), LONGEST)
+            said = asked.get(str(flow.call.arguments.get("query"))) if tools[flow.call.tool].run is None else None
+        if said and said.error not in ("", llm.TOO_LONG):  # an engine that is down is our failure, and no result of a tool
+            flow.failed = f"{flow.call.tool}: {said.error}"
             continue
         flow.memory.steps.append(Step(turn, flow.plan.tool, flow.plan.sub_goal, command, result, error, "", round(seconds, 3)))
-        flow.say(turn, flow.plan.tool, result, 0, seconds)
+        flow.say(turn, flow.plan.tool, result, said.tokens if said else 0, seconds)
 
 
 def ask(engine, flows, turn, module, prompt):

@@ -254,7 +254,9 @@ class Server:
             return Completion(text, [], [], usage=usage)
         except services.Failed as why:
             long = re.search(r"context[ _](length|window|size)|too long|too many tokens|maximum", why.body, re.I)
-            return Completion("", [], [], TOO_LONG if long and why.status in (400, 413, 422) else str(why))
+            reason = re.search(r'"(?:message|detail)"\s*:\s*"([^"\\]{1,200})', why.body) if why.status in (400, 404, 422) else None
+            reason = f"{why}: {reason[1]}" if reason else str(why)  # not of a 401: it may quote the key
+            return Completion("", [], [], TOO_LONG if long and why.status in (400, 413, 422) else reason)
 
 
 def chat(data):

@@ -1,0 +1,117 @@
+"""solve.py --benchmark from end to end: the toy model and a server as engines, a run that is killed, several trials."""
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import solve
+from test_server import server  # noqa: F401  a fixture
+from bench import faults
+
+ROOT = Path(solve.__file__).parent
+GAMES = [[1, 2, 3, 4], [4, 6, 1, 1], [2, 3, 4, 6], [8, 3, 1, 1], [5, 5, 5, 1], [3, 3, 8, 8], [1, 1, 1, 8], [12, 2, 1, 1]]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Game of 24 in the format of its file, with eight items."""
+    rows = [{"pid": str(i), "question": numbers, "answer": ["(1+2+3)×4"], "image": None,
+             "query": f"Using the numbers {numbers}, create an expression that equals 24."} for i, numbers in enumerate(GAMES)]
+    (tmp_path / "gameof24.json").write_text(json.dumps(rows))
+    return tmp_path
+
+
+def words(folder, out, *more):
+    return [sys.executable, "solve.py", "--benchmark", "gameof24", "--benchmark-dir", str(folder), "--out", str(folder / out), "--batch", "2",
+            "--max-turns", "2", "--max-new-tokens", "40", *more]
+
+
+def solved(folder, out, *more):
+    done = subprocess.run(words(folder, out, *more), cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def kept(folder, out):
+    """The flows of a run, without their times."""
+    rows = [json.loads(line) for line in (folder / out / "gameof24-0.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.pop("seconds")
+        for timed in row["words"] + row["memory"]["steps"]:
+            timed.pop("seconds")
+    return rows
+
+
+def table_of(folder, out):
+    """The benchmark's row of the table, without the seconds."""
+    head, _, row = [[cell.strip() for cell in line.strip("|").split("|")] for line in (folder / out / "table.md").read_text().splitlines()]
+    return {name: cell for name, cell in zip(head, row) if name != "s a flow"}
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_same_table(folder):
+    solved(folder, "whole")
+    run = subprocess.Popen(words(folder, "killed"), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    file, deadline = folder / "killed" / "gameof24-0.jsonl", time.monotonic() + 100
+    while not (file.exists() and file.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    before = file.read_bytes()
+    assert 2 <= before.count(b"\n") <= 8
+    file.write_bytes(before.splitlines(keepends=True)[0] + before.splitlines(keepends=True)[1] + b'{"id": "half a li')   # as if killed while writing
+    solved(folder, "killed")
+    assert kept(folder, "killed") == kept(folder, "whole") and table_of(folder, "killed") == table_of(folder, "whole")
+
+
+def test_the_table_stands_beside_the_papers_numbers_and_every_item_counts(folder):
+    said = solved(folder, "run", "--trials", "2", "--limit", "4")
+    row = table_of(folder, "run")
+    assert (row["items"], row["paper: alone"], row["paper: frozen"], row["paper: trained"]) == ("4", "33.0", "31.0", "53.0")
+    assert re.fullmatch(r"2 \(\d+\.\d\)", row["trials (sd)"]) and "8 flows" in said and "| gameof24" in said
+    assert "%" in row["tools"] and row["failed"] == "0" and row["undecided"] == "0" and "[turn" not in said
+    assert [path.name for path in sorted((folder / "run").glob("*.jsonl"))] == ["gameof24-0.jsonl", "gameof24-1.jsonl"]
+
+
+def test_a_run_with_other_settings_does_not_go_on_in_the_same_folder(folder):
+    solved(folder, "run", "--limit", "2")
+    done = subprocess.run(words(folder, "run", "--limit", "2", "--temperature", "0.1"), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "holds a run with another --temperature (0.7): give another --out" in done.stderr
+
+
+def plays(prompt):
+    """A model that solves the first game, and says something else for the others."""
+    if prompt.startswith("You are the planner"):
+        return "Sub-goal: find an expression\nTool: base_generator"
+    if "Call:" in prompt:
+        return 'base_generator(query="24?")'
+    return "<answer>(1+2+3)*4</answer>" if prompt.startswith("You write the final answer") else "Conclusion: STOP"
+
+
+def test_a_server_is_marked_through_the_same_run(folder, server):  # noqa: F811
+    server.reply = lambda handler, body, turn: handler.send(faults.answer(plays(body["messages"][0]["content"])))
+    solved(folder, "run", "--model", server.url, "--tools", "base_generator")
+    row = table_of(folder, "run")
+    assert row["accuracy %"] == "12.5" and row["errors %"] == "0.0" and row["tools"] == "base_generator 100%" and row["tokens"] == "60"
+
+
+def test_a_server_that_dies_ends_the_run_with_a_sentence_and_loses_nothing(folder, server):  # noqa: F811
+    def reply(handler, body, turn):
+        handler.send(faults.answer(plays(body["messages"][0]["content"])), 200 if turn <= 13 else 400)
+    good = "--model", server.url, "--tools", "base_generator"
+    server.reply = reply
+    done = subprocess.run(words(folder, "run", *good), cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1 and "no flow of a batch came to an end" in done.stderr and "then the same command goes on" in done.stderr
+    rows = len(kept(folder, "run"))
+    server.reply = lambda handler, body, turn: handler.send(faults.answer(plays(body["messages"][0]["content"])))
+    solved(folder, "run", *good)
+    assert rows % 2 == 0 and 2 <= rows < 8 and len(kept(folder, "run")) == 8
+
+
+def test_a_missing_benchmark_is_told_in_a_sentence(folder):
+    done = subprocess.run([sys.executable, "solve.py", "--benchmark", "medqa", "--benchmark-dir", str(folder)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "has no medqa; put its file at one of" in done.stderr and done.stderr.count("\n") == 1
