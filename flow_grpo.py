@@ -27,12 +27,17 @@ is bookkeeping, not credit assignment: a bad turn in a rollout that ended well i
 many rollouts washes it out. It also says nothing about variance, nor about the states a changed policy will visit next.
 """
 import math
+import warnings
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 2**26       # logits that exist in float32 at a time: 256 MiB, 441 action tokens of a vocabulary of 152k
+TO_FIT = "--gradient-checkpointing, --optimizer-device cpu, --lora 32 or a smaller --max-new-tokens"
 
 
 @dataclass
@@ -72,6 +77,11 @@ def token_logps(model, actions, temperature):
     Rows are padded on the right: a causal model never looks there, so no attention mask and no position ids are needed.
     Logits exist only where an action token is predicted (the boolean `logits_to_keep` of transformers 5.23): with a vocabulary of
     152k, logits for the prompts as well cost eight times the time and seven times the memory.
+
+    In half precision the log-softmax would still be most of the memory: 12 bytes a logit, 6.9 GiB for 4 096 tokens. So it goes
+    in chunks of rows, and is computed again in the backward pass: 5 bytes, 3.1 GiB, same numbers. The logits themselves come
+    from the model's own forward and not from its hidden states: some architectures scale or bend them behind their last matrix
+    (Gemma, Granite, Cohere), and chunks of that matrix need its gradient three times over (1.1 GB each in a 7B).
     """
     if temperature <= 0:
         raise ValueError("temperature must be > 0: a greedy planner is not a distribution that could be trained")
@@ -83,7 +93,19 @@ def token_logps(model, actions, temperature):
     keep = pad_sequence([here(a) for a in actions], batch_first=True)       # (B, L) True *before* each token, where it is predicted
     y    = torch.tensor([token for a in actions for token in a.ids])        # (K,)
     x, keep, y = x.to(model.device), keep.to(model.device), y.to(model.device)
-    logits = model(x, logits_to_keep=keep, use_cache=False).logits          # (K, V)
+    out = model(x, logits_to_keep=keep, use_cache=False)
+    # Gradient checkpointing drops a cache without a word, and a prompt in it: the gradient was wrong by 78 %.
+    assert getattr(out, "past_key_values", None) is None, "the update reads whole sequences: no model may keep a cache here"
+    rows = max(1, CHUNK // out.logits.shape[-1])                            # out.logits: (K, V)
+    if len(y) <= rows:
+        return log_probs(out.logits, y, temperature)
+    parts = zip(out.logits.split(rows), y.split(rows))                      # (rows, V) and (rows,), views
+    again = dict(use_reentrant=False, preserve_rng_state=False)             # nothing in there is random
+    return torch.cat([checkpoint(log_probs, logits, own, temperature, **again) for logits, own in parts])    # (K,)
+
+
+def log_probs(logits, y, temperature):
+    """log softmax(logits / temperature) at y, in float32 whatever the model computes in: (K, V), (K,) -> (K,)."""
     every = (logits.float() / temperature).log_softmax(-1)                  # (K, V) the temperature that sampled, or ρ is wrong
     return every.gather(-1, y[:, None]).squeeze(-1)                         # (K,)
 
@@ -129,19 +151,50 @@ def split(num_flows, minibatches, seed):
     return [set(order[k::minibatches]) for k in range(minibatches)]
 
 
+def size(action):
+    return len(action.prompt_ids) + len(action.ids)
+
+
 def micro_batches(actions, token_budget):
     """Actions sorted by length and cut so that rows x longest row <= token_budget (one longer action goes alone).
 
     Sorting leaves about 5 % of the slots to padding; the budget bounds the memory whatever the data. The longest come first:
     if memory is short, that shows at once.
     """
-    size, batches = lambda a: len(a.prompt_ids) + len(a.ids), []
+    batches = []
     for a in sorted(actions, key=size, reverse=True):
         if batches and (len(batches[-1]) + 1) * size(batches[-1][0]) <= token_budget:
             batches[-1].append(a)
         else:
             batches.append([a])
     return batches
+
+
+def in_memory(work, actions, token_budget, begin=lambda: None):
+    """begin(), then work(batch) for each micro-batch: the results, the budget that was enough, and how often it was halved.
+
+    Out of memory: all of it again, in micro-batches of half the size. A backward pass that failed half-way has added a part of
+    its gradient to what was there, and nobody knows which part; from zero, the sum is exact. No other process notices, since
+    nothing is summed up in here. What fails with one action alone cannot be cut: MemoryError says what to change.
+    """
+    halved = 0
+    while True:
+        begin()
+        batches, done = micro_batches(actions, token_budget), []
+        try:
+            for batch in batches:
+                done.append(work(batch))
+            return done, token_budget, halved
+        except torch.OutOfMemoryError as why:
+            if len(batch) == 1:
+                raise MemoryError(f"One turn of {len(batch[0].prompt_ids)} + {len(batch[0].ids)} tokens does not fit into memory: "
+                                  f"give {TO_FIT}") from why
+        # Here, and not above: as long as the exception lives, its traceback holds the tensors of the failed attempt.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        token_budget, halved = max(len(batch) * size(batch[0]) for batch in batches) // 2, halved + 1
+        warnings.warn(f"Out of memory in the update: it goes on with micro-batches of {token_budget} tokens. Next time: "
+                      f"--token-budget {token_budget}.")
 
 
 def ready_to_update(model):
@@ -179,6 +232,8 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
     ratio_min, ratio_max   the extremes of ρ (of this process)
     ratio_first max |ρ - 1| in the first mini-batch: 0, or the old policy is not the one that is trained
     grad_norm   before clipping to max_grad_norm, mean over the steps
+    halved      how often memory was short and the micro-batches were halved, see in_memory(); the gradient is the same
+    token_budget   what was enough in the end: begin the next update with it
     skipped     mini-batches with a non-finite loss or gradient, which took no step; loss and grad_norm then show it
     steps       optimiser steps taken; a mini-batch whose gradient is exactly 0 takes none
     tokens      action tokens scored
@@ -194,32 +249,43 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         reference.eval()
     ready_to_update(model)
 
-    parts = []                                                              # (micro-batches, N, tokens) of each mini-batch
+    parts = []                                                              # (actions, N, tokens) of each mini-batch
     for flows in split(len(A), minibatches, seed):
         chosen = [a for a in actions if a.flow in flows and a.ids]
         counts = torch.tensor([len(flows), sum(len(a.ids) for a in chosen)], device=device)
         sum_up(counts)                                                      # flat rollouts count, whether computed or not
-        parts.append((micro_batches([a for a in chosen if beta or A[a.flow]], token_budget), *counts.tolist()))
+        parts.append(([a for a in chosen if beta or A[a.flow]], *counts.tolist()))
 
-    with torch.no_grad():                                                   # π_θold, before the first step
-        old = [[token_logps(model, batch, temperature) for batch in batches] for batches, _, _ in parts[1:]]
+    @torch.no_grad()
+    def score(batch):
+        """log π_θold of a micro-batch, by action: {id: (|a|,)}."""
+        return dict(zip(map(id, batch), token_logps(model, batch, temperature).split([len(a.ids) for a in batch])))
+
+    old, halved = {}, 0                                                     # scored before the first step
+    for later, _, _ in parts[1:]:
+        done, token_budget, times = in_memory(score, later, token_budget)
+        old, halved = old | {name: logp for batch in done for name, logp in batch.items()}, halved + times
 
     sums = torch.zeros(4, device=device)                                    # kl, clipped tokens, -log π, tokens
     low, high, first, losses, norms, skipped, steps = 1.0, 1.0, 0.0, [], [], 0, 0
-    for k, (batches, N, tokens) in enumerate(parts):
-        model.zero_grad()                                                   # the optimizer may hold fp32 copies instead
-        total = torch.zeros((), device=device)
-        for b, batch in enumerate(batches):
+    for k, (chosen, N, tokens) in enumerate(parts):
+        def learn(batch):
+            """Add the gradient of one micro-batch to .grad -> its loss (), ratios (K,), diagnostics (4,)."""
+            logp_ref = reference_logps(reference, model, batch, temperature) if beta else None    # before logp and its graph
             logp     = token_logps(model, batch, temperature)
-            logp_old = old[k - 1][b] if k else logp.detach()
-            logp_ref = reference_logps(reference, model, batch, temperature) if beta else None
+            logp_old = torch.cat([old[id(a)] for a in batch]) if k else logp.detach()
             adv      = per_token(batch, [A[a.flow] for a in batch]).to(device)     # the broadcast: A_i to every token of i
             weight   = token_weights(batch, turns, N, tokens if token_mean else None).to(device)
             value, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip_low, clip_high, beta)
             value.backward()                                                # adds up: the weights hold the whole mini-batch
-            total += value.detach()
             cut = ((adv > 0) & (ratio > 1 + clip_high)) | ((adv < 0) & (ratio < 1 - clip_low))
-            sums += torch.stack([kl * weight, cut.float(), -logp.detach(), torch.ones_like(kl)]).sum(1)
+            return value.detach(), ratio, torch.stack([kl * weight, cut.float(), -logp.detach(), torch.ones_like(kl)]).sum(1)
+
+        # model.zero_grad and not the optimizer's, which may hold float32 copies instead.
+        done, token_budget, times = in_memory(learn, chosen, token_budget, begin=model.zero_grad)
+        halved, total = halved + times, torch.zeros((), device=device)
+        for value, ratio, row in done:
+            total, sums = total + value, sums + row
             low, high = min(low, ratio.min().item()), max(high, ratio.max().item())
             first = first if k else max(first, (ratio - 1).abs().max().item())
         sum_up(total)
@@ -240,7 +306,8 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
     kl, cut, entropy, scored = sums.tolist()
     return dict(loss=sum(losses) / minibatches, kl=kl / minibatches, clip=cut / max(scored, 1),
                 entropy=entropy / max(scored, 1), ratio_min=low, ratio_max=high, ratio_first=first,
-                grad_norm=sum(norms) / minibatches, skipped=float(skipped), steps=float(steps), tokens=scored)
+                grad_norm=sum(norms) / minibatches, halved=float(halved), token_budget=float(token_budget),
+                skipped=float(skipped), steps=float(steps), tokens=scored)
 
 
 def reference_logps(reference, model, actions, temperature):

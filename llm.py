@@ -208,7 +208,7 @@ class Server:
 
     def __init__(self, url, at_once=16, seconds=300):
         self.url, _, self.name = url.rstrip("/").partition("#")
-        self.at_once, self.seconds, self.session = at_once, seconds, services.session()
+        self.at_once, self.seconds, self.session = at_once, seconds, services.session(tries=6)
         self.url, parts, key = self.url.rstrip("/"), urlsplit(self.url), os.environ.get("OPENAI_API_KEY", "")
         if "@" in parts.netloc:
             raise ValueError("A server's address must hold no password: put the key into OPENAI_API_KEY.")

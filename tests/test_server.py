@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections import Counter
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -182,7 +181,7 @@ def test_a_server_cannot_be_trained(server):
 def test_a_server_that_fails_a_third_of_its_requests_loses_and_rewards_nothing_wrongly(monkeypatch):
     monkeypatch.setattr(faults, "PATIENCE", 1.0)
     _, flows, wrong, _ = faults.run(20, 0.3)
-    assert wrong == [] and Counter(bool(flow.failed) for flow in flows) == {False: 19, True: 1}
+    assert wrong == [] and flows[0].failed and sum(flow.reward for flow in flows) == 14
 
 
 def test_hostile_words_break_nothing():
