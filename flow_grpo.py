@@ -192,7 +192,7 @@ def in_memory(work, actions, token_budget, begin=lambda: None):
         # Here, and not above: as long as the exception lives, its traceback holds the tensors of the failed attempt.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        token_budget, halved = max(len(batch) * size(batch[0]) for batch in batches) // 2, halved + 1
+        token_budget, halved = max(len(b) * size(b[0]) for b in batches if len(b) > 1) // 2, halved + 1
         warnings.warn(f"Out of memory in the update: it goes on with micro-batches of {token_budget} tokens. Next time: "
                       f"--token-budget {token_budget}.")
 

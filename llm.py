@@ -25,6 +25,7 @@ A server can play any module, the planner included, but gives text without ids: 
 import math
 import os
 import re
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -108,7 +109,8 @@ class HF:
 
     token_budget bounds the tokens in memory at a time (a 7B's cache is 57 KB a token: 3.8 GB for the default). It changes no
     answer at temperature 0, but for rounding: in half precision the shape of a batch can tip a near tie. max_new_tokens None:
-    as the checkpoint's generation_config says, or 1 024.
+    as the checkpoint's generation_config says, or 1 024. Where memory is short, token_budget is halved, for good, and the
+    sub-batch is asked again; one row that does not fit is a MemoryError that says what to change.
     """
 
     def __init__(self, model, tokenizer, token_budget=65_536):
@@ -129,11 +131,34 @@ class HF:
         for c in done:
             c.error = TOO_LONG if len(c.prompt_ids) + max_new_tokens > self.context() else ""
         fits = [c for c in done if not c.error]
-        for rows in batches([len(c.prompt_ids) for c in fits], max_new_tokens, self.token_budget):
-            answers = self.generate([fits[i].prompt_ids for i in rows], temperature, max_new_tokens)
+        while fits:                                           # the longest that are left, as many as the budget allows
+            rows = batches([len(c.prompt_ids) for c in fits], max_new_tokens, self.token_budget)[0]
+            answers = self.in_memory([fits[i].prompt_ids for i in rows], temperature, max_new_tokens)
             for i, ids in zip(rows, answers):
                 fits[i].ids, fits[i].text = ids, self.decode(ids)
+            fits = [c for i, c in enumerate(fits) if i not in rows] if answers else fits
         return in_order(prompts, asked, done, temperature)
+
+    def in_memory(self, prompts, temperature, max_new_tokens):
+        """generate(), or [] and half the token_budget where memory is short. What the failed attempt drew is put back: what is
+        sampled next must not depend on how far it came."""
+        device = self.model.device
+        drawn = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        try:
+            return self.generate(prompts, temperature, max_new_tokens)
+        except torch.OutOfMemoryError as why:
+            longest = max(map(len, prompts))
+            if len(prompts) == 1:
+                raise MemoryError(f"One prompt of {longest} tokens and {max_new_tokens} new ones do not fit into memory beside the model: "
+                                  "give --optimizer-device cpu, --lora 32, a smaller --max-new-tokens or a smaller model") from why
+        # Not above: as long as the exception lives, its traceback holds the tensors of the failed attempt.
+        torch.set_rng_state(drawn[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(drawn[1], device)
+            torch.cuda.empty_cache()
+        self.token_budget = len(prompts) // 2 * (longest + max_new_tokens)
+        warnings.warn(f"Out of memory while generating: from now on at most {self.token_budget} tokens at a time.")
+        return []
 
     def generate(self, prompts, temperature, max_new_tokens):
         """Sample one batch, token lists in and out. generate() turns gradients off; inference_mode would not do, because its

@@ -1,9 +1,9 @@
 """AdamW that keeps what bfloat16 cannot hold.
 
 A bfloat16 number has 8 significant bits. Around 0.02, where the weights of a language model live, two neighbours are 1.2e-4
-apart; an AdamW step at the paper's learning rate is 1e-6. Added to the weight that is less than half the gap, so it is rounded
-away, this time and every time: the gradient points somewhere, and the model stays where it was. Each weight therefore has a
-float32 master. The step moves the master, and the weight that the model computes with is the master, rounded:
+apart; an AdamW step at the paper's learning rate is 1e-6. Added to the weight that is less than half the gap, so it is
+rounded away, this time and every time: the gradient points somewhere, and the model stays where it was. Each weight therefore
+has a float32 master. The step moves the master, and the weight that the model computes with is the master, rounded:
 
     g       = gradient in float32
     m, v    = AdamW's two moments, float32
@@ -24,8 +24,8 @@ Bytes for each weight, without activations:        weight   gradient   state    
 
 A float32 weight is its own master, and is then trained by torch.optim.AdamW's own function, bit for bit.
 
-Dropped, on purpose: AMSGrad, maximize, the closure (nothing here computes a loss twice), sparse gradients, and a loss scale: a
-float16 gradient that underflows is lost before it comes here.
+Dropped, on purpose: AMSGrad, maximize, the closure (nothing here computes a loss twice), sparse gradients, and a loss scale:
+a float16 gradient that underflows is lost before it comes here.
 """
 import torch
 from torch.optim.adamw import adamw
@@ -34,17 +34,17 @@ from torch.optim.adamw import adamw
 class MasterAdamW(torch.optim.Optimizer):
     """torch.optim.AdamW on float32 masters of the weights.
 
-    params: the model's own weights, of any floating dtype, or torch's list of groups. device: where masters and moments live:
-    None, beside the weight, or "cpu", in the host's memory. From its first gradient on, as in torch, a weight has
+    params: the model's own weights, of any floating dtype, or torch's list of groups. device: where masters and moments
+    live: None, beside the weight, or "cpu", in the host's memory. From its first gradient on, as in torch, a weight has
 
         optimizer.state[weight] = {"step", "exp_avg", "exp_avg_sq", and "master" unless the weight is its own}
 
-    all of it float32 (float64 for a float64 weight) and all of it in state_dict(). The master rules: who writes to the weights
-    by another way must clear optimizer.state, or the next step takes that back.
+    all of it float32 (float64 for a float64 weight) and all of it in state_dict(). The master rules: who writes to the
+    weights by another way must clear optimizer.state, or the next step takes that back.
 
-    ZeroRedundancyOptimizer needs nothing more: consolidate_state_dict() on all processes, then state_dict() on the first. Its
-    load_state_dict() eats its argument, so each process gives its own; it also keeps a second, rounded copy of all it loaded
-    on the GPU, which serves nothing: its state.clear() frees it.
+    ZeroRedundancyOptimizer needs nothing more: consolidate_state_dict() on all processes, then state_dict() on the first.
+    Its load_state_dict() eats its argument, so each process gives its own; it also keeps a second, rounded copy of all it
+    loaded on the GPU, which serves nothing: its state.clear() frees it.
     """
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, device=None):
@@ -85,7 +85,7 @@ class MasterAdamW(torch.optim.Optimizer):
 
         ZeroRedundancyOptimizer loads a checkpoint past load_state_dict() and puts it beside the weights, so this looks each
         time; what is in its place stays the same tensor. A checkpoint may come from a run with other settings: a master that
-        it lacks (plain AdamW's) is made from the weight, one that is not needed (a float32 weight's, from the host) is dropped.
+        it lacks (plain AdamW's) is made from the weight, one too many (a float32 weight's, from the host) is dropped.
         """
         state, apart = self.state[weight], self.apart(weight)
         place, wide = self.device if apart else weight.device, torch.promote_types(weight.dtype, torch.float32)

@@ -16,6 +16,7 @@ times, so that a seed gives one log: everything random in step n is drawn from (
 import argparse
 import csv
 import json
+import pickle
 import random
 import shutil
 import signal
@@ -27,51 +28,39 @@ from safetensors import SafetensorError
 
 import benchmarks
 import llm
+import lora
+import parallel
 import solve
 import tasks
 from flow_grpo import Action, advantages, update
+from optimizer import MasterAdamW
 
 # The paper's settings, and what differs for the toy: a small model learns at a larger rate, from smaller batches. Its questions need
 # one turn or two; with no turn to spare, each wrong tool costs the answer, and the reward can see it.
 PAPER = {"lr": 1e-6, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "data": None, "valid": None, "test": None, "every": 5}
 TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10}
+POISONED = 3  # steps in a row without a usable gradient, after which the run ends
 TOY |= {name: solve.TOY / f"{file}.jsonl" for name, file in (("data", "train"), ("valid", "valid"), ("test", "test"))}
-
-
-class MasterAdamW(torch.optim.AdamW):
-    """AdamW on float32 copies of the weights, written back after each step; a float32 model is updated in place.
-
-    A bfloat16 weight has 8 bits of mantissa: at lr 1e-6 almost every update is smaller than half its last bit, and is rounded away.
-    """
-
-    def __init__(self, weights, **settings):
-        self.weights = list(weights)
-        super().__init__([w if w.dtype == torch.float32 else w.detach().float() for w in self.weights], **settings)
-
-    @property
-    def masters(self):
-        return self.param_groups[0]["params"]
-
-    @torch.no_grad()
-    def step(self):
-        for weight, master in zip(self.weights, self.masters):
-            master.grad = None if weight.grad is None else weight.grad.float()
-        super().step()
-        for weight, master in zip(self.weights, self.masters):
-            weight.copy_(master)
-        self.zero_grad()  # the float32 gradients of a 7B are 28 GB: not kept through the next rollouts
 
 
 class Down(Exception):
     """A model server or a judge that stays down: the run ends here, with a checkpoint."""
 
 
+def roll_out(questions, copies, seed, args, policy, fixed, tools, judge):
+    """solve.evaluate() of each question so many times, each rank its share: all flows, the copies of a question together."""
+    torch.manual_seed(seed + 7_919 * parallel.RANK)
+    asked = [question for question in parallel.share(questions) for _ in range(copies)]
+    flows = solve.evaluate(asked, policy, fixed, tools, judge, **solve.flow_settings(args))[1] if asked else []
+    groups = [flows[i : i + copies] for i in range(0, len(flows), copies)]
+    return [flow for group in parallel.together(groups, len(questions)) for flow in group]
+
+
 def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, judge=None):
     """One step of Flow-GRPO on a batch of questions: ({column: value} for the log, [Flow])."""
-    start = time.perf_counter()
-    torch.manual_seed(args.seed * 1_000_003 + step)
-    asked = [question for question in batch for _ in range(args.group_size)]
-    metrics, flows = solve.evaluate(asked, policy, fixed, tools, judge, **solve.flow_settings(args))
+    start, seed = time.perf_counter(), args.seed * 1_000_003 + step
+    flows = roll_out(batch, args.group_size, seed, args, policy, fixed, tools, judge)
+    metrics = solve.summary(flows)
 
     # A rollout without an outcome leaves its group. Groups are by the question's place in the batch, never by its text.
     kept = [(i // args.group_size, flow) for i, flow in enumerate(flows) if not flow.failed and not flow.undecided]
@@ -79,15 +68,17 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
     if down and not kept:  # going on would use up the questions and teach nothing
         raise Down(f"no rollout of step {step} came to an end ({down})")
     A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])
-    actions = [Action(said.prompt_ids, said.ids, i) for i, (_, flow) in enumerate(kept) for said in flow.actions]
+    mine = [k for k, (group, _) in enumerate(kept) if group % parallel.WORLD == parallel.RANK]
+    actions = [Action(said.prompt_ids, said.ids, i) for i, k in enumerate(mine) for said in kept[k][1].actions]
     middle = time.perf_counter()
     learned = update(
-        policy.model, reference.model, optimizer, actions, A,
+        policy.model, reference.model, optimizer, actions, A[mine],
         temperature=args.temperature, clip_low=args.clip_low, clip_high=args.clip_high, beta=args.beta, minibatches=args.minibatches,
-        token_budget=args.token_budget, token_mean=args.token_mean, seed=args.seed * 1_000_003 + step,
+        token_budget=args.token_budget, token_mean=args.token_mean, seed=seed, all_reduce=parallel.add_up if parallel.WORLD > 1 else None,
     )
+    turns = max(1, sum(len(flow.actions) for _, flow in kept))
     row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}
-    row |= {"flat": flat, "groups": len(batch), "failed": metrics["failed"], "undecided": metrics["undecided"], "plan_tokens": learned["tokens"] / max(1, len(actions))}
+    row |= {"flat": flat, "groups": len(batch), "failed": metrics["failed"], "undecided": metrics["undecided"], "plan_tokens": learned["tokens"] / turns}
     row |= {name: learned[name] for name in ("kl", "clip", "entropy", "ratio_min", "ratio_max", "grad_norm", "skipped", "loss")}
     for name in [*tools, "unreadable"]:
         row[name], row[f"{name}_errors"], _ = metrics["calls"].get(name, (0, 0, 0.0))
@@ -143,26 +134,35 @@ def write_folder(folder, write):
 
 def save(folder, policy, optimizer, step, best, args):
     """A checkpoint: save_pretrained, how it was made (train.json, read by solve.py), and the trainer's state for --resume."""
+    whole = parallel.state_of(optimizer)
 
     def write(path):
         policy.save(path)
         flow = {name: getattr(args, name) for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus")}
         (path / "train.json").write_text(json.dumps(flow | {"step": step}, indent=1))
-        halves = any(w.dtype != torch.float32 for w in optimizer.weights)  # float32 weights are in the checkpoint already
-        state = {"step": step, "best": best, "optimizer": optimizer.state_dict(), "masters": optimizer.masters if halves else None}
-        torch.save(state, path / "trainer.pt")
+        adapters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad} if args.lora else None
+        torch.save({"step": step, "best": best, "optimizer": whole, "adapters": adapters}, path / "trainer.pt")
 
     try:
-        write_folder(folder, write)
+        if parallel.RANK == 0:
+            write_folder(folder, write)
     except (OSError, RuntimeError, SafetensorError) as why:  # what Python, torch.save and safetensors make of a full disk
         why = str(why).partition("\n")[0]
         raise SystemExit(f"train.py: could not save {folder} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
+    parallel.wait()
 
 
-def last_checkpoint(run):
-    """The newest step-N of a run, None if there is none."""
+def forget(run, number):
+    """Remove all but the newest checkpoints; never best/."""
+    if number and parallel.RANK == 0:
+        for folder in checkpoints(run)[:-number]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def checkpoints(run):
+    """The whole step-N folders of a run, the oldest first."""
     steps = [folder for folder in Path(run).glob("step-*") if (folder / "trainer.pt").exists() and folder.name[5:].isdigit()]
-    return max(steps, key=lambda folder: int(folder.name[5:]), default=None)
+    return sorted(steps, key=lambda folder: int(folder.name[5:]))
 
 
 class Log:
@@ -170,6 +170,8 @@ class Log:
 
     def __init__(self, run, step):
         self.run = Path(run)
+        if parallel.RANK:
+            return
         before = {
             "log.csv": lambda line: int(line.split(",")[0]) <= step,
             "evals.csv": lambda line: int(line.split(",")[0]) < step + (",test," not in line),  # the last test follows the checkpoint
@@ -184,6 +186,8 @@ class Log:
                 beside.rename(path)
 
     def row(self, name, row):
+        if parallel.RANK:
+            return
         path = self.run / name
         first = not path.exists()
         with open(path, "a", newline="") as file:
@@ -193,6 +197,8 @@ class Log:
             writer.writerow(row)
 
     def flows(self, step, flows):
+        if parallel.RANK:
+            return
         with open(self.run / "rollouts.jsonl", "a", encoding="utf-8") as file:
             file.writelines(json.dumps({"step": step, **flow.record()}, ensure_ascii=False) + "\n" for flow in flows)
 
@@ -200,56 +206,64 @@ class Log:
 # --------------------------------------------------------------------------------------------------------------------- the loop
 def train(args, policy, fixed, reference, tools, judge, train_questions, valid, test, state):
     """The whole run; state is None, or trainer.pt of the checkpoint to go on from."""
-    run, step, best = Path(args.out), 0, -1.0
-    optimizer = MasterAdamW(policy.model.parameters(), lr=args.lr, betas=(0.9, 0.999), weight_decay=0.0)
+    run, step, best, poisoned = Path(args.out), 0, -1.0, 0
+    weights = [p for p in policy.model.parameters() if p.requires_grad]
+    optimizer = parallel.sharded(MasterAdamW, weights, lr=args.lr, device=args.optimizer_device)
     if state:
         step, best = state["step"], state["best"]
-        optimizer.load_state_dict(state["optimizer"])
-        for master, saved in zip(optimizer.masters, state["masters"] or []):
-            master.data.copy_(saved)
+        parallel.load(optimizer, state["optimizer"])
     log, stopping = Log(run, step), Stopping()
 
     def held_out(name, questions):
-        torch.manual_seed(args.seed)
-        metrics, _ = solve.evaluate(questions, policy, fixed, tools, judge, **solve.flow_settings(args))
+        flows = roll_out(questions, 1, args.seed, args, policy, fixed, tools, judge)
+        metrics = solve.summary(flows)
         row = {key: metrics[key] for key in ("accuracy", "turns", "errors", "failed", "undecided")}
         log.row("evals.csv", {"step": step, "questions": name} | row)
-        print(f"{name} after step {step}: {solve.show(metrics, len(questions))}", flush=True)
+        say(f"{name} after step {step}: {solve.show(metrics, len(questions))}")
         if name == "test":
-            print(f"calls   {solve.show_calls(metrics)}", flush=True)
+            say(f"calls   {solve.show_calls(metrics)}")
         return metrics["accuracy"]
 
-    def keep():
-        """A checkpoint of now, without marking --valid: a run that was stopped ends like one that was not."""
+    def stop(why, then):
+        """A checkpoint of now, without marking --valid, so that a run that was stopped ends like one that was not; and what to say."""
         if not (run / f"step-{step}").exists():
             save(run / f"step-{step}", policy, optimizer, step, best, args)
+        return f"{why} {then} with: python train.py --resume {run}"
 
     if step == 0:
         held_out("test", test)
-    while step < args.steps and not stopping.asked:
+    while step < args.steps and not parallel.any_rank(stopping.asked):
         step += 1
         batch = questions_of(step, train_questions, args.questions, args.seed)
         try:
             row, flows, *seconds = train_step(step, batch, args, policy, fixed, reference, optimizer, tools, judge)
         except Down as why:
             step -= 1
-            keep()
-            raise SystemExit(f"train.py: {why}. Mend that, then go on with: python train.py --resume {run}")
+            raise SystemExit(f"train.py: {stop(f'{why}.', 'Mend that, then go on')}")
         log.row("log.csv", row)
         log.flows(step, flows)
-        print(show(row, args.steps, *seconds), flush=True)
+        say(show(row, args.steps, *seconds))
+        poisoned = poisoned + 1 if row["skipped"] == args.minibatches else 0
+        if poisoned == POISONED:
+            why = f"the gradients of the last {POISONED} steps were not finite or far too large."
+            raise SystemExit(f"train.py: {stop(why, 'Begin anew with a lower --lr, or go on')}")
         if step % args.every == 0 or step == args.steps:
             accuracy = held_out("valid", valid)
             if accuracy > best:
                 best = accuracy
                 save(run / "best", policy, optimizer, step, best, args)
             save(run / f"step-{step}", policy, optimizer, step, best, args)  # after best/, which it counts on
+            forget(run, args.keep)
     if step < args.steps:
-        keep()
-        print(f"Stopped after step {step}. Go on with: python train.py --resume {run}")
+        say(stop(f"Stopped after step {step}.", "Go on"))
     else:
         held_out("test", test)
-        print(f"Done. Try: python solve.py --model {run}/best")
+        say(f"Done. Try: python solve.py --model {run}/best")
+
+
+def say(text):
+    if parallel.RANK == 0:
+        print(text, flush=True)
 
 
 class Stopping:
@@ -261,7 +275,7 @@ class Stopping:
             signal.signal(number, self.ask)
 
     def ask(self, number, frame):
-        print("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.", flush=True)
+        say("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.")
         self.asked = True
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
@@ -294,12 +308,15 @@ def arguments():
     add("--token-mean", action="store_true", help="the released code's mean over all tokens, in place of the three nested means")
     # the machine and the run
     add("--token-budget", type=int, default=16384, help="tokens of a micro-batch: bounds memory, changes nothing else")
+    add("--lora", type=int, default=None, metavar="RANK", help="train adapters of this rank instead of all weights: one copy for all roles (needs peft)")
+    add("--optimizer-device", default=None, choices=["cpu"], help="cpu: float32 masters and moments in the host's memory; None: beside the weights")
     add("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=None, help="less memory, a third more time; None: on cuda")
     add("--device", default=None, help="cuda, mps or cpu; None: the first there is")
     add("--dtype", default=None, help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
     add("--seed", type=int, default=0, help="decides everything random")
     add("--every", type=int, help=f"save and mark --valid every so many steps (default: {default('every')})")
     add("--out", default=None, help="the run's folder, which must not exist; None: runs/MODEL-seedN")
+    add("--keep", type=int, default=None, help="checkpoints step-N to keep, the newest, and best/; None: all")
     add("--resume", default=None, metavar="RUN", help="go on with the run in this folder, with its settings (only --steps may be given anew)")
     return parser
 
@@ -315,7 +332,7 @@ def settle(args):
         raise ValueError("--data is needed: nq+deepmath, or FILE.jsonl with one {\"question\": ..., \"answer\": ...} a line")
     if args.group_size < 2:
         raise ValueError(f"--group-size {args.group_size} has no baseline: use 2 or more")
-    for name in ("limit", "steps", "questions", "minibatches", "max_turns", "every", "token_budget", "max_new_tokens"):
+    for name in ("limit", "lora", "keep", "steps", "questions", "minibatches", "max_turns", "every", "token_budget", "max_new_tokens"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} does nothing: use 1 or more")
     if not args.temperature > 0:
@@ -330,16 +347,24 @@ def settle(args):
 
 
 def resumed(parser, args):
-    """The settings of the run in --resume, and its newest checkpoint."""
-    checkpoint = last_checkpoint(args.resume)
-    if not checkpoint or not (Path(args.resume) / "args.json").exists():
-        raise ValueError(f"{args.resume} holds no checkpoint to resume from: give the folder of a run, such as runs/toy-seed0")
+    """The settings of the run in --resume, and its newest checkpoint: None if it was ended before the first one."""
+    file = Path(args.resume) / "args.json"
+    if not file.exists():
+        raise ValueError(f"{args.resume} is not the folder of a run: give one such as runs/toy-seed0")
     given = [name for name, value in vars(args).items() if value != parser.get_default(name) and name not in ("resume", "steps")]
     if given or (args.steps is not None and args.steps < 1):
         wrong = f"--{given[0].replace('_', '-')}" if given else f"--steps {args.steps}"
         raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong}")
-    settings = json.loads((Path(args.resume) / "args.json").read_text())
-    return argparse.Namespace(**settings | {"out": args.resume, "steps": args.steps or settings["steps"]}), checkpoint
+    settings = json.loads(file.read_text())
+    return argparse.Namespace(**settings | {"out": args.resume, "steps": args.steps or settings["steps"]}), (checkpoints(args.resume) or [None])[-1]
+
+
+def load_state(checkpoint):
+    """trainer.pt; ValueError if it is damaged."""
+    try:
+        return torch.load(checkpoint / "trainer.pt", map_location="cpu")
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as why:
+        raise ValueError(f"{checkpoint} is damaged: remove it, then --resume goes on from the one before") from why
 
 
 def load_questions(args):
@@ -356,35 +381,50 @@ def load_questions(args):
     return train, valid, tasks.load(args.test) if args.test else valid
 
 
+def load_models(args, checkpoint, state):
+    """(policy, reference, {name: engine} for the fixed modules): one frozen copy of the model is π_ref and, by default, plays all the
+    fixed modules. With adapters there is no second copy: the policy's own weights, the adapters off, are both."""
+    if args.lora:
+        torch.manual_seed(args.seed)  # the adapters begin with random numbers
+        policy, frozen = lora.adapted(llm.load(args.model, args.device, args.dtype), args.lora, state and state["adapters"])
+        return policy, policy, {args.model: frozen}
+    policy = llm.load(checkpoint or args.model, args.device, args.dtype)
+    frozen = llm.load(args.model, args.device, args.dtype)
+    frozen.model.requires_grad_(False)
+    return policy, frozen, {args.model: frozen}
+
+
 def main():
     parser = arguments()
-    args, checkpoint, state = parser.parse_args(), None, None
+    args, checkpoint = parser.parse_args(), None
+    begun = args.resume is not None
     try:
-        if args.resume:
+        if begun:
             args, checkpoint = resumed(parser, args)
         else:
             settle(args)
+        args.device = parallel.start() or args.device
         questions = load_questions(args)
         tools, cache = solve.load_tools(args)
-        policy = llm.load(checkpoint or args.model, args.device, args.dtype)
-        frozen = {args.model: llm.load(args.model, args.device, args.dtype)}  # π_ref, and by default all fixed modules as well
-        fixed, judge = solve.load_engines(args, frozen, cache)
+        state = load_state(checkpoint) if checkpoint else None
+        policy, reference, loaded = load_models(args, checkpoint, state)
+        fixed, judge = solve.load_engines(args, loaded, cache)
         named, args.tools = args.tools is not None, list(tools)
-        if checkpoint:
-            state = torch.load(checkpoint / "trainer.pt", map_location="cpu")
-        else:
+        if not begun and parallel.RANK == 0:
             new_folder(args.out)
             (Path(args.out) / "args.json").write_text(json.dumps(vars(args), indent=1, default=str))
+        parallel.wait()
     except ValueError as why:
         parser.exit(2, f"train.py: {why}\n")
     if policy.model.device.type == "cuda" if args.gradient_checkpointing is None else args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
-    frozen[args.model].model.requires_grad_(False)
-    print(f"{solve.show_engines(policy, fixed, judge, tools, named)}\nrun     {args.out}", flush=True)
+    say(f"{solve.show_engines(policy, fixed, judge, tools, named)}\nrun     {args.out}")
     try:
-        train(args, policy, fixed, frozen[args.model], tools, judge, *questions, state)
+        train(args, policy, fixed, reference, tools, judge, *questions, state)
     except OSError as why:
         raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
+    finally:
+        parallel.stop()
 
 
 if __name__ == "__main__":

@@ -146,6 +146,53 @@ def test_the_same_seed_says_the_same_and_another_seed_does_not(folder):
     assert said[0] == said[1] != said[2]
 
 
+# Memory
+
+def small_memory(model, rows, tokens=3):
+    """`model` where more than `rows` sequences are too many, as is seen after some tokens."""
+    forward, calls = model.forward, []
+
+    def limited(*args, **kwargs):
+        calls.append(len(kwargs["input_ids"]))
+        if calls[-1] > rows and calls[-tokens:] == calls[-1:] * tokens:
+            calls.append(0)
+            raise torch.OutOfMemoryError("CUDA out of memory. (a test says so)")
+        return forward(*args, **kwargs)
+    model.forward = limited
+    return calls
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_batch_that_does_not_fit_is_halved_and_answers_the_same(folder, rows):
+    engine = llm.load(folder)
+    whole, asked = engine(PROMPTS, max_new_tokens=12), engine.token_budget
+    calls = small_memory(engine.model, rows)
+    with pytest.warns(UserWarning, match="from now on at most") as said:
+        assert engine(PROMPTS, max_new_tokens=12) == whole
+    assert engine.token_budget < asked and len(said) == calls.count(0)
+    calls.clear()
+    assert engine(PROMPTS, max_new_tokens=12) == whole and max(calls) <= rows and 0 not in calls      # it is remembered
+
+
+@pytest.mark.filterwarnings("ignore:Out of memory")
+def test_what_is_sampled_does_not_depend_on_how_far_the_failed_attempt_came(folder):
+    answers = []
+    for tokens in (1, 3, 9):
+        engine = llm.load(folder)
+        small_memory(engine.model, 2, tokens)
+        torch.manual_seed(0)
+        answers.append([c.ids for c in engine(PROMPTS, temperature=1.0, max_new_tokens=12)])
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_one_prompt_that_does_not_fit_is_one_sentence_that_says_what_to_change(folder):
+    engine = llm.load(folder)
+    small_memory(engine.model, 0)
+    with pytest.raises(MemoryError, match="One prompt of 26 tokens and 12 new ones .* give --optimizer-device cpu, --lora 32") as why:
+        engine(PROMPTS[1:2], max_new_tokens=12)
+    assert "\n" not in str(why.value) and isinstance(why.value.__cause__, torch.OutOfMemoryError)
+
+
 # Equal prompts
 
 def test_equal_prompts_are_generated_once_at_temperature_0(folder):

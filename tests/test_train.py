@@ -25,6 +25,7 @@ import llm
 import planner
 import solve
 import train
+from flow_grpo import Action, token_logps
 from test_llm import CHATML, tokenizer, write
 from tools import TOOLS
 
@@ -318,7 +319,7 @@ def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(w
         limited(resource.RLIM_INFINITY)
     monkeypatch.undo()
     assert re.fullmatch(r"train.py: could not save [^\n]+ the last checkpoint is untouched. Free some disk, then --resume.", code)
-    assert not list(Path(out).glob("*.writing")) and train.last_checkpoint(out).name == "step-2"
+    assert not list(Path(out).glob("*.writing")) and train.checkpoints(out)[-1].name == "step-2"
     assert llm.load(f"{out}/best") and everything(resume(out)) == everything(whole)
 
 
@@ -327,7 +328,7 @@ def test_only_whole_folders_are_taken_for_checkpoints(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trainer.pt").touch()
     (tmp_path / "step-16").mkdir()
-    assert train.last_checkpoint(tmp_path).name == "step-10" and train.last_checkpoint(tmp_path / "none") is None
+    assert [folder.name for folder in train.checkpoints(tmp_path)] == ["step-2", "step-10"] and train.checkpoints(tmp_path / "none") == []
 
 
 def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
@@ -353,7 +354,7 @@ REFUSED = [
     (dict(tools="wikipedia_search", corpus="nowhere.jsonl"), "nowhere.jsonl: cannot read"), (dict(model="./nowhere"), "There is no folder './nowhere'"),
     (dict(model="untold"), "has no chat template"), (dict(fixed="untold"), "has no chat template"), (dict(dtype="int8"), "no dtype 'int8'"),
     (dict(out="data.jsonl/run"), "data.jsonl/run can't be made"), (dict(out="model"), "model exists already"),
-    (dict(resume="model"), "model holds no checkpoint"), (dict(resume="nowhere"), "nowhere holds no checkpoint")]
+    (dict(resume="model"), "model is not the folder of a run"), (dict(resume="nowhere"), "nowhere is not the folder of a run")]
 
 
 @pytest.mark.parametrize("changed, says", REFUSED, ids=[says for _, says in REFUSED])
@@ -497,39 +498,73 @@ def same(one, two):
     return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
 
 
-# The optimizer
-
-def trained(kind, dtype):
-    """A layer and its optimizer after 50 steps at the paper's learning rate; the same start and gradients for all."""
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(64, 64).to(torch.bfloat16).to(dtype)
-    optimizer, slope = kind(layer.parameters(), lr=1e-6, betas=(0.9, 0.999), weight_decay=0.0), torch.randn(64, 64)
-    for _ in range(50):
-        layer.weight.grad, layer.bias.grad = (slope + torch.randn(64, 64)).to(dtype), torch.ones(64).to(dtype)
-        optimizer.step()
-    return layer, optimizer
+def test_a_run_ended_before_its_first_checkpoint_begins_anew_on_resume(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    for folder in [*train.checkpoints(tmp_path / "run"), tmp_path / "run" / "best"]:
+        shutil.rmtree(folder)
+    resume(tmp_path / "run")
+    assert everything(tmp_path / "run") == everything(whole)
 
 
-def test_a_bfloat16_model_follows_the_float32_update_where_plain_adamw_loses_it():
-    torch.manual_seed(0)
-    start = torch.nn.Linear(64, 64).bfloat16().float().weight
-    moved = lambda weight: (weight.float() - start).flatten()
-    cosine = lambda a, b: torch.nn.functional.cosine_similarity(moved(a), moved(b), dim=0)
-    wanted, plain = trained(torch.optim.AdamW, torch.float32)[0].weight, trained(torch.optim.AdamW, torch.bfloat16)[0].weight
-    layer, optimizer = trained(train.MasterAdamW, torch.bfloat16)
-    assert cosine(optimizer.masters[0], wanted) >= 0.9 and cosine(plain, wanted) < 0.5
-    assert torch.equal(layer.weight, optimizer.masters[0].bfloat16()) and layer.weight.dtype == torch.bfloat16
+def test_only_the_newest_checkpoints_are_kept_if_asked(tmp_path):
+    out = run(tmp_path / "run", every=1, keep=2)
+    assert sorted(folder.name for folder in out.glob("*/")) == ["best", "step-3", "step-4"]
 
 
-def test_a_float32_model_is_trained_by_adamw_itself():
-    (ours, optimizer), (theirs, _) = trained(train.MasterAdamW, torch.float32), trained(torch.optim.AdamW, torch.float32)
-    assert torch.equal(ours.weight, theirs.weight) and torch.equal(ours.bias, theirs.bias) and optimizer.masters[0] is ours.weight
+def test_a_damaged_checkpoint_is_told_and_the_one_before_serves(whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "step-4" / "trainer.pt").write_bytes(b"PK half of one")
+    assert command("train.py", "--resume", str(tmp_path / "run")) == 2
+    assert "step-4 is damaged: remove it, then --resume goes on from the one before" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "run" / "step-4")
+    assert everything(resume(tmp_path / "run")) == everything(whole)
 
 
-def test_no_gradient_is_kept_between_steps():
-    _, optimizer = trained(train.MasterAdamW, torch.bfloat16)
-    assert all(master.grad is None for master in optimizer.masters)
+def test_gradients_that_stay_useless_end_the_run_with_a_checkpoint(tmp_path, monkeypatch):
+    step = train.train_step
+    monkeypatch.setattr(train, "train_step", lambda *a, **k: (lambda row, *rest: (row | {"skipped": 2.0}, *rest))(*step(*a, **k)))
+    said = command(*words(tmp_path / "run", steps=9, every=9))
+    assert said.startswith("train.py: the gradients of the last 3 steps were not finite or far too large. Begin anew with a lower --lr, or go on with: ")
+    assert [folder.name for folder in train.checkpoints(tmp_path / "run")] == ["step-3"]
 
+
+# Adapters
+
+def test_adapters_are_trained_and_the_checkpoint_is_the_merged_model(tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    spy = Spy(monkeypatch, "train")
+    out = run(tmp_path / "run", lora=4, lr=1e-2)
+    _, policy, fixed, reference, *_ = spy.calls[0]
+    assert reference is policy and fixed["executor"].model is policy.model     # one copy for all
+    merged, before = llm.load(str(out / "step-4")), llm.load("model")
+    assert not same(merged.model, before.model) and merged.model.config.to_dict()["hidden_size"] == 32
+    a = Action(before.encode("hi"), [40, 41, 42], 0)
+    ours, theirs = token_logps(policy.model, [a], 1.0), token_logps(merged.model, [a], 1.0)
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    with policy.model.disable_adapter():
+        assert torch.equal(token_logps(policy.model, [a], 1.0), token_logps(before.model, [a], 1.0))    # nothing else has changed
+    assert [c.ids for c in fixed["executor"](["hi"])] == [c.ids for c in before(["hi"])]                # the adapters are off
+
+
+def test_a_run_with_adapters_resumed_equals_one_that_was_not(tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    straight = run(tmp_path / "run", lora=4)
+    at(1, interrupt, monkeypatch)
+    assert everything(resume(run(tmp_path / "stopped", lora=4))) == everything(straight)
+
+
+def test_without_peft_adapters_are_refused_with_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert command(*words(tmp_path / "run", lora=4)) == 2
+    assert "--lora needs the package peft, which is not installed: pip install peft" in capsys.readouterr().err
+
+
+def test_the_optimizers_state_in_host_memory_gives_the_same_run_but_for_a_last_bit(whole, tmp_path):
+    theirs = [row["reward"] for row in rows(whole)]
+    assert [row["reward"] for row in rows(run(tmp_path / "run", optimizer_device="cpu"))] == theirs
+
+
+# Half precision
 
 def test_a_bfloat16_run_resumed_equals_one_that_was_not(monkeypatch):
     settings = dict(dtype="bfloat16", steps=2, lr=1e-5)       # below the last bit of most weights: the float32 copies carry it
