@@ -8,30 +8,28 @@ Each step takes `--questions` questions and runs each of them `--group-size` tim
 as it is at this moment. Every rollout is marked once (tasks.py), the mark is compared within its group and broadcast to all turns of
 the rollout, and flow_grpo.update() moves the planner. One frozen copy of the model plays all other modules and is π_ref as well.
 
-A run's folder holds log.csv (a row a step), evals.csv, rollouts.jsonl (every word of every training flow), step-N/ and best/ (both
-ordinary checkpoints for --model, here or in solve.py) and args.json. A folder that exists is never written over. The log holds no
-times, so that a seed gives one log: everything random in step n is drawn from (seed, n), also after --resume.
+A run's folder stands in checkpoint.py; one that exists is never written over. Everything random in step n is drawn from (seed, n), also
+after --resume. Several GPUs are parallel.py's, adapters lora.py's, the float32 masters optimizer.py's: here all that is a line each.
 """
 
 import argparse
-import csv
 import json
-import pickle
 import random
-import shutil
 import signal
 import time
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from transformers import AutoConfig
 
 import benchmarks
+import fit
 import llm
 import lora
 import parallel
 import solve
 import tasks
+from checkpoint import Log, checkpoints, forget, load_state, new_folder, save
 from flow_grpo import Action, advantages, update
 from optimizer import MasterAdamW
 
@@ -102,105 +100,6 @@ def questions_of(step, questions, number, seed):
         random.Random(f"{seed}-{epoch}").shuffle(order)
         batch += [questions[i] for i in order[place : place + number - len(batch)]]
     return batch
-
-
-# ------------------------------------------------------------------------------------------------------------- the run's folder
-def new_folder(path):
-    """Make a folder that does not exist yet; ValueError with a sentence if it does or can't be made."""
-    try:
-        Path(path).mkdir(parents=True)
-    except FileExistsError as why:
-        raise ValueError(f"{path} exists already and is not written over: give another --out, or remove it") from why
-    except OSError as why:
-        raise ValueError(f"{path} can't be made ({why.strerror}): give another --out") from why
-
-
-def write_folder(folder, write):
-    """write(path) into a folder beside, then rename: whatever goes wrong while writing, the folder that was there survives."""
-    beside, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
-    if old.exists() and not folder.exists():  # a crash fell between the two renames below
-        old.rename(folder)
-    for leftover in (beside, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    try:
-        write(beside)
-        if folder.exists():
-            folder.rename(old)
-        beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def save(folder, policy, optimizer, step, best, args):
-    """A checkpoint: save_pretrained, how it was made (train.json, read by solve.py), and the trainer's state for --resume."""
-    whole = parallel.state_of(optimizer)
-
-    def write(path):
-        policy.save(path)
-        flow = {name: getattr(args, name) for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus")}
-        (path / "train.json").write_text(json.dumps(flow | {"step": step}, indent=1))
-        adapters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad} if args.lora else None
-        torch.save({"step": step, "best": best, "optimizer": whole, "adapters": adapters}, path / "trainer.pt")
-
-    try:
-        if parallel.RANK == 0:
-            write_folder(folder, write)
-    except (OSError, RuntimeError, SafetensorError) as why:  # what Python, torch.save and safetensors make of a full disk
-        why = str(why).partition("\n")[0]
-        raise SystemExit(f"train.py: could not save {folder} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
-    parallel.wait()
-
-
-def forget(run, number):
-    """Remove all but the newest checkpoints; never best/."""
-    if number and parallel.RANK == 0:
-        for folder in checkpoints(run)[:-number]:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def checkpoints(run):
-    """The whole step-N folders of a run, the oldest first."""
-    steps = [folder for folder in Path(run).glob("step-*") if (folder / "trainer.pt").exists() and folder.name[5:].isdigit()]
-    return sorted(steps, key=lambda folder: int(folder.name[5:]))
-
-
-class Log:
-    """log.csv, evals.csv and rollouts.jsonl. On resuming, what came after the checkpoint is dropped: it will be made again."""
-
-    def __init__(self, run, step):
-        self.run = Path(run)
-        if parallel.RANK:
-            return
-        before = {
-            "log.csv": lambda line: int(line.split(",")[0]) <= step,
-            "evals.csv": lambda line: int(line.split(",")[0]) < step + (",test," not in line),  # the last test follows the checkpoint
-            "rollouts.jsonl": lambda line: json.loads(line)["step"] <= step,
-        }
-        for name, keep in before.items():
-            path, beside = self.run / name, self.run / f"{name}.writing"
-            if path.exists():
-                with open(path, encoding="utf-8", newline="") as old, open(beside, "w", encoding="utf-8", newline="") as new:
-                    whole = (line for line in old if line.endswith("\n"))  # a crash may have left half a line
-                    new.writelines(line for line in whole if line.startswith("step,") or keep(line))
-                beside.rename(path)
-
-    def row(self, name, row):
-        if parallel.RANK:
-            return
-        path = self.run / name
-        first = not path.exists()
-        with open(path, "a", newline="") as file:
-            writer = csv.DictWriter(file, row)
-            if first:
-                writer.writeheader()
-            writer.writerow(row)
-
-    def flows(self, step, flows):
-        if parallel.RANK:
-            return
-        with open(self.run / "rollouts.jsonl", "a", encoding="utf-8") as file:
-            file.writelines(json.dumps({"step": step, **flow.record()}, ensure_ascii=False) + "\n" for flow in flows)
 
 
 # --------------------------------------------------------------------------------------------------------------------- the loop
@@ -359,14 +258,6 @@ def resumed(parser, args):
     return argparse.Namespace(**settings | {"out": args.resume, "steps": args.steps or settings["steps"]}), (checkpoints(args.resume) or [None])[-1]
 
 
-def load_state(checkpoint):
-    """trainer.pt; ValueError if it is damaged."""
-    try:
-        return torch.load(checkpoint / "trainer.pt", map_location="cpu")
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as why:
-        raise ValueError(f"{checkpoint} is damaged: remove it, then --resume goes on from the one before") from why
-
-
 def load_questions(args):
     """Training, validation and test questions. Without --valid, up to 64 of --data are held out and never trained on."""
     if set(str(args.data).split("+")) <= {*benchmarks.TRAINING, *benchmarks.BENCHMARKS}:  # a benchmark's name is refused, with the reason
@@ -379,6 +270,18 @@ def load_questions(args):
     if not valid:
         raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl, or 2 questions and more")
     return train, valid, tasks.load(args.test) if args.test else valid
+
+
+def check_memory(args, free):
+    """Say what the run will need of `free` bytes of GPU memory; ValueError, before anything is loaded, if that is not enough."""
+    config = AutoConfig.from_pretrained(args.model)
+    needed = fit.predict(
+        config, dtype=llm.pick_dtype(args.dtype, llm.pick_device(args.device)), token_budget=args.token_budget, ranks=parallel.WORLD, beta=args.beta,
+        max_new_tokens=args.max_new_tokens or llm.LONGEST, gradient_checkpointing=args.gradient_checkpointing is not False,
+        optimizer_device=args.optimizer_device, lora=args.lora)
+    if advice := fit.advise(needed, free):
+        raise ValueError(advice)
+    say(f"memory  {needed.gpu / 1e9:.0f} GB predicted of {free / 1e9:.0f} GB on the GPU, {needed.host / 1e9:.0f} GB on the host")
 
 
 def load_models(args, checkpoint, state):
@@ -407,6 +310,8 @@ def main():
         questions = load_questions(args)
         tools, cache = solve.load_tools(args)
         state = load_state(checkpoint) if checkpoint else None
+        if llm.pick_device(args.device).type == "cuda":
+            check_memory(args, torch.cuda.mem_get_info(args.device)[0])
         policy, reference, loaded = load_models(args, checkpoint, state)
         fixed, judge = solve.load_engines(args, loaded, cache)
         named, args.tools = args.tools is not None, list(tools)
@@ -421,6 +326,7 @@ def main():
     say(f"{solve.show_engines(policy, fixed, judge, tools, named)}\nrun     {args.out}")
     try:
         train(args, policy, fixed, reference, tools, judge, *questions, state)
+        parallel.wait()  # nobody leaves while another still reads from it
     except OSError as why:
         raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
     finally:

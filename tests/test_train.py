@@ -20,6 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+import checkpoint
 import generator
 import llm
 import planner
@@ -30,7 +31,7 @@ from test_llm import CHATML, tokenizer, write
 from tools import TOOLS
 
 torch.set_num_threads(1)
-ROLLOUT, SHOW, STEP, WRITE = solve.rollout, train.show, train.train_step, train.write_folder
+ROLLOUT, SHOW, STEP, WRITE = solve.rollout, train.show, train.train_step, checkpoint.write_folder
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 QWEN_TEMPLATE = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
@@ -269,7 +270,7 @@ def test_a_checkpoint_never_counts_on_a_best_that_is_not_on_the_disk(monkeypatch
         WRITE(folder, write)
         if folder.name != "best":                             # if the machine stopped here, --resume would never make best/ again
             assert torch.load(folder / "trainer.pt")["best"] == torch.load(folder.parent / "best" / "trainer.pt")["best"]
-    monkeypatch.setattr(train, "write_folder", write_folder)
+    monkeypatch.setattr(checkpoint, "write_folder", write_folder)
     run("order", steps=2, every=1)
 
 
@@ -319,7 +320,7 @@ def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(w
         limited(resource.RLIM_INFINITY)
     monkeypatch.undo()
     assert re.fullmatch(r"train.py: could not save [^\n]+ the last checkpoint is untouched. Free some disk, then --resume.", code)
-    assert not list(Path(out).glob("*.writing")) and train.checkpoints(out)[-1].name == "step-2"
+    assert not list(Path(out).glob("*.writing")) and checkpoint.checkpoints(out)[-1].name == "step-2"
     assert llm.load(f"{out}/best") and everything(resume(out)) == everything(whole)
 
 
@@ -328,7 +329,7 @@ def test_only_whole_folders_are_taken_for_checkpoints(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trainer.pt").touch()
     (tmp_path / "step-16").mkdir()
-    assert [folder.name for folder in train.checkpoints(tmp_path)] == ["step-2", "step-10"] and train.checkpoints(tmp_path / "none") == []
+    assert [folder.name for folder in checkpoint.checkpoints(tmp_path)] == ["step-2", "step-10"] and checkpoint.checkpoints(tmp_path / "none") == []
 
 
 def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
@@ -336,9 +337,9 @@ def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
     (tmp_path / "best.old" / "a").write_text("before")
     (tmp_path / "best.writing").mkdir()
     with pytest.raises(OSError):
-        train.write_folder(tmp_path / "best", no_space)
+        checkpoint.write_folder(tmp_path / "best", no_space)
     assert [path.name for path in tmp_path.iterdir()] == ["best"] and (tmp_path / "best" / "a").read_text() == "before"
-    train.write_folder(tmp_path / "best", lambda path: path.mkdir())
+    checkpoint.write_folder(tmp_path / "best", lambda path: path.mkdir())
     assert [path.name for path in tmp_path.iterdir()] == ["best"] and not (tmp_path / "best" / "a").exists()
 
 
@@ -500,7 +501,7 @@ def same(one, two):
 
 def test_a_run_ended_before_its_first_checkpoint_begins_anew_on_resume(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
-    for folder in [*train.checkpoints(tmp_path / "run"), tmp_path / "run" / "best"]:
+    for folder in [*checkpoint.checkpoints(tmp_path / "run"), tmp_path / "run" / "best"]:
         shutil.rmtree(folder)
     resume(tmp_path / "run")
     assert everything(tmp_path / "run") == everything(whole)
@@ -525,7 +526,15 @@ def test_gradients_that_stay_useless_end_the_run_with_a_checkpoint(tmp_path, mon
     monkeypatch.setattr(train, "train_step", lambda *a, **k: (lambda row, *rest: (row | {"skipped": 2.0}, *rest))(*step(*a, **k)))
     said = command(*words(tmp_path / "run", steps=9, every=9))
     assert said.startswith("train.py: the gradients of the last 3 steps were not finite or far too large. Begin anew with a lower --lr, or go on with: ")
-    assert [folder.name for folder in train.checkpoints(tmp_path / "run")] == ["step-3"]
+    assert [folder.name for folder in checkpoint.checkpoints(tmp_path / "run")] == ["step-3"]
+
+
+def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(capsys):
+    args = train.arguments().parse_args(["--model", "model", "--data", "data.jsonl", "--dtype", "bfloat16", "--device", "cpu"])
+    train.check_memory(args, 80e9)
+    assert re.fullmatch(r"memory  \d+ GB predicted of 80 GB on the GPU, \d+ GB on the host\n", capsys.readouterr().out)
+    with pytest.raises(ValueError, match="It needs .* GB of GPU memory and there are 0"):
+        train.check_memory(args, 1e6)
 
 
 # Adapters

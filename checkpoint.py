@@ -1,0 +1,126 @@
+"""A run's folder: what a training leaves behind, and how it goes on after whatever ended it.
+
+    args.json        the settings, for --resume
+    log.csv          a row a step; evals.csv: a row for each marking of --valid and --test; no times, so that a seed gives one log
+    rollouts.jsonl   every word of every training flow
+    step-N/, best/   checkpoints: ordinary save_pretrained folders, with train.json (how it was made) and trainer.pt (for --resume)
+
+A checkpoint is written into a folder beside and renamed when it is whole, so that neither a kill nor a full disk can damage the one
+before. After a kill the log may be ahead of the last checkpoint: what came after it is dropped and made again, the same.
+"""
+import csv
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+import parallel
+
+
+def new_folder(path):
+    """Make a folder that does not exist yet; ValueError with a sentence if it does or can't be made."""
+    try:
+        Path(path).mkdir(parents=True)
+    except FileExistsError as why:
+        raise ValueError(f"{path} exists already and is not written over: give another --out, or remove it") from why
+    except OSError as why:
+        raise ValueError(f"{path} can't be made ({why.strerror}): give another --out") from why
+
+
+def write_folder(folder, write):
+    """write(path) into a folder beside, then rename: whatever goes wrong while writing, the folder that was there survives."""
+    beside, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
+    if old.exists() and not folder.exists():  # a crash fell between the two renames below
+        old.rename(folder)
+    for leftover in (beside, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        write(beside)
+        if folder.exists():
+            folder.rename(old)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def save(folder, policy, optimizer, step, best, args):
+    """A checkpoint: save_pretrained, how it was made (train.json, read by solve.py), and the trainer's state for --resume."""
+    whole = parallel.state_of(optimizer)
+
+    def write(path):
+        policy.save(path)
+        flow = {name: getattr(args, name) for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus")}
+        (path / "train.json").write_text(json.dumps(flow | {"step": step}, indent=1))
+        adapters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad} if args.lora else None
+        torch.save({"step": step, "best": best, "optimizer": whole, "adapters": adapters}, path / "trainer.pt")
+
+    try:
+        if parallel.RANK == 0:
+            write_folder(folder, write)
+    except (OSError, RuntimeError, SafetensorError) as why:  # what Python, torch.save and safetensors make of a full disk
+        why = str(why).partition("\n")[0]
+        raise SystemExit(f"train.py: could not save {folder} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
+    parallel.wait()
+
+
+def forget(run, number):
+    """Remove all but the newest checkpoints; never best/."""
+    if number and parallel.RANK == 0:
+        for folder in checkpoints(run)[:-number]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def checkpoints(run):
+    """The whole step-N folders of a run, the oldest first."""
+    steps = [folder for folder in Path(run).glob("step-*") if (folder / "trainer.pt").exists() and folder.name[5:].isdigit()]
+    return sorted(steps, key=lambda folder: int(folder.name[5:]))
+
+
+class Log:
+    """log.csv, evals.csv and rollouts.jsonl. On resuming, what came after the checkpoint is dropped: it will be made again."""
+
+    def __init__(self, run, step):
+        self.run = Path(run)
+        if parallel.RANK:
+            return
+        before = {
+            "log.csv": lambda line: int(line.split(",")[0]) <= step,
+            "evals.csv": lambda line: int(line.split(",")[0]) < step + (",test," not in line),  # the last test follows the checkpoint
+            "rollouts.jsonl": lambda line: json.loads(line)["step"] <= step,
+        }
+        for name, keep in before.items():
+            path, beside = self.run / name, self.run / f"{name}.writing"
+            if path.exists():
+                with open(path, encoding="utf-8", newline="") as old, open(beside, "w", encoding="utf-8", newline="") as new:
+                    whole = (line for line in old if line.endswith("\n"))  # a crash may have left half a line
+                    new.writelines(line for line in whole if line.startswith("step,") or keep(line))
+                beside.rename(path)
+
+    def row(self, name, row):
+        if parallel.RANK:
+            return
+        path = self.run / name
+        first = not path.exists()
+        with open(path, "a", newline="") as file:
+            writer = csv.DictWriter(file, row)
+            if first:
+                writer.writeheader()
+            writer.writerow(row)
+
+    def flows(self, step, flows):
+        if parallel.RANK:
+            return
+        with open(self.run / "rollouts.jsonl", "a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"step": step, **flow.record()}, ensure_ascii=False) + "\n" for flow in flows)
+
+
+def load_state(checkpoint):
+    """trainer.pt; ValueError if it is damaged."""
+    try:
+        return torch.load(checkpoint / "trainer.pt", map_location="cpu")
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as why:
+        raise ValueError(f"{checkpoint} is damaged: remove it, then --resume goes on from the one before") from why
