@@ -43,6 +43,7 @@ CASES = [dict(model_size="deep", rows=4, prompt=448, new=32), dict(model_size="d
 KNOWN = [(1, 4096, 1024, True, 2.75), (2, 4096, 1024, True, 5.50), (4, 4096, 1024, True, 10.99), (8, 4096, 1024, True, 21.99),
          (4, 4096, 2048, True, 13.27), (1, 18432, 2048, True, 11.95), (1, 4096, 1024, False, 37.10)]
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12}     # dense bfloat16, vendors'
+CARDS = {24: 25.7e9, 48: 48.3e9, 80: 85.5e9, 141: 149e9}      # what "24 GB" and so on are in bytes, as nvidia-smi shows them
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144", "MALLOC_TOP_PAD_": "0", "OMP_NUM_THREADS": "1"}
 
 
@@ -196,7 +197,7 @@ def table():
         for mode, settings in (("full", {}), ("full, --optimizer-device cpu", {"optimizer_device": "cpu"}), ("--lora 32", {"lora": 32})):
             large, small = (fit.predict(config(name), dtype=torch.bfloat16, token_budget=budget, max_new_tokens=1024, gradient_checkpointing=True,
                                         **settings) for budget in (16384, 5120))
-            holds = lambda needed: next((card for card in (24, 48, 80, 141) if needed <= 0.9e9 * card), None)
+            holds = lambda needed: next((card for card, size in CARDS.items() if needed <= 0.9 * size), None)
             first, least = holds(large.gpu), holds(small.gpu)
             cards = f"{first} GB" if first else "none"
             cards += f", {least} GB with 5120" if least and least != first else ""
