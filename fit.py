@@ -2,8 +2,8 @@
 
     config = AutoConfig.from_pretrained("Qwen/Qwen2.5-7B-Instruct")
     fit = predict(config, dtype=torch.bfloat16, token_budget=16384, max_new_tokens=1024, gradient_checkpointing=True)
-    fit.gpu, fit.host                     # 164e9, 15e9
-    advise(fit, 80e9)                     # "It needs 164 GB of GPU memory and there are 80: ... with --optimizer-device cpu 56."
+    fit.gpu, fit.host                     # 147e9, 15e9
+    advise(fit, 80e9)     # "It needs 147 GB of GPU memory and there are 80: with --optimizer-device cpu it needs 56."
 
 A step of Flow-GRPO has three phases, and the peak is the largest of them, not their sum: the cache of generate() is gone when
 the update begins, and the activations of the update when the optimiser steps. What stays through all three is the policy, the
@@ -61,8 +61,9 @@ def layer(d, f, q, k, s, lora):
     norm = 4 * d + (2 * s * d if not lora else 0)               # RMSNorm: float32 input; normalised, and output = a linear's input
     attention = s * (2 * q + 2 * k)                             # sdpa: queries, keys, values, output
     mlp = s * 3 * f + (s * f if not lora else 0)                # silu's input, its output, up; their product = down's input
-    adapters = 4 * (5 * d + q + f) if lora else 0               # peft: a float32 copy of the input of each of the 7 linears
-    passing = 3 * s * f + (8 * f if lora else 0)                # gradients of product, silu and up; an adapter's in float32
+    inputs = 5 * d + q + f if s < 4 else 2 * d + q + f          # peft: a float32 copy of the input of each of the 7 linears
+    adapters = 4 * inputs if lora else 0                        # ... where it is not float32, and so shared, already
+    passing = 3 * s * f + (4 * f if lora and s < 4 else 0)      # gradients of product, silu and up; an adapter's in float32
     return 2 * norm + attention + mlp + adapters, passing
 
 
@@ -80,32 +81,33 @@ def activations(of, n, K, s, gradient_checkpointing, lora):
     return layers, head, matrix * (3 if of["tied"] else 1)
 
 
-def generation(of, tokens, new, prompt, s):
+def generation(of, tokens, new, prompt, s, lora):
     """(cache, prompts): bytes of generate() on `tokens` tokens, of which each row has `new` new ones."""
     rows = max(1, tokens // (prompt + new))
     cache = rows * (prompt + new) * of["layers"] * 2 * of["k"] * s              # keys and values of every layer
-    reading = rows * prompt * s * max(3 * of["f"], 5 * of["q"] + 2 * of["d"])   # one layer without gradient: the MLP or attention
-    reading += rows * prompt * 2 * s * of["d"] + rows * prompt**2               # the residual stream, and the mask of left padding
+    mlp, attention = 3 * s * of["f"] + (4 * of["f"] if lora else 0), s * (5 * of["q"] + 2 * of["d"])
+    reading = rows * prompt * (max(mlp, attention) + 2 * s * of["d"])           # one layer without gradient, the residual stream
+    reading += rows * prompt**2                                                 # the mask of left padding
     sampling = rows * of["V"] * (s + 12)                                        # logits, in float32, / temperature, softmax
     return cache, max(reading, sampling)
 
 
 def predict(config, *, dtype, token_budget, max_new_tokens, gradient_checkpointing, optimizer_device=None, lora=None, ranks=1,
             beta=0.001, prompt=4096, generate_budget=None, context=CONTEXT):
-    """A Fit for training `config` in `dtype`. token_budget: of a micro-batch (train.py --token-budget); generate_budget: of
+    """A Fit for training `config` (or what shapes() says of it) in `dtype`. token_budget: of a micro-batch (train.py --token-budget); generate_budget: of
     generate(), where None is 4 x token_budget, as the defaults of both are; if memory is short it halves itself (llm.HF).
     prompt, max_new_tokens: the longest of a planner's turn. lora: the adapters' rank, None trains everything. optimizer_device
     "cpu": masters and moments in host memory. ranks: GPUs that share out masters and moments; each holds all the rest.
     """
     settings = dict(locals())
-    config, s, of = settings.pop("config"), dtype.itemsize, shapes(config)
+    s, of = dtype.itemsize, config if isinstance(config, dict) else shapes(config)
     P, trained = of["parameters"], of["adapter"] * (lora or 0)
     n = max(token_budget, prompt + max_new_tokens)                              # one longer turn goes alone
     K = min(n, max(1, token_budget // (prompt + max_new_tokens)) * max_new_tokens)
     state = 8 * trained if lora else (8 if s >= 4 and not optimizer_device else 12) * P    # two moments, and a master below float32
     wide = 0 if lora or optimizer_device else of["largest"] * 4                 # the step goes weight by weight (optimizer.py)
     layers, head, embedding = activations(of, n, K, s, gradient_checkpointing, lora)
-    cache, prompts = generation(of, generate_budget or 4 * token_budget, max_new_tokens, prompt, s)
+    cache, prompts = generation(of, generate_budget or 4 * token_budget, max_new_tokens, prompt, s, lora)
     scoring = K * of["V"] * s + 8 * min(K * of["V"], CHUNK) if beta else 0      # the reference, before the policy's graph is there
     parts = {
         "weights": P * s + trained * 4, "frozen copy": 0 if lora else P * s,    # with adapters off the policy is the frozen copy
@@ -121,7 +123,7 @@ def predict(config, *, dtype, token_budget, max_new_tokens, gradient_checkpointi
               "update": stays + parts["gradients"] + max(layers, parts["activations at the logits"], embedding),
               "step": stays + parts["gradients"] + parts["step, float32 copies"]}
     parts = {name: int(size) for name, size in parts.items()}
-    return Fit(parts, int(max(phases.values())), parts["host: optimizer"] + parts["host: checkpoint"], phases, settings | {"config": config})
+    return Fit(parts, int(max(phases.values())), parts["host: optimizer"] + parts["host: checkpoint"], phases, settings | {"config": of})
 
 
 def advise(fit, available_bytes):
@@ -131,8 +133,7 @@ def advise(fit, available_bytes):
         return ""
     start, sentence = fit.settings, f"It needs {fit.gpu / 1e9:.0f} GB of GPU memory and there are {available_bytes / 1e9:.0f}"
     for change in changes(start):
-        settings = start | change
-        needed = predict(settings["config"], **{name: value for name, value in settings.items() if name != "config"}).gpu
+        needed = predict(**start | change).gpu
         if needed <= available_bytes:
             return f"{sentence}: with {said(change)} it needs {needed / 1e9:.0f}."
     return f"{sentence}: a smaller model, or larger GPUs, are needed; nothing that train.py can change is enough."

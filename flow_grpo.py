@@ -36,6 +36,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
+EXPLODED = 1000           # times max_grad_norm: such a gradient, clipped, would be a step in a direction that one token decides
 CHUNK = 2**26       # logits that exist in float32 at a time: 256 MiB, 441 action tokens of a vocabulary of 152k
 TO_FIT = "--gradient-checkpointing, --optimizer-device cpu, --lora 32 or a smaller --max-new-tokens"
 
@@ -234,7 +235,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
     grad_norm   before clipping to max_grad_norm, mean over the steps
     halved      how often memory was short and the micro-batches were halved, see in_memory(); the gradient is the same
     token_budget   what was enough in the end: begin the next update with it
-    skipped     mini-batches with a non-finite loss or gradient, which took no step; loss and grad_norm then show it
+    skipped     mini-batches whose loss or gradient was not finite, or EXPLODED, and took no step; loss and grad_norm then show it
     steps       optimiser steps taken; a mini-batch whose gradient is exactly 0 takes none
     tokens      action tokens scored
     """
@@ -295,7 +296,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad  # every process must bring every gradient
                 sum_up(p.grad)
         norms.append(torch.nn.utils.clip_grad_norm_(params, max_grad_norm).item())    # returns the norm before clipping
-        if not (math.isfinite(losses[-1]) and math.isfinite(norms[-1])):
+        if not (math.isfinite(losses[-1]) and norms[-1] < EXPLODED * max_grad_norm):
             skipped += 1                                                    # one poisoned batch must not end the run
         elif norms[-1] > 0:                                                 # momentum alone is no lesson
             optimizer.step()

@@ -314,7 +314,7 @@ def main():
         files = [folder and folder / f"{name}-{trial}.jsonl" for trial in range(args.trials)]
         try:
             trials = [answer_all(name, questions, file, args.batch, partial(run, trial)) for trial, file in enumerate(files)]
-        except (ValueError, OSError) as why:
+        except (ValueError, OSError, MemoryError) as why:
             parser.exit(1, f"solve.py: {why}\n")
         flows = [flow for trial in trials for flow in trial]
         metrics = summary(flows)

@@ -74,10 +74,11 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
         temperature=args.temperature, clip_low=args.clip_low, clip_high=args.clip_high, beta=args.beta, minibatches=args.minibatches,
         token_budget=args.token_budget, token_mean=args.token_mean, seed=seed, all_reduce=parallel.add_up if parallel.WORLD > 1 else None,
     )
+    args.token_budget = int(learned["token_budget"])  # smaller from now on if the memory was short
     turns = max(1, sum(len(flow.actions) for _, flow in kept))
     row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}
     row |= {"flat": flat, "groups": len(batch), "failed": metrics["failed"], "undecided": metrics["undecided"], "plan_tokens": learned["tokens"] / turns}
-    row |= {name: learned[name] for name in ("kl", "clip", "entropy", "ratio_min", "ratio_max", "grad_norm", "skipped", "loss")}
+    row |= {name: learned[name] for name in ("kl", "clip", "entropy", "ratio_min", "ratio_max", "grad_norm", "skipped", "halved", "loss")}
     for name in [*tools, "unreadable"]:
         row[name], row[f"{name}_errors"], _ = metrics["calls"].get(name, (0, 0, 0.0))
     return row, flows, middle - start, time.perf_counter() - middle
@@ -327,6 +328,8 @@ def main():
     try:
         train(args, policy, fixed, reference, tools, judge, *questions, state)
         parallel.wait()  # nobody leaves while another still reads from it
+    except MemoryError as why:
+        raise SystemExit(f"train.py: {why}")
     except OSError as why:
         raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
     finally:

@@ -1,6 +1,6 @@
 """What a step of training takes, beside what fit.py predicts: bytes by part, and on a GPU seconds and the share of its arithmetic.
 
-    python bench/memory.py                                     small models of Qwen2.5's configuration, a process each, 2 minutes
+    python bench/memory.py                                     small models of Qwen2.5's configuration, a process each, some minutes
     python bench/memory.py --model-size 7b --optimizer-device cpu     one GPU: the real configuration with random weights
     python bench/memory.py --model-size 7b --lora 32
     python bench/memory.py --table                             what the four sizes need, computed, and the cards that hold it
@@ -113,6 +113,8 @@ def measure(args):
     device, dtype = torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32
     torch.manual_seed(0)
     warm_up()
+    if args.lora:
+        import peft  # noqa: F401                                          # its own bytes are nobody's either
     meter = Meter(cuda)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config(args.model_size), dtype=dtype).eval()
@@ -129,7 +131,8 @@ def measure(args):
 
     def learn():
         meter.reset()
-        update(policy.model, reference, optimizer, actions, [1.0, -1.0] * args.rows, temperature=0.7, token_budget=args.rows * (args.prompt + args.new))
+        update(policy.model, reference, optimizer, actions, [1.0, -1.0] * args.rows, temperature=0.7,
+               token_budget=args.rows * (args.prompt + args.new))
         torch.cuda.synchronize() if cuda else None
     before = meter.now()
     learn()                                                                # makes the state
@@ -146,8 +149,8 @@ def measure(args):
 
 def predicted(args, dtype, context=0):
     tokens = args.rows * (args.prompt + args.new)
-    return fit.predict(config(args.model_size), dtype=dtype, token_budget=tokens, generate_budget=tokens, max_new_tokens=args.new, prompt=args.prompt,
-                       gradient_checkpointing=args.checkpointing, optimizer_device=args.optimizer_device, lora=args.lora, context=context)
+    return fit.predict(config(args.model_size), dtype=dtype, token_budget=tokens, generate_budget=tokens, max_new_tokens=args.new,
+                       prompt=args.prompt, gradient_checkpointing=args.checkpointing, optimizer_device=args.optimizer_device, lora=args.lora, context=context)
 
 
 def compare(args, measured):
@@ -159,7 +162,7 @@ def compare(args, measured):
     said = predicted(args, torch.bfloat16 if cuda else torch.float32)
     parts, extra = said.parts, 0 if cuda else said.parts["host: optimizer"]
     resident = sum(measured[name] for name in ("weights", "frozen copy", "optimizer"))
-    rows = {name: (parts[name], measured[name]) for name in ("weights", "frozen copy")}
+    rows = {"weights, frozen copy": (parts["weights"] + parts["frozen copy"], measured["weights"] + measured["frozen copy"])}
     rows["optimizer"] = parts["optimizer"] + extra, measured["optimizer"]
     rows["cache, prompts of generate"] = parts["cache of generate"] + parts["prompts of generate"], measured["generate"] - resident
     activations = max(parts[name] for name in ("activations of layers", "activations at the logits", "gradient of the embedding"))
@@ -184,9 +187,9 @@ def speed(args, measured):
     flops = tokens * ((8 if not args.lora else 6) * matrices + 4 * attention)             # LoRA: no gradient of the frozen weights
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     peak = (args.peak_tflops or 0) * 1e12 or next((value for card, value in PEAKS.items() if card in name), None)
-    print(f"{name}: generate {args.rows * args.new / measured['seconds generate']:.0f} new tokens/s ({measured['seconds generate']:.1f} s), update and "
-          f"step {tokens / measured['seconds update']:.0f} tokens/s ({measured['seconds update']:.1f} s)"
-          + (f", model FLOP utilisation {flops / measured['seconds update'] / peak:.0%}" if peak else ""), flush=True)
+    generate, learn = measured["seconds generate"], measured["seconds update"]
+    print(f"{name}: generate {args.rows * args.new / generate:.0f} new tokens/s ({generate:.1f} s), update and step {tokens / learn:.0f} tokens/s "
+          f"({learn:.1f} s)" + (f", model FLOP utilisation {flops / learn / peak:.0%}" if peak else ""), flush=True)
 
 
 def table():

@@ -45,7 +45,7 @@ FAULTS = [
      "test_flow_grpo.py", "changes_none_of_its_inputs"),
     (7, "micro-batch means averaged", "flow_grpo.py",
      "weight   = token_weights(batch, turns, N, tokens if token_mean else None).to(device)",
-     "weight   = token_weights(batch, turns, len({a.flow for a in batch}) * len(batches), tokens if token_mean else None).to(device)",
+     "weight   = token_weights(batch, turns, len({a.flow for a in batch}), tokens if token_mean else None).to(device)",
      "test_flow_grpo.py", "micro_batches_does_not_change"),
     (8, "bfloat16 weights without float32 masters", "optimizer.py",
      "torch.promote_types(weight.dtype, torch.float32)", "weight.dtype",

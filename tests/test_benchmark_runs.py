@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import solve
-from test_server import server  # noqa: F401  a fixture
 from bench import faults
 
 ROOT = Path(solve.__file__).parent
@@ -92,14 +91,14 @@ def plays(prompt):
     return "<answer>(1+2+3)*4</answer>" if prompt.startswith("You write the final answer") else "Conclusion: STOP"
 
 
-def test_a_server_is_marked_through_the_same_run(folder, server):  # noqa: F811
+def test_a_server_is_marked_through_the_same_run(folder, server):
     server.reply = lambda handler, body, turn: handler.send(faults.answer(plays(body["messages"][0]["content"])))
     solved(folder, "run", "--model", server.url, "--tools", "base_generator")
     row = table_of(folder, "run")
     assert row["accuracy %"] == "12.5" and row["errors %"] == "0.0" and row["tools"] == "base_generator 100%" and row["tokens"] == "60"
 
 
-def test_a_server_that_dies_ends_the_run_with_a_sentence_and_loses_nothing(folder, server):  # noqa: F811
+def test_a_server_that_dies_ends_the_run_with_a_sentence_and_loses_nothing(folder, server):
     def reply(handler, body, turn):
         handler.send(faults.answer(plays(body["messages"][0]["content"])), 200 if turn <= 13 else 400)
     good = "--model", server.url, "--tools", "base_generator"

@@ -467,6 +467,16 @@ def test_the_failed_attempt_is_freed_before_the_next_one():
     assert sum(done) == len(actions) and halved > 1 and max(counts) == 1
 
 
+def test_a_gradient_that_explodes_is_skipped_and_counted():
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    model = tiny()
+    before = copy.deepcopy(model.state_dict())
+    got, _ = learn(model, actions, A, max_grad_norm=1e-9)                   # any gradient is a thousand times that
+    assert got["skipped"] == 1 and got["steps"] == 0 and got["grad_norm"] > 1e-6
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(poison):
     actions, _, _ = rollouts()

@@ -3,8 +3,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,43 +11,10 @@ import torch
 import llm
 import solve
 import tasks
-import services
 from bench import faults, hostile
 from test_solve import TOOLS, Cast
 
 ROOT = Path(solve.__file__).parent
-
-
-class Handler(faults.Handler):
-    """Answers as self.server.reply(handler, body) says; remembers what it was asked."""
-
-    def do_GET(self):
-        self.send(json.dumps({"data": [{"id": name} for name in self.server.models]}).encode())
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            self.server.asked.append((self.path, dict(self.headers), body))
-            turn = len(self.server.asked)
-        try:
-            self.server.reply(self, body, turn)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """A good server; a test may give it another reply."""
-    monkeypatch.setattr(services, "PAUSE", 0.01)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    running.daemon_threads, running.lock, running.asked, running.models = True, threading.Lock(), [], ["a-model"]
-    running.reply = lambda handler, body, turn: handler.send(faults.answer(f"echo {body['messages'][0]['content']}"))
-    running.url = f"http://127.0.0.1:{running.server_port}/v1"
-    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
-    yield running
-    running.shutdown()
-    running.server_close()
 
 
 def test_answers_come_in_order_with_their_usage(server):
