@@ -19,13 +19,14 @@ from safetensors import SafetensorError
 
 import parallel
 
+TAKEN = "{} exists already and is not written over: give another --out, or remove it"
 
 def new_folder(path):
     """Make a folder that does not exist yet; ValueError with a sentence if it does or can't be made."""
     try:
         Path(path).mkdir(parents=True)
     except FileExistsError as why:
-        raise ValueError(f"{path} exists already and is not written over: give another --out, or remove it") from why
+        raise ValueError(TAKEN.format(path)) from why
     except OSError as why:
         raise ValueError(f"{path} can't be made ({why.strerror}): give another --out") from why
 
@@ -47,14 +48,24 @@ def write_folder(folder, write):
     shutil.rmtree(old, ignore_errors=True)
 
 
+def write_settings(args):
+    """args.json, whole or not at all."""
+    beside = Path(args.out) / "args.json.writing"
+    beside.write_text(json.dumps(vars(args), indent=1, default=str))
+    beside.replace(Path(args.out) / "args.json")
+
+
 def save(folder, policy, optimizer, step, best, args):
-    """A checkpoint: save_pretrained, how it was made (train.json, read by solve.py), and the trainer's state for --resume."""
-    whole = parallel.state_of(optimizer)
+    """A checkpoint: save_pretrained, how it was made (train.json, read by solve.py), and the trainer's state for --resume, which
+    best/ has not (optimizer None): it is most of the bytes, and nothing goes on from there."""
+    whole = optimizer and parallel.state_of(optimizer)
 
     def write(path):
         policy.save(path)
         flow = {name: getattr(args, name) for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus")}
         (path / "train.json").write_text(json.dumps(flow | {"step": step}, indent=1))
+        if optimizer is None:
+            return
         adapters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad} if args.lora else None
         torch.save({"step": step, "best": best, "optimizer": whole, "adapters": adapters}, path / "trainer.pt")
 
@@ -104,7 +115,7 @@ class Log:
         if parallel.RANK:
             return
         path = self.run / name
-        first = not path.exists()
+        first = not path.exists() or path.stat().st_size == 0
         with open(path, "a", newline="") as file:
             writer = csv.DictWriter(file, row)
             if first:
@@ -114,13 +125,13 @@ class Log:
     def flows(self, step, flows):
         if parallel.RANK:
             return
-        with open(self.run / "rollouts.jsonl", "a", encoding="utf-8") as file:
+        with open(self.run / "rollouts.jsonl", "a", encoding="utf-8", errors="backslashreplace") as file:  # \ud800 is JSON
             file.writelines(json.dumps({"step": step, **flow.record()}, ensure_ascii=False) + "\n" for flow in flows)
 
 
 def load_state(checkpoint):
     """trainer.pt; ValueError if it is damaged."""
     try:
-        return torch.load(checkpoint / "trainer.pt", map_location="cpu")
+        return torch.load(checkpoint / "trainer.pt", map_location="cpu", mmap=True)  # mmap: not once for each process
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as why:
         raise ValueError(f"{checkpoint} is damaged: remove it, then --resume goes on from the one before") from why

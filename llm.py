@@ -233,19 +233,23 @@ class Server:
 
     def __init__(self, url, at_once=16, seconds=300):
         self.url, _, self.name = url.rstrip("/").partition("#")
-        self.at_once, self.seconds, self.session = at_once, seconds, services.session(tries=6)
+        self.at_once, self.seconds = at_once, seconds
         self.url, parts, key = self.url.rstrip("/"), urlsplit(self.url), os.environ.get("OPENAI_API_KEY", "")
         if "@" in parts.netloc:
             raise ValueError("A server's address must hold no password: put the key into OPENAI_API_KEY.")
         self.host = parts.netloc
-        private = parts.scheme == "https" or parts.hostname in ("localhost", "127.0.0.1", "::1")
-        self.headers = {"Authorization": f"Bearer {key}"} if key and private else {}
+        here = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        self.headers = {"Authorization": f"Bearer {key}"} if key and (here or parts.scheme == "https") else {}
+        self.session = services.session(tries=6)
+        self.session.trust_env = not here  # a proxy has nothing to do with this machine, and would see the key
         self.name = self.find(self.name)
 
     def find(self, name):
         """The name of the model, if need be of the one that is served; shows, before any work, that the server is there."""
         try:
-            data, _ = services.api(services.session(tries=1), "GET", f"{self.url}/models", headers=self.headers)
+            once = services.session(tries=1)
+            once.trust_env = self.session.trust_env
+            data, _ = services.api(once, "GET", f"{self.url}/models", seconds=10, headers=self.headers)
             names = [name] if name else [model["id"] for model in data["data"]]
         except services.Failed as why:
             if name and why.status:                           # it is there, but gives no list: transformers serve without a hub
@@ -346,6 +350,11 @@ def load(name, device=None, dtype=None):
         raise ValueError(f"The tokenizer of {name!r} has no chat template: use a model made for chat.")
     model = read(AutoModelForCausalLM, name, dtype=dtype)
     return HF(model.to(device).eval(), tokenizer)
+
+
+def outage(error):
+    """Is this error of a Completion worth another try later? Not if the prompt does not fit or the server refuses it (4xx)."""
+    return error != "" and TOO_LONG not in error and not re.search(r"answered 4(?!08|29)\d\d", error)
 
 
 def is_server(name):

@@ -9,7 +9,6 @@ first. It cannot be forged: a result that contains "Step 7" or "Tool:" is indent
 """
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
@@ -65,14 +64,6 @@ class Memory:
                 text = getattr(step, name)
                 setattr(step, name, cut(text, max(STUB, len(text) - over)))
         return cut(join(steps), budget)
-
-    def to_json(self):
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, text):
-        data = json.loads(text)
-        return cls(data["question"], data["analysis"], [Step(**step) for step in data["steps"]])
 
 
 def join(steps):

@@ -6,6 +6,9 @@ Each process (rank) holds the whole policy, so that generate() stays local and s
 A group never spans ranks: its mean is taken where it was rolled out. flow_grpo.update() sums counts and gradients over the ranks, so the
 objective is that of the joint batch, and the optimiser's float32 state, the largest part of the memory, is divided between them
 (ZeroRedundancyOptimizer). With one process nothing here does anything, and nothing of torch.distributed is started.
+
+What to know: the run's folder must be one that all machines see. Saving gathers the optimiser's state on rank 0, through the GPUs, which
+for a moment need twice a rank's share of it. torchrun gives a SIGTERM 30 seconds, then kills: a longer step is not saved, and is done again.
 """
 import datetime
 import os
@@ -16,15 +19,14 @@ import torch.distributed as dist
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
 
 
-def start(minutes=60):
-    """Join the other processes, and return this one's device ("cuda:3"), or None where there is but one process.
+def start(device=None, minutes=60):
+    """Join the other processes, and return this one's device ("cuda:3"); where there is but one process, the device as it was asked for.
 
     A rank that dies takes the others with it: their next sum fails, or torchrun ends them; none waits longer than `minutes`, which is
     more than the slowest rollout of a step may take."""
     if WORLD == 1:
-        return None
-    os.environ.setdefault("TQDM_DISABLE", "1" if RANK else "")
-    cuda = torch.cuda.is_available()
+        return device
+    cuda = torch.cuda.is_available() and device != "cpu"
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=minutes))

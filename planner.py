@@ -4,7 +4,7 @@ Each turn the planner reads the state s^t = (question q, toolset K, memory M^t) 
 context and the sub-goal for the executor, and one tool. That action is one sequence of tokens; those tokens, and no others, are
 what Flow-GRPO trains (flow_grpo.py).
 
-Two pure functions: prompt() makes the text that goes in, parse() reads the text that comes out. No engine in here: solve.py calls
+Two pure functions: prompt() makes the text that goes in, parse() reads the text that comes out. No engine in here: flow.py calls
 the engines. What all rollouts of a question share stands first in the prompt and the memory last, so that a long prefix is common.
 
 The query analysis is the planner's opening move, made once a question by a fixed engine: objectives and skills, for all to read.

@@ -4,6 +4,7 @@
     python solve.py "What is the capital of France?"
     python solve.py --data toy/test.jsonl --limit 100 --quiet
     python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
+    python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --fixed http://localhost:8000/v1 --judge http://localhost:8000/v1 --data my.jsonl
 
 What happens to a question stands in flow.py. Here its answer is marked (rules first, then the judge if there is one), the marks of
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import statistics
 import time
 from collections import Counter
@@ -33,6 +35,7 @@ from flow import FIXED, Flow, rollout
 
 TOY = Path(__file__).parent / "toy"
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # what the toy model has read about
+OTHERS = True if os.environ.get("RANK", "0") != "0" else None  # under torchrun one process draws; None: only on a terminal
 EXAMPLES = 4  # toy questions that are shown when none is asked
 
 
@@ -41,7 +44,7 @@ def evaluate(questions, policy, fixed, tools, judge=None, bar=None, **settings):
     """Run and mark every question: ({metric: number}, [Flow]). Every question stays in the denominator, also one that failed."""
     start = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        bar = bar or stack.enter_context(tqdm(total=len(questions), desc="flows", leave=False, disable=None))
+        bar = bar or stack.enter_context(tqdm(total=len(questions), desc="flows", leave=False, disable=OTHERS))
         flows = rollout(questions, policy, fixed, tools, bar=bar, **settings)
     mark(flows, judge)
     for flow in flows:
@@ -125,7 +128,10 @@ def add_engines(add):
 def settle_engines(args):
     """Fill in what depends on the planner: a checkpoint remembers the modules and tools it was trained with (train.json)."""
     trained = Path(args.model) / "train.json"
-    before = json.loads(trained.read_text()) if trained.exists() else {}
+    try:
+        before = json.loads(trained.read_text()) if trained.exists() else {}
+    except json.JSONDecodeError as why:
+        raise ValueError(f"{trained} is damaged ({why}): take another checkpoint, or remove that file") from why
     if not before and is_toy(args.model):
         before = {"tools": TOY_TOOLS, "corpus": str(TOY / "corpus.jsonl")}
     for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus"):
@@ -180,19 +186,23 @@ def answer_all(name, questions, path, batch, run):
     lines = path.read_bytes().splitlines(keepends=True) if path and path.exists() else []
     lines = [line for line in lines if line.endswith(b"\n")]
     lines = lines if len(lines) == len(questions) else lines[: len(lines) // batch * batch]
-    flows = [Flow.from_record(question, json.loads(line)) for question, line in zip(questions, lines)]
+    before = [json.loads(line) for line in lines]
+    if [(data["question"], data["gold"]) for data in before] != [(asked.question, asked.answer) for asked in questions[: len(before)]]:
+        raise ValueError(f"{path} holds answers to other questions: give another --out")
+    flows = [Flow.from_record(question, data) for question, data in zip(questions, before)]
     if path:
         beside = path.with_name(path.name + ".writing")
         beside.write_bytes(b"".join(lines))
         beside.replace(path)
-    with tqdm(total=len(questions), initial=len(flows), desc=name, leave=False, disable=None) as bar:
+    with tqdm(total=len(questions), initial=len(flows), desc=name, leave=False, disable=OTHERS) as bar:
         for start in range(len(flows), len(questions), batch):
             flows += run(start, questions[start : start + batch], bar)
-            if path and all(flow.failed for flow in flows[start:]):  # a server that is down would use up all questions
-                raise ValueError(f"no flow of a batch came to an end ({flows[-1].failed}): mend that, then the same command goes on")
+            down = [flow.failed for flow in flows[start:] if llm.outage(flow.failed)]
+            if path and down:  # not kept: a server that is down for a while would use up the questions
+                raise ValueError(f"{len(down)} flows of a batch did not come to an end ({down[0]}): mend that, then the same command goes on")
             bar.set_postfix(accuracy=f"{summary(flows)['accuracy']:.3f}")
             if path:
-                with open(path, "a", encoding="utf-8") as file:
+                with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:  # \ud800 is JSON
                     file.writelines(json.dumps(flow.record(), ensure_ascii=False) + "\n" for flow in flows[start:])
                     file.flush()
                     os.fsync(file.fileno())
@@ -209,12 +219,18 @@ def open_folder(path, settings):
         before = json.loads(file.read_text()) if file.exists() else None
     except (OSError, json.JSONDecodeError) as why:
         raise ValueError(f"{path} can't be used ({getattr(why, 'strerror', 'its settings.json is damaged')}): give another --out") from why
-    if before is None:
+    if not isinstance(before, dict):
         raise ValueError(f"{path} exists already and is not the folder of a run: give another --out")
     other = next((name for name in settings if settings[name] != before.get(name)), "")
     if other:
         raise ValueError(f"{path} holds a run with another --{other.replace('_', '-')} ({before.get(other)}): give another --out")
     return folder
+
+
+def kept(folder, name):
+    """[[Flow]]: what a run's folder holds of a benchmark, trial by trial, also from earlier commands."""
+    trials = [path.read_text(encoding="utf-8").splitlines() for path in sorted(folder.glob(f"{name}-*.jsonl"))]
+    return [[Flow.from_record(tasks.Question(data["question"], data["gold"]), data) for data in map(json.loads, lines)] for lines in trials]
 
 
 def table(rows):
@@ -284,8 +300,8 @@ def settle(args):
         raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, not two of them and not an empty one")
     settle_engines(args)
     if args.benchmark:
-        args.out = args.out or f"runs/{Path(args.model.partition('#')[0]).name}-benchmarks"
-        names = list(benchmarks.BENCHMARKS) if args.benchmark == ["all"] else args.benchmark
+        args.out = args.out or "runs/" + ("toy" if is_toy(args.model) else re.sub(r"[^\w.]+", "-", args.model).strip("-")) + "-benchmarks"
+        names = list(benchmarks.BENCHMARKS) if "all" in args.benchmark else args.benchmark
         return {name: benchmarks.load(name, args.benchmark_dir, args.limit) for name in names}
     questions = [tasks.Question(args.question, "")] if args.question else tasks.load(args.data or TOY / "test.jsonl")
     return {"questions": questions[: args.limit or (len(questions) if args.data else EXAMPLES)]}
@@ -299,41 +315,43 @@ def main():
         tools, cache = load_tools(args)
         policy = llm.load(args.model, args.device, args.dtype)
         fixed, judge = load_engines(args, {args.model: policy}, cache)
+        named, args.tools = args.tools is not None, list(tools)
         same = {name: value for name, value in vars(args).items() if name not in ("out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials")}
         folder = open_folder(args.out, same) if args.out else None
     except ValueError as why:
         parser.exit(2, f"solve.py: {why}\n")
-    print(show_engines(policy, fixed, judge, tools, named=args.tools is not None) + "\n", flush=True)
+    print(show_engines(policy, fixed, judge, tools, named) + "\n", flush=True)
 
     def run(trial, start, questions, bar):
         torch.manual_seed((args.seed * 1_009 + trial) * 1_000_003 + start)
         return evaluate(questions, policy, fixed, tools, judge, bar, **flow_settings(args))[1]
 
-    rows, begun = [], time.perf_counter()
     for name, questions in asked.items():
+        begun = time.perf_counter()
         files = [folder and folder / f"{name}-{trial}.jsonl" for trial in range(args.trials)]
         try:
             trials = [answer_all(name, questions, file, args.batch, partial(run, trial)) for trial, file in enumerate(files)]
         except (ValueError, OSError, MemoryError) as why:
             parser.exit(1, f"solve.py: {why}\n")
+        except KeyboardInterrupt:
+            parser.exit(130, f"\nsolve.py: stopped{'; the same command goes on' if folder else ''}\n")
         flows = [flow for trial in trials for flow in trial]
         metrics = summary(flows)
         for flow in flows if not (args.quiet or args.benchmark) else []:
             marked = "" if args.question else f"  ({'right' if flow.reward else f'wrong: {flow.question.answer}'})"
             print(trace(flow) + marked + "\n")
-        if args.benchmark:
-            rows.append(row_of(name, trials))
         tokens = sum(word["tokens"] for flow in flows for word in flow.words)
         print(f"{f'{name}: ' if args.benchmark else ''}{len(flows)} flows, {tokens} tokens, {time.perf_counter() - begun:.1f} s | calls: {show_calls(metrics)}")
         for why, times in Counter(flow.failed for flow in flows if flow.failed).most_common(3):
             print(f"failed {times} times: {why}")
         if not args.question:
-            print(show(metrics, len(flows)), flush=True)
+            print(show(metrics, len(questions)), flush=True)
         if metrics["failed"] == len(flows):
             parser.exit(1, "solve.py: no flow came to an end\n")
-    if rows:
-        (folder / "table.md").write_text(table(rows) + "\n")
-        print(f"\n{table(rows)}\nKept in {folder}")
+    if args.benchmark:
+        text = table([row_of(name, runs) for name in benchmarks.BENCHMARKS if (runs := kept(folder, name))])
+        (folder / "table.md").write_text(text + "\n")
+        print(f"\n{text}\nKept in {folder}")
     if is_toy(args.model):
         print("This planner has only learnt the formats and picks its tools blindly. Train it: python train.py; then: python solve.py --model runs/toy-seed0/best")
 

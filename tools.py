@@ -43,7 +43,7 @@ STOP_WORDS = tuple("a an and are as at be by did do does for from how in is it o
 
 @dataclass(frozen=True)
 class Tool:
-    run: Callable[..., str] | None  # None: answered by the fixed language model, which solve.py batches as a stage
+    run: Callable[..., str] | None  # None: answered by the fixed language model, which flow.py batches as a stage
     description: str                # what it does, for the planner
     arguments: dict[str, str]       # name -> meaning; all are strings, all are required
     limits: str                     # what to know before choosing it
@@ -326,7 +326,7 @@ def check(tools: dict[str, Tool], name: str, arguments: dict[str, str]) -> str:
 def call(tools: dict[str, Tool], name: str, arguments: dict[str, str], budget: int = RESULT_BUDGET) -> tuple[str, bool]:
     """(result, error) of one tool call; error is true iff the result starts with "Error:". Never raises at the flow."""
     try:
-        result = check(tools, name, arguments) or tools[name].run(**arguments)
+        result = check(tools, name, arguments) or str(tools[name].run(**arguments))
     except services.Failed as why:
         result = f"Error: {why}"
     except Exception as e:  # whatever a tool meets is told to the planner and counted, never swallowed

@@ -4,7 +4,7 @@
     python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
     python train.py --resume runs/toy-seed0                go on where a run stopped
 
-Each step takes `--questions` questions and runs each of them `--group-size` times through the live flow (solve.py), with the planner
+Each step takes `--questions` questions and runs each of them `--group-size` times through the live flow (flow.py), with the planner
 as it is at this moment. Every rollout is marked once (tasks.py), the mark is compared within its group and broadcast to all turns of
 the rollout, and flow_grpo.update() moves the planner. One frozen copy of the model plays all other modules and is π_ref as well.
 
@@ -29,7 +29,7 @@ import lora
 import parallel
 import solve
 import tasks
-from checkpoint import Log, checkpoints, forget, load_state, new_folder, save
+from checkpoint import TAKEN, Log, checkpoints, forget, load_state, new_folder, save, write_settings
 from flow_grpo import Action, advantages, update
 from optimizer import MasterAdamW
 
@@ -62,9 +62,9 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
 
     # A rollout without an outcome leaves its group. Groups are by the question's place in the batch, never by its text.
     kept = [(i // args.group_size, flow) for i, flow in enumerate(flows) if not flow.failed and not flow.undecided]
-    down = next((flow.failed for flow in flows if flow.failed and not flow.failed.endswith(llm.TOO_LONG)), "")
-    if down and not kept:  # going on would use up the questions and teach nothing
-        raise Down(f"no rollout of step {step} came to an end ({down})")
+    down = [flow.failed for flow in flows if llm.outage(flow.failed)]
+    if 2 * len(down) > len(flows):  # going on would use up the questions, and learn from what happened to come through
+        raise Down(f"{len(down)} of {len(flows)} rollouts of step {step} did not come to an end ({down[0]})")
     A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])
     mine = [k for k, (group, _) in enumerate(kept) if group % parallel.WORLD == parallel.RANK]
     actions = [Action(said.prompt_ids, said.ids, i) for i, k in enumerate(mine) for said in kept[k][1].actions]
@@ -75,9 +75,9 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
         token_budget=args.token_budget, token_mean=args.token_mean, seed=seed, all_reduce=parallel.add_up if parallel.WORLD > 1 else None,
     )
     args.token_budget = int(learned["token_budget"])  # smaller from now on if the memory was short
-    turns = max(1, sum(len(flow.actions) for _, flow in kept))
+    plans = [len(said.ids) for _, flow in kept for said in flow.actions]
     row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}
-    row |= {"flat": flat, "groups": len(batch), "failed": metrics["failed"], "undecided": metrics["undecided"], "plan_tokens": learned["tokens"] / turns}
+    row |= {"flat": flat, "groups": len(batch), "failed": metrics["failed"], "undecided": metrics["undecided"], "plan_tokens": sum(plans) / max(1, len(plans))}
     row |= {name: learned[name] for name in ("kl", "clip", "entropy", "ratio_min", "ratio_max", "grad_norm", "skipped", "halved", "loss")}
     for name in [*tools, "unreadable"]:
         row[name], row[f"{name}_errors"], _ = metrics["calls"].get(name, (0, 0, 0.0))
@@ -111,7 +111,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
     optimizer = parallel.sharded(MasterAdamW, weights, lr=args.lr, device=args.optimizer_device)
     if state:
         step, best = state["step"], state["best"]
-        parallel.load(optimizer, state["optimizer"])
+        parallel.load(optimizer, state.pop("optimizer"))  # pop: 91 GB of a 7B are not kept twice
     log, stopping = Log(run, step), Stopping()
 
     def held_out(name, questions):
@@ -143,15 +143,15 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
         log.row("log.csv", row)
         log.flows(step, flows)
         say(show(row, args.steps, *seconds))
-        poisoned = poisoned + 1 if row["skipped"] == args.minibatches else 0
+        poisoned = poisoned + 1 if row["skipped"] == args.minibatches or row["failed"] == len(flows) else 0
         if poisoned == POISONED:
-            why = f"the gradients of the last {POISONED} steps were not finite or far too large."
-            raise SystemExit(f"train.py: {stop(why, 'Begin anew with a lower --lr, or go on')}")
+            why = f"the last {POISONED} steps taught nothing: gradients that are not finite or far too large, or prompts that do not fit the model."
+            raise SystemExit(f"train.py: {stop(why, 'Begin anew with a lower --lr or --max-new-tokens, or go on')}")
         if step % args.every == 0 or step == args.steps:
             accuracy = held_out("valid", valid)
             if accuracy > best:
                 best = accuracy
-                save(run / "best", policy, optimizer, step, best, args)
+                save(run / "best", policy, None, step, best, args)
             save(run / f"step-{step}", policy, optimizer, step, best, args)  # after best/, which it counts on
             forget(run, args.keep)
     if step < args.steps:
@@ -235,7 +235,10 @@ def settle(args):
     for name in ("limit", "lora", "keep", "steps", "questions", "minibatches", "max_turns", "every", "token_budget", "max_new_tokens"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} does nothing: use 1 or more")
-    if not args.temperature > 0:
+    for name, low, high in (("lr", 0, 1), ("beta", 0, 1e6), ("clip_low", 0, 1), ("clip_high", 0, 1e6)):
+        if not low <= getattr(args, name) <= high:  # nor nan
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} cannot work: use {low} to {high:g}")
+    if not 1e-3 <= args.temperature < 1e6:
         raise ValueError(f"--temperature {args.temperature} does not sample, and a group of equal rollouts teaches nothing: use e.g. 0.7")
     if llm.is_server(args.model):
         raise ValueError("--model must be local weights, a folder or a hub name: a server gives no tokens to train on. It can play --fixed")
@@ -243,7 +246,11 @@ def settle(args):
     for name in ("model", "fixed", "executor", "verifier", "generator", "judge"):
         if Path(getattr(args, name) or "").is_dir() and getattr(args, name):  # a checkpoint remembers them, and may be used from another folder
             setattr(args, name, str(Path(getattr(args, name)).resolve()))
+    if args.corpus and Path(args.corpus).is_file():
+        args.corpus = str(Path(args.corpus).resolve())
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
+    if Path(args.out).exists():  # told now, not after a 7B is loaded
+        raise ValueError(TAKEN.format(args.out))
 
 
 def resumed(parser, args):
@@ -255,7 +262,10 @@ def resumed(parser, args):
     if given or (args.steps is not None and args.steps < 1):
         wrong = f"--{given[0].replace('_', '-')}" if given else f"--steps {args.steps}"
         raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong}")
-    settings = json.loads(file.read_text())
+    try:
+        settings = json.loads(file.read_text())
+    except json.JSONDecodeError as why:
+        raise ValueError(f"{file} is damaged ({why}): begin anew") from why
     return argparse.Namespace(**settings | {"out": args.resume, "steps": args.steps or settings["steps"]}), (checkpoints(args.resume) or [None])[-1]
 
 
@@ -275,12 +285,15 @@ def load_questions(args):
 
 def check_memory(args, free):
     """Say what the run will need of `free` bytes of GPU memory; ValueError, before anything is loaded, if that is not enough."""
-    config = AutoConfig.from_pretrained(args.model)
+    try:
+        config = AutoConfig.from_pretrained(args.model)
+    except (OSError, ValueError):
+        return  # llm.load() says what is wrong with this model
     needed = fit.predict(
         config, dtype=llm.pick_dtype(args.dtype, llm.pick_device(args.device)), token_budget=args.token_budget, ranks=parallel.WORLD, beta=args.beta,
         max_new_tokens=args.max_new_tokens or llm.LONGEST, gradient_checkpointing=args.gradient_checkpointing is not False,
-        optimizer_device=args.optimizer_device, lora=args.lora)
-    if advice := fit.advise(needed, free):
+        optimizer_device=args.optimizer_device, lora=args.lora, generate_budget=1)  # generate() halves its batches by itself
+    if advice := fit.advise(needed, 1.15 * free):  # 1.15: as far as the prediction has been off
         raise ValueError(advice)
     say(f"memory  {needed.gpu / 1e9:.0f} GB predicted of {free / 1e9:.0f} GB on the GPU, {needed.host / 1e9:.0f} GB on the host")
 
@@ -307,7 +320,7 @@ def main():
             args, checkpoint = resumed(parser, args)
         else:
             settle(args)
-        args.device = parallel.start() or args.device
+        args.device = parallel.start(args.device)
         questions = load_questions(args)
         tools, cache = solve.load_tools(args)
         state = load_state(checkpoint) if checkpoint else None
@@ -316,9 +329,10 @@ def main():
         policy, reference, loaded = load_models(args, checkpoint, state)
         fixed, judge = solve.load_engines(args, loaded, cache)
         named, args.tools = args.tools is not None, list(tools)
-        if not begun and parallel.RANK == 0:
-            new_folder(args.out)
-            (Path(args.out) / "args.json").write_text(json.dumps(vars(args), indent=1, default=str))
+        if parallel.RANK == 0:
+            if not begun:
+                new_folder(args.out)
+            write_settings(args)  # of a resumed run, too: --steps may be new
         parallel.wait()
     except ValueError as why:
         parser.exit(2, f"train.py: {why}\n")

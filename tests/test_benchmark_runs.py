@@ -100,11 +100,11 @@ def test_a_server_is_marked_through_the_same_run(folder, server):
 
 def test_a_server_that_dies_ends_the_run_with_a_sentence_and_loses_nothing(folder, server):
     def reply(handler, body, turn):
-        handler.send(faults.answer(plays(body["messages"][0]["content"])), 200 if turn <= 13 else 400)
+        handler.send(faults.answer(plays(body["messages"][0]["content"])), 200 if turn <= 13 else 503)
     good = "--model", server.url, "--tools", "base_generator"
     server.reply = reply
     done = subprocess.run(words(folder, "run", *good), cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1 and "no flow of a batch came to an end" in done.stderr and "then the same command goes on" in done.stderr
+    assert done.returncode == 1 and "did not come to an end" in done.stderr and "then the same command goes on" in done.stderr
     rows = len(kept(folder, "run"))
     server.reply = lambda handler, body, turn: handler.send(faults.answer(plays(body["messages"][0]["content"])))
     solved(folder, "run", *good)

@@ -24,7 +24,6 @@ import tools as toolset
 import verifier
 from flow import BUDGETS
 from llm import Completion
-from memory import Memory
 from test_llm import tokenizer, write
 from tools import Tool
 
@@ -206,10 +205,25 @@ def test_a_long_analysis_is_cut():
     assert all(len(p) < 2 * memory.BUDGET for p in policy.prompts)
 
 
-def test_a_memory_of_a_flow_survives_json():
+def test_a_flow_survives_its_record_but_for_its_token_ids(tmp_path):
     flow = flow_of(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
-    assert Memory.from_json(flow.memory.to_json()) == flow.memory and len(flow.memory.steps) == 3
-    assert json.loads(json.dumps(flow.record()))["memory"] == json.loads(flow.memory.to_json())
+    flow.answer = "half a pair: \ud800"
+    solve.answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
+    again = solve.Flow.from_record(flow.question, json.loads((tmp_path / "flows.jsonl").read_text()))
+    assert again.memory == flow.memory and len(again.memory.steps) == 3 and again.record() | {"turns": 3} == flow.record()
+
+
+def test_answers_to_other_questions_are_not_taken_for_ours(tmp_path):
+    flow = flow_of(Script(PLAN))
+    solve.answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
+    with pytest.raises(ValueError, match="holds answers to other questions"):
+        solve.answer_all("x", questions("another?"), tmp_path / "flows.jsonl", 1, None)
+
+
+@pytest.mark.parametrize("error, later", [("", False), (f"planner: {llm.TOO_LONG}", False), ("host answered 400 Bad Request", False),
+                                          ("host answered 429 Too Many Requests", True), ("host answered 503", True), ("host cannot be reached", True)])
+def test_only_an_outage_is_worth_another_try_later(error, later):
+    assert llm.outage(error) is later
 
 
 def test_long_results_do_not_make_long_prompts():

@@ -88,7 +88,7 @@ def test_solve_without_arguments_shows_toy_questions_and_says_what_is_missing(mo
 def test_a_few_steps_of_training_teach_the_planner_something(monkeypatch, tmp_path, capsys):
     import train
 
-    arguments = f"train.py --steps 8 --every 8 --seed 0 --out {tmp_path / 'run'}"
+    arguments = f"train.py --steps 5 --every 5 --seed 0 --out {tmp_path / 'run'}"
     short = tmp_path / "short.jsonl"
     short.write_text("".join(json.dumps(row) + "\n" for row in rows("test.jsonl")[:40]))
     monkeypatch.setattr("sys.argv", [*arguments.split(), "--valid", str(short), "--test", str(short)])

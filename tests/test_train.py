@@ -269,7 +269,7 @@ def test_a_checkpoint_never_counts_on_a_best_that_is_not_on_the_disk(monkeypatch
     def write_folder(folder, write):
         WRITE(folder, write)
         if folder.name != "best":                             # if the machine stopped here, --resume would never make best/ again
-            assert torch.load(folder / "trainer.pt")["best"] == torch.load(folder.parent / "best" / "trainer.pt")["best"]
+            assert json.loads((folder.parent / "best" / "train.json").read_text())["step"] <= torch.load(folder / "trainer.pt")["step"]
     monkeypatch.setattr(checkpoint, "write_folder", write_folder)
     run("order", steps=2, every=1)
 
@@ -459,7 +459,7 @@ def test_a_server_that_is_down_ends_the_run_and_uses_up_no_questions(whole, tmp_
     with monkeypatch.context() as patch:
         failing(range(8), patch, "executor: host:8000 cannot be reached")
         said = command(*words(tmp_path / "run", steps=2))
-    assert said.startswith("train.py: no rollout of step 1 came to an end (executor: host:8000 cannot be reached). Mend that, then go on with: ")
+    assert said.startswith("train.py: 8 of 8 rollouts of step 1 did not come to an end (executor: host:8000 cannot be reached). Mend that, then go on with: ")
     assert command("train.py", "--resume", str(tmp_path / "run")) == 0 and rows(tmp_path / "run") == rows(whole)[:2]
 
 
@@ -532,7 +532,7 @@ def test_gradients_that_stay_useless_end_the_run_with_a_checkpoint(tmp_path, mon
     step = train.train_step
     monkeypatch.setattr(train, "train_step", lambda *a, **k: (lambda row, *rest: (row | {"skipped": 2.0}, *rest))(*step(*a, **k)))
     said = command(*words(tmp_path / "run", steps=9, every=9))
-    assert said.startswith("train.py: the gradients of the last 3 steps were not finite or far too large. Begin anew with a lower --lr, or go on with: ")
+    assert said.startswith("train.py: the last 3 steps taught nothing: gradients that are not finite or far too large, or prompts that do not fit the model. Begin anew")
     assert [folder.name for folder in checkpoint.checkpoints(tmp_path / "run")] == ["step-3"]
 
 
