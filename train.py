@@ -258,7 +258,8 @@ def resumed(parser, args):
     file = Path(args.resume) / "args.json"
     if not file.exists():
         raise ValueError(f"{args.resume} is not the folder of a run: give one such as runs/toy-seed0")
-    given = [name for name, value in vars(args).items() if value != parser.get_default(name) and name not in ("resume", "steps")]
+    told = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(vars(args))))  # what is there already gets no default
+    given = [name for name, value in vars(told).items() if value is not None and name not in ("resume", "steps")]
     if given or (args.steps is not None and args.steps < 1):
         wrong = f"--{given[0].replace('_', '-')}" if given else f"--steps {args.steps}"
         raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong}")

@@ -1,11 +1,14 @@
 """What all tests share: no network, and a model server on loopback."""
 import json
 import os
+import sys
 import threading
 from http.server import ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for a bare `pytest`
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it: no test leaves the machine, none waits for a network that is not there
 
 import services

@@ -348,6 +348,8 @@ def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
 REFUSED = [
     (dict(group_size=1), "--group-size 1 has no baseline"), (dict(max_turns=0), "--max-turns 0 does nothing"),
     (dict(steps=0), "--steps 0 does nothing"), (dict(temperature=0), "--temperature 0.0 does not sample"),
+    (dict(temperature="inf"), "--temperature inf"), (dict(lr="nan"), "--lr nan cannot work"), (dict(lr=-1), "--lr -1.0"), (dict(beta=-1), "--beta -1.0"),
+    (dict(clip_low=2), "--clip-low 2.0"), (dict(limit=0), "--limit 0"), (dict(lora=0), "--lora 0"), (dict(data="bamboogle"), "bamboogle is a test benchmark"),
     (dict(temperature="nan"), "--temperature nan"), (dict(data=None), "--data is needed"),
     (dict(data="nowhere.jsonl"), "nowhere.jsonl: no such file"), (dict(data="empty.jsonl"), "empty.jsonl: the file is empty"),
     (dict(data="keyless.jsonl"), "keyless.jsonl, line 2: lacks \"answer\""), (dict(valid="keyless.jsonl"), "keyless.jsonl, line 2"),
@@ -378,7 +380,7 @@ def test_an_existing_run_is_refused_and_untouched(whole, capsys):
 
 
 def test_resuming_takes_only_a_new_number_of_steps_beside_the_run(whole, capsys):
-    for more in (["--lr", "1"], ["--steps", "0"]):
+    for more in (["--lr", "1"], ["--temperature", "0.7"], ["--token-mean"], ["--steps", "0"]):    # 0.7 is the default, and was given
         assert command("train.py", "--resume", str(whole), *more) == 2
         assert f"leave out {more[0]}" in capsys.readouterr().err
 
