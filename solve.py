@@ -229,8 +229,8 @@ def open_folder(path, settings):
 
 def kept(folder, name):
     """[[Flow]]: what a run's folder holds of a benchmark, trial by trial, also from earlier commands."""
-    trials = [path.read_text(encoding="utf-8").splitlines() for path in sorted(folder.glob(f"{name}-*.jsonl"))]
-    return [[Flow.from_record(tasks.Question(data["question"], data["gold"]), data) for data in map(json.loads, lines)] for lines in trials]
+    trials = [path.read_bytes().splitlines() for path in sorted(folder.glob(f"{name}-*.jsonl"))]  # of bytes: U+2028 is no end of a line
+    return [[Flow.from_record(tasks.Question(data["question"], data["gold"]), data) for data in map(json.loads, lines)] for lines in trials if lines]
 
 
 def table(rows):

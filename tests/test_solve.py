@@ -207,9 +207,12 @@ def test_a_long_analysis_is_cut():
 
 def test_a_flow_survives_its_record_but_for_its_token_ids(tmp_path):
     flow = flow_of(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
-    flow.answer = "half a pair: \ud800"
+    flow.answer = "half a pair: \ud800, and \u2028 is no new line"
     solve.answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
     again = solve.Flow.from_record(flow.question, json.loads((tmp_path / "flows.jsonl").read_text()))
+    assert [[one.answer for one in trial] for trial in solve.kept(tmp_path, "flows")] == []        # no trial is called flows-0
+    (tmp_path / "flows.jsonl").rename(tmp_path / "flows-0.jsonl")
+    assert [[one.answer for one in trial] for trial in solve.kept(tmp_path, "flows")] == [[flow.answer]]
     assert again.memory == flow.memory and len(again.memory.steps) == 3 and again.record() | {"turns": 3} == flow.record()
 
 
