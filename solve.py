@@ -114,6 +114,13 @@ def trace(flow):
 
 
 # --------------------------------------------------------------------------------------------- engines and tools of a command line
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, but not None: what that means is said in words."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 def add_engines(add):
     """The settings of a flow's engines and tools, the same in solve.py and train.py."""
     add("--fixed", default=None, help="model of all modules but the planner: folder, hub name or http://host:8000/v1#model; None: the one --model was trained with, or --model")
@@ -263,7 +270,7 @@ def row_of(name, trials):
 
 # ----------------------------------------------------------------------------------------------------------- the command line
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=Help)
     add = parser.add_argument
     # what is asked
     add("question", nargs="?", help="one question; without one, --data or --benchmark, a few of the toy's")

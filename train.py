@@ -181,7 +181,7 @@ class Stopping:
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=solve.Help)
     add = parser.add_argument
     default = lambda name: f"{PAPER[name]}; the toy {TOY[name] if not isinstance(TOY[name], Path) else 'its own'}"
     # what is trained, on what
