@@ -21,6 +21,7 @@ import parallel
 
 TAKEN = "{} exists already and is not written over: give another --out, or remove it"
 
+
 def new_folder(path):
     """Make a folder that does not exist yet; ValueError with a sentence if it does or can't be made."""
     try:

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 8 train.py --model Qwen/Qwen2.5-7B-Instruct ...
 
 Each process (rank) holds the whole policy, so that generate() stays local and simple, and rolls out its share of a step's questions.
-A group never spans ranks: its mean is taken where it was rolled out. flow_grpo.update() sums counts and gradients over the ranks, so the
+A group never spans ranks. flow_grpo.update() sums counts and gradients over the ranks, so the
 objective is that of the joint batch, and the optimiser's float32 state, the largest part of the memory, is divided between them
 (ZeroRedundancyOptimizer). With one process nothing here does anything, and nothing of torch.distributed is started.
 

@@ -49,6 +49,7 @@ class Tool:
     limits: str                     # what to know before choosing it
     example: str                    # one call
     needs: tuple[tuple[str, ...], ...] = ()  # environment variables without which it cannot run: one of these sets
+    from_web: bool = False          # it asks the network: what it has answered may be kept (--cache)
 
 
 def describe(name: str, tool: Tool) -> str:
@@ -244,7 +245,7 @@ TOOLS: dict[str, Tool] = {
         arguments={"query": "what you would type into a search box"},
         limits="Snippets only: read a page with web_search. Use it for general and recent facts. It cannot calculate.",
         example='google_search(query="2024 Nobel Prize in Physics winners")',
-        needs=(("SERPER_API_KEY",), ("GOOGLE_API_KEY", "GOOGLE_CSE_ID"))),
+        needs=(("SERPER_API_KEY",), ("GOOGLE_API_KEY", "GOOGLE_CSE_ID")), from_web=True),
     "wikipedia_search": Tool(
         run=wikipedia_search,
         description="Searches Wikipedia and returns the best matching passages.",
@@ -256,7 +257,7 @@ TOOLS: dict[str, Tool] = {
         description="Reads one public web page and returns the passages nearest to a query.",
         arguments={"url": "the full address of the page, as another tool has shown it", "query": "what to look for on the page"},
         limits="Public text pages only; no files, no pages behind a login. Do not invent addresses.",
-        example='web_search(url="https://en.wikipedia.org/wiki/Iron", query="melting point")'),
+        example='web_search(url="https://en.wikipedia.org/wiki/Iron", query="melting point")', from_web=True),
 }
 
 
@@ -290,10 +291,9 @@ def toolbox(names: list[str] | None = None, corpus: str | Path | None = None, ca
         elif not re.fullmatch(r"[a-z]{2,12}(-[a-z]+)*", corpus.removeprefix(LIVE)):  # it becomes part of a host's name
             raise ValueError(f"{corpus} names no Wikipedia: give its language, as in {LIVE}de, or a JSONL file")
         bound = functools.partial(wikipedia_search, corpus=corpus)
-        chosen["wikipedia_search"] = replace(chosen["wikipedia_search"], run=bound)
+        chosen["wikipedia_search"] = replace(chosen["wikipedia_search"], run=bound, from_web=corpus.startswith(LIVE))
     if cache:
-        searches = [name for name in chosen if name in ("google_search", "web_search") or (name == "wikipedia_search" and corpus.startswith(LIVE))]
-        chosen |= {name: replace(chosen[name], run=remembered(cache, f"{name} {corpus}", chosen[name].run)) for name in searches}
+        chosen |= {name: replace(tool, run=remembered(cache, f"{name} {corpus}", tool.run)) for name, tool in chosen.items() if tool.from_web}
     return chosen
 
 

@@ -66,7 +66,8 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
     if 2 * len(down) > len(flows):  # going on would use up the questions, and learn from what happened to come through
         raise Down(f"{len(down)} of {len(flows)} rollouts of step {step} did not come to an end ({down[0]})")
     A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])
-    mine = [k for k, (group, _) in enumerate(kept) if group % parallel.WORLD == parallel.RANK]
+    own = parallel.share(range(len(batch)))
+    mine = [k for k, (group, _) in enumerate(kept) if group in own]
     actions = [Action(said.prompt_ids, said.ids, i) for i, k in enumerate(mine) for said in kept[k][1].actions]
     middle = time.perf_counter()
     learned = update(
