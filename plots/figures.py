@@ -1,0 +1,268 @@
+"""Draw results/*.csv, and fill the tables of RESULTS.md and README.md from them: the numbers there are made by nobody's hand.
+
+    pip install matplotlib
+    python plots/figures.py                all
+    python plots/figures.py ways budget    some
+
+Every mean is over seeds, with a 95 % interval by Student's t over the seeds. A thin line or a small dot is one seed.
+"""
+
+import argparse
+import csv
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # t(0.975) of n - 1 degrees of freedom, by n
+LINES = [{"color": "black"}, {"color": "0.5", "linestyle": "--"}, {"color": "0.3", "linestyle": ":"}, {"color": "0.65", "linestyle": "-."}]
+TOOLS = {"base_generator": ("0.85", ""), "python_coder": ("0.25", ""), "wikipedia_search": ("0.55", "///"), "unreadable": ("white", "xxx")}
+TOPICS = {  # the variants of a small figure: {name: (runs, what the paper's Flow-GRPO has)}
+    "statistics": {"turn-stats": "over turns"},
+    "mean": {"token-mean": "all tokens alike"},
+    "kl": {"beta-0": "β = 0", "beta-0.1": "β = 0.1"},
+    "clip": {"clip-0.2-0.2": "0.2 and 0.2", "clip-none": "no clip"},
+    "group": {"G-2": "G = 2", "G-4": "G = 4", "G-16": "G = 16"},
+    "steps": {"one-step": "one step a batch"},
+    "reward": {"wrong-reward": "1 of 10 wrong"},
+    "verifier": {"always-stops": "always stops", "never-stops": "never stops"},
+}
+AS_IT_IS = {"statistics": "over rollouts", "mean": "nested means", "kl": "β = 0.001", "clip": "0.2 and 0.3", "group": "G = 8",
+            "steps": "four steps a batch", "reward": "all right", "verifier": "as it is"}
+
+
+def read(name):
+    with open(RESULTS / f"{name}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def mean(values):
+    """(mean, half of its 95 % interval) over seeds."""
+    values = list(values)
+    return statistics.fmean(values), T[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+
+
+def pm(values, digits=3, scale=1):
+    """'0.912 ± 0.010'"""
+    middle, half = mean(scale * value for value in values)
+    return f"{middle:.{digits}f} ± {half:.{digits}f}"
+
+
+def gather(rows, key, value):
+    """{key: [value, ...]} in the rows' order."""
+    found = defaultdict(list)
+    for row in rows:
+        found[tuple(row[name] for name in key) if isinstance(key, tuple) else row[key]].append(float(row[value]))
+    return found
+
+
+def table(lines):
+    """Markdown from rows of texts, the first being the head."""
+    wide = [max(map(len, column)) for column in zip(*lines)]
+    lines = [lines[0], ["-" * width for width in wide], *lines[1:]]
+    return "\n".join("| " + " | ".join(text.ljust(width) for text, width in zip(line, wide)) + " |" for line in lines)
+
+
+def fill(name, text):
+    """Put a table between `<!-- name -->` and `<!-- /name -->`, wherever RESULTS.md and README.md have these."""
+    for file in (ROOT / "RESULTS.md", ROOT / "README.md"):
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        after = re.sub(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", lambda _: text + "\n", before, flags=re.DOTALL)
+        if after != before:
+            file.write_text(after, encoding="utf-8")
+
+
+def band(axis, rows, run, value, label, look, seeds=True):
+    """Mean over seeds by step with its interval, and the seeds as thin lines."""
+    mine = [row for row in rows if row["run"] == run]
+    by_step = gather(mine, "step", value)
+    steps = [int(step) for step in by_step]
+    middle, half = zip(*(mean(values) for values in by_step.values()))
+    if seeds:
+        for seed in sorted({row["seed"] for row in mine}):
+            axis.plot(steps, [float(row[value]) for row in mine if row["seed"] == seed], linewidth=0.5, alpha=0.5, **look)
+    axis.fill_between(steps, [m - h for m, h in zip(middle, half)], [m + h for m, h in zip(middle, half)], color=look["color"], alpha=0.15, linewidth=0)
+    axis.plot(steps, middle, label=label, linewidth=1.8, **look)
+    axis.set_xlabel("step (96 rollouts each)")
+
+
+def panels(plt, number, width=3.1, height=2.6):
+    figure, axes = plt.subplots(1, number, figsize=(width * number, height), constrained_layout=True, squeeze=False)
+    return figure, axes[0]
+
+
+def save(figure, name, title):
+    figure.suptitle(title, fontsize=9.5)
+    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+    print(f"results/{name}.svg")
+
+
+# -------------------------------------------------------------------------------------------------------------- the analyses
+def ways(plt):
+    rows = read("ways")
+    order = ["frozen", "SFT, its own successes", "SFT, perfect planner's traces", "Flow-GRPO", "perfect planner"]
+    accuracy, turns, errors = (gather(rows, "planner", name) for name in ("accuracy", "turns", "errors"))
+    figure, (axis,) = panels(plt, 1, 5.6, 2.5)
+    for place, name in enumerate(order):
+        middle, half = mean(accuracy[name])
+        axis.plot(accuracy[name], [place + 0.18] * len(accuracy[name]), "o", color="0.6", markersize=3)
+        axis.errorbar(middle, place, xerr=half, fmt="s", color="black", markersize=5, capsize=3)
+        axis.annotate(f"{middle:.2f}", (middle, place), textcoords="offset points", xytext=(0, -12), ha="center", fontsize=8)
+    axis.set_yticks(range(len(order)), order)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1)
+    axis.set_xlabel("accuracy on 300 test questions")
+    save(figure, "ways", f"Ways to train the planner: {len(accuracy['frozen'])} seeds (dots), mean, 95 %")
+    frozen = statistics.fmean(accuracy["frozen"])
+    lines = [["planner", "accuracy", "against frozen", "tool-calling errors, %", "turns"]]
+    for name in order:
+        gain = f"{100 * (statistics.fmean(accuracy[name]) - frozen):+.1f} points" if name != "frozen" else ""
+        lines.append([name, pm(accuracy[name]), gain, pm(errors[name], 1, 100), pm(turns[name], 2)])
+    fill("ways", table(lines))
+
+
+def tools(plt):
+    rows = read("tools")
+    kinds, whens = ["arithmetic", "fact", "fact_math", "compare"], ["before", "after"]
+    calls = gather(rows, ("when", "seed", "kind", "tool"), "calls")
+    seeds = sorted({row["seed"] for row in rows})
+    share = {}  # (when, kind, tool) -> a share of the turns for each seed
+    for when in whens:
+        for kind in kinds:
+            for seed in seeds:
+                every = {tool: sum(calls.get((when, seed, kind, tool), [0])) for tool in TOOLS}
+                for tool, n in every.items():
+                    share.setdefault((when, kind, tool), []).append(n / sum(every.values()))
+    figure, (axis,) = panels(plt, 1, 6.4, 2.9)
+    for k, kind in enumerate(kinds):
+        for w, when in enumerate(whens):
+            left = 0
+            for tool, (colour, hatch) in TOOLS.items():
+                middle = statistics.fmean(share[when, kind, tool])
+                axis.barh(k + 0.4 * w, middle, 0.34, left, color=colour, hatch=hatch, edgecolor="black", linewidth=0.6, label=tool if not k + w else None)
+                left += middle
+    axis.set_yticks([k + 0.4 * w for k in range(len(kinds)) for w in (0, 1)], [f"{kind}, {when}" for kind in kinds for when in whens])
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1)
+    axis.set_xlabel("share of the planner's turns")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.4, -0.2), ncol=4, frameon=False, fontsize=8)
+    save(figure, "tools", f"Which tool for which kind of question: mean of {len(seeds)} seeds, 300 test questions each")
+    lines = [["kind of question", "", *TOOLS]]
+    for kind in kinds:
+        for when in whens:
+            lines.append([kind if when == "before" else "", when, *(pm(share[when, kind, tool], 0, 100) for tool in TOOLS)])
+    fill("tools", table(lines))
+
+
+def training(plt):
+    rows = read("training")
+    figure, axes = panels(plt, 3)
+    for axis, (value, label) in zip(axes, [("reward", "reward (share right)"), ("errors", "tool-calling errors (share of turns)"), ("plan_tokens", "plan length (tokens a turn)")]):
+        band(axis, rows, "Flow-GRPO", value, None, LINES[0])
+        axis.set_ylabel(label)
+        axis.set_ylim(0, 1 if value == "reward" else None)
+    seeds = len({row["seed"] for row in rows})
+    save(figure, "training", f"Flow-GRPO in training: {seeds} seeds (thin), their mean, 95 %")
+    last = max(int(row["step"]) for row in rows)
+    lines = [["", "steps 1-3", f"steps {last - 2}-{last}"]]
+    for value, label, digits, scale in (("reward", "reward", 3, 1), ("errors", "tool-calling errors, %", 1, 100), ("plan_tokens", "tokens a plan", 2, 1), ("turns", "turns", 2, 1)):
+        ends = [gather([row for row in rows if low <= int(row["step"]) <= low + 2], "seed", value) for low in (1, last - 2)]
+        lines.append([label, *(pm([statistics.fmean(values) for values in end.values()], digits, scale) for end in ends)])
+    fill("training", table(lines))
+
+
+def budget(plt):
+    rows = read("budget")
+    figure, axes = panels(plt, 2)
+    lines = [["turns at most", "accuracy", "turns used"]]
+    for axis, (value, label) in zip(axes, [("accuracy", "accuracy on 300 test questions"), ("turns", "turns used")]):
+        by_turns = gather(rows, "max_turns", value)
+        places = [int(turns) for turns in by_turns]
+        middle, half = zip(*(mean(values) for values in by_turns.values()))
+        for place, values in zip(places, by_turns.values()):
+            axis.plot([place] * len(values), values, "o", color="0.6", markersize=3)
+        axis.errorbar(places, middle, yerr=half, color="black", marker="s", markersize=4, capsize=3)
+        axis.axvline(3, color="0.8", linewidth=0.8, zorder=0)
+        axis.set_xticks(places)
+        axis.set_xlabel("turns at most (trained with 3)")
+        axis.set_ylabel(label)
+        axis.set_ylim(0, 1 if value == "accuracy" else None)
+    accuracy, used = gather(rows, "max_turns", "accuracy"), gather(rows, "max_turns", "turns")
+    lines += [[turns, pm(accuracy[turns]), pm(used[turns], 2)] for turns in accuracy]
+    save(figure, "budget", f"Turn budget when used: {len(accuracy['3'])} seeds (dots), mean, 95 %")
+    fill("budget", table(lines))
+
+
+def compare(plt, name, runs, title, labels):
+    """Reward curves of some runs, and the reward at the start and the end."""
+    rows = read(name)
+    figure, axes = panels(plt, 2, 3.3)
+    for run, label, look in zip(runs, labels, LINES):
+        for axis, value in zip(axes, ("reward", "errors")):
+            band(axis, rows, run, value, label, look)
+    for axis, label in zip(axes, ("reward (share right)", "tool-calling errors (share of turns)")):
+        axis.set_ylabel(label)
+        axis.set_ylim(0, 1)
+    axes[0].legend(frameon=False, fontsize=8)
+    save(figure, name, f"{title}: {len({row['seed'] for row in rows})} seeds (thin), means, 95 %")
+    last = max(int(row["step"]) for row in rows)
+    lines = [["", "reward, steps 1-3", f"reward, steps {last - 2}-{last}", f"reward, mean of steps 1-{last}"]]
+    for run, label in zip(runs, labels):
+        parts = [gather([row for row in rows if row["run"] == run and low <= int(row["step"]) <= high], "seed", "reward") for low, high in ((1, 3), (last - 2, last), (1, last))]
+        lines.append([label, *(pm(statistics.fmean(values) for values in part.values()) for part in parts)])
+    fill(name, table(lines))
+
+
+def monolith(plt):
+    compare(plt, "monolith", ["Flow-GRPO", "monolith"], "The flow and a monolithic policy", ["flow, planner trained", "monolith, all trained"])
+
+
+def sizes(plt):
+    compare(plt, "sizes", ["width 128", "width 64"], "Size of the planner", ["1.23 M parameters", "0.4 M parameters"])
+
+
+def variants(plt):
+    rows = read("variants")
+    last = max(int(row["step"]) for row in rows)
+    whole = {key: statistics.fmean(values) for key, values in gather(rows, ("run", "seed"), "reward").items()}
+    seeds = sorted({row["seed"] for row in rows})
+    lines = [["variant", f"reward, mean of steps 1-{last}", "difference, seed by seed", "told apart?"]]
+    lines.append(["as it is", pm([whole["as it is", seed] for seed in seeds]), "", ""])
+    for topic, runs in TOPICS.items():
+        figure, (axis,) = panels(plt, 1, 3.4, 2.3)
+        for run, label, look in zip(["as it is", *runs], [AS_IT_IS[topic], *runs.values()], LINES):
+            band(axis, rows, run, "reward", label, look, seeds=False)
+        axis.set_ylabel("reward (share right)")
+        axis.set_ylim(0, 1)
+        axis.legend(frameon=False, fontsize=8, loc="lower right")
+        save(figure, f"variants-{topic}", f"{topic}: mean of {len(seeds)} seeds, 95 %")
+        for run, label in runs.items():
+            apart = [whole[run, seed] - whole["as it is", seed] for seed in seeds]
+            middle, half = mean(apart)
+            lines.append([f"{topic}: {label}", pm([whole[run, seed] for seed in seeds]), pm(apart), "yes" if abs(middle) > half else "no"])
+    fill("variants", table(lines))
+
+
+FIGURES = {"training": training, "ways": ways, "tools": tools, "budget": budget, "monolith": monolith, "sizes": sizes, "variants": variants}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("names", nargs="*", help=f"some of {', '.join(FIGURES)}; none: all")
+    args = parser.parse_args()
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        parser.exit(2, "plots/figures.py: needs matplotlib, which the project does not: pip install matplotlib\n")
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nano-agentflow", "svg.fonttype": "none"})
+    for name in args.names or FIGURES:
+        if name not in FIGURES:
+            parser.exit(2, f"plots/figures.py: there is no figure {name}: choose from {', '.join(FIGURES)}\n")
+        FIGURES[name](plt)
+        plt.close("all")
+
+
+if __name__ == "__main__":
+    main()

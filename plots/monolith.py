@@ -1,0 +1,111 @@
+"""The other design: one policy that thinks, calls tools and answers in one growing context (ToRL and its kin), for the paper's Figure 8b.
+
+    python plots/monolith.py --out runs/monolith       warm-start one from toy/, on what the blind teacher says in its flows
+
+rollout() has the signature of flow.rollout(), so one import turns train.py and solve.py into a monolith's: same questions, same tools,
+same marks, same update. Each turn the policy reads everything so far and writes a step, tool call included, or the answer. All that it
+writes is its action and is trained; nobody checks, nobody else writes calls or answers. `fixed` plays base_generator only.
+"""
+
+import argparse
+import random
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import executor
+import generator
+import llm
+import planner
+import solve
+import toy
+from flow import Flow, ask
+from memory import Memory, Step
+
+PROMPT = "Tools:\n{tools}\nQuestion: {question}\n\n{so_far}"
+CALL = "\nCommand:"
+
+
+def prompt(flow, tools, so_far):
+    return PROMPT.format(tools=planner.describe_all(tools), question=flow.question.question, so_far=so_far)
+
+
+def parse(text, tools):
+    """What the policy wrote, if it is a step: (plan, call), either of them the sentence that says why nobody can read it."""
+    thought, _, command = text.partition(CALL)
+    plan = planner.parse(thought, tools)
+    return plan, plan if isinstance(plan, str) else executor.parse(command, plan.tool, tools[plan.tool])
+
+
+def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, bar=None):
+    """flow.rollout() for a monolith: up to max_turns steps, then it must answer. Returns [Flow]; Flow.actions holds all it wrote."""
+    flows = [Flow(question, Memory(question.question)) for question in questions]
+    so_far = {id(flow): "" for flow in flows}
+    sampled = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
+    greedy = partial(fixed["base_generator"], temperature=0.0, max_new_tokens=max_new_tokens)
+    for turn in range(1, max_turns + 2):
+        live = [flow for flow in flows if not flow.done and not flow.failed]
+        acting = []
+        for flow, said in ask(sampled, live, turn, "policy", lambda f, budget: prompt(f, tools, so_far[id(f)])):
+            flow.actions.append(said)
+            if "<answer>" in said.text or turn > max_turns:
+                flow.answer, flow.done = generator.parse(said.text), True
+            else:
+                flow.plan, flow.call = parse(said.text, tools)
+                acting.append((flow, said.text))
+        results = executor.run([flow.call for flow, _ in acting], tools, lambda queries: [said.text for said in greedy(queries)])
+        for (flow, text), (result, error, seconds) in zip(acting, results):
+            tool, goal = ("", "") if isinstance(flow.plan, str) else (flow.plan.tool, flow.plan.sub_goal)
+            flow.memory.steps.append(Step(turn, tool, goal, str(flow.call), result, error, "", seconds))
+            so_far[id(flow)] += f"{text}\nResult: {result}\n\n"
+    if bar is not None:
+        bar.update(len(flows))
+    return flows
+
+
+def examples(flows, tools):
+    """What a monolith would have read and said in the teacher's flows: [(prompt, text)]."""
+    for flow in flows:
+        said, so_far = {(word["turn"], word["module"]): word["text"] for word in flow.words}, ""
+        for step in flow.memory.steps:
+            text = f"{said[step.turn, 'planner']}{CALL} {said[step.turn, 'executor']}"
+            yield prompt(flow, tools, so_far), text
+            so_far += f"{text}\nResult: {step.result}\n\n"
+        yield prompt(flow, tools, so_far), next(text for (_, module), text in said.items() if module == "generator")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--flows", type=int, default=3000, help="flows of the blind teacher to learn from")
+    parser.add_argument("--steps", type=int, default=600, help="steps of 64 examples")
+    parser.add_argument("--seed", type=int, default=0, help="decides everything random")
+    parser.add_argument("--out", required=True, help="folder of the checkpoint")
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    rng, engine = random.Random(args.seed), llm.load(str(solve.TOY))
+    tools = solve.toolset.toolbox(solve.TOY_TOOLS, solve.TOY / "corpus.jsonl")
+    made = toy.questions(args.flows, False, seed=args.seed + 10, noise=True)
+    teacher = toy.Teacher(made, blind=random.Random(args.seed))
+    flows = solve.evaluate(toy.ask(made), teacher, teacher, tools)[1]
+    encode = lambda text: engine.tokenizer.encode(text, add_special_tokens=False) + [engine.tokenizer.eos_token_id]
+    pairs = [(engine.encode(asked), encode(text)) for asked, text in examples(flows, tools)]
+    optimizer = torch.optim.AdamW(engine.model.parameters(), 1e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=args.steps, pct_start=0.05)
+    engine.model.train()
+    for n in tqdm(range(1, args.steps + 1), desc="warm start"):
+        loss = toy.learn_step(engine.model, optimizer, rng.choices(pairs, k=64))
+        schedule.step()
+        if n % 50 == 0:
+            tqdm.write(f"step {n}/{args.steps} | loss {loss:.4f}")
+    engine.model.eval()
+    engine.save(args.out)
+
+
+if __name__ == "__main__":
+    main()
