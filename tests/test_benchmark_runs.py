@@ -1,5 +1,6 @@
 """solve.py --benchmark from end to end: the toy model and a server as engines, a run that is killed, several trials."""
 import json
+import os
 import re
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import solve
 from bench import faults
@@ -26,14 +28,31 @@ def folder(tmp_path):
 
 
 def words(folder, out, *more):
-    return [sys.executable, "solve.py", "--benchmark", "gameof24", "--benchmark-dir", str(folder), "--out", str(folder / out), "--batch", "2",
+    return ["solve.py", "--benchmark", "gameof24", "--benchmark-dir", str(folder), "--out", str(folder / out), "--batch", "2",
             "--max-turns", "2", "--max-new-tokens", "40", *more]
 
 
-def solved(folder, out, *more):
-    done = subprocess.run(words(folder, out, *more), cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """solve.py with this command line, in this process: (its exit code, what it printed, what it complained of)."""
+    def command(*argv):
+        monkeypatch.setattr(sys, "argv", list(argv))
+        capsys.readouterr()
+        try:
+            code = solve.main() or 0
+        except SystemExit as left:
+            code = left.code
+        return code, *capsys.readouterr()
+    return command
+
+
+@pytest.fixture
+def solved(command, folder):
+    def solved(out, *more):
+        code, said, complaint = command(*words(folder, out, *more))
+        assert code == 0, complaint
+        return said
+    return solved
 
 
 def kept(folder, out):
@@ -52,10 +71,11 @@ def table_of(folder, out):
     return {name: cell for name, cell in zip(head, row) if name != "s a flow"}
 
 
-def test_a_killed_run_goes_on_and_ends_with_the_same_table(folder):
-    solved(folder, "whole")
-    run = subprocess.Popen(words(folder, "killed"), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    file, deadline = folder / "killed" / "gameof24-0.jsonl", time.monotonic() + 100
+def test_a_killed_run_goes_on_and_ends_with_the_same_table(folder, solved):
+    solved("whole")
+    run = subprocess.Popen([sys.executable, *words(folder, "killed")], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
+    file, deadline = folder / "killed" / "gameof24-0.jsonl", time.monotonic() + 200
     while not (file.exists() and file.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
         time.sleep(0.005)
     run.send_signal(signal.SIGKILL)
@@ -63,12 +83,12 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_table(folder):
     before = file.read_bytes()
     assert 2 <= before.count(b"\n") <= 8
     file.write_bytes(before.splitlines(keepends=True)[0] + before.splitlines(keepends=True)[1] + b'{"id": "half a li')   # as if killed while writing
-    solved(folder, "killed")
+    solved("killed")
     assert kept(folder, "killed") == kept(folder, "whole") and table_of(folder, "killed") == table_of(folder, "whole")
 
 
-def test_the_table_stands_beside_the_papers_numbers_and_every_item_counts(folder):
-    said = solved(folder, "run", "--trials", "2", "--limit", "4")
+def test_the_table_stands_beside_the_papers_numbers_and_every_item_counts(folder, solved):
+    said = solved("run", "--trials", "2", "--limit", "4")
     row = table_of(folder, "run")
     assert (row["items"], row["paper: alone"], row["paper: frozen"], row["paper: trained"]) == ("4", "33.0", "31.0", "53.0")
     assert re.fullmatch(r"2 \(\d+\.\d\)", row["trials (sd)"]) and "8 flows" in said and "| gameof24" in said
@@ -76,10 +96,10 @@ def test_the_table_stands_beside_the_papers_numbers_and_every_item_counts(folder
     assert [path.name for path in sorted((folder / "run").glob("*.jsonl"))] == ["gameof24-0.jsonl", "gameof24-1.jsonl"]
 
 
-def test_a_run_with_other_settings_does_not_go_on_in_the_same_folder(folder):
-    solved(folder, "run", "--limit", "2")
-    done = subprocess.run(words(folder, "run", "--limit", "2", "--temperature", "0.1"), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "holds a run with another --temperature (0.7): give another --out" in done.stderr
+def test_a_run_with_other_settings_does_not_go_on_in_the_same_folder(folder, solved, command):
+    solved("run", "--limit", "2")
+    code, _, complaint = command(*words(folder, "run", "--limit", "2", "--temperature", "0.1"))
+    assert code == 2 and "holds a run with another --temperature (0.7): give another --out" in complaint
 
 
 def plays(prompt):
@@ -91,26 +111,26 @@ def plays(prompt):
     return "<answer>(1+2+3)*4</answer>" if prompt.startswith("You write the final answer") else "Conclusion: STOP"
 
 
-def test_a_server_is_marked_through_the_same_run(folder, server):
+def test_a_server_is_marked_through_the_same_run(folder, solved, server):
     server.reply = lambda handler, body, turn: handler.send(faults.answer(plays(body["messages"][0]["content"])))
-    solved(folder, "run", "--model", server.url, "--tools", "base_generator")
+    solved("run", "--model", server.url, "--tools", "base_generator")
     row = table_of(folder, "run")
     assert row["accuracy %"] == "12.5" and row["errors %"] == "0.0" and row["tools"] == "base_generator 100%" and row["tokens"] == "60"
 
 
-def test_a_server_that_dies_ends_the_run_with_a_sentence_and_loses_nothing(folder, server):
+def test_a_server_that_dies_ends_the_run_with_a_sentence_and_loses_nothing(folder, solved, command, server):
     def reply(handler, body, turn):
         handler.send(faults.answer(plays(body["messages"][0]["content"])), 200 if turn <= 13 else 503)
     good = "--model", server.url, "--tools", "base_generator"
     server.reply = reply
-    done = subprocess.run(words(folder, "run", *good), cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1 and "did not come to an end" in done.stderr and "then the same command goes on" in done.stderr
+    code, _, complaint = command(*words(folder, "run", *good))
+    assert code == 1 and "did not come to an end" in complaint and "then the same command goes on" in complaint
     rows = len(kept(folder, "run"))
     server.reply = lambda handler, body, turn: handler.send(faults.answer(plays(body["messages"][0]["content"])))
-    solved(folder, "run", *good)
+    solved("run", *good)
     assert rows % 2 == 0 and 2 <= rows < 8 and len(kept(folder, "run")) == 8
 
 
-def test_a_missing_benchmark_is_told_in_a_sentence(folder):
-    done = subprocess.run([sys.executable, "solve.py", "--benchmark", "medqa", "--benchmark-dir", str(folder)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "has no medqa; put its file at one of" in done.stderr and done.stderr.count("\n") == 1
+def test_a_missing_benchmark_is_told_in_a_sentence(folder, command):
+    code, _, complaint = command("solve.py", "--benchmark", "medqa", "--benchmark-dir", str(folder))
+    assert code == 2 and "has no medqa; put its file at one of" in complaint and complaint.count("\n") == 1

@@ -1,7 +1,5 @@
 """llm.Server against a real server on loopback: good answers, every way to fail, and what becomes of a flow."""
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +7,10 @@ import pytest
 import torch
 
 import llm
+import services
 import solve
 import tasks
+import train
 from bench import faults, hostile
 from test_solve import TOOLS, Cast
 
@@ -65,10 +65,10 @@ def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, mo
 
 @pytest.mark.parametrize("fault", faults.FAULTS)
 def test_every_way_to_fail_is_tried_again(server, fault, monkeypatch):
-    monkeypatch.setattr(faults, "PATIENCE", 0.3)
+    monkeypatch.setattr(faults, "PATIENCE", 1)
     good = server.reply
     server.reply = lambda handler, body, turn: handler.fail(fault) if turn == 1 else good(handler, body, turn)
-    (done,) = llm.Server(server.url, seconds=0.3)(["q"])
+    (done,) = llm.Server(server.url, seconds=1)(["q"])
     assert (done.text, done.error) == ("echo q", "") and len(server.asked) == 2
 
 
@@ -125,26 +125,30 @@ def test_each_module_may_have_an_engine_of_its_own():
     assert flow.answer == "42" and [len(casts[name].calls) for name in solve.FIXED] == [1, 1, 0, 1, 1]
 
 
-def test_solve_is_a_client_for_all_modules_and_the_judge(server):
+def test_solve_is_a_client_for_all_modules_and_the_judge(server, monkeypatch, capsys):
     def reply(handler, body, turn):
         prompt = body["messages"][0]["content"]
         handler.send(faults.answer("They agree.\nVerdict: True" if "reference answer" in prompt else "<answer>somebody</answer>"))
     server.reply = reply
     words = ["solve.py", "--model", server.url, "--fixed", server.url, "--judge", server.url, "--max-turns", "1", "--tools", "base_generator"]
-    data = ROOT / "toy" / "test.jsonl"
-    done = subprocess.run([sys.executable, *words, "--data", str(data), "--limit", "2"], cwd=ROOT, capture_output=True, text=True, timeout=100,
-                          env={**os.environ, "PYTHONPATH": ""})
-    assert done.returncode == 0 and f"planner a-model | a server at 127.0.0.1:{server.server_port}" in done.stdout and "judge   a-model" in done.stdout
-    assert "2 flows, 60 tokens" in done.stdout.replace("2 flows, 80 tokens", "2 flows, 60 tokens")
+    monkeypatch.setattr(sys, "argv", [*words, "--data", str(ROOT / "toy" / "test.jsonl"), "--limit", "2"])
+    solve.main()
+    said = capsys.readouterr().out
+    assert f"planner a-model | a server at 127.0.0.1:{server.server_port}" in said and "judge   a-model" in said
+    assert "2 flows, 60 tokens" in said.replace("2 flows, 80 tokens", "2 flows, 60 tokens")
 
 
-def test_a_server_cannot_be_trained(server):
-    done = subprocess.run([sys.executable, "train.py", "--model", server.url, "--data", "toy/train.jsonl"], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "local weights" in done.stderr and done.stderr.count("\n") == 1
+def test_a_server_cannot_be_trained(server, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--model", server.url, "--data", str(ROOT / "toy" / "train.jsonl")])
+    with pytest.raises(SystemExit) as left:
+        train.main()
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and "local weights" in said and said.count("\n") == 1
 
 
 def test_a_server_that_fails_a_third_of_its_requests_loses_and_rewards_nothing_wrongly(monkeypatch):
     monkeypatch.setattr(faults, "PATIENCE", 1.0)
+    monkeypatch.setattr(services, "PAUSE", 0.01)
     _, flows, wrong, _ = faults.run(20, 0.3)
     assert wrong == [] and flows[0].failed and sum(flow.reward for flow in flows) == 14
 

@@ -194,8 +194,8 @@ def test_the_same_words_give_the_same_flows_however_long_the_tools_took():
         policy, fixed = Cast(), Cast(verifier=GO_ON)
         flows = solve.rollout(questions("a?", "b?"), policy, fixed, slow, max_turns=2)
         return policy.prompts + fixed.prompts, [flow.memory.steps[0].seconds for flow in flows], [words_of(flow) for flow in flows]
-    (fast, short, said), (slow, long, again) = run(0), run(0.05)
-    assert fast == slow and said == again and min(long) >= 0.05 > max(short)
+    (fast, _, said), (slow, long, again) = run(0), run(0.05)
+    assert fast == slow and said == again and min(long) >= 0.05
 
 
 def test_a_long_analysis_is_cut():
@@ -317,7 +317,7 @@ def test_a_language_model_that_does_not_answer_is_an_error_of_the_tool(said, res
 
 
 def test_tools_run_at_the_same_time_and_their_results_find_their_flows():
-    meet = threading.Barrier(4, timeout=5)                      # breaks, unless four are there at once
+    meet = threading.Barrier(4, timeout=60)                     # breaks, unless four are there at once
     late_first = lambda number: meet.wait() * 0 or time.sleep(0.02 * (4 - int(number))) or number
     met = dict(TOOLS, double=dataclasses.replace(TOOLS["double"], run=late_first))
     fixed = Cast(executor=lambda prompt: f'double(number="{prompt[prompt.index("Question: ") + 10]}")')

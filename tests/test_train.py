@@ -314,8 +314,9 @@ def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(w
             "the first byte": lambda: monkeypatch.setattr(llm.HF, "save", no_space)}[where]
     at(4, full, monkeypatch)
     out = f"full-{where.split()[-1]}"
+    shutil.copytree(whole, out, ignore=shutil.ignore_patterns("step-4"))
     try:
-        code = command(*words(out))
+        code = command("train.py", "--resume", out)
     finally:
         limited(resource.RLIM_INFINITY)
     monkeypatch.undo()
@@ -510,8 +511,8 @@ def test_a_run_ended_before_its_first_checkpoint_begins_anew_on_resume(whole, tm
 
 
 def test_only_the_newest_checkpoints_are_kept_if_asked(tmp_path):
-    out = run(tmp_path / "run", every=1, keep=2)
-    assert sorted(folder.name for folder in out.glob("*/")) == ["best", "step-3", "step-4"]
+    out = run(tmp_path / "run", steps=3, every=1, keep=2)
+    assert sorted(folder.name for folder in out.glob("*/")) == ["best", "step-2", "step-3"]
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_serves(whole, tmp_path, capsys):
@@ -551,10 +552,10 @@ def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(capsys):
 def test_adapters_are_trained_and_the_checkpoint_is_the_merged_model(tmp_path, monkeypatch):
     pytest.importorskip("peft")
     spy = Spy(monkeypatch, "train")
-    out = run(tmp_path / "run", lora=4, lr=1e-2)
+    out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2)
     _, policy, fixed, reference, *_ = spy.calls[0]
     assert reference is policy and fixed["executor"].model is policy.model     # one copy for all
-    merged, before = llm.load(str(out / "step-4")), llm.load("model")
+    merged, before = llm.load(str(out / "step-2")), llm.load("model")
     assert not same(merged.model, before.model) and merged.model.config.to_dict()["hidden_size"] == 32
     a = Action(before.encode("hi"), [40, 41, 42], 0)
     ours, theirs = token_logps(policy.model, [a], 1.0), token_logps(merged.model, [a], 1.0)
@@ -566,9 +567,9 @@ def test_adapters_are_trained_and_the_checkpoint_is_the_merged_model(tmp_path, m
 
 def test_a_run_with_adapters_resumed_equals_one_that_was_not(tmp_path, monkeypatch):
     pytest.importorskip("peft")
-    straight = run(tmp_path / "run", lora=4)
+    straight = run(tmp_path / "run", lora=4, steps=2)
     at(1, interrupt, monkeypatch)
-    assert everything(resume(run(tmp_path / "stopped", lora=4))) == everything(straight)
+    assert everything(resume(run(tmp_path / "stopped", lora=4, steps=2)), 2) == everything(straight, 2)
 
 
 def test_without_peft_adapters_are_refused_with_a_sentence(tmp_path, monkeypatch, capsys):

@@ -29,6 +29,7 @@ from web import fetch, passages, public, ranked, text_of
 
 KEY = "s3cr3t-k3y"
 HTTP = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
+SOON, LONG = 20, 60  # seconds: what ends in half a second may take SOON on the slowest machine, and LONG if nothing ended it
 
 
 def reply(body=b"{}", status="200 OK", kind="text/html", length=None, **headers):
@@ -75,10 +76,10 @@ def serve():
 
 
 def drip(start, byte=b"x", gap=0.02):
-    """An answer that begins with `start` and then gives a byte now and then, for ten seconds."""
+    """An answer that begins with `start` and then gives a byte now and then, for a long time."""
     def write(send):
         send(start.encode())
-        for _ in range(int(10 / gap)):
+        for _ in range(int(LONG / gap)):
             time.sleep(gap)
             send(byte)
     return write
@@ -165,7 +166,7 @@ def test_what_may_pass_is_tried_again(serve, first, method):
 
 def test_retry_after_is_respected(serve, clock):
     server = serve(reply(status="429 Too Many Requests", Retry_After="1"), reply())
-    assert api(session(), "POST", server.url)[0] == {} and 1 <= clock() < 8
+    assert api(session(), "POST", server.url)[0] == {} and 1 <= clock() < SOON
 
 
 @pytest.mark.parametrize("asked", ["3600", "Fri, 31 Dec 2100 23:59:59 GMT"])
@@ -173,7 +174,7 @@ def test_retry_after_is_respected(serve, clock):
 def test_a_long_retry_after_fails_at_once_and_says_how_long(serve, clock, asked, status):
     server = serve(reply("later", status=status, Retry_After=asked))
     failed = failure(api, session(), "GET", server.url)
-    assert clock() < 5 and len(server.asked) == 1 and failed.status == int(status[:3]) and failed.body == "later"
+    assert clock() < SOON and len(server.asked) == 1 and failed.status == int(status[:3]) and failed.body == "later"
     assert f"answered {status} and asks to wait " in str(failed) and (asked in str(failed) or asked != "3600")
 
 
@@ -205,7 +206,7 @@ def test_garbage_is_tried_as_often_as_was_asked_for(serve):
     (reply(gzip.compress(b"[" + b"1," * 5_000_000), Content_Encoding="gzip"), "longer than 1000000 bytes")])
 def test_a_body_that_does_not_end_is_ended(serve, clock, answer, why):
     failed = failure(api, session(), "GET", serve(answer).url, seconds=0.3, limit=1_000_000, again=0)
-    assert f"not JSON ({why})" in str(failed) and clock() < 5
+    assert f"not JSON ({why})" in str(failed) and clock() < SOON
 
 
 def test_a_redirect_of_an_api_is_an_error_and_is_not_followed(serve):
@@ -458,8 +459,10 @@ def test_each_hop_is_looked_up_and_checked_again(monkeypatch, serve):
 
 
 def test_a_name_server_that_never_answers_does_not_hold_us(monkeypatch, clock):
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(3))
-    assert "did not answer in time" in str(failure(fetch, "http://example.com/", seconds=0.2)) and clock() < 2
+    end = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: end.wait(LONG))
+    assert "did not answer in time" in str(failure(fetch, "http://example.com/", seconds=0.2)) and clock() < SOON
+    end.set()
 
 
 def test_an_unknown_name_is_told(monkeypatch):
@@ -560,7 +563,7 @@ def test_a_status_is_told_in_our_words(serve, loopback, status, sentence):
 
 
 @pytest.mark.parametrize("answer", [
-    slow(3), drip(""), drip("HTTP/1.1 200 OK\r\n"), drip("HTTP/1.1 200 OK\r\n", b"a: b\r\n", 0.05), drip(HTTP + "\r\n"),
+    slow(LONG), drip(""), drip("HTTP/1.1 200 OK\r\n"), drip("HTTP/1.1 200 OK\r\n", b"a: b\r\n", 0.05), drip(HTTP + "\r\n"),
     drip("", b"HTTP/1.1 100 Continue\r\n\r\n"), drip(HTTP + "Content-Length: 99999\r\n\r\n"),
     drip(HTTP + "Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"), drip(HTTP + "Transfer-Encoding: chunked\r\n\r\n", b"1"),
     endless(HTTP + "Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"")[:10].decode("latin-1"), b"\0\0\0\xff\xff" * 9999),
@@ -569,13 +572,13 @@ def test_a_status_is_told_in_our_words(serve, loopback, status, sentence):
 def test_one_clock_ends_everything(serve, loopback, clock, answer):
     sentence = str(failure(fetch, serve(answer).url, seconds=0.3))
     assert sentence == "127.0.0.1 did not answer in time (at most 0.3 seconds)" or "encoding is broken" in sentence
-    assert clock() < 4
+    assert clock() < SOON
 
 
 def test_a_server_that_never_greets_in_tls_is_ended_too(serve, loopback, clock):
     silent = socket.create_server(("127.0.0.1", 0))
     url = "https://127.0.0.1:%d/" % silent.getsockname()[1]
-    assert "did not answer in time" in str(failure(fetch, url, seconds=0.3)) and clock() < 4
+    assert "did not answer in time" in str(failure(fetch, url, seconds=0.3)) and clock() < SOON
     silent.close()
 
 
@@ -672,7 +675,7 @@ def test_html_becomes_what_a_reader_sees(html, text):
 @pytest.mark.parametrize("before", ["", "<a ", "<script>", "<!--"])
 def test_hostile_html_takes_no_longer_than_other(html, before):
     page, began = before + html * (300_000 // len(html)), time.thread_time()
-    assert len(text_of(page)) <= len(page) and time.thread_time() - began < 3
+    assert len(text_of(page)) <= len(page) and time.thread_time() - began < SOON
 
 
 def test_deep_nesting_is_no_problem():
