@@ -299,7 +299,10 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         if not (math.isfinite(losses[-1]) and norms[-1] < EXPLODED * max_grad_norm):
             skipped += 1                                                    # one poisoned batch must not end the run
         elif norms[-1] > 0:                                                 # momentum alone is no lesson
-            optimizer.step()
+            try:
+                optimizer.step()
+            except torch.OutOfMemoryError as why:                           # some weights have moved: nothing to do over
+                raise MemoryError(f"The optimiser's state does not fit into memory: give {TO_FIT}") from why
             steps += 1
     model.zero_grad()
     model.eval()

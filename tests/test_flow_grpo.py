@@ -452,6 +452,16 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+def test_an_optimiser_that_does_not_fit_says_what_to_change():
+    class Full:
+        def step(self):
+            raise torch.OutOfMemoryError("a test says so")
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    with pytest.raises(MemoryError, match="optimiser's state does not fit into memory: give .*--optimizer-device cpu"):
+        flow_grpo.update(tiny(), None, Full(), actions, A, temperature=T)
+
+
 def test_the_failed_attempt_is_freed_before_the_next_one():
     actions, alive, counts = rollouts()[0], [], []
 
@@ -612,7 +622,7 @@ MUTATIONS = {
     "a rollout in two mini-batches": ("order[k::minibatches]", "order[:k + 4]"),
     "clip fraction counts the wrong side": ("(adv < 0) & (ratio < 1 - clip_low)", "(adv < 0) & (ratio > 1 + clip_high)"),
     "the ratio upside down": ("(logp - logp_old).exp()", "(logp_old - logp).exp()"),
-    "no step": ("            optimizer.step()\n", ""),
+    "no step": ("                optimizer.step()\n", "                pass\n"),
 }
 
 
