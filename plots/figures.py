@@ -85,6 +85,7 @@ def band(axis, rows, run, value, label, look, seeds=True):
             axis.plot(steps, [float(row[value]) for row in mine if row["seed"] == seed], linewidth=0.5, alpha=0.5, **look)
     axis.fill_between(steps, [m - h for m, h in zip(middle, half)], [m + h for m, h in zip(middle, half)], color=look["color"], alpha=0.15, linewidth=0)
     axis.plot(steps, middle, label=label, linewidth=1.8, **look)
+    axis.set_xticks(range(0, max(steps) + 1, 4))
     axis.set_xlabel("step (96 rollouts each)")
 
 
@@ -107,11 +108,11 @@ def ways(plt):
     figure, (axis,) = panels(plt, 1, 5.6, 2.5)
     for place, name in enumerate(order):
         middle, half = mean(accuracy[name])
-        axis.plot(accuracy[name], [place + 0.18] * len(accuracy[name]), "o", color="0.6", markersize=3)
+        axis.plot(accuracy[name], [place + 0.3] * len(accuracy[name]), "o", color="0.6", markersize=3)
         axis.errorbar(middle, place, xerr=half, fmt="s", color="black", markersize=5, capsize=3)
-        axis.annotate(f"{middle:.2f}", (middle, place), textcoords="offset points", xytext=(0, -12), ha="center", fontsize=8)
+        axis.annotate(f"{middle:.2f}", (middle + half, place), textcoords="offset points", xytext=(6, -3), fontsize=8)
     axis.set_yticks(range(len(order)), order)
-    axis.invert_yaxis()
+    axis.set_ylim(len(order) - 0.4, -0.5)
     axis.set_xlim(0, 1)
     axis.set_xlabel("accuracy on 300 test questions")
     save(figure, "ways", f"Ways to train the planner: {len(accuracy['frozen'])} seeds (dots), mean, 95 %")
@@ -159,10 +160,12 @@ def tools(plt):
 def training(plt):
     rows = read("training")
     figure, axes = panels(plt, 3)
-    for axis, (value, label) in zip(axes, [("reward", "reward (share right)"), ("errors", "tool-calling errors (share of turns)"), ("plan_tokens", "plan length (tokens a turn)")]):
+    for axis, (value, label) in zip(axes, [("reward", "reward (share right)"), ("errors", "tool-calling errors a turn"), ("plan_tokens", "plan length (tokens a turn)")]):
         band(axis, rows, "Flow-GRPO", value, None, LINES[0])
         axis.set_ylabel(label)
         axis.set_ylim(0, 1 if value == "reward" else None)
+    axes[1].axhline(0.1, color="0.5", linewidth=0.8, linestyle=":")
+    axes[1].annotate("calls that fail by themselves", (24, 0.085), ha="right", va="top", fontsize=7)
     seeds = len({row["seed"] for row in rows})
     save(figure, "training", f"Flow-GRPO in training: {seeds} seeds (thin), their mean, 95 %")
     last = max(int(row["step"]) for row in rows)
@@ -202,25 +205,27 @@ def compare(plt, name, runs, title, labels):
     for run, label, look in zip(runs, labels, LINES):
         for axis, value in zip(axes, ("reward", "errors")):
             band(axis, rows, run, value, label, look)
-    for axis, label in zip(axes, ("reward (share right)", "tool-calling errors (share of turns)")):
+    for axis, label in zip(axes, ("reward (share right)", "tool-calling errors a turn")):
         axis.set_ylabel(label)
         axis.set_ylim(0, 1)
     axes[0].legend(frameon=False, fontsize=8)
     save(figure, name, f"{title}: {len({row['seed'] for row in rows})} seeds (thin), means, 95 %")
     last = max(int(row["step"]) for row in rows)
-    lines = [["", "reward, steps 1-3", f"reward, steps {last - 2}-{last}", f"reward, mean of steps 1-{last}"]]
+    lines = [["", "reward, steps 1-3", f"reward, steps {last - 2}-{last}", f"reward, mean of steps 1-{last}", "test before", "test after"]]
     for run, label in zip(runs, labels):
         parts = [gather([row for row in rows if row["run"] == run and low <= int(row["step"]) <= high], "seed", "reward") for low, high in ((1, 3), (last - 2, last), (1, last))]
-        lines.append([label, *(pm(statistics.fmean(values) for values in part.values()) for part in parts)])
+        tests = [[values[0] for values in gather([row for row in rows if row["run"] == run], "seed", when).values()] for when in ("test_before", "test_after")]
+        lines.append([label, *(pm(statistics.fmean(values) for values in part.values()) for part in parts), *map(pm, tests)])
     fill(name, table(lines))
 
 
 def monolith(plt):
-    compare(plt, "monolith", ["Flow-GRPO", "monolith"], "The flow and a monolithic policy", ["flow, planner trained", "monolith, all trained"])
+    compare(plt, "monolith", ["monolith", "Flow-GRPO", "right verdicts"], "The flow and a monolithic policy",
+            ["monolith", "flow", "flow, no wrong verdicts"])
 
 
 def sizes(plt):
-    compare(plt, "sizes", ["width 128", "width 64"], "Size of the planner", ["1.23 M parameters", "0.4 M parameters"])
+    compare(plt, "sizes", ["width 128", "width 64"], "Size of the planner", ["1.23 M parameters", "0.42 M parameters"])
 
 
 def variants(plt):

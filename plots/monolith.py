@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -23,8 +22,6 @@ import executor
 import generator
 import llm
 import planner
-import solve
-import toy
 from flow import Flow, ask
 from memory import Memory, Step
 
@@ -37,10 +34,12 @@ def prompt(flow, tools, so_far):
 
 
 def parse(text, tools):
-    """What the policy wrote, if it is a step: (plan, call), either of them the sentence that says why nobody can read it."""
+    """What the policy wrote, if it is a step: (thought, tool, call), the call a sentence that says why nobody can read it if so."""
     thought, _, command = text.partition(CALL)
-    plan = planner.parse(thought, tools)
-    return plan, plan if isinstance(plan, str) else executor.parse(command, plan.tool, tools[plan.tool])
+    tool = command.partition("(")[0].strip()
+    if tool not in tools:
+        return thought, "", f"no line '{CALL.strip()} ...' with a call of one of: {', '.join(tools)}."
+    return thought, tool, executor.parse(command, tool, tools[tool])
 
 
 def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, bar=None):
@@ -57,12 +56,10 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
             if "<answer>" in said.text or turn > max_turns:
                 flow.answer, flow.done = generator.parse(said.text), True
             else:
-                flow.plan, flow.call = parse(said.text, tools)
-                acting.append((flow, said.text))
-        results = executor.run([flow.call for flow, _ in acting], tools, lambda queries: [said.text for said in greedy(queries)])
-        for (flow, text), (result, error, seconds) in zip(acting, results):
-            tool, goal = ("", "") if isinstance(flow.plan, str) else (flow.plan.tool, flow.plan.sub_goal)
-            flow.memory.steps.append(Step(turn, tool, goal, str(flow.call), result, error, "", seconds))
+                acting.append((flow, said.text, *parse(said.text, tools)))
+        results = executor.run([call for *_, call in acting], tools, lambda queries: [said.text for said in greedy(queries)])
+        for (flow, text, thought, tool, call), (result, error, seconds) in zip(acting, results):
+            flow.memory.steps.append(Step(turn, tool, thought, str(call), result, error, "", seconds))
             so_far[id(flow)] += f"{text}\nResult: {result}\n\n"
     if bar is not None:
         bar.update(len(flows))
@@ -74,7 +71,8 @@ def examples(flows, tools):
     for flow in flows:
         said, so_far = {(word["turn"], word["module"]): word["text"] for word in flow.words}, ""
         for step in flow.memory.steps:
-            text = f"{said[step.turn, 'planner']}{CALL} {said[step.turn, 'executor']}"
+            thought = said[step.turn, "planner"].partition("\nTool:")[0]  # the call says which tool it is
+            text = f"{thought}{CALL} {said[step.turn, 'executor']}"
             yield prompt(flow, tools, so_far), text
             so_far += f"{text}\nResult: {step.result}\n\n"
         yield prompt(flow, tools, so_far), next(text for (_, module), text in said.items() if module == "generator")
@@ -82,28 +80,24 @@ def examples(flows, tools):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--flows", type=int, default=3000, help="flows of the blind teacher to learn from")
-    parser.add_argument("--steps", type=int, default=600, help="steps of 64 examples")
+    parser.add_argument("--flows", type=int, default=4000, help="flows of the blind teacher to learn from")
+    parser.add_argument("--steps", type=int, default=800, help="steps of 64 examples")
     parser.add_argument("--seed", type=int, default=0, help="decides everything random")
     parser.add_argument("--out", required=True, help="folder of the checkpoint")
     args = parser.parse_args()
+    import solve  # not above: solve.py may be importing rollout() from here
+    import toy
+
     torch.manual_seed(args.seed)
     rng, engine = random.Random(args.seed), llm.load(str(solve.TOY))
     tools = solve.toolset.toolbox(solve.TOY_TOOLS, solve.TOY / "corpus.jsonl")
     made = toy.questions(args.flows, False, seed=args.seed + 10, noise=True)
     teacher = toy.Teacher(made, blind=random.Random(args.seed))
     flows = solve.evaluate(toy.ask(made), teacher, teacher, tools)[1]
-    encode = lambda text: engine.tokenizer.encode(text, add_special_tokens=False) + [engine.tokenizer.eos_token_id]
-    pairs = [(engine.encode(asked), encode(text)) for asked, text in examples(flows, tools)]
-    optimizer = torch.optim.AdamW(engine.model.parameters(), 1e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=args.steps, pct_start=0.05)
-    engine.model.train()
-    for n in tqdm(range(1, args.steps + 1), desc="warm start"):
-        loss = toy.learn_step(engine.model, optimizer, rng.choices(pairs, k=64))
-        schedule.step()
-        if n % 50 == 0:
-            tqdm.write(f"step {n}/{args.steps} | loss {loss:.4f}")
-    engine.model.eval()
+    encode = lambda text: engine.tokenizer.encode(text, add_special_tokens=False)
+    pairs = [(engine.encode(asked), encode(text) + [engine.tokenizer.eos_token_id]) for asked, text in examples(flows, tools)]
+    numbers = [encode(f" {n}")[0] for n in range(1000)]
+    toy.warm_start(engine, {"flows": (pairs, 7)}, numbers, args.steps, 0, rng)
     engine.save(args.out)
 
 

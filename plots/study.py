@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, RESULTS = ROOT / "runs" / "study", ROOT / "results"
 FEW = "../few.jsonl"  # train.py wants some questions to choose best/ by: here there is one checkpoint to choose from
+MODULES = ("--fixed", "toy", "--corpus", "toy/corpus.jsonl", "--tools", "base_generator", "python_coder", "wikipedia_search")
 LOCK = threading.Lock()
 
 # ---------------------------------------------------------------------------------------------------------------- the edits
@@ -44,6 +45,7 @@ HARD = (
 FAST = (("tools.py", "        run=python_coder,\n", "        run=functools.cache(python_coder),\n"),)  # what a program printed, it prints again
 WORLD = HARD + FAST
 MONOLITH = (("solve.py", "from flow import FIXED, Flow, rollout", "from flow import FIXED, Flow\nfrom plots.monolith import rollout"),)
+RIGHT = (("flow.py", HARD[-1][2], HARD[-1][1]),)  # verdicts are not turned round after all: a monolith has none that could be
 SMALL = (  # a smaller toy, written where its last argument says; a check that is meant for the default size is left out
     ("toy.py", 'TOY = Path(__file__).parent / "toy"', 'TOY = Path(__import__("sys").argv.pop())'),
     ("toy.py", "hidden_size=128, intermediate_size=384", "hidden_size=64, intermediate_size=192"),
@@ -51,7 +53,7 @@ SMALL = (  # a smaller toy, written where its last argument says; a check that i
 )
 
 GROUPS = "A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])"
-STEPS, EARLY = 24, 12  # of the main runs; of the variants, which are compared over the steps in which most is learnt
+STEPS, MONOLITH_STEPS, EARLY = 24, 16, 8  # of the main runs; of the monolith's; of the variants', compared while most is learnt
 
 # Name -> (flags, edits). What each changes, and nothing else.
 VARIANTS = {
@@ -100,7 +102,7 @@ class Run:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         words = [word.format(*(run.folder for run in self.after), out=self.folder) for word in self.command]
-        log = self.folder.with_suffix(".log")
+        log = RUNS / f"{self.folder.name}.log"  # not with_suffix: there are dots in names
         with open(log, "w") as file:
             threads = {"OMP_NUM_THREADS": "1"}  # two runs at a time on two cores beat one on two threads
             ended = subprocess.run([sys.executable, *words], cwd=edited(self.edits), env=os.environ | threads, stdout=file, stderr=file)
@@ -131,8 +133,7 @@ def edited(edits):
 def training(name, seed, model="toy", steps=STEPS, flags=(), edits=(), after=(), marked="test"):
     """train.py for a planner; marked: the questions of toy/ that are marked before and after."""
     settings = ("--steps", str(steps), "--every", str(steps), "--max-turns", "3", "--questions", "12", "--group-size", "8", "--lr", "3e-4",
-                "--minibatches", "4", "--data", "toy/train.jsonl", "--valid", FEW, "--test", f"toy/{marked}.jsonl" if marked else FEW,
-                "--fixed", "toy", "--corpus", "toy/corpus.jsonl", "--tools", "base_generator", "python_coder", "wikipedia_search")
+                "--minibatches", "4", "--data", "toy/train.jsonl", "--valid", FEW, "--test", f"toy/{marked}.jsonl" if marked else FEW, *MODULES)
     command = ("train.py", "--model", model, "--out", "{out}", "--seed", str(seed), *settings, *flags)  # argparse: the last one counts
     return Run(f"{name}-seed{seed}", command, WORLD + edits, after, steps * 96 + (300 if marked else 0))
 
@@ -140,7 +141,7 @@ def training(name, seed, model="toy", steps=STEPS, flags=(), edits=(), after=(),
 def asking(name, seed, model, turns=3, after=()):
     """solve.py on the 300 test questions: a JSONL of whole flows."""
     command = ("solve.py", "--model", model, "--data", "toy/test.jsonl", "--max-turns", str(turns), "--seed", str(seed), "--batch", "300",
-               "--quiet", "--out", "{out}", "--fixed", "toy", "--corpus", "toy/corpus.jsonl", "--tools", "base_generator", "python_coder", "wikipedia_search")
+               "--quiet", "--out", "{out}", *MODULES)
     return Run(f"{name}-asked-seed{seed}-turns{turns}", command, WORLD, after, 150)
 
 
@@ -154,8 +155,8 @@ def sft(seed, traces):
 
 
 def monolith(seed):
-    start = Run("monolith", ("plots/monolith.py", "--out", "{out}"), (), (), 2000)
-    return training("monolith", seed, "{0}", edits=MONOLITH, after=(start,))
+    start = Run("monolith", ("plots/monolith.py", "--out", "{out}"), FAST, (), 4000)
+    return training("monolith", seed, "{0}", MONOLITH_STEPS, edits=MONOLITH, after=(start,))
 
 
 def small(seed):
@@ -217,32 +218,39 @@ def budget(seeds):
     yield "budget.csv", [{"max_turns": turns, "seed": seed, **outcome(flows_of(run))} for (turns, seed), run in runs.items()]
 
 
-def curves(name, runs):
-    """log.csv of training runs, one beside the other: the file's rows for {(variant, seed): Run}."""
+def curves(runs, steps=STEPS, tested=True):
+    """The rows of log.csv of {(name, seed): Run}, one run after the other; tested: each with its run's accuracy on the test questions, too."""
     kept = ("step", "reward", "errors", "turns", "plan_tokens", "flat", "groups", "kl", "clip", "entropy")
-    return name, [{"run": which, "seed": seed} | {key: row[key] for key in kept}
-                  for (which, seed), run in runs.items() for row in rows_of(run.folder / "log.csv")]
+    rows = []
+    for (name, seed), run in runs.items():
+        tests = [row["accuracy"] for row in rows_of(run.folder / "evals.csv") if row["questions"] == "test"]
+        whole = {"test_before": tests[0], "test_after": tests[-1]} if tested else {}
+        rows += [{"run": name, "seed": seed} | {key: row[key] for key in kept} | whole
+                 for row in rows_of(run.folder / "log.csv") if int(row["step"]) <= steps]
+    return rows
 
 
 def training_curves(seeds):
     """3, 5. Reward, plan length and tool-calling errors over training."""
     runs = {("Flow-GRPO", seed): flow_grpo(seed) for seed in range(seeds)}
     yield runs.values()
-    yield curves("training.csv", runs)
+    yield "training.csv", curves(runs)
 
 
 def against_monolith(seeds):
-    """6. One policy that thinks, calls and answers in one context, trained by the same update on the same questions."""
+    """6. One policy that thinks, calls and answers in one context, trained by the same update on the same questions. (The flow was marked
+    after its 24 steps, the two others after 16.)"""
     runs = {("Flow-GRPO", seed): flow_grpo(seed) for seed in range(seeds)} | {("monolith", seed): monolith(seed) for seed in range(seeds)}
+    runs |= {("right verdicts", seed): training("right-verdicts", seed, steps=MONOLITH_STEPS, edits=RIGHT) for seed in range(seeds)}
     yield runs.values()
-    yield curves("monolith.csv", runs)
+    yield "monolith.csv", curves(runs, MONOLITH_STEPS)
 
 
 def sizes(seeds):
     """7. A planner of a quarter of the size, the same fixed modules."""
     runs = {("width 128", seed): flow_grpo(seed) for seed in range(min(seeds, 3))} | {("width 64", seed): small(seed) for seed in range(min(seeds, 3))}
     yield runs.values()
-    yield curves("sizes.csv", runs)
+    yield "sizes.csv", curves(runs)
 
 
 def variants(seeds):
@@ -250,8 +258,7 @@ def variants(seeds):
     runs = {("as it is", seed): flow_grpo(seed) for seed in range(min(seeds, 3))}
     runs |= {(name, seed): variant(name, seed) for seed in range(min(seeds, 3)) for name in VARIANTS}
     yield runs.values()
-    name, rows = curves("variants.csv", runs)
-    yield name, [row for row in rows if int(row["step"]) <= EARLY]
+    yield "variants.csv", curves(runs, EARLY, tested=False)
 
 
 ANALYSES = {"training": training_curves, "ways": ways, "tools": tools, "budget": budget, "monolith": against_monolith, "sizes": sizes, "variants": variants}
@@ -260,7 +267,7 @@ ANALYSES = {"training": training_curves, "ways": ways, "tools": tools, "budget":
 # ---------------------------------------------------------------------------------------------------------------------- main
 def make_all(runs, workers):
     """Make the runs, each after those it needs, with a bar that tells the time left."""
-    needed, ends = {}, {}
+    needed = {}
 
     def add(run):
         for before in run.after:
@@ -271,23 +278,18 @@ def make_all(runs, workers):
         add(run)
     missing = {folder: run for folder, run in needed.items() if not run.done}
     print(f"{len(needed)} runs, {len(needed) - len(missing)} of them there already")
-    with tqdm(total=sum(run.flows for run in missing.values()), unit=" flows") as bar, ThreadPoolExecutor(workers) as pool:
-        def one(run):
-            for before in run.after:  # submitted earlier, so it is running or done: nobody waits for a place
-                if before.folder in ends:
-                    ends[before.folder].result()
-            run.make()
-            bar.update(run.flows)
-            bar.set_postfix_str(run.name)
-
-        for folder, run in missing.items():
-            ends[folder] = pool.submit(one, run)
-        try:
-            for end in ends.values():
+    waiting, running = list(missing.values()), {}
+    with tqdm(total=sum(run.flows for run in waiting), unit=" flows") as bar, ThreadPoolExecutor(workers) as pool:
+        while waiting or running:
+            ready = [run for run in waiting if all(before.done for before in run.after)]
+            for run in ready[: workers - len(running)]:
+                waiting.remove(run)
+                running[pool.submit(run.make)] = run
+            for end in wait(running, return_when=FIRST_COMPLETED).done:
+                run = running.pop(end)
                 end.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+                bar.update(run.flows)
+                bar.set_postfix_str(run.name)
 
 
 def main():
