@@ -23,6 +23,7 @@ import threading
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from tqdm import tqdm
@@ -298,6 +299,8 @@ def main():
     parser.add_argument("--seeds", type=int, default=5, help="seeds; sizes and variants take three of them at most")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, a thread each")
     args = parser.parse_args()
+    if find_spec("matplotlib") is None:  # told now, not after two hours
+        parser.exit(2, "plots/study.py: needs matplotlib, which the project does not: pip install matplotlib\n")
     RUNS.mkdir(parents=True, exist_ok=True)
     few = (ROOT / "toy" / "valid.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:4]
     (RUNS / "few.jsonl").write_text("".join(few), encoding="utf-8")
