@@ -241,7 +241,7 @@ def variants(plt):
             band(axis, rows, run, "reward", label, look, seeds=False)
         axis.set_ylabel("reward (share right)")
         axis.set_ylim(0, 1)
-        axis.legend(frameon=False, fontsize=8, loc="lower right")
+        axis.legend(frameon=False, fontsize=8, loc="upper left")
         save(figure, f"variants-{topic}", f"{topic}: mean of {len(seeds)} seeds, 95 %")
         for run, label in runs.items():
             apart = [whole[run, seed] - whole["as it is", seed] for seed in seeds]

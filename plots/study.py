@@ -1,7 +1,7 @@
 """Remake the paper's analyses at toy scale: every run, every number and every picture of RESULTS.md.
 
     pip install matplotlib
-    python plots/study.py                        everything: about two hours on 2 cores
+    python plots/study.py                        everything: more than two hours on 2 cores
     python plots/study.py --only ways budget     some of it
     python plots/figures.py                      only the pictures, from results/*.csv
 
@@ -314,7 +314,7 @@ def main():
             writer.writeheader()
             writer.writerows(rows)
         print(f"results/{name}: {len(rows)} rows")
-    subprocess.run([sys.executable, str(ROOT / "plots" / "figures.py"), *args.only], check=True)
+    sys.exit(subprocess.run([sys.executable, str(ROOT / "plots" / "figures.py"), *args.only]).returncode)
 
 
 if __name__ == "__main__":
