@@ -299,6 +299,8 @@ def main():
     parser.add_argument("--seeds", type=int, default=5, help="seeds; sizes and variants take three of them at most")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, a thread each")
     args = parser.parse_args()
+    if not 2 <= args.seeds <= 10 or args.workers < 1:
+        parser.exit(2, "plots/study.py: --seeds from 2 (one seed has no interval) to 10, --workers from 1\n")
     if find_spec("matplotlib") is None:  # told now, not after two hours
         parser.exit(2, "plots/study.py: needs matplotlib, which the project does not: pip install matplotlib\n")
     RUNS.mkdir(parents=True, exist_ok=True)
