@@ -371,5 +371,5 @@ def main(argv=None):
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(str(error))

@@ -112,6 +112,12 @@ class Log:
                     new.writelines(line for line in whole if line.startswith("step,") or keep(line))
                 beside.rename(path)
 
+    def marked(self, step):
+        """Have the validation questions been marked after this step? Rank 0 knows for all."""
+        path = self.run / "evals.csv"
+        lines = path.read_text().splitlines() if parallel.RANK == 0 and path.exists() else []
+        return parallel.any_rank(any(line.startswith(f"{step},valid,") for line in lines))
+
     def row(self, name, row):
         if parallel.RANK:
             return

@@ -117,7 +117,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
 def act(flows, tools, turn, greedy):
     """The executor turns each plan into a call, the tools run, and each memory gets its step."""
 
-    def command(flow, budget):
+    def call_prompt(flow, budget):
         name = flow.plan.tool
         return executor.prompt(flow.question.question, flow.plan.context, flow.plan.sub_goal, name, tools[name])
 
@@ -128,7 +128,7 @@ def act(flows, tools, turn, greedy):
         return [asked[query].text or f"Error: {asked[query].error or 'no answer'}" for query in queries]
 
     called = []
-    for flow, said in ask(greedy["executor"], flows, turn, "executor", command):
+    for flow, said in ask(greedy["executor"], flows, turn, "executor", call_prompt):
         flow.call = executor.parse(said.text, flow.plan.tool, tools[flow.plan.tool])
         called.append(flow)
     for flow, (result, error, seconds) in zip(called, executor.run([flow.call for flow in called], tools, answer)):

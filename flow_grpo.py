@@ -229,7 +229,8 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
     loss        mean over the steps of -J; measures nothing, see loss()
     kl          k3 under the weights of the objective (loss = -gain + beta * kl); 0 where it is not computed
     clip        share of tokens whose gradient the clip removed: A > 0 and ρ > 1+ε', or A < 0 and ρ < 1-ε
-    entropy     mean of -log π over the tokens scored: they were sampled from π, so this estimates it, and costs nothing
+    entropy     mean of -log π over the tokens scored, which costs nothing: they were sampled from the policy that entered, so in the
+                first mini-batch this estimates its entropy, later that of a policy a step or two away. beta = 0: of rollouts with A ≠ 0
     ratio_min, ratio_max   the extremes of ρ (of this process)
     ratio_first max |ρ - 1| in the first mini-batch: 0, or the old policy is not the one that is trained
     grad_norm   before clipping to max_grad_norm, mean over the steps
@@ -255,7 +256,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         chosen = [a for a in actions if a.flow in flows and a.ids]
         counts = torch.tensor([len(flows), sum(len(a.ids) for a in chosen)], device=device)
         sum_up(counts)                                                      # flat rollouts count, whether computed or not
-        parts.append(([a for a in chosen if beta or A[a.flow]], *counts.tolist()))
+        parts.append(([a for a in chosen if beta or A[a.flow]], *counts.tolist()))      # a term of yours without A needs all of them, too
 
     @torch.no_grad()
     def score(batch):
@@ -274,7 +275,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
             """Add the gradient of one micro-batch to .grad -> its loss (), ratios (K,), diagnostics (4,)."""
             logp_ref = reference_logps(reference, model, batch, temperature) if beta else None    # before logp and its graph
             logp     = token_logps(model, batch, temperature)
-            logp_old = torch.cat([old[id(a)] for a in batch]) if k else logp.detach()
+            logp_old = torch.cat([old[id(a)] for a in batch]) if k else logp.detach()             # k = 0: it still is the old policy
             adv      = per_token(batch, [A[a.flow] for a in batch]).to(device)     # the broadcast: A_i to every token of i
             weight   = token_weights(batch, turns, N, tokens if token_mean else None).to(device)
             value, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip_low, clip_high, beta)

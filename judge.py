@@ -40,7 +40,7 @@ def prompt(question, response):
 
 def quoted(text):
     """As a JSON string on one line, with what cannot be seen (line separators, marks that turn the reading direction) escaped."""
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in json.dumps(text, ensure_ascii=False))
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in json.dumps(text, ensure_ascii=False))
 
 
 def parse(text):
@@ -55,10 +55,10 @@ def parse(text):
 
 
 def ask(cases, engine):
-    """[(tasks.Question, response)] -> [(True, False or None for undecided, why the engine failed or "")], in order."""
+    """[(tasks.Question, response)] -> [(True, False or None for undecided, the llm.Completion it was read from)], in order."""
     prompts = [prompt(*case) for case in cases]
-    found = [(parse(said.text), said.error) for said in engine(prompts, temperature=0.0)] if prompts else []
-    again = [i for i, (verdict, error) in enumerate(found) if verdict is None and not error]
-    for i, said in zip(again, engine([prompts[i] + AGAIN for i in again], temperature=0.0) if again else []):
-        found[i] = (parse(said.text), said.error)
-    return found
+    said = engine(prompts, temperature=0.0) if prompts else []
+    again = [i for i, one in enumerate(said) if parse(one.text) is None and not one.error]
+    for i, one in zip(again, engine([prompts[i] + AGAIN for i in again], temperature=0.0) if again else []):
+        said[i] = one
+    return [(parse(one.text), one) for one in said]

@@ -22,6 +22,7 @@ torch's global generator: torch.manual_seed(s) before a call decides all of it, 
 
 A server can play any module, the planner included, but gives text without ids: training needs local weights.
 """
+import hashlib
 import math
 import os
 import re
@@ -29,6 +30,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
@@ -291,7 +293,7 @@ class Server:
 def chat(data):
     """(text, tokens) of a chat completion; a model that has nothing to say says null."""
     text, usage = data["choices"][0]["message"]["content"], (data.get("usage") or {}).get("total_tokens")
-    return (text or "").strip("\0"), int(usage or 0)
+    return (text or "").strip("\0"), min(int(usage or 0), 10**9)
 
 
 def harmless(prompt):
@@ -353,8 +355,24 @@ def load(name, device=None, dtype=None):
 
 
 def outage(error):
-    """Is this error of a Completion worth another try later? Not if the prompt does not fit or the server refuses it (4xx)."""
-    return error != "" and TOO_LONG not in error and not re.search(r"answered 4(?!08|29)\d\d", error)
+    """Is this error of a Completion worth another try later? Not if the prompt does not fit or the server refuses this very prompt.
+    Another refusal (401, 402, 403, 404: a key that has expired, a model that is gone) would meet all prompts alike."""
+    return error != "" and TOO_LONG not in error and not re.search(r"answered 4(00|13|15|22)\b", error)
+
+
+def fingerprint(name):
+    """Of the weights in a folder: their sizes, and 64 blocks spread over each file; "" for a hub's name or a server. A checkpoint
+    that was trained on and saved under the same name is another model, and no answer of the old one is its own."""
+    digest = hashlib.sha256()
+    files = sorted(Path(os.path.expanduser(name)).glob("*.safetensors")) if not is_server(name) else []
+    for file in files:
+        size = file.stat().st_size
+        with open(file, "rb") as data:
+            for k in range(64):
+                data.seek(size * k // 64)
+                digest.update(data.read(65_536))
+        digest.update(str(size).encode())
+    return digest.hexdigest()[:16] if files else ""
 
 
 def is_server(name):

@@ -1,8 +1,9 @@
 """Memory: the one text that every module reads (AgentFlow §3.1).
 
 AgentFlow's modules do not talk to each other. They read and extend one explicit record: what was planned in each turn, which
-command was run, what came back, and what the verifier said. M^{t+1} = f_mem(M^t, a^t, e^t, v^t) is `memory.steps.append(Step(...))`:
-no language model writes it, so it is the same text for the same turns, and it cannot forget or invent.
+command was run, what came back, and what the verifier said. M^{t+1} = f_mem(M^t, a^t, e^t, v^t) is `memory.steps.append(Step(...))`,
+and v^t put into it once the verifier has read the rest: no language model writes it, so it is the same text for the same turns, and
+it cannot forget or invent.
 
 Two rules keep it safe. It is bounded: render(budget) never returns more than `budget` characters, and shortens the oldest results
 first. It cannot be forged: a result that contains "Step 7" or "Tool:" is indented, so only we can start a line with a label.

@@ -42,9 +42,7 @@ class MasterAdamW(torch.optim.Optimizer):
     all of it float32 (float64 for a float64 weight) and all of it in state_dict(). The master rules: who writes to the
     weights by another way must clear optimizer.state, or the next step takes that back.
 
-    ZeroRedundancyOptimizer needs nothing more: consolidate_state_dict() on all processes, then state_dict() on the first.
-    Its load_state_dict() eats its argument, so each process gives its own; it also keeps a second, rounded copy of all it
-    loaded on the GPU, which serves nothing: its state.clear() frees it.
+    ZeroRedundancyOptimizer needs nothing more; parallel.py gathers and spreads what it holds.
     """
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, device=None):
@@ -83,9 +81,9 @@ class MasterAdamW(torch.optim.Optimizer):
     def ready(self, weight):
         """The state of one weight: made if it is new, and put where it belongs.
 
-        ZeroRedundancyOptimizer loads a checkpoint past load_state_dict() and puts it beside the weights, so this looks each
-        time; what is in its place stays the same tensor. A checkpoint may come from a run with other settings: a master that
-        it lacks (plain AdamW's) is made from the weight, one too many (a float32 weight's, from the host) is dropped.
+        ZeroRedundancyOptimizer's own load_state_dict() goes past ours and puts all beside the weights, so this looks each time;
+        what is in its place stays the same tensor. A checkpoint may come from a run with other settings: a master that it
+        lacks (plain AdamW's) is made from the weight, one too many (a float32 weight's, from the host) is dropped.
         """
         state, apart = self.state[weight], self.apart(weight)
         place, wide = self.device if apart else weight.device, torch.promote_types(weight.dtype, torch.float32)

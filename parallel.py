@@ -7,8 +7,8 @@ A group never spans ranks. flow_grpo.update() sums counts and gradients over the
 objective is that of the joint batch, and the optimiser's float32 state, the largest part of the memory, is divided between them
 (ZeroRedundancyOptimizer). With one process nothing here does anything, and nothing of torch.distributed is started.
 
-What to know: the run's folder must be one that all machines see. Saving gathers the optimiser's state on rank 0, through the GPUs, which
-for a moment need twice a rank's share of it. torchrun gives a SIGTERM 30 seconds, then kills: a longer step is not saved, and is done again.
+What to know: the run's folder must be one that all machines see. Saving gathers the optimiser's state in the memory of rank 0's machine.
+torchrun gives a SIGTERM 30 seconds, then kills: a longer step is not saved, and is done again.
 """
 import datetime
 import os
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
+HOSTS = None  # the ranks again, for what travels between the hosts' memories; None: as everything else (gloo)
 
 
 def start(device=None, minutes=60):
@@ -30,6 +31,9 @@ def start(device=None, minutes=60):
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=minutes))
+    if cuda:
+        global HOSTS
+        HOSTS = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=minutes))
     return f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu"
 
 
@@ -76,17 +80,40 @@ def sharded(optimizer, params, **settings):
 
 
 def state_of(optimizer):
-    """The whole state of the optimiser, on rank 0; None on the others."""
-    if WORLD > 1:
-        optimizer.consolidate_state_dict(to=0)
-    return optimizer.state_dict() if RANK == 0 else None
+    """The whole state of the optimiser, as one process would have it, in the host's memory of rank 0; None on the others.
+
+    ZeroRedundancyOptimizer's own consolidate_state_dict() sends each rank's part through the GPUs of all, twice: of a 7B on two
+    GPUs 91 GB, where there is no room. Here it goes from host to host, tensor by tensor."""
+    if WORLD == 1:
+        return optimizer.state_dict()
+    weights, part = every_weight(optimizer), optimizer.optim.state
+    mine = [(i, name, value.shape, value.dtype) for i, weight in enumerate(weights) for name, value in part.get(weight, {}).items()]
+    found, whole = together([mine], WORLD), {}
+    for rank, tensors in enumerate(found):
+        for i, name, shape, dtype in tensors if RANK in (0, rank) else ():
+            value = part[weights[i]][name].cpu() if rank == RANK else torch.empty(shape, dtype=dtype)
+            if rank != 0:
+                dist.send(value, 0, group=HOSTS) if rank == RANK else dist.recv(value, rank, group=HOSTS)
+            if RANK == 0:
+                whole.setdefault(i, {})[name] = value
+    groups = [optimizer.optim.param_groups[0] | {"params": list(range(len(weights)))}]
+    return {"state": whole, "param_groups": groups} if RANK == 0 else None
 
 
 def load(optimizer, state):
-    """Go on from state_of(); each rank takes its part."""
-    optimizer.load_state_dict(state)
-    if WORLD > 1:
-        optimizer.state.clear()  # a second copy of all that was loaded, which nothing reads
+    """Go on from state_of(); each rank takes its part, wherever its optimiser keeps it."""
+    if WORLD == 1:
+        return optimizer.load_state_dict(state)
+    place = {weight: i for i, weight in enumerate(every_weight(optimizer))}
+    mine = [place[weight] for weight in optimizer.optim.param_groups[0]["params"]]
+    part = {k: state["state"][i] for k, i in enumerate(mine) if i in state["state"]}
+    settings = state["param_groups"][0] | {"params": list(range(len(mine)))}
+    optimizer.optim.load_state_dict({"state": part, "param_groups": [settings]})
+    optimizer.param_groups[0].update({name: value for name, value in settings.items() if name != "params"})
+
+
+def every_weight(optimizer):
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
 def wait():

@@ -30,7 +30,7 @@ USER_AGENT = ("nano-agentflow/1.0 (educational reference of AgentFlow, https://a
               f"python-requests/{requests.__version__}")  # Wikimedia asks who calls, and with what
 PATIENCE = 30            # seconds; a service that asks to wait longer has failed
 PAUSE = 0.5              # seconds before the first new attempt, doubled for each that follows
-BROKEN = KeyError, IndexError, TypeError, AttributeError, ValueError  # what reading JSON of another shape raises
+BROKEN = KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError  # what reading JSON of another shape raises
 
 
 class Failed(Exception):
@@ -81,11 +81,11 @@ def pause(attempt: int) -> float:
 
 def session(tries: int = 4) -> requests.Session:
     """One for all threads. Each request is tried up to `tries` times: POST too, as what we ask changes nothing."""
-    retry = Patient(total=tries - 1, allowed_methods=None, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
+    retry = Patient(total=tries - 1, allowed_methods=None, status_forcelist=(429, *range(500, 600)), raise_on_status=False)
     new = requests.Session()
     for scheme in ("http://", "https://"):
         new.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=32, max_retries=retry))
-    new.headers["User-Agent"] = USER_AGENT
+    new.headers.update({"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"})  # what unpacked() reads; requests may ask for more
     new.auth = lambda request: request  # else a line of ~/.netrc would replace our Authorization header
     return new
 

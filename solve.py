@@ -18,6 +18,7 @@ import os
 import re
 import statistics
 import time
+import unicodedata
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -53,16 +54,19 @@ def evaluate(questions, policy, fixed, tools, judge=None, bar=None, **settings):
 
 
 def mark(flows, judge=None):
-    """R(o) of each flow that has an answer: by the rules, and where they cannot decide by the judge, an engine (None: not right)."""
+    """R(o) of each flow that has an answer: by the rules, and where they cannot decide by the judge, an engine (None: not right).
+    (tasks.mark() is the rules alone, for one answer.) To train on another reward, begin here: accuracy and best/ are means of it."""
     ended = [flow for flow in flows if not flow.failed]
     verdicts = [tasks.decide(flow.question, flow.answer) for flow in ended]
     for flow, verdict in zip(ended, verdicts):
         flow.reward = float(verdict is True)
     if judge:
         unread = [flow for flow, verdict in zip(ended, verdicts) if verdict is None]
-        for flow, (verdict, error) in zip(unread, judging.ask([(flow.question, flow.answer) for flow in unread], judge)):
-            flow.reward, flow.undecided = float(verdict is True), verdict is None and not error
-            flow.failed = error and f"judge: {error}"
+        start = time.perf_counter()
+        for flow, (verdict, said) in zip(unread, judging.ask([(flow.question, flow.answer) for flow in unread], judge)):
+            flow.reward, flow.undecided = float(verdict is True), verdict is None and not said.error
+            flow.failed = said.error and f"judge: {said.error}"
+            flow.say(len(flow.actions), "judge", said.text, said.tokens, time.perf_counter() - start)
 
 
 def summary(flows):
@@ -78,7 +82,7 @@ def summary(flows):
         "errors": sum(step.error for step in steps) / max(1, len(steps)),
         "failed": sum(flow.failed != "" for flow in flows),
         "undecided": sum(flow.undecided for flow in flows),
-        "tokens": sum(word["tokens"] for flow in flows for word in flow.words) / len(flows),
+        "tokens": sum(word["tokens"] for flow in flows for word in flow.words if word["module"] != "judge") / len(flows),
         "calls": {name: used[name] for name in sorted(used)},  # of each tool: (calls, errors, seconds)
     }
 
@@ -103,14 +107,15 @@ def show_calls(metrics):
 
 
 def trace(flow):
-    """The flow as text to read: every module's words, turn by turn."""
+    """The flow as text to read: every module's words, turn by turn. What a terminal would obey and not show is escaped."""
     lines = [f"Question: {flow.question.question}"]
     for word in flow.words:
-        where = f"turn {word['turn']} {word['module']}" if word["module"] not in ("analysis", "generator") else word["module"]
+        where = f"turn {word['turn']} {word['module']}" if word["module"] not in ("analysis", "generator", "judge") else word["module"]
         lines.append(f"[{where}]  {word['tokens']} tokens, {word['seconds']:.2f} s" if word["tokens"] else f"[{where}]  {word['seconds']:.2f} s")
         lines += ["    " + line for line in word["text"].strip().splitlines()]
     lines.append(f"Failed: {flow.failed}" if flow.failed else f"Answer: {flow.answer}")
-    return "\n".join(lines)
+    shown = "\n".join(lines)
+    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in shown)
 
 
 # --------------------------------------------------------------------------------------------- engines and tools of a command line
@@ -143,6 +148,8 @@ def settle_engines(args):
         before = {"tools": TOY_TOOLS, "corpus": str(TOY / "corpus.jsonl")}
     for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus"):
         if getattr(args, name) is None:
+            if name not in ("tools", "corpus") and llm.is_server(before.get(name)):  # a downloaded folder must not choose who reads our key
+                raise ValueError(f"{args.model} was trained with --{name} {before[name]}: give that, or another")
             setattr(args, name, before.get(name))
     args.fixed = args.fixed or args.model
 
@@ -203,14 +210,20 @@ def answer_all(name, questions, path, batch, run):
         beside.replace(path)
     with tqdm(total=len(questions), initial=len(flows), desc=name, leave=False, disable=OTHERS) as bar:
         for start in range(len(flows), len(questions), batch):
-            flows += run(start, questions[start : start + batch], bar)
-            down = [flow.failed for flow in flows[start:] if llm.outage(flow.failed)]
-            if path and down:  # not kept: a server that is down for a while would use up the questions
-                raise ValueError(f"{len(down)} flows of a batch did not come to an end ({down[0]}): mend that, then the same command goes on")
+            for _ in range(2):  # a batch with an outage in it is run once more
+                bar.n = start
+                new = run(start, questions[start : start + batch], bar)
+                down = [flow.failed for flow in new if llm.outage(flow.failed)]
+                if not (path and down):
+                    break
+            if path and 2 * len(down) > len(new):  # not kept: a server that is down would use up the questions. But one that fails
+                raise ValueError(                  # at a single question, whenever it is asked, must not end the run: that counts as failed
+                    f"{len(down)} of the {len(new)} flows of a batch did not come to an end ({down[0]}): mend that, then the same command goes on")
+            flows += new
             bar.set_postfix(accuracy=f"{summary(flows)['accuracy']:.3f}")
             if path:
                 with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:  # \ud800 is JSON
-                    file.writelines(json.dumps(flow.record(), ensure_ascii=False) + "\n" for flow in flows[start:])
+                    file.writelines(json.dumps(flow.record(), ensure_ascii=False) + "\n" for flow in new)
                     file.flush()
                     os.fsync(file.fileno())
     return flows
@@ -230,14 +243,16 @@ def open_folder(path, settings):
         raise ValueError(f"{path} exists already and is not the folder of a run: give another --out")
     other = next((name for name in settings if settings[name] != before.get(name)), "")
     if other:
-        raise ValueError(f"{path} holds a run with another --{other.replace('_', '-')} ({before.get(other)}): give another --out")
+        flag = other if " " in other else f"--{other.replace('_', '-')} ({before.get(other)})"
+        raise ValueError(f"{path} holds a run with another {flag}: give another --out")
     return folder
 
 
-def kept(folder, name):
-    """[[Flow]]: what a run's folder holds of a benchmark, trial by trial, also from earlier commands."""
+def kept(folder, name, number):
+    """[[Flow]]: the trials of a benchmark of `number` questions that a run's folder holds from its first to its last, also from
+    earlier commands. What was cut off is no trial yet."""
     trials = [path.read_bytes().splitlines() for path in sorted(folder.glob(f"{name}-*.jsonl"))]  # of bytes: U+2028 is no end of a line
-    return [[Flow.from_record(tasks.Question(data["question"], data["gold"]), data) for data in map(json.loads, lines)] for lines in trials if lines]
+    return [[Flow.from_record(tasks.Question(data["question"], data["gold"]), data) for data in map(json.loads, lines)] for lines in trials if len(lines) == number]
 
 
 def table(rows):
@@ -324,8 +339,9 @@ def main():
         fixed, judge = load_engines(args, {args.model: policy}, cache)
         named, args.tools = args.tools is not None, list(tools)
         same = {name: value for name, value in vars(args).items() if name not in ("out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials")}
+        same |= {"dtype": str(llm.pick_dtype(args.dtype, llm.pick_device(args.device))), "set of weights": [llm.fingerprint(model) for model in (args.model, args.fixed, args.executor, args.verifier, args.generator, args.judge) if model]}
         folder = open_folder(args.out, same) if args.out else None
-    except ValueError as why:
+    except (ValueError, OSError) as why:
         parser.exit(2, f"solve.py: {why}\n")
     print(show_engines(policy, fixed, judge, tools, named) + "\n", flush=True)
 
@@ -356,7 +372,8 @@ def main():
         if metrics["failed"] == len(flows):
             parser.exit(1, "solve.py: no flow came to an end\n")
     if args.benchmark:
-        text = table([row_of(name, runs) for name in benchmarks.BENCHMARKS if (runs := kept(folder, name))])
+        there = {name: len(benchmarks.load(name, args.benchmark_dir, args.limit)) for name in benchmarks.BENCHMARKS if [*folder.glob(f"{name}-*.jsonl")]}
+        text = table([row_of(name, runs) for name, number in there.items() if (runs := kept(folder, name, number))])
         (folder / "table.md").write_text(text + "\n")
         print(f"\n{text}\nKept in {folder}")
     if is_toy(args.model):

@@ -49,13 +49,15 @@ NUMBER = re.compile(rf"""(?P<sign>[-+]?)(?:(?P<money>(?:US)?\$|[€£¥])\s?)?(?
 SCALE = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 UNITS = {name: line.split(", ")[0] for line in (          # spellings of one unit; its first name stands for all
     "km, kilometer, kilometers, kilometre, kilometres", "m, meter, meters, metre, metres", "cm, centimeters, centimetres",
-    "mm, millimeters, millimetres", "mile, miles, mi", "foot, feet, ft", "inch, inches", "kg, kilogram, kilograms", "g, gram, grams",
-    "lb, lbs", "tonne, tonnes", "L, liter, liters, litre, litres", "year, years, yr", "month, months", "week, weeks", "day, days",
-    "h, hour, hours, hr", "min, minute, minutes", "second, seconds, sec", "dollar, dollars, USD, US$, $", "euro, euros, EUR, €",
-    "pound, pounds, GBP, £", "yen, JPY, ¥", "cents", "degree, degrees, °", "°C, degrees Celsius", "°F, degrees Fahrenheit",
+    "mm, millimeters, millimetres", "mile, miles, mi", "foot, feet, ft", "inch, inches", "kg, kilogram, kilograms, kilogramme, kilogrammes",
+    "g, gram, grams", "lb, lbs", "tonne, tonnes", "L, liter, liters, litre, litres", "year, years, yr", "month, months", "week, weeks", "day, days",
+    "h, hour, hours, hr, hrs", "min, minute, minutes, mins", "second, seconds, sec, secs", "dollar, dollars, USD, US$, $", "euro, euros, EUR, €",
+    "pound, pounds", "£, GBP, pounds sterling", "yen, JPY, ¥", "cents", "degree, degrees, °", "°C, degrees Celsius", "°F, degrees Fahrenheit",
     "km/h, kilometers per hour", "mph, miles per hour", "m/s, meters per second", "m/s^2", "m^2, square meters", "km^2, square kilometers",
     "cm^2", "cm^3", "m^3, cubic meters", "N, newtons", "J, joules", "kJ", "W, watts", "kW", "V, volts", "Hz", "eV", "MeV", "mol"
     ) for name in line.split(", ")}
+ALIKE = {"pound", "£"}, {"pound", "lb"}                         # of money or of weight: both are called so
+DOUBTED = {"degree", "°C"}, {"degree", "°F"}                   # one of them says less
 FOLDED = {name.lower(): unit for name, unit in UNITS.items() if len(name) > 1}   # "KM"; but never n for N
 NOT_NOUNS = set("times plus minus versus less always does was has perhaps cos dozens hundreds thousands millions billions trillions halves "
                 "thirds quarters fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths".split())
@@ -194,8 +196,8 @@ def game_of_24(numbers, response) -> bool:
     text = _readings(response)[-1].replace("\\div", "/")
     for _ in range(3):                                   # three numbers can hang below one another
         text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", text)
-    text = re.sub(r"(?<=[0-9)])\s*x\s*(?=[0-9(])", "*", text).translate(str.maketrans("×·∗⋅÷", "****/"))
-    text = re.sub(r"\s*=\s*24$", "", text)
+    text = re.sub(r"(?<=[0-9)\]])\s*[xX]\s*(?=[0-9(\[])", "*", text).translate(str.maketrans("×·∗⋅÷[]", "****/()"))
+    text = re.sub(r"\s*=\s*24$|^24\s*=\s*", "", text)
     if len(text) > 200 or not re.fullmatch(r"[0-9+\-*/() ]+", text):             # 200 characters bound the depth too
         return False
     used = []
@@ -256,15 +258,26 @@ def _same(gold, response, question=""):
     if MATH.search(_tidy(gold)):
         return "".join(_tidy(gold).split()) == "".join(_tidy(response).split()) or None
     a, b = normalise(_tidy(gold)), normalise(_tidy(response))
-    return a == b != "" or None                                                  # of "!!!" nothing is left to compare
+    asks = response.rstrip().endswith("?") and not gold.rstrip().endswith("?")   # "Paris?" is a doubt
+    return a == b != "" and not asks or None                                     # of "!!!" nothing is left to compare
 
 
 def _equal(expected, given, question):
     asked = {FOLDED[word] for word in re.findall(r"\w+", question.lower()) if word in FOLDED}
-    return len(given[1]) == len(expected[1]) and (given[0] in ("", expected[0]) or not expected[0]) and all(
-        gold == value and (not unit or not named or unit == named)
-        and (unit or not asked or named in asked or named not in UNITS)          # the question says km, the response miles
-        for (gold, unit), (value, named) in zip(expected[1], given[1]))
+    if len(given[1]) != len(expected[1]) or (expected[0] and given[0] not in ("", expected[0])):
+        return False
+    verdicts = [gold == value and _one_unit(unit or (named in UNITS and asked), named)      # the question says km, the response miles
+                for (gold, unit), (value, named) in zip(expected[1], given[1])]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _one_unit(expected, named):
+    """Do they mean one unit? expected: one, or a set of those that the question names. None where a unit is not listed above."""
+    expected = {expected} if isinstance(expected, str) else expected or {""}
+    if not named or expected & {"", named} or any({unit, named} in ALIKE for unit in expected):
+        return True
+    doubt = named not in UNITS or any(unit not in UNITS or {unit, named} in DOUBTED for unit in expected)
+    return None if doubt else False
 
 
 def _quantities(text):

@@ -33,6 +33,7 @@ from sandbox import python_coder
 RESULT_BUDGET = 4000     # characters of a result that reach memory
 PASSAGE_BUDGET = 1300    # characters of one passage, about 200 words, so that k = 3 of them fit into a result
 IN_MEMORY = 8_000_000    # bytes of a corpus; the index of a larger one is kept in a file beside it
+NOTHING = "Error: no"    # how the answer of a search begins that went well and found nothing
 LIVE = "wikipedia:"      # followed by a language, the corpus is the live Wikipedia
 WIKIPEDIA = "https://{}.wikipedia.org/w/api.php"
 SERPER = "https://google.serper.dev/search"
@@ -149,12 +150,20 @@ def wikipedia_search(query: str, corpus: str, k: int = 3) -> str:
             # A passage with more than half of the words has one of the rarer half: few passages to look at, in a corpus of any size.
             rare = sorted(asked, key=lambda word: search("select doc from vocabulary where term = ?", (word,)).fetchone() or (0,))
             some = search(BEST, (" OR ".join(map(quoted, rare[: (len(rare) + 1) // 2])), 1000))
-            half = (row for row in some if 2 * len(set(asked) & set(words(" ".join(row)))) > len(asked))
-            found = list(islice(half, k))
+            found = list(islice((row for row in some if more_than_half(asked, " ".join(row))), k))
     return numbered([(title, "", text) for title, text in found]) or nothing(query, "passage")
 
 
-BEST = "select title, text from passages where passages match ? order by bm25(passages, 5, 1), rowid limit ?"
+# The texts of the best alone: ordered in one go, SQLite would carry the texts of all that match through its sorting.
+BEST = """select title, text from (select rowid as id, bm25(passages, 5, 1) as score from passages where passages match ? order by score, id limit ?)
+          join passages on passages.rowid = id order by score, id"""
+
+
+def more_than_half(asked: list[str], text: str) -> bool:
+    """Has the text more than half of these words?"""
+    if text.isascii() and 2 * sum(word in text.lower() for word in asked) <= len(asked):  # nor parts of its words: soon told
+        return False
+    return 2 * len(set(asked) & set(words(text))) > len(asked)
 
 
 def quoted(word):
@@ -163,7 +172,7 @@ def quoted(word):
 
 
 def nothing(query, what):
-    return f"Error: no {what} matches {cut(query, 200)!r}. Try other or fewer words."
+    return f"{NOTHING} {what} matches {cut(query, 200)!r}. Try other or fewer words."
 
 
 def numbered(found) -> str:
@@ -198,7 +207,9 @@ def mediawiki(language: str, params: dict, read: Callable) -> list:
             return found
         if error.get("code") != "maxlag":
             break
-        time.sleep(min(services.wait(headers) or 5, services.PATIENCE))
+        if (pause := services.wait(headers) or 5) > services.PATIENCE:
+            break
+        time.sleep(pause)
     raise services.Failed(f"Wikipedia answered: {cut(str(error.get('info')), 200)}")
 
 
@@ -298,12 +309,13 @@ def toolbox(names: list[str] | None = None, corpus: str | Path | None = None, ca
 
 
 def remembered(cache: services.Cache, name: str, run: Callable[..., str]) -> Callable[..., str]:
-    """The tool, but what it has answered before it answers again, from the cache. What went wrong is tried again."""
+    """The tool, but what it has answered before it answers again, from the cache; also that there is nothing. What went wrong is
+    tried again."""
     def search(**arguments):
         key = json.dumps(arguments, sort_keys=True)
         if (known := cache.get(name, key)) is not None:
             return known
-        if not (result := run(**arguments)).startswith("Error:"):
+        if not (result := run(**arguments)).startswith("Error:") or result.startswith(NOTHING):
             cache.put(result, name, key)
         return result
     return search

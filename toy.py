@@ -14,7 +14,7 @@ below 1 000 is one token. What is left is 30-120 tokens, in which it must find a
 
 So the model knows all formats, sub-goals and facts to look for, but not which tool does what. Wrong tools fail by themselves (a
 search for "value of 37 * 12" finds nothing, "capital = France" is a NameError, base_generator makes things up), and choosing is left to
-Flow-GRPO. No two numbers that meet in a test question, and none of its wordings, are in a training question.
+Flow-GRPO. No two numbers that meet in a test question, and none of its openings, are in a training question.
 """
 
 import argparse

@@ -14,6 +14,7 @@ after --resume. Several GPUs are parallel.py's, adapters lora.py's, the float32 
 
 import argparse
 import json
+import os
 import random
 import signal
 import time
@@ -45,29 +46,32 @@ class Down(Exception):
     """A model server or a judge that stays down: the run ends here, with a checkpoint."""
 
 
-def roll_out(questions, copies, seed, args, policy, fixed, tools, judge):
-    """solve.evaluate() of each question so many times, each rank its share: all flows, the copies of a question together."""
+def marked_rollouts(questions, copies, seed, args, policy, fixed, tools, judge):
+    """solve.evaluate() of each question so many times, each rank its share: all flows, the copies of a question together.
+
+    Down if most of them did not come to an end: to go on would use up the questions, and learn from (or count) what happened to come through."""
     torch.manual_seed(seed + 7_919 * parallel.RANK)
     asked = [question for question in parallel.share(questions) for _ in range(copies)]
     flows = solve.evaluate(asked, policy, fixed, tools, judge, **solve.flow_settings(args))[1] if asked else []
     groups = [flows[i : i + copies] for i in range(0, len(flows), copies)]
-    return [flow for group in parallel.together(groups, len(questions)) for flow in group]
+    flows = [flow for group in parallel.together(groups, len(questions)) for flow in group]
+    down = [flow.failed for flow in flows if llm.outage(flow.failed)]
+    if 2 * len(down) > len(flows):
+        raise Down(f"{len(down)} of {len(flows)} rollouts did not come to an end ({down[0]})")
+    return flows
 
 
 def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, judge=None):
     """One step of Flow-GRPO on a batch of questions: ({column: value} for the log, [Flow])."""
     start, seed = time.perf_counter(), args.seed * 1_000_003 + step
-    flows = roll_out(batch, args.group_size, seed, args, policy, fixed, tools, judge)
+    flows = marked_rollouts(batch, args.group_size, seed, args, policy, fixed, tools, judge)
     metrics = solve.summary(flows)
 
     # A rollout without an outcome leaves its group. Groups are by the question's place in the batch, never by its text.
     kept = [(i // args.group_size, flow) for i, flow in enumerate(flows) if not flow.failed and not flow.undecided]
-    down = [flow.failed for flow in flows if llm.outage(flow.failed)]
-    if 2 * len(down) > len(flows):  # going on would use up the questions, and learn from what happened to come through
-        raise Down(f"{len(down)} of {len(flows)} rollouts of step {step} did not come to an end ({down[0]})")
     A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])
     own = parallel.share(range(len(batch)))
-    mine = [k for k, (group, _) in enumerate(kept) if group in own]
+    mine = [k for k, (group, _) in enumerate(kept) if group in own]  # update() numbers this rank's rollouts anew, from 0
     actions = [Action(said.prompt_ids, said.ids, i) for i, k in enumerate(mine) for said in kept[k][1].actions]
     middle = time.perf_counter()
     learned = update(
@@ -116,7 +120,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
     log, stopping = Log(run, step), Stopping()
 
     def held_out(name, questions):
-        flows = roll_out(questions, 1, args.seed, args, policy, fixed, tools, judge)
+        flows = marked_rollouts(questions, 1, args.seed, args, policy, fixed, tools, judge)
         metrics = solve.summary(flows)
         row = {key: metrics[key] for key in ("accuracy", "turns", "errors", "failed", "undecided")}
         log.row("evals.csv", {"step": step, "questions": name} | row)
@@ -125,41 +129,45 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
             say(f"calls   {solve.show_calls(metrics)}")
         return metrics["accuracy"]
 
+    def mark_valid():
+        nonlocal best
+        accuracy = held_out("valid", valid)
+        if accuracy > best:
+            best = accuracy
+            save(run / "best", policy, None, step, best, args)
+        save(run / f"step-{step}", policy, optimizer, step, best, args)  # after best/, which it counts on
+        forget(run, args.keep)
+
     def stop(why, then):
         """A checkpoint of now, without marking --valid, so that a run that was stopped ends like one that was not; and what to say."""
-        if not (run / f"step-{step}").exists():
+        if step and not (run / f"step-{step}").exists():
             save(run / f"step-{step}", policy, optimizer, step, best, args)
         return f"{why} {then} with: python train.py --resume {run}"
 
-    if step == 0:
-        held_out("test", test)
-    while step < args.steps and not parallel.any_rank(stopping.asked):
-        step += 1
-        batch = questions_of(step, train_questions, args.questions, args.seed)
-        try:
-            row, flows, *seconds = train_step(step, batch, args, policy, fixed, reference, optimizer, tools, judge)
-        except Down as why:
-            step -= 1
-            raise SystemExit(f"train.py: {stop(f'{why}.', 'Mend that, then go on')}")
-        log.row("log.csv", row)
-        log.flows(step, flows)
-        say(show(row, args.steps, *seconds))
-        poisoned = poisoned + 1 if row["skipped"] == args.minibatches or row["failed"] == len(flows) else 0
-        if poisoned == POISONED:
-            why = f"the last {POISONED} steps taught nothing: gradients that are not finite or far too large, or prompts that do not fit the model."
-            raise SystemExit(f"train.py: {stop(why, 'Begin anew with a lower --lr or --max-new-tokens, or go on')}")
-        if step % args.every == 0 or step == args.steps:
-            accuracy = held_out("valid", valid)
-            if accuracy > best:
-                best = accuracy
-                save(run / "best", policy, None, step, best, args)
-            save(run / f"step-{step}", policy, optimizer, step, best, args)  # after best/, which it counts on
-            forget(run, args.keep)
-    if step < args.steps:
-        say(stop(f"Stopped after step {step}.", "Go on"))
-    else:
-        held_out("test", test)
-        say(f"Done. Try: python solve.py --model {run}/best")
+    due = lambda: step and (step % args.every == 0 or step == args.steps)
+    try:
+        if step == 0:
+            held_out("test", test)
+        if due() and not log.marked(step):  # the run ended while --valid was marked
+            mark_valid()
+        while step < args.steps and not parallel.any_rank(stopping.asked):
+            batch = questions_of(step + 1, train_questions, args.questions, args.seed)
+            row, flows, *seconds = train_step(step + 1, batch, args, policy, fixed, reference, optimizer, tools, judge)
+            step += 1
+            log.row("log.csv", row)
+            log.flows(step, flows)
+            say(show(row, args.steps, *seconds))
+            poisoned = poisoned + 1 if row["skipped"] == args.minibatches or row["failed"] == len(flows) else 0
+            if poisoned == POISONED:
+                why = f"the last {POISONED} steps taught nothing: gradients that are not finite or far too large, or prompts that do not fit the model."
+                raise SystemExit(f"train.py: {stop(why, 'Begin anew with a lower --lr or --max-new-tokens, or go on')}")
+            if due():
+                mark_valid()
+        if step >= args.steps:
+            held_out("test", test)
+    except Down as why:
+        raise SystemExit(f"train.py: {stop(f'{why}, after step {step}.', 'Mend that, then go on')}")
+    say(f"Done. Try: python solve.py --model {run}/best" if step >= args.steps else stop(f"Stopped after step {step}.", "Go on"))
 
 
 def say(text):
@@ -168,7 +176,8 @@ def say(text):
 
 
 class Stopping:
-    """Ctrl-C and SIGTERM: finish the step, save, leave. A second Ctrl-C leaves at once."""
+    """Ctrl-C and SIGTERM: finish the step, save, leave. A second Ctrl-C leaves at once; a second SIGTERM does not, because
+    a cluster's scheduler and torchrun both send one."""
 
     def __init__(self):
         self.asked = False
@@ -176,9 +185,10 @@ class Stopping:
             signal.signal(number, self.ask)
 
     def ask(self, number, frame):
-        say("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.")
+        if not self.asked:
+            say("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.")
         self.asked = True
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def arguments():
@@ -272,16 +282,15 @@ def resumed(parser, args):
 
 
 def load_questions(args):
-    """Training, validation and test questions. Without --valid, up to 64 of --data are held out and never trained on."""
+    """Training, validation and test questions. Without --valid, up to 64 of --data are held out, and what is nearly one of them is
+    not trained on. Without --test, the questions that choose best/ are the test as well."""
     if set(str(args.data).split("+")) <= {*benchmarks.TRAINING, *benchmarks.BENCHMARKS}:  # a benchmark's name is refused, with the reason
         questions = benchmarks.training(str(args.data), args.limit or 1000, args.seed)
-        train, valid = (questions, tasks.load(args.valid)) if args.valid else benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
     else:
         questions = tasks.load(args.data)[: args.limit]
-        split = len(questions) - (0 if args.valid else min(64, len(questions) // 2))
-        train, valid = questions[:split], tasks.load(args.valid) if args.valid else questions[split:]
-    if not valid:
+    if len(questions) < 2 and not args.valid:
         raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl, or 2 questions and more")
+    train, valid = (questions, tasks.load(args.valid)) if args.valid else benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
     return train, valid, tasks.load(args.test) if args.test else valid
 
 
@@ -297,7 +306,12 @@ def check_memory(args, free):
         optimizer_device=args.optimizer_device, lora=args.lora, generate_budget=1)  # generate() halves its batches by itself
     if advice := fit.advise(needed, 1.15 * free):  # 1.15: as far as the prediction has been off
         raise ValueError(advice)
-    say(f"memory  {needed.gpu / 1e9:.0f} GB predicted of {free / 1e9:.0f} GB on the GPU, {needed.host / 1e9:.0f} GB on the host")
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed.host > there:
+        raise ValueError(f"It needs {needed.host / 1e9:.0f} GB of the host's memory and there are {there / 1e9:.0f}: give --lora 32, a smaller model, or more memory")
+    say(f"memory  {needed.gpu / 1e9:.0f} GB predicted of {free / 1e9:.0f} GB on the GPU, {needed.host / 1e9:.0f} GB of {there / 1e9:.0f} on the host")
+    if advice := fit.advise(needed, 0.9 * free):
+        say(f"memory  may not suffice, since a tenth should stay free. {advice}")
 
 
 def load_models(args, checkpoint, state):
@@ -336,7 +350,7 @@ def main():
                 new_folder(args.out)
             write_settings(args)  # of a resumed run, too: --steps may be new
         parallel.wait()
-    except ValueError as why:
+    except (ValueError, OSError) as why:
         parser.exit(2, f"train.py: {why}\n")
     if policy.model.device.type == "cuda" if args.gradient_checkpointing is None else args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
@@ -344,12 +358,11 @@ def main():
     try:
         train(args, policy, fixed, reference, tools, judge, *questions, state)
         parallel.wait()  # nobody leaves while another still reads from it
+        parallel.stop()  # and not after an error: it might wait for those who wait for us, and torchrun ends them only when we are gone
     except MemoryError as why:
         raise SystemExit(f"train.py: {why}")
     except OSError as why:
         raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
-    finally:
-        parallel.stop()
 
 
 if __name__ == "__main__":

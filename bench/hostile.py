@@ -4,12 +4,14 @@
     python bench/hostile.py --flows 200
 
 All modules are played by a generator of broken, huge, nested, unicode and injected texts, and of valid ones with a few characters
-changed; the tools are the real ones (web addresses are refused before any name is looked up; code gets half a second). Ends with exit
-code 1 if a flow raises, takes more turns than it may, keeps more than it may, or if the memory of the process keeps growing.
+changed; the judge is played by it, too; the tools are the real ones (web addresses are refused before any name is looked up; code gets
+half a second). Ends with exit code 1 if a flow raises, cannot be shown or recorded, takes more turns than it may, keeps more than it
+may, if a batch takes a minute, or if the memory of the process keeps growing.
 """
 
 import argparse
 import functools
+import json
 import random
 import resource
 import sys
@@ -102,6 +104,8 @@ def problems(flows):
             yield "a flow keeps more than it may"
         if not isinstance(one.answer, str) or one.reward not in (0.0, 1.0):
             yield "a flow ended without an answer or a mark"
+        if flow.Flow.from_record(one.question, json.loads(json.dumps(one.record()))).memory != one.memory or not solve.trace(one).encode():
+            yield "a flow cannot be recorded or shown"
 
 
 def run(flows, batch=100, seed=0):
@@ -112,12 +116,14 @@ def run(flows, batch=100, seed=0):
     for start in range(0, flows, batch):
         begun = time.perf_counter()
         questions = [tasks.Question("What is 6 * 7?", "42") for _ in range(min(batch, flows - start))]
-        metrics, done = solve.evaluate(questions, engine, engine, tools, max_turns=TURNS)
+        metrics, done = solve.evaluate(questions, engine, engine, tools, judge=engine, max_turns=TURNS)
         slowest = max(slowest, time.perf_counter() - begun)
         wrong += problems(done)
         calls.update({name: n for name, (n, _, _) in metrics["calls"].items()})
         failed += metrics["failed"]
         sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    if slowest > 60:
+        wrong.append(f"a batch took {slowest:.0f} s")
     if sizes[-1] > 1.3 * sizes[len(sizes) // 2]:
         wrong.append(f"the process grew from {sizes[len(sizes) // 2]} to {sizes[-1]} MB in the second half")
     return wrong, {"calls": dict(calls), "failed": failed, "largest MB": sizes[-1], "slowest batch": slowest}

@@ -1,6 +1,6 @@
 """What bfloat16 costs a trainer: in the weights that the optimizer moves, and in the probabilities that the ratio compares.
 
-    python bench/precision.py              both tables as Markdown: two minutes on one core, no GPU, no network
+    python bench/precision.py              the tables as Markdown: two minutes on one core, no GPU, no network
 
 The first table trains one small Qwen2 five ways, on one fixed batch, from the same weights, for 200 AdamW steps at the
 paper's learning rate and at ten times that. All are read as the forward pass reads them, in the weights' own dtype:
@@ -16,7 +16,9 @@ their two moments in bfloat16 too, since that is what they are chosen for; with 
 14 bytes. One batch is kind to them: with β₂ = 0.999 a second moment in bfloat16, rounded to nearest, can never fall (a
 thousandth is less than half its last bit), and here it hardly has to.
 
-The second table is about the old policy. generate() samples a token from log-probs that it computed token by token, from a
+The second table: a mini-batch of a 7B is hundreds of micro-batches, whose gradients add up in the weights' dtype.
+
+The third table is about the old policy. generate() samples a token from log-probs that it computed token by token, from a
 cache; the update computes them once more, from the whole sequence, and in bfloat16 the two differ. A trainer that takes
 generate()'s for π_old begins with a ratio ρ = π/π_old that is not 1, before anything was learnt. So does one that scores the
 old policy in other micro-batches than the new one. flow_grpo.update() scores both in the same ones: exactly 1. The models:
@@ -39,6 +41,7 @@ import planner
 import solve
 import tasks
 from flow_grpo import Action, token_logps
+from lora import dithered
 from optimizer import MasterAdamW
 from tools import TOOLS
 
@@ -69,15 +72,9 @@ class Stochastic(Bare):
     """Up or down at random, in proportion to what is nearer: each step is wrong, and right on average."""
 
     def write(self, weight, state, m, v, delta):
-        state["m"].copy_(stochastic(m))
-        state["v"].copy_(stochastic(v))
-        weight.copy_(stochastic(weight.float() + delta))
-
-
-def stochastic(x):
-    """float32 to bfloat16: add noise below the last bit that stays, then cut."""
-    bits = x.view(torch.int32) + torch.randint(0, 1 << 16, x.shape, dtype=torch.int32)
-    return (bits & -65536).view(torch.float32).bfloat16()
+        state["m"].copy_(dithered(m, torch.bfloat16))
+        state["v"].copy_(dithered(v, torch.bfloat16))
+        weight.copy_(dithered(weight.float() + delta, torch.bfloat16))
 
 
 class Kahan(Bare):
@@ -159,6 +156,28 @@ def optimizer_table():
         print(f"| {name} | {lr:.0e} | {first:.1%} | {moved:.1%} | {cosine:.3f} | {progress:.0%} | {held:.0f} |", flush=True)
 
 
+def accumulation_table():
+    model, _ = start()
+    ids = torch.randint(256, (128, 32))
+    wanted, _ = gradient(copy.deepcopy(model).float(), ids, 1)
+    print("| micro-batches | error of the gradient, added up in bfloat16 | in float32 |")
+    print("|---" * 3 + "|")
+    for parts in (1, 16, 128):
+        errors = [(found - wanted).norm() / wanted.norm() for found in gradient(model, ids, parts)]
+        print(f"| {parts} | {errors[0]:.2%} | {errors[1]:.2%} |", flush=True)
+
+
+def gradient(model, ids, parts):
+    """Of the mean loss of all rows, in so many micro-batches: (as .grad has added them up, the same added up in float32)."""
+    model.zero_grad()
+    wide = 0
+    for rows in ids.chunk(parts):
+        (model(rows, labels=rows).loss / parts).backward()
+        added = torch.autograd.grad(model(rows, labels=rows).loss / parts, list(model.parameters()))
+        wide = wide + torch.cat([part.float().flatten() for part in added])
+    return torch.cat([weight.grad.float().flatten() for weight in model.parameters()]), wide
+
+
 # ------------------------------------------------------------------------------------------------------ sampled and scored
 def real(dtype):
     """Qwen2.5-7B's configuration, 32 times narrower and 7 times shallower, with the toy's tokenizer."""
@@ -221,5 +240,7 @@ def ratio_table():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     optimizer_table()
+    print()
+    accumulation_table()
     print()
     ratio_table()

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from tqdm import tqdm
@@ -176,12 +178,14 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def flows_of(run):
-    return [json.loads(line) for line in open(run.folder / "questions-0.jsonl", encoding="utf-8")]
+def flows_of(run, file="questions-0.jsonl"):
+    with open(run.folder / file, encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
 
 
 def outcome(flows):
     """Accuracy, turns and tool-calling errors of a file of flows, each as solve.summary() counts them."""
+    flows = list(flows)
     steps = [step for flow in flows for step in flow["memory"]["steps"]]
     return {"accuracy": sum(flow["reward"] for flow in flows) / len(flows), "turns": len(steps) / len(flows),
             "errors": sum(step["error"] for step in steps) / len(steps)}
@@ -205,11 +209,15 @@ def tools(seeds):
     runs = {("before", seed): asking("frozen", seed, "toy") for seed in range(seeds)}
     runs |= {("after", seed): asking(flow_grpo(seed).name, seed, "{0}/best", after=(flow_grpo(seed),)) for seed in range(seeds)}
     yield runs.values()
-    rows = []
+    rows, why = [], []
     for (when, seed), run in runs.items():
-        calls = Counter((flow["kind"], step["tool"] or "unreadable") for flow in flows_of(run) for step in flow["memory"]["steps"])
+        steps = [(flow["kind"], step["tool"] or "unreadable", step["result"]) for flow in flows_of(run) for step in flow["memory"]["steps"]]
+        calls = Counter((kind, tool) for kind, tool, _ in steps)
         rows += [{"when": when, "seed": seed, "kind": kind, "tool": tool, "calls": n} for (kind, tool), n in sorted(calls.items())]
+        said = Counter(result.split(".")[0] for _, tool, result in steps if tool == "unreadable")
+        why += [{"when": when, "seed": seed, "turns": len(steps), "unreadable": n, "what was said of them": text} for text, n in sorted(said.items())]
     yield "tools.csv", rows
+    yield "unreadable.csv", why
 
 
 def budget(seeds):
@@ -220,13 +228,17 @@ def budget(seeds):
 
 
 def curves(runs, steps=STEPS, tested=True):
-    """The rows of log.csv of {(name, seed): Run}, one run after the other; tested: each with its run's accuracy on the test questions, too."""
-    kept = ("step", "reward", "errors", "turns", "plan_tokens", "flat", "groups", "kl", "clip", "entropy")
+    """The rows of log.csv of {(name, seed): Run}, one run after the other, with the tokens of a flow; tested: each with its run's
+    accuracy on the test questions, too."""
+    kept = ("step", "reward", "errors", "turns", "plan_tokens", "flat", "groups", "kl", "clip", "entropy", *MODULES[-3:], "unreadable")
     rows = []
     for (name, seed), run in runs.items():
+        tokens = {}
+        for flow in flows_of(run, "rollouts.jsonl"):
+            tokens.setdefault(str(flow["step"]), []).append(sum(word["tokens"] for word in flow["words"]))
         tests = [row["accuracy"] for row in rows_of(run.folder / "evals.csv") if row["questions"] == "test"]
         whole = {"test_before": tests[0], "test_after": tests[-1]} if tested else {}
-        rows += [{"run": name, "seed": seed} | {key: row[key] for key in kept} | whole
+        rows += [{"run": name, "seed": seed} | {key: row[key] for key in kept} | {"tokens": statistics.fmean(tokens[row["step"]])} | whole
                  for row in rows_of(run.folder / "log.csv") if int(row["step"]) <= steps]
     return rows
 
@@ -248,7 +260,7 @@ def against_monolith(seeds):
 
 
 def sizes(seeds):
-    """7. A planner of a quarter of the size, the same fixed modules."""
+    """7. A planner of a third of the size, its warm start shortened as well; the same fixed modules."""
     runs = {("width 128", seed): flow_grpo(seed) for seed in range(min(seeds, 3))} | {("width 64", seed): small(seed) for seed in range(min(seeds, 3))}
     yield runs.values()
     yield "sizes.csv", curves(runs)
@@ -260,6 +272,14 @@ def variants(seeds):
     runs |= {(name, seed): variant(name, seed) for seed in range(min(seeds, 3)) for name in VARIANTS}
     yield runs.values()
     yield "variants.csv", curves(runs, EARLY, tested=False)
+    rows = []
+    for (name, seed), run in runs.items():
+        marks = {}
+        for flow in flows_of(run, "rollouts.jsonl"):
+            if EARLY - 2 <= flow["step"] <= EARLY:
+                marks.setdefault(flow["kind"], []).append(flow["reward"])
+        rows += [{"run": name, "seed": seed, "kind": kind, "flows": len(each), "right": sum(each)} for kind, each in sorted(marks.items())]
+    yield "kinds.csv", rows
 
 
 ANALYSES = {"training": training_curves, "ways": ways, "tools": tools, "budget": budget, "monolith": against_monolith, "sizes": sizes, "variants": variants}
@@ -309,8 +329,7 @@ def main():
     analyses = [ANALYSES[name](args.seeds) for name in args.only]
     make_all([run for analysis in analyses for run in next(analysis)], args.workers)
     RESULTS.mkdir(exist_ok=True)
-    for analysis in analyses:
-        name, rows = next(analysis)
+    for name, rows in chain.from_iterable(analyses):
         with open(RESULTS / name, "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()

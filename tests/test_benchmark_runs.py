@@ -102,6 +102,29 @@ def test_a_run_with_other_settings_does_not_go_on_in_the_same_folder(folder, sol
     assert code == 2 and "holds a run with another --temperature (0.7): give another --out" in complaint
 
 
+def test_a_checkpoint_that_was_trained_on_under_its_old_name_is_another_model(folder, solved, command):
+    toy, mine = Path(solve.TOY), folder / "planner"
+    mine.mkdir()
+    for file in toy.glob("*"):
+        if file.suffix in (".json", ".jinja", ".safetensors"):
+            (mine / file.name).write_bytes(file.read_bytes())
+    argv = words(folder, "run", "--limit", "2", "--model", str(mine), "--tools", "python_coder")
+    assert command(*argv)[0] == 0
+    weights = bytearray((mine / "model.safetensors").read_bytes())
+    weights[-1_000_000:] = bytes(b ^ 1 for b in weights[-1_000_000:])
+    (mine / "model.safetensors").write_bytes(weights)
+    code, _, complaint = command(*argv)
+    assert code == 2 and "holds a run with another set of weights: give another --out" in complaint
+
+
+def test_a_trial_that_was_cut_off_is_not_in_the_table(folder, solved):
+    solved("run", "--limit", "4", "--trials", "2")
+    half = folder / "run" / "gameof24-1.jsonl"
+    half.write_bytes(b"".join(half.read_bytes().splitlines(keepends=True)[:2]))
+    solved("run", "--limit", "4")
+    assert table_of(folder, "run")["trials (sd)"] == "1"
+
+
 def plays(prompt):
     """A model that solves the first game, and says something else for the others."""
     if prompt.startswith("You are the planner"):

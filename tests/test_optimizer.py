@@ -17,6 +17,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import optimizer as module
+import parallel
 from optimizer import MasterAdamW
 
 torch.set_num_threads(1)
@@ -338,25 +339,24 @@ def process(rank, folder):
     """One of two: five steps, a checkpoint, three more; then the three once more, from the checkpoint alone."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    parallel.RANK, parallel.WORLD = rank, 2
     zero = lambda model, lr: ZeroRedundancyOptimizer(model.parameters(), optimizer_class=MasterAdamW, lr=lr)
     for dtype in DTYPES[:2]:
         model = small(dtype)
         optimizer = zero(model, 1e-3)
         learn(model, optimizer, range(5), rank, 2)
-        optimizer.consolidate_state_dict(to=0)
+        state = parallel.state_of(optimizer)
         if rank == 0:
-            torch.save([model.state_dict(), optimizer.state_dict()], f"{folder}/{dtype}.checkpoint")
+            torch.save([model.state_dict(), state], f"{folder}/{dtype}.checkpoint")
         dist.barrier()
         weights, state = torch.load(f"{folder}/{dtype}.checkpoint", weights_only=True)
         end, again = learn(model, optimizer, range(5, 8), rank, 2), small(dtype)
         again.load_state_dict(weights)
         fresh = zero(again, 5.0)
-        fresh.load_state_dict(state)
-        fresh.state.clear()                                   # as the docstring says: nothing needs it
+        parallel.load(fresh, state)
         learn(again, fresh, range(5, 8), rank, 2)
-        fresh.consolidate_state_dict(to=0)
+        late = parallel.state_of(fresh)
         mine = sum(tensor.numel() for states in optimizer.optim.state.values() for tensor in states.values())
-        late = fresh.state_dict() if rank == 0 else None
         torch.save([end.state_dict(), again.state_dict(), mine, late], f"{folder}/{dtype}.{rank}")
     dist.destroy_process_group()
 

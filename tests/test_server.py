@@ -106,6 +106,13 @@ def test_a_model_that_has_nothing_to_say_says_nothing(server, message):
     assert done.text == "" and bool(done.error) == ("content" not in message)
 
 
+@pytest.mark.parametrize("tokens, counted", [("1e999", None), ("1e300", 10**9), ("null", 0), ('"7"', 7)])
+def test_an_endless_count_of_tokens_is_no_traceback(server, tokens, counted):
+    server.reply = lambda handler, body, turn: handler.send(b'{"choices": [{"message": {"content": "a"}}], "usage": {"total_tokens": %s}}' % tokens.encode())
+    done = llm.load(server.url)(["q"])[0]
+    assert (done.error != "" if counted is None else done.usage == counted)
+
+
 def test_a_server_that_is_not_there_is_told_at_once():
     with pytest.raises(ValueError, match="127.0.0.1:1 cannot be reached.*start it, or correct its address"):
         llm.load("http://127.0.0.1:1/v1")

@@ -210,9 +210,10 @@ def test_a_flow_survives_its_record_but_for_its_token_ids(tmp_path):
     flow.answer = "half a pair: \ud800, and \u2028 is no new line"
     solve.answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
     again = solve.Flow.from_record(flow.question, json.loads((tmp_path / "flows.jsonl").read_text()))
-    assert [[one.answer for one in trial] for trial in solve.kept(tmp_path, "flows")] == []        # no trial is called flows-0
+    assert [[one.answer for one in trial] for trial in solve.kept(tmp_path, "flows", 1)] == []        # no trial is called flows-0
     (tmp_path / "flows.jsonl").rename(tmp_path / "flows-0.jsonl")
-    assert [[one.answer for one in trial] for trial in solve.kept(tmp_path, "flows")] == [[flow.answer]]
+    assert [[one.answer for one in trial] for trial in solve.kept(tmp_path, "flows", 1)] == [[flow.answer]]
+    assert solve.kept(tmp_path, "flows", 2) == [], "a trial that was cut off is none"
     assert again.memory == flow.memory and len(again.memory.steps) == 3 and again.record() | {"turns": 3} == flow.record()
 
 
@@ -223,7 +224,23 @@ def test_answers_to_other_questions_are_not_taken_for_ours(tmp_path):
         solve.answer_all("x", questions("another?"), tmp_path / "flows.jsonl", 1, None)
 
 
+def test_a_question_at_which_the_server_always_fails_counts_as_failed_and_ends_no_run(tmp_path):
+    asked, tries = questions("a?", "bad?", "c?", "d?"), []
+
+    def run(start, batch, bar):
+        tries.append(start)
+        flows = [solve.Flow(question, memory.Memory(question.question)) for question in batch]
+        for flow in flows:
+            flow.failed = "planner: host answered 503 Service Unavailable" if flow.question.question == "bad?" else ""
+        return flows
+
+    flows = solve.answer_all("x", asked, tmp_path / "flows.jsonl", 4, run)
+    assert [flow.failed != "" for flow in flows] == [False, True, False, False] and tries == [0, 0]
+    assert solve.answer_all("x", asked, tmp_path / "flows.jsonl", 4, None)[1].failed, "and it is not asked again"
+
+
 @pytest.mark.parametrize("error, later", [("", False), (f"planner: {llm.TOO_LONG}", False), ("host answered 400 Bad Request", False),
+                                          ("host answered 422 Unprocessable Entity: x", False), ("host answered 401 Unauthorized", True), ("host answered 404 Not Found", True),
                                           ("host answered 429 Too Many Requests", True), ("host answered 503", True), ("host cannot be reached", True)])
 def test_only_an_outage_is_worth_another_try_later(error, later):
     assert llm.outage(error) is later
@@ -433,6 +450,13 @@ def test_the_trace_shows_every_modules_words_turn_by_turn():
     assert "tokens" not in lines[lines.index("    42") - 1]     # a tool reads none
 
 
+def test_the_trace_is_text_that_any_terminal_can_show_and_none_obeys():
+    flow = flow_of(Cast(), Cast())
+    flow.answer = "half \ud800, \x1b[2J, \u202eback, \x07, \U000e0041 and Dvořák 北京 ☺"
+    said = solve.trace(flow)
+    assert said.endswith("Answer: half \\ud800, \\x1b[2J, \\u202eback, \\x07, \\U000e0041 and Dvořák 北京 ☺") and said.encode()
+
+
 def test_the_trace_of_a_failed_flow_says_why():
     assert solve.trace(flow_of(Cast(), Cast(verifier=TOO_LONG))).splitlines()[-1] == f"Failed: verifier: {llm.TOO_LONG}"
 
@@ -533,10 +557,17 @@ def settled(text):
 
 def test_a_checkpoint_brings_the_modules_and_the_tools_it_was_trained_with(tmp_path):
     assert settled(f"q|--model|{tmp_path}").fixed == str(tmp_path) and settled("q|--model|Qwen/Qwen2.5-7B-Instruct").tools is None
-    (tmp_path / "train.json").write_text('{"fixed": "the-frozen-one", "verifier": "http://v/v1", "tools": ["python_coder"], "corpus": "c.jsonl"}')
+    (tmp_path / "train.json").write_text('{"fixed": "the-frozen-one", "verifier": "the-verifier", "tools": ["python_coder"], "corpus": "c.jsonl"}')
     args = settled(f"q|--model|{tmp_path}|--corpus|mine.jsonl")
-    assert (args.fixed, args.verifier, args.executor) == ("the-frozen-one", "http://v/v1", None)
+    assert (args.fixed, args.verifier, args.executor) == ("the-frozen-one", "the-verifier", None)
     assert args.tools == ["python_coder"] and args.corpus == "mine.jsonl"
+
+
+def test_a_checkpoint_does_not_choose_the_server_that_reads_our_questions_and_our_key(tmp_path):
+    (tmp_path / "train.json").write_text('{"fixed": "https://elsewhere.example/v1"}')
+    with pytest.raises(ValueError, match="was trained with --fixed https://elsewhere.example/v1: give that, or another"):
+        settled(f"q|--model|{tmp_path}")
+    assert settled(f"q|--model|{tmp_path}|--fixed|https://elsewhere.example/v1").fixed == "https://elsewhere.example/v1"
 
 
 def test_the_toy_has_the_tools_it_has_read_about():

@@ -199,6 +199,8 @@ def test_wikipedia_is_left_alone_while_its_databases_lag(net, monkeypatch):
     assert "no page matches" in live()("x")[0] and waited == [7, 7]
     net.answers = [lag]
     assert live()("x") == ("Error: Wikipedia answered: Waiting for a database", True)
+    net.answers, waited[:] = [(200, {"Retry-After": "999"}, lag[2])], []
+    assert live()("x")[1] and waited == [], "who asks to wait for a quarter of an hour has failed"
 
 
 def test_what_wikipedia_calls_an_error_is_one(net):
@@ -267,7 +269,9 @@ def test_what_the_web_has_answered_is_not_asked_again(net, tmp_path):
     first = live(cache=services.Cache(tmp_path / "cache"))("Metall")
     assert live(cache=services.Cache(tmp_path / "cache"))("Metall") == first and len(net.asked) == 3
     assert live("fr", services.Cache(tmp_path / "cache"))("Metall")[1] and len(net.asked) == 4      # another Wikipedia, another answer
-    assert live("fr", services.Cache(tmp_path / "cache"))("Metall")[1] and len(net.asked) == 5      # what failed is tried again
+    assert live("fr", services.Cache(tmp_path / "cache"))("Metall")[1] and len(net.asked) == 4      # there is nothing, and that is known
+    net.answers = [good({"error": {"code": "badvalue", "info": "no"}})]
+    assert all(live("it", services.Cache(tmp_path / "cache"))("Metall")[1] for _ in range(2)) and len(net.asked) == 6      # what failed is tried again
 
 
 # -------------------------------------------------------------------------------- the toolbox

@@ -23,6 +23,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import checkpoint
 import generator
 import llm
+import lora
 import planner
 import solve
 import train
@@ -246,6 +247,12 @@ def test_ctrl_c_before_the_first_step_can_be_resumed(whole, monkeypatch):
     assert everything(resume(stopped)) == everything(whole)
 
 
+def test_a_run_ended_by_two_sigterms_is_saved_and_goes_on(whole, monkeypatch):
+    at(2, lambda: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)], monkeypatch)      # a scheduler and torchrun send one each
+    stopped = run("ended")
+    assert len(rows(stopped)) == 2 and everything(resume(stopped)) == everything(whole)
+
+
 def test_a_second_ctrl_c_leaves_at_once():
     train.Stopping()
     interrupt()
@@ -462,8 +469,25 @@ def test_a_server_that_is_down_ends_the_run_and_uses_up_no_questions(whole, tmp_
     with monkeypatch.context() as patch:
         failing(range(8), patch, "executor: host:8000 cannot be reached")
         said = command(*words(tmp_path / "run", steps=2))
-    assert said.startswith("train.py: 8 of 8 rollouts of step 1 did not come to an end (executor: host:8000 cannot be reached). Mend that, then go on with: ")
+    assert said.startswith("train.py: 8 of 8 rollouts did not come to an end (executor: host:8000 cannot be reached), after step 0. Mend that, then go on with: ")
     assert command("train.py", "--resume", str(tmp_path / "run")) == 0 and rows(tmp_path / "run") == rows(whole)[:2]
+
+
+@pytest.mark.parametrize("when, after", [("test", 0), ("valid", 2), ("valid", 4), ("test", 4)])
+def test_a_server_that_is_down_while_questions_are_marked_is_no_wrong_answer(whole, tmp_path, monkeypatch, when, after):
+    show, roll_out = solve.show, train.marked_rollouts
+    marks, seen = ["test 0", "valid 2", "valid 4", "test 4"], []
+
+    def rolled(questions, copies, *rest):
+        if copies == 1:
+            seen.append(marks[len(seen)])
+            if seen[-1] == f"{when} {after}":
+                raise train.Down("2 of 2 rollouts did not come to an end (judge: host cannot be reached)")
+        return roll_out(questions, copies, *rest)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "marked_rollouts", rolled)
+        assert command(*words(tmp_path / "run")).startswith("train.py: 2 of 2 rollouts did not come to an end (judge: host cannot be reached), after step ")
+    assert everything(resume(tmp_path / "run")) == everything(whole)
 
 
 def test_an_undecided_rollout_leaves_its_group_as_a_failed_one_does(tmp_path, monkeypatch):
@@ -542,7 +566,7 @@ def test_gradients_that_stay_useless_end_the_run_with_a_checkpoint(tmp_path, mon
 def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(capsys):
     args = train.arguments().parse_args(["--model", "model", "--data", "data.jsonl", "--dtype", "bfloat16", "--device", "cpu"])
     train.check_memory(args, 80e9)
-    assert re.fullmatch(r"memory  \d+ GB predicted of 80 GB on the GPU, \d+ GB on the host\n", capsys.readouterr().out)
+    assert re.fullmatch(r"memory  \d+ GB predicted of 80 GB on the GPU, \d+ GB of \d+ on the host\n", capsys.readouterr().out)
     with pytest.raises(ValueError, match="It needs .* GB of GPU memory and there are 0"):
         train.check_memory(args, 1e6)
 
@@ -563,6 +587,27 @@ def test_adapters_are_trained_and_the_checkpoint_is_the_merged_model(tmp_path, m
     with policy.model.disable_adapter():
         assert torch.equal(token_logps(policy.model, [a], 1.0), token_logps(before.model, [a], 1.0))    # nothing else has changed
     assert [c.ids for c in fixed["executor"](["hi"])] == [c.ids for c in before(["hi"])]                # the adapters are off
+
+
+def test_what_adapters_learn_below_the_last_bit_of_a_weight_is_right_in_the_mean_of_the_merged_model():
+    weight = torch.full((400, 500), -0.02).bfloat16()
+    learnt = weight.float() + 3e-6                            # a fortieth of the gap between two bfloat16 numbers there
+    assert torch.equal(learnt.bfloat16(), weight)             # the nearest: nothing was learnt
+    merged = lora.dithered(learnt, torch.bfloat16).float()
+    assert (merged - weight.float()).mean().item() == pytest.approx(3e-6, rel=0.1) and len(merged.unique()) == 2
+    assert torch.equal(lora.dithered(learnt, torch.float32), learnt)
+
+
+@pytest.mark.parametrize("more", [dict(dtype="bfloat16", gradient_checkpointing=True), dict(gradient_checkpointing=True)])
+def test_adapters_learn_with_gradient_checkpointing_and_in_half_precision(tmp_path, monkeypatch, more):
+    pytest.importorskip("peft")
+    spy = Spy(monkeypatch, "train")
+    out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2, **more)
+    policy = spy.calls[0][1]
+    a = Action(policy.encode("hi"), [40, 41, 42], 0)
+    merged, before = (token_logps(llm.load(name, dtype=more.get("dtype")).model, [a], 1.0) for name in (str(out / "step-2"), "model"))
+    ours = token_logps(policy.model, [a], 1.0)
+    assert (ours - merged).abs().max() < 0.2 * (ours - before).abs().max()
 
 
 def test_a_run_with_adapters_resumed_equals_one_that_was_not(tmp_path, monkeypatch):

@@ -153,7 +153,7 @@ def test_a_netrc_does_not_overwrite_our_authorization(serve, tmp_path, monkeypat
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("first", [
-    reply(status="500 Oops"), reply(status="502 Bad"), reply(status="503 Busy"), reply(status="504 Late"), reply(status="429 Slow"),
+    reply(status="500 Oops"), reply(status="502 Bad"), reply(status="503 Busy"), reply(status="504 Late"), reply(status="522 Origin"), reply(status="429 Slow"),
     dropped, b"HTTP/1.1 200", reply("<html>"), reply(""), reply("{}", length=99), reply(b'{"a": "\xff"}'), reply("7"), reply('"a"'),
     reply("[" * 100_000), reply(b"not gzip", Content_Encoding="gzip"), reply(gzip.compress(b"{}")[:-9], Content_Encoding="gzip"),
     reply(Content_Encoding="br"), reply(Content_Encoding="gzip, gzip"), endless("HTTP/1.1 503 Busy\r\n\r\n"),
@@ -162,6 +162,12 @@ def test_a_netrc_does_not_overwrite_our_authorization(serve, tmp_path, monkeypat
 def test_what_may_pass_is_tried_again(serve, first, method):
     server = serve(first, reply('{"good": 1}'))
     assert api(session(), method, server.url, seconds=5)[0] == {"good": 1} and len(server.asked) == 2
+
+
+def test_only_what_we_can_unpack_is_asked_for(serve):
+    server = serve(reply())
+    api(session(), "GET", server.url)
+    assert "Accept-Encoding: gzip\r\n" in server.asked[0]
 
 
 def test_retry_after_is_respected(serve, clock):
@@ -185,7 +191,7 @@ def test_a_service_that_is_down_is_named_with_its_status_and_what_it_said(serve)
     assert len(failed.body) == 2000 and failed.body.startswith("come back") and len(server.asked) == 3
 
 
-@pytest.mark.parametrize("status", ["400 Bad Request", "401 Unauthorized", "404 Not Found", "599"])
+@pytest.mark.parametrize("status", ["400 Bad Request", "401 Unauthorized", "404 Not Found", "402 Payment Required"])
 def test_a_refusal_is_not_tried_again(serve, status):
     server = serve(reply("no", status=status))
     failed = failure(api, session(), "GET", server.url)
