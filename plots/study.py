@@ -1,7 +1,7 @@
 """Remake the paper's analyses at toy scale: every run, every number and every picture of RESULTS.md.
 
     pip install matplotlib
-    python plots/study.py                        everything: more than two hours on 2 cores
+    python plots/study.py                        everything: about two hours on 2 cores
     python plots/study.py --only ways budget     some of it
     python plots/figures.py                      only the pictures, from results/*.csv
 
@@ -45,7 +45,16 @@ HARD = (
      "        return [(\"Error: NameError: name 'value' is not defined (line 1)\", True, s) if torch.rand(()) < 0.1 else (r, e, s) for r, e, s in pool.map(one, calls)]"),
     ("flow.py", "flow.done = verifier.parse(said.text)", "flow.done = verifier.parse(said.text) ^ bool(llm.torch.rand(()) < 0.1)"),
 )
-FAST = (("tools.py", "        run=python_coder,\n", "        run=functools.cache(python_coder),\n"),)  # what a program printed, it prints again
+FAST = (("tools.py", "from sandbox import python_coder\n", '''import sandbox
+
+KEPT = services.Cache("../programs.sqlite")
+
+
+def python_coder(code):
+    if (known := KEPT.get(code)) is None:
+        KEPT.put(known := sandbox.python_coder(code), code)
+    return known
+'''),)  # what a program printed, it prints again, in all runs
 WORLD = HARD + FAST
 MONOLITH = (("solve.py", "from flow import FIXED, Flow, rollout", "from flow import FIXED, Flow\nfrom plots.monolith import rollout"),)
 RIGHT = (("flow.py", HARD[-1][2], HARD[-1][1]),)  # verdicts are not turned round after all: a monolith has none that could be
@@ -214,7 +223,7 @@ def tools(seeds):
         steps = [(flow["kind"], step["tool"] or "unreadable", step["result"]) for flow in flows_of(run) for step in flow["memory"]["steps"]]
         calls = Counter((kind, tool) for kind, tool, _ in steps)
         rows += [{"when": when, "seed": seed, "kind": kind, "tool": tool, "calls": n} for (kind, tool), n in sorted(calls.items())]
-        said = Counter(result.split(".")[0] for _, tool, result in steps if tool == "unreadable")
+        said = Counter(result.split(". ")[0] for _, tool, result in steps if tool == "unreadable")
         why += [{"when": when, "seed": seed, "turns": len(steps), "unreadable": n, "what was said of them": text} for text, n in sorted(said.items())]
     yield "tools.csv", rows
     yield "unreadable.csv", why

@@ -535,6 +535,22 @@ def test_a_file_of_questions_is_answered_marked_and_written_out(monkeypatch, cap
     assert capsys.readouterr().out.count("3 flows") == 1        # without --limit, all of them
 
 
+def test_a_local_model_may_be_the_judge_and_its_words_are_kept(monkeypatch, capsys, place, tmp_path):
+    run(monkeypatch, place, f"--data|@data.jsonl|--limit|2|--tools|base_generator|--judge|@model|--out|{tmp_path}/run|--max-turns|1")
+    out, rows = capsys.readouterr().out, [json.loads(line) for line in (tmp_path / "run/questions-0.jsonl").read_text().splitlines()]
+    assert "judge   " in out and "[judge]" in out and "| undecided 2" in out        # its verdict is nonsense, too
+    assert [(row["undecided"], row["words"][-1]["module"]) for row in rows] == [(True, "judge")] * 2
+
+
+def test_a_tool_whose_key_is_missing_is_left_out_and_a_line_says_so(monkeypatch, capsys, place):
+    for key in ("SERPER_API_KEY", "GOOGLE_API_KEY", "GOOGLE_CSE_ID"):
+        monkeypatch.delenv(key, raising=False)
+    run(monkeypatch, place, "q?|--max-turns|1|--quiet")
+    out = capsys.readouterr().out
+    assert "\nwithout google_search needs SERPER_API_KEY, or GOOGLE_API_KEY and GOOGLE_CSE_ID in the environment\n" in out
+    assert "tools   base_generator, python_coder, wikipedia_search, web_search\n" in out
+
+
 def test_a_seed_decides_what_is_said(monkeypatch, place, tmp_path):
     plans = []
     for i, seed in enumerate((1, 1, 2)):

@@ -158,6 +158,12 @@ def test_the_tables_say_what_the_csv_files_say(name, key):
         assert re.search(rf"\| {re.escape(value)} +\| {statistics.fmean(seeds):.3f} ±", table)
 
 
+@pytest.mark.parametrize("name, columns", [("training", ("base_generator", "tokens")), ("monolith", ("tokens",)), ("kinds", ("flows", "right")), ("unreadable", ("unreadable",))])
+def test_what_the_text_tells_beyond_the_tables_can_be_recomputed_too(name, columns):
+    rows = list(csv.DictReader(open(ROOT / "results" / f"{name}.csv", newline="")))
+    assert rows and all(float(row[column]) >= 0 for row in rows for column in columns)
+
+
 def test_every_change_is_shown_beside_its_result():
     text = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
     for flags, edits in [((), study.HARD[1:]), *study.VARIANTS.values()]:
