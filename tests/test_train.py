@@ -475,7 +475,7 @@ def test_a_server_that_is_down_ends_the_run_and_uses_up_no_questions(whole, tmp_
 
 @pytest.mark.parametrize("when, after", [("test", 0), ("valid", 2), ("valid", 4), ("test", 4)])
 def test_a_server_that_is_down_while_questions_are_marked_is_no_wrong_answer(whole, tmp_path, monkeypatch, when, after):
-    show, roll_out = solve.show, train.marked_rollouts
+    roll_out = train.marked_rollouts
     marks, seen = ["test 0", "valid 2", "valid 4", "test 4"], []
 
     def rolled(questions, copies, *rest):
