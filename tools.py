@@ -154,9 +154,7 @@ def wikipedia_search(query: str, corpus: str, k: int = 3) -> str:
     return numbered([(title, "", text) for title, text in found]) or nothing(query, "passage")
 
 
-# The texts of the best alone: ordered in one go, SQLite would carry the texts of all that match through its sorting.
-BEST = """select title, text from (select rowid as id, bm25(passages, 5, 1) as score from passages where passages match ? order by score, id limit ?)
-          join passages on passages.rowid = id order by score, id"""
+BEST = "select title, text from passages where passages match ? order by bm25(passages, 5, 1), rowid limit ?"
 
 
 def more_than_half(asked: list[str], text: str) -> bool:
