@@ -159,7 +159,8 @@ BEST = "select title, text from passages where passages match ? order by bm25(pa
 
 def more_than_half(asked: list[str], text: str) -> bool:
     """Has the text more than half of these words?"""
-    if text.isascii() and 2 * sum(word in text.lower() for word in asked) <= len(asked):  # nor parts of its words: soon told
+    plain = text.lower()
+    if text.isascii() and 2 * sum(word in plain for word in asked) <= len(asked):  # nor parts of its words: soon told
         return False
     return 2 * len(set(asked) & set(words(text))) > len(asked)
 
