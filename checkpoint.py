@@ -101,7 +101,7 @@ class Log:
             return
         before = {
             "log.csv": lambda line: int(line.split(",")[0]) <= step,
-            "evals.csv": lambda line: int(line.split(",")[0]) < step + (",test," not in line),  # the last test follows the checkpoint
+            "evals.csv": lambda line: int(line.split(",")[0]) < step + (step > 0 and ",test," not in line),  # the last test follows the checkpoint
             "rollouts.jsonl": lambda line: json.loads(line)["step"] <= step,
         }
         for name, keep in before.items():

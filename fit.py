@@ -1,9 +1,11 @@
 """Will it fit? The peak of a training run in bytes, part by part, from the model's configuration alone, before anything is loaded.
 
-    config = AutoConfig.from_pretrained("Qwen/Qwen2.5-7B-Instruct")
+    python fit.py --model Qwen/Qwen2.5-7B-Instruct --gpu 80 --host 128      # how train.py would train it there
+
+    config = llm.config_of("Qwen/Qwen2.5-7B-Instruct")
     fit = predict(config, dtype=torch.bfloat16, token_budget=16384, max_new_tokens=1024, gradient_checkpointing=True)
     fit.gpu, fit.host                     # 147e9, 15e9
-    advise(fit, 80e9)     # "It needs 147 GB of GPU memory and there are 80: with --optimizer-device cpu it needs 56."
+    plan(config, 80e9, 128e9, ...)        # {"optimizer_device": "cpu", "token_budget": 16384}, "56 of 80 GB on the GPU, ..."
 
 A step of Flow-GRPO has three phases, and the peak is the largest of them, not their sum: the cache of generate() is gone when
 the update begins, and the activations of the update when the optimiser steps. What stays through all three is the policy, the
@@ -20,7 +22,12 @@ runs of a real 7B. Other architectures (experts, layer norms, plain MLPs) are ne
 
 Not counted: fragmentation (leave a tenth of a card), the tools, tokenizers, NCCL's buffers. CONTEXT is assumed, not measured.
 """
+import argparse
+import os
+import re
+import resource
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -28,6 +35,7 @@ from transformers import AutoModelForCausalLM
 from flow_grpo import CHUNK
 
 CONTEXT = 1 << 30             # CUDA's context and the libraries' workspaces
+BUDGETS = 16384, 8192         # tokens of a micro-batch that plan() tries before that of a single turn
 
 
 @dataclass
@@ -36,7 +44,6 @@ class Fit:
     gpu: int                  # the peak of the largest phase
     host: int                 # the same in the host's memory, for all ranks of one machine
     phases: dict = field(default_factory=dict)     # "generate", "update", "step" -> bytes on the GPU
-    settings: dict = field(default_factory=dict)   # the arguments of predict(), so that advise() can try others
 
 
 def shapes(config):
@@ -93,13 +100,13 @@ def generation(of, tokens, new, prompt, s, lora):
 
 
 def predict(config, *, dtype, token_budget, max_new_tokens, gradient_checkpointing, optimizer_device=None, lora=None, ranks=1,
-            beta=0.001, prompt=4096, generate_budget=None, context=CONTEXT):
-    """A Fit for training `config` (or what shapes() says of it) in `dtype`. token_budget: of a micro-batch (train.py --token-budget); generate_budget: of
-    generate(), where None is 4 x token_budget, as the defaults of both are; if memory is short it halves itself (llm.HF).
-    prompt, max_new_tokens: the longest of a planner's turn. lora: the adapters' rank, None trains everything. optimizer_device
-    "cpu": masters and moments in host memory. ranks: GPUs that share out masters and moments; each holds all the rest.
+            beta=0.001, prompt=4096, generate_budget=None, context=CONTEXT, others=0):
+    """A Fit for training `config` (or what shapes() says of it) in `dtype`. token_budget: of a micro-batch (train.py
+    --token-budget); generate_budget: of generate(), where None is 4 x token_budget, as the defaults of both are; if memory is
+    short it halves itself (llm.HF). prompt, max_new_tokens: the longest of a planner's turn. lora: the adapters' rank, None
+    trains everything. optimizer_device "cpu": masters and moments in host memory. ranks: GPUs that share out masters and
+    moments; each holds all the rest. others: parameters of other models beside it (--fixed, --judge, ...).
     """
-    settings = dict(locals())
     s, of = dtype.itemsize, config if isinstance(config, dict) else shapes(config)
     P, trained = of["parameters"], of["adapter"] * (lora or 0)
     n = max(token_budget, prompt + max_new_tokens)                              # one longer turn goes alone
@@ -111,6 +118,7 @@ def predict(config, *, dtype, token_budget, max_new_tokens, gradient_checkpointi
     scoring = K * of["V"] * s + 8 * min(K * of["V"], CHUNK) if beta else 0      # the reference, before the policy's graph is there
     parts = {
         "weights": P * s + trained * 4, "frozen copy": 0 if lora else P * s,    # with adapters off the policy is the frozen copy
+        "other models": others * s,
         "gradients": trained * 4 if lora else P * s,
         "optimizer": 0 if optimizer_device else state // ranks,
         "activations of layers": layers, "activations at the logits": max(head, scoring), "gradient of the embedding": embedding,
@@ -118,46 +126,101 @@ def predict(config, *, dtype, token_budget, max_new_tokens, gradient_checkpointi
         "step, float32 copies": wide * (2 if s >= 4 else 3), "context": context,
         "host: optimizer": state if optimizer_device else 0,
         "host: checkpoint": P * s + (state if ranks > 1 else 0)}                # safetensors' copy; rank 0 gathers all state
-    stays = sum(parts[name] for name in ("weights", "frozen copy", "optimizer", "context"))
+    stays = sum(parts[name] for name in ("weights", "frozen copy", "other models", "optimizer", "context"))
     phases = {"generate": stays + cache + prompts,
               "update": stays + parts["gradients"] + max(layers, parts["activations at the logits"], embedding),
               "step": stays + parts["gradients"] + parts["step, float32 copies"]}
     parts = {name: int(size) for name, size in parts.items()}
-    return Fit(parts, int(max(phases.values())), parts["host: optimizer"] + parts["host: checkpoint"], phases, settings | {"config": of})
+    return Fit(parts, int(max(phases.values())), parts["host: optimizer"] + parts["host: checkpoint"], phases)
 
 
-def advise(fit, available_bytes):
-    """"" if it fits; else one sentence with the first change that is enough, the one that costs least before the others:
-    the optimiser on the host (time), adapters (fewer weights learn), shorter micro-batches, shorter plans, more GPUs."""
-    if fit.gpu <= available_bytes:
-        return ""
-    start, sentence = fit.settings, f"It needs {fit.gpu / 1e9:.0f} GB of GPU memory and there are {available_bytes / 1e9:.0f}"
-    for change in changes(start):
-        needed = predict(**start | change).gpu
-        if needed <= available_bytes:
-            return f"{sentence}: with {said(change)} it needs {needed / 1e9:.0f}."
-    return f"{sentence}: a smaller model, or larger GPUs, are needed; nothing that train.py can change is enough."
+def plan(config, gpu, host, given=(), token_budget=None, prompt=4096, **settings):
+    """How to train within the memory that is there: (settings of train.py to change, the text of its "memory" line).
+
+    gpu: free bytes of the card; 0 without one, and then everything lives in the host's memory. host: free bytes there.
+    given: names of settings that the user chose, which stay. settings: the others of predict(). Tried in the order of what
+    they cost: all weights; with the optimizer on the host (without a GPU: gradient checkpointing); adapters; each with large
+    micro-batches first. A tenth of the memory should stay free; where nothing is that lean, up to 1.15 times the memory is
+    tried, since predict() has been off by so much. ValueError if nothing fits.
+    """
+    shape, turn = shapes(config), prompt + settings["max_new_tokens"]
+    second = {"optimizer_device": "cpu"} if gpu else {"gradient_checkpointing": True}
+    third = {"lora": 32} if gpu else second | {"lora": 32}
+    chosen = {*given, *({"lora", "optimizer_device"} if {"lora", "optimizer_device"} & {*given} else ())}
+    ways = [way for way in ({}, second, third) if not chosen & way.keys()]
+    budgets = [token_budget] if token_budget else [b for b in BUDGETS if b > turn] + [turn]
+    settings |= {"prompt": prompt, "generate_budget": 1, "context": CONTEXT if gpu else 0}   # generate() halves by itself
+    tried = [(way | {"token_budget": budget}, predict(shape, **settings | way | {"token_budget": budget}))
+             for way in ways for budget in budgets]
+    for share in (0.9, 1.15):
+        for changes, need in tried:
+            if (need.gpu <= share * gpu and need.host <= share * host) if gpu else need.gpu <= share * host:
+                return changes, in_words(changes, need, gpu, host, share, full=tried[0][1].gpu)
+    place, there = (" on the GPU", gpu) if gpu else ("", host)
+    lean = min(tried, key=lambda way: way[1].gpu)
+    more = "" if not gpu or lean[1].gpu > gpu else f" and {lean[1].host / 1e9:.0f} of the host's, where {host / 1e9:.0f} are free"
+    raise ValueError(f"it needs {lean[1].gpu / 1e9:.0f} GB of memory{place} even with {flags(lean[0])}, and "
+                     f"{there / 1e9:.0f} are free{more}: use a smaller model, a shorter --max-new-tokens, or a larger machine")
 
 
-def changes(start):
-    """What advise() tries, in this order, each change alone and then with those before it that cost less."""
-    host = [] if start["optimizer_device"] or start["lora"] else [{"optimizer_device": "cpu"}]
-    lora = [] if start["lora"] else [{"lora": 32, "optimizer_device": None}]
-    turn = start["prompt"] + start["max_new_tokens"]
-    budgets = [start["token_budget"] >> i for i in range(1, 8) if start["token_budget"] >> i > turn]
-    budgets += [turn] if turn < start["token_budget"] else []                   # less than a turn cannot be cut off
-    yield from host + lora
-    for least in [{}] + host + lora:
-        yield from (least | {"token_budget": budget} for budget in budgets)
-    for least in [{}] + host + lora:
-        for new in (start["max_new_tokens"] // 2, start["max_new_tokens"] // 4):
-            yield least | {"max_new_tokens": max(1, new), "token_budget": min(start["token_budget"], start["prompt"] + max(1, new))}
-    for ranks in (2, 4, 8, 16):
-        if ranks > start["ranks"] and not start["lora"]:
-            yield from ({"ranks": ranks}, {"ranks": ranks, "token_budget": min(start["token_budget"], turn)})
+def flags(changes):
+    return " ".join(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in changes.items())
 
 
-def said(change):
-    words = {"optimizer_device": "--optimizer-device {}", "lora": "--lora {}", "token_budget": "--token-budget {}",
-             "max_new_tokens": "--max-new-tokens {}", "ranks": "{} GPUs (torchrun)"}
-    return " and ".join(words[name].format(value) for name, value in change.items() if value is not None)
+def in_words(changes, need, gpu, host, share, full):
+    """'56 of 80 GB on the GPU, 107 of 128 GB on the host, with --optimizer-device cpu (without: 147 GB)'"""
+    changes = {name: value for name, value in changes.items() if value != BUDGETS[0]}
+    there = f"{gpu / 1e9:.0f} GB on the GPU, {need.host / 1e9:.0f} of {host / 1e9:.0f} GB on the host" if gpu else f"{host / 1e9:.0f} GB"
+    text = f"{need.gpu / 1e9:.1f} of {there}" + (f", with {flags(changes)} (without: {full / 1e9:.0f} GB)" if need.gpu != full else "")
+    return text + ("; that may not suffice, since a tenth should stay free" if share > 1 else "")
+
+
+def context(config, max_new_tokens=None):
+    """The model's context in tokens; ValueError if plans of max_new_tokens would leave less than half of it to prompts."""
+    tokens = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**9
+    if max_new_tokens and max_new_tokens > tokens // 2:
+        raise ValueError(f"--max-new-tokens {max_new_tokens} leaves too little room for prompts in the {tokens} tokens of this "
+                         f"model's context: use at most {tokens // 2}")
+    return tokens
+
+
+# ------------------------------------------------------------------------------------------------ the memory that is there
+def host_memory():
+    """Bytes of the host's memory that are free, in a container those that it may still take."""
+    try:
+        free = 1024 * int(re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())[1])
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+        if limit.exists() and limit.read_text().strip() != "max":
+            free = min(free, int(limit.read_text()) - int(used.read_text()))
+        return free
+    except OSError:                                                             # no Linux
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def bound_host_memory():
+    """Let an allocation fail that the machine cannot hold: then a batch is halved, or a sentence says what to do. Without a
+    bound Linux grants it, and later kills the process without a word."""
+    used = re.search(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text()) if Path("/proc/self/status").exists() else None
+    if used:
+        bound, most = int(0.97 * host_memory()) + 1024 * int(used[1]), resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (bound if most < 0 else min(bound, most), most))
+
+
+def main():
+    import llm                                                                  # llm.py needs nothing of this file
+    parser = argparse.ArgumentParser(description="Will it fit? What train.py would choose on a machine of this size.")
+    parser.add_argument("--model", required=True, help="folder or hub name; only its configuration is read")
+    parser.add_argument("--gpu", type=float, required=True, help="GB (10^9 bytes) free on the card; 0: no GPU, float32")
+    parser.add_argument("--host", type=float, default=128, help="GB free in the host's memory")
+    parser.add_argument("--max-new-tokens", type=int, default=1024, help="of a plan")
+    args = parser.parse_args()
+    dtype = torch.bfloat16 if args.gpu else torch.float32
+    try:
+        print("memory ", plan(llm.config_of(args.model), 1e9 * args.gpu, 1e9 * args.host, dtype=dtype,
+                              max_new_tokens=args.max_new_tokens, gradient_checkpointing=args.gpu > 0)[1])
+    except ValueError as why:
+        parser.exit(1, f"fit.py: {why}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -354,6 +354,15 @@ def load(name, device=None, dtype=None):
     return HF(model.to(device).eval(), tokenizer)
 
 
+def config_of(name):
+    from transformers import AutoConfig
+    return read(AutoConfig, os.path.expanduser(name))
+
+
+def refuse_to_train(config):
+    pass
+
+
 def outage(error):
     """Is this error of a Completion worth another try later? Not if the prompt does not fit or the server refuses this very prompt.
     Another refusal (401, 402, 403, 404: a key that has expired, a model that is gone) would meet all prompts alike."""

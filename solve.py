@@ -11,31 +11,37 @@ What happens to a question stands in flow.py. Here its answer is marked (rules f
 many become numbers, and the numbers a line that says how sure they are.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import re
+import signal
 import statistics
+import sys
 import time
 import unicodedata
 from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import settings
+
+if __name__ == "__main__":
+    settings.before_imports(settings.solve_arguments)  # typos and --help do not wait for torch
+
 import torch
 from tqdm import tqdm
 
 import benchmarks
+import fit
 import judge as judging
 import llm
 import tasks
 import tools as toolset
 import services
 from flow import FIXED, Flow, rollout
+from settings import TOY, TOY_TOOLS, is_toy
 
-TOY = Path(__file__).parent / "toy"
-TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # what the toy model has read about
 OTHERS = True if os.environ.get("RANK", "0") != "0" else None  # under torchrun one process draws; None: only on a terminal
 EXAMPLES = 4  # toy questions that are shown when none is asked
 
@@ -118,46 +124,7 @@ def trace(flow):
     return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in shown)
 
 
-# --------------------------------------------------------------------------------------------- engines and tools of a command line
-class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, but not None: what that means is said in words."""
-
-    def _get_help_string(self, action):
-        return action.help if action.default is None else super()._get_help_string(action)
-
-
-def add_engines(add):
-    """The settings of a flow's engines and tools, the same in solve.py and train.py."""
-    add("--fixed", default=None, help="model of all modules but the planner: folder, hub name or http://host:8000/v1#model; None: the one --model was trained with, or --model")
-    for module in ("executor", "verifier", "generator"):
-        add(f"--{module}", default=None, help=f"another model for the {module} alone; None: --fixed")
-    add("--judge", default=None, help="model that marks the answers which the rules cannot read; None: such an answer is not right")
-    add("--tools", nargs="+", default=None, help="tools the planner may choose from; None: those --model was trained with, or all that can run")
-    add("--corpus", default=None, help="what wikipedia_search reads: JSONL of title and text, or wikipedia:en, the live one in a language; None: as --tools, or wikipedia:en")
-    add("--cache", default=None, help="SQLite file for answers of the web and verdicts of the judge: what is in it is not asked again")
-
-
-def settle_engines(args):
-    """Fill in what depends on the planner: a checkpoint remembers the modules and tools it was trained with (train.json)."""
-    trained = Path(args.model) / "train.json"
-    try:
-        before = json.loads(trained.read_text()) if trained.exists() else {}
-    except json.JSONDecodeError as why:
-        raise ValueError(f"{trained} is damaged ({why}): take another checkpoint, or remove that file") from why
-    if not before and is_toy(args.model):
-        before = {"tools": TOY_TOOLS, "corpus": str(TOY / "corpus.jsonl")}
-    for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus"):
-        if getattr(args, name) is None:
-            if name not in ("tools", "corpus") and llm.is_server(before.get(name)):  # a downloaded folder must not choose who reads our key
-                raise ValueError(f"{args.model} was trained with --{name} {before[name]}: give that, or another")
-            setattr(args, name, before.get(name))
-    args.fixed = args.fixed or args.model
-
-
-def is_toy(model):
-    return Path(model).resolve() == TOY.resolve()
-
-
+# ------------------------------------------------------------------------------------------------------------ engines and tools
 def load_tools(args):
     """The toolbox, and the cache for what may be asked once. Before any model is loaded, which may take minutes."""
     cache = services.Cache(args.cache or ":memory:")
@@ -284,43 +251,8 @@ def row_of(name, trials):
 
 
 # ----------------------------------------------------------------------------------------------------------- the command line
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=Help)
-    add = parser.add_argument
-    # what is asked
-    add("question", nargs="?", help="one question; without one, --data or --benchmark, a few of the toy's")
-    add("--data", help="questions as JSONL, marked if they are answered right")
-    add("--benchmark", nargs="+", metavar="NAME", help=f"all, or some of {', '.join(benchmarks.BENCHMARKS)}; downloaded once")
-    add("--benchmark-dir", help="folder that holds the benchmarks' files, for a machine without network")
-    add("--limit", type=int, default=None, help="only the first so many questions")
-    add("--trials", type=int, default=1, help="how many times each benchmark is run; the paper: 3")
-    # who answers
-    add("--model", default=str(TOY), help="planner: folder, hub name or http://host:8000/v1#model")
-    add_engines(add)
-    add("--device", default=None, help="cuda, mps or cpu; None: the first there is")
-    add("--dtype", default=None, help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
-    # how
-    add("--max-turns", type=int, default=10, help="turns of a flow at most")
-    add("--temperature", type=float, default=0.7, help="of the planner's sampling; 0 is greedy")
-    add("--max-new-tokens", type=int, default=None, help="longest answer of a module; None: the checkpoint's, or 1024")
-    add("--batch", type=int, default=64, help="questions in lock-step; a run is saved after each batch")
-    add("--seed", type=int, default=0, help="decides what is sampled")
-    add("--out", default=None, help="folder for every flow as a line of JSON; a run that was cut off goes on there; None: none, or runs/MODEL-benchmarks")
-    add("--quiet", action="store_true", help="no traces, only the summary")
-    return parser
-
-
-def settle(args):
-    """Refuse what cannot work (ValueError: one sentence), and name what is asked: {name: [Question]}."""
-    if not 0 <= args.temperature < float("inf"):  # nan, too
-        raise ValueError(f"--temperature {args.temperature} is no temperature: use 0 or more")
-    for name in ("max_turns", "max_new_tokens", "limit", "trials", "batch"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} leaves nothing to do: use 1 or more")
-    asked = [what for what in (args.question, args.data, args.benchmark) if what is not None]
-    if len(asked) > 1 or asked and not str(asked[0]).strip():
-        raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, not two of them and not an empty one")
-    settle_engines(args)
+def load_questions(args):
+    """What is to be answered: {name: [Question]}."""
     if args.benchmark:
         args.out = args.out or "runs/" + ("toy" if is_toy(args.model) else re.sub(r"[^\w.]+", "-", args.model).strip("-")) + "-benchmarks"
         names = list(benchmarks.BENCHMARKS) if "all" in args.benchmark else args.benchmark
@@ -329,12 +261,33 @@ def settle(args):
     return {"questions": questions[: args.limit or (len(questions) if args.data else EXAMPLES)]}
 
 
+def plan_memory(args):
+    """The "memory" line for the weights of all local models; ValueError, before they are downloaded, if they do not fit.
+
+    Without a GPU, models that do not fit in float32 are loaded in bfloat16, unless --dtype says otherwise."""
+    names = {name for name in (args.model, args.judge, *(getattr(args, name) for name in settings.MODULES)) if name}
+    configs = [llm.config_of(name) for name in sorted(names) if not llm.is_server(name)]
+    for config in configs:
+        fit.context(config, args.max_new_tokens)
+    device, weights = llm.pick_device(args.device), sum(fit.shapes(config)["parameters"] for config in configs)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else fit.host_memory()
+    if args.dtype is None and device.type == "cpu" and 4 * weights > 0.9 * free:
+        args.dtype = "bfloat16"
+    dtype = llm.pick_dtype(args.dtype, device)
+    needed = f"{dtype.itemsize * weights / 1e9:.1f} of {free / 1e9:.0f} GB for the weights, in {str(dtype).removeprefix('torch.')}"
+    if dtype.itemsize * weights > 0.9 * free:
+        raise ValueError(f"this needs {needed}: use smaller models, or a server for --model or --fixed")
+    return f"memory  {needed}"
+
+
 def main():
-    parser = arguments()
-    args = parser.parse_args()
+    args = settings.solve_arguments()
     try:
-        asked = settle(args)
+        asked = load_questions(args)
         tools, cache = load_tools(args)
+        memory = plan_memory(args)
+        if llm.pick_device(args.device).type != "cuda":
+            fit.bound_host_memory()
         policy = llm.load(args.model, args.device, args.dtype)
         fixed, judge = load_engines(args, {args.model: policy}, cache)
         named, args.tools = args.tools is not None, list(tools)
@@ -342,8 +295,9 @@ def main():
         same |= {"dtype": str(llm.pick_dtype(args.dtype, llm.pick_device(args.device))), "set of weights": [llm.fingerprint(model) for model in (args.model, args.fixed, args.executor, args.verifier, args.generator, args.judge) if model]}
         folder = open_folder(args.out, same) if args.out else None
     except (ValueError, OSError) as why:
-        parser.exit(2, f"solve.py: {why}\n")
-    print(show_engines(policy, fixed, judge, tools, named) + "\n", flush=True)
+        settings.leave(2, f"solve.py: {why}")
+    print(memory, show_engines(policy, fixed, judge, tools, named), "", sep="\n", flush=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def run(trial, start, questions, bar):
         torch.manual_seed((args.seed * 1_009 + trial) * 1_000_003 + start)
@@ -355,9 +309,9 @@ def main():
         try:
             trials = [answer_all(name, questions, file, args.batch, partial(run, trial)) for trial, file in enumerate(files)]
         except (ValueError, OSError, MemoryError) as why:
-            parser.exit(1, f"solve.py: {why}\n")
+            settings.leave(1, f"solve.py: {why}")
         except KeyboardInterrupt:
-            parser.exit(130, f"\nsolve.py: stopped{'; the same command goes on' if folder else ''}\n")
+            settings.leave(130, f"\nsolve.py: stopped{'; the same command goes on' if folder else ''}")
         flows = [flow for trial in trials for flow in trial]
         metrics = summary(flows)
         for flow in flows if not (args.quiet or args.benchmark) else []:
@@ -370,7 +324,7 @@ def main():
         if not args.question:
             print(show(metrics, len(questions)), flush=True)
         if metrics["failed"] == len(flows):
-            parser.exit(1, "solve.py: no flow came to an end\n")
+            settings.leave(1, "solve.py: no flow came to an end")
     if args.benchmark:
         there = {name: len(benchmarks.load(name, args.benchmark_dir, args.limit)) for name in benchmarks.BENCHMARKS if [*folder.glob(f"{name}-*.jsonl")]}
         text = table([row_of(name, runs) for name, number in there.items() if (runs := kept(folder, name, number))])

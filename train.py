@@ -1,6 +1,7 @@
 """train.py: Flow-GRPO in the flow. Questions -> rollouts -> reward -> advantages -> update -> log -> save.
 
     python train.py                                        the toy, on a laptop: a planner learns which tool does what
+    python train.py --model Qwen/Qwen2.5-7B-Instruct       data, judge and memory plan are chosen, and the first lines say how
     python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
     python train.py --resume runs/toy-seed0                go on where a run stopped
 
@@ -8,21 +9,25 @@ Each step takes `--questions` questions and runs each of them `--group-size` tim
 as it is at this moment. Every rollout is marked once (tasks.py), the mark is compared within its group and broadcast to all turns of
 the rollout, and flow_grpo.update() moves the planner. One frozen copy of the model plays all other modules and is π_ref as well.
 
-A run's folder stands in checkpoint.py; one that exists is never written over. Everything random in step n is drawn from (seed, n), also
-after --resume. Several GPUs are parallel.py's, adapters lora.py's, the float32 masters optimizer.py's: here all that is a line each.
+The command line is in settings.py, a run's folder in checkpoint.py; one that exists is never written over. Everything random in step n
+is drawn from (seed, n), also after --resume. Several GPUs are parallel.py's, adapters lora.py's, the float32 masters optimizer.py's,
+memory fit.py's: here all that is a line each.
 """
 
-import argparse
-import json
-import os
+import importlib.util
 import random
 import signal
 import time
 from pathlib import Path
 
-import torch
-from transformers import AutoConfig
+import settings
 
+if __name__ == "__main__":
+    settings.before_imports(settings.train_arguments)  # typos and --help do not wait for torch
+
+import torch
+
+import advice
 import benchmarks
 import fit
 import llm
@@ -30,16 +35,13 @@ import lora
 import parallel
 import solve
 import tasks
-from checkpoint import TAKEN, Log, checkpoints, forget, load_state, new_folder, save, write_settings
+from checkpoint import Log, checkpoints, forget, load_state, new_folder, save, write_settings
 from flow_grpo import Action, advantages, update
 from optimizer import MasterAdamW
 
-# The paper's settings, and what differs for the toy: a small model learns at a larger rate, from smaller batches. Its questions need
-# one turn or two; with no turn to spare, each wrong tool costs the answer, and the reward can see it.
-PAPER = {"lr": 1e-6, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "data": None, "valid": None, "test": None, "every": 5}
-TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10}
 POISONED = 3  # steps in a row without a usable gradient, after which the run ends
-TOY |= {name: solve.TOY / f"{file}.jsonl" for name, file in (("data", "train"), ("valid", "valid"), ("test", "test"))}
+COLUMNS = "kl", "clip", "entropy", "ratio_min", "ratio_max", "grad_norm", "skipped", "halved", "loss"  # of update(), in log.csv
+NOTHING_LEARNED = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}  # a step without any gradient
 
 
 class Down(Exception):
@@ -74,7 +76,8 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
     mine = [k for k, (group, _) in enumerate(kept) if group in own]  # update() numbers this rank's rollouts anew, from 0
     actions = [Action(said.prompt_ids, said.ids, i) for i, k in enumerate(mine) for said in kept[k][1].actions]
     middle = time.perf_counter()
-    learned = update(
+    # Without an advantage only the KL pulls, and not before the policy has left the reference.
+    learned = dict(NOTHING_LEARNED, token_budget=args.token_budget) if not A.any() and not (args.beta and optimizer.state) else update(
         policy.model, reference.model, optimizer, actions, A[mine],
         temperature=args.temperature, clip_low=args.clip_low, clip_high=args.clip_high, beta=args.beta, minibatches=args.minibatches,
         token_budget=args.token_budget, token_mean=args.token_mean, seed=seed, all_reduce=parallel.add_up if parallel.WORLD > 1 else None,
@@ -83,7 +86,7 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
     plans = [len(said.ids) for _, flow in kept for said in flow.actions]
     row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}
     row |= {"flat": flat, "groups": len(batch), "failed": metrics["failed"], "undecided": metrics["undecided"], "plan_tokens": sum(plans) / max(1, len(plans))}
-    row |= {name: learned[name] for name in ("kl", "clip", "entropy", "ratio_min", "ratio_max", "grad_norm", "skipped", "halved", "loss")}
+    row |= {name: learned[name] for name in COLUMNS}
     for name in [*tools, "unreadable"]:
         row[name], row[f"{name}_errors"], _ = metrics["calls"].get(name, (0, 0, 0.0))
     return row, flows, middle - start, time.perf_counter() - middle
@@ -111,7 +114,7 @@ def questions_of(step, questions, number, seed):
 # --------------------------------------------------------------------------------------------------------------------- the loop
 def train(args, policy, fixed, reference, tools, judge, train_questions, valid, test, state):
     """The whole run; state is None, or trainer.pt of the checkpoint to go on from."""
-    run, step, best, poisoned = Path(args.out), 0, -1.0, 0
+    run, step, best, poisoned, rows = Path(args.out), 0, -1.0, 0, []
     weights = [p for p in policy.model.parameters() if p.requires_grad]
     optimizer = parallel.sharded(MasterAdamW, weights, lr=args.lr, device=args.optimizer_device)
     if state:
@@ -125,13 +128,16 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
         row = {key: metrics[key] for key in ("accuracy", "turns", "errors", "failed", "undecided")}
         log.row("evals.csv", {"step": step, "questions": name} | row)
         say(f"{name} after step {step}: {solve.show(metrics, len(questions))}")
-        if name == "test":
-            say(f"calls   {solve.show_calls(metrics)}")
+        say(f"calls   {solve.show_calls(metrics)}" if name == "test" or step == 0 else "")
+        say(advice.failures(flows))
+        if metrics["failed"] == len(flows):
+            raise SystemExit(f"train.py: {stop(f'no rollout of {name} came to an end.', 'Mend that, then go on')}")
+        say(advice.unparsed(flows) if step == 0 else "")
         return metrics["accuracy"]
 
-    def mark_valid():
+    def save_step():
         nonlocal best
-        accuracy = held_out("valid", valid)
+        accuracy = held_out("valid", valid) if valid else -1.0
         if accuracy > best:
             best = accuracy
             save(run / "best", policy, None, step, best, args)
@@ -145,33 +151,43 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
         return f"{why} {then} with: python train.py --resume {run}"
 
     due = lambda: step and (step % args.every == 0 or step == args.steps)
+    before = ("test", test) if test else ("valid", valid)  # graded before the first step, to see what is learnt
     try:
-        if step == 0:
-            held_out("test", test)
-        if due() and not log.marked(step):  # the run ended while --valid was marked
-            mark_valid()
+        if step == 0 and before[1]:
+            held_out(*before)
+        if valid and due() and not log.marked(step):  # the run ended while --valid was marked
+            save_step()
         while step < args.steps and not parallel.any_rank(stopping.asked):
             batch = questions_of(step + 1, train_questions, args.questions, args.seed)
             row, flows, *seconds = train_step(step + 1, batch, args, policy, fixed, reference, optimizer, tools, judge)
             step += 1
+            rows.append(row)
             log.row("log.csv", row)
             log.flows(step, flows)
             say(show(row, args.steps, *seconds))
+            say(advice.failures(flows))
+            say(advice.flat_steps(rows, flows))
             poisoned = poisoned + 1 if row["skipped"] == args.minibatches or row["failed"] == len(flows) else 0
             if poisoned == POISONED:
-                why = f"the last {POISONED} steps taught nothing: gradients that are not finite or far too large, or prompts that do not fit the model."
-                raise SystemExit(f"train.py: {stop(why, 'Begin anew with a lower --lr or --max-new-tokens, or go on')}")
+                raise SystemExit(f"train.py: {stop(advice.poisoned(row, args), 'Or go on')}")
             if due():
-                mark_valid()
-        if step >= args.steps:
+                save_step()
+        if step >= args.steps and test:
             held_out("test", test)
     except Down as why:
         raise SystemExit(f"train.py: {stop(f'{why}, after step {step}.', 'Mend that, then go on')}")
-    say(f"Done. Try: python solve.py --model {run}/best" if step >= args.steps else stop(f"Stopped after step {step}.", "Go on"))
+    if step < args.steps:
+        say(stop(f"Stopped after step {step}.", "Go on"))
+    elif rows and all(row["failed"] == args.questions * args.group_size for row in rows):
+        raise SystemExit("train.py: every rollout failed, and nothing was learnt")
+    elif not optimizer.state:
+        say(f"Done, but nothing was learnt: no step had a gradient, and {run} holds the model that came in.")
+    else:
+        say(f"Done. Try: python solve.py --model {run}/{'best' if valid else f'step-{step}'}")
 
 
 def say(text):
-    if parallel.RANK == 0:
+    if text and parallel.RANK == 0:
         print(text, flush=True)
 
 
@@ -191,127 +207,60 @@ class Stopping:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=solve.Help)
-    add = parser.add_argument
-    default = lambda name: f"{PAPER[name]}; the toy {TOY[name] if not isinstance(TOY[name], Path) else 'its own'}"
-    # what is trained, on what
-    add("--model", default=str(solve.TOY), help="folder or hub name of the planner")
-    add("--data", help=f"training questions, JSONL, or nq, deepmath or nq+deepmath by name (default: {default('data')})")
-    add("--limit", type=int, default=None, help="questions of --data at most; None: all of a file, 1000 of a named set")
-    add("--valid", help="questions that choose best/, JSONL (default: 64 held out from --data; the toy its own)")
-    add("--test", help="questions marked before and after, JSONL (default: those of --valid; the toy its own)")
-    # the modules that are not trained, and the tools
-    solve.add_engines(add)
-    # the flow
-    add("--max-turns", type=int, help=f"turns of a flow in training (default: {default('max_turns')})")
-    add("--temperature", type=float, default=0.7, help="of the planner's sampling, in rollouts and in the ratio")
-    add("--max-new-tokens", type=int, default=None, help="longest answer of a module; None: the checkpoint's, or 1024")
-    # the objective
-    add("--steps", type=int, help=f"optimisation steps (default: {default('steps')})")
-    add("--questions", type=int, help=f"questions a step (default: {default('questions')})")
-    add("--group-size", type=int, default=8, help="G, rollouts per question; their mean is the baseline")
-    add("--lr", type=float, help=f"learning rate of AdamW (default: {default('lr')})")
-    add("--beta", type=float, default=0.001, help="weight of the KL to the untrained planner; 0 frees a forward pass")
-    add("--clip-low", type=float, default=0.2, help="the ratio is clipped below 1 - this")
-    add("--clip-high", type=float, default=0.3, help="the ratio is clipped above 1 + this")
-    add("--minibatches", type=int, help=f"optimiser steps per batch of rollouts; above 1 the ratio leaves 1 (default: {default('minibatches')})")
-    add("--token-mean", action="store_true", help="the released code's mean over all tokens, in place of the three nested means")
-    # the machine and the run
-    add("--token-budget", type=int, default=16384, help="tokens of a micro-batch: bounds memory, changes nothing else")
-    add("--lora", type=int, default=None, metavar="RANK", help="train adapters of this rank instead of all weights: one copy for all roles (needs peft)")
-    add("--optimizer-device", default=None, choices=["cpu"], help="cpu: float32 masters and moments in the host's memory; None: beside the weights")
-    add("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=None, help="less memory, a third more time; None: on cuda")
-    add("--device", default=None, help="cuda, mps or cpu; None: the first there is")
-    add("--dtype", default=None, help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
-    add("--seed", type=int, default=0, help="decides everything random")
-    add("--every", type=int, help=f"save and mark --valid every so many steps (default: {default('every')})")
-    add("--out", default=None, help="the run's folder, which must not exist; None: runs/MODEL-seedN")
-    add("--keep", type=int, default=None, help="checkpoints step-N to keep, the newest, and best/; None: all")
-    add("--resume", default=None, metavar="RUN", help="go on with the run in this folder, with its settings (only --steps may be given anew)")
-    return parser
-
-
-def settle(args):
-    """Fill in what depends on the model, and refuse what cannot work (ValueError: one sentence)."""
-    toy = Path(args.model).resolve() == solve.TOY.resolve()
-    given = args.data is not None
-    for name, value in PAPER.items():
-        if getattr(args, name) is None and not (given and name in ("valid", "test")):
-            setattr(args, name, TOY[name] if toy else value)
-    if not args.data:
-        raise ValueError("--data is needed: nq+deepmath, or FILE.jsonl with one {\"question\": ..., \"answer\": ...} a line")
-    if args.group_size < 2:
-        raise ValueError(f"--group-size {args.group_size} has no baseline: use 2 or more")
-    for name in ("limit", "lora", "keep", "steps", "questions", "minibatches", "max_turns", "every", "token_budget", "max_new_tokens"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} does nothing: use 1 or more")
-    for name, low, high in (("lr", 0, 1), ("beta", 0, 1e6), ("clip_low", 0, 1), ("clip_high", 0, 1e6)):
-        if not low <= getattr(args, name) <= high:  # nor nan
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} cannot work: use {low} to {high:g}")
-    if not 1e-3 <= args.temperature < 1e6:
-        raise ValueError(f"--temperature {args.temperature} does not sample, and a group of equal rollouts teaches nothing: use e.g. 0.7")
-    if llm.is_server(args.model):
-        raise ValueError("--model must be local weights, a folder or a hub name: a server gives no tokens to train on. It can play --fixed")
-    solve.settle_engines(args)
-    for name in ("model", "fixed", "executor", "verifier", "generator", "judge"):
-        if Path(getattr(args, name) or "").is_dir() and getattr(args, name):  # a checkpoint remembers them, and may be used from another folder
-            setattr(args, name, str(Path(getattr(args, name)).resolve()))
-    if args.corpus and Path(args.corpus).is_file():
-        args.corpus = str(Path(args.corpus).resolve())
-    args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
-    if Path(args.out).exists():  # told now, not after a 7B is loaded
-        raise ValueError(TAKEN.format(args.out))
-
-
-def resumed(parser, args):
-    """The settings of the run in --resume, and its newest checkpoint: None if it was ended before the first one."""
-    file = Path(args.resume) / "args.json"
-    if not file.exists():
-        raise ValueError(f"{args.resume} is not the folder of a run: give one such as runs/toy-seed0")
-    told = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(vars(args))))  # what is there already gets no default
-    given = [name for name, value in vars(told).items() if value is not None and name not in ("resume", "steps")]
-    if given or (args.steps is not None and args.steps < 1):
-        wrong = f"--{given[0].replace('_', '-')}" if given else f"--steps {args.steps}"
-        raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong}")
-    try:
-        settings = json.loads(file.read_text())
-    except json.JSONDecodeError as why:
-        raise ValueError(f"{file} is damaged ({why}): begin anew") from why
-    return argparse.Namespace(**settings | {"out": args.resume, "steps": args.steps or settings["steps"]}), (checkpoints(args.resume) or [None])[-1]
-
-
 def load_questions(args):
-    """Training, validation and test questions. Without --valid, up to 64 of --data are held out, and what is nearly one of them is
-    not trained on. Without --test, the questions that choose best/ are the test as well."""
-    if set(str(args.data).split("+")) <= {*benchmarks.TRAINING, *benchmarks.BENCHMARKS}:  # a benchmark's name is refused, with the reason
-        questions = benchmarks.training(str(args.data), args.limit or 1000, args.seed)
+    """Training, validation and test questions; [] for a set that is "none".
+
+    Without --valid, up to 64 of --data are held out, and what is nearly one of them is not trained on."""
+    if settings.named_set(args.data):
+        questions = benchmarks.training(args.data, args.limit or 1000, args.seed)
     else:
         questions = tasks.load(args.data)[: args.limit]
-    if len(questions) < 2 and not args.valid:
-        raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl, or 2 questions and more")
-    train, valid = (questions, tasks.load(args.valid)) if args.valid else benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
-    return train, valid, tasks.load(args.test) if args.test else valid
+    others = [tasks.load(path) if path and path != "none" else [] for path in (args.valid, args.test)]
+    if args.valid:
+        return questions, *others
+    if len(questions) < 2:
+        raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl or none, or more questions")
+    train, valid = benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
+    return train, valid, others[1]
 
 
-def check_memory(args, free):
-    """Say what the run will need of `free` bytes of GPU memory; ValueError, before anything is loaded, if that is not enough."""
-    try:
-        config = AutoConfig.from_pretrained(args.model)
-    except (OSError, ValueError):
-        return  # llm.load() says what is wrong with this model
-    needed = fit.predict(
-        config, dtype=llm.pick_dtype(args.dtype, llm.pick_device(args.device)), token_budget=args.token_budget, ranks=parallel.WORLD, beta=args.beta,
-        max_new_tokens=args.max_new_tokens or llm.LONGEST, gradient_checkpointing=args.gradient_checkpointing is not False,
-        optimizer_device=args.optimizer_device, lora=args.lora, generate_budget=1)  # generate() halves its batches by itself
-    if advice := fit.advise(needed, 1.15 * free):  # 1.15: as far as the prediction has been off
-        raise ValueError(advice)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed.host > there:
-        raise ValueError(f"It needs {needed.host / 1e9:.0f} GB of the host's memory and there are {there / 1e9:.0f}: give --lora 32, a smaller model, or more memory")
-    say(f"memory  {needed.gpu / 1e9:.0f} GB predicted of {free / 1e9:.0f} GB on the GPU, {needed.host / 1e9:.0f} GB of {there / 1e9:.0f} on the host")
-    if advice := fit.advise(needed, 0.9 * free):
-        say(f"memory  may not suffice, since a tenth should stay free. {advice}")
+def plan_memory(args):
+    """Choose how to train within the memory that is there, before anything large is downloaded; ValueError if nothing fits."""
+    device = llm.pick_device(args.device)
+    if device.type == "cpu" and args.device is None and not Path(args.model).is_dir():
+        raise ValueError(f"there is no GPU here, and {args.model} is not in a folder here: train it on a machine with a GPU, or "
+                         "give --device cpu to download it and train on the CPU all the same")
+    config = llm.config_of(args.model)
+    llm.refuse_to_train(config)
+    context, new = fit.context(config, args.max_new_tokens), args.max_new_tokens or llm.LONGEST
+    names = {getattr(args, name) for name in (*settings.MODULES, "judge")} - {args.model, None}
+    others = sum(fit.shapes(llm.config_of(name))["parameters"] for name in names if not llm.is_server(name))
+    choices = "lora", "optimizer_device", "gradient_checkpointing"  # a resumed run keeps what it began with
+    given = [name for name in choices if args.resume or getattr(args, name) is not None]
+    gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    changes, text = fit.plan(
+        config, gpu, fit.host_memory(), given, args.token_budget, prompt=max(1, min(4096, context - new)), others=others,
+        dtype=llm.pick_dtype(args.dtype, device), ranks=parallel.WORLD, beta=args.beta, max_new_tokens=new, lora=args.lora,
+        optimizer_device=args.optimizer_device,
+        gradient_checkpointing=gpu > 0 if args.gradient_checkpointing is None else args.gradient_checkpointing)
+    for name, value in changes.items():
+        setattr(args, name, value)
+    if args.gradient_checkpointing is None:
+        args.gradient_checkpointing = device.type == "cuda"
+    args.lr = args.lr if args.lr is not None else 1e-5 if args.lora else 1e-6
+    if args.lora and importlib.util.find_spec("peft") is None:
+        raise ValueError(f"{text}. {lora.MISSING}")
+    say(f"memory  {text}")
+
+
+def show_choices(args, train_questions, valid, test):
+    """What will be trained on what: two more of the first lines."""
+    part = "adapters of rank {}".format(args.lora) if args.lora else "all weights"
+    say(f"data    {args.data}: {len(train_questions)} questions to train on, {len(valid)} to choose best/, {len(test)} to test")
+    say(f"judge   {args.judge or 'none: an answer that the rules cannot read is wrong'}"
+        f"{' (the frozen copy), for answers that the rules cannot read' if args.judge == args.fixed else ''}")
+    say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions x {args.group_size} rollouts, "
+        f"at most {args.max_turns} turns")
 
 
 def load_models(args, checkpoint, state):
@@ -328,31 +277,29 @@ def load_models(args, checkpoint, state):
 
 
 def main():
-    parser = arguments()
-    args, checkpoint = parser.parse_args(), None
-    begun = args.resume is not None
+    args, checkpoint = settings.train_arguments(), None
     try:
-        if begun:
-            args, checkpoint = resumed(parser, args)
-        else:
-            settle(args)
+        if args.resume:
+            checkpoint = (checkpoints(args.resume) or [None])[-1]
         args.device = parallel.start(args.device)
+        plan_memory(args)
         questions = load_questions(args)
+        show_choices(args, *questions)
         tools, cache = solve.load_tools(args)
         state = load_state(checkpoint) if checkpoint else None
-        if llm.pick_device(args.device).type == "cuda":
-            check_memory(args, torch.cuda.mem_get_info(args.device)[0])
+        if llm.pick_device(args.device).type != "cuda":
+            fit.bound_host_memory()
         policy, reference, loaded = load_models(args, checkpoint, state)
         fixed, judge = solve.load_engines(args, loaded, cache)
         named, args.tools = args.tools is not None, list(tools)
         if parallel.RANK == 0:
-            if not begun:
+            if not args.resume:
                 new_folder(args.out)
             write_settings(args)  # of a resumed run, too: --steps may be new
         parallel.wait()
     except (ValueError, OSError) as why:
-        parser.exit(2, f"train.py: {why}\n")
-    if policy.model.device.type == "cuda" if args.gradient_checkpointing is None else args.gradient_checkpointing:
+        settings.leave(2, f"train.py: {why}")
+    if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
     say(f"{solve.show_engines(policy, fixed, judge, tools, named)}\nrun     {args.out}")
     try:

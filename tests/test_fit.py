@@ -2,12 +2,13 @@
 import functools
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, GPT2Config, Qwen2Config, Qwen2ForCausalLM
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -113,21 +114,67 @@ def test_checkpointing_the_host_adapters_and_more_gpus_each_save_memory():
     assert predict(lora=32).gpu < predict(optimizer_device="cpu").gpu < predict(ranks=8).gpu < predict(ranks=2).gpu < predict().gpu
 
 
-# Advice
+# The plan
 
-@pytest.mark.parametrize("gigabytes, says", [
-    (200, "^$"), (80, r"^It needs 147 GB of GPU memory and there are 80: with --optimizer-device cpu it needs \d+\.$"),
-    (40, "with --lora 32 it needs"), (24, "with --lora 32 and --token-budget 5120 it needs"), (4, "a smaller model, or larger GPUs")])
-def test_the_advice_is_one_sentence_with_the_first_change_that_is_enough(gigabytes, says):
-    assert re.search(says, fit.advise(predict(), gigabytes * 1e9))
+CARD = 1.0737e9               # bytes of a "GB" on the box of a card
+SETTINGS = dict(dtype=torch.bfloat16, max_new_tokens=1024, gradient_checkpointing=True)
 
 
-def test_what_is_advised_does_fit():
-    assert predict(lora=32, token_budget=5120).gpu <= 24e9 < predict(lora=32).gpu
-    assert "--max-new-tokens" in fit.advise(predict(lora=32, prompt=1024, max_new_tokens=4096, token_budget=5120), 20e9)
+def plan(gigabytes, host=128, given=(), name="7b", **changes):
+    return fit.plan(bench.config(name), gigabytes * CARD, host * 1e9, given, **SETTINGS | changes)
 
 
-def test_more_gpus_are_advised_where_nothing_else_is_left():
-    start = predict(optimizer_device=None, token_budget=5120)
-    only_ranks = [change for change in fit.changes(start.settings) if "ranks" in change]
-    assert [change["ranks"] for change in only_ranks][::2] == [2, 4, 8, 16] and list(fit.changes(start.settings))[-1] == only_ranks[-1]
+@pytest.mark.parametrize("gigabytes, host, changes, says", [
+    (200, 128, {"token_budget": 16384}, r"^147\.0 of 215 GB on the GPU, 15 of 128 GB on the host$"),
+    (80, 128, {"optimizer_device": "cpu", "token_budget": 16384}, r"with --optimizer-device cpu \(without: 147 GB\)$"),
+    (80, 64, {"lora": 32, "token_budget": 16384}, "with --lora 32"),              # the host is too small for the optimizer
+    (48, 128, {"lora": 32, "token_budget": 16384}, r"^29\.2 of 52 GB .* with --lora 32 \(without: 147 GB\)$"),
+    (24, 128, {"lora": 32, "token_budget": 5120}, "with --lora 32 --token-budget 5120"),
+    (21, 128, {"lora": 32, "token_budget": 8192}, "that may not suffice, since a tenth should stay free$")])
+def test_a_7b_is_trained_in_the_first_way_that_fits_the_card_with_a_tenth_to_spare(gigabytes, host, changes, says):
+    chosen, text = plan(gigabytes, host)
+    assert chosen == changes and re.search(says, text)
+
+
+def test_what_is_planned_does_fit_and_one_way_before_it_does_not():
+    for gigabytes in (24, 48, 80):
+        chosen, _ = plan(gigabytes)
+        assert predict(**chosen, generate_budget=1).gpu <= 0.9 * gigabytes * CARD < predict(generate_budget=1).gpu
+
+
+@pytest.mark.parametrize("given, settings, changes", [
+    (["optimizer_device"], {"optimizer_device": "cpu"}, {"token_budget": 16384}), (["lora"], {"lora": 8}, {"token_budget": 16384}),
+    ([], {"token_budget": 6000}, {"optimizer_device": "cpu", "token_budget": 6000})])
+def test_what_the_user_chose_stays(given, settings, changes):
+    assert plan(80, given=given, **settings)[0] == changes
+
+
+def test_other_models_beside_it_count():
+    assert plan(80, others=7_615_616_512)[0]["optimizer_device"] == "cpu" and plan(80, others=2 * 7_615_616_512)[0]["lora"] == 32
+
+
+@pytest.mark.parametrize("gigabytes, given, says", [
+    (8, (), "it needs 21 GB of memory on the GPU even with --lora 32 --token-budget 5120, and 9 are free: use a smaller model"),
+    (40, ["optimizer_device"], "--token-budget 5120, and 43 are free")])
+def test_where_nothing_fits_a_sentence_says_the_least_that_is_needed(gigabytes, given, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        plan(gigabytes, given=given, **({"optimizer_device": "cpu"} if given else {}))
+
+
+def test_without_a_gpu_everything_is_in_the_hosts_memory_and_the_toy_keeps_its_settings():
+    chosen, text = plan(0, 23, name="0.5b", dtype=torch.float32, gradient_checkpointing=False)
+    assert chosen == {"gradient_checkpointing": True, "token_budget": 16384} and text.startswith("16.0 of 23 GB, with --gradient-checkpointing")
+    assert fit.plan(AutoConfig.from_pretrained(ROOT / "toy"), 0, 4e9, prompt=1024, **SETTINGS | {"dtype": torch.float32})[0] == {"token_budget": 16384}
+
+
+def test_memory_that_the_machine_does_not_have_is_refused_to_us_before_the_system_kills_us():
+    script = ("import fit, torch; fit.host_memory = lambda: 2e9; fit.bound_host_memory()\n"
+              "try: torch.zeros(10**9)\n"
+              "except RuntimeError as why: print('refused' if \"can't allocate memory\" in str(why) else why)")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "refused\n" or sys.platform != "linux"
+
+
+def test_the_command_shows_the_plan_for_a_card_that_is_not_here():
+    done = subprocess.run([sys.executable, "fit.py", "--model", "toy", "--gpu", "24"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert re.fullmatch(r"memory  \d\.\d of 24 GB on the GPU, 0 of 128 GB on the host\n", done.stdout), done.stderr

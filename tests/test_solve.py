@@ -18,6 +18,7 @@ import generator
 import llm
 import memory
 import planner
+import settings
 import solve
 import tasks
 import tools as toolset
@@ -566,8 +567,8 @@ def test_a_question_longer_than_the_models_context_fails_and_says_so(monkeypatch
 
 
 def settled(text):
-    args = solve.arguments().parse_args(text.split("|"))
-    solve.settle_engines(args)
+    args = settings.solve_parser().parse_args(text.split("|"))
+    settings.settle_engines(args)
     return args
 
 

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import checkpoint
+import fit
 import generator
 import llm
 import lora
@@ -82,7 +83,7 @@ def signals_as_before():
         signal.signal(number, handler)
 
 
-FLAGS = dict(model="model", data="data.jsonl", valid="valid.jsonl", tools="base_generator", steps=4, questions=2, group_size=4,
+FLAGS = dict(model="model", data="data.jsonl", valid="valid.jsonl", test="valid.jsonl", tools="base_generator", judge="none", steps=4, questions=2, group_size=4,
              max_turns=2, max_new_tokens=6, lr=3e-3, minibatches=2, every=2, device="cpu", dtype="float32")
 
 
@@ -224,8 +225,8 @@ def test_the_questions_of_a_step_depend_on_the_step_alone_and_may_cross_an_epoch
 def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path, monkeypatch, number, held):
     seen = {}
     monkeypatch.setattr(train, "train", lambda *a: seen.update(train=a[6], valid=a[7], test=a[8]))
-    assert command(*words(str(tmp_path / "run"), data=jsonl(tmp_path / "d.jsonl", *map(str, range(number))), valid=None)) == 0
-    assert len(seen["valid"]) == held and len(seen["train"]) == number - held and seen["test"] == seen["valid"]
+    assert command(*words(str(tmp_path / "run"), data=jsonl(tmp_path / "d.jsonl", *map(str, range(number))), valid=None, test=None)) == 0
+    assert len(seen["valid"]) == held and len(seen["train"]) == number - held and seen["test"] == []
     assert not set(seen["train"]) & set(seen["valid"])
 
 
@@ -358,7 +359,7 @@ REFUSED = [
     (dict(steps=0), "--steps 0 does nothing"), (dict(temperature=0), "--temperature 0.0 does not sample"),
     (dict(temperature="inf"), "--temperature inf"), (dict(lr="nan"), "--lr nan cannot work"), (dict(lr=-1), "--lr -1.0"), (dict(beta=-1), "--beta -1.0"),
     (dict(clip_low=2), "--clip-low 2.0"), (dict(limit=0), "--limit 0"), (dict(lora=0), "--lora 0"), (dict(data="bamboogle"), "bamboogle is a test benchmark"),
-    (dict(temperature="nan"), "--temperature nan"), (dict(data=None), "--data is needed"),
+    (dict(temperature="nan"), "--temperature nan"), (dict(max_new_tokens=100_000), "--max-new-tokens 100000 leaves too little room"),
     (dict(data="nowhere.jsonl"), "nowhere.jsonl: no such file"), (dict(data="empty.jsonl"), "empty.jsonl: the file is empty"),
     (dict(data="keyless.jsonl"), "keyless.jsonl, line 2: lacks \"answer\""), (dict(valid="keyless.jsonl"), "keyless.jsonl, line 2"),
     (dict(data="one.jsonl", valid=None), "one.jsonl has too few questions"), (dict(tools="googel"), "no tool is called 'googel'"),
@@ -438,9 +439,23 @@ def test_what_is_learnt_from_is_the_very_ids_that_were_sampled_stop_token_includ
     assert any(a.ids[-1] not in stops for a in actions)       # a plan cut at the limit gets no stop token
 
 
+def test_without_test_questions_those_that_choose_best_are_run_once_before_and_at_each_checkpoint(tmp_path, capsys):
+    made = rows(run(tmp_path / "run", steps=2, test=None), "evals.csv")
+    assert [(row["step"], row["questions"]) for row in made] == [("0", "valid"), ("2", "valid")]
+    resume(tmp_path / "run")                                  # of a finished run: nothing is run again
+    assert rows(tmp_path / "run", "evals.csv") == made
+
+
+def test_without_any_questions_aside_all_are_trained_on_and_the_last_checkpoint_is_what_there_is(tmp_path, capsys):
+    out = run(tmp_path / "run", steps=2, valid="none", test="none")
+    assert "5 questions to train on, 0 to choose best/, 0 to test" in (said := capsys.readouterr().out)
+    assert sorted(folder.name for folder in out.glob("*/")) == ["step-2"] and f"--model {out}/step-2" in said
+
+
 def test_every_flag_of_the_objective_reaches_it(tmp_path, monkeypatch):
     spy, sampled = Spy(monkeypatch, "update"), []
     monkeypatch.setattr(solve, "rollout", lambda *args, **settings: sampled.append(settings) or even_is_right(*args, **settings))
+    monkeypatch.setattr(train, "advantages", lambda R, groups: (torch.ones(len(R)), 0))
     flags = dict(temperature=0.9, clip_low=0.1, clip_high=0.4, beta=0.01, minibatches=3, token_budget=999, token_mean=True)
     run(tmp_path / "run", steps=1, lr=2e-4, seed=2, **flags)
     assert {name: spy.settings[0][name] for name in flags} == flags and spy.calls[0][2].param_groups[0]["lr"] == 2e-4
@@ -459,8 +474,9 @@ def test_a_flow_that_failed_leaves_its_group_and_is_counted(tmp_path, monkeypatc
 
 def test_a_step_in_which_every_flow_failed_is_survived_and_said(tmp_path, monkeypatch, capsys):
     failing(range(8), monkeypatch)
-    made = rows(run(tmp_path / "run", steps=2))
-    assert [row["failed"] for row in made] == ["8", "8"] and "| failed 8" in capsys.readouterr().out
+    assert command(*words(tmp_path / "run", steps=2)) == "train.py: every rollout failed, and nothing was learnt"
+    assert [row["failed"] for row in rows(tmp_path / "run")] == ["8", "8"]
+    assert f"| failed 8\nfailed 8 times: planner: {llm.TOO_LONG}" in capsys.readouterr().out
     before, after = (Path(path, "model.safetensors").read_bytes() for path in ("model", tmp_path / "run" / "step-2"))
     assert before == after
 
@@ -555,20 +571,20 @@ def test_memory_that_does_not_suffice_for_one_turn_ends_the_run_with_what_to_cha
     assert command(*words(tmp_path / "run")) == "train.py: One turn of 9 tokens does not fit: give --lora 32"
 
 
-def test_gradients_that_stay_useless_end_the_run_with_a_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize("changed, says", [({}, "a lower --lr than 0.003."), ({"temperature": 0.01}, "a higher --temperature than 0.01.")])
+def test_gradients_that_stay_useless_end_the_run_with_a_checkpoint_and_what_to_change(tmp_path, monkeypatch, changed, says):
     step = train.train_step
     monkeypatch.setattr(train, "train_step", lambda *a, **k: (lambda row, *rest: (row | {"skipped": 2.0}, *rest))(*step(*a, **k)))
-    said = command(*words(tmp_path / "run", steps=9, every=9))
-    assert said.startswith("train.py: the last 3 steps taught nothing: gradients that are not finite or far too large, or prompts that do not fit the model. Begin anew")
+    said = command(*words(tmp_path / "run", steps=9, every=9, **changed))
+    assert said.startswith(f"train.py: the last steps taught nothing: their gradients were not finite or far too large. Begin anew with {says}")
     assert [folder.name for folder in checkpoint.checkpoints(tmp_path / "run")] == ["step-3"]
 
 
-def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(capsys):
-    args = train.arguments().parse_args(["--model", "model", "--data", "data.jsonl", "--dtype", "bfloat16", "--device", "cpu"])
-    train.check_memory(args, 80e9)
-    assert re.fullmatch(r"memory  \d+ GB predicted of 80 GB on the GPU, \d+ GB of \d+ on the host\n", capsys.readouterr().out)
-    with pytest.raises(ValueError, match="It needs .* GB of GPU memory and there are 0"):
-        train.check_memory(args, 1e6)
+def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(fit, "host_memory", lambda: 1e6)
+    monkeypatch.setattr(llm, "load", crash)
+    assert command(*words("refused")) == 2
+    assert "it needs 0 GB of memory even with --gradient-checkpointing --lora 32" in capsys.readouterr().err
 
 
 # Adapters
