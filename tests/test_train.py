@@ -17,7 +17,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no test asks the network
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import checkpoint
@@ -27,6 +27,7 @@ import llm
 import lora
 import planner
 import solve
+import tasks
 import train
 from flow_grpo import Action, token_logps
 from test_llm import CHATML, tokenizer, write
@@ -585,6 +586,67 @@ def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(monkeypatc
     monkeypatch.setattr(llm, "load", crash)
     assert command(*words("refused")) == 2
     assert "it needs 0 GB of memory even with --gradient-checkpointing --lora 32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gigabytes, says", [(24, "--lora 32 --token-budget 5120"), (48, "--lora 32"), (80, "--optimizer-device cpu")])
+def test_a_7b_gets_the_memory_plan_of_the_card_that_is_there_before_its_data_and_weights(tmp_path, monkeypatch, capsys, gigabytes, says):
+    pytest.importorskip("peft") if "lora" in says else None
+    Qwen2Config(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
+                num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=False).save_pretrained(tmp_path / "7b")
+    monkeypatch.setattr(llm, "pick_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr(llm, "pick_dtype", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(gigabytes * 1.0737e9), 0))
+    monkeypatch.setattr(fit, "host_memory", lambda: 128e9)
+    monkeypatch.setattr(train.benchmarks, "training", no_network)
+    assert command("train.py", "--model", str(tmp_path / "7b")) == 2
+    out, error = capsys.readouterr()
+    assert f"with {says} (without: 147 GB)\n" in out and error == "train.py: no network\n"
+
+
+def no_network(*args):
+    raise ValueError("no network")
+
+
+def test_a_hub_name_on_a_machine_without_a_gpu_is_a_sentence_before_anything_is_downloaded(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(llm, "config_of", crash)
+    assert command("train.py", "--model", "Qwen/Qwen2.5-7B-Instruct") == 2
+    assert "there is no GPU here, and Qwen/Qwen2.5-7B-Instruct is not in a folder here" in capsys.readouterr().err
+
+
+def test_the_users_own_command_says_in_four_lines_what_it_chose(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train.benchmarks, "training", lambda names, limit, seed: tasks.load(jsonl(tmp_path / names, *map(str, range(limit)))))
+    monkeypatch.setattr(train, "train", lambda *args: None)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "Qwen", wordy(QWEN_TEMPLATE), max_position_embeddings=32768)
+    assert command("train.py", "--model", "Qwen", "--device", "cpu") == 0
+    memory, data, judge, learn = capsys.readouterr().out.splitlines()[:4]
+    assert re.fullmatch(r"memory  \d+\.\d of \d+ GB", memory)
+    assert data.startswith("data    nq+deepmath: 936 questions to train on, 64 to choose best/, 0 to test")
+    assert judge == f"judge   {tmp_path}/Qwen (the frozen copy), for answers that the rules cannot read"
+    assert learn == "learn   all weights, lr 1e-06, 32 steps of 32 questions x 8 rollouts, at most 3 turns"
+
+
+def test_a_model_that_writes_no_plan_is_called_so_and_no_update_is_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(solve, "rollout", ROLLOUT)
+    spy = Spy(monkeypatch, "update")
+    out = run(tmp_path / "run", steps=3, group_size=2)
+    text = capsys.readouterr().out
+    assert "\n0 of 4 plans could be parsed. The commonest reasons:\n  4 x no line 'Sub-goal: ...'" in text
+    assert "\n3 steps in a row had flat groups only" in text and "Done, but nothing was learnt" in text and spy.calls == []
+    assert [row["ratio_max"] for row in rows(out)] == ["1.0"] * 3
+
+
+def test_a_run_of_which_no_first_rollout_comes_to_an_end_stops_there(tmp_path, monkeypatch, capsys):
+    def rollout(*args, **settings):
+        flows = even_is_right(*args, **settings)
+        for flow in flows:
+            flow.failed = f"planner: {llm.TOO_LONG}"
+        return flows
+    monkeypatch.setattr(solve, "rollout", rollout)
+    assert command(*words(tmp_path / "run")).startswith("train.py: no rollout of test came to an end. Mend that")
+    assert f"failed 2 times: planner: {llm.TOO_LONG}" in capsys.readouterr().out
 
 
 # Adapters
