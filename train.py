@@ -290,7 +290,12 @@ def load_questions(args):
         questions = tasks.load(args.data)[: args.limit]
     if len(questions) < 2 and not args.valid:
         raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl, or 2 questions and more")
-    train, valid = (questions, tasks.load(args.valid)) if args.valid else benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
+    if args.valid:
+        train, valid = questions, tasks.load(args.valid)
+    else:
+        train, valid, note = benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
+        if note:
+            say(f"data    {note}")
     return train, valid, tasks.load(args.test) if args.test else valid
 
 

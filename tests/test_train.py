@@ -229,6 +229,13 @@ def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path
     assert not set(seen["train"]) & set(seen["valid"])
 
 
+def test_a_run_says_how_many_questions_it_leaves_out_as_too_near_to_held_out_ones(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "train", lambda *a: None)
+    sums = jsonl(tmp_path / "sums.jsonl", *(f"What is {a} + {b}?" for a in range(10) for b in range(10)))
+    assert command(*words(str(tmp_path / "run"), data=sums, valid=None)) == 0
+    assert re.search(r"^data    \d+ of 100 questions are left out, .* give --valid FILE.jsonl", capsys.readouterr().out, re.M)
+
+
 # Interrupted and resumed
 
 @pytest.mark.parametrize("step", [1, 2])
