@@ -268,7 +268,7 @@ def resumed(parser, args):
     """The settings of the run in --resume, and its newest checkpoint: None if it was ended before the first one."""
     file = Path(args.resume) / "args.json"
     if not file.exists():
-        raise ValueError(f"{args.resume} is not the folder of a run: give one such as runs/toy-seed0")
+        raise ValueError(f"{args.resume} is not the folder of a run: give one such as runs/toy-seed0, or begin anew without --resume")
     told = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(vars(args))))  # what is there already gets no default
     given = [name for name, value in vars(told).items() if value is not None and name not in ("resume", "steps")]
     if given or (args.steps is not None and args.steps < 1):
@@ -351,9 +351,10 @@ def main():
         fixed, judge = solve.load_engines(args, loaded, cache)
         named, args.tools = args.tools is not None, list(tools)
         if parallel.RANK == 0:
-            if not begun:
-                new_folder(args.out)
-            write_settings(args)  # of a resumed run, too: --steps may be new
+            if begun:
+                write_settings(args, Path(args.out))  # --steps may be new
+            else:
+                new_folder(args)
         parallel.wait()
     except (ValueError, OSError) as why:
         parser.exit(2, f"train.py: {why}\n")

@@ -231,9 +231,9 @@ def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path
 
 def test_a_run_says_how_many_questions_it_leaves_out_as_too_near_to_held_out_ones(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "train", lambda *a: None)
-    sums = jsonl(tmp_path / "sums.jsonl", *(f"What is {a} + {b}?" for a in range(10) for b in range(10)))
+    sums = jsonl(tmp_path / "sums.jsonl", *(f"What is {a} + {b}?" for a in range(20) for b in range(20)))
     assert command(*words(str(tmp_path / "run"), data=sums, valid=None)) == 0
-    assert re.search(r"^data    \d+ of 100 questions are left out, .* give --valid FILE.jsonl", capsys.readouterr().out, re.M)
+    assert re.search(r"^data    \d+ of 400 questions are left out, .* give --valid FILE.jsonl", capsys.readouterr().out, re.M)
 
 
 # Interrupted and resumed
@@ -337,6 +337,26 @@ def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(w
     assert re.fullmatch(r"train.py: could not save [^\n]+ the last checkpoint is untouched. Free some disk, then --resume.", code)
     assert not list(Path(out).glob("*.writing")) and checkpoint.checkpoints(out)[-1].name == "step-2"
     assert llm.load(f"{out}/best") and everything(resume(out)) == everything(whole)
+
+
+@pytest.mark.parametrize("before", ["write_text", "rename"])
+def test_a_run_killed_while_its_folder_is_made_leaves_no_folder_and_can_begin_anew(tmp_path, monkeypatch, before):
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Path, before, lambda *args, **settings: crash())
+        run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert len(rows(run(tmp_path / "run", steps=1))) == 1 and not list(tmp_path.glob("*.writing"))
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600)])
+def test_every_file_of_a_checkpoint_has_the_permissions_that_other_new_files_have(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        out = run(tmp_path / "run", steps=1)
+    finally:
+        os.umask(before)
+    files = {file.name: file.stat().st_mode & 0o777 for file in out.rglob("*") if file.is_file()}
+    assert {"model.safetensors", "trainer.pt", "args.json", "config.json"} <= set(files) and set(files.values()) == {mode}
 
 
 def test_only_whole_folders_are_taken_for_checkpoints(tmp_path):
