@@ -29,6 +29,7 @@ from tqdm import tqdm
 import benchmarks
 import judge as judging
 import llm
+import lora
 import tasks
 import tools as toolset
 import services
@@ -169,7 +170,7 @@ def load_engines(args, loaded, cache):
 
     def engine(name):
         if name not in loaded:
-            loaded[name] = llm.load(name, args.device, args.dtype)
+            loaded[name] = lora.load(name, args.device, args.dtype)
         return loaded[name]
 
     fixed = {module: engine(getattr(args, module, None) or args.fixed) for module in FIXED}
@@ -335,7 +336,7 @@ def main():
     try:
         asked = settle(args)
         tools, cache = load_tools(args)
-        policy = llm.load(args.model, args.device, args.dtype)
+        policy = lora.load(args.model, args.device, args.dtype)
         fixed, judge = load_engines(args, {args.model: policy}, cache)
         named, args.tools = args.tools is not None, list(tools)
         same = {name: value for name, value in vars(args).items() if name not in ("out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials")}

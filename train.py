@@ -319,12 +319,12 @@ def check_memory(args, free):
         say(f"memory  may not suffice, since a tenth should stay free. {advice}")
 
 
-def load_models(args, checkpoint, state):
+def load_models(args, checkpoint):
     """(policy, reference, {name: engine} for the fixed modules): one frozen copy of the model is π_ref and, by default, plays all the
     fixed modules. With adapters there is no second copy: the policy's own weights, the adapters off, are both."""
     if args.lora:
         torch.manual_seed(args.seed)  # the adapters begin with random numbers
-        policy, frozen = lora.adapted(llm.load(args.model, args.device, args.dtype), args.lora, state and state["adapters"])
+        policy, frozen = lora.adapted(llm.load(args.model, args.device, args.dtype), args.lora, checkpoint)
         return policy, policy, {args.model: frozen}
     policy = llm.load(checkpoint or args.model, args.device, args.dtype)
     frozen = llm.load(args.model, args.device, args.dtype)
@@ -347,7 +347,7 @@ def main():
         state = load_state(checkpoint) if checkpoint else None
         if llm.pick_device(args.device).type == "cuda":
             check_memory(args, torch.cuda.mem_get_info(args.device)[0])
-        policy, reference, loaded = load_models(args, checkpoint, state)
+        policy, reference, loaded = load_models(args, checkpoint)
         fixed, judge = solve.load_engines(args, loaded, cache)
         named, args.tools = args.tools is not None, list(tools)
         if parallel.RANK == 0:

@@ -600,8 +600,8 @@ def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(capsys):
 
 # Adapters
 
+@pytest.mark.extras("peft")
 def test_adapters_are_trained_and_the_checkpoint_is_the_merged_model(tmp_path, monkeypatch):
-    pytest.importorskip("peft")
     spy = Spy(monkeypatch, "train")
     out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2)
     _, policy, fixed, reference, *_ = spy.calls[0]
@@ -625,29 +625,66 @@ def test_what_adapters_learn_below_the_last_bit_of_a_weight_is_right_in_the_mean
     assert torch.equal(lora.dithered(learnt, torch.float32), learnt)
 
 
-@pytest.mark.parametrize("more", [dict(dtype="bfloat16", gradient_checkpointing=True), dict(gradient_checkpointing=True)])
-def test_adapters_learn_with_gradient_checkpointing_and_in_half_precision(tmp_path, monkeypatch, more):
-    pytest.importorskip("peft")
+@pytest.mark.extras("peft")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_checkpoint_loads_as_exactly_the_policy_that_was_marked(tmp_path, monkeypatch, capsys, dtype):
     spy = Spy(monkeypatch, "train")
-    out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2, **more)
-    policy = spy.calls[0][1]
+    out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2, dtype=dtype, gradient_checkpointing=True)
+    policy, loaded = spy.calls[0][1], lora.load(str(out / "step-2"), dtype=dtype)
+    before, merged = llm.load("model", dtype=dtype), llm.load(str(out / "step-2"), dtype=dtype)
     a = Action(policy.encode("hi"), [40, 41, 42], 0)
-    merged, before = (token_logps(llm.load(name, dtype=more.get("dtype")).model, [a], 1.0) for name in (str(out / "step-2"), "model"))
-    ours = token_logps(policy.model, [a], 1.0)
-    assert (ours - merged).abs().max() < 0.2 * (ours - before).abs().max()
+    ours, reloaded, old, rounded = (token_logps(engine.model, [a], 1.0) for engine in (policy, loaded, before, merged))
+    assert torch.equal(ours, reloaded) and f"planner {out / 'step-2'} |" in solve.show_engines(loaded, {"analysis": before}, None, [], True)
+    assert (ours - rounded).norm() < 0.5 * (ours - old).norm()            # the merged model is near it, the base is not
+    assert torch.equal(ours, rounded) is False and "rounded" not in capsys.readouterr().err
 
 
+@pytest.mark.extras("peft")
+def test_without_its_base_model_a_checkpoint_with_adapters_is_the_merged_model_and_says_so(tmp_path, capsys):
+    shutil.copytree("model", tmp_path / "base")
+    out = run(tmp_path / "run", model=tmp_path / "base", lora=4, lr=1e-2, steps=1)
+    shutil.copytree("other", tmp_path / "base", dirs_exist_ok=True)       # other weights under the same name
+    assert same(lora.load(str(out / "best")).model, llm.load(str(out / "best")).model)
+    shutil.rmtree(tmp_path / "base")
+    assert same(lora.load(str(out / "best")).model, llm.load(str(out / "best")).model)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2 and "has changed since" in told[0] and "There is no folder" in told[1] and "merged and rounded" in told[1]
+
+
+def test_without_peft_a_checkpoint_with_adapters_is_the_merged_model_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    (tmp_path / "run" / "adapters").mkdir(parents=True)
+    (tmp_path / "run" / "adapters" / "adapter_config.json").write_text('{"base_model_name_or_path": "nowhere"}')
+    llm.load("model").save(tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", ["solve.py", "Who?", "--model", str(tmp_path / "run"), "--tools", "base_generator", "--max-turns", "1"])
+    solve.main()
+    told = capsys.readouterr()
+    assert "merged and rounded weights (adapters (--lora) need the package peft, which is not installed: pip install peft)" in told.err
+    assert f"planner {tmp_path / 'run'} |" in told.out
+
+
+@pytest.mark.extras("peft")
 def test_a_run_with_adapters_resumed_equals_one_that_was_not(tmp_path, monkeypatch):
-    pytest.importorskip("peft")
     straight = run(tmp_path / "run", lora=4, steps=2)
     at(1, interrupt, monkeypatch)
-    assert everything(resume(run(tmp_path / "stopped", lora=4, steps=2)), 2) == everything(straight, 2)
+    resumed = resume(run(tmp_path / "stopped", lora=4, steps=2))
+    assert everything(resumed, 2) == everything(straight, 2)
+    one, two = (folder / "step-2" / "adapters" / "adapter_model.safetensors" for folder in (resumed, straight))
+    assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.extras("peft")
+def test_damaged_adapters_are_told_on_resuming(tmp_path, capsys):
+    out = run(tmp_path / "run", lora=4, steps=1)
+    (out / "step-1" / "adapters" / "adapter_model.safetensors").write_bytes(b"half of one")
+    assert command("train.py", "--resume", str(out), "--steps", "2") == 2
+    assert "step-1 is damaged: remove it, then --resume" in capsys.readouterr().err
 
 
 def test_without_peft_adapters_are_refused_with_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "peft", None)
     assert command(*words(tmp_path / "run", lora=4)) == 2
-    assert "--lora needs the package peft, which is not installed: pip install peft" in capsys.readouterr().err
+    assert "adapters (--lora) need the package peft, which is not installed: pip install peft" in capsys.readouterr().err
 
 
 def test_the_optimizers_state_in_host_memory_gives_the_same_run_but_for_a_last_bit(whole, tmp_path):
