@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,14 @@ def test_a_few_steps_of_training_teach_the_planner_something(monkeypatch, tmp_pa
     train.main()
     accuracy = [float(found) for found in re.findall(r"test after step \d+: accuracy ([\d.]+)", capsys.readouterr().out)]
     assert accuracy[1] > accuracy[0] + 0.2
+
+
+@pytest.mark.extras("matplotlib")
+def test_curve_py_draws_a_run_into_the_runs_own_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.csv").write_text("step,reward,errors,turns\n1,0.4,0.3,1.8\n2,0.6,0.2,1.7\n")
+    subprocess.run([sys.executable, ROOT / "plots" / "curve.py", "run"], cwd=tmp_path, check=True)
+    assert {file.name for file in tmp_path.rglob("*")} == {"run", "log.csv", "curve.svg"}
 
 
 def test_ci_runs_the_readmes_test_command_to_the_letter():
