@@ -309,11 +309,11 @@ def _train_question(entry, name):
 
 
 def held_out(questions, number, seed):
-    """(train, valid, note): `number` validation questions, of the rest what is not nearly one of them, and a sentence if that
-    is not all of the rest.
+    """(train, valid, note): `number` validation questions, of the rest what is not nearly one of them, and a
+    sentence that says how many are left out for that ("" for none).
 
-    Nearly: four fifths of the words of both are shared. "Who wrote Emma?" and "who wrote the emma" count as one question;
-    so do "What is 3 + 5?" and "What is 5 + 3?".
+    Nearly: four fifths of the words of both are shared. "Who wrote Emma?" and "who wrote the emma" count as
+    one, and so do "What is 3 + 5?" and "What is 5 + 3?".
     """
     words = [frozenset(normalise(question.question).split()) for question in questions]
     order, valid, seen = list(range(len(questions))), [], set()
@@ -325,8 +325,8 @@ def held_out(questions, number, seed):
     train = [question for question, mine in zip(questions, words)
              if not any(len(mine & theirs) >= NEAR * len(mine | theirs) for theirs in seen)]
     dropped = len(questions) - len(train) - len(valid)
-    note = (f"{dropped} of {len(questions)} questions are left out, because they share four fifths of their words with one of the "
-            f"{len(valid)} held out for validation: give --valid FILE.jsonl to train on all of them")
+    note = (f"{dropped} of {len(questions)} questions are left out, because they share four fifths of their "
+            f"words with one of the {len(valid)} held out for validation: --valid FILE.jsonl keeps them")
     if not train:                                        # nor can it be if there are too few for valid
         raise ValueError(f"no question is left to train on: {note}.")
     return train, [questions[i] for i in valid], note if dropped else ""

@@ -23,8 +23,8 @@ TAKEN = "{} exists already and is not written over: give another --out, or remov
 
 
 def new_folder(args):
-    """Make the run's folder, which must not exist, with args.json in it: a kill leaves no folder, or one that --resume takes.
-    ValueError with a sentence if it can't be made."""
+    """Make the run's folder with its args.json, in one rename: a kill leaves no folder, or one to resume.
+    ValueError with a sentence if it exists or can't be made."""
     out = Path(args.out)
     beside = out.with_name(out.name + ".writing")
     try:
@@ -32,7 +32,8 @@ def new_folder(args):
         write_settings(args, beside)
         beside.rename(out)
     except OSError as why:
-        raise ValueError(TAKEN.format(out) if out.exists() else f"{out} can't be made ({why.strerror}): give another --out") from why
+        cannot = f"{out} can't be made ({why.strerror}): give another --out"
+        raise ValueError(TAKEN.format(out) if out.exists() else cannot) from why
 
 
 def write_folder(folder, write):
@@ -60,8 +61,9 @@ def write_settings(args, folder):
 
 
 def save(folder, policy, optimizer, step, best, args):
-    """A checkpoint: save_pretrained, how it was made (train.json, read by solve.py), and the trainer's state for --resume. best/ is
-    saved without it (optimizer None): it is most of the bytes, and nothing resumes from there."""
+    """A checkpoint: save_pretrained, how it was made (train.json, for solve.py), and the trainer's state for
+    --resume. best/ is saved without that state (optimizer None): it is most of the bytes, and nothing resumes
+    from best/."""
     whole = optimizer and parallel.state_of(optimizer)
 
     def write(path):
@@ -72,7 +74,7 @@ def save(folder, policy, optimizer, step, best, args):
             torch.save({"step": step, "best": best, "optimizer": whole}, path / "trainer.pt")
         for file in path.rglob("*"):  # safetensors lets nobody else read its files, whatever the umask
             if file.is_file():
-                file.chmod((path / "train.json").stat().st_mode)
+                file.chmod((path / "train.json").stat().st_mode & 0o777)
 
     try:
         if parallel.RANK == 0:

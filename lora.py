@@ -4,9 +4,9 @@
     policy = load("runs/Qwen2.5-7B-Instruct-seed0/best")
 
 W x + B A x: A and B, of rank r, are trained, W is not. So one copy of a 7B is everything at once: with its adapters the policy, without
-them π_ref and all fixed modules. A checkpoint is the merged model, W + B A, which needs no peft to be read, but is rounded to the
-dtype of W. Beside it, in adapters/ and in peft's own format, are A and B in float32: with the base model, exactly the policy that was
-trained and marked on --valid.
+them π_ref and all fixed modules. A checkpoint is the merged model, W + B A, which needs no peft to be read,
+but is rounded to W's dtype; and, in adapters/ and in peft's format, A and B in float32. With the base model
+these are exactly the policy that was trained and marked on --valid, and load() prefers them.
 """
 import json
 import os
@@ -23,7 +23,8 @@ class Policy(llm.HF):
     """The model with its adapters."""
 
     def save(self, folder):
-        """The adapters; and the merged weights, tensor by tensor in the host's memory: merging in place and back would round the frozen ones."""
+        """The merged weights, tensor by tensor in the host's memory (merging in place and back would round
+        the frozen ones), the adapters, and the fingerprint of the base model that they belong to."""
         base, merged, dice = self.model.get_base_model(), {}, torch.Generator(self.model.device).manual_seed(0)
         adapted = {name: module for name, module in base.named_modules() if hasattr(module, "get_delta_weight")}
         for name, weight in base.state_dict().items():
@@ -63,12 +64,13 @@ def peft():
     try:
         import peft
     except ImportError as why:
-        raise ValueError("adapters (--lora) need the package peft, which is not installed: pip install peft") from why
+        raise ValueError("--lora needs the package peft, which is not installed: pip install peft") from why
     return peft
 
 
 def adapted(engine, rank, checkpoint=None):
-    """(policy, frozen): the engine's model with new adapters on all linear layers but the head, or with those of a checkpoint."""
+    """(policy, frozen): the engine's model with new adapters on all linear layers but the head, or with those
+    of a checkpoint."""
     if checkpoint:
         model = with_saved(engine.model, Path(checkpoint))
     else:
@@ -79,31 +81,32 @@ def adapted(engine, rank, checkpoint=None):
 
 
 def with_saved(model, checkpoint):
-    """The model with a checkpoint's adapters, ready to train on; ValueError if they are damaged or belong to other weights."""
+    """The model with a checkpoint's adapters, to be trained on; ValueError if they belong to another."""
     base = model.config.name_or_path
     try:
-        trained_on = (checkpoint / "adapters" / "base.sha256").read_text()
+        weights = (checkpoint / "adapters" / "base.sha256").read_text()
         model = peft().PeftModel.from_pretrained(
             model, checkpoint / "adapters", is_trainable=True, torch_device=str(model.device))
     except (OSError, SafetensorError) as why:
-        raise ValueError(f"{checkpoint} is damaged: remove it, then --resume goes on from the one before") from why
-    if trained_on != llm.fingerprint(base):
+        sentence = f"{checkpoint} is damaged: remove it, then --resume goes on from the one before"
+        raise ValueError(sentence) from why
+    if weights != llm.fingerprint(base):
         raise ValueError(f"{base} is not the model that {checkpoint} was trained on, or has changed since")
     return model
 
 
 def load(name, device=None, dtype=None):
-    """llm.load(); but of a checkpoint with adapters, the base model and the adapters, where both can be had, in place of the
-    merged model. A sentence says where they can not."""
+    """llm.load(), but a checkpoint with adapters becomes its base model with these, not the merged model.
+    Where the base model or peft is missing, it is the merged model, and a sentence says so."""
     config = Path(os.path.expanduser(name)) / "adapters" / "adapter_config.json"
     if not config.exists():
         return llm.load(name, device, dtype)
     try:
         peft()  # asked before the base model is loaded
         base = llm.load(json.loads(config.read_text())["base_model_name_or_path"], device, dtype)
-        policy, _ = adapted(base, None, config.parents[1])
+        policy = Policy(with_saved(base.model, config.parents[1]), base.tokenizer)
     except ValueError as why:
-        print(f"{name}: not quite the policy that was trained, but its merged and rounded weights ({why})", file=sys.stderr)
+        print(f"{name}: loaded without its adapters, as merged and rounded weights. {why}", file=sys.stderr)
         return llm.load(name, device, dtype)
     policy.model.config.name_or_path = str(name)
     return policy

@@ -135,12 +135,12 @@ def _question(line, where):
 
 
 def prose_warning(questions) -> str:
-    """One sentence if most golds are too long for a response to equal them, else "". Only for runs without a judge."""
+    """For a run without a judge: a sentence if most golds are too long for a response to equal, else ""."""
     lengths = [min(len(gold.split()) for gold in (q.answer, *q.aliases)) for q in questions if not q.choices]
     if not lengths or (words := statistics.median(lengths)) <= LONG_GOLD:
         return ""
-    return (f"the golds have {words:.0f} words in the median, and without a judge only a response with the very same words is "
-            "right: give --judge MODEL, or golds that are the final answer alone")
+    return (f"the golds have {words:.0f} words in the median, and without a judge only a response with these "
+            "very words is right: give --judge MODEL, or golds that are the final answer alone")
 
 
 def mark(question: Question, response: str) -> bool:

@@ -268,7 +268,7 @@ def resumed(parser, args):
     """The settings of the run in --resume, and its newest checkpoint: None if it was ended before the first one."""
     file = Path(args.resume) / "args.json"
     if not file.exists():
-        raise ValueError(f"{args.resume} is not the folder of a run: give one such as runs/toy-seed0, or begin anew without --resume")
+        raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
     told = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(vars(args))))  # what is there already gets no default
     given = [name for name, value in vars(told).items() if value is not None and name not in ("resume", "steps")]
     if given or (args.steps is not None and args.steps < 1):

@@ -2,7 +2,7 @@
 
     pip install matplotlib
     python plots/curve.py runs/toy-seed0                        # writes runs/toy-seed0/curve.svg
-    python plots/curve.py runs/toy-seed0 runs/toy-seed1 runs/toy-seed2 --out plots/curve.svg      # README's picture
+    python plots/curve.py runs/toy-seed0 runs/toy-seed1 runs/toy-seed2 --out plots/curve.svg
 """
 
 import argparse
@@ -20,7 +20,7 @@ def columns(run, *names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("runs", nargs="+", help="folders of runs with the same number of steps")
-    parser.add_argument("--out", help="picture to write: .svg or .png (default: curve.svg in the folder of the first run)")
+    parser.add_argument("--out", help="picture to write, .svg or .png (default: the first run's curve.svg)")
     args = parser.parse_args()
     args.out = args.out or f"{args.runs[0]}/curve.svg"
     try:

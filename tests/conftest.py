@@ -16,7 +16,7 @@ from bench import faults
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "extras(package): needs a package that is optional; .ci/run has a call for these tests")
+    config.addinivalue_line("markers", "extras(package): needs an optional package; .ci/run installs it")
 
 
 def pytest_runtest_setup(item):

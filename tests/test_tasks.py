@@ -285,7 +285,8 @@ PROSE = "It rains because warm air rises, cools down there, and then lets go of 
 
 
 @pytest.mark.parametrize("golds, warned", [
-    ([PROSE] * 3 + ["26"] * 2, True), ([PROSE] * 2 + ["26"] * 3, False), (["word " * 12], False), (["word " * 13], True), ([""], False)])
+    ([PROSE] * 3 + ["26"] * 2, True), ([PROSE] * 2 + ["26"] * 3, False), ([""], False),
+    (["word " * 12], False), (["word " * 13], True)])
 def test_golds_of_prose_are_told_before_a_run_that_has_no_judge(golds, warned):
     questions = [Question("Why?", gold) for gold in golds]
     assert ("give --judge MODEL" in prose_warning(questions)) is warned
