@@ -3,7 +3,8 @@
     args.json        the settings, for --resume
     log.csv          a row a step; evals.csv: a row for each marking of --valid and --test; no times, so that a seed gives one log
     rollouts.jsonl   every word of every training flow
-    step-N/, best/   checkpoints: ordinary save_pretrained folders, with train.json (how it was made) and trainer.pt (for --resume)
+    step-N/, best/   checkpoints: ordinary save_pretrained folders, with train.json (how it was made), trainer.pt
+                     (for --resume; not in best/) and, of --lora, adapters/ (lora.py)
 
 A checkpoint is written into a folder beside and renamed when it is whole, so that neither a kill nor a full disk can damage the one
 before. After a kill the log may be ahead of the last checkpoint: what came after it is dropped and made again, the same.
