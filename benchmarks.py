@@ -3,7 +3,7 @@
     load("bamboogle")                 the first 125 items, as many as in the paper; downloaded once, then read from the cache
     load("gpqa", folder="data")       from data/gpqa/data/data.json, data/gpqa.json or data/test/gpqa/data/data.json
     training("nq+deepmath", 1000, 0)  a sample of Natural Questions and DeepMath-103K, half each, the same for the same seed
-    held_out(questions, 100, 0)       (train, valid), no validation question nearly in train
+    held_out(questions, 100, 0)       (train, valid, note), no validation question nearly in train
 
 The benchmarks are for testing only: training() refuses their names, so that no accuracy is measured on what chose the policy.
 Their data files belong to the paper's repository (github.com/lupantech/AgentFlow, test/<name>/data/data.json) and are not ours to
@@ -309,9 +309,11 @@ def _train_question(entry, name):
 
 
 def held_out(questions, number, seed):
-    """(train, valid): `number` validation questions, and of the rest what is not nearly one of them.
+    """(train, valid, note): `number` validation questions, of the rest what is not nearly one of them, and a
+    sentence that says how many are left out for that ("" for none).
 
-    Nearly: four fifths of the words of both are shared. "Who wrote Emma?" and "who wrote the emma" count as one question.
+    Nearly: four fifths of the words of both are shared. "Who wrote Emma?" and "who wrote the emma" count as
+    one, and so do "What is 3 + 5?" and "What is 5 + 3?".
     """
     words = [frozenset(normalise(question.question).split()) for question in questions]
     order, valid, seen = list(range(len(questions))), [], set()
@@ -322,9 +324,12 @@ def held_out(questions, number, seed):
             valid.append(i)
     train = [question for question, mine in zip(questions, words)
              if not any(len(mine & theirs) >= NEAR * len(mine | theirs) for theirs in seen)]
+    dropped = len(questions) - len(train) - len(valid)
+    note = (f"{dropped} of {len(questions)} questions are left out, because they share four fifths of their "
+            f"words with one of the {len(valid)} held out for validation: --valid FILE.jsonl keeps them")
     if not train:                                        # nor can it be if there are too few for valid
-        raise ValueError(f"{len(questions)} questions are too few to hold out {number} for validation; use more, or hold out fewer.")
-    return train, [questions[i] for i in valid]
+        raise ValueError(f"no question is left to train on: {note}.")
+    return train, [questions[i] for i in valid], note if dropped else ""
 
 
 def golds_of(question):

@@ -3,7 +3,8 @@
     args.json        the settings, for --resume
     log.csv          a row a step; evals.csv: a row for each marking of --valid and --test; no times, so that a seed gives one log
     rollouts.jsonl   every word of every training flow
-    step-N/, best/   checkpoints: ordinary save_pretrained folders, with train.json (how it was made) and trainer.pt (for --resume)
+    step-N/, best/   checkpoints: ordinary save_pretrained folders, with train.json (how it was made), trainer.pt
+                     (for --resume; not in best/) and, of --lora, adapters/ (lora.py)
 
 A checkpoint is written into a folder beside and renamed when it is whole, so that neither a kill nor a full disk can damage the one
 before. After a kill the log may be ahead of the last checkpoint: what came after it is dropped and made again, the same.
@@ -18,18 +19,20 @@ import torch
 from safetensors import SafetensorError
 
 import parallel
+from settings import TAKEN
 
-TAKEN = "{} exists already and is not written over: give another --out, or remove it"
-
-
-def new_folder(path):
-    """Make a folder that does not exist yet; ValueError with a sentence if it does or can't be made."""
+def new_folder(args):
+    """Make the run's folder with its args.json, in one rename: a kill leaves no folder, or one to resume.
+    ValueError with a sentence if it exists or can't be made."""
+    out = Path(args.out)
+    beside = out.with_name(out.name + ".writing")
     try:
-        Path(path).mkdir(parents=True)
-    except FileExistsError as why:
-        raise ValueError(TAKEN.format(path)) from why
+        beside.mkdir(parents=True, exist_ok=True)  # a kill may have left one
+        write_settings(args, beside)
+        beside.rename(out)
     except OSError as why:
-        raise ValueError(f"{path} can't be made ({why.strerror}): give another --out") from why
+        cannot = f"{out} can't be made ({why.strerror}): give another --out"
+        raise ValueError(TAKEN.format(out) if out.exists() else cannot) from why
 
 
 def write_folder(folder, write):
@@ -49,26 +52,28 @@ def write_folder(folder, write):
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write_settings(args):
+def write_settings(args, folder):
     """args.json, whole or not at all."""
-    beside = Path(args.out) / "args.json.writing"
+    beside = folder / "args.json.writing"
     beside.write_text(json.dumps(vars(args), indent=1, default=str))
-    beside.replace(Path(args.out) / "args.json")
+    beside.replace(folder / "args.json")
 
 
 def save(folder, policy, optimizer, step, best, args):
-    """A checkpoint: save_pretrained, how it was made (train.json, read by solve.py), and the trainer's state for --resume, which
-    best/ has not (optimizer None): it is most of the bytes, and nothing goes on from there."""
+    """A checkpoint: save_pretrained, how it was made (train.json, for solve.py), and the trainer's state for
+    --resume. best/ is saved without that state (optimizer None): it is most of the bytes, and nothing resumes
+    from best/."""
     whole = optimizer and parallel.state_of(optimizer)
 
     def write(path):
         policy.save(path)
         flow = {name: getattr(args, name) for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus")}
         (path / "train.json").write_text(json.dumps(flow | {"step": step}, indent=1))
-        if optimizer is None:
-            return
-        adapters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad} if args.lora else None
-        torch.save({"step": step, "best": best, "optimizer": whole, "adapters": adapters}, path / "trainer.pt")
+        if optimizer:
+            torch.save({"step": step, "best": best, "optimizer": whole}, path / "trainer.pt")
+        for file in path.rglob("*"):  # safetensors lets nobody else read its files, whatever the umask
+            if file.is_file():
+                file.chmod((path / "train.json").stat().st_mode & 0o777)
 
     try:
         if parallel.RANK == 0:

@@ -263,7 +263,7 @@ def resumed(parser, args):
     """The settings of the run in --resume, with --steps if that is given."""
     file = Path(args.resume) / "args.json"
     if not file.exists():
-        raise ValueError(f"{args.resume} is not the folder of a run: give one such as runs/toy-seed0")
+        raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
     given = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(vars(args))))  # what is set already gets no default
     given = [name for name, value in vars(given).items() if value is not None and name not in ("resume", "steps")]
     if given or (args.steps is not None and args.steps < 1):

@@ -36,6 +36,7 @@ import benchmarks
 import fit
 import judge as judging
 import llm
+import lora
 import tasks
 import tools as toolset
 import services
@@ -136,7 +137,7 @@ def load_engines(args, loaded, cache):
 
     def engine(name):
         if name not in loaded:
-            loaded[name] = llm.load(name, args.device, args.dtype)
+            loaded[name] = lora.load(name, args.device, args.dtype)
         return loaded[name]
 
     fixed = {module: engine(getattr(args, module, None) or args.fixed) for module in FIXED}
@@ -288,7 +289,7 @@ def main():
         memory = plan_memory(args)
         if llm.pick_device(args.device).type != "cuda":
             fit.bound_host_memory()
-        policy = llm.load(args.model, args.device, args.dtype)
+        policy = lora.load(args.model, args.device, args.dtype)
         fixed, judge = load_engines(args, {args.model: policy}, cache)
         named, args.tools = args.tools is not None, list(tools)
         same = {name: value for name, value in vars(args).items() if name not in ("out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials")}

@@ -4,6 +4,8 @@ A task file is JSONL, one question a line; only the first two keys are needed, u
 
     {"question": "Capital of France?", "answer": "Paris", "aliases": ["Paris, France"], "choices": [], "id": "7", "kind": ""}
 
+An answer that is a worked solution as in GSM8K, with a last line "#### 29", stands for that line's 29.
+
 One principle decides every doubtful case: AMBIGUITY IS WRONG. A policy finds whatever a reward forgives, so a response is read
 whole or not at all. Nothing is searched for inside a sentence; only an opening such as "The answer is" is set aside. By gold:
 
@@ -26,6 +28,7 @@ Dropped: symbolic algebra, rounding, unit conversion, partial credit.
 import ast
 import json
 import re
+import statistics
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
@@ -34,8 +37,10 @@ from operator import add, mul, sub, truediv
 from pathlib import Path
 
 LIMIT = 2_000     # characters of a gold or a response: a longer one is not an answer, and this bounds the work below
+LONG_GOLD = 12    # words of a gold: no response equals a longer one by chance
 DIGITS = 600      # characters of a number, and its largest power of ten: far below where Python's int() refuses
 
+SOLUTION = re.compile(r"(?:.*\n)?####[ \t]+(\S[^\n]*)\s*", re.S)       # of GSM8K; group 1 is the final answer
 ASIDE = re.compile(r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:(?:final|correct)\s+)?(?:answer|option|choice)"
                    r"(?:\s+is\b|\s*[:=])\s*:?\s*(?=\S)|(?:option|choice|answer)\s+(?=\(?[a-z]\b)", re.I)
 MATH = re.compile(r"[\\^=<>|{}_√∞π]|[+*]\s*[\w(]|[0-9a-z)]/[0-9(]|[0-9)]\(|^[\[(].*,.*[\])]$", re.S)
@@ -117,7 +122,9 @@ def _question(line, where):
             raise ValueError(f"{where}: \"{key}\" is empty.")
     name = "" if row.get("id") is None else text("id", row["id"])
     kind = text("kind", row.get("kind") or "", str)
-    question = Question(row["question"], str(row["answer"]), texts("aliases"), texts("choices"), name, kind)
+    solution = SOLUTION.fullmatch(str(row["answer"]))
+    answer = solution[1].strip() if solution else str(row["answer"])
+    question = Question(row["question"], answer, texts("aliases"), texts("choices"), name, kind)
     if len(question.answer) > LIMIT:
         raise ValueError(f"{where}: the answer has more than {LIMIT} characters; no response could be marked right.")
     if question.choices and _option(question.answer, question.choices) is None:
@@ -125,6 +132,15 @@ def _question(line, where):
     if question.kind == "gameof24" and not _numbers_of(question):
         raise ValueError(f"{where}: a gameof24 question names no numbers to use.")
     return question
+
+
+def prose_warning(questions) -> str:
+    """For a run without a judge: a sentence if most golds are too long for a response to equal, else ""."""
+    lengths = [min(len(gold.split()) for gold in (q.answer, *q.aliases)) for q in questions if not q.choices]
+    if not lengths or (words := statistics.median(lengths)) <= LONG_GOLD:
+        return ""
+    return (f"the golds have {words:.0f} words in the median, and without a judge only a response with these "
+            "very words is right: give --judge MODEL, or golds that are the final answer alone")
 
 
 def mark(question: Question, response: str) -> bool:

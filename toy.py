@@ -15,6 +15,8 @@ below 1 000 is one token. What is left is 30-120 tokens, in which it must find a
 So the model knows all formats, sub-goals and facts to look for, but not which tool does what. Wrong tools fail by themselves (a
 search for "value of 37 * 12" finds nothing, "capital = France" is a NameError, base_generator makes things up), and choosing is left to
 Flow-GRPO. No two numbers that meet in a test question, and none of its openings, are in a training question.
+But 48 of the 75 test questions that ask for a single fact ask for one that training asks for, too, in other
+words; and of the 75 that compare two countries 58 are answered no, so always answering no is right in 77 %.
 """
 
 import argparse
@@ -167,8 +169,10 @@ def make(kind, test, rng, noise=False):
             steps, answer = [("atomic number", words["x"]), ("value", "{0} " + f"{op} {b}")], calculate(a, op, b)
         else:
             a, b = rng.sample(range(len(COUNTRIES)), 2)
+            # No use: the coin is tossed again for each pair, so 23 % are yes, as of all pairs. Tossed once,
+            # before the loop, it would make as many yes as no, but other questions than the results are of.
             if (COUNTRIES[a][2] == COUNTRIES[b][2]) != (rng.random() < 0.5):
-                continue  # as many yes as no
+                continue
             words |= {"x": COUNTRIES[a][0], "y": COUNTRIES[b][0]}
             steps = [("continent", words["x"]), ("continent", words["y"])]
             answer = "yes" if COUNTRIES[a][2] == COUNTRIES[b][2] else "no"

@@ -14,7 +14,6 @@ is drawn from (seed, n), also after --resume. Several GPUs are parallel.py's, ad
 memory fit.py's: here all that is a line each.
 """
 
-import importlib.util
 import random
 import signal
 import time
@@ -220,7 +219,8 @@ def load_questions(args):
         return questions, *others
     if len(questions) < 2:
         raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl or none, or more questions")
-    train, valid = benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
+    train, valid, note = benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
+    say(note and f"data    {note}")
     return train, valid, others[1]
 
 
@@ -248,27 +248,27 @@ def plan_memory(args):
     if args.gradient_checkpointing is None:
         args.gradient_checkpointing = device.type == "cuda"
     args.lr = args.lr if args.lr is not None else 1e-5 if args.lora else 1e-6
-    if args.lora and importlib.util.find_spec("peft") is None:
-        raise ValueError(f"{text}. {lora.MISSING}")
     say(f"memory  {text}")
+    if args.lora:
+        lora.peft()  # or a sentence, before the weights are downloaded
 
 
 def show_choices(args, train_questions, valid, test):
-    """What will be trained on what: two more of the first lines."""
-    part = "adapters of rank {}".format(args.lora) if args.lora else "all weights"
+    """The rest of the first lines: what is learnt from what, and who grades."""
+    who = f"{args.judge}{' (the frozen copy)' if args.judge == args.model else ''}, for answers that the rules cannot read"
     say(f"data    {args.data}: {len(train_questions)} questions to train on, {len(valid)} to choose best/, {len(test)} to test")
-    say(f"judge   {args.judge or 'none: an answer that the rules cannot read is wrong'}"
-        f"{' (the frozen copy), for answers that the rules cannot read' if args.judge == args.fixed else ''}")
-    say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions x {args.group_size} rollouts, "
+    say(f"judge   {who if args.judge else 'none: an answer that the rules cannot read is not right'}")
+    say("" if args.judge else tasks.prose_warning(train_questions))
+    say(f"learn   {f'adapters of rank {args.lora}' if args.lora else 'all weights'}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions x {args.group_size} rollouts, "
         f"at most {args.max_turns} turns")
 
 
-def load_models(args, checkpoint, state):
+def load_models(args, checkpoint):
     """(policy, reference, {name: engine} for the fixed modules): one frozen copy of the model is π_ref and, by default, plays all the
     fixed modules. With adapters there is no second copy: the policy's own weights, the adapters off, are both."""
     if args.lora:
         torch.manual_seed(args.seed)  # the adapters begin with random numbers
-        policy, frozen = lora.adapted(llm.load(args.model, args.device, args.dtype), args.lora, state and state["adapters"])
+        policy, frozen = lora.adapted(llm.load(args.model, args.device, args.dtype), args.lora, checkpoint)
         return policy, policy, {args.model: frozen}
     policy = llm.load(checkpoint or args.model, args.device, args.dtype)
     frozen = llm.load(args.model, args.device, args.dtype)
@@ -289,13 +289,14 @@ def main():
         state = load_state(checkpoint) if checkpoint else None
         if llm.pick_device(args.device).type != "cuda":
             fit.bound_host_memory()
-        policy, reference, loaded = load_models(args, checkpoint, state)
+        policy, reference, loaded = load_models(args, checkpoint)
         fixed, judge = solve.load_engines(args, loaded, cache)
         named, args.tools = args.tools is not None, list(tools)
         if parallel.RANK == 0:
-            if not args.resume:
-                new_folder(args.out)
-            write_settings(args)  # of a resumed run, too: --steps may be new
+            if args.resume:
+                write_settings(args, Path(args.out))  # --steps may be new
+            else:
+                new_folder(args)
         parallel.wait()
     except (ValueError, OSError) as why:
         settings.leave(2, f"train.py: {why}")

@@ -1,6 +1,7 @@
 """Draw training runs: reward and tool-calling errors by step, one thin line a seed and their mean.
 
     pip install matplotlib
+    python plots/curve.py runs/toy-seed0                        # writes runs/toy-seed0/curve.svg
     python plots/curve.py runs/toy-seed0 runs/toy-seed1 runs/toy-seed2 --out plots/curve.svg
 """
 
@@ -19,8 +20,9 @@ def columns(run, *names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("runs", nargs="+", help="folders of runs with the same number of steps")
-    parser.add_argument("--out", default="plots/curve.svg", help="picture to write: .svg or .png")
+    parser.add_argument("--out", help="picture to write, .svg or .png (default: the first run's curve.svg)")
     args = parser.parse_args()
+    args.out = args.out or f"{args.runs[0]}/curve.svg"
     try:
         import matplotlib.pyplot as plt
     except ImportError:

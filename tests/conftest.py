@@ -15,6 +15,15 @@ import services
 from bench import faults
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "extras(package): needs an optional package; .ci/run installs it")
+
+
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("extras"):
+        pytest.importorskip(*mark.args)
+
+
 class Handler(faults.Handler):
     """Answers as self.server.reply(handler, body) says; remembers what it was asked."""
 

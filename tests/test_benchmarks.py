@@ -324,8 +324,8 @@ def test_held_out_questions_are_never_nearly_trained_on():
     texts = [f"who was the author of the book number {i} of the long series" for i in range(40)]
     same = ["Who was the author of book number 7 of the long series?", "who was author of the book number 7 of the very long series"]
     questions = [Question(text, str(i)) for i, text in enumerate(texts + same)]
-    train, valid = held_out(questions, 3, seed=0)
-    assert len(valid) == 3 and (train, valid) == held_out(questions, 3, seed=0) != held_out(questions, 3, seed=1)
+    train, valid, _ = first = held_out(questions, 3, seed=0)
+    assert len(valid) == 3 and first == held_out(questions, 3, seed=0) != held_out(questions, 3, seed=1)
     words = [set(tasks.normalise(q.question).split()) for q in valid]
     assert all(len(w & set(tasks.normalise(q.question).split())) < 0.8 * len(w | set(tasks.normalise(q.question).split()))
                for w in words for q in train)
@@ -333,14 +333,24 @@ def test_held_out_questions_are_never_nearly_trained_on():
 
 def test_held_out_keeps_the_order_and_everything_else():
     questions = [Question(f"{word} is what?", word) for word in "iron gold lead zinc iron".split()]
-    train, valid = held_out(questions, 2, seed=3)
+    train, valid, _ = held_out(questions, 2, seed=3)
     names = [q.answer for q in valid]
     assert len(set(names)) == 2 and [q.answer for q in train] == [q.answer for q in questions if q.answer not in names]
     assert all(len({q.answer for q in held_out(questions, 3, seed)[1]}) == 3 for seed in range(10)), "two of one text are one"
-    assert held_out(questions, 0, seed=3) == (questions, [])
+    assert held_out(questions, 0, seed=3) == (questions, [], "")
     for number in (4, 5):
-        with pytest.raises(ValueError, match="5 questions are too few to hold out"):
+        with pytest.raises(ValueError, match="no question is left to train on: 1 of 5 .* --valid FILE.jsonl"):
             held_out(questions, number, seed=3)
+
+
+def test_how_many_questions_are_left_out_because_they_are_near_a_held_out_one_is_said_with_the_reason():
+    sums = [Question(f"What is {a} + {b}?", str(a + b)) for a in range(20) for b in range(20)]
+    train, valid, note = held_out(sums, 64, seed=0)
+    assert note.startswith(f"{400 - 64 - len(train)} of 400 questions are left out, because they share four ")
+    assert len(train) < 200 and "one of the 64 held out" in note and "--valid FILE.jsonl keeps them" in note
+    longer = [Question(f"Please tell me the sum of {q.question}", q.answer) for q in sums]
+    with pytest.raises(ValueError, match="no question is left to train on: 336 of 400 questions are left"):
+        held_out(longer, 64, seed=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the check

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from tasks import LIMIT, Question, decide, game_of_24, load, mark, normalise, number
+from tasks import LIMIT, Question, decide, game_of_24, load, mark, normalise, number, prose_warning
 
 ALPHABET = tuple(f"choice {i}" for i in range(26))
 CITIES = ("London", "Paris", "Rome", "None of these")
@@ -269,6 +269,29 @@ def test_load_reads_questions_in_order_and_turns_numbers_into_text(tmp_path):
     full = {"question": "é\u2028?", "answer": 0.5, "aliases": [1, "x"], "id": 7, "kind": "math"}
     path = write(tmp_path / "q.jsonl", {"question": "2 + 2?", "answer": 4, "pid": 9}, "", json.dumps(full, ensure_ascii=False))
     assert load(path) == [Question("2 + 2?", "4"), Question("é\u2028?", "0.5", aliases=("1", "x"), id="7", kind="math")]
+
+
+@pytest.mark.parametrize("answer, gold", [
+    ("She sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 clips.\n#### 72", "72"),
+    ("It costs $1,234.\n#### 1,234\n", "1,234"), ("#### -3", "-3"), ("a\n#### 1\nb\n#### 2 km", "2 km"),
+    ("x" * 2500 + "\n#### 5", "5"),                        # the solution may be longer than a gold
+    ("a\n#### 1\nand more", "a\n#### 1\nand more"), ("C #### 4", "C #### 4"), ("#### ", "#### ")])
+def test_the_gold_of_a_worked_solution_is_its_last_line_after_four_hashes(tmp_path, answer, gold):
+    question, = load(write(tmp_path / "gsm8k.jsonl", {"question": "How many?", "answer": answer}))
+    assert question.answer == gold and mark(question, gold)
+
+
+PROSE = "It rains because warm air rises, cools down there, and then lets go of its water."
+
+
+@pytest.mark.parametrize("golds, warned", [
+    ([PROSE] * 3 + ["26"] * 2, True), ([PROSE] * 2 + ["26"] * 3, False), ([""], False),
+    (["word " * 12], False), (["word " * 13], True)])
+def test_golds_of_prose_are_told_before_a_run_that_has_no_judge(golds, warned):
+    questions = [Question("Why?", gold) for gold in golds]
+    assert ("give --judge MODEL" in prose_warning(questions)) is warned
+    assert not prose_warning([Question("Why?", gold, aliases=("rain",)) for gold in golds])
+    assert not prose_warning([Question("Why?", gold, choices=(gold, "26")) for gold in golds])
 
 
 def test_two_questions_with_one_id_are_two_items(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,20 @@ def test_no_wording_and_no_pair_of_numbers_of_the_test_is_in_a_training_question
     assert not set(texts["test"]) & set(texts["train"] + texts["valid"]) and not set(texts["valid"]) & set(texts["train"])
 
 
+def test_what_toy_py_says_of_its_test_questions_is_so():
+    answers = [row["answer"] for row in rows("test.jsonl") if row["kind"] == "compare"]
+    no, compared = answers.count("no"), len(answers)
+    names = sorted({name for _, name in toy.FACTS}, key=len, reverse=True)
+    named = re.compile(rf"({'|'.join(toy.READ)}) of ({'|'.join(names)})\b")
+    train, test = ([named.search(row["question"]).groups() for row in rows(name) if row["kind"] == "fact"]
+                   for name in ("train.jsonl", "test.jsonl"))
+    story = " ".join(toy.__doc__.split())
+    known = sum(fact in train for fact in test)
+    assert f"But {known} of the {len(test)} test questions that ask for a single fact" in story
+    assert f"of the {compared} that compare two countries {no} are answered no" in story
+    assert f"answering no is right in {100 * no / compared:.0f} %" in story
+
+
 def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(tools):
     made = toy.questions(80, True, seed=5) + toy.questions(80, False, seed=6)
     teacher = toy.Teacher(made)
@@ -99,6 +115,14 @@ def test_a_few_steps_of_training_teach_the_planner_something(monkeypatch, tmp_pa
     train.main()
     accuracy = [float(found) for found in re.findall(r"test after step \d+: accuracy ([\d.]+)", capsys.readouterr().out)]
     assert accuracy[1] > accuracy[0] + 0.2
+
+
+@pytest.mark.extras("matplotlib")
+def test_curve_py_draws_a_run_into_the_runs_own_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.csv").write_text("step,reward,errors,turns\n1,0.4,0.3,1.8\n2,0.6,0.2,1.7\n")
+    subprocess.run([sys.executable, ROOT / "plots" / "curve.py", "run"], cwd=tmp_path, check=True)
+    assert {file.name for file in tmp_path.rglob("*")} == {"run", "log.csv", "curve.svg"}
 
 
 def test_ci_runs_the_readmes_test_command_to_the_letter():

@@ -231,6 +231,14 @@ def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path
     assert not set(seen["train"]) & set(seen["valid"])
 
 
+def test_a_run_says_how_many_questions_are_too_near_to_those_held_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "train", lambda *a: None)
+    sums = jsonl(tmp_path / "sums.jsonl", *(f"What is {a} + {b}?" for a in range(20) for b in range(20)))
+    assert command(*words(str(tmp_path / "run"), data=sums, valid=None)) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^data    \d+ of 400 questions are left out, .* --valid FILE.jsonl keeps", out, re.M)
+
+
 # Interrupted and resumed
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -332,6 +340,26 @@ def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(w
     assert re.fullmatch(r"train.py: could not save [^\n]+ the last checkpoint is untouched. Free some disk, then --resume.", code)
     assert not list(Path(out).glob("*.writing")) and checkpoint.checkpoints(out)[-1].name == "step-2"
     assert llm.load(f"{out}/best") and everything(resume(out)) == everything(whole)
+
+
+@pytest.mark.parametrize("before", ["write_text", "rename"])
+def test_a_run_killed_while_its_folder_is_made_leaves_none_and_can_begin_anew(tmp_path, monkeypatch, before):
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Path, before, lambda *args, **settings: crash())
+        run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert len(rows(run(tmp_path / "run", steps=1))) == 1 and not list(tmp_path.glob("*.writing"))
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600)])
+def test_every_file_of_a_checkpoint_has_the_permissions_that_other_new_files_have(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        out = run(tmp_path / "run", steps=1)
+    finally:
+        os.umask(before)
+    files = {file.name: file.stat().st_mode & 0o777 for file in out.rglob("*") if file.is_file()}
+    assert {"model.safetensors", "trainer.pt", "args.json"} <= set(files) and set(files.values()) == {mode}
 
 
 def test_only_whole_folders_are_taken_for_checkpoints(tmp_path):
@@ -651,8 +679,8 @@ def test_a_run_of_which_no_first_rollout_comes_to_an_end_stops_there(tmp_path, m
 
 # Adapters
 
+@pytest.mark.extras("peft")
 def test_adapters_are_trained_and_the_checkpoint_is_the_merged_model(tmp_path, monkeypatch):
-    pytest.importorskip("peft")
     spy = Spy(monkeypatch, "train")
     out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2)
     _, policy, fixed, reference, *_ = spy.calls[0]
@@ -676,23 +704,63 @@ def test_what_adapters_learn_below_the_last_bit_of_a_weight_is_right_in_the_mean
     assert torch.equal(lora.dithered(learnt, torch.float32), learnt)
 
 
-@pytest.mark.parametrize("more", [dict(dtype="bfloat16", gradient_checkpointing=True), dict(gradient_checkpointing=True)])
-def test_adapters_learn_with_gradient_checkpointing_and_in_half_precision(tmp_path, monkeypatch, more):
-    pytest.importorskip("peft")
+@pytest.mark.extras("peft")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_checkpoint_loads_as_exactly_the_policy_that_was_marked(tmp_path, monkeypatch, capsys, dtype):
     spy = Spy(monkeypatch, "train")
-    out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2, **more)
-    policy = spy.calls[0][1]
+    out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2, dtype=dtype, gradient_checkpointing=True)
+    policy, loaded = spy.calls[0][1], lora.load(str(out / "step-2"), dtype=dtype)
+    before, merged = llm.load("model", dtype=dtype), llm.load(str(out / "step-2"), dtype=dtype)
     a = Action(policy.encode("hi"), [40, 41, 42], 0)
-    merged, before = (token_logps(llm.load(name, dtype=more.get("dtype")).model, [a], 1.0) for name in (str(out / "step-2"), "model"))
-    ours = token_logps(policy.model, [a], 1.0)
-    assert (ours - merged).abs().max() < 0.2 * (ours - before).abs().max()
+    engines = policy, loaded, before, merged
+    ours, theirs, old, rounded = (token_logps(engine.model, [a], 1.0) for engine in engines)
+    assert torch.equal(ours, theirs) and not torch.equal(ours, rounded)
+    assert (ours - rounded).norm() < 0.5 * (ours - old).norm()    # the merged model is near
+    assert str(loaded).startswith(f"{out / 'step-2'} |") and "merged" not in capsys.readouterr().err
 
 
+@pytest.mark.extras("peft")
+def test_without_its_base_model_a_checkpoint_with_adapters_is_the_merged_model_and_says_so(tmp_path, capsys):
+    shutil.copytree("model", tmp_path / "base")
+    out = run(tmp_path / "run", model=tmp_path / "base", lora=4, lr=1e-2, steps=1)
+    shutil.copytree("other", tmp_path / "base", dirs_exist_ok=True)       # other weights under the same name
+    assert same(lora.load(str(out / "best")).model, llm.load(str(out / "best")).model)
+    shutil.rmtree(tmp_path / "base")
+    assert same(lora.load(str(out / "best")).model, llm.load(str(out / "best")).model)
+    changed, gone = capsys.readouterr().err.splitlines()
+    assert "loaded without its adapters, as merged" in changed and "has changed since" in changed
+    assert "loaded without its adapters, as merged" in gone and "There is no folder" in gone
+
+
+def test_without_peft_a_checkpoint_with_adapters_is_the_merged_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    llm.load("model").save(tmp_path)
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "adapter_config.json").write_text('{"base_model_name_or_path": "nowhere"}')
+    flags = ["--tools", "base_generator", "--max-turns", "1", "--max-new-tokens", "4", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["solve.py", "Who?", "--model", str(tmp_path), *flags])
+    solve.main()
+    out, err = capsys.readouterr()
+    assert f"planner {tmp_path} |" in out and "loaded without its adapters, as merged and rounded" in err
+    assert "needs the package peft, which is not installed: pip install peft" in err
+
+
+@pytest.mark.extras("peft")
 def test_a_run_with_adapters_resumed_equals_one_that_was_not(tmp_path, monkeypatch):
-    pytest.importorskip("peft")
     straight = run(tmp_path / "run", lora=4, steps=2)
     at(1, interrupt, monkeypatch)
-    assert everything(resume(run(tmp_path / "stopped", lora=4, steps=2)), 2) == everything(straight, 2)
+    resumed = resume(run(tmp_path / "stopped", lora=4, steps=2))
+    assert everything(resumed, 2) == everything(straight, 2)
+    files = [folder / "step-2" / "adapters" / "adapter_model.safetensors" for folder in (resumed, straight)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.extras("peft")
+def test_damaged_adapters_are_told_on_resuming(tmp_path, capsys):
+    out = run(tmp_path / "run", lora=4, steps=1)
+    (out / "step-1" / "adapters" / "adapter_model.safetensors").write_bytes(b"half of one")
+    assert command("train.py", "--resume", str(out), "--steps", "2") == 2
+    assert "step-1 is damaged: remove it, then --resume" in capsys.readouterr().err
 
 
 def test_without_peft_adapters_are_refused_with_a_sentence(tmp_path, monkeypatch, capsys):
