@@ -35,12 +35,12 @@ Call:
 CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep nesting costs time to read
 
 # What a model wraps a call in: the prompt's last label, a fence, tags (the closing one may be missing).
-# parse() looks inside only if the text as a whole is no call, so a fence in a call's arguments is never a wrap.
+# parse() looks inside only if the whole text is no call, so a fence in a call's arguments is never a wrap.
 WRAP = re.compile(
     r"^[*# ]*call:\**(.*)|```(?:\w*[ \r]*\n)?(?:(.*)```|(.*))|<tool_call>(?:(.*)</tool_call>|(.*))",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
-SECOND = r'^[^\w\n]*\w+\(|\{{\s*"|\b{name}\s*\('  # how another call begins, outside of the one that is read
+SECOND = r"""^[^\w\n]*\w+\(|\{{\s*["']|\b{name}\s*\("""  # the start of another call
 KEYS = {"name": "tool", "parameters": "arguments"}  # as Qwen and Llama were trained to write it
 
 
@@ -67,7 +67,7 @@ def parse(text, name, tool):
     """
     if len(text) > CALL_LIMIT:
         return f"the call is longer than {CALL_LIMIT} characters"
-    source, around = text, ""
+    source = text
     for _ in range(4):  # wraps in wraps: "Call:", then a fence, then tags
         try:
             called, arguments = read(source.strip().strip("`").strip(), list(tool.arguments))
@@ -79,9 +79,9 @@ def parse(text, name, tool):
         if not (inside := WRAP.search(source)):
             break
         start, end = inside.span(inside.lastindex)
-        source, around = source[start:end], f"{around}\n{source[:start]}\n{source[end:]}"
-        if re.search(SECOND.format(name=re.escape(name)), around, re.MULTILINE):
+        if re.search(SECOND.format(name=re.escape(name)), f"{source[:start]}\n{source[end:]}", re.MULTILINE):
             break
+        source = source[start:end]
     return f"the call could not be read ({reason}). Write it as {tool.example}"
 
 

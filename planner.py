@@ -131,7 +131,7 @@ def named_tool(field, tools):
 
     "**python_coder** (it computes)\\n\\nI hope this helps." -> "python_coder"    "not python_coder" -> None
     """
-    first = REMARK.split(field.strip(MARKS), maxsplit=1)[0].strip(MARKS).lower()
+    first = REMARK.split(field.strip(MARKS))[0].strip(MARKS).lower()
     first = first.removeprefix("the ").removesuffix(" tool").strip(MARKS)
     named = [name for name in tools if re.search(rf"\b{re.escape(name)}\b", field, re.IGNORECASE)]
     return named[0] if [first] == [name.lower() for name in named] else None

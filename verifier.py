@@ -31,7 +31,7 @@ Memory:
 Your check:
 """
 
-CONCLUSION = re.compile(DRESSING + r"conclusion[*_` \t]*:\s*(.*)$", re.IGNORECASE | re.MULTILINE)
+CONCLUSION = re.compile(DRESSING + r"conclusion[*_` \t]*:[*_`]*\s*(.*)$", re.IGNORECASE | re.MULTILINE)
 
 
 def prompt(question, tools, analysis, memory):

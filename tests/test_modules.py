@@ -228,6 +228,8 @@ COMPUTE = Plan("none", "compute 6 * 7", "python_coder")
     f"{LINES}*python_coder*",
     f"{LINES}the python_coder tool",
     f"{LINES}The `python_coder` tool.",
+    f"{LINES}the python_coder tool (exact)",
+    f"{LINES}(python_coder)",
     f"{LINES}\n- python_coder",
     f"{LINES}\n\n    python_coder\n\n",
     f"{LINES}Python_Coder\r\n\r\nDone.\r\n",
@@ -248,6 +250,7 @@ def test_a_plan_is_read_in_the_dressing_that_real_models_give_it(text):
     f"{LINES}python_coder and then wikipedia_search",
     f"{LINES}python_coder (or wikipedia_search)",
     f"{LINES}python_coder (or a calculator)",
+    f"{LINES}python_coder (and a calculator)",
     f"{LINES}python_coder (not suitable)",
     f"{LINES}python_coder - no, none",
     f"{LINES}python_coder\n\nOr wikipedia_search.",
@@ -265,6 +268,7 @@ def test_a_plan_is_read_in_the_dressing_that_real_models_give_it(text):
     f"{LINES}the exact name of the tool",
     f"{LINES}my_python_coder",
     f"{LINES}python_coder_v2",
+    f"{LINES}python_coder.run",
     f"{LINES}python_coder-based search",
     f"{LINES}python coder",
     f"{LINES}pythοn_coder",  # a Greek omicron
@@ -312,6 +316,10 @@ def test_the_longest_plan_is_read_and_a_longer_one_is_not():
     assert planner.parse(text + "x", TOOLS).startswith(f"the plan is longer than {planner.PLAN_LIMIT} characters")
 
 
+def test_a_remark_that_holds_a_tools_name_inside_another_word_names_no_second_tool():
+    assert planner.parse("Sub-goal: a\nTool: double (for rejoining)", TOOLS) == Plan("", "a", "double")
+
+
 def test_a_tool_with_capital_letters_can_be_planned():
     assert planner.parse("Sub-goal: a\nTool: **websearch**", {"WebSearch": TOOLS["double"]}) == Plan("", "a", "WebSearch")
 
@@ -323,12 +331,12 @@ PIECES = ["\n", " ", "\t", "x", "_", "-", "*", "#", "1.", "(", "[", "{", "{ ", '
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_a_hostile_text_of_any_kind_is_read_in_no_time(piece):
-    start = time.perf_counter()
+    start = time.process_time()
     for before, after in [("", ""), ("Sub-goal: a\nTool: python_coder", "wikipedia_search"), ("```", "no")]:
         text = before + piece * ((20_000 - len(before + after)) // len(piece)) + after
         for read_text in (lambda: planner.parse(text, REAL), lambda: read(text), lambda: verifier.parse(text)):
             read_text()
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 # ---- executor --------------------------------------------------------------------------------------------------------
@@ -370,6 +378,7 @@ JSON = '{"name": "python_coder", "arguments": {"code": "print(6 * 7)"}}'
     f"Call:\n```python\n{CALL}\n```",
     f"Context: none\n\nSub-goal: compute 6 * 7\n\nCall: {CALL}",
     f"`{CALL}`",
+    f"` {CALL} `",
     f"```{CALL}```",
     f"```python\n{CALL}\n```",
     f"```py3\r\n{CALL}\r\n```\r\n",
@@ -387,7 +396,7 @@ JSON = '{"name": "python_coder", "arguments": {"code": "print(6 * 7)"}}'
     f"<tool_call>\n{JSON}\n</tool_call>",
     f"<tool_call>{JSON}</tool_call>",
     f"I will compute it.\n<tool_call>\n{JSON}\n</tool_call>\n",
-    f"```\n<tool_call>\n{JSON}\n</tool_call>\n```",
+    f"Call:\n```\n<tool_call>\n{JSON}\n</tool_call>\n```",
     f"<tool_call>\n{CALL}\n</tool_call>",
     f"<tool_call>\n{JSON}\n",
     r'{"name": "python_coder", "arguments": "{\"code\": \"print(6 * 7)\"}"}',
@@ -424,11 +433,14 @@ def test_no_text_inside_a_calls_literals_confuses_the_reader(code, dress):
     f"```\n{CALL}\n{CALL}\n```",
     f"```\n{CALL}\n```\n\nThen:\ndouble(number='2')",
     f"```\n{CALL}\n```\n{JSON}",
+    f"```\n{CALL}\n```\nor {{ {JSON[1:]}",
+    f"```\n{CALL}\n```\nor use python_coder (code='2')",
     f"<tool_call>\n{JSON}\n</tool_call>\n<tool_call>\n{JSON}\n</tool_call>",
     f"<tool_call>\n{JSON}\n</tool_call>\n{CALL}",
     f"<tool_call>\n{JSON}{JSON}\n</tool_call>",
     f"[{JSON}, {JSON}]",
     f"Not this call: {CALL}",
+    f"Call:\nCall:\nCall:\nCall: {CALL}",
     f"I would not write {CALL}",
     f"Call: x = {CALL}",
     f"Call: print({CALL})",
@@ -438,6 +450,7 @@ def test_no_text_inside_a_calls_literals_confuses_the_reader(code, dress):
     f'{{"name": "python_coder", "arguments": "\n```\n{CALL}\n```',
     '```\npython_coder(code="""\n```\n""", code="2")\n```',
     '```\npython_coder(code="```\nprint(1)")',
+    "{'tool': 'python_coder', 'arguments': {'code': '```python_coder(1)```'}}",
     "Call: my_" + CALL,
     "`python_coder`",
     "<tool_call></tool_call>",
@@ -537,7 +550,9 @@ def test_a_batch_of_calls_gives_results_in_order_and_a_tool_that_raises_is_an_er
     (True, "**Conclusion:** STOP"), (True, "**Conclusion**: **STOP**."), (True, "2. Conclusion: STOP"), (True, "2) **Conclusion:** STOP"),
     (True, "- Conclusion: `STOP`"), (True, "## Conclusion: STOP"), (True, "CONCLUSION: 'STOP'"), (True, "Conclusion : STOP"),
     (True, "Explanation: we should not continue.\nConclusion: STOP\n"), (True, "Explanation: x\r\nConclusion: STOP\r\n"),
-    (True, "Conclusion: STOP\nConclusion: stop"),
+    (True, "Conclusion: STOP\nConclusion: stop"), (True, "**Conclusion:**\nSTOP"), (True, "Conclusion: [STOP]"),
+    (True, "```\nExplanation: x\nConclusion: STOP\n```"), (True, "Conclusion: <STOP>\n---\nDone."),
+    (False, "Conclusion:\nCONTINUE"), (False, "Conclusion:\nSTOP is too early"), (False, "Conclusion: [STOP or CONTINUE]"),
     (False, ""), (False, "\n"), (False, "CONTINUE"), (False, "Conclusion: CONTINUE"), (False, "We should not stop."), (False, "Do not STOP"),
     (False, "Conclusion: do not STOP"), (False, "Conclusion: not STOP yet"), (False, "Conclusion: STOP or CONTINUE"), (False, "STOP or CONTINUE"),
     (False, "Conclusion: STOP\nConclusion: CONTINUE"), (False, "Conclusion: CONTINUE\nConclusion: STOP"), (False, "Conclusion:"),
