@@ -195,8 +195,8 @@ def flow_settings(args):
 
 # --------------------------------------------------------------------------------------------------- a run of many questions
 def batch_size(engines):
-    """Questions in lock-step: 64; on a CPU a billion over the parameters (7 for a 135M), at least 2. A batch is
-    kept when it ends, which takes hours there with 64; and 8 at once are 3 % slower per question than 32."""
+    """Questions in lock-step: 64; on a CPU a billion over the parameters (7 for a 135M), at least 2. A batch
+    is kept when it ends: with 64, after hours. There 8 at once are only 3 % slower per question than 32."""
     models = [engine.model for engine in engines if isinstance(engine, llm.HF)]
     largest = max([model.num_parameters() for model in models if model.device.type == "cpu"], default=1)
     return max(2, min(64, round(1e9 / largest)))

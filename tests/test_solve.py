@@ -163,14 +163,16 @@ def test_a_watcher_is_told_what_comes_next_and_sees_all_flows():
     seen, fixed = [], Cast(verifier=lambda prompt: STOP if "a?" in prompt else GO_ON)
     watch = lambda flows, turn, module: seen.append((turn, module, [len(flow.words) for flow in flows]))
     solve.rollout(questions("a?", "b?"), Cast(), fixed, TOOLS, max_turns=2, watch=watch)
-    first = [(0, "analysis", [0, 0]), (1, "planner", [1, 1]), (1, "executor", [2, 2]), (1, "tools", [3, 3]), (1, "verifier", [4, 4])]
-    later = [(2, "planner", [5, 5]), (2, "executor", [5, 6]), (2, "tools", [5, 7]), (2, "verifier", [5, 8])]
-    assert seen == first + later + [(3, "generator", [5, 9])]
+    modules = "planner", "executor", "tools", "verifier"
+    first = [(1, module, [n, n]) for n, module in enumerate(modules, 1)]
+    second = [(2, module, [5, n]) for n, module in enumerate(modules, 5)]
+    assert seen == [(0, "analysis", [0, 0])] + first + second + [(3, "generator", [5, 9])]
 
 
 def test_nothing_is_shown_for_a_module_that_has_nothing_to_do():
     seen = []
-    solve.rollout(questions("q?"), Cast(planner="?"), Cast(), TOOLS, max_turns=1, watch=lambda flows, turn, module: seen.append(module))
+    watch = lambda flows, turn, module: seen.append(module)
+    solve.rollout(questions("q?"), Cast(planner="?"), Cast(), TOOLS, max_turns=1, watch=watch)
     assert seen == ["analysis", "planner", "generator"]
 
 
@@ -178,7 +180,8 @@ def test_a_watched_run_says_what_an_unwatched_one_says(place):
     engine, runs = llm.load(str(place / "model"), "cpu"), []
     for watch in (None, lambda *_: None):
         torch.manual_seed(1)
-        runs.append([words_of(flow) for flow in solve.rollout(questions("a?", "b?"), engine, engine, TOOLS, 2, max_new_tokens=5, watch=watch)])
+        flows = solve.rollout(questions("a?", "b?"), engine, engine, TOOLS, 2, max_new_tokens=5, watch=watch)
+        runs.append([words_of(flow) for flow in flows])
     assert runs[0] == runs[1]
 
 
@@ -190,7 +193,8 @@ def test_a_large_model_on_a_cpu_gets_small_batches(parameters, device, size):
     model = types.SimpleNamespace(device=torch.device(device), num_parameters=lambda: parameters)
     large, server = object.__new__(llm.HF), object.__new__(llm.Server)
     large.model = model
-    assert solve.batch_size([server, large]) == solve.batch_size([large]) == size and solve.batch_size([server]) == 64
+    assert solve.batch_size([server, large]) == solve.batch_size([large]) == size
+    assert solve.batch_size([server]) == 64
 
 
 # ---- memories --------------------------------------------------------------------------------------------------------
@@ -580,9 +584,14 @@ def test_a_tool_whose_key_is_missing_is_left_out_and_a_line_says_so(monkeypatch,
 
 def test_each_batch_is_shown_before_the_next_begins(monkeypatch, capsys, place):
     shown, real = [], solve.rollout
-    monkeypatch.setattr(solve, "rollout", lambda *args, **settings: shown.append(capsys.readouterr().out) or real(*args, **settings))
+
+    def rollout(*args, **settings):
+        shown.append(capsys.readouterr().out)
+        return real(*args, **settings)
+    monkeypatch.setattr(solve, "rollout", rollout)
     run(monkeypatch, place, "--data|@data.jsonl|--batch|1")
-    assert [out.count("Question: 2 + 2?") for out in shown] == [0, 1, 1] and "3 flows" in capsys.readouterr().out
+    assert [out.count("Question: 2 + 2?") for out in shown] == [0, 1, 1]
+    assert "3 flows" in capsys.readouterr().out
 
 
 def test_the_batch_is_part_of_what_a_run_is(monkeypatch, capsys, place, tmp_path):
