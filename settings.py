@@ -143,7 +143,7 @@ def solve_parser():
     add("--max-turns", type=int, default=10, help="turns of a flow at most")
     add("--temperature", type=float, default=0.7, help="of the planner's sampling; 0 is greedy")
     add("--max-new-tokens", type=int, help="longest answer of a module; None: the checkpoint's, or 1024")
-    add("--batch", type=int, default=64, help="questions in lock-step; a run is saved after each batch")
+    add("--batch", type=int, help="questions in lock-step, saved after each batch; None: 64, fewer where a CPU is slow")
     add("--seed", type=int, default=0, help="decides what is sampled")
     add("--out", help="folder for every flow as a line of JSON; a run that was cut off goes on there; None: none, or "
                       "runs/MODEL-benchmarks")

@@ -42,13 +42,15 @@ def parse(text, tools):
     return thought, tool, executor.parse(command, tool, tools[tool])
 
 
-def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, bar=None):
+def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
     """flow.rollout() for a monolith: up to max_turns steps, then it must answer. Returns [Flow]; Flow.actions holds all it wrote."""
     flows = [Flow(question, Memory(question.question)) for question in questions]
     so_far = {id(flow): "" for flow in flows}
     sampled = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
     greedy = partial(fixed["base_generator"], temperature=0.0, max_new_tokens=max_new_tokens)
     for turn in range(1, max_turns + 2):
+        if watch:
+            watch(flows, turn, "policy")
         live = [flow for flow in flows if not flow.done and not flow.failed]
         acting = []
         for flow, said in ask(sampled, live, turn, "policy", lambda f, budget: prompt(f, tools, so_far[id(f)])):
@@ -61,8 +63,6 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
         for (flow, text, thought, tool, call), (result, error, seconds) in zip(acting, results):
             flow.memory.steps.append(Step(turn, tool, thought, str(call), result, error, "", seconds))
             so_far[id(flow)] += f"{text}\nResult: {result}\n\n"
-    if bar is not None:
-        bar.update(len(flows))
     return flows
 
 

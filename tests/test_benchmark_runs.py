@@ -87,6 +87,42 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_table(folder, solved):
     assert kept(folder, "killed") == kept(folder, "whole") and table_of(folder, "killed") == table_of(folder, "whole")
 
 
+def stopped_in(number, monkeypatch):
+    """Ctrl-C in the batch of this number, when its generator is due."""
+    batches, real = [], solve.rollout
+
+    def rollout(*args, watch, **settings):
+        batches.append(1)
+
+        def then(flows, turn, module):
+            watch(flows, turn, module)
+            if len(batches) == number and module == "generator":
+                raise KeyboardInterrupt
+        return real(*args, watch=then, **settings)
+    monkeypatch.setattr(solve, "rollout", rollout)
+
+
+def test_an_unfinished_batch_can_be_read_and_is_run_again_whole(folder, solved, command, monkeypatch):
+    solved("whole")
+    unfinished = folder / "run" / "unfinished-gameof24-0.jsonl"
+    with monkeypatch.context() as patch:
+        stopped_in(2, patch)
+        code, out, complaint = command(*words(folder, "run"))
+    rows = [json.loads(line) for line in unfinished.read_text().splitlines()]
+    assert code == 130 and [row["answer"] for row in rows] == ["", ""] and all(row["words"] for row in rows)
+    assert "partial, 2 of 8 rollouts: accuracy " in out and " of 2 | turns" in out
+    assert "the same command goes on" in complaint
+    assert kept(folder, "run") == kept(folder, "whole")[:2]
+    solved("run")
+    assert kept(folder, "run") == kept(folder, "whole") and not unfinished.exists()
+
+
+def test_a_run_that_is_stopped_in_its_first_batch_shows_no_numbers(folder, command, monkeypatch):
+    stopped_in(1, monkeypatch)
+    code, out, complaint = command(*words(folder, "run"))
+    assert code == 130 and "partial" not in out and "solve.py: stopped" in complaint
+
+
 def test_the_table_stands_beside_the_papers_numbers_and_every_item_counts(folder, solved):
     said = solved("run", "--trials", "2", "--limit", "4")
     row = table_of(folder, "run")

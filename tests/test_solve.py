@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no test asks the network
@@ -159,12 +160,42 @@ def test_the_planners_completions_are_kept_as_they_were_sampled():
     assert flow.actions[1].ids == [*b"nobody reads this", 0] and flow.actions[1].prompt_ids == [*policy.prompts[1].encode()]
 
 
-def test_the_bar_counts_every_flow_once():
-    class Bar(list):
-        update = list.append
-    bar, fixed = Bar(), Cast(verifier=lambda prompt: STOP if "a?" in prompt else GO_ON)
-    solve.rollout(questions("a?", "b?", "c?"), Cast(), fixed, TOOLS, max_turns=2, bar=bar)
-    assert bar == [0, 1, 2]      # none failed at its analysis
+def test_a_watcher_is_told_what_comes_next_and_sees_all_flows():
+    seen, fixed = [], Cast(verifier=lambda prompt: STOP if "a?" in prompt else GO_ON)
+    watch = lambda flows, turn, module: seen.append((turn, module, [len(flow.words) for flow in flows]))
+    solve.rollout(questions("a?", "b?"), Cast(), fixed, TOOLS, max_turns=2, watch=watch)
+    modules = "planner", "executor", "tools", "verifier"
+    first = [(1, module, [n, n]) for n, module in enumerate(modules, 1)]
+    second = [(2, module, [5, n]) for n, module in enumerate(modules, 5)]
+    assert seen == [(0, "analysis", [0, 0])] + first + second + [(3, "generator", [5, 9])]
+
+
+def test_nothing_is_shown_for_a_module_that_has_nothing_to_do():
+    seen = []
+    watch = lambda flows, turn, module: seen.append(module)
+    solve.rollout(questions("q?"), Cast(planner="?"), Cast(), TOOLS, max_turns=1, watch=watch)
+    assert seen == ["analysis", "planner", "generator"]
+
+
+def test_a_watched_run_says_what_an_unwatched_one_says(place):
+    engine, runs = llm.load(str(place / "model"), "cpu"), []
+    for watch in (None, lambda *_: None):
+        torch.manual_seed(1)
+        flows = solve.rollout(questions("a?", "b?"), engine, engine, TOOLS, 2, max_new_tokens=5, watch=watch)
+        runs.append([words_of(flow) for flow in flows])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("parameters, device, size", [
+    (1_230_000, "cpu", 64), (134_515_008, "cpu", 7), (494_032_768, "cpu", 2), (7_615_616_512, "cpu", 2),
+    (7_615_616_512, "cuda", 64),
+])
+def test_a_large_model_on_a_cpu_gets_small_batches(parameters, device, size):
+    model = types.SimpleNamespace(device=torch.device(device), num_parameters=lambda: parameters)
+    large, server = object.__new__(llm.HF), object.__new__(llm.Server)
+    large.model = model
+    assert solve.batch_size([server, large]) == solve.batch_size([large]) == size
+    assert solve.batch_size([server]) == 64
 
 
 # ---- memories --------------------------------------------------------------------------------------------------------
@@ -550,6 +581,26 @@ def test_a_tool_whose_key_is_missing_is_left_out_and_a_line_says_so(monkeypatch,
     out = capsys.readouterr().out
     assert "\nwithout google_search needs SERPER_API_KEY, or GOOGLE_API_KEY and GOOGLE_CSE_ID in the environment\n" in out
     assert "tools   base_generator, python_coder, wikipedia_search, web_search\n" in out
+
+
+def test_each_batch_is_shown_before_the_next_begins(monkeypatch, capsys, place):
+    shown, real = [], solve.rollout
+
+    def rollout(*args, **settings):
+        shown.append(capsys.readouterr().out)
+        return real(*args, **settings)
+    monkeypatch.setattr(solve, "rollout", rollout)
+    run(monkeypatch, place, "--data|@data.jsonl|--batch|1")
+    assert [out.count("Question: 2 + 2?") for out in shown] == [0, 1, 1]
+    assert "3 flows" in capsys.readouterr().out
+
+
+def test_the_batch_is_part_of_what_a_run_is(monkeypatch, capsys, place, tmp_path):
+    run(monkeypatch, place, f"--data|@data.jsonl|--quiet|--out|{tmp_path}/run")
+    assert json.loads((tmp_path / "run/settings.json").read_text())["batch"] == 64
+    with pytest.raises(SystemExit):
+        run(monkeypatch, place, f"--data|@data.jsonl|--quiet|--batch|2|--out|{tmp_path}/run")
+    assert "holds a run with another --batch (64)" in capsys.readouterr().err
 
 
 def test_a_seed_decides_what_is_said(monkeypatch, place, tmp_path):

@@ -1,0 +1,60 @@
+"""Progress: the module a run is at, and how many rollouts have ended. A bar; elsewhere a plain line a minute:
+
+    bamboogle, accuracy 0.500:  10%|██▍             | 12/125 [04:10<39:20, 20.9s/rollout, turn 3 executor]
+    bamboogle, accuracy 0.500: 12 of 125 rollouts ended, turn 3 executor, 4 min
+"""
+import os
+import sys
+import threading
+import time
+
+from tqdm import tqdm
+
+RANK = os.environ.get("RANK", "0")  # under torchrun, rank 0 shows its own share and the others show nothing
+MINUTE = 60  # seconds between two lines where there is no terminal
+
+
+class Progress:
+    """with Progress(125, "bamboogle") as progress: rollout(questions, policy, fixed, tools, watch=progress)
+
+    A slow model computes for minutes between two calls, so a thread shows that time passes.
+    """
+
+    def __init__(self, total, name="", before=0):
+        """before: how many of the rollouts have ended in earlier batches."""
+        self.total, self.name, self.before, self.ended, self.module = total, name, before, before, "starting"
+        self.terminal, self.start, self.closed = sys.stderr.isatty(), time.monotonic(), threading.Event()
+        hidden = RANK != "0" or not self.terminal
+        self.bar = tqdm(total=total, initial=before, unit="rollout", leave=False, disable=hidden)
+        self.thread = threading.Thread(target=self.tick, daemon=True)
+
+    def __call__(self, flows, turn, module):
+        self.ended = self.before + sum(flow.done or flow.failed != "" for flow in flows)
+        self.module = module if module in ("analysis", "generator", "judge") else f"turn {turn} {module}"
+        if self.terminal:
+            self.show()
+
+    def show(self):
+        if self.terminal:
+            self.bar.n = self.ended
+            self.bar.set_description(self.name, refresh=False)
+            self.bar.set_postfix_str(self.module)
+        else:
+            name, minutes = self.name and f"{self.name}: ", (time.monotonic() - self.start) / 60
+            line = f"{name}{self.ended} of {self.total} rollouts ended, {self.module}, {minutes:.0f} min"
+            print(line, file=sys.stderr, flush=True)
+
+    def tick(self):
+        while not self.closed.wait(1 if self.terminal else MINUTE):
+            self.show()
+
+    def __enter__(self):
+        if RANK == "0":
+            self.thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self.closed.set()
+        if RANK == "0":
+            self.thread.join()
+        self.bar.close()

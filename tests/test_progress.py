@@ -1,0 +1,66 @@
+"""progress.py: a bar on a terminal, a plain line a minute elsewhere, and only from rank 0."""
+import io
+import re
+import sys
+import time
+
+import pytest
+
+import progress
+import solve
+from test_solve import GO_ON, STOP, TOOLS, Cast, questions
+
+
+class Terminal(io.StringIO):
+    isatty = lambda self: True
+
+
+@pytest.fixture
+def slow():
+    """A cast whose verifier takes its time, and stops one of three questions at once."""
+    def verify(prompt):
+        time.sleep(0.05)
+        return STOP if "a?" in prompt else GO_ON
+    fixed = Cast(verifier=verify)
+    return lambda: solve.evaluate(questions("a?", "b?", "c?"), Cast(), fixed, TOOLS, max_turns=2)
+
+
+def test_without_a_terminal_there_is_a_plain_line_a_minute(slow, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "MINUTE", 0.02)
+    slow()
+    out, lines = capsys.readouterr()
+    assert out == "" and re.fullmatch(r"([01] of 3 rollouts ended, [a-z12 ]+, 0 min\n)+", lines)
+    assert "0 of 3 rollouts ended, turn 1 verifier, 0 min\n" in lines
+    assert "1 of 3 rollouts ended, turn 2 verifier, 0 min\n" in lines
+
+
+def test_a_run_shorter_than_a_minute_prints_nothing_without_a_terminal(slow, capsys):
+    slow()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_on_a_terminal_a_bar_names_turn_and_module_and_leaves_nothing_behind(slow, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    slow()
+    *frames, last, end = sys.stderr.getvalue().split("\r")
+    assert any("0/3" in frame and "turn 1 verifier" in frame for frame in frames)
+    assert any("1/3" in frame and "turn 2 executor" in frame for frame in frames)
+    assert last.strip() == "" and end == ""                     # the line is blank again
+
+
+def test_a_bar_moves_while_a_model_is_silent(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress.Progress(3) as shown:
+        shown([], 1, "planner")
+        before = sys.stderr.getvalue()
+        time.sleep(1.2)
+        assert len(sys.stderr.getvalue()) > len(before) and "00:01" in sys.stderr.getvalue()
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_under_torchrun_only_rank_0_shows_anything(slow, monkeypatch, stream):
+    monkeypatch.setattr(progress, "RANK", "1")
+    monkeypatch.setattr(progress, "MINUTE", 0.01)
+    monkeypatch.setattr(sys, "stderr", stream())
+    slow()
+    assert sys.stderr.getvalue() == ""
