@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import tools as toolset
+from memory import after_thinking
 from tools import describe
 
 PROMPT = """\
@@ -54,6 +55,8 @@ def parse(text, name, tool):
     '{"tool": "python_coder", "arguments": {"code": "print(6 * 7)"}}'        -> the same
     'python_coder(code=secret)'                                              -> "the arguments must be literals, not code to run"
     """
+    if (text := after_thinking(text)) is None:
+        return "the call never left its thinking: raise --max-new-tokens or leave --think out"
     if len(text) > LONGEST:
         return f"the call is longer than {LONGEST} characters"
     fenced = FENCE.findall(text)

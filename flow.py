@@ -84,7 +84,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     greedy = {name: partial(engine, temperature=0.0, max_new_tokens=max_new_tokens) for name, engine in engines.items()}
 
     for flow, said in ask(greedy["analysis"], flows, 0, "analysis", lambda f, budget: planner.analysis_prompt(f.question.question, tools)):
-        flow.memory.analysis = memory.cut(said.text.strip(), memory.BUDGET // 4)
+        flow.memory.analysis = memory.cut(memory.after_thinking(said.text) or "", memory.BUDGET // 4)
     if bar is not None:
         bar.update(sum(flow.failed != "" for flow in flows))
 
@@ -125,7 +125,8 @@ def act(flows, tools, turn, greedy):
 
     def answer(queries):
         asked.update(zip(queries, greedy["base_generator"](queries)))
-        return [asked[query].text or f"Error: {asked[query].error or 'no answer'}" for query in queries]
+        texts = [memory.after_thinking(asked[query].text) for query in queries]
+        return [text or f"Error: {asked[query].error or 'no answer'}" for text, query in zip(texts, queries)]
 
     called = []
     for flow, said in ask(greedy["executor"], flows, turn, "executor", call_prompt):

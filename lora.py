@@ -58,4 +58,4 @@ def adapted(engine, rank, adapters=None):
     model = peft.get_peft_model(engine.model, settings)
     if adapters:
         model.load_state_dict(adapters, strict=False)
-    return Policy(model, engine.tokenizer), Frozen(model, engine.tokenizer)
+    return tuple(kind(model, engine.tokenizer, think=engine.think) for kind in (Policy, Frozen))

@@ -13,6 +13,7 @@ The query analysis is the planner's opening move, made once a question by a fixe
 import re
 from dataclasses import dataclass
 
+from memory import after_thinking
 from tools import describe
 
 ANALYSIS_PROMPT = """\
@@ -95,6 +96,8 @@ def parse(text, tools):
     "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder" -> Plan("none", "add 2 and 2", "python_coder")
     "I would search."                                           -> "no line 'Sub-goal: ...'. Answer in the four lines asked for."
     """
+    if (text := after_thinking(text)) is None:
+        return "the plan never left its thinking: think less, raise --max-new-tokens or leave --think out."
     if len(text) > LONGEST:
         return f"the plan is longer than {LONGEST} characters. Answer in the four lines asked for."
     fields, labels = {}, list(LABEL.finditer(text))
