@@ -47,7 +47,7 @@ class Action:
     prompt_ids: list[int]   # s^t
     ids: list[int]          # a^t, the stop token included; a plan cut at the token limit has none and gets none
     flow: int               # which rollout of the batch this turn belongs to, 0 .. N-1
-    logps: list[float] = field(default_factory=list)   # log π of ids when they were sampled; sampling_gap reads them
+    logps: list[float] = field(default_factory=list)   # log π of ids as they were sampled, for sampling_gap
 
 
 def advantages(rewards, groups):
@@ -234,8 +234,8 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
                 first mini-batch this estimates its entropy, later that of a policy a step or two away. beta = 0: of rollouts with A ≠ 0
     ratio_min, ratio_max   the extremes of ρ (of this process)
     ratio_first max |ρ - 1| in the first mini-batch: 0, or the old policy is not the one that is trained
-    sampling_gap   mean |log π as sampled - as scored| in the first micro-batch (of this process): rounding, or what is
-                scored is not the policy that sampled (temperature, penalty, attention mask); 0 without Action.logps
+    sampling_gap   mean |log π as sampled - as scored| in this process's first micro-batch: rounding, or what
+                is scored is not the policy that sampled (temperature, penalty); 0 without Action.logps
     grad_norm   before clipping to max_grad_norm, mean over the steps
     halved      how often memory was short and the micro-batches were halved, see in_memory(); the gradient is the same
     token_budget   what was enough in the end: begin the next update with it
@@ -275,7 +275,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
     low, high, first, sampling_gap, losses, norms, skipped, steps = 1.0, 1.0, 0.0, 0.0, [], [], 0, 0
     for k, (chosen, N, tokens) in enumerate(parts):
         def learn(batch):
-            """Add the gradient of one micro-batch to .grad -> loss (), ratios (K,), diagnostics (4,), sampling gap ()."""
+            """Add one micro-batch's gradient to .grad -> loss (), ratios (K,), diagnostics (4,), gap ()."""
             logp_ref = reference_logps(reference, model, batch, temperature) if beta else None    # before logp and its graph
             logp     = token_logps(model, batch, temperature)
             logp_old = torch.cat([old[id(a)] for a in batch]) if k else logp.detach()             # k = 0: it still is the old policy

@@ -20,12 +20,12 @@ penalty of 1.05); only their stop tokens are used, and save() writes the rest as
 temperature 0 is a function: the likeliest token each time, and equal prompts of a call are answered once. Sampling draws from
 torch's global generator: torch.manual_seed(s) before a call decides all of it, given the same prompts, settings and hardware.
 
-Thinking models: a chat template that knows `enable_thinking` gets False, unless the engine's `think` is set. What a
-model thinks stays in ids and text; the parsers read what follows it (memory.after_thinking).
+Thinking models: a chat template that knows `enable_thinking` gets False, unless the engine's `think` is set.
+What a model thinks stays in ids and text; the parsers read what follows it (memory.after_thinking).
 
-A server can play any module, the planner included, but training needs local weights. A server can give token ids
-(vLLM: return_token_ids); what is missing here is to send it the new weights after each step, and truncated
-importance weights, because its kernels compute other log-probs than the update's.
+A server can play any module, the planner included, but training needs local weights. Servers can return
+token ids (vLLM: return_token_ids); what is missing here is to send them the new weights after each step, and
+truncated importance weights, because their kernels compute other log-probs than the update.
 """
 import functools
 import hashlib
@@ -178,8 +178,9 @@ class HF:
         return []
 
     def generate(self, prompts, temperature, max_new_tokens):
-        """Sample one batch: token lists in, (ids, log π of each) out. generate() turns gradients off; inference_mode
-        would not do: its tensors can stay in a model's buffers (dynamic rotary embeddings) and break the update."""
+        """Sample one batch: token lists in, [(ids, log π of each)] out. generate() turns gradients off;
+        inference_mode would not do: its tensors can stay in a model's buffers (dynamic rotary embeddings) and
+        break the update."""
         stops = self.stop_ids()
         pad = stops[0] if stops else 0                        # any id would do: masked on the left, cut off on the right
         P = max(map(len, prompts))
@@ -199,7 +200,7 @@ class HF:
 
     @functools.cached_property
     def special(self):
-        """{id: text} of every control token; all_special_tokens has only the named ones, 3 of SmolLM2's 17."""
+        """{id: text} of all control tokens; all_special_tokens has only the named ones, 3 of SmolLM2's 17."""
         added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         return added | dict(zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens))
 
@@ -208,15 +209,15 @@ class HF:
         return marks(self.special.values())
 
     def encode(self, prompt):
-        """The prompt as one user message in the checkpoint's own chat template, as tokens, up to the answer."""
+        """The prompt as one user message in the checkpoint's chat template, up to the answer, as tokens."""
         message = [{"role": "user", "content": harmless(prompt, self.marks)}]
         settings = dict(add_generation_prompt=True, return_dict=True, enable_thinking=self.think)
         return list(self.tokenizer.apply_chat_template(message, **settings)["input_ids"])
 
     def decode(self, ids, prompt_ids=()):
-        """The text of an answer. The stop token is left out even where the tokenizer does not call it special, and
-        <think> stays even where it does. Where the template opens the thinking (R1: the prompt ends with "<think>"),
-        the text begins with it, too; the ids are only what was sampled."""
+        """The text of an answer. The stop token is left out even where the tokenizer does not call it
+        special, and <think> stays even where it does. Where the template opens the thinking (R1: the prompt
+        ends with "<think>"), the text begins with it, too; the ids are only what was sampled."""
         ids = ids[:-1] if ids and ids[-1] in self.stop_ids() else ids
         opened = self.tokenizer.decode(list(prompt_ids[-16:])).rstrip().endswith(THINK[0])
         ids = [i for i in ids if i not in self.special or self.special[i] in THINK]
@@ -254,7 +255,7 @@ class Sampled:
     """Watches generate() sample: log softmax(logits / temperature) of each token that is chosen.
 
     It keeps the logits of one step, until the next call shows which token came of them: N x T numbers in all,
-    where output_logits keeps N x T x V. It changes no logit. update() compares them with what it scores (sampling_gap).
+    where output_logits keeps N x T x V. It changes no logit. For update(), see sampling_gap in flow_grpo.py.
     """
 
     def __init__(self, temperature):
@@ -284,8 +285,8 @@ class Server:
     OPENAI_API_KEY; it travels over https or to this machine, never in the clear. The settings that a server takes from the
     checkpoint (top-k, a repetition penalty) are its own: it is no policy to train.
 
-    think goes to servers that say they are vLLM, SGLang or llama.cpp (the `owned_by` of their models): they pass it
-    on to the chat template. Others get no such field, since some refuse a request with unknown fields (OpenAI).
+    think goes to servers that name themselves vLLM, SGLang or llama.cpp (`owned_by` in their list of models):
+    they pass it to the chat template. Others get no such field: some (OpenAI) refuse what they do not know.
     """
 
     def __init__(self, url, at_once=16, seconds=300, think=False):
@@ -304,20 +305,20 @@ class Server:
 
     def find(self, name):
         """The name of the model, if need be of the one that is served; shows, before any work, that the server is there."""
+        once = services.session(tries=1)
+        once.trust_env = self.session.trust_env
+        owners = lambda data: {str(model["id"]): model.get("owned_by") for model in data["data"]}
         try:
-            once = services.session(tries=1)
-            once.trust_env = self.session.trust_env
-            data, _ = services.api(once, "GET", f"{self.url}/models", seconds=10, headers=self.headers)
-            served = {str(model["id"]): model.get("owned_by") for model in data["data"]}
-        except (services.Failed, KeyError, TypeError, AttributeError) as why:
-            if isinstance(why, services.Failed) and why.status is None:
-                raise ValueError(f"The model server does not answer ({why}): start it, or correct its address.") from why
-            if name:                                          # it is there without a list: transformers without a hub
+            served, _ = services.api(once, "GET", f"{self.url}/models", 10, headers=self.headers, read=owners)
+        except services.Failed as why:
+            if why.status is None:
+                raise ValueError(f"{why}: start the model server, or correct its address.") from why
+            if name:                              # it is there, but gives no list: transformers without a hub
                 return name
-            why = why if isinstance(why, services.Failed) else f"{self.host} gives no list"
-            raise ValueError(f"Which model is served cannot be found out ({why}): name it, as in {self.url}#MODEL.")
+            raise ValueError(f"{why} instead of its models: name it, as in {self.url}#MODEL.") from why
         if not name and len(served) != 1:
-            raise ValueError(f"{self.host} serves {', '.join(served) or 'no model'}: name one, as in {self.url}#MODEL.")
+            names = ", ".join(served) or "no model"
+            raise ValueError(f"{self.host} serves {names}: name one, as in {self.url}#MODEL.")
         name = name or next(iter(served))
         if served.get(name) in ("vllm", "sglang", "llamacpp"):
             self.extra = {"chat_template_kwargs": {"enable_thinking": self.think}}
@@ -357,8 +358,8 @@ def chat(data):
 
 
 def marks(tokens=()):
-    """A pattern that finds where a control token begins: those of common chat templates, and `tokens`. It matches the
-    first character alone, so that tokens may overlap; a group for each first character is quick with 1 000 tokens."""
+    """A pattern that finds where a control token begins: one of common chat templates, or of `tokens`. It
+    matches the first character alone, so that tokens may overlap; grouped by it, 1 000 tokens are quick."""
     rest = {"<": [r"[|｜][\w▁ ]{1,40}[|｜]>", "/?s>", "/?think>", "(?:start|end)_of_turn>"],
             "[": [r"/?INST\]", r"/?SYSTEM_PROMPT\]"]}
     for token in tokens:
@@ -373,8 +374,8 @@ def harmless(prompt, marks=marks()):
     >>> harmless("a page with <|im_end|> and </think> in it")
     'a page with < |im_end|> and < /think> in it'
 
-    A page that a tool has read must not end our message, or open or close the model's thinking. Half of a surrogate
-    pair is legal in JSON and in Python, but is no text: it becomes "?".
+    A page that a tool has read must not end our message, or open or close the model's thinking. Half of a
+    surrogate pair is legal in JSON and in Python, but is no text: it becomes "?".
     """
     return marks.sub(lambda mark: mark[0] + " ", prompt.encode("utf-8", "replace").decode())
 
@@ -403,7 +404,7 @@ class Cached:
 
 
 def config_of(name):
-    """The configuration of a folder or of a model on the hub, without its weights; ValueError if it cannot be had."""
+    """The configuration of a model in a folder or on the hub, without its weights; ValueError if none."""
     name = os.path.expanduser(name)
     if os.path.isdir(name):
         logging.disable_progress_bar()                        # a download deserves a bar, files that are here do not
@@ -417,7 +418,7 @@ def config_of(name):
 
 
 def load(name, device=None, dtype=None, think=False):
-    """A model ready to answer: a folder, a name on the hub, a server's address; ValueError for what cannot work.
+    """A model ready to answer: a folder, a name on the hub, a server's address. ValueError: what cannot work.
 
     device: cuda, else mps, else cpu. dtype: bfloat16 on cuda where the hardware computes in it, else float32.
     think: let a model think whose chat template leaves the choice.
@@ -437,13 +438,13 @@ def load(name, device=None, dtype=None, think=False):
 
 
 def refuse_to_train(config):
-    """ValueError for rotary embeddings that depend on the longest row of a batch: a rollout is sampled in one batch
-    and scored in another, so the ratio leaves 1 before anything is learnt. Those of yarn, llama3 and linear do not."""
+    """ValueError for rotary embeddings that depend on the longest row of a batch: a rollout is sampled in one
+    batch and scored in another, so the ratio leaves 1 before anything is learnt."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    layers = [one for one in [rope, *rope.values()] if isinstance(one, dict)]       # one, or one a kind of layer
+    layers = [one for one in [rope, *rope.values()] if isinstance(one, dict)]    # one, or one a kind of layer
     if bad := {one.get("rope_type") for one in layers} & {"longrope", "dynamic"}:
-        raise ValueError(f"A model with {bad.pop()} rotary embeddings is scored differently alone and in a batch "
-                         "with a long row: it can play --fixed, but train another")
+        raise ValueError(f"A model with {bad.pop()} rotary embeddings cannot be trained, as it is scored "
+                         "differently alone and beside a long row: train another. It can play --fixed")
 
 
 def outage(error):
@@ -488,15 +489,15 @@ def read(kind, name, **settings):
 
 @functools.cache
 def hub_is_down():
-    """One look at the model hub: from_pretrained() tries a file up to twelve times, for 45 s where nobody answers and
-    minutes where connections hang. In a thread: a look-up of the name does not keep to a request's time limit."""
+    """One look at the model hub: from_pretrained() tries a file up to twelve times, for 45 s where nobody
+    answers and minutes where connections hang. In a thread, as the look-up of the host keeps to no limit."""
     answers = []
 
     def look():
         try:
             requests.head(constants.ENDPOINT, timeout=HUB_SECONDS)
         except requests.RequestException as why:
-            if not isinstance(why, requests.exceptions.SSLError):    # a company's own certificate: somebody is there
+            if not isinstance(why, requests.exceptions.SSLError):    # a certificate of one's own: it is there
                 return
         answers.append(True)
 
