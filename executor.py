@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import tools as toolset
+from memory import after_thinking
 from tools import describe
 
 PROMPT = """\
@@ -65,6 +66,8 @@ def parse(text, name, tool):
     '{"tool": "python_coder", "arguments": {"code": "print(6)"}}'  -> the same
     'python_coder(code=secret)'                                    -> "the call could not be read (...)..."
     """
+    if (text := after_thinking(text)) is None:
+        return "the call never left its thinking: raise --max-new-tokens or leave --think out"
     if len(text) > CALL_LIMIT:
         return f"the call is longer than {CALL_LIMIT} characters"
     source = text

@@ -96,7 +96,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
         return ask(engines[module], some, turn, module, prompts[module])
 
     for flow, completion in call("analysis", flows, 0):
-        flow.memory.analysis = memory.cut(completion.text.strip(), memory.BUDGET // 4)
+        flow.memory.analysis = memory.cut(memory.after_thinking(completion.text) or "", memory.BUDGET // 4)
 
     for turn in range(1, max_turns + 1):
         live = [flow for flow in flows if not flow.done and not flow.failed]
@@ -151,8 +151,8 @@ def run_tools(flows, turn, tools, base_generator):
 
     def answer(queries):
         completions.update(zip(queries, base_generator(queries)))
-        found = [completions[query] for query in queries]
-        return [completion.text or f"Error: {completion.error or 'no answer'}" for completion in found]
+        found = [(memory.after_thinking(completions[query].text), completions[query].error) for query in queries]
+        return [text or f"Error: {error or 'no answer'}" for text, error in found]
 
     results = executor.run([flow.call for flow in flows], tools, answer)
     for flow, (result, error, seconds) in zip(flows, results):

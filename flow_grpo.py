@@ -30,7 +30,7 @@ import math
 import warnings
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -47,6 +47,7 @@ class Action:
     prompt_ids: list[int]   # s^t
     ids: list[int]          # a^t, the stop token included; a plan cut at the token limit has none and gets none
     flow: int               # which rollout of the batch this turn belongs to, 0 .. N-1
+    logps: list[float] = field(default_factory=list)   # log π of ids as they were sampled, for sampling_gap
 
 
 def advantages(rewards, groups):
@@ -233,6 +234,8 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
                 first mini-batch this estimates its entropy, later that of a policy a step or two away. beta = 0: of rollouts with A ≠ 0
     ratio_min, ratio_max   the extremes of ρ (of this process)
     ratio_first max |ρ - 1| in the first mini-batch: 0, or the old policy is not the one that is trained
+    sampling_gap   mean |log π as sampled - as scored| in this process's first micro-batch: rounding, or what
+                is scored is not the policy that sampled (temperature, penalty); 0 without Action.logps
     grad_norm   before clipping to max_grad_norm, mean over the steps
     halved      how often memory was short and the micro-batches were halved, see in_memory(); the gradient is the same
     token_budget   what was enough in the end: begin the next update with it
@@ -269,10 +272,10 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         old, halved = old | {name: logp for batch in done for name, logp in batch.items()}, halved + times
 
     sums = torch.zeros(4, device=device)                                    # kl, clipped tokens, -log π, tokens
-    low, high, first, losses, norms, skipped, steps = 1.0, 1.0, 0.0, [], [], 0, 0
+    low, high, first, sampling_gap, losses, norms, skipped, steps = 1.0, 1.0, 0.0, 0.0, [], [], 0, 0
     for k, (chosen, N, tokens) in enumerate(parts):
         def learn(batch):
-            """Add the gradient of one micro-batch to .grad -> its loss (), ratios (K,), diagnostics (4,)."""
+            """Add one micro-batch's gradient to .grad -> loss (), ratios (K,), diagnostics (4,), gap ()."""
             logp_ref = reference_logps(reference, model, batch, temperature) if beta else None    # before logp and its graph
             logp     = token_logps(model, batch, temperature)
             logp_old = torch.cat([old[id(a)] for a in batch]) if k else logp.detach()             # k = 0: it still is the old policy
@@ -281,12 +284,16 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
             value, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip_low, clip_high, beta)
             value.backward()                                                # adds up: the weights hold the whole mini-batch
             cut = ((adv > 0) & (ratio > 1 + clip_high)) | ((adv < 0) & (ratio < 1 - clip_low))
-            return value.detach(), ratio, torch.stack([kl * weight, cut.float(), -logp.detach(), torch.ones_like(kl)]).sum(1)
+            sampled = torch.tensor([number for a in batch for number in a.logps], device=device)
+            gap = (sampled - logp.detach()).abs().mean() if len(sampled) == len(logp) else torch.zeros(())
+            row = torch.stack([kl * weight, cut.float(), -logp.detach(), torch.ones_like(kl)]).sum(1)
+            return value.detach(), ratio, row, gap
 
         # model.zero_grad and not the optimizer's, which may hold float32 copies instead.
         done, token_budget, times = in_memory(learn, chosen, token_budget, begin=model.zero_grad)
         halved, total = halved + times, torch.zeros((), device=device)
-        for value, ratio, row in done:
+        sampling_gap = done[0][3].item() if done and not k else sampling_gap
+        for value, ratio, row, _ in done:
             total, sums = total + value, sums + row
             low, high = min(low, ratio.min().item()), max(high, ratio.max().item())
             first = first if k else max(first, (ratio - 1).abs().max().item())
@@ -311,7 +318,8 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
     kl, cut, entropy, scored = sums.tolist()
     return dict(loss=sum(losses) / minibatches, kl=kl / minibatches, clip=cut / max(scored, 1),
                 entropy=entropy / max(scored, 1), ratio_min=low, ratio_max=high, ratio_first=first,
-                grad_norm=sum(norms) / minibatches, halved=float(halved), token_budget=float(token_budget),
+                sampling_gap=sampling_gap, grad_norm=sum(norms) / minibatches, halved=float(halved),
+                token_budget=float(token_budget),
                 skipped=float(skipped), steps=float(steps), tokens=scored)
 
 

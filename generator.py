@@ -6,6 +6,8 @@ sums up the process in a line or two and puts the answer into <answer> tags. Onl
 
 import re
 
+from memory import after_thinking
+
 PROMPT = """\
 You write the final answer of a small team that has worked on a question step by step. Rely on the results in its memory.
 First sum up in one or two sentences how the answer was found. Then give only the answer itself, as short as possible
@@ -30,9 +32,10 @@ def prompt(question, analysis, memory):
 
 
 def parse(text):
-    """The last answer in tags, else the whole text.
+    """The last answer in tags, else the whole text; what the model thinks is no part of it.
 
     "2 + 2 is 4. <answer> 4 </answer>" -> "4"        "It is 4." -> "It is 4."
     """
+    text = after_thinking(text) or ""
     answers = ANSWER.findall(text)
     return (answers[-1] if answers else text).strip()

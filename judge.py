@@ -11,6 +11,8 @@ the verdict itself. That it cannot *persuade* the judge is more than a prompt ca
 import json
 import re
 
+from memory import after_thinking
+
 PROMPT = """\
 You compare the response to a question with the reference answer. You do not answer the question, and you do not use what you know.
 
@@ -48,7 +50,7 @@ def parse(text):
 
     "They agree.\\nVerdict: True" -> True      "Verdict: True\\nIgnore that.\\nVerdict: False", "True", "" -> None
     """
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in (after_thinking(text) or "").splitlines() if line.strip()]
     verdicts = [match[1].lower() == "true" for match in map(VERDICT.fullmatch, lines) if match]
     last = lines and VERDICT.fullmatch(lines[-1])
     return verdicts[-1] if last and len(set(verdicts)) == 1 else None

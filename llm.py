@@ -20,22 +20,31 @@ penalty of 1.05); only their stop tokens are used, and save() writes the rest as
 temperature 0 is a function: the likeliest token each time, and equal prompts of a call are answered once. Sampling draws from
 torch's global generator: torch.manual_seed(s) before a call decides all of it, given the same prompts, settings and hardware.
 
-A server can play any module, the planner included, but gives text without ids: training needs local weights.
+Thinking models: a chat template that knows `enable_thinking` gets False, unless the engine's `think` is set.
+What a model thinks stays in ids and text; the parsers read what follows it (memory.after_thinking).
+
+A server can play any module, the planner included, but training needs local weights. Servers can return
+token ids (vLLM: return_token_ids); what is missing here is to send them the new weights after each step, and
+truncated importance weights, because their kernels compute other log-probs than the update.
 """
+import functools
 import hashlib
 import math
 import os
 import re
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import requests
 import torch
+from huggingface_hub import constants
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 import services
@@ -43,6 +52,8 @@ import services
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 LONGEST = 1024                # tokens of an answer where nobody says
+THINK = "<think>", "</think>"  # what a model writes between them is thinking, and no part of its answer
+HUB_SECONDS = 6               # for the model hub to answer at all
 
 
 @dataclass
@@ -52,6 +63,7 @@ class Completion:
     ids: list[int]            # a^t exactly as sampled: the stop token included, absent if the text was cut at max_new_tokens
     error: str = ""           # why there is no text, e.g. TOO_LONG; ids is then empty
     usage: int = 0            # tokens, prompt and answer, as a server counted them
+    logps: list[float] = field(default_factory=list, compare=False)   # log π of ids as sampled; greedy: none
 
     @property
     def tokens(self):
@@ -66,7 +78,9 @@ def distinct(prompts, temperature):
 def in_order(prompts, asked, done, temperature):
     """A Completion for each prompt again, none of them sharing its lists with another."""
     answer = dict(zip(asked, done))
-    return [replace(c, prompt_ids=c.prompt_ids[:], ids=c.ids[:]) for c in map(answer.get, prompts)] if temperature == 0 else done
+    if temperature != 0:
+        return done
+    return [replace(c, prompt_ids=c.prompt_ids[:], ids=c.ids[:], logps=[]) for c in map(answer.get, prompts)]
 
 
 @contextmanager
@@ -115,15 +129,16 @@ class HF:
     sub-batch is asked again; one row that does not fit is a MemoryError that says what to change.
     """
 
-    def __init__(self, model, tokenizer, token_budget=65_536):
-        self.model, self.tokenizer, self.token_budget = model, tokenizer, token_budget
+    def __init__(self, model, tokenizer, token_budget=65_536, think=False):
+        self.model, self.tokenizer, self.token_budget, self.think = model, tokenizer, token_budget, think
 
     def __str__(self):
         """name | parameters | device | dtype, for the first line of a script."""
         millions = sum(p.numel() for p in self.model.parameters()) / 1e6
         dtype = str(self.model.dtype).removeprefix("torch.")
         name = self.model.config.name_or_path.removeprefix(os.getcwd() + os.sep)
-        return f"{name} | {millions:.4g} M parameters | {self.model.device} | {dtype}"
+        thinks = " | thinks" if self.think else ""
+        return f"{name} | {millions:.4g} M parameters | {self.model.device} | {dtype}{thinks}"
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         max_new_tokens = max_new_tokens or self.model.generation_config.max_new_tokens or LONGEST
@@ -136,8 +151,8 @@ class HF:
         while fits:                                           # the longest that are left, as many as the budget allows
             rows = batches([len(c.prompt_ids) for c in fits], max_new_tokens, self.token_budget)[0]
             answers = self.in_memory([fits[i].prompt_ids for i in rows], temperature, max_new_tokens)
-            for i, ids in zip(rows, answers):
-                fits[i].ids, fits[i].text = ids, self.decode(ids)
+            for i, (ids, logps) in zip(rows, answers):
+                fits[i].ids, fits[i].text, fits[i].logps = ids, self.decode(ids, fits[i].prompt_ids), logps
             fits = [c for i, c in enumerate(fits) if i not in rows] if answers else fits
         return in_order(prompts, asked, done, temperature)
 
@@ -163,8 +178,9 @@ class HF:
         return []
 
     def generate(self, prompts, temperature, max_new_tokens):
-        """Sample one batch, token lists in and out. generate() turns gradients off; inference_mode would not do, because its
-        tensors can stay behind in a model's buffers (dynamic rotary embeddings) and break the update."""
+        """Sample one batch: token lists in, [(ids, log π of each)] out. generate() turns gradients off;
+        inference_mode would not do: its tensors can stay in a model's buffers (dynamic rotary embeddings) and
+        break the update."""
         stops = self.stop_ids()
         pad = stops[0] if stops else 0                        # any id would do: masked on the left, cut off on the right
         P = max(map(len, prompts))
@@ -175,26 +191,37 @@ class HF:
         settings = GenerationConfig(
             do_sample=temperature != 0, **sampling, num_beams=1, repetition_penalty=1.0, use_cache=True,
             max_new_tokens=max_new_tokens, eos_token_id=stops or None, pad_token_id=pad)
+        watch = Sampled(temperature)
         with sampling_mode(self.model):
-            out = self.model.generate(ids, attention_mask=mask, generation_config=settings)                      # (N, P + T)
-        return [cut(row, stops) for row in out[:, P:].tolist()]
+            out = self.model.generate(ids, attention_mask=mask, generation_config=settings,
+                                      logits_processor=[watch] if temperature != 0 else [])       # (N, P + T)
+        answers = [cut(row, stops) for row in out[:, P:].tolist()]
+        return [(row, logps[:len(row)]) for row, logps in zip(answers, watch.rows(out))]
+
+    @functools.cached_property
+    def special(self):
+        """{id: text} of all control tokens; all_special_tokens has only the named ones, 3 of SmolLM2's 17."""
+        added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        return added | dict(zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens))
+
+    @functools.cached_property
+    def marks(self):
+        return marks(self.special.values())
 
     def encode(self, prompt):
-        """The prompt as one user message in the checkpoint's own chat template, as tokens, up to where the answer begins.
+        """The prompt as one user message in the checkpoint's chat template, up to the answer, as tokens."""
+        message = [{"role": "user", "content": harmless(prompt, self.marks)}]
+        settings = dict(add_generation_prompt=True, return_dict=True, enable_thinking=self.think)
+        return list(self.tokenizer.apply_chat_template(message, **settings)["input_ids"])
 
-        A page that a tool has read may contain "<|im_end|>". It must not end our message, so a space takes its meaning away.
-        Half of a surrogate pair is legal in JSON and in Python, but is no text: it becomes "?".
-        """
-        prompt = prompt.encode("utf-8", "replace").decode()
-        for token in self.tokenizer.all_special_tokens:
-            prompt = prompt.replace(token, f"{token[0]} {token[1:]}")
-        message = [{"role": "user", "content": prompt}]
-        return list(self.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"])
-
-    def decode(self, ids):
-        """The text of an answer. The stop token is left out even where the tokenizer does not call it special."""
+    def decode(self, ids, prompt_ids=()):
+        """The text of an answer. The stop token is left out even where the tokenizer does not call it
+        special, and <think> stays even where it does. Where the template opens the thinking (R1: the prompt
+        ends with "<think>"), the text begins with it, too; the ids are only what was sampled."""
         ids = ids[:-1] if ids and ids[-1] in self.stop_ids() else ids
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        opened = self.tokenizer.decode(list(prompt_ids[-16:])).rstrip().endswith(THINK[0])
+        ids = [i for i in ids if i not in self.special or self.special[i] in THINK]
+        return f"{THINK[0]}\n" * opened + self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
     def stop_ids(self):
         """The tokens that end an answer: the checkpoint's (one, several or none) and the tokenizer's."""
@@ -224,6 +251,32 @@ def cut(ids, stops):
     return ids[:end]
 
 
+class Sampled:
+    """Watches generate() sample: log softmax(logits / temperature) of each token that is chosen.
+
+    It keeps the logits of one step, until the next call shows which token came of them: N x T numbers in all,
+    where output_logits keeps N x T x V. It changes no logit. For update(), see sampling_gap in flow_grpo.py.
+    """
+
+    def __init__(self, temperature):
+        self.temperature, self.logits, self.logps = temperature, None, []
+
+    def __call__(self, ids, logits):                          # (N, so far), (N, V)
+        self.note(ids)
+        self.logits = logits
+        return logits
+
+    def note(self, ids):
+        if self.logits is not None:
+            every = (self.logits / self.temperature).log_softmax(-1)
+            self.logps.append(every.gather(-1, ids[:, -1:]))  # (N, 1)
+
+    def rows(self, ids):
+        """[log-probs] of each row of what generate() returned, padding included; greedy: [] for each."""
+        self.note(ids)
+        return torch.cat(self.logps, 1).tolist() if self.logps else [[] for _ in ids]
+
+
 class Server:
     """A server that speaks OpenAI's chat API, called like HF. url: http://host:8000/v1#model; one model alone needs no name.
 
@@ -231,9 +284,12 @@ class Server:
     services.py. If it fails for good, Completion.error says why; nobody may take that for an answer. The key is
     OPENAI_API_KEY; it travels over https or to this machine, never in the clear. The settings that a server takes from the
     checkpoint (top-k, a repetition penalty) are its own: it is no policy to train.
+
+    think goes to servers that name themselves vLLM, SGLang or llama.cpp (`owned_by` in their list of models):
+    they pass it to the chat template. Others get no such field: some (OpenAI) refuse what they do not know.
     """
 
-    def __init__(self, url, at_once=16, seconds=300):
+    def __init__(self, url, at_once=16, seconds=300, think=False):
         self.url, _, self.name = url.rstrip("/").partition("#")
         self.at_once, self.seconds = at_once, seconds
         self.url, parts, key = self.url.rstrip("/"), urlsplit(self.url), os.environ.get("OPENAI_API_KEY", "")
@@ -244,24 +300,29 @@ class Server:
         self.headers = {"Authorization": f"Bearer {key}"} if key and (here or parts.scheme == "https") else {}
         self.session = services.session(tries=6)
         self.session.trust_env = not here  # a proxy has nothing to do with this machine, and would see the key
+        self.think, self.extra = think, {}
         self.name = self.find(self.name)
 
     def find(self, name):
         """The name of the model, if need be of the one that is served; shows, before any work, that the server is there."""
+        once = services.session(tries=1)
+        once.trust_env = self.session.trust_env
+        owners = lambda data: {str(model["id"]): model.get("owned_by") for model in data["data"]}
         try:
-            once = services.session(tries=1)
-            once.trust_env = self.session.trust_env
-            data, _ = services.api(once, "GET", f"{self.url}/models", seconds=10, headers=self.headers)
-            names = [name] if name else [model["id"] for model in data["data"]]
+            served, _ = services.api(once, "GET", f"{self.url}/models", 10, headers=self.headers, read=owners)
         except services.Failed as why:
-            if name and why.status:                           # it is there, but gives no list: transformers serve without a hub
+            if why.status is None:
+                raise ValueError(f"{why}: start the model server, or correct its address.") from why
+            if name:                              # it is there, but gives no list: transformers without a hub
                 return name
-            raise ValueError(f"The model server does not answer as it should ({why}): start it, or correct its address.") from why
-        except (KeyError, TypeError) as why:
-            raise ValueError(f"{self.host} gives no list of models: name one, as in {self.url}#MODEL.") from why
-        if len(names) != 1:
-            raise ValueError(f"{self.host} serves {', '.join(names) or 'no model'}: name one after the address, as in {self.url}#MODEL.")
-        return names[0]
+            raise ValueError(f"{why} instead of its models: name it, as in {self.url}#MODEL.") from why
+        if not name and len(served) != 1:
+            names = ", ".join(served) or "no model"
+            raise ValueError(f"{self.host} serves {names}: name one, as in {self.url}#MODEL.")
+        name = name or next(iter(served))
+        if served.get(name) in ("vllm", "sglang", "llamacpp"):
+            self.extra = {"chat_template_kwargs": {"enable_thinking": self.think}}
+        return name
 
     def __str__(self):
         return f"{self.name} | a server at {self.host}"
@@ -278,7 +339,7 @@ class Server:
     def one(self, prompt, seed, settings):
         """One request: the answer, or why there is none."""
         body = {"model": self.name, "messages": [{"role": "user", "content": harmless(prompt)}], **settings}
-        body |= {} if seed is None else {"seed": seed, "top_p": 1.0}
+        body |= self.extra if seed is None else self.extra | {"seed": seed, "top_p": 1.0}
         try:
             (text, usage), _ = services.api(self.session, "POST", f"{self.url}/chat/completions", self.seconds, again=4, read=chat,
                                             json=body, headers=self.headers)
@@ -296,14 +357,27 @@ def chat(data):
     return (text or "").strip("\0"), min(int(usage or 0), 10**9)
 
 
-def harmless(prompt):
-    """A prompt for a tokenizer that we cannot ask: what chat templates mark turns with loses its meaning (see HF.encode).
+def marks(tokens=()):
+    """A pattern that finds where a control token begins: one of common chat templates, or of `tokens`. It
+    matches the first character alone, so that tokens may overlap; grouped by it, 1 000 tokens are quick."""
+    rest = {"<": [r"[|｜][\w▁ ]{1,40}[|｜]>", "/?s>", "/?think>", "(?:start|end)_of_turn>"],
+            "[": [r"/?INST\]", r"/?SYSTEM_PROMPT\]"]}
+    for token in tokens:
+        if len(token) > 1:
+            rest.setdefault(token[0], []).append(re.escape(token[1:]))
+    return re.compile("|".join(f"{re.escape(first)}(?={'|'.join(ends)})" for first, ends in rest.items()))
 
-    >>> harmless("a page with <|im_end|> and </s> in it")
-    'a page with < |im_end|> and < /s> in it'
+
+def harmless(prompt, marks=marks()):
+    """A prompt in which no control token is left: a space behind its first character takes its meaning away.
+
+    >>> harmless("a page with <|im_end|> and </think> in it")
+    'a page with < |im_end|> and < /think> in it'
+
+    A page that a tool has read must not end our message, or open or close the model's thinking. Half of a
+    surrogate pair is legal in JSON and in Python, but is no text: it becomes "?".
     """
-    marks = r"<(?=[|｜][\w▁ ]{1,40}[|｜]>|/?s>|(?:start|end)_of_turn>)|\[(?=/?INST\]|/?SYSTEM_PROMPT\])"
-    return re.sub(marks, lambda mark: mark[0] + " ", prompt.encode("utf-8", "replace").decode())
+    return marks.sub(lambda mark: mark[0] + " ", prompt.encode("utf-8", "replace").decode())
 
 
 class Cached:
@@ -329,38 +403,48 @@ class Cached:
         return [answers[prompt] if prompt in answers else Completion(known[prompt], [], []) for prompt in prompts]
 
 
-def load(name, device=None, dtype=None):
-    """A model ready to answer: a folder, a name on the hub, or a server's address. What is wrong with the request is one ValueError.
-
-    device: cuda, else mps, else cpu. dtype: bfloat16 on cuda where the hardware computes in it, float32 elsewhere.
-    """
-    if is_server(name):
-        return Server(name)
-    device, name = pick_device(device), os.path.expanduser(name)
-    dtype = pick_dtype(dtype, device)
+def config_of(name):
+    """The configuration of a model in a folder or on the hub, without its weights; ValueError if none."""
+    name = os.path.expanduser(name)
     if os.path.isdir(name):
         logging.disable_progress_bar()                        # a download deserves a bar, files that are here do not
         if not os.path.exists(os.path.join(name, "config.json")):
             raise ValueError(f"The folder {name!r} holds no model: there is no config.json in it.")
     elif os.path.exists(name) or name.startswith((os.sep, ".")):
         raise ValueError(f"There is no folder {name!r}: give the folder of a saved model, or a model's name on the hub.")
+    elif re.fullmatch(r"[\w.-]+(:\d+.*|/v\d(#.*)?)", name):    # localhost:8000/v1, api.example.com/v1
+        raise ValueError(f"{name!r} is no folder and no model's name: for a server, write http://{name}")
+    return read(AutoConfig, name)
 
+
+def load(name, device=None, dtype=None, think=False):
+    """A model ready to answer: a folder, a name on the hub, a server's address. ValueError: what cannot work.
+
+    device: cuda, else mps, else cpu. dtype: bfloat16 on cuda where the hardware computes in it, else float32.
+    think: let a model think whose chat template leaves the choice.
+    """
+    if is_server(name):
+        return Server(name, think=think)
+    device, name = pick_device(device), os.path.expanduser(name)
+    dtype = pick_dtype(dtype, device)
+    config_of(name)
     tokenizer = read(AutoTokenizer, name)
     if len(tokenizer) <= len(tokenizer.all_special_ids):      # transformers makes up an empty one where the files are missing
         raise ValueError(f"There is no tokenizer in {name!r}: copy its files (tokenizer.json, ...) beside the weights.")
     if not tokenizer.chat_template:                           # asked before the weights, which may be a long download
         raise ValueError(f"The tokenizer of {name!r} has no chat template: use a model made for chat.")
     model = read(AutoModelForCausalLM, name, dtype=dtype)
-    return HF(model.to(device).eval(), tokenizer)
-
-
-def config_of(name):
-    from transformers import AutoConfig
-    return read(AutoConfig, os.path.expanduser(name))
+    return HF(model.to(device).eval(), tokenizer, think=think)
 
 
 def refuse_to_train(config):
-    pass
+    """ValueError for rotary embeddings that depend on the longest row of a batch: a rollout is sampled in one
+    batch and scored in another, so the ratio leaves 1 before anything is learnt."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    layers = [one for one in [rope, *rope.values()] if isinstance(one, dict)]    # one, or one a kind of layer
+    if bad := {one.get("rope_type") for one in layers} & {"longrope", "dynamic"}:
+        raise ValueError(f"A model with {bad.pop()} rotary embeddings cannot be trained, as it is scored "
+                         "differently alone and beside a long row: train another. It can play --fixed")
 
 
 def outage(error):
@@ -391,7 +475,8 @@ def is_server(name):
 def read(kind, name, **settings):
     """kind.from_pretrained, and one sentence where it fails."""
     try:
-        return kind.from_pretrained(name, **settings)
+        local = not os.path.isdir(name) and hub_is_down()
+        return kind.from_pretrained(name, local_files_only=local, **settings)
     except (OSError, ValueError, SafetensorError) as error:
         if os.path.isdir(name):
             problem = f"The folder {name!r} does not hold a whole model"
@@ -400,6 +485,27 @@ def read(kind, name, **settings):
         else:
             problem = f"There is no folder {name!r} here, and the hub does not give a model of that name"
         raise ValueError(f"{problem}: {str(error).strip().splitlines()[0]}") from error
+
+
+@functools.cache
+def hub_is_down():
+    """One look at the model hub: from_pretrained() tries a file up to twelve times, for 45 s where nobody
+    answers and minutes where connections hang. In a thread, as the look-up of the host keeps to no limit."""
+    answers = []
+
+    def look():
+        try:
+            requests.head(constants.ENDPOINT, timeout=HUB_SECONDS)
+        except requests.RequestException as why:
+            if not isinstance(why, requests.exceptions.SSLError):    # a certificate of one's own: it is there
+                return
+        answers.append(True)
+
+    if not constants.is_offline_mode():
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        looking.join(HUB_SECONDS)
+    return not answers
 
 
 def pick_device(device):

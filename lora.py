@@ -77,7 +77,7 @@ def adapted(engine, rank, checkpoint=None):
         settings = peft().LoraConfig(
             r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
         model = peft().get_peft_model(engine.model, settings)
-    return Policy(model, engine.tokenizer), Frozen(model, engine.tokenizer)
+    return tuple(kind(model, engine.tokenizer, think=engine.think) for kind in (Policy, Frozen))
 
 
 def with_saved(model, checkpoint):
@@ -95,21 +95,21 @@ def with_saved(model, checkpoint):
     return model
 
 
-def load(name, device=None, dtype=None):
+def load(name, device=None, dtype=None, think=False):
     """llm.load(), but a checkpoint with adapters becomes its base model with these, not the merged model.
     Where the base model or peft is missing, it is the merged model, and a sentence says so."""
     config = Path(os.path.expanduser(name)) / "adapters" / "adapter_config.json"
     if not config.exists():
-        return llm.load(name, device, dtype)
+        return llm.load(name, device, dtype, think)
     try:
         peft()  # asked before the base model is loaded
         name_of_base = json.loads(config.read_text())["base_model_name_or_path"]
         if llm.is_server(name_of_base):  # a downloaded folder must not choose who gets our key
             raise ValueError(f"its base model is said to be a server, {name_of_base}")
         base = llm.load(name_of_base, device, dtype)
-        policy = Policy(with_saved(base.model, config.parents[1]), base.tokenizer)
+        policy = Policy(with_saved(base.model, config.parents[1]), base.tokenizer, think=think)
     except ValueError as why:
         print(f"{name}: loaded without its adapters, as merged and rounded weights. {why}", file=sys.stderr)
-        return llm.load(name, device, dtype)
+        return llm.load(name, device, dtype, think)
     policy.model.config.name_or_path = str(name)
     return policy

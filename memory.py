@@ -16,6 +16,15 @@ BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
 STUB = 80  # what is left of an old result when the memory is full
 
 
+def after_thinking(text):
+    """What a completion says after its last </think>; None if it never leaves its thinking.
+
+    "<think>6 * 7 ...</think>\n\n42" -> "42"        "42" -> "42"        "<think>6 * 7 is" -> None
+    """
+    rest = text.rpartition("</think>")[2]
+    return None if "<think>" in rest else rest.strip()
+
+
 def cut(text, budget):
     """Head and tail of a text, at most budget characters: 'aaaa ... [920 characters cut] ... zzzz'."""
     if len(text) <= budget:

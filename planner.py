@@ -15,6 +15,7 @@ reads it.
 import re
 from dataclasses import dataclass
 
+from memory import after_thinking
 from tools import describe
 
 ANALYSIS_PROMPT = """\
@@ -107,6 +108,8 @@ def parse(text, tools):
                          -> Plan("none", "add 2 and 2", "python_coder")
     "I would search."    -> "no line 'Sub-goal: ...'. Answer in the four lines asked for."
     """
+    if (text := after_thinking(text)) is None:
+        return "the plan never left its thinking: think less, raise --max-new-tokens or leave --think out."
     if len(text) > PLAN_LIMIT:
         return f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for."
     fields, labels = {}, list(LABEL.finditer(text))

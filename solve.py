@@ -139,7 +139,7 @@ def load_engines(args, loaded, cache):
 
     def engine(name):
         if name not in loaded:
-            loaded[name] = lora.load(name, args.device, args.dtype)
+            loaded[name] = lora.load(name, args.device, args.dtype, args.think)
         return loaded[name]
 
     fixed = {module: engine(getattr(args, module, None) or args.fixed) for module in FIXED}
@@ -317,7 +317,7 @@ def main():
         memory = plan_memory(args)
         if llm.pick_device(args.device).type != "cuda":
             fit.bound_host_memory()
-        policy = lora.load(args.model, args.device, args.dtype)
+        policy = lora.load(args.model, args.device, args.dtype, args.think)
         fixed, judge = load_engines(args, {args.model: policy}, cache)
         args.batch = args.batch or batch_size([policy, *fixed.values()])
         named, args.tools = args.tools is not None, list(tools)

@@ -39,7 +39,8 @@ from flow_grpo import Action, advantages, update
 from optimizer import MasterAdamW
 
 POISONED = 3  # steps in a row without a usable gradient, after which the run ends
-COLUMNS = "kl", "clip", "entropy", "ratio_min", "ratio_max", "grad_norm", "skipped", "halved", "loss"  # of update(), in log.csv
+COLUMNS = ("kl", "clip", "entropy", "ratio_min", "ratio_max", "sampling_gap", "grad_norm", "skipped", "halved",
+           "loss")  # of update(), in log.csv
 NOTHING_LEARNED = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}  # a step without any gradient
 
 
@@ -73,7 +74,7 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
     A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])
     own = parallel.share(range(len(batch)))
     mine = [k for k, (group, _) in enumerate(kept) if group in own]  # update() numbers this rank's rollouts anew, from 0
-    actions = [Action(said.prompt_ids, said.ids, i) for i, k in enumerate(mine) for said in kept[k][1].actions]
+    actions = [Action(said.prompt_ids, said.ids, i, said.logps) for i, k in enumerate(mine) for said in kept[k][1].actions]
     middle = time.perf_counter()
     # Without an advantage only the KL pulls, and not before the policy has left the reference.
     learned = dict(NOTHING_LEARNED, token_budget=args.token_budget) if not A.any() and not (args.beta and optimizer.state) else update(
@@ -268,10 +269,10 @@ def load_models(args, checkpoint):
     fixed modules. With adapters there is no second copy: the policy's own weights, the adapters off, are both."""
     if args.lora:
         torch.manual_seed(args.seed)  # the adapters begin with random numbers
-        policy, frozen = lora.adapted(llm.load(args.model, args.device, args.dtype), args.lora, checkpoint)
+        policy, frozen = lora.adapted(llm.load(args.model, args.device, args.dtype, args.think), args.lora, checkpoint)
         return policy, policy, {args.model: frozen}
-    policy = llm.load(checkpoint or args.model, args.device, args.dtype)
-    frozen = llm.load(args.model, args.device, args.dtype)
+    policy = llm.load(checkpoint or args.model, args.device, args.dtype, args.think)
+    frozen = llm.load(args.model, args.device, args.dtype, args.think)
     frozen.model.requires_grad_(False)
     return policy, frozen, {args.model: frozen}
 

@@ -7,6 +7,7 @@ one more turn is the cheaper mistake, and "we should not stop" must never be rea
 
 import re
 
+from memory import after_thinking
 from planner import DRESSING, MARKS, describe_all
 
 PROMPT = """\
@@ -43,5 +44,6 @@ def parse(text):
 
     "Explanation: ...\\nConclusion: STOP" -> True        "We should not stop." -> False        "" -> False
     """
+    text = after_thinking(text) or ""
     verdicts = CONCLUSION.findall(text) or [text]
     return {verdict.strip(MARKS).upper() for verdict in verdicts} == {"STOP"}

@@ -28,7 +28,7 @@ class Handler(faults.Handler):
     """Answers as self.server.reply(handler, body) says; remembers what it was asked."""
 
     def do_GET(self):
-        self.send(json.dumps({"data": [{"id": name} for name in self.server.models]}).encode())
+        self.server.list(self)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -48,6 +48,9 @@ def server(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     running.daemon_threads, running.lock, running.asked, running.models = True, threading.Lock(), [], ["a-model"]
+    running.owner = None
+    models = lambda: {"data": [{"id": name, "owned_by": running.owner} for name in running.models]}
+    running.list = lambda handler: handler.send(json.dumps(models()).encode())
     running.reply = lambda handler, body, turn: handler.send(faults.answer(f"echo {body['messages'][0]['content']}"))
     running.url = f"http://127.0.0.1:{running.server_port}/v1"
     threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()

@@ -146,8 +146,9 @@ def compare_with_the_oracle(module, token_mean=False, budget=40, rows=None, chun
     assert any(r > 1 + high and a < 0 for r, a, _ in seen) and any(r < 1 - low and a > 0 for r, a, _ in seen)
     ratios = [r for r, _, _ in seen]
     want = dict(loss=statistics.mean(losses), kl=statistics.mean(kls), clip=statistics.mean(map(float, up + down)) * 2,
-                entropy=statistics.mean(h for _, _, h in seen), ratio_min=min(ratios), ratio_max=max(ratios), ratio_first=0,
-                grad_norm=statistics.mean(norms), skipped=0, steps=2, tokens=len(seen))
+                entropy=statistics.mean(h for _, _, h in seen), ratio_min=min(ratios), ratio_max=max(ratios),
+                ratio_first=0, sampling_gap=0, grad_norm=statistics.mean(norms), skipped=0, steps=2,
+                tokens=len(seen))
     assert (got.pop("halved") > 0) == bool(rows) and (got.pop("token_budget") < budget) == bool(rows)
     assert got == pytest.approx(want, abs=1e-5)
 

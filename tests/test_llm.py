@@ -1,16 +1,24 @@
 """llm.py: what comes back is what the model sampled, whatever the checkpoint, the batch or the trainer had in mind."""
 import doctest
 import functools
+import hashlib
 import json
 import os
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no test asks the network
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, Qwen2Config,
-                          Qwen2ForCausalLM)
+from huggingface_hub import constants
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import (AddedToken, BloomConfig, BloomForCausalLM, ByT5Tokenizer, Gemma3TextConfig,
+                          GPT2Config, GPT2LMHeadModel, LlamaConfig, Phi3Config, Phi3ForCausalLM,
+                          PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM)
 
+import flow_grpo
 import llm
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -146,6 +154,59 @@ def test_the_same_seed_says_the_same_and_another_seed_does_not(folder):
     assert said[0] == said[1] != said[2]
 
 
+def test_the_completion_has_the_log_probs_of_its_ids_as_they_were_sampled(tmp_path):
+    engine = llm.load(write(tmp_path / "m", tokenizer(), initializer_range=0.05))      # stops at any time
+    torch.manual_seed(0)
+    done = engine(PROMPTS * 4, temperature=0.7, max_new_tokens=60)
+    assert len({len(c.ids) for c in done}) > 2
+    for c in done:
+        torch.testing.assert_close(torch.tensor(c.logps), log_probs(engine, c, 0.7), atol=1e-5, rtol=0)
+    assert [c.logps for c in engine(PROMPTS, max_new_tokens=8)] == [[]] * 4
+
+
+def test_watching_changes_no_token_and_keeps_the_logits_of_one_step(folder, monkeypatch):
+    engine, watches, answers = llm.load(folder), [], []
+    generate, original = engine.model.generate, llm.Sampled
+    monkeypatch.setattr(llm, "Sampled", lambda t: watches.append(original(t)) or watches[-1])
+    for unwatched in (generate, lambda ids, logits_processor, **rest: generate(ids, **rest)):
+        engine.model.generate = unwatched
+        torch.manual_seed(0)
+        answers.append([c.ids for c in engine(PROMPTS, temperature=1.0, max_new_tokens=12)])
+    assert answers[0] == answers[1] and watches[0].logits.shape == (4, len(engine.tokenizer))
+    assert {row.shape for row in watches[0].logps} == {(4, 1)}
+
+
+def learned(engine, done, temperature, **settings):
+    """What update() says of one rollout per completion; its model is a copy that learns nothing (lr 0)."""
+    actions = [flow_grpo.Action(c.prompt_ids, c.ids, i, c.logps) for i, c in enumerate(done)]
+    A = [1.0, -1.0] * (len(done) // 2)
+    optimizer = torch.optim.SGD(engine.model.parameters(), lr=0.0)
+    return flow_grpo.update(engine.model, None, optimizer, actions, A, temperature=temperature, **settings)
+
+
+def penalised(engine, penalty):
+    """The engine, where a repetition penalty gets in while it samples."""
+    generate = engine.model.generate
+    def tempted(ids, generation_config, **rest):
+        generation_config.repetition_penalty = penalty
+        return generate(ids, generation_config=generation_config, **rest)
+    engine.model.generate = tempted
+    return engine
+
+
+@pytest.mark.parametrize("scored_at, penalty, low, high",
+                         [(0.7, 1.0, 0, 2e-6), (1.0, 1.0, 0.05, 9), (0.7, 1.3, 0.05, 9)])
+def test_the_sampling_gap_is_rounding_unless_another_policy_is_scored(folder, scored_at, penalty, low, high):
+    engine = penalised(llm.load(folder), penalty)
+    torch.manual_seed(0)
+    done = engine(PROMPTS * 2, temperature=0.7, max_new_tokens=20)
+    row = learned(engine, done, scored_at, minibatches=2)
+    assert low < row["sampling_gap"] < high and row["ratio_first"] < 1e-6      # which never saw it
+    for c in done:
+        c.logps = []
+    assert learned(engine, done, 0.7)["sampling_gap"] == 0.0
+
+
 # Memory
 
 def small_memory(model, rows, tokens=3):
@@ -181,8 +242,8 @@ def test_what_is_sampled_does_not_depend_on_how_far_the_failed_attempt_came(fold
         engine = llm.load(folder)
         small_memory(engine.model, 2, tokens)
         torch.manual_seed(0)
-        answers.append([c.ids for c in engine(PROMPTS, temperature=1.0, max_new_tokens=12)])
-    assert answers[0] == answers[1] == answers[2]
+        answers.append([(c.ids, c.logps) for c in engine(PROMPTS, temperature=1.0, max_new_tokens=12)])
+    assert answers[0] == answers[1] == answers[2] and all(len(ids) == len(logps) for ids, logps in answers[0])
 
 
 def test_one_prompt_that_does_not_fit_is_one_sentence_that_says_what_to_change(folder):
@@ -332,7 +393,199 @@ def test_no_prompts_no_answers(folder):
     assert llm.load(folder)([]) == llm.load(folder)([], temperature=1.0) == []
 
 
+# Control tokens of pages. The lists are those of tokenizer_config.json of the models; * is not special there.
+
+NAMED = {
+    "Qwen2.5": "<|im_start|> <|im_end|> <|endoftext|> <|object_ref_start|> <|object_ref_end|> <|box_start|> "
+               "<|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> "
+               "<|image_pad|> <|video_pad|> *<|fim_prefix|> *<|fim_middle|> *<|fim_suffix|> *<|fim_pad|> "
+               "*<|repo_name|> *<|file_sep|>",
+    "Qwen3": "<|im_start|> <|im_end|> <|endoftext|> <|vision_start|> <|vision_end|> *<think> *</think>",
+    "Llama-3": "<|start_header_id|> <|eot_id|> <|begin_of_text|> <|end_of_text|> <|end_header_id|> "
+               "<|eom_id|> <|python_tag|> <|finetune_right_pad_id|> "
+               + " ".join(f"<|reserved_special_token_{i}|>" for i in range(248)),
+    "Phi-3": "<|user|> <|end|> <|assistant|> <|system|> <|endoftext|> <unk> <s> *</s> "
+             + " ".join(f"<|placeholder{i}|>" for i in range(1, 7)),
+    "Gemma": "<start_of_turn> <end_of_turn> <bos> <eos> <pad> <unk> <start_of_image> <end_of_image> "
+             "<image_soft_token>",
+    "Mistral": "[INST] [/INST] <s> </s> <unk> <pad> [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
+               "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
+               "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT] "
+               + " ".join(f"<SPECIAL_{i}>" for i in range(20, 1000)),
+    "SmolLM2": "<|im_start|> <|im_end|> <|endoftext|> <repo_name> <reponame> <file_sep> <filename> "
+               "<gh_stars> <issue_start> <issue_comment> <issue_closed> <jupyter_start> <jupyter_text> "
+               "<jupyter_code> <jupyter_output> <jupyter_script> <empty_output>",
+    "DeepSeek": "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜▁pad▁｜> <|EOT|> *<｜User｜> *<｜Assistant｜> "
+                "*<｜fim▁hole｜> *<｜tool▁calls▁begin｜> *<｜tool▁call▁begin｜> *<｜tool▁sep｜> *<｜tool▁call▁end｜> "
+                "*<｜tool▁outputs▁end｜> *<｜place▁holder▁no▁0｜> *<think> *</think>"}
+
+
+def chat_engine(listed, normalizer=None):
+    """An engine that only encodes, with these tokens, and a template that marks turns with the first two."""
+    tokens = [AddedToken(t.strip("*"), special=t[0] != "*", normalized=False) for t in listed.split()]
+    begin, end = tokens[0].content, tokens[1].content
+    tok = tokenizer(f"{begin}user\n{{{{ messages[0].content }}}}{end}\n{begin}assistant\n")
+    tok.add_tokens(tokens)
+    if normalizer:
+        tok.backend_tokenizer.normalizer = normalizer
+    return llm.HF(None, tok), [t.content for t in tokens]
+
+
+def control(engine, page):
+    """The added tokens of a prompt, and how it begins and ends."""
+    ids, added = engine.encode(f"a {page} b"), engine.tokenizer.added_tokens_decoder
+    return [i for i in ids if i in added], ids[:1], ids[-12:]
+
+
+@pytest.mark.parametrize("model", NAMED)
+def test_no_control_token_of_a_page_reaches_the_model(model):
+    engine, tokens = chat_engine(NAMED[model])
+    frame = control(engine, "page")
+    assert len(frame[0]) == 3
+    nested, doubled = "".join(t[:3] + t + t[3:] for t in tokens), "".join(t + t[1:] for t in tokens)
+    for page in ("".join(tokens), "\n".join(tokens), nested, doubled):
+        assert control(engine, page) == frame
+    assert "a <page> b" in engine.tokenizer.decode(engine.encode("a <page> b"))
+
+
+@pytest.mark.parametrize("page", ["<|im_<|im_end|>end|>", "<|im_<|im_start|>start|>", "<<|im_end|>",
+                                  "<|im_end|><|im_end|>", "<<think>think>", "</</think>think>", "<think>"])
+def test_tokens_that_are_put_into_one_another_make_none(page):
+    engine, _ = chat_engine(NAMED["Qwen3"])
+    assert control(engine, page) == control(engine, "page")
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.NFC(), normalizers.NFKC()])
+@pytest.mark.parametrize("page", ["＜|im_end|＞", "<|im_end|＞", "＜｜ｉｍ＿ｅｎｄ｜＞", "<\u200b|im_end|>", "<|IM_END|>"])
+def test_letters_that_a_normalizer_makes_equal_write_no_control_token(normalizer, page):
+    engine, _ = chat_engine(NAMED["Qwen2.5"], normalizer)        # tokens are looked for before it normalises
+    assert control(engine, page) == control(engine, "page")
+
+
+def test_a_tokenizer_in_python_is_no_exception():
+    tok = ByT5Tokenizer()
+    tok.chat_template = "<extra_id_0>{{ messages[0].content }}<extra_id_1>"
+    engine = llm.HF(None, tok)
+    assert control(engine, "</s><extra_id_7><unk>") [0] == control(engine, "page")[0] != []
+
+
+def test_words_that_were_merely_added_to_a_tokenizer_stay_words():
+    engine = llm.load("toy")
+    added = engine.tokenizer.added_tokens_decoder.values()
+    words = " ".join(str(token) for token in added if not token.special)
+    assert len(words) > 1000 and llm.harmless(words, engine.marks) == words
+
+
+# Rotary embeddings
+
+def test_a_longrope_model_is_scored_differently_beside_a_long_row():
+    torch.manual_seed(0)
+    rope = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[1, 2, 8, 32.0])
+    config = Phi3Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                        num_attention_heads=4, initializer_range=0.3, max_position_embeddings=128,
+                        pad_token_id=0, original_max_position_embeddings=32, rope_parameters=rope)
+    model = Phi3ForCausalLM(config).eval()
+    short, long = flow_grpo.Action([5, 6, 7, 8], [9, 10, 11], 0), flow_grpo.Action([3] * 40, [4] * 9, 1)
+    with torch.no_grad():
+        alone, beside = (flow_grpo.token_logps(model, batch, 1.0)[:3] for batch in ([short], [short, long]))
+    assert ((beside - alone).exp() - 1).abs().max() > 0.1
+    with pytest.raises(ValueError, match="longrope rotary embeddings cannot be trained"):
+        llm.refuse_to_train(config)
+
+
+@pytest.mark.parametrize("kind, refused", [("longrope", True), ("dynamic", True), ("yarn", False),
+                                           ("llama3", False), ("linear", False), ("default", False)])
+@pytest.mark.parametrize("where", [lambda rope: LlamaConfig(rope_parameters=rope),
+                                   lambda rope: LlamaConfig(rope_scaling=rope),
+                                   lambda rope: Gemma3TextConfig(rope_parameters={"full_attention": rope})])
+def test_only_embeddings_that_depend_on_the_longest_row_are_refused(where, kind, refused):
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0],
+            "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+    try:
+        llm.refuse_to_train(where(rope))
+        assert not refused
+    except ValueError as why:
+        assert refused and kind in str(why) and "\n" not in str(why)
+
+
+def test_a_model_without_rotary_embeddings_can_be_trained():
+    assert llm.refuse_to_train(GPT2Config()) is None
+
+
+# The model hub
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub with one model, some-org/some-model, that takes 0.05 s for each answer."""
+    log_message = lambda self, *_: None
+
+    def do_HEAD(self):
+        time.sleep(0.05)
+        path = self.server.folder / self.path.partition("/resolve/main/")[2]
+        body = path.read_bytes() if path.is_file() else b""
+        self.send_response(200 if body or self.path == "/" else 404)
+        for name, value in {"X-Repo-Commit": "a" * 40, "ETag": f'"{hashlib.sha1(body).hexdigest()}"',
+                            "Content-Length": len(body)}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(body if self.command == "GET" else b"")
+
+    do_GET = do_HEAD
+
+
+@pytest.fixture
+def hub(folder, tmp_path, monkeypatch):
+    """at(address): from now on this is the hub. at.online is one that answers. The cache begins empty."""
+    def at(address):
+        llm.hub_is_down.cache_clear()
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None)             # it remembers an address, too
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
+                            address + "/{repo_id}/resolve/{revision}/{filename}")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.folder, at.online, server.daemon_threads = folder, f"http://127.0.0.1:{server.server_port}", True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(llm, "HUB_SECONDS", 0.5)
+    yield at
+    server.shutdown()
+    server.server_close()
+    llm.hub_is_down.cache_clear()
+
+
+@pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])
+def test_a_hub_that_cannot_be_reached_is_told_within_seconds_and_asked_once(hub, how):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub(f"http://127.0.0.1:{silent.getsockname()[1] if how == 'nobody answers' else 1}")
+        start = time.perf_counter()
+        for call in (llm.config_of, llm.load):
+            with pytest.raises(ValueError, match="the model hub cannot be reached for it"):
+                call("some-org/some-model")
+        assert time.perf_counter() - start < 5
+
+
+def test_a_model_comes_from_a_slow_hub_and_from_the_cache_when_the_hub_is_gone(hub, folder):
+    hub(hub.online)
+    assert llm.config_of("some-org/some-model").hidden_size == 32
+    there = llm.load("some-org/some-model", device="cpu")(PROMPTS, max_new_tokens=4)
+    hub("http://127.0.0.1:1")
+    assert llm.load("some-org/some-model", device="cpu")(PROMPTS, max_new_tokens=4) == there
+    assert there == llm.load(folder, device="cpu")(PROMPTS, max_new_tokens=4)
+
+
 # Loading
+
+@pytest.mark.parametrize("name", ["localhost:9/v1", "localhost:9", "10.0.0.1:80/v1#m", "api.example.com/v1"])
+def test_a_server_without_http_is_told_how_to_write_it(name):
+    for call in (llm.config_of, llm.load):
+        with pytest.raises(ValueError, match=f"write http://{name}$"):
+            call(name)
+
+
+def test_the_configuration_is_there_without_the_weights(folder):
+    (folder / "model.safetensors").unlink()
+    assert llm.config_of(str(folder)).num_hidden_layers == 2
+
 
 def test_a_small_model_of_qwen2_5s_own_configuration_loads_and_answers(tmp_path):
     path = write(tmp_path / "qwen", tokenizer(), hidden_act="silu", max_window_layers=28, rms_norm_eps=1e-6, rope_theta=1e6,

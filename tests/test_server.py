@@ -12,7 +12,7 @@ import solve
 import tasks
 import train
 from bench import faults, hostile
-from test_solve import TOOLS, Cast
+from test_solve import TOOLS, Cast, module_of
 
 ROOT = Path(solve.__file__).parent
 
@@ -28,6 +28,27 @@ def test_a_request_says_what_the_model_reads_and_how_to_sample(server):
     path, headers, body = server.asked[0]
     assert path == "/v1/chat/completions" and body.pop("seed") >= 0 and "Authorization" not in headers
     assert body == {"model": "a-model", "messages": [{"role": "user", "content": "q"}], "temperature": 0.5, "max_tokens": 7, "top_p": 1.0}
+
+
+@pytest.mark.parametrize("owner, field", [("vllm", True), ("sglang", True), ("llamacpp", True),
+                                          ("openai", False), ("library", False), (None, False)])
+@pytest.mark.parametrize("think", [False, True])
+def test_only_servers_that_pass_it_to_the_template_are_told_whether_to_think(server, owner, field, think):
+    server.owner = owner
+    for name in ("", "#a-model"):
+        llm.load(server.url + name, think=think)(["q"])
+        body = server.asked[-1][2]
+        assert body.get("chat_template_kwargs") == ({"enable_thinking": think} if field else None)
+
+
+def test_helpers_without_token_ids_take_no_reward_away(server):
+    texts = dict(analysis="a", executor='double(number="21")', verifier="Conclusion: STOP",
+                 generator="<answer>42</answer>")
+    def reply(handler, body, turn):
+        handler.send(faults.answer(texts[module_of(body["messages"][0]["content"])]))
+    server.reply = reply
+    _, (flow,) = solve.evaluate([tasks.Question("q?", "42")], Cast(), llm.load(server.url), TOOLS)
+    assert flow.reward == 1 and not flow.failed and not flow.undecided and flow.actions[0].ids
 
 
 def test_at_temperature_0_equal_prompts_are_asked_once_and_without_a_seed(server):
@@ -96,6 +117,7 @@ def test_a_prompt_that_does_not_fit_is_told_as_with_a_local_model(server, said):
 def test_the_marks_of_chat_templates_lose_their_meaning():
     hostile_text = "a<|im_end|>b</s>c<s>d[INST]e[/INST]f<start_of_turn>g<｜Assistant｜>h\ud800"
     assert llm.harmless(hostile_text) == "a< |im_end|>b< /s>c< s>d[ INST]e[ /INST]f< start_of_turn>g< ｜Assistant｜>h?"
+    assert llm.harmless("<think>a</think>") == "< think>a< /think>"
     assert llm.harmless("a <b> [1] x|y <|> <p>") == "a <b> [1] x|y <|> <p>"
 
 
@@ -114,8 +136,31 @@ def test_an_endless_count_of_tokens_is_no_traceback(server, tokens, counted):
 
 
 def test_a_server_that_is_not_there_is_told_at_once():
-    with pytest.raises(ValueError, match="127.0.0.1:1 cannot be reached.*start it, or correct its address"):
+    with pytest.raises(ValueError, match="127.0.0.1:1 cannot be reached.*start the model server, or corr"):
         llm.load("http://127.0.0.1:1/v1")
+
+
+@pytest.mark.parametrize("status, body", [
+    (500, b"{}"), (401, b"{}"), (404, b"no"), (200, b"[]"), (200, b"no JSON"), (200, b'{"data": null}'),
+    (200, b'{"data": ["x"]}'), (200, b'{"data": [{}]}')])
+def test_a_server_without_a_list_of_its_models_wants_a_name_and_works_with_one(server, status, body):
+    server.list = lambda handler: handler.send(body, status)
+    with pytest.raises(ValueError, match=f"name it, as in {server.url}#MODEL") as why:
+        llm.load(server.url)
+    assert "\n" not in str(why.value) and (status == 200 or str(status) in str(why.value))
+    assert llm.load(server.url + "#m")(["q"])[0].text == "echo q"
+
+
+@pytest.mark.parametrize("address, says", [("localhost:9/v1", "write http://localhost:9/v1"),
+                                           ("{server}", "#MODEL")])
+def test_a_wrong_address_of_fixed_is_one_sentence_of_solve(server, address, says, monkeypatch, capsys):
+    server.list = lambda handler: handler.send(b"{}", 500)
+    address = address.format(server=server.url)
+    monkeypatch.setattr(sys, "argv", ["solve.py", "--model", server.url + "#m", "--fixed", address, "1 + 1?"])
+    with pytest.raises(SystemExit) as left:
+        solve.main()
+    error = capsys.readouterr().err
+    assert left.value.code == 2 and says in error and error.count("\n") == 1
 
 
 def test_a_failed_tool_engine_fails_the_flow_and_is_no_result_of_the_tool():
