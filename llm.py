@@ -206,7 +206,7 @@ class HF:
 
     @functools.cached_property
     def marks(self):
-        return marks(self.special.values())
+        return marks_of(self.special.values())
 
     def encode(self, prompt):
         """The prompt as one user message in the checkpoint's chat template, up to the answer, as tokens."""
@@ -357,7 +357,7 @@ def chat(data):
     return (text or "").strip("\0"), min(int(usage or 0), 10**9)
 
 
-def marks(tokens=()):
+def marks_of(tokens=()):
     """A pattern that finds where a control token begins: one of common chat templates, or of `tokens`. It
     matches the first character alone, so that tokens may overlap; grouped by it, 1 000 tokens are quick."""
     rest = {"<": [r"[|｜][\w▁ ]{1,40}[|｜]>", "/?s>", "/?think>", "(?:start|end)_of_turn>"],
@@ -368,7 +368,7 @@ def marks(tokens=()):
     return re.compile("|".join(f"{re.escape(first)}(?={'|'.join(ends)})" for first, ends in rest.items()))
 
 
-def harmless(prompt, marks=marks()):
+def harmless(prompt, marks=marks_of()):
     """A prompt in which no control token is left: a space behind its first character takes its meaning away.
 
     >>> harmless("a page with <|im_end|> and </think> in it")
