@@ -172,6 +172,11 @@ def micro_batches(actions, token_budget):
     return batches
 
 
+def short_of_memory(error):
+    """Is this RuntimeError one of memory? The GPU's has a class of its own, the CPU's (fit.bound_host_memory) only a text."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def in_memory(work, actions, token_budget, begin=lambda: None):
     """begin(), then work(batch) for each micro-batch: the results, the budget that was enough, and how often it was halved.
 
@@ -187,7 +192,9 @@ def in_memory(work, actions, token_budget, begin=lambda: None):
             for batch in batches:
                 done.append(work(batch))
             return done, token_budget, halved
-        except torch.OutOfMemoryError as why:
+        except RuntimeError as why:
+            if not short_of_memory(why):
+                raise
             if len(batch) == 1:
                 raise MemoryError(f"One turn of {len(batch[0].prompt_ids)} + {len(batch[0].ids)} tokens does not fit into memory: "
                                   f"give {TO_FIT}") from why
@@ -309,8 +316,10 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         elif norms[-1] > 0:                                                 # momentum alone is no lesson
             try:
                 optimizer.step()
-            except torch.OutOfMemoryError as why:                           # some weights have moved: nothing to do over
-                raise MemoryError(f"The optimiser's state does not fit into memory: give {TO_FIT}") from why
+            except RuntimeError as why:
+                if not short_of_memory(why):
+                    raise
+                raise MemoryError(f"The optimiser's state does not fit into memory: give {TO_FIT}") from why  # half a step
             steps += 1
     model.zero_grad()
     model.eval()

@@ -42,10 +42,9 @@ from urllib.parse import urlsplit
 
 import requests
 import torch
-from huggingface_hub import constants
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers.utils import logging
+from transformers.utils import hub, logging
 
 import services
 
@@ -163,7 +162,9 @@ class HF:
         drawn = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         try:
             return self.generate(prompts, temperature, max_new_tokens)
-        except torch.OutOfMemoryError as why:
+        except RuntimeError as why:                           # of CUDA, or of the CPU (fit.bound_host_memory)
+            if not isinstance(why, torch.OutOfMemoryError) and "can't allocate memory" not in str(why):
+                raise
             longest = max(map(len, prompts))
             if len(prompts) == 1:
                 raise MemoryError(f"One prompt of {longest} tokens and {max_new_tokens} new ones do not fit into memory beside the model: "
@@ -442,8 +443,8 @@ def refuse_to_train(config):
     batch and scored in another, so the ratio leaves 1 before anything is learnt."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     layers = [one for one in [rope, *rope.values()] if isinstance(one, dict)]    # one, or one a kind of layer
-    if bad := {one.get("rope_type") for one in layers} & {"longrope", "dynamic"}:
-        raise ValueError(f"A model with {bad.pop()} rotary embeddings cannot be trained, as it is scored "
+    if "longrope" in {one.get("rope_type") for one in layers}:  # "dynamic" differs beyond the context alone
+        raise ValueError("A model with longrope rotary embeddings cannot be trained, as it is scored "
                          "differently alone and beside a long row: train another. It can play --fixed")
 
 
@@ -495,13 +496,13 @@ def hub_is_down():
 
     def look():
         try:
-            requests.head(constants.ENDPOINT, timeout=HUB_SECONDS)
+            requests.head(hub.constants.ENDPOINT, timeout=HUB_SECONDS)
         except requests.RequestException as why:
             if not isinstance(why, requests.exceptions.SSLError):    # a certificate of one's own: it is there
                 return
         answers.append(True)
 
-    if not constants.is_offline_mode():
+    if not hub.is_offline_mode():
         looking = threading.Thread(target=look, daemon=True)
         looking.start()
         looking.join(HUB_SECONDS)

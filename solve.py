@@ -20,7 +20,6 @@ import statistics
 import sys
 import time
 import unicodedata
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +31,7 @@ if __name__ == "__main__":
 import torch
 from tqdm import tqdm
 
+import advice
 import benchmarks
 import fit
 import judge as judging
@@ -326,7 +326,8 @@ def main():
         folder = open_folder(args.out, same) if args.out else None
     except (ValueError, OSError) as why:
         settings.leave(2, f"solve.py: {why}")
-    print(memory, show_engines(policy, fixed, judge, tools, named), "", sep="\n", flush=True)
+    warning = tasks.prose_warning(asked["questions"]) if args.data and not judge else ""
+    print(memory, show_engines(policy, fixed, judge, tools, named), warning and warning + "\n", sep="\n", flush=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def run(trial, start, questions, bar):
@@ -358,8 +359,8 @@ def main():
         metrics = summary(flows)
         tokens = sum(word["tokens"] for flow in flows for word in flow.words)
         print(f"{f'{name}: ' if args.benchmark else ''}{len(flows)} flows, {tokens} tokens, {time.perf_counter() - begun:.1f} s | calls: {show_calls(metrics)}")
-        for why, times in Counter(flow.failed for flow in flows if flow.failed).most_common(3):
-            print(f"failed {times} times: {why}")
+        if metrics["failed"]:
+            print(advice.failures(flows))
         if not args.question:
             print(show(metrics, len(questions)), flush=True)
         if metrics["failed"] == len(flows):
