@@ -30,14 +30,15 @@ LANDLOCK = max(0, ctypes.CDLL(None).syscall(444, None, 0, 1)) if sys.platform ==
 EPERM, ENOSYS, ALL_BITS, OWN = 1, 38, 0xFFFFFFFF, 0xDEADBEEF
 ALWAYS = (
     # all sockets; other processes; namespaces; shared memory, queues, keys, which outlive us; attack surface
-    ("socket 41 198, ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, unshare 272 97, "
-     "setns 308 268, shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190, semop 65 193, semctl 66 191, "
-     "semtimedop 220 192, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_open 240 180, "
-     "mq_unlink 241 181, add_key 248 217, request_key 249 218, keyctl 250 219, bpf 321 280, "
-     "perf_event_open 298 241, userfaultfd 323 282", 0, 0, (), EPERM),
-    ("clone 56 220", 0, 0x7E020000, (0,), EPERM),    # no flag of a new namespace
-    ("socketpair 53 199", 0, ALL_BITS, (1,), EPERM), # AF_UNIX
-    ("socketpair 53 199", 1, 15, (1,), EPERM),       # SOCK_STREAM: a datagram can be sent to any address
+    ("socket 41 198, connect 42 203, bind 49 200, ptrace 101 117, process_vm_readv 310 270, "
+     "process_vm_writev 311 271, unshare 272 97, setns 308 268, shmget 29 194, shmat 30 196, shmctl 31 195, "
+     "semget 64 190, semop 65 193, semctl 66 191, semtimedop 220 192, msgget 68 186, msgsnd 69 189, "
+     "msgrcv 70 188, msgctl 71 187, mq_open 240 180, mq_unlink 241 181, add_key 248 217, "
+     "request_key 249 218, keyctl 250 219, bpf 321 280, perf_event_open 298 241, "
+     "userfaultfd 323 282", 0, 0, (), EPERM),
+    ("clone 56 220", 0, 0x7E020000, (0,), EPERM),     # no flag of a new namespace
+    ("socketpair 53 199", 0, ALL_BITS, (1,), EPERM),  # AF_UNIX
+    ("socketpair 53 199", 1, 15, (1,), EPERM),        # SOCK_STREAM: a datagram can be sent to any address
     # isatty and flags, no more; all of fcntl but F_SETOWN, which sends any signal to anybody, and F_SETLEASE
     ("ioctl 16 29", 1, ALL_BITS, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451), EPERM),
     ("fcntl 72 25", 1, ALL_BITS, (*range(8), *range(36, 39), *range(1030, 1035)), EPERM))
@@ -67,7 +68,7 @@ def seccomp(rules, machine=platform.machine() if sys.platform == "linux" and sys
     if not arch:
         return ""
     load, mask_with, equal, at_least, answer, allow = 0x20, 0x54, 0x15, 0x35, 0x06, 0x7FFF0000
-    # 32-bit calls (int 0x80) are refused; x32 and what came after 2018 (io_uring) look unknown
+    # 32-bit calls (int 0x80) are refused; x32 and what came after 2018 (io_uring) look unknown.
     steps = [(load, 0, 0, 4), (equal, 1, 0, arch), (answer, 0, 0, 0x50000 + EPERM)]
     steps += [(load, 0, 0, 0), (at_least, 0, 1, 424), (answer, 0, 0, 0x50000 + ENOSYS)]
     for calls, argument, mask, values, error in rules:
@@ -149,9 +150,11 @@ def numbers():
         return [0] * 6
 
 def family(pid):
-    "The descendants of a process, where there is a /proc."
+    "The descendants of a process, or 100 of them, where there is a /proc."
     found = [pid]
     for pid in found:                                     # which grows meanwhile
+        if len(found) > 100:
+            break                                         # a fork bomb is faster than we are
         try:
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{thread}/children") as file:

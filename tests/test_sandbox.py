@@ -233,6 +233,7 @@ RULES = (sandbox.ALWAYS + sandbox.WITHOUT_NAMESPACES + sandbox.WITHOUT_LANDLOCK_
 
 @pytest.mark.parametrize("machine, arch, call, args, answer", [
     ("x86_64", X86, 0, (), OK), ("x86_64", X86, 41, (), REFUSED), ("x86_64", X86, 112, (), NOTHING),
+    ("x86_64", X86, 109, (), NOTHING), ("x86_64", X86, 42, (), REFUSED), ("x86_64", X86, 49, (), REFUSED),
     ("x86_64", I386, 0, (), REFUSED), ("x86_64", ARM, 0, (), REFUSED), ("x86_64", X86, 425, (), UNKNOWN),
     ("x86_64", X86, 0x40000000, (), UNKNOWN), ("x86_64", X86, 0xFFFFFFFF, (), UNKNOWN),
     ("x86_64", X86, 53, (1, 0x80001), OK), ("x86_64", X86, 53, (1, 2), REFUSED),
@@ -408,7 +409,7 @@ UMOUNT = "import ctypes; print('done' if ctypes.CDLL(None).umount2(b'/proc', 2) 
 HARMLESS = {"null", "zero", "full", "random", "urandom", "fd", "stdin", "stdout", "stderr", "shm"}
 FILL = "def fill(x, n, size):\n  for i in range(n): open(f'{x}/{i}', 'wb').write(bytes(size))"
 RAISE = "def change(x):\n  try: resource.setrlimit(x, (-1, -1))\n  except ValueError: return -1"
-KERNEL = "[(29, 0, 99, 0o1600), (68, 0, 0o1600), (64, 0, 1, 0o1600), (250, 0, -4)] * X86"  # shm, msg, sem, key
+KERNEL = "[(29, 0, 99, 0o1600), (68, 0, 0o1600), (64, 0, 1, 0o1600), (250, 0, -4)] * X86"  # and a key
 SIGNALS = "[(62, -FLOW, 9), (200, FLOW, 9), (234, FLOW, FLOW, 9), (424, C.syscall(434, FLOW, 0), 9)] * X86"
 CLONES = "[(272, 0x10020000), (56, 0x10000011, 0, 0, 0, 0), (435, (ctypes.c_uint64 * 8)(1 << 28), 64)] * X86"
 SETTINGS = "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/self/oom_adj", "/sys/power/state"
@@ -443,8 +444,8 @@ HOSTILE_TO_OTHERS = [
     attempts("files outside emptied by reading", "os.open('OUTSIDE/ours', x)",
              "(os.O_TRUNC, os.O_TRUNC | 3)"),
     attempts("the rights of files outside", "x('OUTSIDE/ours') or -1",
-             "(lambda f: os.chmod(f, 0), lambda f: os.fchmod(os.open(f, 0), 0), lambda f: os.chown(f, 1, 1), "
-             "lambda f: os.utime(f, (0, 0)), lambda f: os.setxattr(f, 'user.x', b'x'))"),
+             "(lambda f: os.chmod(f, 0), lambda f: os.fchmod(os.open(f, 0), 0), lambda f: os.utime(f, (0, 0)), "
+             "lambda f: os.chown(f, -1, os.getgid()), lambda f: os.setxattr(f, 'user.x', b'x'))"),
     attempts("the system's settings", "open(x, 'r+')", SETTINGS),
     attempts("disks", "os.open('/dev/' + x, os.O_RDWR)", f"set(os.listdir('/dev')) - {HARMLESS}"),
     attempts("mounts undone", "C.mount(*x)", MOUNTS),
@@ -484,7 +485,7 @@ def attack(tmp_path, monkeypatch):
     def state():
         info = os.stat("ours")
         limits = [resource.getrlimit(limit) for limit in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK)]
-        return (sorted(os.listdir()), Path("ours").read_text(), info.st_mode, info.st_uid, info.st_mtime,
+        return (sorted(os.listdir()), Path("ours").read_text(), info.st_mode, info.st_uid, info.st_ctime_ns,
                 os.listxattr("ours"), limits, os.getpriority(0, 0), os.sched_getaffinity(0))
 
     def run(code, seconds):
