@@ -27,7 +27,7 @@ import memory
 import solve
 import tasks
 import tools as toolset
-from sandbox import python_coder
+from sandbox import protection, python_coder
 
 TURNS = 3
 PLAN = "Justification: j\nContext: c\nSub-goal: find it\nTool: {}"
@@ -110,6 +110,8 @@ def problems(flows):
 
 def run(flows, batch=100, seed=0):
     """([what is wrong], numbers of the run)"""
+    if "change" in protection():
+        raise SystemExit(f"{protection()}: these programs would. Run it on Linux.")
     tools = toolset.toolbox(["base_generator", "python_coder", "wikipedia_search", "web_search"], solve.TOY / "corpus.jsonl")
     tools["python_coder"] = replace(tools["python_coder"], run=functools.partial(python_coder, seconds=0.5))
     engine, wrong, sizes, slowest, calls, failed = Hostile(seed), [], [], 0.0, Counter(), 0
