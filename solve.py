@@ -42,6 +42,7 @@ import tools as toolset
 import services
 from flow import FIXED, Flow, rollout
 from progress import Progress
+from sandbox import protection
 from settings import TOY, TOY_TOOLS, is_toy
 
 EXAMPLES = 4  # toy questions that are shown when none is asked
@@ -151,6 +152,7 @@ def show_engines(policy, fixed, judge, tools, named):
     lines = [f"planner {policy}", f"fixed   {fixed['analysis']}"]
     lines += [f"{module} {engine}" for module, engine in fixed.items() if engine is not fixed["analysis"]]
     lines += [f"judge   {judge}"] * bool(judge) + [f"tools   {', '.join(tools)}"]
+    lines += [f"sandbox {protection()}"] if "python_coder" in tools else []
     lines += [] if named else [f"without {why}" for why in map(toolset.missing, toolset.TOOLS) if why]
     return "\n".join(lines)
 
