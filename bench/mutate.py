@@ -105,7 +105,7 @@ def changes(node, field, modules):
             yield from (like(node, **{end: None}) for end in ("lower", "upper", "step") if getattr(node, end))
         case ast.Call(func, arguments):
             yield from (new for new, old in zip(without(node, "keywords"), node.keywords) if old.arg != "device")
-            if len(arguments) > 1:
+            if len(arguments) > 1 and getattr(func, "attr", getattr(func, "id", "")) not in OPPOSITE:
                 yield like(node, args=[arguments[1], arguments[0], *arguments[2:]])
             match func:
                 case ast.Name(name) if name in OPPOSITE:
@@ -164,24 +164,21 @@ def mutants(source, functions=()):
     """[(line, function, what was changed, the changed source)], each change once; functions: names, inner functions included."""
     tree, found = ast.parse(source), {}
     modules = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    original = ast.unparse(tree)
+    texts = [ast.unparse(node) for node in tree.body]                       # only the one that is changed is written anew
     for parent, field, i, node, function, statement in list(places(tree)):
+        top = i if parent is tree else top
         if functions and not any(f"{function}.".startswith(f"{name}.") for name in functions):
             continue
-        before = ast.unparse(statement)
+        siblings, before = getattr(parent, field), ast.unparse(statement)
         for new in changes(node, field, modules):
-            for put in (new, node):
-                if i is None:
-                    setattr(parent, field, put)
-                else:
-                    getattr(parent, field)[i] = put
-                if put is new:
-                    text = ast.unparse(tree)
-                    what = difference(before, ast.unparse(new if node is statement else statement))
+            setattr(parent, field, new if i is None else siblings[:i] + [new] + siblings[i + 1 :])
+            text, after = ast.unparse(tree.body[top]), ast.unparse(new if node is statement else statement)
+            setattr(parent, field, siblings)
             with contextlib.suppress(SyntaxError, ValueError):
                 compile(text, "mutant", "exec")
-                if text != original:
-                    found.setdefault(text, (node.lineno if hasattr(node, "lineno") else statement.lineno, function, what, text))
+                if text != texts[top]:
+                    source = "\n".join(texts[:top] + [text] + texts[top + 1 :])
+                    found.setdefault(source, (getattr(node, "lineno", statement.lineno), function, difference(before, after), source))
     return list(found.values())
 
 
