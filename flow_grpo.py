@@ -149,7 +149,7 @@ def loss(logp, logp_old, logp_ref, A, weight, clip_low, clip_high, beta):
 def split(num_flows, minibatches, seed):
     """Rollouts 0..N-1, shuffled, in `minibatches` sets of equal size (± 1). A rollout is never divided: its T_i is one mean."""
     order = torch.randperm(num_flows, generator=torch.Generator().manual_seed(seed)).tolist()
-    return [set(order[k::minibatches]) for k in range(minibatches)]
+    return [order[k::minibatches] for k in range(minibatches)]
 
 
 def size(action):

@@ -23,6 +23,7 @@ import ast
 import collections
 import contextlib
 import copy
+import gc
 import importlib
 import os
 import random
@@ -52,7 +53,10 @@ TARGETS = {
     "lora": (None, ["tests/test_train.py", "-k", "adapter or lora or dither"]),
 }
 
-EQUIVALENT = []
+# file, function, change, and why nothing can show it
+EQUIVALENT = [
+    ("flow_grpo", "token_logps", "again = dict(use_reentrant=False[, preserve_rng_state=False -> ])", "saves work only: nothing there is random"),
+]
 
 COMPARISONS = {
     ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt), ast.Eq: (ast.NotEq,),
@@ -216,28 +220,36 @@ def test(folder, file, source, tests, killers):
     os._exit(code)
 
 
-def run(todo, file, tests, folders, limit, killers, bar=None):
+def run(todo, file, tests, folders, limit, killers):
     """Test the mutants, as many at a time as there are folders: yields (mutant, exit code or None for "time is up", who killed it)."""
     todo, free, running = list(todo)[::-1], list(folders), {}
-    while todo or running:
-        while todo and free:
-            mutant, folder = todo.pop(), free.pop()
-            (folder / "killed_by").write_text("")
-            if not (pid := os.fork()):
-                test(folder, file, mutant[-1], tests, killers)
-            running[pid] = mutant, folder, time.monotonic()
-        for pid, (mutant, folder, start) in list(running.items()):
-            late = time.monotonic() - start > limit
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended or late:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
-                if not ended:
-                    os.waitpid(pid, 0)
-                del running[pid]
-                free.append(folder)
-                yield mutant, None if late and not ended else os.waitstatus_to_exitcode(status), (folder / "killed_by").read_text()
-        time.sleep(0.02)
+    try:
+        while todo or running:
+            while todo and free:
+                mutant, folder = todo.pop(), free.pop()
+                (folder / "killed_by").write_text("")
+                if not (pid := os.fork()):
+                    test(folder, file, mutant[-1], tests, killers)
+                running[pid] = mutant, folder, time.monotonic()
+            for pid, (mutant, folder, start) in list(running.items()):
+                late = time.monotonic() - start > limit
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended or late:
+                    end(pid, ended)
+                    free.append(running.pop(pid)[1])
+                    yield mutant, None if not ended else os.waitstatus_to_exitcode(status), (folder / "killed_by").read_text()
+            time.sleep(0.02)
+    finally:                                                                # Ctrl-C
+        for pid in running:
+            end(pid, False)
+
+
+def end(pid, ended):
+    """Whatever a fork has left running, itself included."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    if not ended:
+        os.waitpid(pid, 0)
 
 
 def survivors(target, args):
@@ -273,6 +285,7 @@ def survivors(target, args):
         for module in (folders[0] / "modules").read_text().split():         # imported once, here, for all forks to come
             with contextlib.suppress(ImportError, AttributeError):
                 importlib.import_module(module)
+        gc.freeze()                                                         # or every fork collects what all of them share
         left = []
         with tqdm.tqdm(total=len(todo), desc=target) as bar:
             for mutant, code, killer in run(todo, f"{name}.py", tests, folders, limit, killers):

@@ -579,9 +579,9 @@ def test_the_next_attempt_has_half_the_largest_batch_that_can_be_cut_and_the_cac
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
 
     def work(batch):
-        if len(batch) > 1:
+        if len(batch) > 1 and flow_grpo.size(batch[0]) == 6:
             raise torch.OutOfMemoryError("a test says so")
-    sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2)]            # one alone, beyond the budget; then a pair of 2 x 6
+    sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2, 2, 2)]      # one alone, beyond the budget; then 2 x 6 and 2 x 2
     with pytest.warns(UserWarning, match="micro-batches of 6 tokens"):
         assert flow_grpo.in_memory(work, sized, 12) == ([None] * 3, 6, 1) and emptied == [1]
 

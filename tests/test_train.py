@@ -659,3 +659,10 @@ def test_two_steps_run_end_to_end_on_a_model_of_qwen2_5_7bs_configuration(tmp_pa
     solve.main()
     said = capsys.readouterr().out
     assert f"planner {checkpoint} |" in said and f"fixed   {tmp_path / 'qwen'} |" in said and "1 flows" in said
+
+
+def test_every_turn_of_every_rollout_with_an_outcome_is_learnt_from_though_it_be_an_odd_number(tmp_path, monkeypatch):
+    failing([3], monkeypatch)
+    spy = Spy(monkeypatch, "update")
+    run(tmp_path / "run", steps=1, max_turns=3)
+    assert sorted(action.flow for action in spy.calls[0][3]) == [flow for flow in range(7) for _ in range(3)]
