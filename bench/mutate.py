@@ -266,22 +266,22 @@ def survivors(target, args):
     todo = random.Random(args.seed).sample(todo, min(args.limit or len(todo), len(todo)))
     with tempfile.TemporaryDirectory() as place:
         folders = [Path(place) / str(k) for k in range(args.jobs)]
-        for folder in folders:
-            shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".pytest_cache"))
         whole = [(0, "", "nothing", ast.unparse(ast.parse(source)))]
 
-        def check():
-            """The tests pass in each copy without a mutation; how long they take."""
+        def check(folder):
+            """The tests pass in this copy without a mutation -> how long they take."""
             begun = time.monotonic()
-            for folder in folders:
-                for _, code, killer in run(whole, f"{name}.py", tests, [folder], 600, killers):
-                    if code:
-                        raise SystemExit(f"The tests fail without a mutation ({killer}):\n{(folder / 'output').read_text()[-2000:]}")
-            return (time.monotonic() - begun) / len(folders)
-        limit = 10 + 2 * check()
-        for folder in folders:
-            for stale in folder.glob(f"__pycache__/{name}.*"):
-                stale.unlink()
+            for _, code, killer in run(whole, f"{name}.py", tests, [folder], 600, killers):
+                if code != 0:
+                    raise SystemExit(f"The tests fail without a mutation ({killer}):\n{(folder / 'output').read_text()[-2000:]}")
+            return time.monotonic() - begun
+        shutil.copytree(ROOT, folders[0], symlinks=True,
+                        ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".pytest_cache"))
+        limit = 10 + 2 * check(folders[0])
+        for stale in folders[0].glob(f"__pycache__/{name}.*"):
+            stale.unlink()
+        for folder in folders[1:]:
+            shutil.copytree(folders[0], folder, symlinks=True)              # the compiled files, too
         for module in (folders[0] / "modules").read_text().split():         # imported once, here, for all forks to come
             with contextlib.suppress(ImportError, AttributeError):
                 importlib.import_module(module)
@@ -297,7 +297,8 @@ def survivors(target, args):
                     left.append(mutant)
                 if result == "survived" or args.verbose:
                     bar.write(f"{name}.py:{mutant[0]} {mutant[1]}: {mutant[2]}  {result} {killer}")
-        check()                                                             # a mutant may have damaged its copy
+        for folder in folders:
+            check(folder)                                                   # a mutant may have damaged its copy
     return table | {"seconds": round(time.monotonic() - start)}, left
 
 

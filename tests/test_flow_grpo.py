@@ -608,6 +608,17 @@ def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(
     assert got["skipped"] == 1 and got["steps"] == 1 and all(p.isfinite().all() for p in both.parameters())
 
 
+def test_an_infinite_loss_is_skipped_though_its_gradient_is_finite(monkeypatch):
+    original, calls = flow_grpo.reference_logps, []
+
+    def reference_logps(*args):                     # the second time, no token can be written by the reference
+        calls.append(1)
+        return original(*args) - (math.inf if len(calls) == 2 else 0)
+    monkeypatch.setattr(flow_grpo, "reference_logps", reference_logps)
+    got, _ = learn(tiny(), rollouts()[0], [1.0] * 7, tiny(1), minibatches=2)
+    assert got["skipped"] == got["steps"] == 1 and got["loss"] == math.inf and math.isfinite(got["grad_norm"])
+
+
 def test_the_gradient_norm_is_reported_as_it_was_and_clipped_as_asked():
     actions, rewards, groups = rollouts()
     A, _ = flow_grpo.advantages(rewards, groups)
