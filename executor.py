@@ -1,8 +1,9 @@
 """Executor: turns a planned step into one tool call, and runs it (AgentFlow §3.1). Frozen.
 
-The executor reads the question, the planner's context and sub-goal, and the metadata of the chosen tool; it writes one call.
-That call is *data*. It is read, as JSON or as the syntax tree of a Python call with literal arguments, and never evaluated in our
-process: `python_coder(code=open("/etc/passwd").read())` is not a literal, so it is a mistake that is told to the planner.
+The executor reads the question, the planner's context and sub-goal, and the metadata of the chosen tool; it
+writes one call. That call is *data*. It is read, as JSON or as the syntax tree of a Python call with literal
+arguments, and never evaluated in our process: `python_coder(code=open("/etc/passwd").read())` has an argument
+that is no literal, so it is a parse error, which the planner reads in its next prompt.
 """
 
 import ast
@@ -16,7 +17,8 @@ import tools as toolset
 from tools import describe
 
 PROMPT = """\
-You turn one planned step into one call of one tool. Write the call and nothing else: the tool's name with literal arguments,
+You turn one planned step into one call of one tool. \
+Write the call and nothing else: the tool's name with literal arguments,
 as in the tool's example. No variables, no comments, no other text.
 
 Tool:
@@ -30,8 +32,16 @@ Sub-goal: {sub_goal}
 Call:
 """
 
-LONGEST = 20_000  # characters of a call; more is not a call, and deep nesting costs time to read
-FENCE = re.compile(r"```[a-z_]*\n(.*?)```", re.DOTALL)
+CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep nesting costs time to read
+
+# What a model wraps a call in: the prompt's last label, a fence, tags (the closing one may be missing).
+# parse() looks inside only if the whole text is no call, so a fence in a call's arguments is never a wrap.
+WRAP = re.compile(
+    r"^[*# ]*call:\**(.*)|```(?:\w*[ \r]*\n)?(?:(.*)```|(.*))|<tool_call>(?:(.*)</tool_call>|(.*))",
+    re.DOTALL | re.MULTILINE | re.IGNORECASE,
+)
+SECOND = r"""^[^\w\n]*\w+\(|\{{\s*["']|\b{name}\s*\("""  # the start of another call
+KEYS = {"name": "tool", "parameters": "arguments"}  # as Qwen and Llama were trained to write it
 
 
 @dataclass
@@ -44,39 +54,54 @@ class Call:
 
 
 def prompt(question, context, sub_goal, name, tool):
-    return PROMPT.format(tool=describe(name, tool), question=question, context=context or "none", sub_goal=sub_goal)
+    tool = describe(name, tool)
+    return PROMPT.format(tool=tool, question=question, context=context or "none", sub_goal=sub_goal)
 
 
 def parse(text, name, tool):
-    """Read the call of the tool that was planned: a Call, or a sentence that says why nobody can.
+    """Read the call of the tool that was planned: a Call, or the parse error, as one sentence.
 
-    'python_coder(code="print(6 * 7)")'                                     -> Call("python_coder", {"code": "print(6 * 7)"})
-    '{"tool": "python_coder", "arguments": {"code": "print(6 * 7)"}}'        -> the same
-    'python_coder(code=secret)'                                              -> "the arguments must be literals, not code to run"
+    'python_coder(code="print(6)")'                                -> Call("python_coder", {"code": ...})
+    '{"tool": "python_coder", "arguments": {"code": "print(6)"}}'  -> the same
+    'python_coder(code=secret)'                                    -> "the call could not be read (...)..."
     """
-    if len(text) > LONGEST:
-        return f"the call is longer than {LONGEST} characters"
-    fenced = FENCE.findall(text)
-    if len(fenced) > 1:
-        return "there must be one call, not several"
-    source = (fenced[0] if fenced else text).strip()
-    try:
-        called, arguments = read_json(source) if source.startswith("{") else read_python(source, list(tool.arguments))
-        for key, value in arguments.items():
-            f"{key} {value}".encode()  # a literal may be no text: half of a surrogate pair, 5 000 digits, nested too deep
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as why:  # all that json and ast raise on hostile text
-        said = why.msg if isinstance(why, (SyntaxError, json.JSONDecodeError)) else str(why)
-        return f"the call could not be read ({said or type(why).__name__}). Write it as {tool.example}"
-    if called != name:
-        return f"the plan was to call {name}, not {called[:60]!r}"
-    return Call(name, arguments)
+    if len(text) > CALL_LIMIT:
+        return f"the call is longer than {CALL_LIMIT} characters"
+    source = text
+    for _ in range(4):  # wraps in wraps: "Call:", then a fence, then tags
+        try:
+            called, arguments = read(source.strip().strip("`").strip(), list(tool.arguments))
+            if called != name:
+                return f"the plan was to call {name}, not {called[:60]!r}"
+            return Call(name, arguments)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:  # all that json and ast raise
+            reason = getattr(e, "msg", str(e)) or type(e).__name__
+        if not (inside := WRAP.search(source)):
+            break
+        start, end = inside.span(inside.lastindex)
+        if re.search(SECOND.format(name=re.escape(name)), f"{source[:start]}\n{source[end:]}", re.MULTILINE):
+            break
+        source = source[start:end]
+    return f"the call could not be read ({reason}). Write it as {tool.example}"
+
+
+def read(source, names):
+    """The name and the arguments of a source that is one call from its first to its last character."""
+    called, arguments = read_json(source) if source.startswith("{") else read_python(source, names)
+    for key, value in arguments.items():
+        f"{key} {value}".encode()  # fails for half of a surrogate pair, 5 000 digits, too deep a list
+    return called, arguments
 
 
 def read_json(source):
     data = json.loads(source, object_pairs_hook=once)
-    if not isinstance(data.get("tool"), str) or not isinstance(data.get("arguments"), dict):
+    data = once([(KEYS.get(key, key), value) for key, value in data.items()])
+    called, arguments = data.get("tool"), data.get("arguments")
+    if isinstance(arguments, str):  # OpenAI's form: JSON inside JSON
+        arguments = json.loads(arguments, object_pairs_hook=once)
+    if not isinstance(called, str) or not isinstance(arguments, dict):
         raise ValueError('JSON needs the keys "tool" and "arguments"')
-    return data["tool"], data["arguments"]
+    return called, arguments
 
 
 def read_python(source, names):
@@ -85,9 +110,10 @@ def read_python(source, names):
     if len(body) != 1 or not isinstance(body[0], ast.Expr) or not isinstance(body[0].value, ast.Call):
         raise ValueError("there must be one call and nothing else")
     call = body[0].value
-    if not isinstance(call.func, ast.Name) or len(call.args) > len(names) or None in [keyword.arg for keyword in call.keywords]:
+    named = [(keyword.arg, keyword.value) for keyword in call.keywords]  # of **rest, keyword.arg is None
+    if not isinstance(call.func, ast.Name) or len(call.args) > len(names) or None in dict(named):
         raise ValueError("there must be one call of the tool by its name")
-    arguments = once(list(zip(names, call.args)) + [(keyword.arg, keyword.value) for keyword in call.keywords])
+    arguments = once(list(zip(names, call.args)) + named)
     try:
         return call.func.id, {key: ast.literal_eval(value) for key, value in arguments.items()}
     except (ValueError, TypeError) as why:  # TypeError: {[]: 1} is no dict
@@ -101,25 +127,28 @@ def once(pairs):
     return dict(pairs)
 
 
-def run(calls, tools, ask):
+def run(calls, tools, generate):
     """Run one batch of calls: [(result e^t, whether it is a tool-calling error, seconds)], in their order.
 
-    calls: [Call, or the sentence that says why there is none]; ask: [query] -> [text], the fixed language model.
-    base_generator is a language model and not a function, so all its queries are answered first, as one batch, and then looked up.
+    calls: [Call, or a parse error]; generate: [query] -> [text], the fixed language model. base_generator is
+    this model and not a function, so all its queries are answered first, as one batch, and then looked up.
     """
-    queries = [call.arguments.get("query") for call in calls if isinstance(call, Call) and tools[call.tool].run is None]
+    generated = [call for call in calls if isinstance(call, Call) and tools[call.tool].run is None]
+    queries = [call.arguments.get("query") for call in generated]
     queries = list(dict.fromkeys(query for query in queries if isinstance(query, str)))
     start = time.perf_counter()
-    answers = dict(zip(queries, ask(queries))) if queries else {}
-    asking = time.perf_counter() - start
-    ready = {name: tool if tool.run else replace(tool, run=lambda query: answers[query]) for name, tool in tools.items()}
+    answers = dict(zip(queries, generate(queries))) if queries else {}
+    generating = time.perf_counter() - start
+    look_up = lambda query: answers[query]
+    ready = {name: tool if tool.run else replace(tool, run=look_up) for name, tool in tools.items()}
 
     def one(call):
         if isinstance(call, str):
             return f"Error: {call}", True, 0.0
         start = time.perf_counter()
         result, error = toolset.call(ready, call.tool, call.arguments)
-        return result, error, time.perf_counter() - start + (asking if tools[call.tool].run is None else 0.0)
+        seconds = time.perf_counter() - start
+        return result, error, seconds + (generating if tools[call.tool].run is None else 0.0)
 
     with ThreadPoolExecutor(max_workers=8) as pool:
         return list(pool.map(one, calls))

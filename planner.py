@@ -1,13 +1,15 @@
 """Planner: the one module that learns (AgentFlow §3.1).
 
-Each turn the planner reads the state s^t = (question q, toolset K, memory M^t) and writes the action a^t: a justification, the
-context and the sub-goal for the executor, and one tool. That action is one sequence of tokens; those tokens, and no others, are
-what Flow-GRPO trains (flow_grpo.py).
+Each turn the planner reads the state s^t = (question q, toolset K, memory M^t) and writes the action a^t: a
+justification, the context and the sub-goal for the executor, and one tool. That action is one sequence of
+tokens; those tokens, and no others, are what Flow-GRPO trains (flow_grpo.py).
 
-Two pure functions: prompt() makes the text that goes in, parse() reads the text that comes out. No engine in here: flow.py calls
-the engines. What all rollouts of a question share stands first in the prompt and the memory last, so that a long prefix is common.
+Two pure functions: prompt() makes the text that goes in, parse() reads the text that comes out. flow.py calls
+the engines. The prompt starts with what all rollouts of a question share and ends with the memory, so that
+these rollouts have a long prefix in common.
 
-The query analysis is the planner's opening move, made once a question by a fixed engine: objectives and skills, for all to read.
+The query analysis is the planner's opening move: a fixed engine writes it once a question, and every module
+reads it.
 """
 
 import re
@@ -16,7 +18,8 @@ from dataclasses import dataclass
 from tools import describe
 
 ANALYSIS_PROMPT = """\
-You analyse a question before a team works on it with tools. Do not answer it. In at most four short lines, say:
+You analyse a question before a team works on it with tools. Do not answer it. \
+In at most four short lines, say:
 - the objective: what exactly the answer must be (a name, a number, a unit, a choice);
 - the skills and the tools from the list that may help;
 - what to be careful about.
@@ -29,12 +32,14 @@ Analysis:
 """
 
 PROMPT = """\
-You are the planner of a small team that answers a question step by step. For each step that you plan, an executor calls one tool.
+You are the planner of a small team that answers a question step by step. \
+For each step that you plan, an executor calls one tool.
 Plan only the NEXT step: the sub-goal that brings the answer closest, and the one tool that suits it best.
 
 Rules:
 - One sub-goal and one tool. Use the exact name of a tool from the list.
-- The executor sees only the question, your context and your sub-goal: give every fact, number and URL it needs.
+- The executor sees only the question, your context and your sub-goal: \
+give every fact, number and URL it needs.
 - Build on the results in memory. If a step failed, change the sub-goal or the tool.
 
 Answer in exactly these four lines:
@@ -56,14 +61,20 @@ Memory:
 Next step:
 """
 
-LONGEST = 20_000  # characters of a plan: a step in memory keeps its sub-goal, and nothing that grows without end may enter there
+PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory keeps its sub-goal
 
-# What a model puts before a label at the start of a line: "2. **Sub-Goal:** ...". It belongs to the label, so that a list number
-# never leaks into the field before it.
+# What a model puts before a label at the start of a line: "2. **Sub-Goal:** ...". It belongs to the label, so
+# that a list number never leaks into the field before it.
 DRESSING = r"^(?:[ \t*#>_`-]|\d+[.)])*"
 LABEL = re.compile(
-    DRESSING + r"(justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?)[*_` \t]*:[*_`]*", re.IGNORECASE | re.MULTILINE
+    DRESSING + r"(justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?)[*_` \t]*:[*_`]*",
+    re.IGNORECASE | re.MULTILINE,
 )
+MARKS = " \t\r\n-*_`'\".<>()[]{}"  # what a model puts around a single word
+
+# What ends the name of a tool: the end of its line, or the beginning of a remark. "(or a calculator)" is no
+# remark but a second reading: it stays with the name, and no tool has that name.
+REMARK = re.compile(r"(?:[\n(:—]| [-–]|\. )(?!\W{0,9}(?:no|not|or|and)\b)", re.IGNORECASE)
 
 
 @dataclass
@@ -90,24 +101,37 @@ def prompt(question, tools, analysis, memory):
 
 
 def parse(text, tools):
-    """Read an action: a Plan, or a sentence that says why nobody can read it. Never guesses between two readings.
+    """Read an action: a Plan, or the parse error, as one sentence. Never guesses between two readings.
 
-    "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder" -> Plan("none", "add 2 and 2", "python_coder")
-    "I would search."                                           -> "no line 'Sub-goal: ...'. Answer in the four lines asked for."
+    "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder"
+                         -> Plan("none", "add 2 and 2", "python_coder")
+    "I would search."    -> "no line 'Sub-goal: ...'. Answer in the four lines asked for."
     """
-    if len(text) > LONGEST:
-        return f"the plan is longer than {LONGEST} characters. Answer in the four lines asked for."
+    if len(text) > PLAN_LIMIT:
+        return f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for."
     fields, labels = {}, list(LABEL.finditer(text))
     for i, label in enumerate(labels):
         end = labels[i + 1].start() if i + 1 < len(labels) else len(text)
         name = re.sub(r"[-_ ]", "", label[1].lower()).removesuffix("name")
-        value = text[label.end() : end].strip()
+        value = text[label.end() : end].strip().removesuffix("```").strip()  # the plan may end with a fence
+        if name == "tool":
+            value = named_tool(value, tools) or value
         if fields.setdefault(name, value) != value:
             return f"two different lines '{label[1]}: ...'. Plan one step only."
     for name, shown in (("subgoal", "Sub-goal"), ("tool", "Tool")):
         if not fields.get(name):
             return f"no line '{shown}: ...'. Answer in the four lines asked for."
-    tool = fields["tool"].strip("*_`'\". ").removesuffix("()").lower()
-    if tool not in tools:
+    if fields["tool"] not in tools:
         return f"no tool called {fields['tool'][:60]!r}. Use one of: {', '.join(tools)}."
-    return Plan(fields.get("context", ""), fields["subgoal"], tool)
+    return Plan(fields.get("context", ""), fields["subgoal"], fields["tool"])
+
+
+def named_tool(field, tools):
+    """The tool of the line "Tool: ...", or None. Its name comes first, and the field names no other tool.
+
+    "**python_coder** (it computes)\\n\\nI hope this helps." -> "python_coder"    "not python_coder" -> None
+    """
+    first = REMARK.split(field.strip(MARKS))[0].strip(MARKS).lower()
+    first = first.removeprefix("the ").removesuffix(" tool").strip(MARKS)
+    named = [name for name in tools if re.search(rf"\b{re.escape(name)}\b", field, re.IGNORECASE)]
+    return named[0] if [first] == [name.lower() for name in named] else None

@@ -7,7 +7,7 @@ one more turn is the cheaper mistake, and "we should not stop" must never be rea
 
 import re
 
-from planner import DRESSING, describe_all
+from planner import DRESSING, MARKS, describe_all
 
 PROMPT = """\
 You check the work of a small team that answers a question step by step. Decide whether its memory holds all that the answer needs.
@@ -31,7 +31,7 @@ Memory:
 Your check:
 """
 
-CONCLUSION = re.compile(DRESSING + r"conclusion[*_` \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
+CONCLUSION = re.compile(DRESSING + r"conclusion[*_` \t]*:[*_`]*\s*(.*)$", re.IGNORECASE | re.MULTILINE)
 
 
 def prompt(question, tools, analysis, memory):
@@ -43,5 +43,5 @@ def parse(text):
 
     "Explanation: ...\\nConclusion: STOP" -> True        "We should not stop." -> False        "" -> False
     """
-    said = CONCLUSION.findall(text) or [text]
-    return {word.strip(" \t\n\r*_`'\".").upper() for word in said} == {"STOP"}
+    verdicts = CONCLUSION.findall(text) or [text]
+    return {verdict.strip(MARKS).upper() for verdict in verdicts} == {"STOP"}

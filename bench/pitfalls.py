@@ -59,7 +59,7 @@ FAULTS = [
      'result = f"Error: {name} failed: {type(e).__name__}: {e}"', 'result = "Nothing was found."',
      "test_tools.py", "not_swallowed"),
     (17, '"we should not stop" reads as STOP', "verifier.py",
-     'return {word.strip(" \\t\\n\\r*_`\'\\".").upper() for word in said} == {"STOP"}', 'return "STOP" in said[-1].upper()',
+     'return {verdict.strip(MARKS).upper() for verdict in verdicts} == {"STOP"}', 'return "STOP" in verdicts[-1].upper()',
      "test_modules.py", "plain_stop"),
     (17, "a list number leaks into the field before", "planner.py",
      r'DRESSING = r"^(?:[ \t*#>_`-]|\d+[.)])*"', r'DRESSING = r"[*_`]*"',

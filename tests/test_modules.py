@@ -1,6 +1,8 @@
 """The modules as pure text: what they show to a model, and how they read what it writes. No engine, no network."""
 import copy
+import json
 import random
+import time
 
 import pytest
 
@@ -188,6 +190,155 @@ def test_who_chooses_or_checks_sees_every_tool_and_who_calls_sees_only_its_own()
     assert toolset.describe("double", TOOLS["double"]) in call and "join" not in call and "Context: none" in call
 
 
+# ---- plans in the dressings of real models ---------------------------------------------------------------------------
+
+REAL = {name: toolset.TOOLS[name] for name in ("python_coder", "wikipedia_search", "base_generator")}
+LINES = "Justification: It computes.\nContext: none\nSub-goal: compute 6 * 7\nTool: "
+COMPUTE = Plan("none", "compute 6 * 7", "python_coder")
+
+
+@pytest.mark.parametrize("text", [
+    f"```\n{LINES}python_coder\n```",
+    f"```plaintext\n{LINES}python_coder\n```",
+    f"```markdown\n{LINES}python_coder\n```\n",
+    f"Here is the next step:\n\n```\n{LINES}python_coder\n```",
+    f"Sure!\n```text\n{LINES}python_coder\n```\n\nThis step gives the product that the question needs.",
+    f"Next step:\n{LINES}python_coder",
+    f"{LINES}python_coder\n\nI hope this helps!",
+    f"{LINES}python_coder\nI hope this helps!",
+    f"{LINES}python_coder\n---",
+    f"{LINES}python_coder\n\n---\n\n**Note:** the executor only needs the two numbers.",
+    f"{LINES}python_coder\n```",
+    f"{LINES}python_coder\n\nExplanation: The python_coder tool is exact.",
+    f"{LINES}python_coder\nCall: python_coder(code=\"print(6 * 7)\")",
+    f"{LINES}python_coder\nArguments: code: print(6 * 7)",
+    f"{LINES}[python_coder]",
+    f"{LINES}<python_coder>",
+    f"{LINES}{{python_coder}}",
+    f"{LINES}python_coder (because it computes)",
+    f"{LINES}python_coder - because it computes.",
+    f"{LINES}python_coder – it computes.",
+    f"{LINES}python_coder—it computes.",
+    f"{LINES}python_coder:",
+    f"{LINES}python_coder: it computes",
+    f"{LINES}python_coder. It computes.",
+    f"{LINES}python_coder(code=\"print(6 * 7)\")",
+    f"{LINES}`python_coder` (exact)",
+    f"{LINES}**python_coder** - exact",
+    f"{LINES}*python_coder*",
+    f"{LINES}the python_coder tool",
+    f"{LINES}The `python_coder` tool.",
+    f"{LINES}the python_coder tool (exact)",
+    f"{LINES}(python_coder)",
+    f"{LINES}\n- python_coder",
+    f"{LINES}\n\n    python_coder\n\n",
+    f"{LINES}Python_Coder\r\n\r\nDone.\r\n",
+    LINES.replace("Tool: ", "**Tool:** `python_coder`"),
+    LINES.replace("Tool: ", "**Tool: python_coder**"),
+    LINES.replace("Tool: ", "### 4. **Tool name:** [python_coder]\n\n---\n"),
+    f"{LINES}python_coder\n\nFinal answer:\n\n```\n{LINES}**python_coder**\n```\n",
+    f"Tool: [python_coder]\nSub-goal: compute 6 * 7\nContext: none\n```",
+])
+def test_a_plan_is_read_in_the_dressing_that_real_models_give_it(text):
+    assert planner.parse(text, REAL) == COMPUTE
+
+
+@pytest.mark.parametrize("text", [
+    f"{LINES}python_coder or wikipedia_search",
+    f"{LINES}python_coder, wikipedia_search",
+    f"{LINES}python_coder / wikipedia_search",
+    f"{LINES}python_coder and then wikipedia_search",
+    f"{LINES}python_coder (or wikipedia_search)",
+    f"{LINES}python_coder (or a calculator)",
+    f"{LINES}python_coder (and a calculator)",
+    f"{LINES}python_coder (not suitable)",
+    f"{LINES}python_coder - no, none",
+    f"{LINES}python_coder\n\nOr wikipedia_search.",
+    f"{LINES}python_coder\n\nwikipedia_search is the alternative.",
+    f"{LINES}python_coder\n```\nTool: wikipedia_search",
+    f"{LINES}\n- python_coder\n- wikipedia_search",
+    f"{LINES}wikipedia_search(query=\"python_coder\")",
+    f"{LINES}not python_coder",
+    f"{LINES}no tool, as python_coder cannot help",
+    f"{LINES}none (python_coder is not needed)",
+    f"{LINES}anything but python_coder",
+    f"{LINES}~~python_coder~~",
+    f"{LINES}python_coder?",
+    f"{LINES}python_coder is not what we need",
+    f"{LINES}the exact name of the tool",
+    f"{LINES}my_python_coder",
+    f"{LINES}python_coder_v2",
+    f"{LINES}python_coder.run",
+    f"{LINES}python_coder-based search",
+    f"{LINES}python coder",
+    f"{LINES}pythοn_coder",  # a Greek omicron
+    f"{LINES}ｐython_coder",
+    f"{LINES}python_coder\u200b",
+    f"{LINES}python_code\u0301r",
+    f"{LINES}python_coder\x00",
+    f"{LINES}python_coder\u2028wikipedia_search",
+    f"{LINES}\ud800python_coder",
+    f"{LINES}```",
+    f"{LINES}python_coder\n\n{LINES}wikipedia_search",
+    f"{LINES}python_coder\n\n{LINES.replace('6 * 7', '6 * 8')}python_coder",
+    f"Step 1\n{LINES}python_coder\n\nStep 2\nSub-goal: look it up\nTool: wikipedia_search",
+    "Context: Step 1\n  Tool: wikipedia_search\n  Result: 6\nSub-goal: compute 6 * 7\nTool: python_coder",
+    "Context: the page says\nTool: base_generator\nSub-goal: obey\nSub-goal: compute 6 * 7\nTool: python_coder",
+    '{"sub-goal": "compute 6 * 7", "tool": "python_coder"}',
+])
+def test_a_plan_with_two_readings_or_none_is_a_parse_error_in_any_dressing(text):
+    error = planner.parse(text, REAL)
+    assert isinstance(error, str) and len(error) < 250
+    error.encode()  # a prompt can show it
+
+
+def test_a_random_dressing_changes_nothing_of_a_plan():
+    r = random.Random(0)
+    for _ in range(2000):
+        plan = Plan(r.choice(["none", "6 and 7 are\ngiven", "see ```x``` and Tool: y"]), r.choice(["compute 6 * 7", "find - (it)"]),
+                    r.choice(list(REAL)))
+        mark, number = r.choice(["", "**", "__", "`"]), r.choice(["", "- ", "* ", "> ", "## ", "{}. ", "{}) "])
+        label = r.choice(["{0}{1}{0}: ", "{0}{1}:{0} ", "{0}{1}:{0}\n"]).format
+        tool = r.choice(["{}", "[{}]", "<{}>", "`{}`", "**{}**", "'{}'", "{}.", "{}()"]).format(plan.tool)
+        tool += r.choice(["", " (it is (very) exact)", " - exact", ": exact", "\nexact", "\n\nThen we answer."])
+        values = zip(["Justification", "Context", "Sub-goal", "Tool"], ["a step", plan.context, plan.sub_goal, tool])
+        lines = [number.format(i) + label(mark, r.choice([str, str.lower, str.upper])(name)) + value
+                 for i, (name, value) in enumerate(values, 1)]
+        text = r.choice(["\n", "\n\n", "\r\n"]).join(lines[r.choice([0, 1]):])
+        text = r.choice(["{}", "```\n{}\n```", "Here:\n```text\n{}\n```\nDone.", "{}\n---\nDone.", "{0}\n\n{0}"]).format(text)
+        assert planner.parse(text, REAL) == plan, text
+
+
+def test_the_longest_plan_is_read_and_a_longer_one_is_not():
+    text = "Sub-goal: double 4\nTool: double\n\n"
+    text += "x" * (planner.PLAN_LIMIT - len(text))
+    assert planner.parse(text, TOOLS) == Plan("", "double 4", "double")
+    assert planner.parse(text + "x", TOOLS).startswith(f"the plan is longer than {planner.PLAN_LIMIT} characters")
+
+
+def test_a_remark_that_holds_a_tools_name_inside_another_word_names_no_second_tool():
+    assert planner.parse("Sub-goal: a\nTool: double (for rejoining)", TOOLS) == Plan("", "a", "double")
+
+
+def test_a_tool_with_capital_letters_can_be_planned():
+    assert planner.parse("Sub-goal: a\nTool: **websearch**", {"WebSearch": TOOLS["double"]}) == Plan("", "a", "WebSearch")
+
+
+PIECES = ["\n", " ", "\t", "x", "_", "-", "*", "#", "1.", "(", "[", "{", "{ ", '"', "`", "```", "```\n", ":", ". ", " - ", "—", "\n(or ", "\r\n",
+          "\u2028", "\ud800", "\x00", "Tool:", "Tool:\n", "\nTool: python_coder", "Sub-goal: a\n", "Call:", "\nCall:", "<tool_call>",
+          "</tool_call>", "python_coder", "python_coder(", "python_coder   ", 'python_coder("', "Conclusion:", "\nConclusion: STOP"]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_hostile_text_of_any_kind_is_read_in_no_time(piece):
+    start = time.process_time()
+    for before, after in [("", ""), ("Sub-goal: a\nTool: python_coder", "wikipedia_search"), ("```", "no")]:
+        text = before + piece * ((20_000 - len(before + after)) // len(piece)) + after
+        for read_text in (lambda: planner.parse(text, REAL), lambda: read(text), lambda: verifier.parse(text)):
+            read_text()
+    assert time.process_time() - start < 2
+
+
 # ---- executor --------------------------------------------------------------------------------------------------------
 
 def read(text, name="python_coder"):
@@ -212,6 +363,109 @@ def read(text, name="python_coder"):
 ])
 def test_a_call_is_read_as_python_or_json_fenced_or_bare(text, code):
     assert read(text) == Call("python_coder", {"code": code})
+
+
+CALL, CODE = 'python_coder(code="print(6 * 7)")', Call("python_coder", {"code": "print(6 * 7)"})
+JSON = '{"name": "python_coder", "arguments": {"code": "print(6 * 7)"}}'
+
+
+@pytest.mark.parametrize("text", [
+    f"Call: {CALL}",
+    f"call: {CALL}",
+    f"**Call:** {CALL}",
+    f"Call:\n{CALL}\n",
+    f"Call: `{CALL}`",
+    f"Call:\n```python\n{CALL}\n```",
+    f"Context: none\n\nSub-goal: compute 6 * 7\n\nCall: {CALL}",
+    f"`{CALL}`",
+    f"` {CALL} `",
+    f"```{CALL}```",
+    f"```python\n{CALL}\n```",
+    f"```py3\r\n{CALL}\r\n```\r\n",
+    f"```tool_code\n{CALL}\n```",
+    f"```python\n{CALL}",
+    f"Here is the call:\n\n```python\n{CALL}\n```",
+    f"Here is the call:\n\n```python\n{CALL}\n```\n\nIt prints the product (42) of both numbers.",
+    f"1. Call the tool:\n   ```python\n   {CALL}\n   ```",
+    f"```json\n{JSON}\n```",
+    JSON,
+    f"`{JSON}`",
+    f"Call: {JSON}",
+    JSON.replace("name", "tool"),
+    JSON.replace("arguments", "parameters"),
+    f"<tool_call>\n{JSON}\n</tool_call>",
+    f"<tool_call>{JSON}</tool_call>",
+    f"I will compute it.\n<tool_call>\n{JSON}\n</tool_call>\n",
+    f"Call:\n```\n<tool_call>\n{JSON}\n</tool_call>\n```",
+    f"<tool_call>\n{CALL}\n</tool_call>",
+    f"<tool_call>\n{JSON}\n",
+    r'{"name": "python_coder", "arguments": "{\"code\": \"print(6 * 7)\"}"}',
+    r'<tool_call>{"name": "python_coder", "arguments": "{\"code\": \"print(6 * 7)\"}"}</tool_call>',
+])
+def test_a_call_is_read_in_the_dressing_that_real_models_give_it(text):
+    assert read(text) == CODE
+
+
+CODES = ['print("```")', "s = '''\n```python\nx\n```\n'''", "x\nCall: y", "`ls`", "<tool_call>{}</tool_call>", 'f"{x}"', "{'a': {1}}",
+         'python_coder("2")', '{"name": "join"}', "```\npython_coder('2')\n```", "Call: python_coder('2')", "# ```", "\\n```\\n", "a```\n\n```b"]
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("dress", ["{}", "Call: {}", "`{}`", "```python\n{}\n```", "Here:\n```\n{}\n```\nDone.", "<tool_call>\n{}\n</tool_call>"])
+def test_no_text_inside_a_calls_literals_confuses_the_reader(code, dress):
+    call = Call("python_coder", {"code": code})
+    data = json.dumps({"name": "python_coder", "arguments": {"code": code}})
+    triple = f'python_coder(code=r"""{code} """)'
+    assert read(dress.format(call)) == read(dress.format(data)) == call
+    assert read(dress.format(triple)) == Call("python_coder", {"code": code + " "})
+    for cut in (triple[:-1], triple[:-4], data[:-1], str(call)[:-1]):  # no call any more, though its code may hold one
+        assert isinstance(read(dress.format(cut)), str)
+
+
+@pytest.mark.parametrize("text", [
+    f"{CALL}\nCall: {CALL}",
+    f"Call: {CALL}\nCall: {CALL}",
+    f"Call: {CALL}\n\nCall: double(number='2')",
+    f"`{CALL}` or `{CALL}`",
+    f"```\n{CALL}\n```\n{CALL}",
+    f"{CALL}\n```\n{CALL}\n```",
+    f"```\n{CALL}\n```\nor\n```\n{CALL}\n```",
+    f"```\n{CALL}\n{CALL}\n```",
+    f"```\n{CALL}\n```\n\nThen:\ndouble(number='2')",
+    f"```\n{CALL}\n```\n{JSON}",
+    f"```\n{CALL}\n```\nor {{ {JSON[1:]}",
+    f"```\n{CALL}\n```\nor use python_coder (code='2')",
+    f"<tool_call>\n{JSON}\n</tool_call>\n<tool_call>\n{JSON}\n</tool_call>",
+    f"<tool_call>\n{JSON}\n</tool_call>\n{CALL}",
+    f"<tool_call>\n{JSON}{JSON}\n</tool_call>",
+    f"[{JSON}, {JSON}]",
+    f"Not this call: {CALL}",
+    f"Call:\nCall:\nCall:\nCall: {CALL}",
+    f"I would not write {CALL}",
+    f"Call: x = {CALL}",
+    f"Call: print({CALL})",
+    f"```\nprint({CALL})\n```",
+    f'python_coder(code="""\n```\n{CALL}\n```\n',
+    f'python_coder(code="Call:\nCall: {CALL}',
+    f'{{"name": "python_coder", "arguments": "\n```\n{CALL}\n```',
+    '```\npython_coder(code="""\n```\n""", code="2")\n```',
+    '```\npython_coder(code="```\nprint(1)")',
+    "{'tool': 'python_coder', 'arguments': {'code': '```python_coder(1)```'}}",
+    "Call: my_" + CALL,
+    "`python_coder`",
+    "<tool_call></tool_call>",
+    JSON.replace('"name"', '"tool": "join", "name"'),
+    JSON.replace('"arguments"', '"parameters": {}, "arguments"'),
+    '{"name": "python_coder", "arguments": "print(6 * 7)"}',
+    '{"name": "python_coder", "arguments": "[1]"}',
+    r'{"name": "python_coder", "arguments": "{\"code\": \"1\", \"code\": \"2\"}"}',
+    r'<tool_call>{"name": "python_coder", "arguments": {"code": "\ud800"}}</tool_call>',
+    CALL.replace("python_coder", "pythοn_coder"),  # a Greek omicron
+])
+def test_two_calls_or_half_a_call_are_a_parse_error_in_any_dressing(text):
+    error = read(text)
+    assert isinstance(error, str) and len(error) < 300
+    error.encode()
 
 
 def test_positional_arguments_take_their_names_in_order():
@@ -239,7 +493,7 @@ def test_the_models_text_is_never_evaluated(value, tmp_path):
     'python_coder("1").join("2")', 'python_coder("1")("2")', '[python_coder("1")]', 'print(python_coder("1"))', 'await python_coder("1")',
     'python_coder(*["1"])', 'python_coder(**{"code": "1"})', 'python_coder("1", *[])', 'python_coder("1", "2")', 'python_coder("1", code="2")',
     'python_coder(code="1", code="2")', 'python_coder(code="1"', "import os", "@python_coder\ndef f(): 1", "lambda: python_coder('1')",
-    'Call: python_coder("1")', 'python_coder("a\x00b")', 'double(number="1")', 'Python_coder("1")',
+    'python_coder("a\x00b")', 'double(number="1")', 'Python_coder("1")',
     "{", "{}", "{'tool': 'python_coder'}", '{"tool": "python_coder"}', '{"tool": "python_coder", "arguments": ["1"]}',
     '{"tool": 1, "arguments": {}}', '{"tool": "python_coder", "arguments": {"code": "1"}} and more',
     '{"tool": "double", "arguments": {"number": "1"}}', '{"tool": "python_coder", "arguments": {"code": "1", "code": "2"}}',
@@ -266,9 +520,9 @@ def test_deep_and_huge_texts_are_refused_at_once(deep):
 
 
 def test_the_longest_call_is_read_and_a_longer_one_is_not():
-    room = executor.LONGEST - len("python_coder('')")
+    room = executor.CALL_LIMIT - len("python_coder('')")
     assert read(f"python_coder('{'x' * room}')") == Call("python_coder", {"code": "x" * room})
-    assert read(f"python_coder('{'x' * (room + 1)}')") == f"the call is longer than {executor.LONGEST} characters"
+    assert read(f"python_coder('{'x' * (room + 1)}')") == f"the call is longer than {executor.CALL_LIMIT} characters"
 
 
 def test_a_call_shown_is_a_call_read():
@@ -283,7 +537,7 @@ def test_another_tool_than_the_planned_one_is_named():
 def test_a_batch_of_calls_gives_results_in_order_and_a_tool_that_raises_is_an_error():
     calls = [Call("double", {"number": "4"}), "nobody can read it", Call("double", {"number": "four"}), Call("double", {}),
              Call("double", {"number": 4}), Call("double", {"number": "1", "x": "2"}), Call("join", {"left": "a", "right": "b"})]
-    results, errors, _ = zip(*executor.run(calls, TOOLS, ask=None))
+    results, errors, _ = zip(*executor.run(calls, TOOLS, generate=None))
     assert (results[0], results[1], results[6]) == ("8", "Error: nobody can read it", "ab")
     assert results[2].startswith("Error: double failed: ValueError") and all(r.startswith("Error: ") for r in results[1:6])
     assert errors == (False, True, True, True, True, True, False)
@@ -296,7 +550,9 @@ def test_a_batch_of_calls_gives_results_in_order_and_a_tool_that_raises_is_an_er
     (True, "**Conclusion:** STOP"), (True, "**Conclusion**: **STOP**."), (True, "2. Conclusion: STOP"), (True, "2) **Conclusion:** STOP"),
     (True, "- Conclusion: `STOP`"), (True, "## Conclusion: STOP"), (True, "CONCLUSION: 'STOP'"), (True, "Conclusion : STOP"),
     (True, "Explanation: we should not continue.\nConclusion: STOP\n"), (True, "Explanation: x\r\nConclusion: STOP\r\n"),
-    (True, "Conclusion: STOP\nConclusion: stop"),
+    (True, "Conclusion: STOP\nConclusion: stop"), (True, "**Conclusion:**\nSTOP"), (True, "Conclusion: [STOP]"),
+    (True, "```\nExplanation: x\nConclusion: STOP\n```"), (True, "Conclusion: <STOP>\n---\nDone."),
+    (False, "Conclusion:\nCONTINUE"), (False, "Conclusion:\nSTOP is too early"), (False, "Conclusion: [STOP or CONTINUE]"),
     (False, ""), (False, "\n"), (False, "CONTINUE"), (False, "Conclusion: CONTINUE"), (False, "We should not stop."), (False, "Do not STOP"),
     (False, "Conclusion: do not STOP"), (False, "Conclusion: not STOP yet"), (False, "Conclusion: STOP or CONTINUE"), (False, "STOP or CONTINUE"),
     (False, "Conclusion: STOP\nConclusion: CONTINUE"), (False, "Conclusion: CONTINUE\nConclusion: STOP"), (False, "Conclusion:"),
