@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TARGETS = {
     "flow_grpo": (None, ["tests/test_flow_grpo.py", "-k", "not mutant"]),
     "planner": (None, ["tests/test_modules.py"]),
-    "executor": (None, ["tests/test_modules.py"]),
+    "executor": (None, ["tests/test_modules.py", "tests/test_solve.py"]),
     "verifier": (None, ["tests/test_modules.py"]),
     "generator": (None, ["tests/test_modules.py"]),
     "flow": (["rollout", "act", "ask"], ["tests/test_solve.py", "tests/test_server.py"]),

@@ -466,16 +466,17 @@ def test_the_first_mini_batch_is_scored_while_it_is_learned_and_only_later_ones_
     assert len(passes) == forward
 
 
-def test_frozen_weights_get_no_gradient_even_between_processes():
-    model, at_the_step = tiny(), []
+@pytest.mark.parametrize("all_reduce", [None, lambda tensor: None])
+def test_only_processes_that_add_up_need_a_gradient_of_every_weight_and_frozen_ones_never_get_one(all_reduce):
+    model, seen = tiny(), []
+    model.unused = torch.nn.Parameter(torch.ones(3))
     frozen = model.get_input_embeddings().weight.requires_grad_(False)
 
     class Look(Recorder):
         def step(self):
-            at_the_step.append(frozen.grad)
-            super().step()
-    flow_grpo.update(model, None, Look(model), rollouts()[0], [1.0] * 7, temperature=T, all_reduce=lambda tensor: None)
-    assert at_the_step == [None]
+            seen.append((frozen.grad is None, model.unused.grad is None))
+    flow_grpo.update(model, None, Look(model), rollouts()[0], [1.0] * 7, temperature=T, all_reduce=all_reduce)
+    assert seen == [(True, all_reduce is None)]
 
 
 def test_what_train_py_does_not_set_is_the_papers_and_what_it_sets_has_the_same_default():
@@ -488,8 +489,8 @@ def test_what_train_py_does_not_set_is_the_papers_and_what_it_sets_has_the_same_
 def test_a_single_token_has_its_own_entropy_and_every_number_is_a_float():
     model, action = tiny(), Action([1, 2, 3], [4], 0)
     surprise = -one_by_one(model, action)[0].item()
-    got, _ = learn(model, [action], [1.0])
-    assert got["entropy"] == pytest.approx(surprise) and got["tokens"] == 1 and {type(x) for x in got.values()} == {float}
+    got, _ = learn(model, [action], [1.0], clip_high=-0.1)                  # so that a ratio of 1 is clipped
+    assert got["clip"] == 1 and got["entropy"] == pytest.approx(surprise) and got["tokens"] == 1 and {type(x) for x in got.values()} == {float}
 
 
 def test_rollouts_without_advantage_are_not_computed_when_beta_is_zero_but_they_count():
@@ -604,8 +605,15 @@ def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(
     got, _ = learn(alone, actions, [poison] + [1.0] * 6)
     assert got["skipped"] == 1 and got["steps"] == 0 and not math.isfinite(got["grad_norm"])
     assert all(torch.equal(before[name], value) for name, value in alone.state_dict().items())
-    got, _ = learn(both, actions, [poison] + [1.0] * 6, minibatches=2)
-    assert got["skipped"] == 1 and got["steps"] == 1 and all(p.isfinite().all() for p in both.parameters())
+    for part in flow_grpo.split(7, 2, seed=0):                              # the poison in the first mini-batch, then in the second
+        got, _ = learn(both, actions, [poison if flow == part[0] else 1.0 for flow in range(7)], minibatches=2)
+        assert got["skipped"] == 1 and got["steps"] == 1 and all(p.isfinite().all() for p in both.parameters())
+
+
+def test_a_mini_batch_without_a_lesson_takes_no_step_whatever_the_other_does():
+    for part in flow_grpo.split(7, 2, seed=0):
+        got, _ = learn(tiny(), rollouts()[0], [float(flow in part) for flow in range(7)], minibatches=2)
+        assert got["steps"] == 1 and got["skipped"] == 0
 
 
 def test_an_infinite_loss_is_skipped_though_its_gradient_is_finite(monkeypatch):
