@@ -594,3 +594,7 @@ def test_the_tools_are_described_one_after_the_other():
 ])
 def test_a_sub_goal_loses_the_fence_around_the_plan_and_nothing_else(text, sub_goal):
     assert planner.parse(text, TOOLS) == Plan("", sub_goal, "double")
+
+
+def test_a_conclusion_within_a_line_stops_nothing():
+    assert verifier.parse("It is no conclusion: STOP") is False
