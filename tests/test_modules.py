@@ -3,6 +3,7 @@ import copy
 import json
 import random
 import time
+import types
 
 import pytest
 
@@ -598,3 +599,12 @@ def test_a_sub_goal_loses_the_fence_around_the_plan_and_nothing_else(text, sub_g
 
 def test_a_conclusion_within_a_line_stops_nothing():
     assert verifier.parse("It is no conclusion: STOP") is False
+
+
+def test_the_seconds_of_a_call_are_its_own_and_of_a_query_also_those_of_the_language_model(monkeypatch):
+    clock = [100]
+    monkeypatch.setattr(executor, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    tools = {"base_generator": toolset.TOOLS["base_generator"], "double": TOOLS["double"]}
+    calls = [Call("base_generator", {"query": "q"}), Call("double", {"number": "4"}), "an error"]
+    done = executor.run(calls, tools, lambda queries: clock.append(clock.pop() + 5) or ["a"])
+    assert done == [("a", False, 5), ("8", False, 0), ("Error: an error", True, 0)]

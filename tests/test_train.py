@@ -666,3 +666,25 @@ def test_every_turn_of_every_rollout_with_an_outcome_is_learnt_from_though_it_be
     spy = Spy(monkeypatch, "update")
     run(tmp_path / "run", steps=1, max_turns=3)
     assert sorted(action.flow for action in spy.calls[0][3]) == [flow for flow in range(7) for _ in range(3)]
+
+
+def test_the_token_budget_that_was_enough_serves_the_next_step(tmp_path, monkeypatch):
+    real, budgets = train.update, []
+
+    def update(*args, **settings):
+        budgets.append(settings["token_budget"])
+        return real(*args, **settings) | {"token_budget": 99.0}
+    monkeypatch.setattr(train, "update", update)
+    run(tmp_path / "run", steps=2)
+    assert budgets == [16384, 99]
+
+
+def test_the_row_of_a_step_holds_the_means_of_its_flows(tmp_path, monkeypatch):
+    failing([3], monkeypatch)
+    flows = []
+    monkeypatch.setattr(train, "train_step", lambda *a: flows.append(STEP(*a)) or flows[-1])
+    row = rows(run(tmp_path / "run", steps=1))[0]
+    kept = [flow for flow in flows[0][1] if not flow.failed]
+    plans = [len(said.ids) for flow in kept for said in flow.actions]
+    assert float(row["reward"]) == sum(flow.reward for flow in kept) / 7 and float(row["plan_tokens"]) == sum(plans) / len(plans)
+    assert int(row["unreadable"]) == int(row["unreadable_errors"]) == 16 and row["base_generator"] == row["undecided"] == "0"
