@@ -608,3 +608,10 @@ def test_the_seconds_of_a_call_are_its_own_and_of_a_query_also_those_of_the_lang
     calls = [Call("base_generator", {"query": "q"}), Call("double", {"number": "4"}), "an error"]
     done = executor.run(calls, tools, lambda queries: clock.append(clock.pop() + 5) or ["a"])
     assert done == [("a", False, 5), ("8", False, 0), ("Error: an error", True, 0)]
+
+
+def test_a_reason_without_a_sentence_is_named(monkeypatch):
+    def read_nothing(*_):
+        raise MemoryError
+    monkeypatch.setattr(executor, "read", read_nothing)
+    assert read("[").startswith("the call could not be read (MemoryError). Write it as ")
