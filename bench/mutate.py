@@ -99,10 +99,18 @@ EQUIVALENT = [
      SINGLE),
     ('flow_grpo', 'update', 'first = first[ if k else max(first, (ratio - 1).abs().max().item()) -> ]',
      ONE),
-    ('executor', 'run', 'with ThreadPoolExecutor(max_workers=[8 -> 9]) as pool: return ',
-     "one thread more or less"),
-    ('executor', 'run', 'with ThreadPoolExecutor(max_workers=[8 -> 7]) as pool: return ',
-     "one thread more or less"),
+    ('executor', 'run', 'with ThreadPoolExecutor(max_workers=[8 -> 9]) as pool: return',
+     "another number of threads"),
+    ('executor', 'run', 'with ThreadPoolExecutor(max_workers=[8 -> 7]) as pool: return',
+     "another number of threads"),
+    ('flow_grpo', 'update.learn', '.stack([kl * weight, cut[.float() -> ], -logp.detach() ',
+     "torch.stack makes it a float"),
+    ('flow_grpo', 'token_logps', '[x, keep, y = (x.to(model.device), keep.to(model.device), y.to(model.device)) -> pass]',
+     "the tests run on a CPU"),
+    ('flow_grpo', 'update', '[first = first if k else max(first, (ratio - 1).abs().max().item()) -> pass]',
+     ONE),
+    ('executor', 'run', 'with ThreadPoolExecutor([max_workers=8 -> ]) as pool: return',
+     "another number of threads"),
 ]
 
 COMPARISONS = {

@@ -380,7 +380,7 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
         flow_grpo.token_logps(tiny(), [Action([], [2], 0), Action([1], [2], 0)], T)
     for flow in (-1, 2):
         with pytest.raises(ValueError, match="number the kept rollouts anew"):
-            learn(tiny(), [Action([1], [2], flow)], [1.0, -1.0])
+            learn(tiny(), [Action([1], [2], 0), Action([1], [2], flow)], [1.0, -1.0])
 
 
 def test_ids_come_in_and_text_never_does():

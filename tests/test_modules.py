@@ -4,6 +4,7 @@ import json
 import random
 import time
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -608,6 +609,14 @@ def test_the_seconds_of_a_call_are_its_own_and_of_a_query_also_those_of_the_lang
     calls = [Call("base_generator", {"query": "q"}), Call("double", {"number": "4"}), "an error"]
     done = executor.run(calls, tools, lambda queries: clock.append(clock.pop() + 5) or ["a"])
     assert done == [("a", False, 5), ("8", False, 0), ("Error: an error", True, 0)]
+
+
+def test_only_the_queries_to_the_language_model_reach_it():
+    search, batches = replace(TOOLS["double"], run=lambda query: f"{query} again", arguments={"query": "words"}), []
+    tools = {"base_generator": toolset.TOOLS["base_generator"], "search": search}
+    calls = [Call("base_generator", {"query": "q"}), Call("search", {"query": "s"})]
+    done = executor.run(calls, tools, lambda queries: batches.append(queries) or ["a"] * len(queries))
+    assert batches == [["q"]] and [result for result, *_ in done] == ["a", "s again"]
 
 
 def test_a_reason_without_a_sentence_is_named(monkeypatch):
