@@ -103,7 +103,7 @@ EQUIVALENT = [
      "another number of threads"),
     ('executor', 'run', 'with ThreadPoolExecutor(max_workers=[8 -> 7]) as pool: return',
      "another number of threads"),
-    ('flow_grpo', 'update.learn', '.stack([kl * weight, cut[.float() -> ], -logp.detach() ',
+    ('flow_grpo', 'update.learn', '.stack([kl * weight, cut[.float() -> ], -logp.detach()',
      "torch.stack makes it a float"),
     ('flow_grpo', 'token_logps', '[x, keep, y = (x.to(model.device), keep.to(model.device), y.to(model.device)) -> pass]',
      "the tests run on a CPU"),
@@ -111,6 +111,16 @@ EQUIVALENT = [
      ONE),
     ('executor', 'run', 'with ThreadPoolExecutor([max_workers=8 -> ]) as pool: return',
      "another number of threads"),
+    ('flow_grpo', 'update', 'first = first if [k -> True] else max(first, ',
+     ONE),
+    ('flow_grpo', 'update', '- 1).abs().max()[.item() -> ])',
+     ONE),
+    ('flow_grpo', 'update', 'first = first if k else [max -> min](first, (ratio -',
+     ONE),
+    ('executor', 'parse', "strip('`').strip(), [list(tool.arguments) -> tool.arguments])",
+     "a dict does as well as the list of its keys"),
+    ('executor', 'parse', "if re.search(SECOND.format(name=[re.escape(name) -> name]), f'{source[",
+     "the name of a tool is an identifier"),
 ]
 
 COMPARISONS = {

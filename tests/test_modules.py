@@ -624,3 +624,7 @@ def test_a_reason_without_a_sentence_is_named(monkeypatch):
         raise MemoryError
     monkeypatch.setattr(executor, "read", read_nothing)
     assert read("[").startswith("the call could not be read (MemoryError). Write it as ")
+
+
+def test_a_reason_names_no_file_and_no_line():
+    assert read("python_coder(").startswith("the call could not be read ('(' was never closed). Write it as ")
