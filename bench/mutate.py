@@ -13,9 +13,9 @@ context, swapped arguments, numbers one more and one less, emptied strings. Not 
     devices              .to(device), .cpu(), device=: tests run on a CPU; a GPU refuses what was not moved
     annotations, imports, the text of regular expressions (which is emptied, but not changed)
 
-The working tree is never touched: each job has a copy in a temporary folder. What the tests import is imported
-once; each mutant is then a fork of this process, which runs pytest in the copy, the most successful tests
-first, until one fails or time is up. That kills the mutant, too.
+The working tree is never touched: each job has a copy in a temporary folder. What the tests import is
+imported once; each mutant is then a fork of this process, which runs pytest in the copy, the most successful
+tests first, until one fails or time is up. That kills the mutant, too.
 
 EQUIVALENT lists the mutants that no test can kill, each with the reason. Exit code 1 if any other survives.
 """
@@ -85,7 +85,8 @@ EQUIVALENT = [
      ONE),
     ('flow_grpo', 'update', 'first = first if k else [max(first, (ratio - 1).abs().max().item()) -> first]',
      ONE),
-    ('flow_grpo', 'update', 'first = first if k else [max(first, (ratio - 1).abs().max().item() -> (ratio - 1).abs().max().item(])',
+    ('flow_grpo', 'update',
+     'first = first if k else [max(first, (ratio - 1).abs().max().item() -> (ratio - 1).abs().max().item(])',
      ONE),
     ('planner', 'named_tool', 'return named[[0 -> -1]] if [first] ',
      SINGLE),
@@ -105,7 +106,8 @@ EQUIVALENT = [
      "another number of threads"),
     ('flow_grpo', 'update.learn', '.stack([kl * weight, cut[.float() -> ], -logp.detach()',
      "torch.stack makes it a float"),
-    ('flow_grpo', 'token_logps', '[x, keep, y = (x.to(model.device), keep.to(model.device), y.to(model.device)) -> pass]',
+    ('flow_grpo', 'token_logps',
+     '[x, keep, y = (x.to(model.device), keep.to(model.device), y.to(model.device)) -> pass]',
      "the tests run on a CPU"),
     ('flow_grpo', 'update', '[first = first if k else max(first, (ratio - 1).abs().max().item()) -> pass]',
      ONE),
@@ -162,7 +164,8 @@ def changes(node, field, modules):
                     yield like(node, ops=ops[:i] + [new()] + ops[i + 1 :])
         case ast.BinOp(left, op, right):
             yield from (left, right, like(node, op=OPERATORS[type(op)]()))
-            if isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute):    # x.f() / y -> (x / y).f()
+            if isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute):
+                # x.f() / y -> (x / y).f()
                 yield like(left, func=like(left.func, value=like(node, left=left.func.value)))
         case ast.BoolOp(op, values):
             yield like(node, op=ast.Or() if isinstance(op, ast.And) else ast.And())
@@ -379,13 +382,14 @@ def survivors(target, args):
                 bar.write(f"{file}:{mutant[0]} {mutant[1]}: {mutant[2]}  {result} {killer}")
         for folder in folders:
             check(folder, file, tests)                              # a mutant may have damaged its copy
-    return table | {"seconds": round(time.monotonic() - start)}
+    table["seconds"] = round(time.monotonic() - start)
+    return table
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("targets", nargs="*", default=["flow_grpo", *PARSERS], help=f"FILE or FILE.FUNCTION: {' '.join(TARGETS)}")
+    add("targets", nargs="*", default=["flow_grpo", *PARSERS], help=f"FILE[.FUNCTION]: {' '.join(TARGETS)}")
     add("--limit", type=int, help="mutants of each target, drawn by chance; default: all")
     add("--seed", type=int, default=0)
     add("--jobs", type=int, default=os.cpu_count())
