@@ -1,6 +1,6 @@
 """The objective against an oracle: three nested loops written from eq. 5, one sequence at a time, no padding, no mask.
 
-The last test changes flow_grpo.py on purpose, in one place at a time, and asks the oracle to notice each change.
+The last test changes flow_grpo.py on purpose, in one place at a time: the oracle must notice each change.
 """
 import ast
 import contextlib
@@ -176,12 +176,15 @@ def compare_with_loops(module):
             share = 1 / total if total else 1 / 7 / turns[action.flow] / len(action.ids)
             for k in [next(K) for _ in action.ids]:
                 rho, a = torch.exp(loops[k] - old[k]), expected[action.flow]
-                kl = torch.exp(ref[k] - loops[k]) - (ref[k] - loops[k]) - 1 if anchor is not None else torch.tensor(0.0)
+                d = ref[k] - loops[k]
+                kl = torch.exp(d) - d - 1 if anchor is not None else torch.tensor(0.0)
                 J, kls = J + share * (min(rho * a, rho.clamp(0.9, 1.2) * a) - beta * kl), kls + [kl.item()]
         value, ratio, kl = module.loss(logp, old, anchor, adv, weight, 0.1, 0.2, beta)
         J.backward(), value.backward()
-        assert value.item() == pytest.approx(-J.item(), abs=1e-6) and (logp.grad + loops.grad).abs().max() < 1e-6
-        assert kl.tolist() == pytest.approx(kls, abs=1e-6) and ratio.tolist() == pytest.approx((new - old).exp().tolist())
+        assert value.item() == pytest.approx(-J.item(), abs=1e-6)
+        assert (logp.grad + loops.grad).abs().max() < 1e-6
+        assert kl.tolist() == pytest.approx(kls, abs=1e-6)
+        assert ratio.tolist() == pytest.approx((new - old).exp().tolist())
         assert not kl.requires_grad and not ratio.requires_grad
 
 
@@ -225,7 +228,7 @@ def test_every_rollout_weighs_the_same_however_long_it_is():
 def test_the_clip_stops_a_good_token_above_and_a_bad_token_below_and_nothing_else():
     logp = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log().requires_grad_()
     A = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
-    value, *_ = flow_grpo.loss(logp, torch.zeros(5), None, A, torch.ones(5), clip_low=0.2, clip_high=0.3, beta=0)
+    value, *_ = flow_grpo.loss(logp, torch.zeros(5), None, A, torch.ones(5), 0.2, 0.3, beta=0)
     value.backward()
     assert logp.grad.tolist() == pytest.approx([0, 1.5, -0.5, 0, -1])        # -ρ A where it lives
     assert value.item() == pytest.approx(-(1.3 - 1.5 + 0.5 - 0.8 + 1.0))
@@ -340,7 +343,9 @@ def test_chunks_change_no_bit_of_the_log_probs_and_of_the_gradient_only_rounding
     assert (found[0][1] - found[1][1]).norm() <= 1e-6 * found[0][1].norm()
 
 
-@pytest.mark.parametrize("chunk, rows, times", [(10 * 64, 10, 2), (1, 1, 2), (64 * TOKENS - 1, TOKENS - 1, 2), (64 * TOKENS, TOKENS, 1)])
+@pytest.mark.parametrize("chunk, rows, times", [
+    (10 * 64, 10, 2), (1, 1, 2), (64 * TOKENS - 1, TOKENS - 1, 2), (64 * TOKENS, TOKENS, 1),
+])
 def test_the_whole_vocabulary_is_in_float32_for_one_chunk_at_a_time(chunk, rows, times, monkeypatch):
     seen, original = [], flow_grpo.log_probs
     monkeypatch.setattr(flow_grpo, "log_probs", lambda logits, *rest: (seen.append(len(logits)), original(logits, *rest))[1])
@@ -350,7 +355,8 @@ def test_the_whole_vocabulary_is_in_float32_for_one_chunk_at_a_time(chunk, rows,
 
 
 def test_half_precision_logits_are_divided_by_the_temperature_in_float32():
-    logits, y = 30 * torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.arange(50)
+    logits = 30 * torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    y = torch.arange(50)
     expected = (logits.double() / T).log_softmax(-1).gather(-1, y[:, None])[:, 0]
     assert (flow_grpo.log_probs(logits, y, T) - expected).abs().max() < 1e-4
 
@@ -400,8 +406,9 @@ def test_the_ratio_is_exactly_one_on_the_first_mini_batch_and_leaves_one_later()
     one, _ = learn(tiny(), actions, A)
     three, _ = learn(tiny(), actions, A, tiny(1), minibatches=3, token_budget=30)
     assert one["ratio_min"] == one["ratio_max"] == 1 and one["ratio_first"] == three["ratio_first"] == 0
-    none, _ = learn(tiny(), actions, A, clip_low=0, clip_high=0)            # a ratio on the edge is not clipped
-    assert one["clip"] == none["clip"] == 0 and three["ratio_min"] < 0.99 and three["ratio_max"] > 1.01 and three["steps"] == 3
+    none, _ = learn(tiny(), actions, A, clip_low=0, clip_high=0)  # a ratio on the edge is not clipped
+    assert one["clip"] == none["clip"] == 0 and three["steps"] == 3
+    assert three["ratio_min"] < 0.99 and three["ratio_max"] > 1.01
 
 
 @pytest.mark.parametrize("budget", [1, 25, 60, 10_000])
@@ -416,7 +423,8 @@ def test_micro_batches_hold_every_action_once_and_keep_to_the_budget():
     longest = lambda batch: max(len(a.prompt_ids) + len(a.ids) for a in batch)
     assert all(len(batch) * longest(batch) <= 40 for batch in batches)
     assert [len(batch) for batch in flow_grpo.micro_batches(actions, 1)] == [1] * len(actions)
-    assert [len(batch) for batch in flow_grpo.micro_batches([Action([1], [2, 3], 0)] * 5, 6)] == [2, 2, 1]    # as full as may be
+    full = flow_grpo.micro_batches([Action([1], [2, 3], 0)] * 5, 6)
+    assert [len(batch) for batch in full] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("flows, parts", [(7, 1), (7, 2), (8, 4), (3, 3), (2, 4)])
@@ -447,15 +455,21 @@ def test_an_update_leaves_no_gradient_behind_and_adds_none_that_was_there():
         p.grad = torch.ones_like(p)
     (_, clean), (_, other) = learn(tiny(), actions, A), learn(dirty, actions, A)
     assert torch.equal(clean.gradients[0], other.gradients[0])
-    assert all(p.grad is None for p in dirty.parameters())                  # 15 GB of a 7B, through the whole next rollout
+    assert all(p.grad is None for p in dirty.parameters())  # 15 GB of a 7B, through the whole next rollout
 
 
 def test_what_a_micro_batch_leaves_behind_holds_no_graph(monkeypatch):
     left, original = [], flow_grpo.in_memory
-    monkeypatch.setattr(flow_grpo, "in_memory", lambda *args, **more: (left.append(original(*args, **more)), left[-1])[1])
+
+    def in_memory(*args, **more):
+        left.append(original(*args, **more))
+        return left[-1]
+    monkeypatch.setattr(flow_grpo, "in_memory", in_memory)
     learn(tiny(), rollouts()[0], [1.0] * 7, tiny(1), minibatches=2)
-    scored, *learned = [[x for result in done for x in (result.values() if isinstance(result, dict) else result)] for done, *_ in left]
-    assert len(learned) == 2 and scored and not any(x.requires_grad for x in sum(learned, scored))
+    (scored, *_), *learned = left
+    tensors = [x for batch in scored for x in batch.values()]
+    tensors += [x for done, *_ in learned for batch in done for x in batch]
+    assert len(learned) == 2 and scored and not any(x.requires_grad for x in tensors)
 
 
 @pytest.mark.parametrize("minibatches, forward", [(1, 1), (3, 1 + 2 * 2)])
@@ -480,17 +494,19 @@ def test_only_processes_that_add_up_need_a_gradient_of_every_weight_and_frozen_o
 
 
 def test_what_train_py_does_not_set_is_the_papers_and_what_it_sets_has_the_same_default():
-    defaults = {name: p.default for name, p in inspect.signature(flow_grpo.update).parameters.items() if p.default is not p.empty}
-    flags = {name: default for name, default in vars(train.arguments().parse_args([])).items() if name in defaults}
-    assert defaults | flags | {"minibatches": train.PAPER["minibatches"]} == defaults
-    assert {name: default for name, default in defaults.items() if name not in flags} == {"max_grad_norm": 1.0, "all_reduce": None}
+    parameters = inspect.signature(flow_grpo.update).parameters.items()
+    defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
+    flags = vars(train.arguments().parse_args([])) | {"minibatches": train.PAPER["minibatches"]}
+    rest = {"max_grad_norm": 1.0, "all_reduce": None}
+    assert defaults == {name: flags[name] for name in defaults if name not in rest} | rest
 
 
 def test_a_single_token_has_its_own_entropy_and_every_number_is_a_float():
     model, action = tiny(), Action([1, 2, 3], [4], 0)
     surprise = -one_by_one(model, action)[0].item()
     got, _ = learn(model, [action], [1.0], clip_high=-0.1)                  # so that a ratio of 1 is clipped
-    assert got["clip"] == 1 and got["entropy"] == pytest.approx(surprise) and got["tokens"] == 1 and {type(x) for x in got.values()} == {float}
+    assert got["clip"] == got["tokens"] == 1 and got["entropy"] == pytest.approx(surprise)
+    assert {type(x) for x in got.values()} == {float}
 
 
 def test_rollouts_without_advantage_are_not_computed_when_beta_is_zero_but_they_count():
@@ -507,7 +523,7 @@ def test_a_batch_without_any_lesson_takes_no_step():
     model = tiny()
     before = copy.deepcopy(model.state_dict())
     got, _ = learn(model, actions, [0.0] * 7)
-    assert got["steps"] == got["skipped"] == got["tokens"] == got["clip"] == got["entropy"] == got["ratio_first"] == 0
+    assert not any(got[name] for name in ("steps", "skipped", "tokens", "clip", "entropy", "ratio_first"))
     assert got["ratio_min"] == got["ratio_max"] == 1
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -588,7 +604,8 @@ def test_the_next_attempt_has_half_the_largest_batch_that_can_be_cut_and_the_cac
     def work(batch):
         if len(batch) > 1 and flow_grpo.size(batch[0]) == 6:
             raise torch.OutOfMemoryError("a test says so")
-    sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2, 2, 2)]      # one alone, beyond the budget; then 2 x 6 and 2 x 2
+    # one alone, beyond the budget; then 2 x 6 and 2 x 2
+    sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2, 2, 2)]
     with pytest.warns(UserWarning, match="micro-batches of 6 tokens"):
         assert flow_grpo.in_memory(work, sized, 12) == ([None] * 3, 6, 1) and emptied == [1]
 
@@ -611,9 +628,10 @@ def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(
     got, _ = learn(alone, actions, [poison] + [1.0] * 6)
     assert got["skipped"] == 1 and got["steps"] == 0 and not math.isfinite(got["grad_norm"])
     assert all(torch.equal(before[name], value) for name, value in alone.state_dict().items())
-    for part in flow_grpo.split(7, 2, seed=0):                              # the poison in the first mini-batch, then in the second
-        got, _ = learn(both, actions, [poison if flow == part[0] else 1.0 for flow in range(7)], minibatches=2)
-        assert got["skipped"] == 1 and got["steps"] == 1 and all(p.isfinite().all() for p in both.parameters())
+    for part in flow_grpo.split(7, 2, seed=0):      # the poison in the first mini-batch, then in the second
+        A = [poison if flow == part[0] else 1.0 for flow in range(7)]
+        got, _ = learn(both, actions, A, minibatches=2)
+        assert got["skipped"] == got["steps"] == 1 and all(p.isfinite().all() for p in both.parameters())
 
 
 def test_a_mini_batch_without_a_lesson_takes_no_step_whatever_the_other_does():
@@ -625,7 +643,7 @@ def test_a_mini_batch_without_a_lesson_takes_no_step_whatever_the_other_does():
 def test_an_infinite_loss_is_skipped_though_its_gradient_is_finite(monkeypatch):
     original, calls = flow_grpo.reference_logps, []
 
-    def reference_logps(*args):                     # the second time, no token can be written by the reference
+    def reference_logps(*args):  # the second time, no token can be written by the reference
         calls.append(1)
         return original(*args) - (math.inf if len(calls) == 2 else 0)
     monkeypatch.setattr(flow_grpo, "reference_logps", reference_logps)
@@ -718,13 +736,14 @@ def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference):
 @pytest.mark.filterwarnings("ignore:std")
 def test_no_mutant_of_the_formula_survives_loops_without_a_model(monkeypatch):
     survivors = []
-    for _, function, change, source in mutate.mutants(SOURCE, ["advantages", "token_weights", "per_token", "loss"]):
+    formula = ["advantages", "token_weights", "per_token", "loss"]
+    for _, function, change, source in mutate.mutants(SOURCE, formula):
         module = types.ModuleType("mutant")
         monkeypatch.setitem(sys.modules, "mutant", module)          # dataclasses look their module up
         exec(compile(source, "mutant", "exec"), module.__dict__)
         try:
             compare_with_loops(module)
             survivors.append(("flow_grpo", function, change))
-        except Exception:                                           # a difference, or code that no longer runs
+        except Exception:  # a difference, or code that no longer runs
             pass
     assert not {*survivors} - {row[:3] for row in mutate.EQUIVALENT}

@@ -580,19 +580,22 @@ def test_the_last_whole_pair_of_tags_holds_the_answer_and_without_one_all_of_it_
     assert generator.parse(text) == answer
 
 
-# ---- what only mutants had shown -------------------------------------------------------------------------------------
+# ---- what only mutants had shown ----
 
 def test_a_wrong_name_is_quoted_with_sixty_characters_at_most():
-    assert planner.parse(f"Sub-goal: a\nTool: {'x' * 61}", TOOLS).startswith(f"no tool called '{'x' * 60}'. Use one of: ")
+    error = planner.parse(f"Sub-goal: a\nTool: {'x' * 61}", TOOLS)
+    assert error.startswith(f"no tool called '{'x' * 60}'. Use one of: ")
     assert read(f"{'x' * 61}(code='1')") == f"the plan was to call python_coder, not '{'x' * 60}'"
 
 
 def test_the_tools_are_described_one_after_the_other():
-    assert planner.describe_all(TOOLS) == "".join(toolset.describe(name, tool) for name, tool in TOOLS.items())
+    every = [toolset.describe(name, tool) for name, tool in TOOLS.items()]
+    assert planner.describe_all(TOOLS) == "".join(every)
 
 
 @pytest.mark.parametrize("text, sub_goal", [
-    ("```\nTool: double\nSub-goal: double 4\n```\n", "double 4"), ("Sub-goal: Double (4)\nTool: double", "Double (4)"),
+    ("```\nTool: double\nSub-goal: double 4\n```\n", "double 4"),
+    ("Sub-goal: Double (4)\nTool: double", "Double (4)"),
 ])
 def test_a_sub_goal_loses_the_fence_around_the_plan_and_nothing_else(text, sub_goal):
     assert planner.parse(text, TOOLS) == Plan("", sub_goal, "double")
@@ -612,7 +615,8 @@ def test_the_seconds_of_a_call_are_its_own_and_of_a_query_also_those_of_the_lang
 
 
 def test_only_the_queries_to_the_language_model_reach_it():
-    search, batches = replace(TOOLS["double"], run=lambda query: f"{query} again", arguments={"query": "words"}), []
+    batches, again = [], lambda query: f"{query} again"
+    search = replace(TOOLS["double"], run=again, arguments={"query": "a query"})
     tools = {"base_generator": toolset.TOOLS["base_generator"], "search": search}
     calls = [Call("base_generator", {"query": "q"}), Call("search", {"query": "s"})]
     done = executor.run(calls, tools, lambda queries: batches.append(queries) or ["a"] * len(queries))

@@ -592,7 +592,7 @@ def test_the_toy_has_the_tools_it_has_read_about():
     assert settled("q|--tools|python_coder").tools == ["python_coder"]
 
 
-# ---- what only mutants had shown -------------------------------------------------------------------------------------
+# ---- what only mutants had shown ----
 
 def test_every_prompt_is_that_of_its_module_word_for_word():
     policy, fixed = Script(PLAN), Cast()
@@ -600,17 +600,20 @@ def test_every_prompt_is_that_of_its_module_word_for_word():
     before, checked = copy.deepcopy(memory), copy.deepcopy(memory)
     before.steps, checked.steps[0].verdict = [], ""
     assert fixed.prompts == [
-        planner.analysis_prompt("Q", TOOLS), executor.prompt("Q", "c", "double it", "double", TOOLS["double"]),
+        planner.analysis_prompt("Q", TOOLS),
+        executor.prompt("Q", "c", "double it", "double", TOOLS["double"]),
         verifier.prompt("Q", TOOLS, "a", checked.render()), generator.prompt("Q", "a", memory.render())]
     assert policy.prompts == [planner.prompt("Q", TOOLS, "a", before.render())]
 
 
 def test_only_a_query_to_the_language_model_has_its_tokens_and_its_failures():
-    tools = TOOLS | {"find": dataclasses.replace(TOOLS["double"], run=lambda query: "found", arguments={"query": "words"})}
+    find = dataclasses.replace(TOOLS["double"], run=lambda query: "found", arguments={"query": "a query"})
+    tools, calls = TOOLS | {"find": find}, ['base_generator(query="iron")', 'find(query="iron")']
     plans = [PLAN.replace("Tool: double", f"Tool: {name}") for name in ("base_generator", "find")]
     for reply, failed in (("Fe", [False, False]), (Completion("", [1], [], "host is down"), [True, False])):
-        fixed = Script("a", "a", 'base_generator(query="iron")', 'find(query="iron")', reply, STOP, STOP, ANSWER, ANSWER)
+        fixed = Script("a", "a", *calls, reply, STOP, STOP, ANSWER, ANSWER)
         flows = solve.rollout(questions("q", "r"), Script(*plans), fixed, tools)
         assert [bool(flow.failed) for flow in flows] == failed
-        tokens = [word["tokens"] for flow in flows for word in flow.words if word["module"] in ("base_generator", "find")]
+        words = [word for flow in flows for word in flow.words]
+        tokens = [word["tokens"] for word in words if word["module"] in ("base_generator", "find")]
         assert tokens == ([0] if failed[0] else [len(b"iron") + len(b"Fe") + 1, 0])
