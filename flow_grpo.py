@@ -120,7 +120,7 @@ def token_weights(actions, turns, num_flows, num_tokens=None):
     A mean that is only a weight does not care how the batch is cut: micro-batches simply add up.
     """
     if num_tokens:
-        return torch.full((sum(len(a.ids) for a in actions),), 1 / num_tokens)
+        return per_token(actions, [1 / num_tokens] * len(actions))
     return per_token(actions, [1 / (num_flows * turns[a.flow] * len(a.ids)) for a in actions])
 
 
@@ -129,7 +129,7 @@ def per_token(actions, values):
     return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])
 
 
-def loss(logp, logp_old, logp_ref, A, weight, clip_low=0.2, clip_high=0.3, beta=0.001):
+def loss(logp, logp_old, logp_ref, A, weight, clip_low, clip_high, beta):
     """-J of eq. 5 for K action tokens; every argument is (K,), only logp carries a gradient -> loss (), ratio (K,), kl (K,).
 
     The reward's gradient is in `ratio * A`: at ρ = 1 it is A ∇log π. The clip takes it away where the policy has already
@@ -150,7 +150,7 @@ def loss(logp, logp_old, logp_ref, A, weight, clip_low=0.2, clip_high=0.3, beta=
 def split(num_flows, minibatches, seed):
     """Rollouts 0..N-1, shuffled, in `minibatches` sets of equal size (± 1). A rollout is never divided: its T_i is one mean."""
     order = torch.randperm(num_flows, generator=torch.Generator().manual_seed(seed)).tolist()
-    return [set(order[k::minibatches]) for k in range(minibatches)]
+    return [order[k::minibatches] for k in range(minibatches)]
 
 
 def size(action):
@@ -199,8 +199,7 @@ def in_memory(work, actions, token_budget, begin=lambda: None):
                 raise MemoryError(f"One turn of {len(batch[0].prompt_ids)} + {len(batch[0].ids)} tokens does not fit into memory: "
                                   f"give {TO_FIT}") from why
         # Here, and not above: as long as the exception lives, its traceback holds the tensors of the failed attempt.
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()                                            # nothing happens without a GPU
         token_budget, halved = max(len(b) * size(b[0]) for b in batches if len(b) > 1) // 2, halved + 1
         warnings.warn(f"Out of memory in the update: it goes on with micro-batches of {token_budget} tokens. Next time: "
                       f"--token-budget {token_budget}.")
@@ -252,7 +251,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
     """
     sum_up = all_reduce or (lambda tensor: None)
     beta = beta if reference is not None else 0
-    A = torch.as_tensor(advantages, dtype=torch.float32).tolist()
+    A = torch.as_tensor(advantages).tolist()
     turns = Counter(a.flow for a in actions)                                # T_i
     device, params = model.device, [p for p in model.parameters() if p.requires_grad]
     if any(not 0 <= a.flow < len(A) for a in actions):

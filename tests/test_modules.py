@@ -3,6 +3,8 @@ import copy
 import json
 import random
 import time
+import types
+from dataclasses import replace
 
 import pytest
 
@@ -576,3 +578,57 @@ def test_only_a_plain_stop_stops(text, stop):
 ])
 def test_the_last_whole_pair_of_tags_holds_the_answer_and_without_one_all_of_it_is(text, answer):
     assert generator.parse(text) == answer
+
+
+# ---- what only mutants had shown ----
+
+def test_a_wrong_name_is_quoted_with_sixty_characters_at_most():
+    error = planner.parse(f"Sub-goal: a\nTool: {'x' * 61}", TOOLS)
+    assert error.startswith(f"no tool called '{'x' * 60}'. Use one of: ")
+    assert read(f"{'x' * 61}(code='1')") == f"the plan was to call python_coder, not '{'x' * 60}'"
+
+
+def test_the_tools_are_described_one_after_the_other():
+    every = [toolset.describe(name, tool) for name, tool in TOOLS.items()]
+    assert planner.describe_all(TOOLS) == "".join(every)
+
+
+@pytest.mark.parametrize("text, sub_goal", [
+    ("```\nTool: double\nSub-goal: double 4\n```\n", "double 4"),
+    ("Sub-goal: Double (4)\nTool: double", "Double (4)"),
+])
+def test_a_sub_goal_loses_the_fence_around_the_plan_and_nothing_else(text, sub_goal):
+    assert planner.parse(text, TOOLS) == Plan("", sub_goal, "double")
+
+
+def test_a_conclusion_within_a_line_stops_nothing():
+    assert verifier.parse("It is no conclusion: STOP") is False
+
+
+def test_the_seconds_of_a_call_are_its_own_and_of_a_query_also_those_of_the_language_model(monkeypatch):
+    clock = [100]
+    monkeypatch.setattr(executor, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    tools = {"base_generator": toolset.TOOLS["base_generator"], "double": TOOLS["double"]}
+    calls = [Call("base_generator", {"query": "q"}), Call("double", {"number": "4"}), "an error"]
+    done = executor.run(calls, tools, lambda queries: clock.append(clock.pop() + 5) or ["a"])
+    assert done == [("a", False, 5), ("8", False, 0), ("Error: an error", True, 0)]
+
+
+def test_only_the_queries_to_the_language_model_reach_it():
+    batches, again = [], lambda query: f"{query} again"
+    search = replace(TOOLS["double"], run=again, arguments={"query": "a query"})
+    tools = {"base_generator": toolset.TOOLS["base_generator"], "search": search}
+    calls = [Call("base_generator", {"query": "q"}), Call("search", {"query": "s"})]
+    done = executor.run(calls, tools, lambda queries: batches.append(queries) or ["a"] * len(queries))
+    assert batches == [["q"]] and [result for result, *_ in done] == ["a", "s again"]
+
+
+def test_a_reason_without_a_sentence_is_named(monkeypatch):
+    def read_nothing(*_):
+        raise MemoryError
+    monkeypatch.setattr(executor, "read", read_nothing)
+    assert read("[").startswith("the call could not be read (MemoryError). Write it as ")
+
+
+def test_a_reason_names_no_file_and_no_line():
+    assert read("python_coder(").startswith("the call could not be read ('(' was never closed). Write it as ")

@@ -1,4 +1,5 @@
 """The flow, driven by scripts instead of models: who is asked what, when, and what becomes of every mistake."""
+import copy
 import dataclasses
 import json
 import os
@@ -641,3 +642,30 @@ def test_a_checkpoint_does_not_choose_the_server_that_reads_our_questions_and_ou
 def test_the_toy_has_the_tools_it_has_read_about():
     assert settled("q").tools == solve.TOY_TOOLS and settled("q").corpus.endswith("toy/corpus.jsonl")
     assert settled("q|--tools|python_coder").tools == ["python_coder"]
+
+
+# ---- what only mutants had shown ----
+
+def test_every_prompt_is_that_of_its_module_word_for_word():
+    policy, fixed = Script(PLAN), Cast()
+    memory = flow_of(policy, fixed, question="Q").memory
+    before, checked = copy.deepcopy(memory), copy.deepcopy(memory)
+    before.steps, checked.steps[0].verdict = [], ""
+    assert fixed.prompts == [
+        planner.analysis_prompt("Q", TOOLS),
+        executor.prompt("Q", "c", "double it", "double", TOOLS["double"]),
+        verifier.prompt("Q", TOOLS, "a", checked.render()), generator.prompt("Q", "a", memory.render())]
+    assert policy.prompts == [planner.prompt("Q", TOOLS, "a", before.render())]
+
+
+def test_only_a_query_to_the_language_model_has_its_tokens_and_its_failures():
+    find = dataclasses.replace(TOOLS["double"], run=lambda query: "found", arguments={"query": "a query"})
+    tools, calls = TOOLS | {"find": find}, ['base_generator(query="iron")', 'find(query="iron")']
+    plans = [PLAN.replace("Tool: double", f"Tool: {name}") for name in ("base_generator", "find")]
+    for reply, failed in (("Fe", [False, False]), (Completion("", [1], [], "host is down"), [True, False])):
+        fixed = Script("a", "a", *calls, reply, STOP, STOP, ANSWER, ANSWER)
+        flows = solve.rollout(questions("q", "r"), Script(*plans), fixed, tools)
+        assert [bool(flow.failed) for flow in flows] == failed
+        words = [word for flow in flows for word in flow.words]
+        tokens = [word["tokens"] for word in words if word["module"] in ("base_generator", "find")]
+        assert tokens == ([0] if failed[0] else [len(b"iron") + len(b"Fe") + 1, 0])

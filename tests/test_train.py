@@ -805,3 +805,34 @@ def test_two_steps_run_end_to_end_on_a_model_of_qwen2_5_7bs_configuration(tmp_pa
     solve.main()
     said = capsys.readouterr().out
     assert f"planner {checkpoint} |" in said and f"fixed   {tmp_path / 'qwen'} |" in said and "1 flows" in said
+
+
+def test_every_turn_of_every_rollout_is_learnt_from_though_it_be_an_odd_number(tmp_path, monkeypatch):
+    failing([3], monkeypatch)
+    spy = Spy(monkeypatch, "update")
+    run(tmp_path / "run", steps=1, max_turns=3)
+    assert sorted(action.flow for action in spy.calls[0][3]) == [flow for flow in range(7) for _ in range(3)]
+
+
+def test_the_token_budget_that_was_enough_serves_the_next_step(tmp_path, monkeypatch):
+    real, budgets = train.update, []
+
+    def update(*args, **settings):
+        budgets.append(settings["token_budget"])
+        return real(*args, **settings) | {"token_budget": 99.0}
+    monkeypatch.setattr(train, "update", update)
+    run(tmp_path / "run", steps=2)
+    assert budgets == [16384, 99]
+
+
+def test_the_row_of_a_step_holds_the_means_of_its_flows(tmp_path, monkeypatch):
+    failing([3], monkeypatch)
+    flows = []
+    monkeypatch.setattr(train, "train_step", lambda *a: flows.append(STEP(*a)) or flows[-1])
+    row = rows(run(tmp_path / "run", steps=1))[0]
+    kept = [flow for flow in flows[0][1] if not flow.failed]
+    plans = [len(said.ids) for flow in kept for said in flow.actions]
+    assert float(row["reward"]) == sum(flow.reward for flow in kept) / 7
+    assert float(row["plan_tokens"]) == sum(plans) / len(plans)
+    assert row["unreadable"] == row["unreadable_errors"] == "16"
+    assert row["base_generator"] == row["undecided"] == "0"
