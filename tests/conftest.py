@@ -17,6 +17,13 @@ from bench import faults
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "extras(package): needs an optional package; .ci/run installs it")
+    config.addinivalue_line("markers", "exhaustive: the long rest of a table; .ci/run runs it, with -m exhaustive")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("exhaustive")])
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
 
 
 def pytest_runtest_setup(item):

@@ -22,7 +22,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import flow_grpo
-import train
+import fit
+import settings
 from bench import mutate
 from flow_grpo import Action
 
@@ -497,7 +498,8 @@ def test_only_processes_that_add_up_need_a_gradient_of_every_weight_and_frozen_o
 def test_what_train_py_does_not_set_is_the_papers_and_what_it_sets_has_the_same_default():
     parameters = inspect.signature(flow_grpo.update).parameters.items()
     defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
-    flags = vars(train.arguments().parse_args([])) | {"minibatches": train.PAPER["minibatches"]}
+    flags = vars(settings.train_parser().parse_args([]))
+    flags |= {"minibatches": settings.FOR_PAPER["minibatches"], "token_budget": fit.BUDGETS[0]}
     rest = {"max_grad_norm": 1.0, "all_reduce": None}
     assert defaults == {name: flags[name] for name in defaults if name not in rest} | rest
 

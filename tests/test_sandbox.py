@@ -23,6 +23,9 @@ LATE = 30  # seconds: what is to end in a moment may take this long on a machine
 needs_namespaces = pytest.mark.skipif(not NAMESPACES, reason="this system does not let us have namespaces")
 
 
+EXHAUSTIVE = pytest.mark.exhaustive
+
+
 @pytest.fixture(params=[True, False], ids=["namespaces", "no namespaces"])
 def either_way(request, monkeypatch):
     monkeypatch.setattr(sandbox, "NAMESPACES", request.param)
@@ -32,7 +35,7 @@ WHY_NOT = f"the version of this kernel's Landlock is {sandbox.LANDLOCK}, its mac
 UNPRIVILEGED = sandbox.LANDLOCK and sandbox.seccomp(sandbox.ALWAYS)
 
 
-@pytest.fixture(params=[(True, 0), (False, sandbox.LANDLOCK), (False, 1)],
+@pytest.fixture(params=[(True, 0), (False, sandbox.LANDLOCK), pytest.param((False, 1), marks=EXHAUSTIVE)],
                 ids=["namespaces", "Landlock", "Landlock 1"])
 def confined(request, monkeypatch):
     """By namespaces without Landlock; without them by what this kernel has, and by what Linux 5.13 had."""
@@ -511,6 +514,7 @@ def attack(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.parametrize("either_way", [True, pytest.param(False, marks=EXHAUSTIVE)], indirect=True, ids=["namespaces", "no namespaces"])
 @pytest.mark.parametrize("code, expected", [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
 def test_a_hostile_program_gets_an_answer_and_leaves_nothing(attack, either_way, code, expected):
     answer = attack(code, 0.2 if TIME in expected else 5)

@@ -85,6 +85,7 @@ def test_ctrl_c_during_the_imports_leaves_no_traceback():
     assert process.returncode == -signal.SIGINT and "Traceback" not in error and out == ""
 
 
+@pytest.mark.exhaustive
 def test_a_terminal_without_letters_is_no_reason_to_stop():
     done = subprocess.run([sys.executable, "solve.py", "Où est Curaçao?", "--max-turns", "1"], cwd=ROOT, capture_output=True, timeout=120,
                           env=os.environ | {"PYTHONIOENCODING": "ascii"})

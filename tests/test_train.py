@@ -324,7 +324,8 @@ def no_space(*args, **settings):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("where", ["the weights", "the trainer's state", "the first byte"])
+@pytest.mark.parametrize("where", ["the weights", *(pytest.param(where, marks=pytest.mark.exhaustive) for where in
+                                                    ("the trainer's state", "the first byte"))])
 def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(whole, monkeypatch, where):
     weights = os.path.getsize("model/model.safetensors")
     full = {"the weights": lambda: limited(weights // 2), "the trainer's state": lambda: limited(weights * 3 // 2),
@@ -518,7 +519,8 @@ def test_a_server_that_is_down_ends_the_run_and_uses_up_no_questions(whole, tmp_
     assert command("train.py", "--resume", str(tmp_path / "run")) == 0 and rows(tmp_path / "run") == rows(whole)[:2]
 
 
-@pytest.mark.parametrize("when, after", [("test", 0), ("valid", 2), ("valid", 4), ("test", 4)])
+@pytest.mark.parametrize("when, after", [("test", 0), ("valid", 4), *(pytest.param(*when, marks=pytest.mark.exhaustive) for when in
+                                                                      (("valid", 2), ("test", 4)))])
 def test_a_server_that_is_down_while_questions_are_marked_is_no_wrong_answer(whole, tmp_path, monkeypatch, when, after):
     roll_out = train.marked_rollouts
     marks, seen = ["test 0", "valid 2", "valid 4", "test 4"], []
