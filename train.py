@@ -63,8 +63,9 @@ def marked_rollouts(questions, copies, seed, args, policy, fixed, tools, judge):
     return flows
 
 
-def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, judge=None):
-    """One step of Flow-GRPO on a batch of questions: ({column: value} for the log, [Flow])."""
+def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, judge=None, moved=True):
+    """One step of Flow-GRPO on a batch of questions: ({column: value} for the log, [Flow]). moved: is the policy no longer
+    the reference? Only then has a step without any advantage a gradient, the KL's."""
     start, seed = time.perf_counter(), args.seed * 1_000_003 + step
     flows = marked_rollouts(batch, args.group_size, seed, args, policy, fixed, tools, judge)
     metrics = solve.summary(flows)
@@ -76,13 +77,13 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
     mine = [k for k, (group, _) in enumerate(kept) if group in own]  # update() numbers this rank's rollouts anew, from 0
     actions = [Action(said.prompt_ids, said.ids, i, said.logps) for i, k in enumerate(mine) for said in kept[k][1].actions]
     middle = time.perf_counter()
-    # Without an advantage only the KL pulls, and not before the policy has left the reference.
-    learned = dict(NOTHING_LEARNED, token_budget=args.token_budget) if not A.any() and not (args.beta and optimizer.state) else update(
-        policy.model, reference.model, optimizer, actions, A[mine],
-        temperature=args.temperature, clip_low=args.clip_low, clip_high=args.clip_high, beta=args.beta, minibatches=args.minibatches,
-        token_budget=args.token_budget, token_mean=args.token_mean, seed=seed, all_reduce=parallel.add_up if parallel.WORLD > 1 else None,
-    )
-    args.token_budget = int(learned["token_budget"])  # smaller from now on if the memory was short
+    learned = NOTHING_LEARNED
+    if A.any() or (args.beta and moved):
+        learned = update(
+            policy.model, reference.model, optimizer, actions, A[mine], temperature=args.temperature, beta=args.beta,
+            clip_low=args.clip_low, clip_high=args.clip_high, minibatches=args.minibatches, token_mean=args.token_mean,
+            token_budget=args.token_budget, seed=seed, all_reduce=parallel.add_up if parallel.WORLD > 1 else None)
+        args.token_budget = int(learned["token_budget"])  # smaller from now on if the memory was short
     plans = [len(said.ids) for _, flow in kept for said in flow.actions]
     row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}
     row |= {"flat": flat, "groups": len(batch), "failed": metrics["failed"], "undecided": metrics["undecided"], "plan_tokens": sum(plans) / max(1, len(plans))}
@@ -114,11 +115,11 @@ def questions_of(step, questions, number, seed):
 # --------------------------------------------------------------------------------------------------------------------- the loop
 def train(args, policy, fixed, reference, tools, judge, train_questions, valid, test, state):
     """The whole run; state is None, or trainer.pt of the checkpoint to go on from."""
-    run, step, best, poisoned, rows = Path(args.out), 0, -1.0, 0, []
+    run, step, best, poisoned, moved, rows = Path(args.out), 0, -1.0, 0, False, []
     weights = [p for p in policy.model.parameters() if p.requires_grad]
     optimizer = parallel.sharded(MasterAdamW, weights, lr=args.lr, device=args.optimizer_device)
     if state:
-        step, best = state["step"], state["best"]
+        step, best, moved = state["step"], state["best"], bool(state["optimizer"]["state"])
         parallel.load(optimizer, state.pop("optimizer"))  # pop: 91 GB of a 7B are not kept twice
     log, stopping = Log(run, step), Stopping()
 
@@ -159,8 +160,8 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
             save_step()
         while step < args.steps and not parallel.any_rank(stopping.asked):
             batch = questions_of(step + 1, train_questions, args.questions, args.seed)
-            row, flows, *seconds = train_step(step + 1, batch, args, policy, fixed, reference, optimizer, tools, judge)
-            step += 1
+            row, flows, *seconds = train_step(step + 1, batch, args, policy, fixed, reference, optimizer, tools, judge, moved)
+            step, moved = step + 1, moved or (row["grad_norm"] > 0 and row["skipped"] < args.minibatches)
             rows.append(row)
             log.row("log.csv", row)
             log.flows(step, flows)
@@ -180,7 +181,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
         say(stop(f"Stopped after step {step}.", "Go on"))
     elif rows and all(row["failed"] == args.questions * args.group_size for row in rows):
         raise SystemExit("train.py: every rollout failed, and nothing was learnt")
-    elif not optimizer.state:
+    elif not moved:
         say(f"Done, but nothing was learnt: no step had a gradient, and {run} holds the model that came in.")
     else:
         say(f"Done. Try: python solve.py --model {run}/{'best' if valid else f'step-{step}'}")
@@ -239,8 +240,9 @@ def plan_memory(args):
     choices = "lora", "optimizer_device", "gradient_checkpointing"  # a resumed run keeps what it began with
     given = [name for name in choices if args.resume or getattr(args, name) is not None]
     gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    gpu, host = map(min, zip(*parallel.together([(gpu, fit.host_memory())], parallel.WORLD)))  # one plan for all ranks
     changes, text = fit.plan(
-        config, gpu, fit.host_memory(), given, args.token_budget, prompt=max(1, min(4096, context - new)), others=others,
+        config, gpu, host, given, args.token_budget, prompt=max(1, min(4096, context - new)), others=others,
         dtype=llm.pick_dtype(args.dtype, device), ranks=parallel.WORLD, beta=args.beta, max_new_tokens=new, lora=args.lora,
         optimizer_device=args.optimizer_device,
         gradient_checkpointing=gpu > 0 if args.gradient_checkpointing is None else args.gradient_checkpointing)

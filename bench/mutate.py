@@ -42,7 +42,7 @@ import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".pytest_cache")
 PARSERS = ["planner", "executor", "verifier", "generator"]
-LOOP = ["marked_rollouts", "train_step", "questions_of", "train", "settle", "resumed"]
+LOOP = ["marked_rollouts", "train_step", "questions_of", "train"]
 
 # file -> the functions to change (all of them if there is none) and the tests that should notice
 TARGETS = {
@@ -51,8 +51,9 @@ TARGETS = {
     "executor": ([], ["tests/test_modules.py", "tests/test_solve.py"]),
     "verifier": ([], ["tests/test_modules.py"]),
     "generator": ([], ["tests/test_modules.py"]),
-    "flow": (["rollout", "act", "ask"], ["tests/test_solve.py", "tests/test_server.py"]),
+    "flow": (["rollout", "run_tools", "ask"], ["tests/test_solve.py", "tests/test_server.py"]),
     "train": (LOOP, ["tests/test_train.py"]),
+    "settings": (["settle_train", "resumed", "settle_engines"], ["tests/test_settings.py", "tests/test_train.py"]),
     "checkpoint": ([], ["tests/test_train.py"]),
     "lora": ([], ["tests/test_train.py", "-k", "adapter or lora"]),
 }

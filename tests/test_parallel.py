@@ -115,6 +115,7 @@ def test_one_of_the_processes_speaks_for_all(said):
     assert "flat groups" in said and all(said.count(f"step   {step}/3") == 1 for step in (1, 2, 3))
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_of_two_processes_serves_one_and_two(resumed):
     states = [torch.load(f"{run}/step-3/trainer.pt") for run in ("one", "two")]
     moments = [[entry["exp_avg"] for _, entry in sorted(state["optimizer"]["state"].items())] for state in states]

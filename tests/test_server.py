@@ -198,6 +198,7 @@ def test_a_server_cannot_be_trained(server, monkeypatch, capsys):
     assert left.value.code == 2 and "local weights" in said and said.count("\n") == 1
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_fails_a_third_of_its_requests_loses_and_rewards_nothing_wrongly(monkeypatch):
     monkeypatch.setattr(faults, "PATIENCE", 1.0)
     monkeypatch.setattr(services, "PAUSE", 0.01)

@@ -575,6 +575,7 @@ def test_a_status_is_told_in_our_words(serve, loopback, status, sentence):
     endless(HTTP + "Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"")[:10].decode("latin-1"), b"\0\0\0\xff\xff" * 9999),
     lambda send: (time.sleep(0.2), send(reply(status="302 Found", Location="/")))],
     ids="slow status header headers body continue length chunks chunk-size empty-blocks redirects".split())
+@pytest.mark.exhaustive
 def test_one_clock_ends_everything(serve, loopback, clock, answer):
     sentence = str(failure(fetch, serve(answer).url, seconds=0.3))
     assert sentence == "127.0.0.1 did not answer in time (at most 0.3 seconds)" or "encoding is broken" in sentence
