@@ -125,6 +125,7 @@ def test_a_checkpoint_of_two_processes_serves_one_and_two(resumed):
     assert command("train.py", "--resume", "half-one") == 0 and apart("half-one/step-3", "two/step-3") < 1e-5
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_dies_ends_the_others(resumed):
     assert resumed.returncode != 0 and re.search(r"exitcode *: 3 ", resumed.stderr)
     assert sorted(path.name for path in Path("half-two").glob("step-*")) == ["step-1", "step-2", "step-3"]
