@@ -106,7 +106,8 @@ class Log:
             return
         before = {
             "log.csv": lambda line: int(line.split(",")[0]) <= step,
-            "evals.csv": lambda line: int(line.split(",")[0]) < step + (step > 0 and ",test," not in line),  # the last test follows the checkpoint
+            # The first evaluation comes before step 1, the last test after the last checkpoint: both are made again.
+            "evals.csv": lambda line: int(line.split(",")[0]) < step + (step > 0 and ",test," not in line),
             "rollouts.jsonl": lambda line: json.loads(line)["step"] <= step,
         }
         for name, keep in before.items():

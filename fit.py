@@ -1,11 +1,11 @@
 """Will it fit? The peak of a training run in bytes, part by part, from the model's configuration alone, before anything is loaded.
 
-    python fit.py --model Qwen/Qwen2.5-7B-Instruct --gpu 80 --host 128      # how train.py would train it there
+    python fit.py --model Qwen/Qwen2.5-7B-Instruct --gpu 80     # how train.py would train it on such a card
 
     config = llm.config_of("Qwen/Qwen2.5-7B-Instruct")
     fit = predict(config, dtype=torch.bfloat16, token_budget=16384, max_new_tokens=1024, gradient_checkpointing=True)
     fit.gpu, fit.host                     # 147e9, 15e9
-    plan(config, 80e9, 128e9, ...)        # {"optimizer_device": "cpu", "token_budget": 16384}, "56 of 80 GB on the GPU, ..."
+    plan(config, 80e9, 128e9, ...)        # {"optimizer_device": "cpu", ...}, "56 of 80 GB on the GPU, ..."
 
 A step of Flow-GRPO has three phases, and the peak is the largest of them, not their sum: the cache of generate() is gone when
 the update begins, and the activations of the update when the optimiser steps. What stays through all three is the policy, the
@@ -101,11 +101,12 @@ def generation(of, tokens, new, prompt, s, lora):
 
 def predict(config, *, dtype, token_budget, max_new_tokens, gradient_checkpointing, optimizer_device=None, lora=None, ranks=1,
             beta=0.001, prompt=4096, generate_budget=None, context=CONTEXT, others=0):
-    """A Fit for training `config` (or what shapes() says of it) in `dtype`. token_budget: of a micro-batch (train.py
-    --token-budget); generate_budget: of generate(), where None is 4 x token_budget, as the defaults of both are; if memory is
-    short it halves itself (llm.HF). prompt, max_new_tokens: the longest of a planner's turn. lora: the adapters' rank, None
-    trains everything. optimizer_device "cpu": masters and moments in host memory. ranks: GPUs that share out masters and
-    moments; each holds all the rest. others: parameters of other models beside it (--fixed, --judge, ...).
+    """A Fit for training `config` (or what shapes() says of it) in `dtype`.
+
+    token_budget: of a micro-batch (train.py --token-budget). generate_budget: of generate(), which halves it by itself
+    (llm.HF); None is 4 x token_budget, as the defaults are. prompt, max_new_tokens: of the longest turn. lora: the
+    adapters' rank, None trains everything. optimizer_device "cpu": masters and moments in the host's memory. ranks: GPUs
+    that share out masters and moments; each holds all the rest. others: parameters of other models (--judge, ...).
     """
     s, of = dtype.itemsize, config if isinstance(config, dict) else shapes(config)
     P, trained = of["parameters"], of["adapter"] * (lora or 0)
@@ -135,13 +136,15 @@ def predict(config, *, dtype, token_budget, max_new_tokens, gradient_checkpointi
 
 
 def plan(config, gpu, host, given=(), token_budget=None, prompt=4096, **settings):
-    """How to train within the memory that is there: (settings of train.py to change, the text of its "memory" line).
+    """How to train within the memory that is there: (settings of train.py to change, the text of a "memory" line).
 
-    gpu: free bytes of the card; 0 without one, and then everything lives in the host's memory. host: free bytes there.
-    given: names of settings that the user chose, which stay. settings: the others of predict(). Tried in the order of what
-    they cost: all weights; with the optimizer on the host (without a GPU: gradient checkpointing); adapters; each with large
-    micro-batches first. A tenth of the memory should stay free; where nothing is that lean, up to 1.15 times the memory is
-    tried, since predict() has been off by so much. ValueError if nothing fits.
+    gpu: free bytes of the card; 0 for none, and then everything is in the host's memory. host: free bytes there.
+    given: names of settings that the user chose, which stay. settings: the others of predict().
+
+    The ways, in the order of what they cost: all weights; the optimizer on the host (without a GPU: gradient
+    checkpointing); adapters; each with large micro-batches first. A tenth of the memory should stay free. Where
+    nothing is that lean, up to 1.15 times the memory is tried, since predict() has been off by so much. ValueError
+    if nothing fits.
     """
     shape, turn = shapes(config), prompt + settings["max_new_tokens"]
     second = {"optimizer_device": "cpu"} if gpu else {"gradient_checkpointing": True}
@@ -149,7 +152,7 @@ def plan(config, gpu, host, given=(), token_budget=None, prompt=4096, **settings
     chosen = {*given, *({"lora", "optimizer_device"} if {"lora", "optimizer_device"} & {*given} else ())}
     ways = [way for way in ({}, second, third) if not chosen & way.keys()]
     budgets = [token_budget] if token_budget else [b for b in BUDGETS if b > turn] + [turn]
-    settings |= {"prompt": prompt, "generate_budget": 1, "context": CONTEXT if gpu else 0}   # generate() halves by itself
+    settings |= {"prompt": prompt, "generate_budget": 1, "context": CONTEXT if gpu else 0}
     tried = [(way | {"token_budget": budget}, predict(shape, **settings | way | {"token_budget": budget}))
              for way in ways for budget in budgets]
     for share in (0.9, 1.15):
@@ -158,33 +161,38 @@ def plan(config, gpu, host, given=(), token_budget=None, prompt=4096, **settings
                 return changes, in_words(changes, need, gpu, host, share, full=tried[0][1].gpu)
     place, there = (" on the GPU", gpu) if gpu else ("", host)
     lean = min(tried, key=lambda way: way[1].gpu)
-    more = "" if not gpu or lean[1].gpu > gpu else f" and {lean[1].host / 1e9:.0f} of the host's, where {host / 1e9:.0f} are free"
+    on_host = f" and {lean[1].host / 1e9:.0f} of the host's, where {host / 1e9:.0f} are free"
     raise ValueError(f"it needs {lean[1].gpu / 1e9:.0f} GB of memory{place} even with {flags(lean[0])}, and "
-                     f"{there / 1e9:.0f} are free{more}: use a smaller model, a shorter --max-new-tokens, or a larger machine")
+                     f"{there / 1e9:.0f} are free{on_host if gpu >= lean[1].gpu else ''}: use a smaller model, a shorter "
+                     "--max-new-tokens, or a larger machine")
 
 
 def flags(changes):
-    return " ".join(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in changes.items())
+    """{"lora": 32, "gradient_checkpointing": True} -> "--lora 32 --gradient-checkpointing" """
+    shown = ((name.replace("_", "-"), "" if value is True else f" {value}") for name, value in changes.items())
+    return " ".join(f"--{name}{value}" for name, value in shown)
 
 
 def in_words(changes, need, gpu, host, share, full):
     """'56 of 80 GB on the GPU, 107 of 128 GB on the host, with --optimizer-device cpu (without: 147 GB)'"""
     changes = {name: value for name, value in changes.items() if value != BUDGETS[0]}
-    there = f"{gpu / 1e9:.0f} GB on the GPU, {need.host / 1e9:.0f} of {host / 1e9:.0f} GB on the host" if gpu else f"{host / 1e9:.0f} GB"
-    text = f"{need.gpu / 1e9:.1f} of {there}" + (f", with {flags(changes)} (without: {full / 1e9:.0f} GB)" if need.gpu != full else "")
+    text = f"{need.gpu / 1e9:.1f} of {(gpu or host) / 1e9:.0f} GB"
+    text += f" on the GPU, {need.host / 1e9:.0f} of {host / 1e9:.0f} GB on the host" if gpu else ""
+    text += f", with {flags(changes)} (without: {full / 1e9:.0f} GB)" if need.gpu != full else ""
     return text + ("; that may not suffice, since a tenth should stay free" if share > 1 else "")
 
 
 def context(config, max_new_tokens=None):
-    """The model's context in tokens; ValueError if plans of max_new_tokens would leave less than half of it to prompts."""
+    """The model's context in tokens; ValueError if plans of max_new_tokens leave no room in it for a prompt."""
     tokens = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**9
-    if max_new_tokens and max_new_tokens > tokens // 2:
-        raise ValueError(f"--max-new-tokens {max_new_tokens} leaves too little room for prompts in the {tokens} tokens of this "
-                         f"model's context: use at most {tokens // 2}")
+    most = tokens - min(1000, tokens // 2)  # the shortest prompts of the flow have some hundred tokens
+    if max_new_tokens and max_new_tokens > most:
+        raise ValueError(f"--max-new-tokens {max_new_tokens} leaves too little room for prompts in the {tokens} "
+                         f"tokens of this model's context: use at most {most}")
     return tokens
 
 
-# ------------------------------------------------------------------------------------------------ the memory that is there
+# ------------------------------------------------------------------------------------ the memory that is there
 def host_memory():
     """Bytes of the host's memory that are free, in a container those that it may still take."""
     try:
@@ -198,19 +206,20 @@ def host_memory():
 
 
 def bound_host_memory():
-    """Let an allocation fail that the machine cannot hold: then a batch is halved, or a sentence says what to do. Without a
-    bound Linux grants it, and later kills the process without a word."""
-    used = re.search(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text()) if Path("/proc/self/status").exists() else None
-    if used:
-        bound, most = int(0.97 * host_memory()) + 1024 * int(used[1]), resource.getrlimit(resource.RLIMIT_DATA)[1]
+    """Let an allocation fail that the machine cannot hold: then a batch is halved, or a sentence says what to do.
+    Without a bound Linux grants it, and later kills the process without a word."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        used = 1024 * int(re.search(r"VmData:\s*(\d+)", status.read_text())[1])
+        bound, most = int(0.97 * host_memory()) + used, resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (bound if most < 0 else min(bound, most), most))
 
 
 def main():
-    import llm                                                                  # llm.py needs nothing of this file
-    parser = argparse.ArgumentParser(description="Will it fit? What train.py would choose on a machine of this size.")
+    import llm                                                  # here, because only the command line needs it
+    parser = argparse.ArgumentParser(description="Will it fit? What train.py would choose on such a machine.")
     parser.add_argument("--model", required=True, help="folder or hub name; only its configuration is read")
-    parser.add_argument("--gpu", type=float, required=True, help="GB (10^9 bytes) free on the card; 0: no GPU, float32")
+    parser.add_argument("--gpu", type=float, required=True, help="GB (10^9 bytes) free on the card; 0: no GPU")
     parser.add_argument("--host", type=float, default=128, help="GB free in the host's memory")
     parser.add_argument("--max-new-tokens", type=int, default=1024, help="of a plan")
     args = parser.parse_args()

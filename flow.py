@@ -151,8 +151,8 @@ def run_tools(flows, turn, tools, base_generator):
 
     def answer(queries):
         completions.update(zip(queries, base_generator(queries)))
-        found = [(memory.after_thinking(completions[query].text), completions[query].error) for query in queries]
-        return [text or f"Error: {error or 'no answer'}" for text, error in found]
+        found = [completions[query] for query in queries]
+        return [memory.after_thinking(c.text) or f"Error: {c.error or 'no answer'}" for c in found]
 
     results = executor.run([flow.call for flow in flows], tools, answer)
     for flow, (result, error, seconds) in zip(flows, results):

@@ -173,7 +173,7 @@ def micro_batches(actions, token_budget):
 
 
 def short_of_memory(error):
-    """Is this RuntimeError one of memory? The GPU's has a class of its own, the CPU's (fit.bound_host_memory) only a text."""
+    """Is this RuntimeError one of memory? A GPU's has a class of its own, a CPU's (fit.bound_host_memory) a text."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
@@ -318,7 +318,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
             except RuntimeError as why:
                 if not short_of_memory(why):
                     raise
-                raise MemoryError(f"The optimiser's state does not fit into memory: give {TO_FIT}") from why  # half a step
+                raise MemoryError(f"The optimiser's state does not fit into memory: give {TO_FIT}") from why
             steps += 1
     model.zero_grad()
     model.eval()

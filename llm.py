@@ -47,6 +47,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import hub, logging
 
 import services
+from services import is_server
 
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -467,10 +468,6 @@ def fingerprint(name):
                 digest.update(data.read(65_536))
         digest.update(str(size).encode())
     return digest.hexdigest()[:16] if files else ""
-
-
-def is_server(name):
-    return str(name).startswith(("http://", "https://"))
 
 
 def read(kind, name, **settings):

@@ -41,6 +41,11 @@ class Failed(Exception):
         self.status, self.body = status, body[:2000]  # the body is what the service said, and may show anything
 
 
+def is_server(name):
+    """Is this model's name the address of a server?"""
+    return str(name).startswith(("http://", "https://"))
+
+
 def status_line(status: int) -> str:
     """503 -> '503 Service Unavailable': our own words, for a server could put anything there."""
     return f"{status} {http.client.responses.get(status, '')}".strip()

@@ -1,9 +1,9 @@
 """settings.py: the command lines of solve.py and train.py, read before torch is imported.
 
-torch and transformers take seconds to import. Nobody should wait that long for --help or for a typo, so both scripts call
-before_imports() first, and it ends the process with one sentence if the command line cannot work.
+torch and transformers take seconds to import. Nobody should wait that long for --help or for a typo, so both
+scripts call before_imports() first. It ends the process with one sentence if the command line cannot work.
 
-    args = solve_arguments()        # of sys.argv; every default is filled in that can be known without the model
+    args = solve_arguments()        # of sys.argv, with every default that can be known without the model
     args = train_arguments()        # with --resume RUN, the settings of that run
 """
 import argparse
@@ -15,30 +15,29 @@ from pathlib import Path
 
 import benchmarks
 import tools as toolset
+from services import is_server
 
 TOY = Path(__file__).parent / "toy"
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # what the toy model has read about
 MODULES = ("fixed", "executor", "verifier", "generator")
 TAKEN = "{} exists already and is not written over: give another --out, or remove it"
 
-# The paper's settings, and what differs for the toy: a small model learns at a larger rate, from smaller batches. Its
-# questions need one turn or two; with no turn to spare, each wrong tool costs the answer, and the reward can see it.
+# The paper's settings, and the toy's: a small model learns at a larger rate, from smaller batches. Its
+# questions need one turn or two; with no turn to spare, each wrong tool costs the answer.
 FOR_PAPER = {"lr": None, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "every": 5,
              "data": "nq+deepmath", "valid": None, "test": None}
-FOR_TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10,
-           "data": str(TOY / "train.jsonl"), "valid": str(TOY / "valid.jsonl"), "test": str(TOY / "test.jsonl")}
+FOR_TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10}
+FOR_TOY |= {"data": str(TOY / "train.jsonl"),
+            "valid": str(TOY / "valid.jsonl"), "test": str(TOY / "test.jsonl")}
 
 
 def is_toy(model):
     return Path(model).resolve() == TOY.resolve()
 
 
-def is_server(name):
-    return str(name).startswith(("http://", "https://"))
-
-
 def before_imports(arguments):
-    """Refuse what cannot work, and from here on end without a traceback: Ctrl-C during imports, letters a terminal lacks."""
+    """Refuse what cannot work. From here on, Ctrl-C during the imports and letters that a terminal lacks
+    give no traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
@@ -79,39 +78,40 @@ def exists(*paths):
             raise ValueError(f"{path}: no such file; give a JSONL file of questions.")
 
 
-# ------------------------------------------------------------------------------------------ engines and tools, for both scripts
+# ------------------------------------------------------------------ engines and tools, for both scripts
 def add_engines(add):
-    add("--fixed", help="model of all modules but the planner: folder, hub name or http://host:8000/v1#model; "
+    add("--fixed", help="all modules but the planner: folder, hub name or http://host:8000/v1#model; "
                         "None: the one --model was trained with, or --model")
     for module in MODULES[1:]:
         add(f"--{module}", help=f"another model for the {module} alone; None: --fixed")
-    add("--judge", help="model that grades the answers which the rules cannot read, or none: such an answer is not right; "
+    add("--judge", help="model that grades what the rules cannot read, or none: such an answer is not right; "
                         "None: --fixed, but none for the toy")
-    add("--tools", nargs="+", help="tools the planner may choose from, as in a,b; None: those --model was trained with, or "
-                                   "all that can run")
-    add("--corpus", help="what wikipedia_search reads: JSONL of title and text, or wikipedia:en, the live one in a "
-                         "language; None: as --tools, or wikipedia:en")
-    add("--cache", help="SQLite file for answers of the web and verdicts of the judge: what is in it is not asked again")
-    add("--think", action="store_true", help="let models think before they answer whose chat template knows enable_thinking")
+    add("--tools", nargs="+", help="tools the planner may choose from, as in a,b; None: those --model was "
+                                   "trained with, or all that can run")
+    add("--corpus", help="what wikipedia_search reads: JSONL of title and text, or wikipedia:en, the live one"
+                         " in a language; None: as --tools, or wikipedia:en")
+    add("--cache", help="SQLite file that keeps answers of the web and verdicts of the judge")
+    add("--think", action="store_true", help="let models think whose chat template has enable_thinking")
     add("--device", help="cuda, mps or cpu; None: the first there is")
     add("--dtype", help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
 
 
 def settle_engines(args, graded=True):
-    """Fill in what depends on the planner: a checkpoint remembers the modules and tools it was trained with (train.json).
+    """Fill in what depends on the planner: a checkpoint remembers its modules and tools (train.json).
 
-    graded: are there answers to grade? Then the judge is the fixed model, unless another is named, or none."""
+    graded: are there answers to grade? Then the judge is the fixed model, unless another is named or none."""
     trained = Path(args.model) / "train.json"
     try:
         before = json.loads(trained.read_text()) if trained.exists() else {}
     except json.JSONDecodeError as why:
-        raise ValueError(f"{trained} is damaged ({why}): take another checkpoint, or remove that file") from why
+        raise ValueError(f"{trained} is damaged ({why}): take another checkpoint, or remove it") from why
     if not before and is_toy(args.model):
         before = {"tools": TOY_TOOLS, "corpus": str(TOY / "corpus.jsonl")}
     for name in (*MODULES, "tools", "corpus"):
         if getattr(args, name) is None:
-            if name in MODULES and is_server(before.get(name)):  # a downloaded folder must not choose who reads our key
-                raise ValueError(f"{args.model} was trained with --{name} {before[name]}: give that, or another")
+            if name in MODULES and is_server(before.get(name)):  # a download must not choose who gets our key
+                raise ValueError(f"{args.model} was trained with --{name} {before[name]}: "
+                                 "give that, or another")
             setattr(args, name, before.get(name))
         elif name == "tools":
             args.tools = [tool for names in args.tools for tool in names.split(",") if tool]
@@ -123,10 +123,11 @@ def settle_engines(args, graded=True):
     args.judge = None if args.judge == "none" else args.judge
 
 
-# ------------------------------------------------------------------------------------------------------------- solve.py
+# --------------------------------------------------------------------------------------------------- solve.py
 def solve_parser():
-    parser = argparse.ArgumentParser(prog="solve.py", allow_abbrev=False, formatter_class=Help, description="solve.py: "
-                                     "ask the flow one question, a file of questions, or a benchmark.")
+    parser = argparse.ArgumentParser(
+        prog="solve.py", allow_abbrev=False, formatter_class=Help,
+        description="Ask the flow one question, a file of questions, or a benchmark.")
     add = parser.add_argument
     # what is asked
     add("question", nargs="?", help="one question; without one, --data or --benchmark, a few of the toy's")
@@ -143,10 +144,10 @@ def solve_parser():
     add("--max-turns", type=int, default=10, help="turns of a flow at most")
     add("--temperature", type=float, default=0.7, help="of the planner's sampling; 0 is greedy")
     add("--max-new-tokens", type=int, help="longest answer of a module; None: the checkpoint's, or 1024")
-    add("--batch", type=int, help="questions in lock-step, saved after each batch; None: 64, fewer where a CPU is slow")
+    add("--batch", type=int, help="questions in lock-step; None: 64, fewer where a CPU is slow")
     add("--seed", type=int, default=0, help="decides what is sampled")
-    add("--out", help="folder for every flow as a line of JSON; a run that was cut off goes on there; None: none, or "
-                      "runs/MODEL-benchmarks")
+    add("--out", help="folder for every flow as a line of JSON, where a run that was cut off goes on; None: "
+                      "none, or runs/MODEL-benchmarks")
     add("--quiet", action="store_true", help="no traces, only the summary")
     return parser
 
@@ -157,53 +158,55 @@ def solve_arguments():
             raise ValueError(f"--temperature {args.temperature} is no temperature: use 0 or more")
         at_least_1(args, "max_turns", "max_new_tokens", "limit", "trials", "batch")
         if args.tools and len(args.tools) > 1 and not args.question and re.search(r"[^\w,]", args.tools[-1]):
-            args.question = args.tools.pop()  # --tools a b "What is 2 + 2?": argparse took it for a third tool
+            args.question = args.tools.pop()  # --tools a b "2 + 2?": argparse takes it for a third tool
         asked = [what for what in (args.question, args.data, args.benchmark) if what is not None]
         if len(asked) > 1 or asked and not str(asked[0]).strip():
-            raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, not two of them and not an empty one")
+            raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, "
+                             "not two of them and not an empty one")
         exists(args.data)
         settle_engines(args, graded=args.question is None)
         return args
     return parse(solve_parser(), settle)
 
 
-# ------------------------------------------------------------------------------------------------------------- train.py
+# --------------------------------------------------------------------------------------------------- train.py
 def train_parser():
-    parser = argparse.ArgumentParser(prog="train.py", allow_abbrev=False, formatter_class=Help, description="train.py: "
-                                     "Flow-GRPO in the flow. Questions -> rollouts -> reward -> advantages -> update.")
+    parser = argparse.ArgumentParser(
+        prog="train.py", allow_abbrev=False, formatter_class=Help,
+        description="Flow-GRPO in the flow. Questions -> rollouts -> reward -> advantages -> update.")
     add = parser.add_argument
     default = lambda name: f"{FOR_PAPER[name]}; the toy {FOR_TOY[name]}"
     # what is trained, on what
     add("--model", default=str(TOY), help="folder or hub name of the planner")
-    add("--data", help="training questions, JSONL, or nq, deepmath or nq+deepmath by name (default: nq+deepmath; the toy its own)")
+    add("--data", help="training questions: JSONL, or nq, deepmath, nq+deepmath (default; the toy its own)")
     add("--limit", type=int, help="questions of --data at most; None: all of a file, 1000 of a named set")
-    add("--valid", help="questions that choose best/, JSONL, or none (default: 64 held out from --data; the toy its own)")
-    add("--test", help="questions graded before and after, JSONL, or none (default: none; the toy its own)")
+    add("--valid", help="questions that choose best/: JSONL, or none (default: 64 of --data; the toy its)")
+    add("--test", help="questions graded before and after: JSONL, or none (default: none; the toy its own)")
     # the modules that are not trained, and the tools
     add_engines(add)
     # the flow
     add("--max-turns", type=int, help=f"turns of a flow in training (default: {default('max_turns')})")
-    add("--temperature", type=float, default=0.7, help="of the planner's sampling, in rollouts and in the ratio")
+    add("--temperature", type=float, default=0.7, help="of the planner, in rollouts and in the ratio")
     add("--max-new-tokens", type=int, help="longest answer of a module; None: the checkpoint's, or 1024")
     # the objective
     add("--steps", type=int, help=f"optimisation steps (default: {default('steps')})")
     add("--questions", type=int, help=f"questions a step (default: {default('questions')})")
     add("--group-size", type=int, default=8, help="G, rollouts per question; their mean is the baseline")
-    add("--lr", type=float, help=f"learning rate of AdamW (default: 1e-6, with adapters 1e-5; the toy {FOR_TOY['lr']})")
-    add("--beta", type=float, default=0.001, help="weight of the KL to the untrained planner; 0 frees a forward pass")
+    add("--lr", type=float, help=f"default: 1e-6, with adapters 1e-5; the toy {FOR_TOY['lr']}")
+    add("--beta", type=float, default=0.001, help="weight of the KL to the untrained planner; 0 saves a pass")
     add("--clip-low", type=float, default=0.2, help="the ratio is clipped below 1 - this")
     add("--clip-high", type=float, default=0.3, help="the ratio is clipped above 1 + this")
-    add("--minibatches", type=int,
-        help=f"optimiser steps per batch of rollouts; above 1 the ratio leaves 1 (default: {default('minibatches')})")
+    add("--minibatches", type=int, help="optimiser steps a batch of rollouts; above 1 the ratio leaves 1 "
+                                        f"(default: {default('minibatches')})")
     add("--token-mean", action="store_true",
         help="the released code's mean over all tokens, in place of the three nested means")
     # the machine and the run
     add("--token-budget", type=int,
-        help="tokens of a micro-batch: bounds memory, changes nothing else; None: 16384, or what fits into memory")
-    add("--lora", type=int, metavar="RANK", help="train adapters of this rank instead of all weights: one copy for all "
-        "roles (needs peft); None: all weights, or 32 if nothing else fits")
+        help="tokens of a micro-batch: bounds memory, changes nothing else; None: 16384, or what fits")
+    add("--lora", type=int, metavar="RANK", help="train adapters of this rank, one copy for all roles (needs "
+                                                 "peft); None: all weights, or 32 if these do not fit")
     add("--optimizer-device", choices=["cpu"],
-        help="cpu: float32 masters and moments in the host's memory; None: beside the weights if they fit there")
+        help="cpu: float32 masters and moments in the host's memory; None: beside the weights if they fit")
     add("--gradient-checkpointing", action=argparse.BooleanOptionalAction,
         help="less memory, a third more time; None: on cuda, or if nothing else fits")
     add("--seed", type=int, default=0, help="decides everything random")
@@ -217,33 +220,33 @@ def train_parser():
 
 def train_arguments():
     parser = train_parser()
-    return parse(parser, lambda args: resumed(parser, args) if args.resume is not None else settle_train(args))
+    return parse(parser, lambda args: settle_train(args) if args.resume is None else resumed(parser, args))
 
 
 def settle_train(args):
-    """Fill in the defaults of the toy or of the paper, and refuse what cannot work (ValueError: one sentence)."""
+    """Fill in the defaults of the toy or of the paper; ValueError, a sentence, for what cannot work."""
     own_data = args.data is not None
     for name, value in (FOR_TOY if is_toy(args.model) else FOR_PAPER).items():
         if getattr(args, name) is None and not (own_data and name in ("valid", "test")):
             setattr(args, name, value)
     if args.group_size < 2:
         raise ValueError(f"--group-size {args.group_size} has no baseline: use 2 or more")
-    at_least_1(args, "limit", "lora", "keep", "steps", "questions", "minibatches", "max_turns", "every", "token_budget",
-               "max_new_tokens")
+    at_least_1(args, "limit", "lora", "keep", "steps", "questions", "minibatches", "max_turns", "every",
+               "token_budget", "max_new_tokens")
     for name, low, high in (("lr", 0, 1), ("beta", 0, 1e6), ("clip_low", 0, 1), ("clip_high", 0, 1e6)):
         value = getattr(args, name)
         if value is not None and not low <= value <= high:  # nor nan
             raise ValueError(f"--{name.replace('_', '-')} {value} cannot work: use {low} to {high:g}")
     if not 1e-3 <= args.temperature < 1e6:
-        raise ValueError(f"--temperature {args.temperature} does not sample, and a group of equal rollouts teaches nothing: "
-                         "use e.g. 0.7")
+        raise ValueError(f"--temperature {args.temperature} does not sample, and a group of equal rollouts "
+                         "teaches nothing: use e.g. 0.7")
     if is_server(args.model):
-        raise ValueError("--model must be local weights, a folder or a hub name: weights on a server cannot be updated from "
-                         "here. It can play --fixed")
+        raise ValueError("--model must be local weights, a folder or a hub name: those of a server cannot be "
+                         "updated from here. It can play --fixed")
     exists(*(path for path in (args.valid, args.test) if path != "none"),
            None if named_set(args.data) else args.data)
     settle_engines(args)
-    for name in ("model", *MODULES, "judge"):  # a checkpoint remembers them, and may be used from another folder
+    for name in ("model", *MODULES, "judge"):  # a checkpoint remembers them, also for use from another folder
         if getattr(args, name) and Path(getattr(args, name)).is_dir():
             setattr(args, name, str(Path(getattr(args, name)).resolve()))
     if args.corpus and Path(args.corpus).is_file():
@@ -264,8 +267,9 @@ def resumed(parser, args):
     file = Path(args.resume) / "args.json"
     if not file.exists():
         raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
-    given = parser.parse_args(namespace=argparse.Namespace(**dict.fromkeys(vars(args))))  # what is set already gets no default
-    given = [name for name, value in vars(given).items() if value is not None and name not in ("resume", "steps")]
+    no_defaults = argparse.Namespace(**dict.fromkeys(vars(args)))  # what a namespace has gets no default
+    flags = vars(parser.parse_args(namespace=no_defaults))
+    given = [name for name, value in flags.items() if value is not None and name not in ("resume", "steps")]
     if given or (args.steps is not None and args.steps < 1):
         wrong = f"--{given[0].replace('_', '-')}" if given else f"--steps {args.steps}"
         raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong}")

@@ -128,7 +128,7 @@ def trace(flow):
     return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in shown)
 
 
-# ------------------------------------------------------------------------------------------------------------ engines and tools
+# ------------------------------------------------------------------------------------------- engines and tools
 def load_tools(args):
     """The toolbox, and the cache for what may be asked once. Before any model is loaded, which may take minutes."""
     cache = services.Cache(args.cache or ":memory:")
@@ -293,19 +293,20 @@ def load_questions(args):
 
 
 def plan_memory(args):
-    """The "memory" line for the weights of all local models; ValueError, before they are downloaded, if they do not fit.
-
-    Without a GPU, models that do not fit in float32 are loaded in bfloat16, unless --dtype says otherwise."""
-    names = {name for name in (args.model, args.judge, *(getattr(args, name) for name in settings.MODULES)) if name}
+    """The "memory" line for the weights of all local models; ValueError, before they are downloaded, if they do
+    not fit. Without a GPU, models that do not fit in float32 are loaded in bfloat16, unless --dtype is given."""
+    names = {args.model, args.judge, *(getattr(args, name) for name in settings.MODULES)} - {None}
     configs = [llm.config_of(name) for name in sorted(names) if not llm.is_server(name)]
     for config in configs:
         fit.context(config, args.max_new_tokens)
-    device, weights = llm.pick_device(args.device), sum(fit.shapes(config)["parameters"] for config in configs)
+    device = llm.pick_device(args.device)
+    weights = sum(fit.shapes(config)["parameters"] for config in configs)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else fit.host_memory()
     if args.dtype is None and device.type == "cpu" and 4 * weights > 0.9 * free:
         args.dtype = "bfloat16"
     dtype = llm.pick_dtype(args.dtype, device)
-    needed = f"{dtype.itemsize * weights / 1e9:.1f} of {free / 1e9:.0f} GB for the weights, in {str(dtype).removeprefix('torch.')}"
+    name = str(dtype).removeprefix("torch.")
+    needed = f"{dtype.itemsize * weights / 1e9:.1f} of {free / 1e9:.0f} GB for the weights, in {name}"
     if dtype.itemsize * weights > 0.9 * free:
         raise ValueError(f"this needs {needed}: use smaller models, or a server for --model or --fixed")
     return f"memory  {needed}"
@@ -329,7 +330,8 @@ def main():
     except (ValueError, OSError) as why:
         settings.leave(2, f"solve.py: {why}")
     warning = tasks.prose_warning(asked["questions"]) if args.data and not judge else ""
-    print(memory, show_engines(policy, fixed, judge, tools, named), warning and warning + "\n", sep="\n", flush=True)
+    engines = show_engines(policy, fixed, judge, tools, named)
+    print(memory, engines, warning and warning + "\n", sep="\n", flush=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def run(trial, start, questions, bar):

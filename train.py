@@ -1,7 +1,7 @@
 """train.py: Flow-GRPO in the flow. Questions -> rollouts -> reward -> advantages -> update -> log -> save.
 
     python train.py                                        the toy, on a laptop: a planner learns which tool does what
-    python train.py --model Qwen/Qwen2.5-7B-Instruct       data, judge and memory plan are chosen, and the first lines say how
+    python train.py --model Qwen/Qwen2.5-7B-Instruct       data, judge and memory plan are chosen; the first lines say how
     python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
     python train.py --resume runs/toy-seed0                go on where a run stopped
 
@@ -9,9 +9,9 @@ Each step takes `--questions` questions and runs each of them `--group-size` tim
 as it is at this moment. Every rollout is marked once (tasks.py), the mark is compared within its group and broadcast to all turns of
 the rollout, and flow_grpo.update() moves the planner. One frozen copy of the model plays all other modules and is π_ref as well.
 
-The command line is in settings.py, a run's folder in checkpoint.py; one that exists is never written over. Everything random in step n
-is drawn from (seed, n), also after --resume. Several GPUs are parallel.py's, adapters lora.py's, the float32 masters optimizer.py's,
-memory fit.py's: here all that is a line each.
+The command line is in settings.py, a run's folder in checkpoint.py; one that exists is never written over.
+Everything random in step n is drawn from (seed, n), also after --resume. Several GPUs are parallel.py's, adapters
+lora.py's, the float32 masters optimizer.py's, memory fit.py's: here all that is a line each.
 """
 
 import random
@@ -39,9 +39,8 @@ from flow_grpo import Action, advantages, update
 from optimizer import MasterAdamW
 
 POISONED = 3  # steps in a row without a usable gradient, after which the run ends
-COLUMNS = ("kl", "clip", "entropy", "ratio_min", "ratio_max", "sampling_gap", "grad_norm", "skipped", "halved",
-           "loss")  # of update(), in log.csv
-NOTHING_LEARNED = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}  # a step without any gradient
+COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()  # of update()
+NOTHING_LEARNED = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}  # a step without gradient
 
 
 class Down(Exception):
@@ -64,8 +63,9 @@ def marked_rollouts(questions, copies, seed, args, policy, fixed, tools, judge):
 
 
 def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, judge=None, moved=True):
-    """One step of Flow-GRPO on a batch of questions: ({column: value} for the log, [Flow]). moved: is the policy no longer
-    the reference? Only then has a step without any advantage a gradient, the KL's."""
+    """One step of Flow-GRPO on a batch of questions: ({column: value} for the log, [Flow]).
+
+    moved: is the policy no longer the reference? Only then has a step without any advantage a gradient, the KL's."""
     start, seed = time.perf_counter(), args.seed * 1_000_003 + step
     flows = marked_rollouts(batch, args.group_size, seed, args, policy, fixed, tools, judge)
     metrics = solve.summary(flows)
@@ -75,14 +75,15 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
     A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])
     own = parallel.share(range(len(batch)))
     mine = [k for k, (group, _) in enumerate(kept) if group in own]  # update() numbers this rank's rollouts anew, from 0
-    actions = [Action(said.prompt_ids, said.ids, i, said.logps) for i, k in enumerate(mine) for said in kept[k][1].actions]
+    actions = [Action(a.prompt_ids, a.ids, i, a.logps) for i, k in enumerate(mine) for a in kept[k][1].actions]
     middle = time.perf_counter()
     learned = NOTHING_LEARNED
     if A.any() or (args.beta and moved):
         learned = update(
-            policy.model, reference.model, optimizer, actions, A[mine], temperature=args.temperature, beta=args.beta,
-            clip_low=args.clip_low, clip_high=args.clip_high, minibatches=args.minibatches, token_mean=args.token_mean,
-            token_budget=args.token_budget, seed=seed, all_reduce=parallel.add_up if parallel.WORLD > 1 else None)
+            policy.model, reference.model, optimizer, actions, A[mine], temperature=args.temperature,
+            clip_low=args.clip_low, clip_high=args.clip_high, beta=args.beta, minibatches=args.minibatches,
+            token_budget=args.token_budget, token_mean=args.token_mean, seed=seed,
+            all_reduce=parallel.add_up if parallel.WORLD > 1 else None)
         args.token_budget = int(learned["token_budget"])  # smaller from now on if the memory was short
     plans = [len(said.ids) for _, flow in kept for said in flow.actions]
     row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}
@@ -132,7 +133,8 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
         say(f"calls   {solve.show_calls(metrics)}" if name == "test" or step == 0 else "")
         say(advice.failures(flows))
         if metrics["failed"] == len(flows):
-            raise SystemExit(f"train.py: {stop(f'no rollout of {name} came to an end.', 'Mend that, then go on')}")
+            why = f"no rollout of {name} came to an end."
+            raise SystemExit(f"train.py: {stop(why, 'Mend that, then go on')}")
         say(advice.unparsed(flows) if step == 0 else "")
         return metrics["accuracy"]
 
@@ -152,7 +154,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
         return f"{why} {then} with: python train.py --resume {run}"
 
     due = lambda: step and (step % args.every == 0 or step == args.steps)
-    before = ("test", test) if test else ("valid", valid)  # graded before the first step, to see what is learnt
+    before = ("test", test) if test else ("valid", valid)  # graded before the first step
     try:
         if step == 0 and before[1]:
             held_out(*before)
@@ -160,7 +162,8 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
             save_step()
         while step < args.steps and not parallel.any_rank(stopping.asked):
             batch = questions_of(step + 1, train_questions, args.questions, args.seed)
-            row, flows, *seconds = train_step(step + 1, batch, args, policy, fixed, reference, optimizer, tools, judge, moved)
+            row, flows, *seconds = train_step(
+                step + 1, batch, args, policy, fixed, reference, optimizer, tools, judge, moved)
             step, moved = step + 1, moved or (row["grad_norm"] > 0 and row["skipped"] < args.minibatches)
             rows.append(row)
             log.row("log.csv", row)
@@ -220,18 +223,20 @@ def load_questions(args):
     if args.valid:
         return questions, *others
     if len(questions) < 2:
-        raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl or none, or more questions")
+        raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl or none, "
+                         "or more questions")
     train, valid, note = benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
     say(note and f"data    {note}")
     return train, valid, others[1]
 
 
 def plan_memory(args):
-    """Choose how to train within the memory that is there, before anything large is downloaded; ValueError if nothing fits."""
+    """Choose how to train within the memory that is there, before anything large is downloaded; ValueError if
+    nothing fits."""
     device = llm.pick_device(args.device)
     if device.type == "cpu" and args.device is None and not Path(args.model).is_dir():
-        raise ValueError(f"there is no GPU here, and {args.model} is not in a folder here: train it on a machine with a GPU, or "
-                         "give --device cpu to download it and train on the CPU all the same")
+        raise ValueError(f"there is no GPU here, and {args.model} is not in a folder here: train it on a machine with "
+                         "a GPU, or give --device cpu to download it and train on the CPU all the same")
     config = llm.config_of(args.model)
     llm.refuse_to_train(config)
     context, new = fit.context(config, args.max_new_tokens), args.max_new_tokens or llm.LONGEST
@@ -240,11 +245,12 @@ def plan_memory(args):
     choices = "lora", "optimizer_device", "gradient_checkpointing"  # a resumed run keeps what it began with
     given = [name for name in choices if args.resume or getattr(args, name) is not None]
     gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    gpu, host = map(min, zip(*parallel.together([(gpu, fit.host_memory())], parallel.WORLD)))  # one plan for all ranks
+    memories = parallel.together([(gpu, fit.host_memory())], parallel.WORLD)
+    gpu, host = map(min, zip(*memories))  # all ranks must choose the same
     changes, text = fit.plan(
         config, gpu, host, given, args.token_budget, prompt=max(1, min(4096, context - new)), others=others,
-        dtype=llm.pick_dtype(args.dtype, device), ranks=parallel.WORLD, beta=args.beta, max_new_tokens=new, lora=args.lora,
-        optimizer_device=args.optimizer_device,
+        dtype=llm.pick_dtype(args.dtype, device), ranks=parallel.WORLD, beta=args.beta, max_new_tokens=new,
+        lora=args.lora, optimizer_device=args.optimizer_device,
         gradient_checkpointing=gpu > 0 if args.gradient_checkpointing is None else args.gradient_checkpointing)
     for name, value in changes.items():
         setattr(args, name, value)
@@ -258,12 +264,15 @@ def plan_memory(args):
 
 def show_choices(args, train_questions, valid, test):
     """The rest of the first lines: what is learnt from what, and who grades."""
-    who = f"{args.judge}{' (the frozen copy)' if args.judge == args.model else ''}, for answers that the rules cannot read"
-    say(f"data    {args.data}: {len(train_questions)} questions to train on, {len(valid)} to choose best/, {len(test)} to test")
-    say(f"judge   {who if args.judge else 'none: an answer that the rules cannot read is not right'}")
+    copy = " (the frozen copy)" if args.judge == args.model else ""
+    judge = f"{args.judge}{copy}, for answers that the rules cannot read"
+    part = f"adapters of rank {args.lora}" if args.lora else "all weights"
+    say(f"data    {args.data}: {len(train_questions)} questions to train on, {len(valid)} to choose best/, "
+        f"{len(test)} to test")
+    say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
     say("" if args.judge else tasks.prose_warning(train_questions))
-    say(f"learn   {f'adapters of rank {args.lora}' if args.lora else 'all weights'}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions x {args.group_size} rollouts, "
-        f"at most {args.max_turns} turns")
+    say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions x {args.group_size} "
+        f"rollouts, at most {args.max_turns} turns")
 
 
 def load_models(args, checkpoint):
@@ -271,7 +280,8 @@ def load_models(args, checkpoint):
     fixed modules. With adapters there is no second copy: the policy's own weights, the adapters off, are both."""
     if args.lora:
         torch.manual_seed(args.seed)  # the adapters begin with random numbers
-        policy, frozen = lora.adapted(llm.load(args.model, args.device, args.dtype, args.think), args.lora, checkpoint)
+        base = llm.load(args.model, args.device, args.dtype, args.think)
+        policy, frozen = lora.adapted(base, args.lora, checkpoint)
         return policy, policy, {args.model: frozen}
     policy = llm.load(checkpoint or args.model, args.device, args.dtype, args.think)
     frozen = llm.load(args.model, args.device, args.dtype, args.think)

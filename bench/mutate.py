@@ -47,10 +47,10 @@ LOOP = ["marked_rollouts", "train_step", "questions_of", "train"]
 # file -> the functions to change (all of them if there is none) and the tests that should notice
 TARGETS = {
     "flow_grpo": ([], ["tests/test_flow_grpo.py", "-k", "not mutant"]),
-    "planner": ([], ["tests/test_modules.py"]),
-    "executor": ([], ["tests/test_modules.py", "tests/test_solve.py"]),
-    "verifier": ([], ["tests/test_modules.py"]),
-    "generator": ([], ["tests/test_modules.py"]),
+    "planner": ([], ["tests/test_modules.py", "tests/test_thinking.py"]),
+    "executor": ([], ["tests/test_modules.py", "tests/test_solve.py", "tests/test_thinking.py"]),
+    "verifier": ([], ["tests/test_modules.py", "tests/test_thinking.py"]),
+    "generator": ([], ["tests/test_modules.py", "tests/test_thinking.py"]),
     "flow": (["rollout", "run_tools", "ask"], ["tests/test_solve.py", "tests/test_server.py"]),
     "train": (LOOP, ["tests/test_train.py"]),
     "settings": (["settle_train", "resumed", "settle_engines"], ["tests/test_settings.py", "tests/test_train.py"]),
@@ -89,6 +89,8 @@ EQUIVALENT = [
     ('flow_grpo', 'update',
      'first = first if k else [max(first, (ratio - 1).abs().max().item() -> (ratio - 1).abs().max().item(])',
      ONE),
+    ('verifier', 'parse', "text = after_thinking(text) or '[ -> x]'",
+     "neither is a conclusion"),
     ('planner', 'named_tool', 'return named[[0 -> -1]] if [first] ',
      SINGLE),
     ('planner', 'named_tool', "if re.search(f'\\\\b{[re.escape(name) -> name]}\\\\b', field",
