@@ -634,6 +634,6 @@ def test_a_reason_names_no_file_and_no_line():
     assert read("python_coder(").startswith("the call could not be read ('(' was never closed). Write it as ")
 
 
-def test_a_fence_and_a_line_break_behind_the_last_field_are_no_part_of_it():
-    plan = planner.parse("```\nTool: python_coder\nSub-goal: add 2 and 2\n```\n", TOOLS)
+def test_a_fence_behind_a_field_is_no_part_of_it():
+    plan = planner.parse("```\nSub-goal: add 2 and 2\n```\nTool: python_coder", TOOLS)
     assert plan.sub_goal == "add 2 and 2"
