@@ -34,7 +34,7 @@ def unparsed(flows):
         "a tenth of this --lr if plans could be parsed before.")
 
 
-def flat_steps(rows, flows):
+def flat_steps(rows, flows, temperature):
     """What to say after the third step in a row whose groups were all flat, else ""."""
     streak = 0
     for row in reversed(rows):
@@ -47,7 +47,8 @@ def flat_steps(rows, flows):
     easy = "The questions are too easy for this planner: give harder ones in --data, or stop."
     hard = ("Hardly an answer is right: give easier questions in --data, a larger --group-size, a larger "
             "model, or a --judge if right answers are worded freely.")
-    why = unparsed(flows) or (easy if right > 0.5 else hard)
+    equal = f"At --temperature {temperature} the rollouts of a group hardly differ: give e.g. 0.7."
+    why = unparsed(flows) or (equal if temperature < 0.2 else easy if right > 0.5 else hard)
     drift = max(row["kl"] for row in rows[-streak:])
     if drift > 1:
         why += f" The KL to the untrained planner is {drift:.3g}: a --lr that is too high does that."

@@ -164,13 +164,13 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
             batch = questions_of(step + 1, train_questions, args.questions, args.seed)
             row, flows, *seconds = train_step(
                 step + 1, batch, args, policy, fixed, reference, optimizer, tools, judge, moved)
-            step, moved = step + 1, moved or (row["grad_norm"] > 0 and row["skipped"] < args.minibatches)
+            step, moved = step + 1, moved or not (row["grad_norm"] == 0 or row["skipped"] == args.minibatches)
             rows.append(row)
             log.row("log.csv", row)
             log.flows(step, flows)
             say(show(row, args.steps, *seconds))
             say(advice.failures(flows))
-            say(advice.flat_steps(rows, flows))
+            say(advice.flat_steps(rows, flows, args.temperature))
             poisoned = poisoned + 1 if row["skipped"] == args.minibatches or row["failed"] == len(flows) else 0
             if poisoned == POISONED:
                 raise SystemExit(f"train.py: {stop(advice.poisoned(row, args), 'Or go on')}")

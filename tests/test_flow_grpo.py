@@ -526,7 +526,7 @@ def test_a_batch_without_any_lesson_takes_no_step():
     model = tiny()
     before = copy.deepcopy(model.state_dict())
     got, _ = learn(model, actions, [0.0] * 7)
-    assert not any(got[name] for name in ("steps", "skipped", "tokens", "clip", "entropy", "ratio_first"))
+    assert not any(got[name] for name in ("steps", "skipped", "tokens", "clip", "entropy", "ratio_first", "sampling_gap"))
     assert got["ratio_min"] == got["ratio_max"] == 1
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 

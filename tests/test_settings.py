@@ -112,11 +112,12 @@ def test_plans_that_cannot_be_parsed_are_counted_with_the_commonest_reasons_and_
 def test_three_flat_steps_in_a_row_are_told_once_with_what_they_mean():
     flat, lesson = {"flat": 4, "groups": 4, "reward": 0.0, "kl": 0.0}, {"flat": 3, "groups": 4, "reward": 0.5, "kl": 0.0}
     steps = [[flat] * 2, [flat] * 3, [flat] * 4, [flat, lesson, flat, flat], [lesson] + [flat] * 3]
-    assert [advice.flat_steps(rows, [flow("")]) != "" for rows in steps] == [False, True, False, False, True]
-    assert "easier questions" in advice.flat_steps([flat] * 3, [flow("")])
-    assert "0 of 1 plans could be parsed" in advice.flat_steps([flat] * 3, [flow("why")])
-    assert "too easy" in advice.flat_steps([flat | {"reward": 1.0}] * 3, [flow("")])
-    assert "--lr that is too high" in advice.flat_steps([flat | {"kl": 4000.0}] * 3, [flow("why")])
+    assert [advice.flat_steps(rows, [flow("")], 0.7) != "" for rows in steps] == [False, True, False, False, True]
+    assert "easier questions" in advice.flat_steps([flat] * 3, [flow("")], 0.7)
+    assert "0 of 1 plans could be parsed" in advice.flat_steps([flat] * 3, [flow("why")], 0.7)
+    assert "too easy" in advice.flat_steps([flat | {"reward": 1.0}] * 3, [flow("")], 0.7)
+    assert "--temperature 0.01" in advice.flat_steps([flat] * 3, [flow("")], 0.01)
+    assert "--lr that is too high" in advice.flat_steps([flat | {"kl": 4000.0}] * 3, [flow("why")], 0.7)
 
 
 def test_the_commonest_reasons_of_failed_rollouts_come_first():

@@ -668,6 +668,13 @@ def test_a_model_that_writes_no_plan_is_called_so_and_no_update_is_run(tmp_path,
     assert [row["ratio_max"] for row in rows(out)] == ["1.0"] * 3
 
 
+def test_a_step_of_which_one_mini_batch_exploded_has_moved_the_policy(tmp_path, monkeypatch, capsys):
+    update = train.update
+    monkeypatch.setattr(train, "update", lambda *a, **k: update(*a, **k) | {"grad_norm": float("nan"), "skipped": 1.0})
+    run(tmp_path / "run", steps=1, valid="none", test="none")
+    assert "nothing was learnt" not in capsys.readouterr().out
+
+
 def test_a_run_of_which_no_first_rollout_comes_to_an_end_stops_there(tmp_path, monkeypatch, capsys):
     def rollout(*args, **settings):
         flows = even_is_right(*args, **settings)
