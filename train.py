@@ -14,6 +14,7 @@ Everything random in step n is drawn from (seed, n), also after --resume. Severa
 lora.py's, the float32 masters optimizer.py's, memory fit.py's: here all that is a line each.
 """
 
+import os
 import random
 import signal
 import time
@@ -264,10 +265,11 @@ def plan_memory(args):
 
 def show_choices(args, train_questions, valid, test):
     """The rest of the first lines: what is learnt from what, and who grades."""
+    here = f"{Path.cwd()}{os.sep}"
     copy = " (the frozen copy)" if args.judge == args.model else ""
-    judge = f"{args.judge}{copy}, for answers that the rules cannot read"
+    judge = f"{(args.judge or '').removeprefix(here)}{copy}, for answers that the rules cannot read"
     part = f"adapters of rank {args.lora}" if args.lora else "all weights"
-    say(f"data    {args.data}: {len(train_questions)} questions to train on, {len(valid)} to choose best/, "
+    say(f"data    {args.data.removeprefix(here)}: {len(train_questions)} questions to train on, {len(valid)} to choose best/, "
         f"{len(test)} to test")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
     say("" if args.judge else tasks.prose_warning(train_questions))

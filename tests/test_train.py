@@ -654,7 +654,7 @@ def test_the_users_own_command_says_in_four_lines_what_it_chose(tmp_path, monkey
     memory, data, judge, learn = capsys.readouterr().out.splitlines()[:4]
     assert re.fullmatch(r"memory  \d+\.\d of \d+ GB", memory)
     assert data.startswith("data    nq+deepmath: 936 questions to train on, 64 to choose best/, 0 to test")
-    assert judge == f"judge   {tmp_path}/Qwen (the frozen copy), for answers that the rules cannot read"
+    assert judge == f"judge   Qwen (the frozen copy), for answers that the rules cannot read"
     assert learn == "learn   all weights, lr 1e-06, 32 steps of 32 questions x 8 rollouts, at most 3 turns"
 
 
