@@ -585,6 +585,37 @@ def test_an_optimiser_that_does_not_fit_says_what_to_change():
         flow_grpo.update(tiny(), None, Full(), actions, A, temperature=T)
 
 
+@pytest.mark.parametrize("text, memory", [("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", True),
+                                          ("CUDA error: an illegal address", False)])
+def test_only_an_error_of_memory_is_taken_for_one(text, memory):
+    class Failing:
+        def step(self):
+            raise RuntimeError(text)
+
+    def work(batch):
+        if len(batch) > 1:
+            raise RuntimeError(text)
+    actions, rewards, groups = rollouts()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    with pytest.raises(MemoryError if memory else RuntimeError, match="give" if memory else text):
+        flow_grpo.update(tiny(), None, Failing(), actions, A, temperature=T)
+    with pytest.warns(UserWarning) if memory else pytest.raises(RuntimeError, match=text):
+        flow_grpo.in_memory(work, actions, 10_000)
+
+
+def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_probs_as_sampled_and_as_scored():
+    actions, model, A = rollouts()[0], tiny(), [1.0] * 7
+    for n, a in enumerate(actions):
+        a.logps = [logp.item() + (0.5 if n % 2 else -0.25 * n) for logp in one_by_one(model, a)]
+    flows = flow_grpo.split(7, 2, 0)[0]
+    first = flow_grpo.micro_batches([a for a in actions if a.flow in flows], 40)[0]
+    gaps = [abs(was - now.item()) for a in first for was, now in zip(a.logps, one_by_one(model, a))]
+    got, _ = learn(model, actions, A, minibatches=2, token_budget=40)
+    assert got["sampling_gap"] == pytest.approx(statistics.mean(gaps), abs=1e-6) and 0.1 < statistics.mean(gaps)
+    first[0].logps = []                                                     # some are not known: then there is no gap to tell
+    assert learn(tiny(), actions, A, minibatches=2, token_budget=40)[0]["sampling_gap"] == 0
+
+
 def test_the_failed_attempt_is_freed_before_the_next_one():
     actions, alive, counts = rollouts()[0], [], []
 
