@@ -315,9 +315,9 @@ def plan_memory(args):
 def main():
     args = settings.solve_arguments()
     try:
+        memory = plan_memory(args)
         asked = load_questions(args)
         tools, cache = load_tools(args)
-        memory = plan_memory(args)
         if llm.pick_device(args.device).type != "cuda":
             fit.bound_host_memory()
         policy = lora.load(args.model, args.device, args.dtype, args.think)
