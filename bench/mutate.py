@@ -107,6 +107,8 @@ EQUIVALENT = [
      "another number of threads"),
     ('executor', 'run', 'with ThreadPoolExecutor(max_workers=[8 -> 7]) as pool: return',
      "another number of threads"),
+    ('flow_grpo', 'update.learn', 'gap = (sampled - logp[.detach() -> ]).abs().mean(',
+     "the same number; backward() is through already"),
     ('flow_grpo', 'update.learn', '.stack([kl * weight, cut[.float() -> ], -logp.detach()',
      "torch.stack makes it a float"),
     ('flow_grpo', 'token_logps',

@@ -200,6 +200,7 @@ def test_the_log_has_the_reward_first_and_no_times(whole):
 def test_evals_are_made_before_when_saving_and_after(whole):
     made = [(row["step"], row["questions"]) for row in rows(whole, "evals.csv")]
     assert made == [("0", "test"), ("2", "valid"), ("4", "valid"), ("4", "test")]
+    assert list(rows(whole, "evals.csv")[0]) == ["step", "questions", "accuracy", "turns", "errors", "failed", "undecided"]
 
 
 def test_every_step_and_evaluation_draws_from_a_seed_of_its_own(tmp_path, monkeypatch):
