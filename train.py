@@ -127,15 +127,13 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
 
     def held_out(name, questions):
         flows = marked_rollouts(questions, 1, args.seed, args, policy, fixed, tools, judge)
-        metrics = solve.summary(flows)
-        row = {key: metrics[key] for key in ("accuracy", "turns", "errors", "failed", "undecided")}
-        log.row("evals.csv", {"step": step, "questions": name} | row)
+        metrics, columns = solve.summary(flows), ("accuracy", "turns", "errors", "failed", "undecided")
+        log.row("evals.csv", {"step": step, "questions": name} | {key: metrics[key] for key in columns})
         say(f"{name} after step {step}: {solve.show(metrics, len(questions))}")
         say(f"calls   {solve.show_calls(metrics)}" if name == "test" or step == 0 else "")
         say(advice.failures(flows))
         if metrics["failed"] == len(flows):
-            why = f"no rollout of {name} came to an end."
-            raise SystemExit(f"train.py: {stop(why, 'Mend that, then go on')}")
+            raise SystemExit(f"train.py: {stop(f'no rollout of {name} ended.', 'Mend that, then go on')}")
         say(advice.unparsed(flows) if step == 0 else "")
         return metrics["accuracy"]
 
@@ -155,10 +153,9 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
         return f"{why} {then} with: python train.py --resume {run}"
 
     due = lambda: step and (step % args.every == 0 or step == args.steps)
-    before = ("test", test) if test else ("valid", valid)  # graded before the first step
     try:
-        if step == 0 and before[1]:
-            held_out(*before)
+        if step == 0 and (test or valid):
+            held_out("test" if test else "valid", test or valid)
         if valid and due() and not log.marked(step):  # the run ended while --valid was marked
             save_step()
         while step < args.steps and not parallel.any_rank(stopping.asked):

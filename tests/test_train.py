@@ -665,6 +665,7 @@ def test_a_model_that_writes_no_plan_is_called_so_and_no_update_is_run(tmp_path,
     out = run(tmp_path / "run", steps=3, group_size=2)
     text = capsys.readouterr().out
     assert "\n0 of 4 plans could be parsed. The commonest reasons:\n  4 x no line 'Sub-goal: ...'" in text
+    assert text.count("plans could be parsed") == 2           # before the first step, and after the third flat one
     assert "\n3 steps in a row had flat groups only" in text and "Done, but nothing was learnt" in text and spy.calls == []
     assert [row["ratio_max"] for row in rows(out)] == ["1.0"] * 3
 
@@ -683,7 +684,7 @@ def test_a_run_of_which_no_first_rollout_comes_to_an_end_stops_there(tmp_path, m
             flow.failed = f"planner: {llm.TOO_LONG}"
         return flows
     monkeypatch.setattr(solve, "rollout", rollout)
-    assert command(*words(tmp_path / "run")).startswith("train.py: no rollout of test came to an end. Mend that")
+    assert command(*words(tmp_path / "run")).startswith("train.py: no rollout of test ended. Mend that")
     assert f"failed 2 times: planner: {llm.TOO_LONG}" in capsys.readouterr().out
 
 
