@@ -669,3 +669,18 @@ def test_only_a_query_to_the_language_model_has_its_tokens_and_its_failures():
         words = [word for flow in flows for word in flow.words]
         tokens = [word["tokens"] for word in words if word["module"] in ("base_generator", "find")]
         assert tokens == ([0] if failed[0] else [len(b"iron") + len(b"Fe") + 1, 0])
+
+
+@pytest.mark.parametrize("bytes_a_weight, dtype", [(9, None), (3, "bfloat16")])
+def test_weights_that_do_not_fit_in_float32_are_loaded_in_half_of_it(monkeypatch, place, bytes_a_weight, dtype):
+    args = settled(f"q|--model|{place}/model|--device|cpu")
+    weights = solve.fit.shapes(llm.config_of(args.model))["parameters"]
+    monkeypatch.setattr(solve.fit, "host_memory", lambda: bytes_a_weight * weights)
+    assert solve.plan_memory(args).endswith(f"in {dtype or 'float32'}") and args.dtype == dtype
+
+
+def test_weights_that_do_not_fit_at_all_are_a_sentence_before_they_are_loaded(monkeypatch, capsys, place):
+    monkeypatch.setattr(solve.fit, "host_memory", lambda: 1000)
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, place, "q?")
+    assert stop.value.code == 2 and "use smaller models, or a server for --model or --fixed" in capsys.readouterr().err
