@@ -4,6 +4,7 @@ A run that learns nothing looks like any other: aligned lines, a reward, "Done".
 difference between the rollouts of a question, so it learns nothing where all of them fail alike: where no
 plan can be parsed (a model too small, cut off, or still thinking), or every question is too easy or too hard.
 """
+import unicodedata
 from collections import Counter
 
 from memory import cut
@@ -17,6 +18,11 @@ def failures(flows):
     return "\n".join(f"failed {times} times: {cut(why, 400)}" for why, times in counts.most_common(3))
 
 
+def printable(text):
+    """A model's text for a terminal: what a terminal would obey and not show is escaped."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in text)
+
+
 def unparsed(flows):
     """Where hardly a plan could be parsed: how many, why, one of them, what helps. Else ""."""
     steps = [step for flow in flows for step in flow.memory.steps]
@@ -24,7 +30,7 @@ def unparsed(flows):
     if not errors or len(errors) < (1 - FEW) * len(steps):
         return ""
     example = next((word["text"] for flow in flows for word in flow.words if word["module"] == "planner"), "")
-    shown = "\n".join("    " + ascii(line)[1:-1] for line in cut(example, 600).splitlines()) or "    (empty)"
+    shown = "\n".join("    " + line for line in printable(cut(example, 600)).splitlines()) or "    (empty)"
     reasons = "\n".join(f"  {times} x {why}" for why, times in Counter(errors).most_common(3))
     return (
         f"{len(steps) - len(errors)} of {len(steps)} plans could be parsed. The commonest reasons:\n{reasons}"

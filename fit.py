@@ -149,8 +149,9 @@ def plan(config, gpu, host, given=(), token_budget=None, prompt=4096, **settings
     shape, turn = shapes(config), prompt + settings["max_new_tokens"]
     second = {"optimizer_device": "cpu"} if gpu else {"gradient_checkpointing": True}
     third = {"lora": 32} if gpu else second | {"lora": 32}
-    chosen = {*given, *({"lora", "optimizer_device"} if {"lora", "optimizer_device"} & {*given} else ())}
-    ways = [way for way in ({}, second, third) if not chosen & way.keys()]
+    parts = {"lora", "optimizer_device"}                        # one of them given: what is trained where is chosen
+    fixed = set(given) | (parts if parts & set(given) else set())
+    ways = [way for way in ({}, second, third) if not fixed & way.keys()]
     budgets = [token_budget] if token_budget else [b for b in BUDGETS if b > turn] + [turn]
     settings |= {"prompt": prompt, "generate_budget": 1, "context": CONTEXT if gpu else 0}
     tried = [(way | {"token_budget": budget}, predict(shape, **settings | way | {"token_budget": budget}))

@@ -19,7 +19,6 @@ import signal
 import statistics
 import sys
 import time
-import unicodedata
 from functools import partial
 from pathlib import Path
 
@@ -124,8 +123,7 @@ def trace(flow):
         lines.append(f"[{where}]  {word['tokens']} tokens, {word['seconds']:.2f} s" if word["tokens"] else f"[{where}]  {word['seconds']:.2f} s")
         lines += ["    " + line for line in word["text"].strip().splitlines()]
     lines.append(f"Failed: {flow.failed}" if flow.failed else f"Answer: {flow.answer}")
-    shown = "\n".join(lines)
-    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in shown)
+    return advice.printable("\n".join(lines))
 
 
 # ------------------------------------------------------------------------------------------- engines and tools
