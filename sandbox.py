@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 OUTPUT_CAP = 65536       # bytes the code may print before it is stopped
 NAMESPACES = True        # False: python_coder does without Linux namespaces (the tests try both ways)
@@ -240,6 +241,7 @@ linux and libc.prctl(4, 0, 0, 0, 0)                       # PR_SET_DUMPABLE: our
 child = os.fork()                                         # the code's to open in /proc
 if child == 0:
     os.setsid()                                           # kill(0, 9) finds only the code's own
+    os.nice(5)                                            # a fork bomb must not starve whoever has to stop it
     os.dup2(tell, verdict, False), os.close(tell), os.close(told)
     if linux:
         libc.prctl(4, 1, 0, 0, 0), libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: it does not survive us
@@ -300,6 +302,17 @@ def remove(folder):
         subprocess.run(["sh", "-c", steps, folder], stderr=subprocess.DEVNULL)
 
 
+def wait_for_group(leader, seconds=20):
+    """Waits until a killed process group is gone: process 1 of a namespace ends after all others in it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            os.killpg(leader, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)
+
+
 def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
     """What the code prints, and the value of a last bare expression; or "Error: NameError: ... (line 2)", then the prints.
 
@@ -355,6 +368,7 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            wait_for_group(process.pid)
         printed, problem = (os.pread(f.fileno(), OUTPUT_CAP + 1, 0) for f in (output, verdict))
         remove(folder)
     endless = len(printed) > OUTPUT_CAP
