@@ -9,13 +9,10 @@ that is no literal, so it is a parse error, which the planner reads in its next 
 import ast
 import json
 import re
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import tools as toolset
-from memory import after_thinking
-from tools import describe
+from models.tokens import after_thinking
+from planner import describe
 
 PROMPT = """\
 You turn one planned step into one call of one tool. \
@@ -128,30 +125,3 @@ def once(pairs):
     if len(dict(pairs)) < len(pairs):
         raise ValueError("an argument is given twice")
     return dict(pairs)
-
-
-def run(calls, tools, generate):
-    """Run one batch of calls: [(result e^t, whether it is a tool-calling error, seconds)], in their order.
-
-    calls: [Call, or a parse error]; generate: [query] -> [text], the fixed language model. base_generator is
-    this model and not a function, so all its queries are answered first, as one batch, and then looked up.
-    """
-    generated = [call for call in calls if isinstance(call, Call) and tools[call.tool].run is None]
-    queries = [call.arguments.get("query") for call in generated]
-    queries = list(dict.fromkeys(query for query in queries if isinstance(query, str)))
-    start = time.perf_counter()
-    answers = dict(zip(queries, generate(queries))) if queries else {}
-    generating = time.perf_counter() - start
-    look_up = lambda query: answers[query]
-    ready = {name: tool if tool.run else replace(tool, run=look_up) for name, tool in tools.items()}
-
-    def one(call):
-        if isinstance(call, str):
-            return f"Error: {call}", True, 0.0
-        start = time.perf_counter()
-        result, error = toolset.call(ready, call.tool, call.arguments)
-        seconds = time.perf_counter() - start
-        return result, error, seconds + (generating if tools[call.tool].run is None else 0.0)
-
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(one, calls))

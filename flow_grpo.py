@@ -26,8 +26,8 @@ equals one over visited states, each with weight 1/T_i, so single-turn updates o
 is bookkeeping, not credit assignment: a bad turn in a rollout that ended well is still pushed up, and only the average over
 many rollouts washes it out. It also says nothing about variance, nor about the states a changed policy will visit next.
 """
+
 import math
-import warnings
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -36,9 +36,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
+from scale.batches import CHUNK, TO_FIT, in_memory, short_of_memory
+
 EXPLODED = 1000           # times max_grad_norm: such a gradient, clipped, would be a step in a direction that one token decides
-CHUNK = 2**26       # logits that exist in float32 at a time: 256 MiB, 441 action tokens of a vocabulary of 152k
-TO_FIT = "--gradient-checkpointing, --optimizer-device cpu, --lora 32 or a smaller --max-new-tokens"
 
 
 @dataclass
@@ -151,58 +151,6 @@ def split(num_flows, minibatches, seed):
     """Rollouts 0..N-1, shuffled, in `minibatches` sets of equal size (± 1). A rollout is never divided: its T_i is one mean."""
     order = torch.randperm(num_flows, generator=torch.Generator().manual_seed(seed)).tolist()
     return [order[k::minibatches] for k in range(minibatches)]
-
-
-def size(action):
-    return len(action.prompt_ids) + len(action.ids)
-
-
-def micro_batches(actions, token_budget):
-    """Actions sorted by length and cut so that rows x longest row <= token_budget (one longer action goes alone).
-
-    Sorting leaves about 5 % of the slots to padding; the budget bounds the memory whatever the data. The longest come first:
-    if memory is short, that shows at once.
-    """
-    batches = []
-    for a in sorted(actions, key=size, reverse=True):
-        if batches and (len(batches[-1]) + 1) * size(batches[-1][0]) <= token_budget:
-            batches[-1].append(a)
-        else:
-            batches.append([a])
-    return batches
-
-
-def short_of_memory(error):
-    """Is this RuntimeError one of memory? A GPU's has a class of its own, a CPU's (fit.bound_host_memory) a text."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def in_memory(work, actions, token_budget, begin=lambda: None):
-    """begin(), then work(batch) for each micro-batch: the results, the budget that was enough, and how often it was halved.
-
-    Out of memory: all of it again, in micro-batches of half the size. A backward pass that failed half-way has added a part of
-    its gradient to what was there, and nobody knows which part; from zero, the sum is exact. No other process notices, since
-    nothing is summed up in here. What fails with one action alone cannot be cut: MemoryError says what to change.
-    """
-    halved = 0
-    while True:
-        begin()
-        batches, done = micro_batches(actions, token_budget), []
-        try:
-            for batch in batches:
-                done.append(work(batch))
-            return done, token_budget, halved
-        except RuntimeError as why:
-            if not short_of_memory(why):
-                raise
-            if len(batch) == 1:
-                raise MemoryError(f"One turn of {len(batch[0].prompt_ids)} + {len(batch[0].ids)} tokens does not fit into memory: "
-                                  f"give {TO_FIT}") from why
-        # Here, and not above: as long as the exception lives, its traceback holds the tensors of the failed attempt.
-        torch.cuda.empty_cache()                                            # nothing happens without a GPU
-        token_budget, halved = max(len(b) * size(b[0]) for b in batches if len(b) > 1) // 2, halved + 1
-        warnings.warn(f"Out of memory in the update: it goes on with micro-batches of {token_budget} tokens. Next time: "
-                      f"--token-budget {token_budget}.")
 
 
 def ready_to_update(model):

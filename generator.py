@@ -6,7 +6,7 @@ sums up the process in a line or two and puts the answer into <answer> tags. Onl
 
 import re
 
-from memory import after_thinking
+from models.tokens import after_thinking
 
 PROMPT = """\
 You write the final answer of a small team that has worked on a question step by step. Rely on the results in its memory.

@@ -12,28 +12,10 @@ first. It cannot be forged: a result that contains "Step 7" or "Tool:" is indent
 import dataclasses
 from dataclasses import dataclass, field
 
+from world.text import truncate
+
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
 STUB = 80  # what is left of an old result when the memory is full
-
-
-def after_thinking(text):
-    """What a completion says after its last </think>; None if it never leaves its thinking.
-
-    "<think>6 * 7 ...</think>\n\n42" -> "42"        "42" -> "42"        "<think>6 * 7 is" -> None
-    """
-    rest = text.rpartition("</think>")[2]
-    return None if "<think>" in rest else rest.strip()
-
-
-def cut(text, budget):
-    """Head and tail of a text, at most budget characters: 'aaaa ... [920 characters cut] ... zzzz'."""
-    if len(text) <= budget:
-        return text
-    room = budget - len(f" ... [{len(text)} characters cut] ... ")  # the longest that the notice can be
-    if room < 2:
-        return text[:max(budget, 0)]
-    head, tail = room - room // 2, room // 2
-    return f"{text[:head]} ... [{len(text) - room} characters cut] ... {text[-tail:]}"
 
 
 @dataclass
@@ -72,8 +54,8 @@ class Memory:
                 if over <= 0:
                     break
                 text = getattr(step, name)
-                setattr(step, name, cut(text, max(STUB, len(text) - over)))
-        return cut(join(steps), budget)
+                setattr(step, name, truncate(text, max(STUB, len(text) - over)))
+        return truncate(join(steps), budget)
 
 
 def join(steps):

@@ -15,8 +15,7 @@ reads it.
 import re
 from dataclasses import dataclass
 
-from memory import after_thinking
-from tools import describe
+from models.tokens import after_thinking
 
 ANALYSIS_PROMPT = """\
 You analyse a question before a team works on it with tools. Do not answer it. \
@@ -85,6 +84,12 @@ class Plan:
     context: str
     sub_goal: str
     tool: str
+
+
+def describe(name, tool):
+    """The metadata of a tool as the planner and the executor read it: constant text, so prompts share it as a prefix."""
+    arguments = "; ".join(f"{key} (string): {meaning}" for key, meaning in tool.arguments.items())
+    return f"{name}: {tool.description}\n  Arguments: {arguments}\n  Limits: {tool.limits}\n  Example: {tool.example}\n"
 
 
 def describe_all(tools):

@@ -20,24 +20,26 @@ import signal
 import time
 from pathlib import Path
 
-import settings
+import tools as toolset
+from scale import command_line
 
 if __name__ == "__main__":
-    settings.before_imports(settings.train_arguments)  # typos and --help do not wait for torch
+    command_line.before_imports(command_line.train_arguments, toolset.TOOLS)  # typos and --help do not wait for torch
 
 import torch
 
-import advice
-import benchmarks
-import fit
-import llm
-import lora
-import parallel
 import solve
-import tasks
-from checkpoint import Log, checkpoints, forget, load_state, new_folder, save, write_settings
+from benchmarks import training
+from models.completion import NEW_TOKENS, outage
+from models.loading import config_of, load_engine, pick_device, pick_dtype, refuse_to_train
+from rewards.metrics import accuracy_line, calls_line, summary
+from rewards.questions import prose_warning, read_questions
+from scale import adapters, advice, fit, ranks
+from world import services
 from flow_grpo import Action, advantages, update
-from optimizer import MasterAdamW
+from scale.checkpoints import checkpoints, forget, load_state, new_folder, save, write_settings
+from scale.log import Log
+from scale.masters import MasterAdamW
 
 POISONED = 3  # steps in a row without a usable gradient, after which the run ends
 COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()  # of update()
@@ -52,12 +54,12 @@ def marked_rollouts(questions, copies, seed, args, policy, fixed, tools, judge):
     """solve.evaluate() of each question so many times, each rank its share: all flows, the copies of a question together.
 
     Down if most of them did not come to an end: to go on would use up the questions, and learn from (or count) what happened to come through."""
-    torch.manual_seed(seed + 7_919 * parallel.RANK)
-    asked = [question for question in parallel.share(questions) for _ in range(copies)]
+    torch.manual_seed(seed + 7_919 * ranks.RANK)
+    asked = [question for question in ranks.share(questions) for _ in range(copies)]
     flows = solve.evaluate(asked, policy, fixed, tools, judge, **solve.flow_settings(args))[1] if asked else []
     groups = [flows[i : i + copies] for i in range(0, len(flows), copies)]
-    flows = [flow for group in parallel.together(groups, len(questions)) for flow in group]
-    down = [flow.failed for flow in flows if llm.outage(flow.failed)]
+    flows = [flow for group in ranks.together(groups, len(questions)) for flow in group]
+    down = [flow.failed for flow in flows if outage(flow.failed)]
     if 2 * len(down) > len(flows):
         raise Down(f"{len(down)} of {len(flows)} rollouts did not come to an end ({down[0]})")
     return flows
@@ -69,12 +71,12 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
     moved: is the policy no longer the reference? Only then has a step without any advantage a gradient, the KL's."""
     start, seed = time.perf_counter(), args.seed * 1_000_003 + step
     flows = marked_rollouts(batch, args.group_size, seed, args, policy, fixed, tools, judge)
-    metrics = solve.summary(flows)
+    metrics = summary(flows)
 
     # A rollout without an outcome leaves its group. Groups are by the question's place in the batch, never by its text.
     kept = [(i // args.group_size, flow) for i, flow in enumerate(flows) if not flow.failed and not flow.undecided]
     A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])
-    own = parallel.share(range(len(batch)))
+    own = ranks.share(range(len(batch)))
     mine = [k for k, (group, _) in enumerate(kept) if group in own]  # update() numbers this rank's rollouts anew, from 0
     actions = [Action(a.prompt_ids, a.ids, i, a.logps) for i, k in enumerate(mine) for a in kept[k][1].actions]
     middle = time.perf_counter()
@@ -84,7 +86,7 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
             policy.model, reference.model, optimizer, actions, A[mine], temperature=args.temperature,
             clip_low=args.clip_low, clip_high=args.clip_high, beta=args.beta, minibatches=args.minibatches,
             token_budget=args.token_budget, token_mean=args.token_mean, seed=seed,
-            all_reduce=parallel.add_up if parallel.WORLD > 1 else None)
+            all_reduce=ranks.add_up if ranks.WORLD > 1 else None)
         args.token_budget = int(learned["token_budget"])  # smaller from now on if the memory was short
     plans = [len(said.ids) for _, flow in kept for said in flow.actions]
     row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}
@@ -119,18 +121,18 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
     """The whole run; state is None, or trainer.pt of the checkpoint to go on from."""
     run, step, best, poisoned, moved, rows = Path(args.out), 0, -1.0, 0, False, []
     weights = [p for p in policy.model.parameters() if p.requires_grad]
-    optimizer = parallel.sharded(MasterAdamW, weights, lr=args.lr, device=args.optimizer_device)
+    optimizer = ranks.sharded(MasterAdamW, weights, lr=args.lr, device=args.optimizer_device)
     if state:
         step, best, moved = state["step"], state["best"], bool(state["optimizer"]["state"])
-        parallel.load(optimizer, state.pop("optimizer"))  # pop: 91 GB of a 7B are not kept twice
+        ranks.load(optimizer, state.pop("optimizer"))  # pop: 91 GB of a 7B are not kept twice
     log, stopping = Log(run, step), Stopping()
 
     def held_out(name, questions):
         flows = marked_rollouts(questions, 1, args.seed, args, policy, fixed, tools, judge)
-        metrics, columns = solve.summary(flows), ("accuracy", "turns", "errors", "failed", "undecided")
+        metrics, columns = summary(flows), ("accuracy", "turns", "errors", "failed", "undecided")
         log.row("evals.csv", {"step": step, "questions": name} | {key: metrics[key] for key in columns})
-        say(f"{name} after step {step}: {solve.show(metrics, len(questions))}")
-        say(f"calls   {solve.show_calls(metrics)}" if name == "test" or step == 0 else "")
+        say(f"{name} after step {step}: {accuracy_line(metrics, len(questions))}")
+        say(f"calls   {calls_line(metrics)}" if name == "test" or step == 0 else "")
         say(advice.failures(flows))
         if metrics["failed"] == len(flows):
             raise SystemExit(f"train.py: {stop(f'no rollout of {name} ended.', 'Mend that, then go on')}")
@@ -158,7 +160,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
             held_out("test" if test else "valid", test or valid)
         if valid and due() and not log.marked(step):  # the run ended while --valid was marked
             save_step()
-        while step < args.steps and not parallel.any_rank(stopping.asked):
+        while step < args.steps and not ranks.any_rank(stopping.asked):
             batch = questions_of(step + 1, train_questions, args.questions, args.seed)
             row, flows, *seconds = train_step(
                 step + 1, batch, args, policy, fixed, reference, optimizer, tools, judge, moved)
@@ -189,7 +191,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
 
 
 def say(text):
-    if text and parallel.RANK == 0:
+    if text and ranks.RANK == 0:
         print(text, flush=True)
 
 
@@ -213,17 +215,17 @@ def load_questions(args):
     """Training, validation and test questions; [] for a set that is "none".
 
     Without --valid, up to 64 of --data are held out, and what is nearly one of them is not trained on."""
-    if settings.named_set(args.data):
-        questions = benchmarks.training(args.data, args.limit or 1000, args.seed)
+    if command_line.named_set(args.data):
+        questions = training.training(args.data, args.limit or 1000, args.seed)
     else:
-        questions = tasks.load(args.data)[: args.limit]
-    others = [tasks.load(path) if path and path != "none" else [] for path in (args.valid, args.test)]
+        questions = read_questions(args.data)[: args.limit]
+    others = [read_questions(path) if path and path != "none" else [] for path in (args.valid, args.test)]
     if args.valid:
         return questions, *others
     if len(questions) < 2:
         raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl or none, "
                          "or more questions")
-    train, valid, note = benchmarks.held_out(questions, min(64, len(questions) // 2), args.seed)
+    train, valid, note = training.held_out(questions, min(64, len(questions) // 2), args.seed)
     say(note and f"data    {note}")
     return train, valid, others[1]
 
@@ -231,23 +233,23 @@ def load_questions(args):
 def plan_memory(args):
     """Choose how to train within the memory that is there, before anything large is downloaded; ValueError if
     nothing fits."""
-    device = llm.pick_device(args.device)
+    device = pick_device(args.device)
     if device.type == "cpu" and args.device is None and not Path(args.model).is_dir():
         raise ValueError(f"there is no GPU here, and {args.model} is not in a folder here: train it on a machine with "
                          "a GPU, or give --device cpu to download it and train on the CPU all the same")
-    config = llm.config_of(args.model)
-    llm.refuse_to_train(config)
-    context, new = fit.context(config, args.max_new_tokens), args.max_new_tokens or llm.LONGEST
-    names = {getattr(args, name) for name in (*settings.MODULES, "judge")} - {args.model, None}
-    others = sum(fit.shapes(llm.config_of(name))["parameters"] for name in names if not llm.is_server(name))
+    config = config_of(args.model)
+    refuse_to_train(config)
+    context, new = fit.context(config, args.max_new_tokens), args.max_new_tokens or NEW_TOKENS
+    names = {getattr(args, name) for name in (*command_line.MODULES, "judge")} - {args.model, None}
+    others = sum(fit.shapes(config_of(name))["parameters"] for name in names if not services.is_server(name))
     choices = "lora", "optimizer_device", "gradient_checkpointing"  # a resumed run keeps what it began with
     given = [name for name in choices if args.resume or getattr(args, name) is not None]
     gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    memories = parallel.together([(gpu, fit.host_memory())], parallel.WORLD)
+    memories = ranks.together([(gpu, fit.host_memory())], ranks.WORLD)
     gpu, host = map(min, zip(*memories))  # all ranks must choose the same
     changes, text = fit.plan(
         config, gpu, host, given, args.token_budget, prompt=max(1, min(4096, context - new)), others=others,
-        dtype=llm.pick_dtype(args.dtype, device), ranks=parallel.WORLD, beta=args.beta, max_new_tokens=new,
+        dtype=pick_dtype(args.dtype, device), ranks=ranks.WORLD, beta=args.beta, max_new_tokens=new,
         lora=args.lora, optimizer_device=args.optimizer_device,
         gradient_checkpointing=gpu > 0 if args.gradient_checkpointing is None else args.gradient_checkpointing)
     for name, value in changes.items():
@@ -257,7 +259,7 @@ def plan_memory(args):
     args.lr = args.lr if args.lr is not None else 1e-5 if args.lora else 1e-6
     say(f"memory  {text}")
     if args.lora:
-        lora.peft()  # or a sentence, before the weights are downloaded
+        adapters.peft()  # or a sentence, before the weights are downloaded
 
 
 def show_choices(args, train_questions, valid, test):
@@ -269,7 +271,7 @@ def show_choices(args, train_questions, valid, test):
     say(f"data    {args.data.removeprefix(here)}: {len(train_questions)} questions to train on, {len(valid)} to choose best/, "
         f"{len(test)} to test")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
-    say("" if args.judge else tasks.prose_warning(train_questions))
+    say("" if args.judge else prose_warning(train_questions))
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions x {args.group_size} "
         f"rollouts, at most {args.max_turns} turns")
 
@@ -279,46 +281,46 @@ def load_models(args, checkpoint):
     fixed modules. With adapters there is no second copy: the policy's own weights, the adapters off, are both."""
     if args.lora:
         torch.manual_seed(args.seed)  # the adapters begin with random numbers
-        base = llm.load(args.model, args.device, args.dtype, args.think)
-        policy, frozen = lora.adapted(base, args.lora, checkpoint)
+        base = load_engine(args.model, args.device, args.dtype, args.think)
+        policy, frozen = adapters.adapted(base, args.lora, checkpoint)
         return policy, policy, {args.model: frozen}
-    policy = llm.load(checkpoint or args.model, args.device, args.dtype, args.think)
-    frozen = llm.load(args.model, args.device, args.dtype, args.think)
+    policy = load_engine(checkpoint or args.model, args.device, args.dtype, args.think)
+    frozen = load_engine(args.model, args.device, args.dtype, args.think)
     frozen.model.requires_grad_(False)
     return policy, frozen, {args.model: frozen}
 
 
 def main():
-    args, checkpoint = settings.train_arguments(), None
+    args, checkpoint = command_line.train_arguments(toolset.TOOLS), None
     try:
         if args.resume:
             checkpoint = (checkpoints(args.resume) or [None])[-1]
-        args.device = parallel.start(args.device)
+        args.device = ranks.start(args.device)
         plan_memory(args)
         questions = load_questions(args)
         show_choices(args, *questions)
         tools, cache = solve.load_tools(args)
         state = load_state(checkpoint) if checkpoint else None
-        if llm.pick_device(args.device).type != "cuda":
+        if pick_device(args.device).type != "cuda":
             fit.bound_host_memory()
         policy, reference, loaded = load_models(args, checkpoint)
         fixed, judge = solve.load_engines(args, loaded, cache)
         named, args.tools = args.tools is not None, list(tools)
-        if parallel.RANK == 0:
+        if ranks.RANK == 0:
             if args.resume:
                 write_settings(args, Path(args.out))  # --steps may be new
             else:
                 new_folder(args)
-        parallel.wait()
+        ranks.wait()
     except (ValueError, OSError) as why:
-        settings.leave(2, f"train.py: {why}")
+        command_line.leave(2, f"train.py: {why}")
     if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
     say(f"{solve.show_engines(policy, fixed, judge, tools, named)}\nrun     {args.out}")
     try:
         train(args, policy, fixed, reference, tools, judge, *questions, state)
-        parallel.wait()  # nobody leaves while another still reads from it
-        parallel.stop()  # and not after an error: it might wait for those who wait for us, and torchrun ends them only when we are gone
+        ranks.wait()  # nobody leaves while another still reads from it
+        ranks.stop()  # and not after an error: it might wait for those who wait for us, and torchrun ends them only when we are gone
     except MemoryError as why:
         raise SystemExit(f"train.py: {why}")
     except OSError as why:

@@ -7,7 +7,7 @@ one more turn is the cheaper mistake, and "we should not stop" must never be rea
 
 import re
 
-from memory import after_thinking
+from models.tokens import after_thinking
 from planner import DRESSING, MARKS, describe_all
 
 PROMPT = """\

@@ -22,14 +22,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import executor
-import flow
 import generator
-import llm
 import planner
 import solve
-import tasks
 import tools as toolset
 import verifier
+from models.server import Server
+from rewards.questions import Question
 
 PROMPTS = {"analysis": planner.ANALYSIS_PROMPT, "planner": planner.PROMPT, "executor": executor.PROMPT,
            "verifier": verifier.PROMPT, "generator": generator.PROMPT}
@@ -118,13 +117,13 @@ def bad_server(share, refused, seed=0):
 
 def run(flows, share):
     """(server, [Flow], what is wrong with them, seconds)"""
-    refused = {n: (*flow.FIXED, "planner")[n // 20 % 6] for n in range(0, flows, 20)}
+    refused = {n: (*solve.FIXED, "planner")[n // 20 % 6] for n in range(0, flows, 20)}
     server = bad_server(share, refused)
-    engine = llm.Server(f"http://127.0.0.1:{server.server_port}/v1", seconds=PATIENCE)
+    engine = Server(f"http://127.0.0.1:{server.server_port}/v1", seconds=PATIENCE)
     tools = {"base_generator": toolset.TOOLS["base_generator"],
              "double": toolset.Tool(lambda number: str(2 * int(number)), "Doubles.", {"number": "an integer"}, "", 'double(number="2")')}
     start = time.perf_counter()
-    questions = [tasks.Question(f"Double {n}", str(2 * n)) for n in range(flows)]
+    questions = [Question(f"Double {n}", str(2 * n)) for n in range(flows)]
     _, done = solve.evaluate(questions, engine, engine, tools, max_turns=3)
     wrong = [f"{flows - len(done)} rollouts are lost"] * (len(done) != flows)
     for n, one in enumerate(done):

@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import flow
-import llm
 import memory
 import solve
-import tasks
 import tools as toolset
-from sandbox import protection, python_coder
+from models.completion import Completion
+from rewards.questions import Question
+from scale import command_line
+from world.sandbox import protection, python_coder
 
 TURNS = 3
 PLAN = "Justification: j\nContext: c\nSub-goal: find it\nTool: {}"
@@ -80,7 +80,7 @@ class Hostile:
         self.dice = random.Random(seed)
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
-        return [llm.Completion(self.answer(prompt), [1, 2], [3]) for prompt in prompts]
+        return [Completion(self.answer(prompt), [1, 2], [3]) for prompt in prompts]
 
     def answer(self, prompt):
         if prompt.startswith("You are the planner") and self.dice.random() < 0.6:
@@ -100,11 +100,11 @@ def problems(flows):
         if len(one.memory.render()) > memory.BUDGET or any(len(step.result) > toolset.RESULT_BUDGET for step in one.memory.steps):
             yield "a memory is longer than its budget"
         kept = [word["text"] for word in one.words] + [text for step in one.memory.steps for text in (step.sub_goal, step.command)] + [one.answer]
-        if max(map(len, kept), default=0) > flow.LONGEST:
+        if max(map(len, kept), default=0) > solve.RECORD_LIMIT:
             yield "a flow keeps more than it may"
         if not isinstance(one.answer, str) or one.reward not in (0.0, 1.0):
             yield "a flow ended without an answer or a mark"
-        if flow.Flow.from_record(one.question, json.loads(json.dumps(one.record()))).memory != one.memory or not solve.trace(one).encode():
+        if solve.Flow.from_record(one.question, json.loads(json.dumps(one.record()))).memory != one.memory or not solve.trace(one).encode():
             yield "a flow cannot be recorded or shown"
 
 
@@ -112,12 +112,12 @@ def run(flows, batch=100, seed=0):
     """([what is wrong], numbers of the run)"""
     if "change" in protection():
         raise SystemExit(f"{protection()}: these programs would. Run it on Linux.")
-    tools = toolset.toolbox(["base_generator", "python_coder", "wikipedia_search", "web_search"], solve.TOY / "corpus.jsonl")
+    tools = toolset.toolbox(["base_generator", "python_coder", "wikipedia_search", "web_search"], command_line.TOY / "corpus.jsonl")
     tools["python_coder"] = replace(tools["python_coder"], run=functools.partial(python_coder, seconds=0.5))
     engine, wrong, sizes, slowest, calls, failed = Hostile(seed), [], [], 0.0, Counter(), 0
     for start in range(0, flows, batch):
         begun = time.perf_counter()
-        questions = [tasks.Question("What is 6 * 7?", "42") for _ in range(min(batch, flows - start))]
+        questions = [Question("What is 6 * 7?", "42") for _ in range(min(batch, flows - start))]
         metrics, done = solve.evaluate(questions, engine, engine, tools, judge=engine, max_turns=TURNS)
         slowest = max(slowest, time.perf_counter() - begun)
         wrong += problems(done)

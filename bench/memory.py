@@ -26,10 +26,10 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 from transformers.utils import logging
 
-import fit
-import llm
 from flow_grpo import Action, update
-from optimizer import MasterAdamW
+from models.local import HF
+from scale import adapters, fit
+from scale.masters import MasterAdamW
 
 logging.disable_progress_bar()
 # hidden, intermediate, layers, heads, key-value heads, vocabulary, tied: the four public ones, and three of the same kind for a CPU
@@ -98,16 +98,15 @@ def engine(model, args):
     """(policy, frozen): one model twice, or with --lora once (lora.py)."""
     stub = SimpleNamespace(eos_token_id=None)                              # nobody stops: every row has all its tokens
     if args.lora:
-        import lora                                                        # here: it needs peft
-        return lora.adapted(llm.HF(model, stub), args.lora)
-    return llm.HF(model, stub), llm.HF(copy.deepcopy(model).requires_grad_(False), stub)
+        return adapters.adapted(HF(model, stub), args.lora)
+    return HF(model, stub), HF(copy.deepcopy(model).requires_grad_(False), stub)
 
 
 def warm_up():
     """Libraries, threads and caches that come with the first generate() and update() are nobody's bytes."""
     small = Qwen2Config(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=64)
     model = AutoModelForCausalLM.from_config(small)
-    llm.HF(model, SimpleNamespace(eos_token_id=None)).generate([[1, 2, 3]], 1.0, 4)
+    HF(model, SimpleNamespace(eos_token_id=None)).generate([[1, 2, 3]], 1.0, 4)
     update(model, None, MasterAdamW(model.parameters(), lr=1e-6), [Action([1, 2], [3, 4], 0)], [1.0], temperature=0.7)
 
 

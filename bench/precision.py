@@ -36,13 +36,14 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import llm
 import planner
-import solve
-import tasks
 from flow_grpo import Action, token_logps
-from lora import dithered
-from optimizer import MasterAdamW
+from models.loading import load_engine
+from models.local import HF
+from rewards.questions import read_questions
+from scale import command_line
+from scale.adapters import dithered
+from scale.masters import MasterAdamW
 from tools import TOOLS
 
 STEPS, BETA1, BETA2, EPS = 200, 0.9, 0.999, 1e-8
@@ -186,11 +187,11 @@ def real(dtype):
                          num_attention_heads=28, num_key_value_heads=4, rms_norm_eps=1e-6, tie_word_embeddings=False,
                          rope_parameters={"rope_type": "default", "rope_theta": 1e6}, max_position_embeddings=32768,
                          eos_token_id=tokenizer.eos_token_id)
-    return llm.HF(Qwen2ForCausalLM(config).to(dtype).eval(), tokenizer)
+    return HF(Qwen2ForCausalLM(config).to(dtype).eval(), tokenizer)
 
 
 def toy(dtype):
-    return llm.load(str(ROOT / "toy"), "cpu", dtype)
+    return load_engine(str(ROOT / "toy"), "cpu", dtype)
 
 
 def sampled(engine, prompts, temperature, max_new_tokens):
@@ -216,7 +217,7 @@ def sampled(engine, prompts, temperature, max_new_tokens):
 
 
 def ratio_table():
-    questions, tools = tasks.load(ROOT / "toy" / "test.jsonl")[:16], {name: TOOLS[name] for name in solve.TOY_TOOLS}
+    questions, tools = read_questions(ROOT / "toy" / "test.jsonl")[:16], {name: TOOLS[name] for name in command_line.TOY_TOOLS}
     prompts = [planner.prompt(question.question, tools, "", "") for question in questions for _ in range(4)]
     print("| model | dtype | π_old from | tokens | mean abs Δ log π | max abs Δ log π | ρ min | ρ max |")
     print("|---" * 8 + "|")

@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import tools
+from world import search
 
 
 def write(path, passages, words=100, vocabulary=50_000):
@@ -37,7 +37,7 @@ def timed(queries, corpus):
     seconds = []
     for query in queries:
         start = time.perf_counter()
-        tools.wikipedia_search(query, corpus)
+        search.wikipedia_search(query, corpus)
         seconds.append(time.perf_counter() - start)
     return f"median {1000 * statistics.median(seconds):.1f} ms, worst {1000 * max(seconds):.1f} ms of {len(seconds)}"
 
@@ -51,12 +51,12 @@ def main():
         corpus = str(Path(folder) / "corpus.jsonl")
         texts = write(corpus, args.passages)
         start = time.perf_counter()
-        tools.index(corpus)
+        search.index(corpus)
         print(f"{args.passages} passages, {Path(corpus).stat().st_size / 1e6:.0f} MB: indexed in {time.perf_counter() - start:.1f} s, "
               f"{sum(p.stat().st_size for p in Path(folder).glob('*.fts5')) / 1e6:.0f} MB beside it")
-        tools.index.cache_clear()
+        search.index.cache_clear()
         start = time.perf_counter()
-        tools.index(corpus)
+        search.index(corpus)
         print(f"opened again in {1000 * (time.perf_counter() - start):.1f} ms")
         together = [" ".join(dice.sample(text, 4)) for text in texts]
         print("all words:      ", timed(together, corpus))

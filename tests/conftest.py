@@ -11,8 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for a bare `pytest`
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it: no test leaves the machine, none waits for a network that is not there
 
-import services
 from bench import faults
+from world import services
 
 
 def pytest_configure(config):

@@ -13,6 +13,7 @@ import torch
 
 import solve
 from bench import faults
+from scale import command_line
 
 ROOT = Path(solve.__file__).parent
 GAMES = [[1, 2, 3, 4], [4, 6, 1, 1], [2, 3, 4, 6], [8, 3, 1, 1], [5, 5, 5, 1], [3, 3, 8, 8], [1, 1, 1, 8], [12, 2, 1, 1]]
@@ -139,7 +140,7 @@ def test_a_run_with_other_settings_does_not_go_on_in_the_same_folder(folder, sol
 
 
 def test_a_checkpoint_that_was_trained_on_under_its_old_name_is_another_model(folder, solved, command):
-    toy, mine = Path(solve.TOY), folder / "planner"
+    toy, mine = Path(command_line.TOY), folder / "planner"
     mine.mkdir()
     for file in toy.glob("*"):
         if file.suffix in (".json", ".jinja", ".safetensors"):

@@ -9,11 +9,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-import benchmarks
-import tasks
-import services
-from benchmarks import BENCHMARKS, check, golds_of, held_out, load, training
-from tasks import Question, mark
+from benchmarks import files, tables
+from benchmarks.tables import BENCHMARKS, check, golds_of, load
+from benchmarks.training import held_out, training
+from rewards import rules
+from rewards.questions import Question, read_questions
+from rewards.rules import is_right
+from world import services
 
 TAIL = ("When ready, output the final answer enclosed in <answer> and </answer> tags. "
         "Do not generate any content after the </answer> tag.")
@@ -63,15 +65,15 @@ def test_every_format_is_read_as_a_plain_question_whose_gold_is_right(name, tmp_
     put(tmp_path, name)
     [question] = load(name, tmp_path)
     assert (question.question, question.answer, question.aliases, question.choices) == READ[name]
-    assert question.kind == name and all(mark(question, gold) for gold in golds_of(question))
+    assert question.kind == name and all(is_right(question, gold) for gold in golds_of(question))
     assert name != "gpqa" or golds_of(question) == ["B. Salt", "B", "Salt"]
 
 
 def test_every_solution_of_a_game_of_24_is_right_and_not_only_those_in_the_file(tmp_path):
     put(tmp_path, "gameof24")
     [question] = load("gameof24", tmp_path)
-    assert mark(question, "(3+1)×(4+2)") and mark(question, "1*2*3*4 = 24")
-    assert not mark(question, "(1+2+3)×4×1") and not mark(question, "24") and not mark(question, "2 3 4 1")
+    assert is_right(question, "(3+1)×(4+2)") and is_right(question, "1*2*3*4 = 24")
+    assert not is_right(question, "(1+2+3)×4×1") and not is_right(question, "24") and not is_right(question, "2 3 4 1")
 
 
 def test_medqa_has_every_pid_twice_and_each_item_is_its_own(tmp_path):
@@ -83,7 +85,7 @@ def test_options_that_the_query_shows_are_not_shown_again_and_may_be_equal(tmp_p
     query = "How much?\nA. 200 mL\nB.  200 mL\nC. 9 mL \nChoose."
     put(tmp_path, "gpqa", {"query": query, "choices": ["A. 200 mL", "B.  200 mL", "C. 9 mL \n"], "answer": "B. 200 mL"})
     [question] = load("gpqa", tmp_path)
-    assert question.question == query and [mark(question, text) for text in ("A", "B", "200 mL", "C", "9 mL")] == [True] * 3 + [False] * 2
+    assert question.question == query and [is_right(question, text) for text in ("A", "B", "200 mL", "C", "9 mL")] == [True] * 3 + [False] * 2
 
 
 @pytest.mark.parametrize("place", ["{}.json", "{}/data/data.json", "test/{}/data/data.json"])
@@ -161,8 +163,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch):
     with Server() as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setattr(benchmarks, "FILES", server.url)
-        monkeypatch.setattr(benchmarks, "ROWS", f"{server.url}/rows")
+        monkeypatch.setattr(tables, "FILES", server.url)
+        monkeypatch.setattr(training, "ROWS", f"{server.url}/rows")
         monkeypatch.setattr(services, "PAUSE", 0.01)
         yield server
         server.shutdown()
@@ -210,7 +212,7 @@ def test_a_file_put_into_the_cache_by_hand_is_as_good(server, cache):
     (lambda h: h.reply(b'{"message": "moved"}'), "not a JSON list"), (lambda h: h.reply(b'[{"a": 1}]'), 'no "query"'),
     (lambda h: h.reply(b" " * 300_000 + BUN), "more than 200000 bytes")])
 def test_a_download_that_is_not_the_whole_file_leaves_nothing_and_says_what_to_do(answer, cause, server, cache, monkeypatch):
-    monkeypatch.setattr(benchmarks, "CAP", 200_000)
+    monkeypatch.setattr(files, "CAP", 200_000)
     server.answers["/2wiki/data/data.json"] = answer
     with pytest.raises(ValueError, match=cause) as error:
         load("2wiki")
@@ -221,7 +223,7 @@ def test_a_download_that_is_not_the_whole_file_leaves_nothing_and_says_what_to_d
 
 
 def test_a_download_that_drips_without_end_is_given_up(server, cache, monkeypatch):
-    monkeypatch.setattr(benchmarks, "PATIENCE", 0)
+    monkeypatch.setattr(files, "PATIENCE", 0)
     server.answers["/2wiki/data/data.json"] = BUN
     with pytest.raises(ValueError, match="more than 50000000 bytes or 0 seconds"):
         load("2wiki")
@@ -283,7 +285,7 @@ def test_the_rows_are_kept_so_that_a_second_run_asks_nothing(server, cache):
     first = training("nq", 50)
     asked = len(server.asked)
     assert training("nq", 50) == first and len(server.asked) == asked == 1 + 3
-    assert tasks.load(cache / "nq-seed0-50.jsonl")[0].kind == "nq"
+    assert read_questions(cache / "nq-seed0-50.jsonl")[0].kind == "nq"
 
 
 def test_rows_that_are_cut_short_or_have_no_gold_are_not_used(server, cache):
@@ -326,8 +328,8 @@ def test_held_out_questions_are_never_nearly_trained_on():
     questions = [Question(text, str(i)) for i, text in enumerate(texts + same)]
     train, valid, _ = first = held_out(questions, 3, seed=0)
     assert len(valid) == 3 and first == held_out(questions, 3, seed=0) != held_out(questions, 3, seed=1)
-    words = [set(tasks.normalise(q.question).split()) for q in valid]
-    assert all(len(w & set(tasks.normalise(q.question).split())) < 0.8 * len(w | set(tasks.normalise(q.question).split()))
+    words = [set(rules.normalise(q.question).split()) for q in valid]
+    assert all(len(w & set(rules.normalise(q.question).split())) < 0.8 * len(w | set(rules.normalise(q.question).split()))
                for w in words for q in train)
 
 
@@ -364,12 +366,12 @@ def test_the_check_counts_golds_and_answers_of_others_and_names_what_is_odd(tmp_
 def test_the_command_prints_a_row_for_each_benchmark(tmp_path, capsys):
     for name in BENCHMARKS:
         put(tmp_path, name)
-    assert benchmarks.main(["--check", "--benchmark-dir", str(tmp_path)]) == 0
+    assert tables.main(["--check", "--benchmark-dir", str(tmp_path)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[1:11]] == list(BENCHMARKS) and all("100.0%" in line for line in printed[1:11])
     assert printed[11:] == ["no exceptions"]
     put(tmp_path, "musique", {"query": "a?", "answer": "10"}, {"query": "b?", "answer": "10.0"})
-    assert benchmarks.main(["--check", "--benchmark-dir", str(tmp_path)]) == 1
+    assert tables.main(["--check", "--benchmark-dir", str(tmp_path)]) == 1
     assert "musique item 1: '10' of another item is marked right for '10.0'" in capsys.readouterr().out
 
 

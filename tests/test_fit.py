@@ -12,8 +12,8 @@ from transformers import AutoConfig, GPT2Config, Qwen2Config, Qwen2ForCausalLM
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-import fit
 import flow_grpo
+from scale import fit
 
 spec = importlib.util.spec_from_file_location("bench_memory", ROOT / "bench" / "memory.py")
 bench = importlib.util.module_from_spec(spec)

@@ -18,14 +18,20 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import flow_grpo
-import fit
-import settings
 from bench import mutate
 from flow_grpo import Action
+from scale import batches, command_line, fit
 
 SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
 STOP, T = 63, 0.7                                   # the stop token of these tests, and the sampling temperature
@@ -192,7 +198,7 @@ def compare_with_loops(module):
 
 def learn(model, actions, A, reference=None, lr=0.1, **settings):
     optimizer = Recorder(model, lr)
-    settings = dict(temperature=T, max_grad_norm=1e9) | settings
+    settings = dict(temperature=T, max_grad_norm=1e9) | command_line
     return flow_grpo.update(model, reference, optimizer, actions, A, **settings), optimizer
 
 
@@ -420,12 +426,12 @@ def test_cutting_into_micro_batches_does_not_change_the_gradient(budget):
 
 def test_micro_batches_hold_every_action_once_and_keep_to_the_budget():
     actions, _, _ = rollouts()
-    batches = flow_grpo.micro_batches(actions, 40)
-    assert sorted(map(id, sum(batches, []))) == sorted(map(id, actions)) and len(batches) > 3
+    parts = batches.micro_batches(actions, 40)
+    assert sorted(map(id, sum(parts, []))) == sorted(map(id, actions)) and len(parts) > 3
     longest = lambda batch: max(len(a.prompt_ids) + len(a.ids) for a in batch)
     assert all(len(batch) * longest(batch) <= 40 for batch in batches)
-    assert [len(batch) for batch in flow_grpo.micro_batches(actions, 1)] == [1] * len(actions)
-    full = flow_grpo.micro_batches([Action([1], [2, 3], 0)] * 5, 6)
+    assert [len(batch) for batch in batches.micro_batches(actions, 1)] == [1] * len(actions)
+    full = batches.micro_batches([Action([1], [2, 3], 0)] * 5, 6)
     assert [len(batch) for batch in full] == [2, 2, 1]
 
 
@@ -461,12 +467,12 @@ def test_an_update_leaves_no_gradient_behind_and_adds_none_that_was_there():
 
 
 def test_what_a_micro_batch_leaves_behind_holds_no_graph(monkeypatch):
-    left, original = [], flow_grpo.in_memory
+    left, original = [], batches.in_memory
 
     def in_memory(*args, **more):
         left.append(original(*args, **more))
         return left[-1]
-    monkeypatch.setattr(flow_grpo, "in_memory", in_memory)
+    monkeypatch.setattr(batches, "in_memory", in_memory)
     learn(tiny(), rollouts()[0], [1.0] * 7, tiny(1), minibatches=2)
     (scored, *_), *learned = left
     tensors = [x for batch in scored for x in batch.values()]
@@ -498,8 +504,8 @@ def test_only_processes_that_add_up_need_a_gradient_of_every_weight_and_frozen_o
 def test_what_train_py_does_not_set_is_the_papers_and_what_it_sets_has_the_same_default():
     parameters = inspect.signature(flow_grpo.update).parameters.items()
     defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
-    flags = vars(settings.train_parser().parse_args([]))
-    flags |= {"minibatches": settings.FOR_PAPER["minibatches"], "token_budget": fit.BUDGETS[0]}
+    flags = vars(command_line.train_parser().parse_args([]))
+    flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "token_budget": fit.BUDGETS[0]}
     rest = {"max_grad_norm": 1.0, "all_reduce": None}
     assert defaults == {name: flags[name] for name in defaults if name not in rest} | rest
 
@@ -549,8 +555,8 @@ def test_out_of_memory_halves_the_micro_batches_and_the_result_is_the_same(check
 
 
 def test_every_halving_is_counted_whatever_was_computed(monkeypatch):
-    original = flow_grpo.in_memory
-    monkeypatch.setattr(flow_grpo, "in_memory", lambda *args, **more: (*original(*args, **more)[:2], 1))
+    original = batches.in_memory
+    monkeypatch.setattr(batches, "in_memory", lambda *args, **more: (*original(*args, **more)[:2], 1))
     got, _ = learn(tiny(), rollouts()[0], [1.0] * 7, minibatches=3)
     assert got["halved"] == 2 + 3                   # two later mini-batches scored, three learned
 
@@ -570,7 +576,7 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
     model = small_memory(tiny(), 0)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(MemoryError, match=r"One turn of \d+ \+ \d+ tokens .*--optimizer-device cpu, --lora 32 or a smaller --max-new") as why:
-        learn(model, [max(actions, key=flow_grpo.size)], [1.0] * 7)
+        learn(model, [max(actions, key=batches.size)], [1.0] * 7)
     assert "\n" not in str(why.value) and isinstance(why.value.__cause__, torch.OutOfMemoryError)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -600,7 +606,7 @@ def test_only_an_error_of_memory_is_taken_for_one(text, memory):
     with pytest.raises(MemoryError if memory else RuntimeError, match="give" if memory else text):
         flow_grpo.update(tiny(), None, Failing(), actions, A, temperature=T)
     with pytest.warns(UserWarning) if memory else pytest.raises(RuntimeError, match=text):
-        flow_grpo.in_memory(work, actions, 10_000)
+        batches.in_memory(work, actions, 10_000)
 
 
 def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_probs_as_sampled_and_as_scored():
@@ -608,7 +614,7 @@ def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_pro
     for n, a in enumerate(actions):
         a.logps = [logp.item() + (0.5 if n % 2 else -0.25 * n) for logp in one_by_one(model, a)]
     flows = flow_grpo.split(7, 2, 0)[0]
-    first = flow_grpo.micro_batches([a for a in actions if a.flow in flows], 40)[0]
+    first = batches.micro_batches([a for a in actions if a.flow in flows], 40)[0]
     gaps = [abs(was - now.item()) for a in first for was, now in zip(a.logps, one_by_one(model, a))]
     got, _ = learn(model, actions, A, minibatches=2, token_budget=40)
     assert got["sampling_gap"] == pytest.approx(statistics.mean(gaps), abs=1e-6) and 0.1 < statistics.mean(gaps)
@@ -627,7 +633,7 @@ def test_the_failed_attempt_is_freed_before_the_next_one():
             raise torch.OutOfMemoryError("a test says so")
         return len(batch)
     with pytest.warns(UserWarning):
-        done, _, halved = flow_grpo.in_memory(work, actions, 10_000)
+        done, _, halved = batches.in_memory(work, actions, 10_000)
     assert sum(done) == len(actions) and halved > 1 and max(counts) == 1
 
 
@@ -636,12 +642,12 @@ def test_the_next_attempt_has_half_the_largest_batch_that_can_be_cut_and_the_cac
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
 
     def work(batch):
-        if len(batch) > 1 and flow_grpo.size(batch[0]) == 6:
+        if len(batch) > 1 and batches.size(batch[0]) == 6:
             raise torch.OutOfMemoryError("a test says so")
     # one alone, beyond the budget; then 2 x 6 and 2 x 2
     sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2, 2, 2)]
     with pytest.warns(UserWarning, match="micro-batches of 6 tokens"):
-        assert flow_grpo.in_memory(work, sized, 12) == ([None] * 3, 6, 1) and emptied == [1]
+        assert batches.in_memory(work, sized, 12) == ([None] * 3, 6, 1) and emptied == [1]
 
 
 def test_a_gradient_that_explodes_is_skipped_and_counted():

@@ -13,13 +13,30 @@ os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no t
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import (AddedToken, BloomConfig, BloomForCausalLM, ByT5Tokenizer, Gemma3TextConfig,
-                          GPT2Config, GPT2LMHeadModel, LlamaConfig, Phi3Config, Phi3ForCausalLM,
-                          PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM)
+from transformers import (
+    AddedToken,
+    BloomConfig,
+    BloomForCausalLM,
+    ByT5Tokenizer,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from transformers.utils.hub import constants
 
 import flow_grpo
-import llm
+from models import loading, local, tokens
+from models.completion import TOO_LONG
+from models.loading import config_of, hub_is_down, load_engine, refuse_to_train
+from models.local import HF, Sampled
+from models.tokens import harmless
+from scale import batches
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -83,7 +100,7 @@ class Spy:
 # What is sampled
 
 def test_a_greedy_batch_answers_as_one_prompt_at_a_time_and_in_order(folder):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     together = engine(PROMPTS, max_new_tokens=12)
     assert together == [engine([p], max_new_tokens=12)[0] for p in PROMPTS]
     assert len({c.text for c in together}) == len(PROMPTS)
@@ -91,7 +108,7 @@ def test_a_greedy_batch_answers_as_one_prompt_at_a_time_and_in_order(folder):
 
 @pytest.mark.parametrize("budget", [1, 80, 130])
 def test_sub_batches_answer_as_one_batch(folder, budget):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     whole = engine(PROMPTS, max_new_tokens=12)
     engine.token_budget, spy = budget, Spy(engine.model)
     assert engine(PROMPTS, max_new_tokens=12) == whole and len(spy.rows) > 1
@@ -99,25 +116,25 @@ def test_sub_batches_answer_as_one_batch(folder, budget):
 
 def test_sub_batches_keep_to_the_budget_and_leave_nobody_out():
     lengths = [5, 100, 7, 7, 31, 2, 64]
-    groups = llm.batches(lengths, max_new_tokens=10, budget=90)
+    groups = batches.batches(lengths, max_new_tokens=10, budget=90)
     assert sorted(i for g in groups for i in g) == list(range(7))
     assert all(len(g) == 1 or len(g) * (max(lengths[i] for i in g) + 10) <= 90 for g in groups)
 
 
 def test_nothing_of_the_checkpoints_generation_config_changes_what_is_sampled(tmp_path):
     plain, hostile = write(tmp_path / "plain", tokenizer()), write(tmp_path / "hostile", tokenizer(), generation=HOSTILE)
-    assert llm.load(hostile).model.generation_config.num_beams == 3         # it did arrive
+    assert load_engine(hostile).model.generation_config.num_beams == 3         # it did arrive
     for temperature in (0.0, 0.7, 1.0):
         answers = []
         for path in (plain, hostile):
-            engine = llm.load(path)
+            engine = load_engine(path)
             torch.manual_seed(3)
             answers.append([(c.ids, c.text) for c in engine(PROMPTS * 4, temperature, max_new_tokens=12)])
         assert answers[0] == answers[1]
 
 
 def test_tokens_come_as_often_as_softmax_of_logits_over_temperature(tmp_path):
-    engine = llm.load(write(tmp_path / "m", tokenizer(), generation=HOSTILE, initializer_range=0.08))
+    engine = load_engine(write(tmp_path / "m", tokenizer(), generation=HOSTILE, initializer_range=0.08))
     spy, n = Spy(engine.model), 4000
     torch.manual_seed(0)
     done = engine(["hi"] * n, temperature=0.7, max_new_tokens=1)
@@ -128,7 +145,7 @@ def test_tokens_come_as_often_as_softmax_of_logits_over_temperature(tmp_path):
 
 
 def test_the_ids_are_what_was_sampled_and_a_forward_pass_gives_their_log_probs(folder):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     spy = Spy(engine.model)
     for c in engine(["two plus two"], temperature=1.3, max_new_tokens=10):
         sampled = torch.stack(spy.scores)[:, 0].log_softmax(-1)[range(len(c.ids)), c.ids]
@@ -137,7 +154,7 @@ def test_the_ids_are_what_was_sampled_and_a_forward_pass_gives_their_log_probs(f
 
 
 def test_padding_changes_no_log_prob_of_a_sampled_batch(folder):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     spy = Spy(engine.model)
     done = engine(PROMPTS, temperature=1.0, max_new_tokens=8)
     longest_first = sorted(done, key=lambda c: -len(c.prompt_ids))
@@ -147,7 +164,7 @@ def test_padding_changes_no_log_prob_of_a_sampled_batch(folder):
 
 
 def test_the_same_seed_says_the_same_and_another_seed_does_not(folder):
-    engine, said = llm.load(folder), []
+    engine, said = load_engine(folder), []
     for seed in (7, 7, 8):
         torch.manual_seed(seed)
         said.append(engine(PROMPTS, temperature=1.0, max_new_tokens=12))
@@ -155,7 +172,7 @@ def test_the_same_seed_says_the_same_and_another_seed_does_not(folder):
 
 
 def test_the_completion_has_the_log_probs_of_its_ids_as_they_were_sampled(tmp_path):
-    engine = llm.load(write(tmp_path / "m", tokenizer(), initializer_range=0.05))      # stops at any time
+    engine = load_engine(write(tmp_path / "m", tokenizer(), initializer_range=0.05))      # stops at any time
     torch.manual_seed(0)
     done = engine(PROMPTS * 4, temperature=0.7, max_new_tokens=60)
     assert len({len(c.ids) for c in done}) > 2
@@ -165,9 +182,9 @@ def test_the_completion_has_the_log_probs_of_its_ids_as_they_were_sampled(tmp_pa
 
 
 def test_watching_changes_no_token_and_keeps_the_logits_of_one_step(folder, monkeypatch):
-    engine, watches, answers = llm.load(folder), [], []
-    generate, original = engine.model.generate, llm.Sampled
-    monkeypatch.setattr(llm, "Sampled", lambda t: watches.append(original(t)) or watches[-1])
+    engine, watches, answers = load_engine(folder), [], []
+    generate, original = engine.model.generate, Sampled
+    monkeypatch.setattr(local, "Sampled", lambda t: watches.append(original(t)) or watches[-1])
     for unwatched in (generate, lambda ids, logits_processor, **rest: generate(ids, **rest)):
         engine.model.generate = unwatched
         torch.manual_seed(0)
@@ -197,7 +214,7 @@ def penalised(engine, penalty):
 @pytest.mark.parametrize("scored_at, penalty, low, high",
                          [(0.7, 1.0, 0, 2e-6), (1.0, 1.0, 0.05, 9), (0.7, 1.3, 0.05, 9)])
 def test_the_sampling_gap_is_rounding_unless_another_policy_is_scored(folder, scored_at, penalty, low, high):
-    engine = penalised(llm.load(folder), penalty)
+    engine = penalised(load_engine(folder), penalty)
     torch.manual_seed(0)
     done = engine(PROMPTS * 2, temperature=0.7, max_new_tokens=20)
     row = learned(engine, done, scored_at, minibatches=2)
@@ -225,7 +242,7 @@ def small_memory(model, rows, tokens=3):
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_a_batch_that_does_not_fit_is_halved_and_answers_the_same(folder, rows):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     whole, asked = engine(PROMPTS, max_new_tokens=12), engine.token_budget
     calls = small_memory(engine.model, rows)
     with pytest.warns(UserWarning, match="from now on at most") as said:
@@ -239,7 +256,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_answers_the_same(folder, rows):
 def test_what_is_sampled_does_not_depend_on_how_far_the_failed_attempt_came(folder):
     answers = []
     for tokens in (1, 3, 9):
-        engine = llm.load(folder)
+        engine = load_engine(folder)
         small_memory(engine.model, 2, tokens)
         torch.manual_seed(0)
         answers.append([(c.ids, c.logps) for c in engine(PROMPTS, temperature=1.0, max_new_tokens=12)])
@@ -247,7 +264,7 @@ def test_what_is_sampled_does_not_depend_on_how_far_the_failed_attempt_came(fold
 
 
 def test_one_prompt_that_does_not_fit_is_one_sentence_that_says_what_to_change(folder):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     small_memory(engine.model, 0)
     with pytest.raises(MemoryError, match="One prompt of 26 tokens and 12 new ones .* give --optimizer-device cpu, --lora 32") as why:
         engine(PROMPTS[1:2], max_new_tokens=12)
@@ -257,7 +274,7 @@ def test_one_prompt_that_does_not_fit_is_one_sentence_that_says_what_to_change(f
 # Equal prompts
 
 def test_equal_prompts_are_generated_once_at_temperature_0(folder):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     spy = Spy(engine.model)
     a, b, c, d = engine(["hi", "x", "hi", "hi"], max_new_tokens=6)
     assert spy.rows == [2] and a == c == d != b
@@ -266,7 +283,7 @@ def test_equal_prompts_are_generated_once_at_temperature_0(folder):
 
 
 def test_equal_prompts_are_sampled_separately_above_temperature_0(folder):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     spy = Spy(engine.model)
     done = engine(["hi"] * 6, temperature=1.5, max_new_tokens=8)
     assert spy.rows == [6] and len({tuple(c.ids) for c in done}) > 1
@@ -275,7 +292,7 @@ def test_equal_prompts_are_sampled_separately_above_temperature_0(folder):
 # Stop tokens
 
 def test_the_stop_token_is_an_action_and_a_cut_text_has_none(tmp_path):
-    engine = llm.load(write(tmp_path / "m", tokenizer(), initializer_range=0.02))     # nearly uniform: stops at any time
+    engine = load_engine(write(tmp_path / "m", tokenizer(), initializer_range=0.02))     # nearly uniform: stops at any time
     torch.manual_seed(0)
     done = engine(["hi"] * 64, temperature=1.0, max_new_tokens=100)
     stopped = [c for c in done if c.ids[-1] == 2]
@@ -288,7 +305,7 @@ def test_the_stop_token_is_an_action_and_a_cut_text_has_none(tmp_path):
 def test_a_pad_token_that_is_the_stop_token_or_missing_changes_nothing(tmp_path, pad):
     answers = []
     for path, tok in (("a", tokenizer()), ("b", tokenizer(pad_token=pad))):
-        engine = llm.load(write(tmp_path / path, tok, initializer_range=0.02))
+        engine = load_engine(write(tmp_path / path, tok, initializer_range=0.02))
         torch.manual_seed(0)
         answers.append(engine(PROMPTS * 8, temperature=1.0, max_new_tokens=80))
     assert answers[0] == answers[1] and any(c.ids[-1] == 2 for c in answers[0])
@@ -296,7 +313,7 @@ def test_a_pad_token_that_is_the_stop_token_or_missing_changes_nothing(tmp_path,
 
 def test_every_stop_token_of_a_list_stops_and_so_does_the_tokenizers(tmp_path):
     stops = [33, 34, 35]                    # ordinary tokens, so the text would show them
-    engine = llm.load(write(tmp_path / "m", tokenizer(), generation={"eos_token_id": stops}, initializer_range=0.02))
+    engine = load_engine(write(tmp_path / "m", tokenizer(), generation={"eos_token_id": stops}, initializer_range=0.02))
     assert engine.stop_ids() == [33, 34, 35, 2]
     done = engine(["hi"] * 64, temperature=1.0, max_new_tokens=100)
     assert {c.ids[-1] for c in done if len(c.ids) < 100} == {33, 34, 35, 2}
@@ -306,7 +323,7 @@ def test_every_stop_token_of_a_list_stops_and_so_does_the_tokenizers(tmp_path):
 
 
 def test_generation_reads_each_token_once_and_ends_when_everybody_has_stopped(tmp_path):
-    engine = llm.load(write(tmp_path / "m", tokenizer(), generation={"eos_token_id": list(range(2, 200))}))
+    engine = load_engine(write(tmp_path / "m", tokenizer(), generation={"eos_token_id": list(range(2, 200))}))
     spy, read = Spy(engine.model), []
     engine.model.model.embed_tokens.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))
     done = engine(PROMPTS, temperature=2.0, max_new_tokens=100)
@@ -315,7 +332,7 @@ def test_generation_reads_each_token_once_and_ends_when_everybody_has_stopped(tm
 
 
 def test_a_model_without_a_stop_token_talks_to_the_limit(tmp_path):
-    engine = llm.load(write(tmp_path / "m", tokenizer(eos_token=None, pad_token=None), eos_token_id=None))
+    engine = load_engine(write(tmp_path / "m", tokenizer(eos_token=None, pad_token=None), eos_token_id=None))
     assert [len(c.ids) for c in engine(PROMPTS, temperature=1.0, max_new_tokens=30)] == [30] * 4
 
 
@@ -335,7 +352,7 @@ def states(model):
 
 
 def test_a_rollout_in_training_with_checkpointing_equals_one_in_eval(tmp_path):
-    engine = llm.load(write(tmp_path / "m", tokenizer(), attention_dropout=0.5))
+    engine = load_engine(write(tmp_path / "m", tokenizer(), attention_dropout=0.5))
     calm = engine(PROMPTS, max_new_tokens=12)
     checkpointed(engine)
     before, settings, spy = states(engine.model), engine.model.generation_config, Spy(engine.model)
@@ -346,7 +363,7 @@ def test_a_rollout_in_training_with_checkpointing_equals_one_in_eval(tmp_path):
 
 
 def test_the_model_is_put_back_even_when_generate_fails(folder):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     checkpointed(engine)
     before, settings = states(engine.model), engine.model.generation_config
     engine.model.model.forward = lambda *a, **k: 1 / 0
@@ -357,40 +374,40 @@ def test_the_model_is_put_back_even_when_generate_fails(folder):
 
 def test_a_saved_model_is_the_same_model_with_the_same_generation_config(tmp_path):
     generation = {**HOSTILE, "do_sample": False, "eos_token_id": [2, 5]}                # transformers alone refuses to save this
-    engine = llm.load(write(tmp_path / "m", tokenizer(), generation=generation))
+    engine = load_engine(write(tmp_path / "m", tokenizer(), generation=generation))
     said = engine(PROMPTS, max_new_tokens=8)
     engine.save(tmp_path / "again")
     again = json.loads((tmp_path / "again" / "generation_config.json").read_text())
     assert {k: again[k] for k in generation if k in again} == {k: v for k, v in generation.items() if k in again}
     assert {"top_k", "repetition_penalty", "min_p", "eos_token_id"} <= set(again)
-    assert llm.load(tmp_path / "again")(PROMPTS, max_new_tokens=8) == said
+    assert load_engine(tmp_path / "again")(PROMPTS, max_new_tokens=8) == said
 
 
 # The context
 
 def test_a_prompt_longer_than_the_context_is_refused_and_the_others_are_answered(folder):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     short, long, other = engine(["hi", "word " * 300, "x"], max_new_tokens=6)
-    assert long.error == llm.TOO_LONG and long.ids == [] and long.text == "" and len(long.prompt_ids) > 256
+    assert long.error == TOO_LONG and long.ids == [] and long.text == "" and len(long.prompt_ids) > 256
     assert [short, other] == engine(["hi", "x"], max_new_tokens=6) and not short.error and len(short.ids) == 6
 
 
 def test_the_room_for_the_answer_counts_and_the_last_token_that_fits_is_allowed(folder):
-    engine = llm.load(folder)
+    engine = load_engine(folder)
     room = 256 - len(engine.encode("hi"))
-    assert [engine(["hi"], max_new_tokens=n)[0].error for n in (room, room + 1)] == ["", llm.TOO_LONG]
+    assert [engine(["hi"], max_new_tokens=n)[0].error for n in (room, room + 1)] == ["", TOO_LONG]
 
 
 def test_the_context_is_found_under_its_other_names_and_missing_means_no_limit():
     tok = tokenizer()
     small = dict(vocab_size=len(tok), n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
-    gpt2 = llm.HF(GPT2LMHeadModel(GPT2Config(n_positions=48, n_embd=16, **small)), tok)
-    bloom = llm.HF(BloomForCausalLM(BloomConfig(hidden_size=16, **small)), tok)
+    gpt2 = HF(GPT2LMHeadModel(GPT2Config(n_positions=48, n_embd=16, **small)), tok)
+    bloom = HF(BloomForCausalLM(BloomConfig(hidden_size=16, **small)), tok)
     assert gpt2.context() == 48 and bloom.context() == float("inf") and bloom(["hi"], max_new_tokens=4)[0].ids
 
 
 def test_no_prompts_no_answers(folder):
-    assert llm.load(folder)([]) == llm.load(folder)([], temperature=1.0) == []
+    assert load_engine(folder)([]) == load_engine(folder)([], temperature=1.0) == []
 
 
 # Control tokens of pages. The lists are those of tokenizer_config.json of the models; * is not special there.
@@ -428,7 +445,7 @@ def chat_engine(listed, normalizer=None):
     tok.add_tokens(tokens)
     if normalizer:
         tok.backend_tokenizer.normalizer = normalizer
-    return llm.HF(None, tok), [t.content for t in tokens]
+    return HF(None, tok), [t.content for t in tokens]
 
 
 def control(engine, page):
@@ -465,15 +482,15 @@ def test_letters_that_a_normalizer_makes_equal_write_no_control_token(normalizer
 def test_a_tokenizer_in_python_is_no_exception():
     tok = ByT5Tokenizer()
     tok.chat_template = "<extra_id_0>{{ messages[0].content }}<extra_id_1>"
-    engine = llm.HF(None, tok)
+    engine = HF(None, tok)
     assert control(engine, "</s><extra_id_7><unk>") [0] == control(engine, "page")[0] != []
 
 
 def test_words_that_were_merely_added_to_a_tokenizer_stay_words():
-    engine = llm.load("toy")
+    engine = load_engine("toy")
     added = engine.tokenizer.added_tokens_decoder.values()
     words = " ".join(str(token) for token in added if not token.special)
-    assert len(words) > 1000 and llm.harmless(words, engine.marks) == words
+    assert len(words) > 1000 and harmless(words, engine.marks) == words
 
 
 # Rotary embeddings
@@ -490,7 +507,7 @@ def test_a_longrope_model_is_scored_differently_beside_a_long_row():
         alone, beside = (flow_grpo.token_logps(model, batch, 1.0)[:3] for batch in ([short], [short, long]))
     assert ((beside - alone).exp() - 1).abs().max() > 0.1
     with pytest.raises(ValueError, match="longrope rotary embeddings cannot be trained"):
-        llm.refuse_to_train(config)
+        refuse_to_train(config)
 
 
 @pytest.mark.parametrize("kind, refused", [("longrope", True), ("dynamic", False), ("yarn", False),
@@ -502,14 +519,14 @@ def test_only_embeddings_that_depend_on_the_longest_row_are_refused(where, kind,
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0],
             "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
     try:
-        llm.refuse_to_train(where(rope))
+        refuse_to_train(where(rope))
         assert not refused
     except ValueError as why:
         assert refused and kind in str(why) and "\n" not in str(why)
 
 
 def test_a_model_without_rotary_embeddings_can_be_trained():
-    assert llm.refuse_to_train(GPT2Config()) is None
+    assert refuse_to_train(GPT2Config()) is None
 
 
 # The model hub
@@ -536,7 +553,7 @@ class Hub(BaseHTTPRequestHandler):
 def hub(folder, tmp_path, monkeypatch):
     """at(address): from now on this is the hub. at.online is one that answers. The cache begins empty."""
     def at(address):
-        llm.hub_is_down.cache_clear()
+        hub_is_down.cache_clear()
         monkeypatch.setattr("transformers.utils.hub._hf_api", None)             # it remembers an address, too
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
@@ -546,11 +563,11 @@ def hub(folder, tmp_path, monkeypatch):
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(llm, "HUB_SECONDS", 0.5)
+    monkeypatch.setattr(loading, "HUB_SECONDS", 0.5)
     yield at
     server.shutdown()
     server.server_close()
-    llm.hub_is_down.cache_clear()
+    hub_is_down.cache_clear()
 
 
 @pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])
@@ -558,7 +575,7 @@ def test_a_hub_that_cannot_be_reached_is_told_within_seconds_and_asked_once(hub,
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hub(f"http://127.0.0.1:{silent.getsockname()[1] if how == 'nobody answers' else 1}")
         start = time.perf_counter()
-        for call in (llm.config_of, llm.load):
+        for call in (config_of, load_engine):
             with pytest.raises(ValueError, match="the model hub cannot be reached for it"):
                 call("some-org/some-model")
         assert time.perf_counter() - start < 5
@@ -566,25 +583,25 @@ def test_a_hub_that_cannot_be_reached_is_told_within_seconds_and_asked_once(hub,
 
 def test_a_model_comes_from_a_slow_hub_and_from_the_cache_when_the_hub_is_gone(hub, folder):
     hub(hub.online)
-    assert llm.config_of("some-org/some-model").hidden_size == 32
-    there = llm.load("some-org/some-model", device="cpu")(PROMPTS, max_new_tokens=4)
+    assert config_of("some-org/some-model").hidden_size == 32
+    there = load_engine("some-org/some-model", device="cpu")(PROMPTS, max_new_tokens=4)
     hub("http://127.0.0.1:1")
-    assert llm.load("some-org/some-model", device="cpu")(PROMPTS, max_new_tokens=4) == there
-    assert there == llm.load(folder, device="cpu")(PROMPTS, max_new_tokens=4)
+    assert load_engine("some-org/some-model", device="cpu")(PROMPTS, max_new_tokens=4) == there
+    assert there == load_engine(folder, device="cpu")(PROMPTS, max_new_tokens=4)
 
 
 # Loading
 
 @pytest.mark.parametrize("name", ["localhost:9/v1", "localhost:9", "10.0.0.1:80/v1#m", "api.example.com/v1"])
 def test_a_server_without_http_is_told_how_to_write_it(name):
-    for call in (llm.config_of, llm.load):
+    for call in (config_of, load_engine):
         with pytest.raises(ValueError, match=f"write http://{name}$"):
             call(name)
 
 
 def test_the_configuration_is_there_without_the_weights(folder):
     (folder / "model.safetensors").unlink()
-    assert llm.config_of(str(folder)).num_hidden_layers == 2
+    assert config_of(str(folder)).num_hidden_layers == 2
 
 
 def test_a_small_model_of_qwen2_5s_own_configuration_loads_and_answers(tmp_path):
@@ -592,24 +609,24 @@ def test_a_small_model_of_qwen2_5s_own_configuration_loads_and_answers(tmp_path)
                  sliding_window=32768, use_sliding_window=False, tie_word_embeddings=True, max_position_embeddings=32768,
                  bos_token_id=0, generation={"bos_token_id": 0, "pad_token_id": 0, "do_sample": True, "eos_token_id": [2, 0],
                                              "repetition_penalty": 1.1, "temperature": 0.7, "top_p": 0.8, "top_k": 20})
-    engine = llm.load(str(path), device="cpu")
+    engine = load_engine(str(path), device="cpu")
     assert engine.stop_ids() == [2, 0] and engine.context() == 32768
     assert all(c.text and c.ids for c in engine(PROMPTS, temperature=0.7, max_new_tokens=8))
 
 
 def test_an_engine_describes_itself_in_one_line(folder):
-    engine = llm.load(folder, device="cpu")
+    engine = load_engine(folder, device="cpu")
     parameters = sum(p.numel() for p in engine.model.parameters()) / 1e6
     assert str(engine) == f"{folder} | {parameters:.4g} M parameters | cpu | float32" and not engine.model.training
 
 
 def test_the_dtype_can_be_named_and_answers_still_come(folder):
-    engine = llm.load(folder, dtype="bfloat16")
+    engine = load_engine(folder, dtype="bfloat16")
     assert engine.model.dtype == torch.bfloat16 and len(engine(PROMPTS, temperature=1.0, max_new_tokens=4)) == 4
 
 
 def test_a_folder_is_loaded_and_asked_without_a_word(folder, capfd, recwarn):
-    llm.load(folder)(PROMPTS, temperature=0.7, max_new_tokens=4)
+    load_engine(folder)(PROMPTS, temperature=0.7, max_new_tokens=4)
     assert capfd.readouterr() == ("", "") and not [w for w in recwarn if "transformers" in str(w.filename)]
 
 
@@ -619,7 +636,7 @@ def test_a_folder_is_loaded_and_asked_without_a_word(folder, capfd, recwarn):
     ("runs/last/model", "There is no folder 'runs/last/model' here")])
 def test_a_name_that_is_nowhere_is_one_clear_sentence(name, says):
     with pytest.raises(ValueError, match=says) as e:
-        llm.load(name)
+        load_engine(name)
     assert "\n" not in str(e.value)
 
 
@@ -630,22 +647,22 @@ def test_a_folder_with_a_part_missing_says_which(folder, lost, says):
     for path in folder.glob(lost):
         path.unlink()
     with pytest.raises(ValueError, match=says) as e:
-        llm.load(folder)
+        load_engine(folder)
     assert "\n" not in str(e.value) and str(folder) in str(e.value)
 
 
 def test_weights_cut_short_by_a_full_disk_are_one_clear_sentence(folder):
     os.truncate(folder / "model.safetensors", 1000)
     with pytest.raises(ValueError, match="does not hold a whole model"):
-        llm.load(folder)
+        load_engine(folder)
 
 
 @pytest.mark.parametrize("settings, says", [({"dtype": "int8"}, "no dtype 'int8' here: use one of float32"),
                                             ({"device": "tpu"}, "no device 'tpu' here: use one of")])
 def test_a_device_or_dtype_that_is_not_there_names_those_that_are(folder, settings, says):
     with pytest.raises(ValueError, match=says):
-        llm.load(folder, **settings)
+        load_engine(folder, **settings)
 
 
 def test_the_examples_in_the_docstrings_are_true():
-    assert doctest.testmod(llm).failed == 0
+    assert not any(doctest.testmod(module).failed for module in (batches, local, tokens))

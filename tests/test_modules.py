@@ -10,7 +10,6 @@ import pytest
 
 import executor
 import generator
-import memory
 import planner
 import tools as toolset
 import verifier
@@ -18,6 +17,7 @@ from executor import Call
 from memory import Memory, Step
 from planner import Plan
 from tools import Tool
+from world.text import truncate
 
 TOOLS = {
     "python_coder": toolset.TOOLS["python_coder"],
@@ -103,7 +103,7 @@ def test_two_memories_share_no_steps():
 @pytest.mark.parametrize("budget", [-3, 0, 1, 20, 40, 41, 42, 100, 999, 1000])
 def test_a_cut_text_keeps_its_budget_its_head_and_its_tail_and_counts_what_is_gone(budget):
     text = "".join(chr(97 + i % 26) for i in range(1000))
-    cut = memory.cut(text, budget)
+    cut = truncate(text, budget)
     assert len(cut) <= max(budget, 0)
     if " ... [" in cut:
         head, middle, tail = cut.split(" ... ")
@@ -187,9 +187,9 @@ def test_two_states_of_a_question_share_everything_up_to_the_memory():
 
 def test_who_chooses_or_checks_sees_every_tool_and_who_calls_sees_only_its_own():
     everything = [planner.prompt("q", TOOLS, "a", "m"), verifier.prompt("q", TOOLS, "a", "m"), planner.analysis_prompt("q", TOOLS)]
-    assert all(toolset.describe(name, tool) in text for text in everything for name, tool in TOOLS.items())
+    assert all(planner.describe(name, tool) in text for text in everything for name, tool in TOOLS.items())
     call = executor.prompt("q", "", "s", "double", TOOLS["double"])
-    assert toolset.describe("double", TOOLS["double"]) in call and "join" not in call and "Context: none" in call
+    assert planner.describe("double", TOOLS["double"]) in call and "join" not in call and "Context: none" in call
 
 
 # ---- plans in the dressings of real models ---------------------------------------------------------------------------
@@ -239,7 +239,7 @@ COMPUTE = Plan("none", "compute 6 * 7", "python_coder")
     LINES.replace("Tool: ", "**Tool: python_coder**"),
     LINES.replace("Tool: ", "### 4. **Tool name:** [python_coder]\n\n---\n"),
     f"{LINES}python_coder\n\nFinal answer:\n\n```\n{LINES}**python_coder**\n```\n",
-    f"Tool: [python_coder]\nSub-goal: compute 6 * 7\nContext: none\n```",
+    "Tool: [python_coder]\nSub-goal: compute 6 * 7\nContext: none\n```",
 ])
 def test_a_plan_is_read_in_the_dressing_that_real_models_give_it(text):
     assert planner.parse(text, REAL) == COMPUTE
@@ -539,7 +539,7 @@ def test_another_tool_than_the_planned_one_is_named():
 def test_a_batch_of_calls_gives_results_in_order_and_a_tool_that_raises_is_an_error():
     calls = [Call("double", {"number": "4"}), "nobody can read it", Call("double", {"number": "four"}), Call("double", {}),
              Call("double", {"number": 4}), Call("double", {"number": "1", "x": "2"}), Call("join", {"left": "a", "right": "b"})]
-    results, errors, _ = zip(*executor.run(calls, TOOLS, generate=None))
+    results, errors, _ = zip(*toolset.run(calls, TOOLS, generate=None))
     assert (results[0], results[1], results[6]) == ("8", "Error: nobody can read it", "ab")
     assert results[2].startswith("Error: double failed: ValueError") and all(r.startswith("Error: ") for r in results[1:6])
     assert errors == (False, True, True, True, True, True, False)
@@ -589,7 +589,7 @@ def test_a_wrong_name_is_quoted_with_sixty_characters_at_most():
 
 
 def test_the_tools_are_described_one_after_the_other():
-    every = [toolset.describe(name, tool) for name, tool in TOOLS.items()]
+    every = [planner.describe(name, tool) for name, tool in TOOLS.items()]
     assert planner.describe_all(TOOLS) == "".join(every)
 
 
@@ -610,7 +610,7 @@ def test_the_seconds_of_a_call_are_its_own_and_of_a_query_also_those_of_the_lang
     monkeypatch.setattr(executor, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
     tools = {"base_generator": toolset.TOOLS["base_generator"], "double": TOOLS["double"]}
     calls = [Call("base_generator", {"query": "q"}), Call("double", {"number": "4"}), "an error"]
-    done = executor.run(calls, tools, lambda queries: clock.append(clock.pop() + 5) or ["a"])
+    done = toolset.run(calls, tools, lambda queries: clock.append(clock.pop() + 5) or ["a"])
     assert done == [("a", False, 5), ("8", False, 0), ("Error: an error", True, 0)]
 
 
@@ -619,7 +619,7 @@ def test_only_the_queries_to_the_language_model_reach_it():
     search = replace(TOOLS["double"], run=again, arguments={"query": "a query"})
     tools = {"base_generator": toolset.TOOLS["base_generator"], "search": search}
     calls = [Call("base_generator", {"query": "q"}), Call("search", {"query": "s"})]
-    done = executor.run(calls, tools, lambda queries: batches.append(queries) or ["a"] * len(queries))
+    done = toolset.run(calls, tools, lambda queries: batches.append(queries) or ["a"] * len(queries))
     assert batches == [["q"]] and [result for result, *_ in done] == ["a", "s again"]
 
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import optimizer as module
-import parallel
-from optimizer import MasterAdamW
+from scale import masters as module
+from scale import ranks
+from scale.masters import MasterAdamW
 
 torch.set_num_threads(1)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -339,13 +339,13 @@ def process(rank, folder):
     """One of two: five steps, a checkpoint, three more; then the three once more, from the checkpoint alone."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    parallel.RANK, parallel.WORLD = rank, 2
+    ranks.RANK, ranks.WORLD = rank, 2
     zero = lambda model, lr: ZeroRedundancyOptimizer(model.parameters(), optimizer_class=MasterAdamW, lr=lr)
     for dtype in DTYPES[:2]:
         model = small(dtype)
         optimizer = zero(model, 1e-3)
         learn(model, optimizer, range(5), rank, 2)
-        state = parallel.state_of(optimizer)
+        state = ranks.state_of(optimizer)
         if rank == 0:
             torch.save([model.state_dict(), state], f"{folder}/{dtype}.checkpoint")
         dist.barrier()
@@ -353,9 +353,9 @@ def process(rank, folder):
         end, again = learn(model, optimizer, range(5, 8), rank, 2), small(dtype)
         again.load_state_dict(weights)
         fresh = zero(again, 5.0)
-        parallel.load(fresh, state)
+        ranks.load(fresh, state)
         learn(again, fresh, range(5, 8), rank, 2)
-        late = parallel.state_of(fresh)
+        late = ranks.state_of(fresh)
         mine = sum(tensor.numel() for states in optimizer.optim.state.values() for tensor in states.values())
         torch.save([end.state_dict(), again.state_dict(), mine, late], f"{folder}/{dtype}.{rank}")
     dist.destroy_process_group()

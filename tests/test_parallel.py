@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-
-import flow
-import generator
-import llm
-import memory
-import parallel
-import planner
-import solve
 from test_llm import CHATML, tokenizer, write
 from test_train import command, jsonl, words
+
+import generator
+import memory
+import planner
+import solve
+from models.completion import Completion
+from scale import ranks
 from tools import TOOLS
 
 TESTS = Path(__file__).parent
@@ -39,13 +38,13 @@ def rollout(questions, policy, fixed, tools, bar=None, **settings):
     for question in questions:
         seen[question.question] = copy = seen.get(question.question, -1) + 1
         dice = random.Random(f"{question.question} {copy}")
-        one = flow.Flow(question, memory.Memory(question.question))
+        one = solve.Flow(question, memory.Memory(question.question))
         for turn in range(dice.randrange(1, 3)):
             ids = [dice.randrange(3, 250) for _ in range(dice.randrange(2, 9))]
-            one.actions.append(llm.Completion("", policy.encode(question.question), ids))
+            one.actions.append(Completion("", policy.encode(question.question), ids))
         one.answer = "even" if sum(one.actions[0].ids) % 2 == 0 else "odd"
         flows.append(one)
-        if os.environ.get("DIES") == str(parallel.RANK) and Path("half-two/step-3").exists() and len(questions) > 2:      # in the fourth step
+        if os.environ.get("DIES") == str(ranks.RANK) and Path("half-two/step-3").exists() and len(questions) > 2:      # in the fourth step
             os._exit(3)
     return flows
 

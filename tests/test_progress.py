@@ -5,10 +5,10 @@ import sys
 import time
 
 import pytest
-
-import progress
-import solve
 from test_solve import GO_ON, STOP, TOOLS, Cast, questions
+
+import solve
+from scale import progress
 
 
 class Terminal(io.StringIO):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
-from sandbox import python_coder
+from world import sandbox
+from world.sandbox import python_coder
 
 NAMESPACES = python_coder("import os; print(os.getsid(0) < 10)") == "True"
 LATE = 30  # seconds: what is to end in a moment may take this long on a machine that is slow or busy

@@ -5,26 +5,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_solve import TOOLS, Cast, module_of
 
-import llm
-import services
 import solve
-import tasks
 import train
 from bench import faults, hostile
-from test_solve import TOOLS, Cast, module_of
+from models.completion import NEW_TOKENS, TOO_LONG, Completion
+from models.loading import load_engine
+from models.server import Server
+from models.tokens import harmless
+from rewards.questions import Question
+from world import services
 
 ROOT = Path(solve.__file__).parent
 
 
 def test_answers_come_in_order_with_their_usage(server):
-    done = llm.load(server.url)(["a", "b", "c"] * 10, temperature=0.7)
+    done = load_engine(server.url)(["a", "b", "c"] * 10, temperature=0.7)
     assert [c.text for c in done] == ["echo a", "echo b", "echo c"] * 10 and {c.tokens for c in done} == {10}
     assert len(server.asked) == 30 and not any(c.ids or c.error for c in done)
 
 
 def test_a_request_says_what_the_model_reads_and_how_to_sample(server):
-    llm.load(server.url)(["q"], temperature=0.5, max_new_tokens=7)
+    load_engine(server.url)(["q"], temperature=0.5, max_new_tokens=7)
     path, headers, body = server.asked[0]
     assert path == "/v1/chat/completions" and body.pop("seed") >= 0 and "Authorization" not in headers
     assert body == {"model": "a-model", "messages": [{"role": "user", "content": "q"}], "temperature": 0.5, "max_tokens": 7, "top_p": 1.0}
@@ -36,7 +39,7 @@ def test_a_request_says_what_the_model_reads_and_how_to_sample(server):
 def test_only_servers_that_pass_it_to_the_template_are_told_whether_to_think(server, owner, field, think):
     server.owner = owner
     for name in ("", "#a-model"):
-        llm.load(server.url + name, think=think)(["q"])
+        load_engine(server.url + name, think=think)(["q"])
         body = server.asked[-1][2]
         assert body.get("chat_template_kwargs") == ({"enable_thinking": think} if field else None)
 
@@ -47,18 +50,18 @@ def test_helpers_without_token_ids_take_no_reward_away(server):
     def reply(handler, body, turn):
         handler.send(faults.answer(texts[module_of(body["messages"][0]["content"])]))
     server.reply = reply
-    _, (flow,) = solve.evaluate([tasks.Question("q?", "42")], Cast(), llm.load(server.url), TOOLS)
+    _, (flow,) = solve.evaluate([Question("q?", "42")], Cast(), load_engine(server.url), TOOLS)
     assert flow.reward == 1 and not flow.failed and not flow.undecided and flow.actions[0].ids
 
 
 def test_at_temperature_0_equal_prompts_are_asked_once_and_without_a_seed(server):
-    done = llm.load(server.url)(["q", "r", "q"])
+    done = load_engine(server.url)(["q", "r", "q"])
     assert [c.text for c in done] == ["echo q", "echo r", "echo q"] and len(server.asked) == 2
-    assert "seed" not in server.asked[0][2] and server.asked[0][2]["max_tokens"] == llm.LONGEST
+    assert "seed" not in server.asked[0][2] and server.asked[0][2]["max_tokens"] == NEW_TOKENS
 
 
 def test_a_seed_of_torch_decides_the_seeds_of_the_requests(server):
-    engine, seeds = llm.Server(server.url, at_once=1), []
+    engine, seeds = Server(server.url, at_once=1), []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         engine(["q", "q"], temperature=1.0)
@@ -67,21 +70,21 @@ def test_a_seed_of_torch_decides_the_seeds_of_the_requests(server):
 
 
 def test_the_model_is_named_in_the_address_or_is_the_only_one(server):
-    assert llm.load(server.url + "#other").name == "other" and llm.load(server.url + "/").name == "a-model"
+    assert load_engine(server.url + "#other").name == "other" and load_engine(server.url + "/").name == "a-model"
     server.models = ["a", "b"]
     with pytest.raises(ValueError, match="serves a, b: name one"):
-        llm.load(server.url)
+        load_engine(server.url)
 
 
 def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "hunter2")
-    engine = llm.load(server.url)
+    engine = load_engine(server.url)
     engine(["q"])
     assert server.asked[0][1]["Authorization"] == "Bearer hunter2" and "hunter2" not in str(engine)
-    monkeypatch.setattr(llm.Server, "find", lambda self, name: name)           # these hosts are not here
-    assert llm.Server("http://gpu-box:8000/v1#m").headers == {} and llm.Server("https://api.example.com/v1#m").headers
+    monkeypatch.setattr(Server, "find", lambda self, name: name)           # these hosts are not here
+    assert Server("http://gpu-box:8000/v1#m").headers == {} and Server("https://api.example.com/v1#m").headers
     with pytest.raises(ValueError, match="OPENAI_API_KEY"):
-        llm.load("http://user:pass@127.0.0.1/v1#m")
+        load_engine("http://user:pass@127.0.0.1/v1#m")
 
 
 @pytest.mark.parametrize("fault", faults.FAULTS)
@@ -89,21 +92,21 @@ def test_every_way_to_fail_is_tried_again(server, fault, monkeypatch):
     monkeypatch.setattr(faults, "PATIENCE", 1)
     good = server.reply
     server.reply = lambda handler, body, turn: handler.fail(fault) if turn == 1 else good(handler, body, turn)
-    (done,) = llm.Server(server.url, seconds=1)(["q"])
+    (done,) = Server(server.url, seconds=1)(["q"])
     assert (done.text, done.error) == ("echo q", "") and len(server.asked) == 2
 
 
 @pytest.mark.parametrize("fault", [fault for fault in faults.FAULTS if fault not in ("slow", "endless")])
 def test_what_fails_for_good_is_an_error_and_never_an_answer(server, fault):
     server.reply = lambda handler, body, turn: handler.fail(fault)
-    (done,) = llm.Server(server.url)(["q"])
+    (done,) = Server(server.url)(["q"])
     assert done.text == "" and done.error.startswith("127.0.0.1:") and 3 < len(server.asked) < 30
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413])
 def test_a_refusal_is_not_repeated(server, status):
     server.reply = lambda handler, body, turn: handler.send(b'{"error": {"message": "no"}}', status)
-    (done,) = llm.load(server.url)(["q"])
+    (done,) = load_engine(server.url)(["q"])
     assert f"answered {status}" in done.error and len(server.asked) == 1 and done.error.endswith(": no") == (status in (400, 404))
 
 
@@ -111,33 +114,33 @@ def test_a_refusal_is_not_repeated(server, status):
                                   "the request exceeds the available context size", "prompt is too long: 9 tokens"])
 def test_a_prompt_that_does_not_fit_is_told_as_with_a_local_model(server, said):
     server.reply = lambda handler, body, turn: handler.send(json.dumps({"error": {"message": said}}).encode(), 400)
-    assert llm.load(server.url)(["q"])[0].error == llm.TOO_LONG
+    assert load_engine(server.url)(["q"])[0].error == TOO_LONG
 
 
 def test_the_marks_of_chat_templates_lose_their_meaning():
     hostile_text = "a<|im_end|>b</s>c<s>d[INST]e[/INST]f<start_of_turn>g<｜Assistant｜>h\ud800"
-    assert llm.harmless(hostile_text) == "a< |im_end|>b< /s>c< s>d[ INST]e[ /INST]f< start_of_turn>g< ｜Assistant｜>h?"
-    assert llm.harmless("<think>a</think>") == "< think>a< /think>"
-    assert llm.harmless("a <b> [1] x|y <|> <p>") == "a <b> [1] x|y <|> <p>"
+    assert harmless(hostile_text) == "a< |im_end|>b< /s>c< s>d[ INST]e[ /INST]f< start_of_turn>g< ｜Assistant｜>h?"
+    assert harmless("<think>a</think>") == "< think>a< /think>"
+    assert harmless("a <b> [1] x|y <|> <p>") == "a <b> [1] x|y <|> <p>"
 
 
 @pytest.mark.parametrize("message", [{}, {"content": None}, {"content": ""}])
 def test_a_model_that_has_nothing_to_say_says_nothing(server, message):
     server.reply = lambda handler, body, turn: handler.send(json.dumps({"choices": [{"message": message}]}).encode())
-    done = llm.load(server.url)(["q"])[0]
+    done = load_engine(server.url)(["q"])[0]
     assert done.text == "" and bool(done.error) == ("content" not in message)
 
 
 @pytest.mark.parametrize("tokens, counted", [("1e999", None), ("1e300", 10**9), ("null", 0), ('"7"', 7)])
 def test_an_endless_count_of_tokens_is_no_traceback(server, tokens, counted):
     server.reply = lambda handler, body, turn: handler.send(b'{"choices": [{"message": {"content": "a"}}], "usage": {"total_tokens": %s}}' % tokens.encode())
-    done = llm.load(server.url)(["q"])[0]
+    done = load_engine(server.url)(["q"])[0]
     assert (done.error != "" if counted is None else done.usage == counted)
 
 
 def test_a_server_that_is_not_there_is_told_at_once():
     with pytest.raises(ValueError, match="127.0.0.1:1 cannot be reached.*start the model server, or corr"):
-        llm.load("http://127.0.0.1:1/v1")
+        load_engine("http://127.0.0.1:1/v1")
 
 
 @pytest.mark.parametrize("status, body", [
@@ -146,9 +149,9 @@ def test_a_server_that_is_not_there_is_told_at_once():
 def test_a_server_without_a_list_of_its_models_wants_a_name_and_works_with_one(server, status, body):
     server.list = lambda handler: handler.send(body, status)
     with pytest.raises(ValueError, match=f"name it, as in {server.url}#MODEL") as why:
-        llm.load(server.url)
+        load_engine(server.url)
     assert "\n" not in str(why.value) and (status == 200 or str(status) in str(why.value))
-    assert llm.load(server.url + "#m")(["q"])[0].text == "echo q"
+    assert load_engine(server.url + "#m")(["q"])[0].text == "echo q"
 
 
 @pytest.mark.parametrize("address, says", [("localhost:9/v1", "write http://localhost:9/v1"),
@@ -165,15 +168,15 @@ def test_a_wrong_address_of_fixed_is_one_sentence_of_solve(server, address, says
 
 def test_a_failed_tool_engine_fails_the_flow_and_is_no_result_of_the_tool():
     plan = "Sub-goal: x\nTool: base_generator"
-    broken = lambda prompt: llm.Completion("", [], [], "the server is down")
+    broken = lambda prompt: Completion("", [], [], "the server is down")
     fixed = Cast(executor='base_generator(query="?")', other=broken)
-    _, (flow,) = solve.evaluate([tasks.Question("q?", "42")], Cast(planner=plan), fixed, TOOLS)
+    _, (flow,) = solve.evaluate([Question("q?", "42")], Cast(planner=plan), fixed, TOOLS)
     assert flow.failed == "base_generator: the server is down" and flow.memory.steps == [] and flow.reward == 0
 
 
 def test_each_module_may_have_an_engine_of_its_own():
     casts = {name: Cast() for name in solve.FIXED}
-    flow = solve.rollout([tasks.Question("q?", "42")], Cast(), casts, TOOLS)[0]
+    flow = solve.rollout([Question("q?", "42")], Cast(), casts, TOOLS)[0]
     assert flow.answer == "42" and [len(casts[name].calls) for name in solve.FIXED] == [1, 1, 0, 1, 1]
 
 

@@ -10,11 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-import advice
-import settings
-import tasks
-from flow import Flow
 from memory import Memory, Step
+from rewards.questions import Question
+from scale import advice, command_line
+from solve import Flow
 
 
 def parsed(monkeypatch, arguments, *argv):
@@ -40,7 +39,7 @@ def test_help_and_typos_are_answered_before_torch_is_imported(command):
 
 
 def test_no_flag_may_be_shortened(monkeypatch, capsys):
-    assert "unrecognized arguments: --step 3" in refused(monkeypatch, capsys, settings.train_arguments, "--step", "3")
+    assert "unrecognized arguments: --step 3" in refused(monkeypatch, capsys, command_line.train_arguments, "--step", "3")
 
 
 @pytest.mark.parametrize("argv, tools, question", [
@@ -49,30 +48,30 @@ def test_no_flag_may_be_shortened(monkeypatch, capsys):
     (["Which, a or b?", "--tools", "python_coder"], ["python_coder"], "Which, a or b?"),
     (["--tools", "python_coder,", "base_generator"], ["python_coder", "base_generator"], None)])
 def test_tools_are_named_with_commas_or_spaces_and_swallow_no_question(monkeypatch, argv, tools, question):
-    args = parsed(monkeypatch, settings.solve_arguments, *argv)
+    args = parsed(monkeypatch, command_line.solve_arguments, *argv)
     assert args.tools == tools and args.question == question
 
 
 def test_a_tool_that_is_none_is_no_question(monkeypatch, capsys):
-    assert "no tool is called 'googel'" in refused(monkeypatch, capsys, settings.solve_arguments, "--tools", "python_coder", "googel")
+    assert "no tool is called 'googel'" in refused(monkeypatch, capsys, command_line.solve_arguments, "--tools", "python_coder", "googel")
 
 
 def test_a_model_of_your_own_has_data_and_a_judge_and_the_toy_has_its_own(monkeypatch):
-    args = parsed(monkeypatch, settings.train_arguments, "--model", "Qwen/Qwen2.5-7B-Instruct")
+    args = parsed(monkeypatch, command_line.train_arguments, "--model", "Qwen/Qwen2.5-7B-Instruct")
     assert (args.data, args.valid, args.test, args.judge) == ("nq+deepmath", None, None, "Qwen/Qwen2.5-7B-Instruct")
     assert (args.steps, args.questions, args.group_size, args.max_turns, args.lr) == (32, 32, 8, 3, None)
-    args = parsed(monkeypatch, settings.train_arguments)
+    args = parsed(monkeypatch, command_line.train_arguments)
     assert args.judge is None and args.data.endswith("toy/train.jsonl") and args.test.endswith("toy/test.jsonl")
 
 
 @pytest.mark.parametrize("flags, judge", [([], "a/b"), (["--judge", "none"], None), (["--judge", "c/d"], "c/d"), (["--fixed", "e/f"], "e/f")])
 def test_the_judge_is_the_fixed_model_unless_another_or_none_is_named(monkeypatch, flags, judge):
-    for arguments in (settings.train_arguments, settings.solve_arguments):
+    for arguments in (command_line.train_arguments, command_line.solve_arguments):
         assert parsed(monkeypatch, arguments, "--model", "a/b", *flags).judge == judge
 
 
 def test_one_question_has_no_gold_and_needs_no_judge(monkeypatch):
-    assert parsed(monkeypatch, settings.solve_arguments, "--model", "a/b", "Who?").judge is None
+    assert parsed(monkeypatch, command_line.solve_arguments, "--model", "a/b", "Who?").judge is None
 
 
 def test_ctrl_c_during_the_imports_leaves_no_traceback():
@@ -97,7 +96,7 @@ def test_a_terminal_without_letters_is_no_reason_to_stop():
 def flow(*errors, failed="", words="no plan at all"):
     """A rollout with a turn for each error; "" is a turn that went well."""
     steps = [Step(n, "" if why else "python_coder", "", "", f"Error: {why}" if why else "4", error=bool(why)) for n, why in enumerate(errors, 1)]
-    made = Flow(tasks.Question("q", "a"), Memory("q", "", steps), failed=failed)
+    made = Flow(Question("q", "a"), Memory("q", "", steps), failed=failed)
     made.say(1, "planner", words, 3, 0.1)
     return made
 

@@ -14,20 +14,25 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no test asks the network
 import pytest
 import torch
+from test_llm import tokenizer, write
 
 import executor
 import generator
-import llm
 import memory
 import planner
-import settings
 import solve
-import tasks
 import tools as toolset
 import verifier
-from flow import BUDGETS
-from llm import Completion
-from test_llm import tokenizer, write
+from benchmarks.runs import answer_all, kept
+from models.completion import TOO_LONG, Completion, outage
+from models.loading import config_of, load_engine
+from models.local import HF
+from models.server import Server
+from rewards import rules
+from rewards.metrics import accuracy_line, summary
+from rewards.questions import Question
+from scale import command_line, fit
+from solve import BUDGETS
 from tools import Tool
 
 PROMPTS = {"analysis": planner.ANALYSIS_PROMPT, "planner": planner.PROMPT, "executor": executor.PROMPT,
@@ -36,7 +41,7 @@ TOOLS = {
     "base_generator": toolset.TOOLS["base_generator"],
     "double": Tool(lambda number: str(2 * int(number)), "Doubles.", {"number": "an integer"}, "Integers.", 'double(number="2")'),
 }
-TOO_LONG = Completion("", [1, 2], [], llm.TOO_LONG)
+TOO_LONG = Completion("", [1, 2], [], TOO_LONG)
 PLAN = "Justification: j\nContext: c\nSub-goal: double it\nTool: double"
 CALL, STOP, GO_ON, ANSWER = 'double(number="21")', "Conclusion: STOP", "Conclusion: CONTINUE", "<answer>42</answer>"
 
@@ -80,7 +85,7 @@ def module_of(prompt):
 
 
 def questions(*texts):
-    return [tasks.Question(text, "42") for text in texts]
+    return [Question(text, "42") for text in texts]
 
 
 def flow_of(policy, fixed=None, question="q?", **settings):
@@ -132,7 +137,7 @@ def test_the_executor_gets_the_plan_and_the_metadata_of_its_tool():
     flow_of(Script("Context: it is 21\nSub-goal: double what is in the context\nTool: double"), fixed)
     prompt = fixed.asked("executor")[0]
     assert "Context: it is 21\n" in prompt and "Sub-goal: double what is in the context\n" in prompt
-    assert toolset.describe("double", TOOLS["double"]) in prompt and "base_generator" not in prompt
+    assert planner.describe("double", TOOLS["double"]) in prompt and "base_generator" not in prompt
 
 
 def test_a_stop_ends_the_flow_and_the_others_go_on_in_a_smaller_batch():
@@ -179,7 +184,7 @@ def test_nothing_is_shown_for_a_module_that_has_nothing_to_do():
 
 
 def test_a_watched_run_says_what_an_unwatched_one_says(place):
-    engine, runs = llm.load(str(place / "model"), "cpu"), []
+    engine, runs = load_engine(str(place / "model"), "cpu"), []
     for watch in (None, lambda *_: None):
         torch.manual_seed(1)
         flows = solve.rollout(questions("a?", "b?"), engine, engine, TOOLS, 2, max_new_tokens=5, watch=watch)
@@ -193,10 +198,10 @@ def test_a_watched_run_says_what_an_unwatched_one_says(place):
 ])
 def test_a_large_model_on_a_cpu_gets_small_batches(parameters, device, size):
     model = types.SimpleNamespace(device=torch.device(device), num_parameters=lambda: parameters)
-    large, server = object.__new__(llm.HF), object.__new__(llm.Server)
+    large, server = object.__new__(HF), object.__new__(Server)
     large.model = model
-    assert solve.batch_size([server, large]) == solve.batch_size([large]) == size
-    assert solve.batch_size([server]) == 64
+    assert fit.batch_size([server, large]) == fit.batch_size([large]) == size
+    assert fit.batch_size([server]) == 64
 
 
 # ---- memories --------------------------------------------------------------------------------------------------------
@@ -241,20 +246,20 @@ def test_a_long_analysis_is_cut():
 def test_a_flow_survives_its_record_but_for_its_token_ids(tmp_path):
     flow = flow_of(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
     flow.answer = "half a pair: \ud800, and \u2028 is no new line"
-    solve.answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
+    answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
     again = solve.Flow.from_record(flow.question, json.loads((tmp_path / "flows.jsonl").read_text()))
-    assert [[one.answer for one in trial] for trial in solve.kept(tmp_path, "flows", 1)] == []        # no trial is called flows-0
+    assert [[one.answer for one in trial] for trial in kept(tmp_path, "flows", 1)] == []        # no trial is called flows-0
     (tmp_path / "flows.jsonl").rename(tmp_path / "flows-0.jsonl")
-    assert [[one.answer for one in trial] for trial in solve.kept(tmp_path, "flows", 1)] == [[flow.answer]]
-    assert solve.kept(tmp_path, "flows", 2) == [], "a trial that was cut off is none"
+    assert [[one.answer for one in trial] for trial in kept(tmp_path, "flows", 1)] == [[flow.answer]]
+    assert kept(tmp_path, "flows", 2) == [], "a trial that was cut off is none"
     assert again.memory == flow.memory and len(again.memory.steps) == 3 and again.record() | {"turns": 3} == flow.record()
 
 
 def test_answers_to_other_questions_are_not_taken_for_ours(tmp_path):
     flow = flow_of(Script(PLAN))
-    solve.answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
+    answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
     with pytest.raises(ValueError, match="holds answers to other questions"):
-        solve.answer_all("x", questions("another?"), tmp_path / "flows.jsonl", 1, None)
+        answer_all("x", questions("another?"), tmp_path / "flows.jsonl", 1, None)
 
 
 def test_a_question_at_which_the_server_always_fails_counts_as_failed_and_ends_no_run(tmp_path):
@@ -267,16 +272,16 @@ def test_a_question_at_which_the_server_always_fails_counts_as_failed_and_ends_n
             flow.failed = "planner: host answered 503 Service Unavailable" if flow.question.question == "bad?" else ""
         return flows
 
-    flows = solve.answer_all("x", asked, tmp_path / "flows.jsonl", 4, run)
+    flows = answer_all("x", asked, tmp_path / "flows.jsonl", 4, run)
     assert [flow.failed != "" for flow in flows] == [False, True, False, False] and tries == [0, 0]
-    assert solve.answer_all("x", asked, tmp_path / "flows.jsonl", 4, None)[1].failed, "and it is not asked again"
+    assert answer_all("x", asked, tmp_path / "flows.jsonl", 4, None)[1].failed, "and it is not asked again"
 
 
-@pytest.mark.parametrize("error, later", [("", False), (f"planner: {llm.TOO_LONG}", False), ("host answered 400 Bad Request", False),
+@pytest.mark.parametrize("error, later", [("", False), (f"planner: {TOO_LONG}", False), ("host answered 400 Bad Request", False),
                                           ("host answered 422 Unprocessable Entity: x", False), ("host answered 401 Unauthorized", True), ("host answered 404 Not Found", True),
                                           ("host answered 429 Too Many Requests", True), ("host answered 503", True), ("host cannot be reached", True)])
 def test_only_an_outage_is_worth_another_try_later(error, later):
-    assert llm.outage(error) is later
+    assert outage(error) is later
 
 
 def test_long_results_do_not_make_long_prompts():
@@ -293,7 +298,7 @@ def test_a_plan_nobody_can_read_costs_a_turn_and_is_told_to_the_planner():
     flow = flow_of(policy, fixed, max_turns=2)
     assert "Result: Error: no line 'Sub-goal: ...'. Answer in the four lines asked for.\nVerdict: CONTINUE" in policy.prompts[1]
     assert [step.error for step in flow.memory.steps] == [True, False] and [step.turn for step in flow.memory.steps] == [1, 2]
-    assert solve.summary([flow])["errors"] == 0.5 and {name: n for name, (n, _, _) in solve.summary([flow])["calls"].items()} == {"double": 1, "unreadable": 1}
+    assert summary([flow])["errors"] == 0.5 and {name: n for name, (n, _, _) in summary([flow])["calls"].items()} == {"double": 1, "unreadable": 1}
 
 
 def test_an_unknown_tool_is_told_with_the_list_of_tools():
@@ -312,7 +317,7 @@ def test_a_call_nobody_can_read_costs_a_turn_and_is_told_to_the_planner(call, wh
     policy, fixed = Script(PLAN, PLAN), Script("a", call, GO_ON, CALL, STOP, ANSWER)
     flow = flow_of(policy, fixed)
     assert why in policy.prompts[1] and "Command: (none)" in policy.prompts[1]
-    assert [step.error for step in flow.memory.steps] == [True, False] and solve.summary([flow])["errors"] == 0.5
+    assert [step.error for step in flow.memory.steps] == [True, False] and summary([flow])["errors"] == 0.5
 
 
 @pytest.mark.parametrize("call, why", [
@@ -359,7 +364,7 @@ def test_the_queries_to_the_language_model_are_one_batch_without_doubles():
     assert fixed.calls[2] == (2, {"temperature": 0.0, "max_new_tokens": None}) and fixed.prompts[12:14] == ["iron", "gold"]
 
 
-@pytest.mark.parametrize("said, result", [("", "Error: no answer"), (TOO_LONG, f"Error: {llm.TOO_LONG}")])
+@pytest.mark.parametrize("said, result", [("", "Error: no answer"), (TOO_LONG, f"Error: {TOO_LONG}")])
 def test_a_language_model_that_does_not_answer_is_an_error_of_the_tool(said, result):
     policy = Script(PLAN.replace("Tool: double", "Tool: base_generator"))
     step = flow_of(policy, Script("a", 'base_generator(query="?")', said, STOP, ANSWER)).memory.steps[0]
@@ -425,7 +430,7 @@ def failing(module):
 def test_a_flow_that_cannot_be_asked_fails_and_leaves_and_the_others_go_on(module, after, actions, steps):
     policy, fixed = failing(module)
     metrics, (good, bad, last) = solve.evaluate(questions("good?", "bad?", "last?"), policy, fixed, TOOLS)
-    assert bad.failed == f"{module}: {llm.TOO_LONG}" and [word["module"] for word in bad.words] == after + [module]
+    assert bad.failed == f"{module}: {TOO_LONG}" and [word["module"] for word in bad.words] == after + [module]
     assert (len(bad.actions), len(bad.memory.steps), bad.answer, bad.reward) == (actions, steps, "", 0)
     assert all((flow.failed, flow.answer, flow.reward) == ("", "42", 1) for flow in (good, last))
     assert metrics["failed"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)
@@ -434,7 +439,7 @@ def test_a_flow_that_cannot_be_asked_fails_and_leaves_and_the_others_go_on(modul
 
 def test_a_flow_that_fails_in_a_later_turn_does_not_act_on_its_old_plan():
     flow = flow_of(Script(PLAN, TOO_LONG, TOO_LONG, TOO_LONG), Script("a", CALL, GO_ON))    # neither executor nor generator again
-    assert flow.failed == f"planner: {llm.TOO_LONG}" and len(flow.memory.steps) == len(flow.actions) == 1
+    assert flow.failed == f"planner: {TOO_LONG}" and len(flow.memory.steps) == len(flow.actions) == 1
 
 
 def test_an_engine_that_fails_otherwise_is_not_asked_again():
@@ -452,14 +457,14 @@ def test_nobody_is_asked_when_all_have_failed():
 # ---- marks -----------------------------------------------------------------------------------------------------------
 
 def test_every_question_stays_in_the_denominator():
-    asked = [tasks.Question("right?", "42"), tasks.Question("wrong?", "43"), tasks.Question("bad?", ""), tasks.Question("right?", "42")]
+    asked = [Question("right?", "42"), Question("wrong?", "43"), Question("bad?", ""), Question("right?", "42")]
     metrics, flows = solve.evaluate(asked, *failing("generator"), TOOLS)
     assert [flow.reward for flow in flows] == [1, 0, 0, 1] and [flow.failed != "" for flow in flows] == [False, False, True, False]
     assert metrics["accuracy"] == 0.5 and metrics["failed"] == 1 and [flow.question for flow in flows] == asked
 
 
 def test_a_failed_flow_is_not_right_by_chance(monkeypatch):
-    monkeypatch.setattr(tasks, "decide", lambda question, answer: True)
+    monkeypatch.setattr(rules, "decide", lambda question, answer: True)
     _, flows = solve.evaluate(questions("good?", "bad?"), *failing("planner"), TOOLS)
     assert [flow.reward for flow in flows] == [1, 0]
 
@@ -471,8 +476,8 @@ def test_the_numbers_of_a_batch_are_means_over_flows():
     said = sum(len(c.prompt_ids) + len(c.ids) for c in policy.given + fixed.given)
     assert metrics.pop("calls")["double"][:2] == (3, 1)
     assert metrics == {"accuracy": 0.5, "turns": 1.5, "errors": 1 / 3, "failed": 0, "undecided": 0, "tokens": said / 2}
-    assert solve.show(metrics, 2) == f"accuracy 0.500 [0.09, 0.91] of 2 | turns 1.50 | errors 33.3% | {said / 2:.0f} tokens a flow"
-    assert solve.show(metrics | {"failed": 1}, 2).endswith("| failed 1")
+    assert accuracy_line(metrics, 2) == f"accuracy 0.500 [0.09, 0.91] of 2 | turns 1.50 | errors 33.3% | {said / 2:.0f} tokens a flow"
+    assert accuracy_line(metrics | {"failed": 1}, 2).endswith("| failed 1")
 
 
 def test_the_trace_shows_every_modules_words_turn_by_turn():
@@ -491,7 +496,7 @@ def test_the_trace_is_text_that_any_terminal_can_show_and_none_obeys():
 
 
 def test_the_trace_of_a_failed_flow_says_why():
-    assert solve.trace(flow_of(Cast(), Cast(verifier=TOO_LONG))).splitlines()[-1] == f"Failed: verifier: {llm.TOO_LONG}"
+    assert solve.trace(flow_of(Cast(), Cast(verifier=TOO_LONG))).splitlines()[-1] == f"Failed: verifier: {TOO_LONG}"
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------
@@ -615,12 +620,12 @@ def test_a_seed_decides_what_is_said(monkeypatch, place, tmp_path):
 def test_a_question_longer_than_the_models_context_fails_and_says_so(monkeypatch, capsys, place):
     with pytest.raises(SystemExit) as stop:
         run(monkeypatch, place, "why? " * 5000)
-    assert f"Failed: analysis: {llm.TOO_LONG}" in capsys.readouterr().out and stop.value.code == 1
+    assert f"Failed: analysis: {TOO_LONG}" in capsys.readouterr().out and stop.value.code == 1
 
 
 def settled(text):
-    args = settings.solve_parser().parse_args(text.split("|"))
-    settings.settle_engines(args)
+    args = command_line.solve_parser().parse_args(text.split("|"))
+    command_line.settle_engines(args)
     return args
 
 
@@ -640,7 +645,7 @@ def test_a_checkpoint_does_not_choose_the_server_that_reads_our_questions_and_ou
 
 
 def test_the_toy_has_the_tools_it_has_read_about():
-    assert settled("q").tools == solve.TOY_TOOLS and settled("q").corpus.endswith("toy/corpus.jsonl")
+    assert settled("q").tools == command_line.TOY_TOOLS and settled("q").corpus.endswith("toy/corpus.jsonl")
     assert settled("q|--tools|python_coder").tools == ["python_coder"]
 
 
@@ -674,7 +679,7 @@ def test_only_a_query_to_the_language_model_has_its_tokens_and_its_failures():
 @pytest.mark.parametrize("bytes_a_weight, dtype", [(9, None), (3, "bfloat16")])
 def test_weights_that_do_not_fit_in_float32_are_loaded_in_half_of_it(monkeypatch, place, bytes_a_weight, dtype):
     args = settled(f"q|--model|{place}/model|--device|cpu")
-    weights = solve.fit.shapes(llm.config_of(args.model))["parameters"]
+    weights = solve.fit.shapes(config_of(args.model))["parameters"]
     monkeypatch.setattr(solve.fit, "host_memory", lambda: bytes_a_weight * weights)
     assert solve.plan_memory(args).endswith(f"in {dtype or 'float32'}") and args.dtype == dtype
 

@@ -14,14 +14,17 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "plots"))
 
 import figures
-import llm
 import monolith
 import sft
-import solve
 import study
-import toy
+
+import solve
 from flow_grpo import Action, token_logps, token_weights, update
-from llm import Completion
+from models.completion import Completion
+from models.loading import load_engine
+from rewards.grade import grade
+from scale import command_line
+from toy import make as toy
 
 
 def all_runs():
@@ -106,7 +109,7 @@ def test_the_gradient_at_advantage_one_is_that_of_the_log_likelihood():
 @pytest.fixture(scope="module")
 def teachers():
     """The perfect teacher's flows of 12 questions, and what a monolith would have said in them."""
-    tools, made = solve.toolset.toolbox(solve.TOY_TOOLS, solve.TOY / "corpus.jsonl"), toy.questions(12, False, seed=5)
+    tools, made = solve.toolset.toolbox(command_line.TOY_TOOLS, command_line.TOY / "corpus.jsonl"), toy.questions(12, False, seed=5)
     teacher = toy.Teacher(made)
     flows = solve.evaluate(toy.ask(made), teacher, teacher, tools)[1]
     return tools, flows, dict(monolith.examples(flows, tools))
@@ -116,7 +119,7 @@ def test_a_monolith_that_says_what_the_teacher_said_is_right_and_every_word_is_i
     tools, flows, words = teachers
     policy = lambda prompts, **settings: [Completion(words[prompt], [1], [2]) for prompt in prompts]
     again = monolith.rollout([flow.question for flow in flows], policy, {"base_generator": policy}, tools)
-    solve.mark(again)
+    grade(again)
     assert [flow.reward for flow in again] == [1.0] * 12
     assert [len(flow.actions) for flow in again] == [len(flow.memory.steps) + 1 for flow in flows]
     assert [step.result for flow in again for step in flow.memory.steps] == [step.result for flow in flows for step in flow.memory.steps]
@@ -136,8 +139,8 @@ def test_a_monolith_that_never_answers_ends_after_its_turns_and_is_told_why_nobo
 
 
 def test_the_perfect_planners_ids_are_those_of_its_words():
-    made, engine = toy.questions(4, False, seed=5), llm.load(str(solve.TOY))
-    flow = solve.evaluate(toy.ask(made)[:1], sft.Perfect(made, engine), engine, solve.toolset.toolbox(solve.TOY_TOOLS, solve.TOY / "corpus.jsonl"))[1][0]
+    made, engine = toy.questions(4, False, seed=5), load_engine(str(command_line.TOY))
+    flow = solve.evaluate(toy.ask(made)[:1], sft.Perfect(made, engine), engine, solve.toolset.toolbox(command_line.TOY_TOOLS, command_line.TOY / "corpus.jsonl"))[1][0]
     said = next(word["text"] for word in flow.words if word["module"] == "planner")
     assert engine.decode(flow.actions[0].ids) == said and flow.actions[0].ids[-1] == engine.tokenizer.eos_token_id
 

@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from tasks import LIMIT, Question, decide, game_of_24, load, mark, normalise, number, prose_warning
+from rewards.questions import Question, prose_warning, read_questions
+from rewards.rules import LIMIT, decide, game_of_24, is_right, normalise, number
 
 ALPHABET = tuple(f"choice {i}" for i in range(26))
 CITIES = ("London", "Paris", "Rome", "None of these")
@@ -117,7 +118,7 @@ CASES += [(CITIES, gold, *case) for gold, *columns in DECIDED_OPTIONS for verdic
 def test_the_rules_say_true_false_or_that_only_a_judge_could_tell(choices, answer, response, verdict):
     question = Question("?", answer, choices=choices)
     assert decide(question, response) is verdict
-    assert mark(question, response) is (verdict is True), "what only a judge could tell is not right without one"
+    assert is_right(question, response) is (verdict is True), "what only a judge could tell is not right without one"
 
 
 def test_the_table_of_verdicts_is_long_and_has_every_verdict():
@@ -151,23 +152,23 @@ def test_two_options_of_one_text_are_one_option_and_case_tells_two_apart(choices
 
 @pytest.mark.parametrize("answer, response, verdict", NUMBERS + LISTS + TEXTS)
 def test_a_response_is_right_or_wrong_and_never_nearly_right(answer, response, verdict):
-    assert mark(Question("?", answer), response) is verdict
+    assert is_right(Question("?", answer), response) is verdict
 
 
 @pytest.mark.parametrize("answer, response, verdict", OPTIONS)
 def test_a_response_names_exactly_one_option_or_is_wrong(answer, response, verdict):
-    assert mark(Question("?", answer, choices=CITIES), response) is verdict
+    assert is_right(Question("?", answer, choices=CITIES), response) is verdict
 
 
 @pytest.mark.parametrize("response, verdict", [
     ("USA", RIGHT), ("United States", RIGHT), ("50", RIGHT), ("50.0", RIGHT), ("51", WRONG), ("US of A", WRONG)])
 def test_an_alias_is_as_good_as_the_answer(response, verdict):
-    assert mark(Question("?", "United States", aliases=("U.S.A.", "50")), response) is verdict
+    assert is_right(Question("?", "United States", aliases=("U.S.A.", "50")), response) is verdict
 
 
 @pytest.mark.parametrize("response", ["none of these", "Z", "", "?", "A B C", "the first one", "option", "None"])
 def test_no_response_falls_back_to_the_first_option(response):
-    assert not mark(Question("?", "A", choices=("London", "Paris")), response)
+    assert not is_right(Question("?", "A", choices=("London", "Paris")), response)
 
 
 @pytest.mark.parametrize("choices, answer, response, verdict", [
@@ -177,12 +178,12 @@ def test_no_response_falls_back_to_the_first_option(response):
     (("Emma", "Ulysses", "A Tale"), "C", "A Tale", RIGHT), (("Emma", "Ulysses", "A Tale"), "C", "tale", RIGHT),
     (("B", "A"), "A", "A", WRONG)])        # the letter A and the text "A" are different options here, so nothing is right
 def test_options_may_bring_their_letters_and_be_numbers(choices, answer, response, verdict):
-    assert mark(Question("?", answer, choices=choices), response) is verdict
+    assert is_right(Question("?", answer, choices=choices), response) is verdict
 
 
 @pytest.mark.parametrize("response, verdict", [("5", RIGHT), ("5 km", RIGHT), ("5 kilometers", RIGHT), ("5 miles", WRONG), ("$5", WRONG)])
 def test_a_unit_the_question_did_not_ask_for_is_wrong(response, verdict):
-    assert mark(Question("How many km is it?", "5"), response) is verdict
+    assert is_right(Question("How many km is it?", "5"), response) is verdict
 
 
 @pytest.mark.parametrize("text, value", [
@@ -233,7 +234,7 @@ def test_game_of_24_takes_one_expression_with_exactly_these_numbers(numbers, res
 @pytest.mark.parametrize("answer", ["1 2 3 4", "[1, 2, 3, 4]", "(1+2+3)*4 = 24", "24"])
 def test_a_game_of_24_question_is_marked_by_its_numbers(answer):
     question = Question("Make 24 from 1, 2, 3, and 4.", answer, kind="gameof24")
-    assert mark(question, "1*2*3*4") and not mark(question, "4*6") and not mark(question, "24")
+    assert is_right(question, "1*2*3*4") and not is_right(question, "4*6") and not is_right(question, "24")
 
 
 @pytest.mark.parametrize("response", [
@@ -245,7 +246,7 @@ def test_a_hostile_response_is_wrong_at_once(response):
     start = time.process_time()
     options, game = Question("?", "B", choices=ALPHABET), Question("1 2", "24", kind="gameof24")
     for gold in (Question("?", "62"), Question("?", "Paris"), Question("?", "x^2"), options, game):
-        assert mark(gold, response) is False
+        assert is_right(gold, response) is False
     assert time.process_time() - start < CATASTROPHE
 
 
@@ -256,8 +257,8 @@ def test_marking_never_raises_on_random_strings():
              Question("?", "B", choices=("1", "2 km")), Question("1 2", "24", kind="gameof24")]
     for i in range(4000):
         response = "".join(dice.choices(pieces, k=dice.randrange(12)))
-        mark(golds[i % 5], response)
-        assert mark(Question("?", response), response) is bool(response.strip()), "a gold answer equals itself"
+        is_right(golds[i % 5], response)
+        assert is_right(Question("?", response), response) is bool(response.strip()), "a gold answer equals itself"
 
 
 def write(path, *rows):
@@ -268,7 +269,7 @@ def write(path, *rows):
 def test_load_reads_questions_in_order_and_turns_numbers_into_text(tmp_path):
     full = {"question": "é\u2028?", "answer": 0.5, "aliases": [1, "x"], "id": 7, "kind": "math"}
     path = write(tmp_path / "q.jsonl", {"question": "2 + 2?", "answer": 4, "pid": 9}, "", json.dumps(full, ensure_ascii=False))
-    assert load(path) == [Question("2 + 2?", "4"), Question("é\u2028?", "0.5", aliases=("1", "x"), id="7", kind="math")]
+    assert read_questions(path) == [Question("2 + 2?", "4"), Question("é\u2028?", "0.5", aliases=("1", "x"), id="7", kind="math")]
 
 
 @pytest.mark.parametrize("answer, gold", [
@@ -277,8 +278,8 @@ def test_load_reads_questions_in_order_and_turns_numbers_into_text(tmp_path):
     ("x" * 2500 + "\n#### 5", "5"),                        # the solution may be longer than a gold
     ("a\n#### 1\nand more", "a\n#### 1\nand more"), ("C #### 4", "C #### 4"), ("#### ", "#### ")])
 def test_the_gold_of_a_worked_solution_is_its_last_line_after_four_hashes(tmp_path, answer, gold):
-    question, = load(write(tmp_path / "gsm8k.jsonl", {"question": "How many?", "answer": answer}))
-    assert question.answer == gold and mark(question, gold)
+    question, = read_questions(write(tmp_path / "gsm8k.jsonl", {"question": "How many?", "answer": answer}))
+    assert question.answer == gold and is_right(question, gold)
 
 
 PROSE = "It rains because warm air rises, cools down there, and then lets go of its water."
@@ -295,7 +296,7 @@ def test_golds_of_prose_are_told_before_a_run_that_has_no_judge(golds, warned):
 
 
 def test_two_questions_with_one_id_are_two_items(tmp_path):
-    rows = load(write(tmp_path / "q.jsonl", *[{"question": "?", "answer": a, "id": "0"} for a in "ABA"]))
+    rows = read_questions(write(tmp_path / "q.jsonl", *[{"question": "?", "answer": a, "id": "0"} for a in "ABA"]))
     assert [row.answer for row in rows] == ["A", "B", "A"]
 
 
@@ -316,7 +317,7 @@ def test_two_questions_with_one_id_are_two_items(tmp_path):
     '"kind" must be text')])
 def test_load_names_the_file_the_line_and_the_fault(tmp_path, row, sentence):
     with pytest.raises(ValueError) as error:
-        load(write(tmp_path / "q.jsonl", {"question": "?", "answer": "1"}, row))
+        read_questions(write(tmp_path / "q.jsonl", {"question": "?", "answer": "1"}, row))
     assert "q.jsonl, line 2: " in str(error.value) and sentence in str(error.value)
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
 
@@ -326,5 +327,5 @@ def test_load_names_a_file_that_is_missing_empty_or_not_text(tmp_path):
     for path, sentence in ((tmp_path / "none.jsonl", "no such file"), (write(tmp_path / "empty.jsonl", "", " "), "is empty"),
         (tmp_path, "cannot be read"), (tmp_path / "bytes.jsonl", "line 1: not JSON")):
         with pytest.raises(ValueError, match=sentence) as error:
-            load(path)
+            read_questions(path)
         assert str(path) in str(error.value)

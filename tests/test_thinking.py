@@ -1,18 +1,19 @@
 """Thinking models: templates that leave the choice or open the thinking, and parsers that read what follows it."""
 import pytest
 import torch
+from test_llm import CHATML, tokenizer, write
+from test_solve import ANSWER, CALL, PLAN, STOP, TOOLS, Cast, Script, flow_of
 from transformers import AddedToken
 
 import executor
 import generator
-import judge
-import llm
 import planner
 import solve
 import verifier
-from memory import after_thinking
-from test_llm import CHATML, tokenizer, write
-from test_solve import ANSWER, CALL, PLAN, STOP, TOOLS, Cast, Script, flow_of
+from models.loading import load_engine
+from models.tokens import THINK, after_thinking, harmless
+from rewards import judge
+from rewards.metrics import summary
 
 START = "<|im_start|>assistant\n"
 QWEN3 = CHATML.replace(START, START + "{% if enable_thinking is defined and enable_thinking is false %}"
@@ -25,8 +26,8 @@ EMPTY = "<think>\n\n</think>\n\n"
 def engine(tmp_path):
     def made(template, think=False, **added):
         tok = tokenizer(template)
-        tok.add_tokens([AddedToken(text, normalized=False, **added) for text in llm.THINK] if added else [])
-        return llm.load(write(tmp_path / "m", tok), think=think)
+        tok.add_tokens([AddedToken(text, normalized=False, **added) for text in THINK] if added else [])
+        return load_engine(write(tmp_path / "m", tok), think=think)
     return made
 
 
@@ -63,8 +64,8 @@ def test_the_end_of_the_thinking_is_in_the_text_whatever_the_tokenizer_calls_it(
 def test_a_page_opens_and_closes_no_thinking(engine, template, page):
     one = engine(template, special=False)
     text, plain = (one.tokenizer.decode(one.encode(prompt)) for prompt in (page, "x"))
-    assert [text.count(mark) for mark in llm.THINK] == [template.count(mark) for mark in llm.THINK]
-    assert text.replace(llm.harmless(page), "") == plain.replace("x", "")
+    assert [text.count(mark) for mark in THINK] == [template.count(mark) for mark in THINK]
+    assert text.replace(harmless(page), "") == plain.replace("x", "")
 
 
 # ---- what is read of it ----------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ def test_a_plan_that_never_leaves_its_thinking_costs_a_turn_and_is_counted():
     flow = flow_of(policy, Cast(), max_turns=2)
     step = flow.memory.steps[0]
     assert step.error and step.result.startswith("Error: the plan never left its thinking") and step.result in policy.prompts[1]
-    metrics = solve.summary([flow])
+    metrics = summary([flow])
     assert metrics["calls"]["unreadable"][0] == 1 and flow.answer == "42"
 
 

@@ -12,9 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 
 import tools
-import services
-import web
-from tools import TOOLS, call, check, cut, describe, toolbox, wikipedia_search
+from planner import describe
+from tools import TOOLS, call, check, toolbox
+from world import pages, search, services
+from world.search import wikipedia_search
+from world.text import truncate
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +73,7 @@ def test_the_title_counts_more_than_the_text(corpus):
 
 def test_results_are_a_line_each_at_most_k_and_cut(corpus):
     assert [line[:3] for line in wikipedia_search("chemical element", corpus, k=2).splitlines()] == ["[1]", "[2]"]
-    assert len(wikipedia_search("long word", corpus)) <= tools.PASSAGE_BUDGET
+    assert len(wikipedia_search("long word", corpus)) <= search.PASSAGE_BUDGET
 
 
 @pytest.mark.parametrize("query", ['" OR 1', "*", "NEAR(", "title:iron*", "a AND NOT b", "", "   ", "the", "'; drop table passages; --",
@@ -86,16 +88,16 @@ def test_no_query_is_an_operator_or_raises(corpus, query):
 # -------------------------------------------------------------------------------- a large corpus
 @pytest.fixture
 def large(corpus, monkeypatch):
-    monkeypatch.setattr(tools, "IN_MEMORY", 0)
-    tools.index.cache_clear()
+    monkeypatch.setattr(search, "IN_MEMORY", 0)
+    search.index.cache_clear()
     yield corpus
-    tools.index.cache_clear()
+    search.index.cache_clear()
 
 
 def test_the_index_of_a_large_corpus_is_built_once_beside_it(large, monkeypatch):
     first = wikipedia_search("atomic number of iron", large)
-    tools.index.cache_clear()
-    monkeypatch.setattr(tools, "build", None)                                  # a second build would raise
+    search.index.cache_clear()
+    monkeypatch.setattr(search, "build", None)                                  # a second build would raise
     assert wikipedia_search("atomic number of iron", large) == first and first.startswith("[1] Iron: ")
     assert sorted(path.name for path in Path(large).parent.iterdir()) == ["corpus.jsonl", "corpus.jsonl.fts5"]
 
@@ -104,7 +106,7 @@ def test_a_corpus_that_has_changed_is_indexed_again(large):
     assert wikipedia_search("unobtainium", large).startswith("Error:")
     with open(large, "a") as file:
         file.write('{"title": "Unobtainium", "text": "It is hard to get."}\n')
-    tools.index.cache_clear()
+    search.index.cache_clear()
     assert wikipedia_search("unobtainium", large) == "[1] Unobtainium: It is hard to get."
 
 
@@ -122,8 +124,8 @@ def test_where_nothing_can_be_written_the_index_is_in_memory(large, monkeypatch)
 def test_a_file_and_memory_answer_alike(corpus, monkeypatch):
     queries = ["iron", "capital city Curacao", "chemical symbol number gold nowhere", "a foundry", "nothing at all"]
     answers = [wikipedia_search(query, corpus) for query in queries]
-    monkeypatch.setattr(tools, "IN_MEMORY", 0)
-    tools.index.cache_clear()
+    monkeypatch.setattr(search, "IN_MEMORY", 0)
+    search.index.cache_clear()
     assert [wikipedia_search(query, corpus) for query in queries] == answers
 
 
@@ -153,7 +155,7 @@ def net(monkeypatch):
     server.daemon_threads, server.asked, server.answers = True, [], [(200, {}, {})]
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setattr(services, "PAUSE", 0.01)
-    monkeypatch.setattr(tools, "WIKIPEDIA", f"http://127.0.0.1:{server.server_port}/{{}}/w/api.php")
+    monkeypatch.setattr(search, "WIKIPEDIA", f"http://127.0.0.1:{server.server_port}/{{}}/w/api.php")
     for name in ("SERPER", "GOOGLE"):
         monkeypatch.setattr(tools, name, f"http://127.0.0.1:{server.server_port}/{name.lower()}")
     yield server
@@ -252,7 +254,7 @@ def test_a_tool_without_its_key_is_refused_if_named_and_left_out_if_not():
 
 def test_the_passages_of_a_page_nearest_the_query_are_read(monkeypatch):
     text = " ".join(f"word{n}" for n in range(1000)).replace("word777", "needle")
-    monkeypatch.setattr(web, "fetch", lambda url: web.Page(url, text))
+    monkeypatch.setattr(pages, "fetch", lambda url: pages.Page(url, text))
     result, error = call(toolbox(["web_search"]), "web_search", {"url": " https://a.org/ ", "query": "the needle"})
     assert not error and result.startswith("[1] passage 4 of 5 (https://a.org/): word600 ") and "needle" in result
     first, _ = call(toolbox(["web_search"]), "web_search", {"url": "https://a.org/", "query": "nowhere"})
@@ -361,14 +363,14 @@ def Tool_of(run):
 
 
 def test_a_cut_keeps_head_and_tail_and_counts_what_is_gone():
-    text = cut("a" * 500 + "z" * 500, 100)
+    text = truncate("a" * 500 + "z" * 500, 100)
     head, _, tail = text.partition(" ... [")
     number, _, tail = tail.partition(" characters cut] ... ")
     assert set(head) == {"a"} and set(tail) == {"z"} and len(head) + int(number) + len(tail) == 1000
-    assert cut("short", 5) == "short"
+    assert truncate("short", 5) == "short"
 
 
 def test_a_cut_never_exceeds_its_budget():
     for length in (0, 1, 9, 10, 99, 100, 101, 1000):
         for budget in range(130):
-            assert len(cut("x" * length, budget)) <= budget
+            assert len(truncate("x" * length, budget)) <= budget

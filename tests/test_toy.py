@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import llm
 import solve
-import tasks
 import tools as toolset
-import toy
+from models.loading import load_engine
+from rewards.questions import read_questions
+from scale import command_line
+from toy import make as toy
 
 ROOT = Path(__file__).parent.parent
 CORPUS = toy.TOY / "corpus.jsonl"
@@ -21,12 +22,12 @@ CORPUS = toy.TOY / "corpus.jsonl"
 
 @pytest.fixture(scope="module")
 def engine():
-    return llm.load(str(toy.TOY))
+    return load_engine(str(toy.TOY))
 
 
 @pytest.fixture(scope="module")
 def tools():
-    return toolset.toolbox(solve.TOY_TOOLS, CORPUS)
+    return toolset.toolbox(command_line.TOY_TOOLS, CORPUS)
 
 
 def rows(name):
@@ -47,11 +48,11 @@ def test_every_constant_of_the_prompts_is_one_token_of_the_toy(engine):
 def test_the_committed_corpus_and_questions_are_those_that_toy_py_makes():
     assert rows("corpus.jsonl") == list(toy.corpus())
     made = toy.questions(toy.SIZES["test"], True, seed=1)
-    assert [(q.question, q.answer) for q in tasks.load(toy.TOY / "test.jsonl")] == [(q["question"], q["answer"]) for q in made]
+    assert [(q.question, q.answer) for q in read_questions(toy.TOY / "test.jsonl")] == [(q["question"], q["answer"]) for q in made]
 
 
 def test_no_wording_and_no_pair_of_numbers_of_the_test_is_in_a_training_question():
-    texts = {name: [q.question for q in tasks.load(toy.TOY / f"{name}.jsonl")] for name in ("train", "valid", "test")}
+    texts = {name: [q.question for q in read_questions(toy.TOY / f"{name}.jsonl")] for name in ("train", "valid", "test")}
     for train, test in list(toy.OPENINGS.values()) + [(toy.ENDINGS[0], [ending for ending in toy.ENDINGS[1] if ending])]:
         assert not set(train) & set(test)
     pairs = {name: {found.groups() for text in asked if (found := re.search(r"(\d+) [-+*] (\d+)", text))} for name, asked in texts.items()}

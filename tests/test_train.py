@@ -20,21 +20,24 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-import checkpoint
-import fit
+from test_llm import CHATML, tokenizer, write
+
 import generator
-import llm
-import lora
 import planner
 import solve
-import tasks
 import train
 from flow_grpo import Action, token_logps
-from test_llm import CHATML, tokenizer, write
+from models import loading
+from models.completion import TOO_LONG
+from models.loading import load_engine
+from models.local import HF
+from rewards import metrics
+from rewards.questions import read_questions
+from scale import adapters, checkpoints, fit
 from tools import TOOLS
 
 torch.set_num_threads(1)
-ROLLOUT, SHOW, STEP, WRITE = solve.rollout, train.show, train.train_step, checkpoint.write_folder
+ROLLOUT, SHOW, STEP, WRITE = solve.rollout, train.show, train.train_step, checkpoints.write_folder
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 QWEN_TEMPLATE = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
@@ -253,7 +256,7 @@ def test_a_run_interrupted_by_ctrl_c_and_resumed_equals_one_that_was_not(whole, 
 
 def test_ctrl_c_before_the_first_step_can_be_resumed(whole, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(solve, "show", lambda *a: interrupt() or "")
+        patch.setattr(metrics, "accuracy_line", lambda *a: interrupt() or "")
         stopped = run("stopped-0")
     assert everything(resume(stopped)) == everything(whole)
 
@@ -288,7 +291,7 @@ def test_a_checkpoint_never_counts_on_a_best_that_is_not_on_the_disk(monkeypatch
         WRITE(folder, write)
         if folder.name != "best":                             # if the machine stopped here, --resume would never make best/ again
             assert json.loads((folder.parent / "best" / "train.json").read_text())["step"] <= torch.load(folder / "trainer.pt")["step"]
-    monkeypatch.setattr(checkpoint, "write_folder", write_folder)
+    monkeypatch.setattr(checkpoints, "write_folder", write_folder)
     run("order", steps=2, every=1)
 
 
@@ -330,7 +333,7 @@ def no_space(*args, **settings):
 def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(whole, monkeypatch, where):
     weights = os.path.getsize("model/model.safetensors")
     full = {"the weights": lambda: limited(weights // 2), "the trainer's state": lambda: limited(weights * 3 // 2),
-            "the first byte": lambda: monkeypatch.setattr(llm.HF, "save", no_space)}[where]
+            "the first byte": lambda: monkeypatch.setattr(HF, "save", no_space)}[where]
     at(4, full, monkeypatch)
     out = f"full-{where.split()[-1]}"
     shutil.copytree(whole, out, ignore=shutil.ignore_patterns("step-4"))
@@ -340,8 +343,8 @@ def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(w
         limited(resource.RLIM_INFINITY)
     monkeypatch.undo()
     assert re.fullmatch(r"train.py: could not save [^\n]+ the last checkpoint is untouched. Free some disk, then --resume.", code)
-    assert not list(Path(out).glob("*.writing")) and checkpoint.checkpoints(out)[-1].name == "step-2"
-    assert llm.load(f"{out}/best") and everything(resume(out)) == everything(whole)
+    assert not list(Path(out).glob("*.writing")) and checkpoints.checkpoints(out)[-1].name == "step-2"
+    assert load_engine(f"{out}/best") and everything(resume(out)) == everything(whole)
 
 
 @pytest.mark.parametrize("before", ["write_text", "rename"])
@@ -369,7 +372,7 @@ def test_only_whole_folders_are_taken_for_checkpoints(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trainer.pt").touch()
     (tmp_path / "step-16").mkdir()
-    assert [folder.name for folder in checkpoint.checkpoints(tmp_path)] == ["step-2", "step-10"] and checkpoint.checkpoints(tmp_path / "none") == []
+    assert [folder.name for folder in checkpoints.checkpoints(tmp_path)] == ["step-2", "step-10"] and checkpoints.checkpoints(tmp_path / "none") == []
 
 
 def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
@@ -377,9 +380,9 @@ def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
     (tmp_path / "best.old" / "a").write_text("before")
     (tmp_path / "best.writing").mkdir()
     with pytest.raises(OSError):
-        checkpoint.write_folder(tmp_path / "best", no_space)
+        checkpoints.write_folder(tmp_path / "best", no_space)
     assert [path.name for path in tmp_path.iterdir()] == ["best"] and (tmp_path / "best" / "a").read_text() == "before"
-    checkpoint.write_folder(tmp_path / "best", lambda path: path.mkdir())
+    checkpoints.write_folder(tmp_path / "best", lambda path: path.mkdir())
     assert [path.name for path in tmp_path.iterdir()] == ["best"] and not (tmp_path / "best" / "a").exists()
 
 
@@ -440,7 +443,7 @@ class Spy:
         return self.real(*args, **settings)
 
 
-def failing(which, monkeypatch, why=f"planner: {llm.TOO_LONG}"):
+def failing(which, monkeypatch, why=f"planner: {TOO_LONG}"):
     """Rollouts in which some flows have failed, as when a prompt did not fit."""
     def rollout(questions, *args, **settings):
         flows = even_is_right(questions, *args, **settings)
@@ -465,7 +468,7 @@ def test_what_is_learnt_from_is_the_very_ids_that_were_sampled_stop_token_includ
     said = [(i, said) for i, flow in enumerate(flows[0][1]) for said in flow.actions]
     assert len(said) == len(actions) == 16 and len(A) == 8
     assert all(a.ids is s.ids and a.prompt_ids is s.prompt_ids and a.flow == i for a, (i, s) in zip(actions, said))
-    stops = llm.load("model").stop_ids()
+    stops = load_engine("model").stop_ids()
     assert all(len(a.ids) == 6 or a.ids[-1] in stops for a in actions) and any(a.ids[-1] in stops for a in actions)
     assert any(a.ids[-1] not in stops for a in actions)       # a plan cut at the limit gets no stop token
 
@@ -507,7 +510,7 @@ def test_a_step_in_which_every_flow_failed_is_survived_and_said(tmp_path, monkey
     failing(range(8), monkeypatch)
     assert command(*words(tmp_path / "run", steps=2)) == "train.py: every rollout failed, and nothing was learnt"
     assert [row["failed"] for row in rows(tmp_path / "run")] == ["8", "8"]
-    assert f"| failed 8\nfailed 8 times: planner: {llm.TOO_LONG}" in capsys.readouterr().out
+    assert f"| failed 8\nfailed 8 times: planner: {TOO_LONG}" in capsys.readouterr().out
     before, after = (Path(path, "model.safetensors").read_bytes() for path in ("model", tmp_path / "run" / "step-2"))
     assert before == after
 
@@ -563,9 +566,9 @@ def test_training_changes_the_policy_and_neither_the_fixed_model_nor_the_referen
     run(tmp_path / "run", steps=2, fixed=other)
     _, policy, fixed, reference, *_ = spy.calls[0]
     played = fixed["executor"]
-    assert set(fixed.values()) == {played} and same(played.model, llm.load(other or "model").model) and same(reference.model, llm.load("model").model)
+    assert set(fixed.values()) == {played} and same(played.model, load_engine(other or "model").model) and same(reference.model, load_engine("model").model)
     assert not same(policy.model, reference.model) and (played is reference) == (other is None)
-    assert same(policy.model, llm.load(str(tmp_path / "run" / "step-2")).model)
+    assert same(policy.model, load_engine(str(tmp_path / "run" / "step-2")).model)
     made = json.loads((tmp_path / "run" / "step-2" / "train.json").read_text())
     assert made["fixed"] == str(Path(other or "model").resolve()) and made["step"] == 2 and made["tools"] == ["base_generator"]
 
@@ -576,7 +579,7 @@ def same(one, two):
 
 def test_a_run_ended_before_its_first_checkpoint_begins_anew_on_resume(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
-    for folder in [*checkpoint.checkpoints(tmp_path / "run"), tmp_path / "run" / "best"]:
+    for folder in [*checkpoints.checkpoints(tmp_path / "run"), tmp_path / "run" / "best"]:
         shutil.rmtree(folder)
     resume(tmp_path / "run")
     assert everything(tmp_path / "run") == everything(whole)
@@ -609,12 +612,12 @@ def test_gradients_that_stay_useless_end_the_run_with_a_checkpoint_and_what_to_c
     monkeypatch.setattr(train, "train_step", lambda *a, **k: (lambda row, *rest: (row | {"skipped": 2.0}, *rest))(*step(*a, **k)))
     said = command(*words(tmp_path / "run", steps=9, every=9, **changed))
     assert said.startswith(f"train.py: the last steps taught nothing: their gradients were not finite or far too large. Begin anew with {says}")
-    assert [folder.name for folder in checkpoint.checkpoints(tmp_path / "run")] == ["step-3"]
+    assert [folder.name for folder in checkpoints.checkpoints(tmp_path / "run")] == ["step-3"]
 
 
 def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(monkeypatch, capsys):
     monkeypatch.setattr(fit, "host_memory", lambda: 1e6)
-    monkeypatch.setattr(llm, "load", crash)
+    monkeypatch.setattr(loading, "load_engine", crash)
     assert command(*words("refused")) == 2
     assert "it needs 0 GB of memory even with --gradient-checkpointing --lora 32" in capsys.readouterr().err
 
@@ -624,8 +627,8 @@ def test_a_7b_gets_the_memory_plan_of_the_card_that_is_there_before_its_data_and
     pytest.importorskip("peft") if "lora" in says else None
     Qwen2Config(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
                 num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=False).save_pretrained(tmp_path / "7b")
-    monkeypatch.setattr(llm, "pick_device", lambda device: torch.device("cuda"))
-    monkeypatch.setattr(llm, "pick_dtype", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(loading, "pick_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr(loading, "pick_dtype", lambda *_: torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(gigabytes * 1.0737e9), 0))
     monkeypatch.setattr(fit, "host_memory", lambda: 128e9)
     monkeypatch.setattr(train.benchmarks, "training", no_network)
@@ -641,13 +644,13 @@ def no_network(*args):
 def test_a_hub_name_on_a_machine_without_a_gpu_is_a_sentence_before_anything_is_downloaded(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(llm, "config_of", crash)
+    monkeypatch.setattr(loading, "config_of", crash)
     assert command("train.py", "--model", "Qwen/Qwen2.5-7B-Instruct") == 2
     assert "there is no GPU here, and Qwen/Qwen2.5-7B-Instruct is not in a folder here" in capsys.readouterr().err
 
 
 def test_the_users_own_command_says_in_four_lines_what_it_chose(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train.benchmarks, "training", lambda names, limit, seed: tasks.load(jsonl(tmp_path / names, *map(str, range(limit)))))
+    monkeypatch.setattr(train.benchmarks, "training", lambda names, limit, seed: read_questions(jsonl(tmp_path / names, *map(str, range(limit)))))
     monkeypatch.setattr(train, "train", lambda *args: None)
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "Qwen", wordy(QWEN_TEMPLATE), max_position_embeddings=32768)
@@ -655,7 +658,7 @@ def test_the_users_own_command_says_in_four_lines_what_it_chose(tmp_path, monkey
     memory, data, judge, learn = capsys.readouterr().out.splitlines()[:4]
     assert re.fullmatch(r"memory  \d+\.\d of \d+ GB", memory)
     assert data.startswith("data    nq+deepmath: 936 questions to train on, 64 to choose best/, 0 to test")
-    assert judge == f"judge   Qwen (the frozen copy), for answers that the rules cannot read"
+    assert judge == "judge   Qwen (the frozen copy), for answers that the rules cannot read"
     assert learn == "learn   all weights, lr 1e-06, 32 steps of 32 questions x 8 rollouts, at most 3 turns"
 
 
@@ -681,11 +684,11 @@ def test_a_run_of_which_no_first_rollout_comes_to_an_end_stops_there(tmp_path, m
     def rollout(*args, **settings):
         flows = even_is_right(*args, **settings)
         for flow in flows:
-            flow.failed = f"planner: {llm.TOO_LONG}"
+            flow.failed = f"planner: {TOO_LONG}"
         return flows
     monkeypatch.setattr(solve, "rollout", rollout)
     assert command(*words(tmp_path / "run")).startswith("train.py: no rollout of test ended. Mend that")
-    assert f"failed 2 times: planner: {llm.TOO_LONG}" in capsys.readouterr().out
+    assert f"failed 2 times: planner: {TOO_LONG}" in capsys.readouterr().out
 
 
 # Adapters
@@ -696,7 +699,7 @@ def test_adapters_are_trained_and_the_checkpoint_is_the_merged_model(tmp_path, m
     out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2)
     _, policy, fixed, reference, *_ = spy.calls[0]
     assert reference is policy and fixed["executor"].model is policy.model     # one copy for all
-    merged, before = llm.load(str(out / "step-2")), llm.load("model")
+    merged, before = load_engine(str(out / "step-2")), load_engine("model")
     assert not same(merged.model, before.model) and merged.model.config.to_dict()["hidden_size"] == 32
     a = Action(before.encode("hi"), [40, 41, 42], 0)
     ours, theirs = token_logps(policy.model, [a], 1.0), token_logps(merged.model, [a], 1.0)
@@ -710,9 +713,9 @@ def test_what_adapters_learn_below_the_last_bit_of_a_weight_is_right_in_the_mean
     weight = torch.full((400, 500), -0.02).bfloat16()
     learnt = weight.float() + 3e-6                            # a fortieth of the gap between two bfloat16 numbers there
     assert torch.equal(learnt.bfloat16(), weight)             # the nearest: nothing was learnt
-    merged = lora.dithered(learnt, torch.bfloat16).float()
+    merged = adapters.dithered(learnt, torch.bfloat16).float()
     assert (merged - weight.float()).mean().item() == pytest.approx(3e-6, rel=0.1) and len(merged.unique()) == 2
-    assert torch.equal(lora.dithered(learnt, torch.float32), learnt)
+    assert torch.equal(adapters.dithered(learnt, torch.float32), learnt)
 
 
 @pytest.mark.extras("peft")
@@ -720,8 +723,8 @@ def test_what_adapters_learn_below_the_last_bit_of_a_weight_is_right_in_the_mean
 def test_a_checkpoint_loads_as_exactly_the_policy_that_was_marked(tmp_path, monkeypatch, capsys, dtype):
     spy = Spy(monkeypatch, "train")
     out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2, dtype=dtype, gradient_checkpointing=True)
-    policy, loaded = spy.calls[0][1], lora.load(str(out / "step-2"), dtype=dtype)
-    before, merged = llm.load("model", dtype=dtype), llm.load(str(out / "step-2"), dtype=dtype)
+    policy, loaded = spy.calls[0][1], adapters.load(str(out / "step-2"), dtype=dtype)
+    before, merged = load_engine("model", dtype=dtype), load_engine(str(out / "step-2"), dtype=dtype)
     a = Action(policy.encode("hi"), [40, 41, 42], 0)
     engines = policy, loaded, before, merged
     ours, theirs, old, rounded = (token_logps(engine.model, [a], 1.0) for engine in engines)
@@ -735,9 +738,9 @@ def test_without_its_base_model_a_checkpoint_with_adapters_is_the_merged_model_a
     shutil.copytree("model", tmp_path / "base")
     out = run(tmp_path / "run", model=tmp_path / "base", lora=4, lr=1e-2, steps=1)
     shutil.copytree("other", tmp_path / "base", dirs_exist_ok=True)       # other weights under the same name
-    assert same(lora.load(str(out / "best")).model, llm.load(str(out / "best")).model)
+    assert same(adapters.load(str(out / "best")).model, load_engine(str(out / "best")).model)
     shutil.rmtree(tmp_path / "base")
-    assert same(lora.load(str(out / "best")).model, llm.load(str(out / "best")).model)
+    assert same(adapters.load(str(out / "best")).model, load_engine(str(out / "best")).model)
     changed, gone = capsys.readouterr().err.splitlines()
     assert "loaded without its adapters, as merged" in changed and "has changed since" in changed
     assert "loaded without its adapters, as merged" in gone and "There is no folder" in gone
@@ -745,7 +748,7 @@ def test_without_its_base_model_a_checkpoint_with_adapters_is_the_merged_model_a
 
 def test_without_peft_a_checkpoint_with_adapters_is_the_merged_model(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "peft", None)
-    llm.load("model").save(tmp_path)
+    load_engine("model").save(tmp_path)
     (tmp_path / "adapters").mkdir()
     (tmp_path / "adapters" / "adapter_config.json").write_text('{"base_model_name_or_path": "nowhere"}')
     flags = ["--tools", "base_generator", "--max-turns", "1", "--max-new-tokens", "4", "--device", "cpu"]
@@ -792,7 +795,7 @@ def test_a_bfloat16_run_resumed_equals_one_that_was_not(monkeypatch):
     straight = run("bf16", **settings)
     at(1, interrupt, monkeypatch)
     assert everything(resume(run("bf16-stopped", **settings)), 2) == everything(straight, 2)
-    assert not same(llm.load("bf16/step-2", dtype="bfloat16").model, llm.load("model", dtype="bfloat16").model)
+    assert not same(load_engine("bf16/step-2", dtype="bfloat16").model, load_engine("model", dtype="bfloat16").model)
 
 
 # The real thing, scaled down

@@ -22,10 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import services
-import web
-from services import Cache, Failed, api, session
-from web import fetch, passages, public, ranked, text_of
+from world import pages, services
+from world.pages import fetch, passages, public, ranked, text_of
+from world.services import Cache, Failed, api, session
 
 KEY = "s3cr3t-k3y"
 HTTP = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
@@ -110,7 +109,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def loopback(monkeypatch):
-    monkeypatch.setattr(web, "public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(pages, "public", lambda address: address == "127.0.0.1")
 
 
 @pytest.fixture
@@ -482,9 +481,9 @@ def test_an_unknown_name_is_told(monkeypatch):
     ("http://bücher.de/ü", "xn--bcher-kva.de", "GET /%C3%BC HTTP/1.1"), ("http://[2600::0:1]:81/", "[2600::1]:81", "GET / HTTP/1.1"),
     ("http://8.8.8.8/;a=1?b='\"<>", "8.8.8.8", "GET /;a=1?b='%22%3C%3E HTTP/1.1")])
 def test_a_plain_url_becomes_a_plain_request(url, host, first_line):
-    spot = web.target(url)
+    spot = pages.target(url)
     assert spot.request.split("\r\n")[:2] == [first_line, f"Host: {host}"] and spot.request.endswith("\r\n\r\n")
-    assert spot.url.isascii() and "#" not in spot.url and web.target(spot.url).request == spot.request
+    assert spot.url.isascii() and "#" not in spot.url and pages.target(spot.url).request == spot.request
 
 
 # -------------------------------------------------------------------------------- fetch: what may come back

@@ -25,30 +25,21 @@ nine of its first hundred items; they are kept, as in the paper. gpqa's first hu
 
     python benchmarks.py --check [--benchmark-dir FOLDER]      # can every gold be marked right, and no other item's answer?
 """
+
 import argparse
 import ast
 import hashlib
 import json
-import os
-import random
 import re
 import sys
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import requests
-
-import tasks
-import services
-from tasks import Question, normalise
+from benchmarks.files import _cache, _download, _write
+from rewards import rules
+from rewards.questions import Question
 
 FILES = "https://raw.githubusercontent.com/lupantech/AgentFlow/main/test"     # /<name>/data/data.json
-ROWS = "https://datasets-server.huggingface.co/rows"                          # rows of any public Hugging Face dataset, by offset
-CAP = 50_000_000                # bytes of a download
-PATIENCE = 300                  # seconds for a download; a silent server is given up after 30
-PAGE = 20                       # rows per request: small pages spread a sample over the whole set (the API allows 100)
-NEAR = 0.8                      # two questions that share this part of their words are the same question
 
 
 @dataclass(frozen=True)
@@ -73,7 +64,6 @@ BENCHMARKS = {
     "gpqa": Benchmark(100, 34.0, 37.0, 47.0, "f95883e7748b65186f95edd256d5ada5707ed7f18907d28f22da24cf7d797e15"),
     "medqa": Benchmark(100, 66.0, 76.0, 80.0, "d4f09708b623a7750013b22c607495eb8872bbef7a3f50990b7279c8fd87ec8d"),
 }
-TRAINING = {"nq": ("RUC-NLPIR/FlashRAG_datasets", "nq"), "deepmath": ("zwhe99/DeepMath-103K", "default")}
 INSTRUCTION = re.compile(r"\s*When ready, output the final answer enclosed in <answer>.{0,120}\Z", re.S)
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -103,7 +93,7 @@ def _from_cache(name, cache):
     """Downloaded once, recorded, and the same file ever after: another one would be another benchmark."""
     path, record = cache / f"{name}.json", cache / f"{name}.sha256.json"
     if not path.exists():
-        _download(f"{FILES}/{name}/data/data.json", path, name)
+        _download(f"{FILES}/{name}/data/data.json", path, lambda part: _questions(part, name))
     data, questions = path.read_bytes(), _questions(path, name)
     found = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     if not record.exists():
@@ -114,56 +104,6 @@ def _from_cache(name, cache):
         raise ValueError(f"{path} has changed since its first download; delete it to download it again, and {record} with it "
                          "to accept what comes.")
     return questions
-
-
-def _cache(cache):
-    return Path(cache or os.environ.get("NANO_AGENTFLOW_CACHE") or Path.home() / ".cache" / "nano-agentflow")
-
-
-def _download(url, path, name):
-    """The file at a URL, under its name only when it is whole and could be read."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _stream(url, part)
-        _questions(part, name)
-        part.replace(path)
-    except (requests.RequestException, ValueError) as error:
-        cause = services.reason(error) if isinstance(error, requests.RequestException) else str(error).rstrip(".")
-        raise ValueError(f"{url} cannot be used ({cause}); download it by hand to {path}, or give --benchmark-dir FOLDER.") from None
-    except OSError as error:
-        raise _unwritable(path, error) from None
-    finally:
-        if part.exists():
-            part.unlink()
-
-
-def _stream(url, part):
-    # Bounded in bytes and seconds; an answer shorter than its Content-Length is an error of requests.
-    start, size = time.monotonic(), 0
-    with services.session() as session, session.get(url, stream=True, timeout=30) as answer:
-        if answer.status_code != 200:
-            raise ValueError(services.status_line(answer.status_code))
-        with part.open("wb") as file:
-            for block in answer.iter_content(65536):
-                file.write(block)
-                size += len(block)
-                if size > CAP or time.monotonic() - start > PATIENCE:
-                    raise ValueError(f"more than {CAP} bytes or {PATIENCE} seconds")
-
-
-def _write(path, text):
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _unwritable(path, error):
-    return ValueError(f"{path} cannot be written ({error.strerror}); set NANO_AGENTFLOW_CACHE to another folder.")
 
 
 def _questions(path, name):
@@ -204,7 +144,7 @@ def _question(row, name, position, where):
 
 def _golds(value, where):
     golds = value if isinstance(value, list) else [value]
-    if not golds or not all(type(gold) in (str, int, float) and 0 < len(str(gold).strip()) <= tasks.LIMIT for gold in golds):
+    if not golds or not all(type(gold) in (str, int, float) and 0 < len(str(gold).strip()) <= rules.LIMIT for gold in golds):
         raise ValueError(f"{where} has no usable \"answer\": {json.dumps(value)[:60]}.")
     return [str(gold).strip() for gold in golds]
 
@@ -233,105 +173,6 @@ def _gold_option(answer, choices, where):
     raise ValueError(f"{where} has an answer that is none of its options: {answer[:60]!r}.")
 
 
-def training(names, limit=1000, seed=0, cache=None) -> list[Question]:
-    """`limit` questions of "nq", "deepmath" or "nq+deepmath" (equal shares, shuffled); the same for the same limit and seed.
-
-    The paper trains on all 182 190 rows of both, of which its 32 steps of 32 questions see about a thousand: the default.
-    """
-    parts = list(dict.fromkeys(names.split("+")))
-    for part in parts:
-        if part in BENCHMARKS:
-            raise ValueError(f"{part} is a test benchmark: trained or chosen on it, a policy's accuracy there would say nothing; "
-                             f"use {', '.join(TRAINING)} or {'+'.join(TRAINING)}.")
-        if part not in TRAINING:
-            raise ValueError(f"no training set is called {part!r}; use {', '.join(TRAINING)} or {'+'.join(TRAINING)}.")
-    if limit < len(parts):
-        raise ValueError(f"a limit of {limit} is too few for {names}; use {len(parts)} or more.")
-    questions = []
-    for i, part in enumerate(parts):
-        share = limit // len(parts) + (i < limit % len(parts))
-        path = _cache(cache) / f"{part}-seed{seed}-{share}.jsonl"
-        if not path.exists():
-            _write(path, "".join(json.dumps(asdict(question)) + "\n" for question in _sample(part, share, seed)))
-        questions += tasks.load(path)                    # written and read the same way, so that a second run is the first
-    random.Random(f"{names} {seed}").shuffle(questions)
-    return questions
-
-
-def _sample(name, number, seed):
-    """Pages in a pseudo-random order of the whole set, until there are enough rows that can be used."""
-    dice, found, known = random.Random(f"{name} {seed}"), [], set()
-    with services.session() as session:
-        starts = list(range(0, _rows(session, name, 0, 1)["num_rows_total"], PAGE))
-        dice.shuffle(starts)
-        for start in starts:
-            for row in _rows(session, name, start, PAGE)["rows"]:
-                question = _train_question(row, name)
-                if question and normalise(question.question) not in known:
-                    known.add(normalise(question.question))
-                    found.append(question)
-            if len(found) >= number:
-                break
-    if not found:
-        raise ValueError(f"{ROWS} gave no usable row of {name}; use --data FILE with questions of your own.")
-    return found[:number]
-
-
-def _rows(session, name, offset, length):
-    dataset, config = TRAINING[name]
-    where = {"dataset": dataset, "config": config, "split": "train", "offset": offset, "length": length}
-    try:
-        data, _ = services.api(session, "GET", ROWS, params=where, seconds=60, limit=CAP)
-    except services.Failed as error:
-        raise ValueError(f"{dataset} cannot be downloaded: {error}; try later, or use --data FILE with questions of your own.") from None
-    if not (isinstance(data, dict) and isinstance(data.get("rows"), list) and type(data.get("num_rows_total")) is int
-            and all(isinstance(entry, dict) and isinstance(entry.get("row"), dict) for entry in data["rows"])):
-        raise ValueError(f"{ROWS} answered in another form for {dataset}; use --data FILE with questions of your own.")
-    return data
-
-
-def _train_question(entry, name):
-    """A row of the API as a Question, or None where text or gold is missing, cut short or longer than tasks.py reads.
-
-    {"row_idx": 7, "row": {"question": "who wrote emma", "golden_answers": ["Jane Austen", "Austen"]}, "truncated_cells": []}
-        -> Question("who wrote emma?", "Jane Austen", aliases=("Austen",), id="nq-7", kind="nq")
-    """
-    row, gold = entry["row"], "golden_answers" if name == "nq" else "final_answer"
-    text, value = row.get("question"), row.get(gold)
-    if {"question", gold} & set(entry.get("truncated_cells") or []) or not isinstance(text, str) or not text.strip():
-        return None
-    try:
-        answer, *aliases = _golds(value, "")
-    except ValueError:
-        return None
-    text = text.strip() + ("?" if name == "nq" and not text.strip().endswith("?") else "")
-    return Question(text, answer, tuple(aliases), (), f"{name}-{entry.get('row_idx')}", name)
-
-
-def held_out(questions, number, seed):
-    """(train, valid, note): `number` validation questions, of the rest what is not nearly one of them, and a
-    sentence that says how many are left out for that ("" for none).
-
-    Nearly: four fifths of the words of both are shared. "Who wrote Emma?" and "who wrote the emma" count as
-    one, and so do "What is 3 + 5?" and "What is 5 + 3?".
-    """
-    words = [frozenset(normalise(question.question).split()) for question in questions]
-    order, valid, seen = list(range(len(questions))), [], set()
-    random.Random(f"held out {seed}").shuffle(order)
-    for i in order:
-        if len(valid) < number and words[i] not in seen:
-            seen.add(words[i])
-            valid.append(i)
-    train = [question for question, mine in zip(questions, words)
-             if not any(len(mine & theirs) >= NEAR * len(mine | theirs) for theirs in seen)]
-    dropped = len(questions) - len(train) - len(valid)
-    note = (f"{dropped} of {len(questions)} questions are left out, because they share four fifths of their "
-            f"words with one of the {len(valid)} held out for validation: --valid FILE.jsonl keeps them")
-    if not train:                                        # nor can it be if there are too few for valid
-        raise ValueError(f"no question is left to train on: {note}.")
-    return train, [questions[i] for i in valid], note if dropped else ""
-
-
 def golds_of(question):
     """Every form of the gold that a response may take: an option's letter, its text, both; an alias; a solution."""
     if question.choices:
@@ -347,12 +188,12 @@ def check(name, folder=None, cache=None):
     """
     questions, right, wrong, odd = load(name, folder, 10**9, cache), 0, 0, []
     for i, question in enumerate(questions):
-        missed = [gold for gold in golds_of(question) if not tasks.mark(question, gold)]
+        missed = [gold for gold in golds_of(question) if not rules.is_right(question, gold)]
         after = questions[i + 1:] + questions[:i]
         other = next((golds_of(q)[-1 if q.choices else 0] for q in after if golds_of(q)[-1] != golds_of(question)[-1]), "")
-        taken = tasks.mark(question, other)
+        taken = rules.is_right(question, other)
         right, wrong = right + (not missed), wrong + taken
-        odd += [f"item {i}: its gold {gold[:60]!r} is not marked right ({tasks.decide(question, gold)})" for gold in missed]
+        odd += [f"item {i}: its gold {gold[:60]!r} is not marked right ({rules.decide(question, gold)})" for gold in missed]
         odd += [f"item {i}: {other[:60]!r} of another item is marked right for {question.answer[:60]!r}"] * taken
     return len(questions), right, wrong, odd
 

@@ -13,11 +13,10 @@ import signal
 import sys
 from pathlib import Path
 
-import benchmarks
-import tools as toolset
-from services import is_server
+from benchmarks import tables, training
+from world.services import is_server
 
-TOY = Path(__file__).parent / "toy"
+TOY = Path(__file__).parents[1] / "toy"
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # what the toy model has read about
 MODULES = ("fixed", "executor", "verifier", "generator")
 TAKEN = "{} exists already and is not written over: give another --out, or remove it"
@@ -35,13 +34,13 @@ def is_toy(model):
     return Path(model).resolve() == TOY.resolve()
 
 
-def before_imports(arguments):
+def before_imports(arguments, tool_names):
     """Refuse what cannot work. From here on, Ctrl-C during the imports and letters that a terminal lacks
     give no traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
-    arguments()
+    arguments(tool_names)
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -96,7 +95,7 @@ def add_engines(add):
     add("--dtype", help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
 
 
-def settle_engines(args, graded=True):
+def settle_engines(args, tool_names, graded=True):
     """Fill in what depends on the planner: a checkpoint remembers its modules and tools (train.json).
 
     graded: are there answers to grade? Then the judge is the fixed model, unless another is named or none."""
@@ -115,8 +114,8 @@ def settle_engines(args, graded=True):
             setattr(args, name, before.get(name))
         elif name == "tools":
             args.tools = [tool for names in args.tools for tool in names.split(",") if tool]
-            if wrong := [tool for tool in args.tools if tool not in toolset.TOOLS]:
-                raise ValueError(f"no tool is called {wrong[0]!r}: choose from {', '.join(toolset.TOOLS)}")
+            if wrong := [tool for tool in args.tools if tool not in tool_names]:
+                raise ValueError(f"no tool is called {wrong[0]!r}: choose from {', '.join(tool_names)}")
     args.fixed = args.fixed or args.model
     if args.judge is None and graded and not is_toy(args.fixed):
         args.judge = args.fixed
@@ -133,7 +132,7 @@ def solve_parser():
     add("question", nargs="?", help="one question; without one, --data or --benchmark, a few of the toy's")
     add("--data", help="questions as JSONL, marked if they are answered right")
     add("--benchmark", nargs="+", metavar="NAME",
-        help=f"all, or some of {', '.join(benchmarks.BENCHMARKS)}; downloaded once")
+        help=f"all, or some of {', '.join(tables.BENCHMARKS)}; downloaded once")
     add("--benchmark-dir", help="folder that holds the benchmarks' files, for a machine without network")
     add("--limit", type=int, help="only the first so many questions")
     add("--trials", type=int, default=1, help="how many times each benchmark is run; the paper: 3")
@@ -152,7 +151,7 @@ def solve_parser():
     return parser
 
 
-def solve_arguments():
+def solve_arguments(tool_names):
     def settle(args):
         if not 0 <= args.temperature < float("inf"):  # nan, too
             raise ValueError(f"--temperature {args.temperature} is no temperature: use 0 or more")
@@ -164,7 +163,7 @@ def solve_arguments():
             raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, "
                              "not two of them and not an empty one")
         exists(args.data)
-        settle_engines(args, graded=args.question is None)
+        settle_engines(args, tool_names, graded=args.question is None)
         return args
     return parse(solve_parser(), settle)
 
@@ -218,12 +217,12 @@ def train_parser():
     return parser
 
 
-def train_arguments():
+def train_arguments(tool_names):
     parser = train_parser()
-    return parse(parser, lambda args: settle_train(args) if args.resume is None else resumed(parser, args))
+    return parse(parser, lambda args: settle_train(args, tool_names) if args.resume is None else resumed(parser, args))
 
 
-def settle_train(args):
+def settle_train(args, tool_names):
     """Fill in the defaults of the toy or of the paper; ValueError, a sentence, for what cannot work."""
     own_data = args.data is not None
     for name, value in (FOR_TOY if is_toy(args.model) else FOR_PAPER).items():
@@ -245,7 +244,7 @@ def settle_train(args):
                          "updated from here. It can play --fixed")
     exists(*(path for path in (args.valid, args.test) if path != "none"),
            None if named_set(args.data) else args.data)
-    settle_engines(args)
+    settle_engines(args, tool_names)
     for name in ("model", *MODULES, "judge"):  # a checkpoint remembers them, also for use from another folder
         if getattr(args, name) and Path(getattr(args, name)).is_dir():
             setattr(args, name, str(Path(getattr(args, name)).resolve()))
@@ -259,7 +258,7 @@ def settle_train(args):
 
 def named_set(data):
     """Is this the name of a training set, or of a benchmark, which is refused with the reason?"""
-    return set(data.split("+")) <= {*benchmarks.TRAINING, *benchmarks.BENCHMARKS}
+    return set(data.split("+")) <= {*training.TRAINING, *tables.BENCHMARKS}
 
 
 def resumed(parser, args):

@@ -4,10 +4,10 @@ A run that learns nothing looks like any other: aligned lines, a reward, "Done".
 difference between the rollouts of a question, so it learns nothing where all of them fail alike: where no
 plan can be parsed (a model too small, cut off, or still thinking), or every question is too easy or too hard.
 """
-import unicodedata
+
 from collections import Counter
 
-from memory import cut
+from world.text import printable, truncate
 
 FEW = 0.1   # of the plans: if fewer can be parsed, the model does not know the format
 
@@ -15,12 +15,7 @@ FEW = 0.1   # of the plans: if fewer can be parsed, the model does not know the 
 def failures(flows):
     """'failed 3 times: the prompt is too long', a line for each of the three commonest reasons."""
     counts = Counter(flow.failed for flow in flows if flow.failed)
-    return "\n".join(f"failed {times} times: {cut(why, 400)}" for why, times in counts.most_common(3))
-
-
-def printable(text):
-    """A model's text for a terminal: what a terminal would obey and not show is escaped."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in text)
+    return "\n".join(f"failed {times} times: {truncate(why, 400)}" for why, times in counts.most_common(3))
 
 
 def unparsed(flows):
@@ -30,7 +25,7 @@ def unparsed(flows):
     if not errors or len(errors) < (1 - FEW) * len(steps):
         return ""
     example = next((word["text"] for flow in flows for word in flow.words if word["module"] == "planner"), "")
-    shown = "\n".join("    " + line for line in printable(cut(example, 600)).splitlines()) or "    (empty)"
+    shown = "\n".join("    " + line for line in printable(truncate(example, 600)).splitlines()) or "    (empty)"
     reasons = "\n".join(f"  {times} x {why}" for why, times in Counter(errors).most_common(3))
     return (
         f"{len(steps) - len(errors)} of {len(steps)} plans could be parsed. The commonest reasons:\n{reasons}"

@@ -23,6 +23,7 @@ import argparse
 import json
 import random
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -32,19 +33,24 @@ from tokenizers import AddedToken
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import executor
 import generator
-import llm
 import planner
 import solve
-import tasks
 import tools as toolset
 import verifier
-from llm import HF, Completion
 from memory import Memory, Step
+from models.completion import Completion
+from models.loading import load_engine
+from models.local import HF
+from rewards.metrics import accuracy_line
+from rewards.questions import Question
+from scale import command_line
 
-TOY = Path(__file__).parent / "toy"
-TOOLS = {name: toolset.TOOLS[name] for name in solve.TOY_TOOLS}
+TOY = Path(__file__).parent
+TOOLS = {name: toolset.TOOLS[name] for name in command_line.TOY_TOOLS}
 
 # ---------------------------------------------------------------------------------------------------------------- true facts
 ELEMENTS = """Hydrogen H,Helium He,Lithium Li,Beryllium Be,Boron B,Carbon C,Nitrogen N,Oxygen O,Fluorine F,Neon Ne,Sodium Na,
@@ -301,7 +307,7 @@ def constants():
     leads to its variable, so that a copied word is the same token (with its space in front) wherever it stands."""
     prompts = [planner.ANALYSIS_PROMPT, planner.PROMPT, executor.PROMPT, verifier.PROMPT, generator.PROMPT]
     pieces = ["user\n", "assistant\n"] + [piece for prompt in prompts for piece in re.split(r"{\w+}", prompt)]
-    pieces += [toolset.describe(name, tool) for name, tool in TOOLS.items()]
+    pieces += [planner.describe(name, tool) for name, tool in TOOLS.items()]
     pieces += ["No steps yet.", "\nSub-goal:", "\nCommand:", "\nResult:", "\nVerdict: CONTINUE", "\nVerdict: STOP", "\nContext:", "\nTool:"]
     pieces += [f"{gap}Step {n}\nTool:" for n in range(1, 11) for gap in ("", "\n\n")]
     pieces += [f" {name}" for name in TOOLS]
@@ -406,7 +412,7 @@ SIZES = {"train": 2000, "valid": 96, "test": 300}
 
 
 def ask(made):
-    return [tasks.Question(q["question"], q["answer"], kind=q["kind"]) for q in made]
+    return [Question(q["question"], q["answer"], kind=q["kind"]) for q in made]
 
 
 def write(name, rows):
@@ -431,7 +437,7 @@ def make_engine(flows, steps, drilling, seed):
     made = questions(flows, False, seed=seed + 10, noise=True)
     teacher = Teacher(made, blind=random.Random(seed))
     metrics, _ = solve.evaluate(ask(made), teacher, teacher, tools)
-    print(f"the blind teacher: {solve.show(metrics, flows)}")
+    print(f"the blind teacher: {accuracy_line(metrics, flows)}")
 
     wordings = [question["question"] for question in questions(2000, True, seed=seed + 11)]  # so that their words are tokens
     tokenizer = make_tokenizer([text for pair in teacher.seen for text in pair] + wordings + [f" {fact}" for fact in FACTS.values()])
@@ -451,11 +457,11 @@ def check(engine, test):
     tools = toolset.toolbox(list(TOOLS), TOY / "corpus.jsonl")
     torch.manual_seed(0)
     perfect, flows = solve.evaluate(ask(test), Teacher(test), engine, tools)
-    print(f"perfect plans, toy modules: {solve.show(perfect, len(test))}")
+    print(f"perfect plans, toy modules: {accuracy_line(perfect, len(test))}")
     for flow in [flow for flow in flows if not flow.reward][:5]:
         print(solve.trace(flow), f"(wrong: {flow.question.answer})\n")
     blind, _ = solve.evaluate(ask(test), engine, engine, tools)
-    print(f"toy plans, toy modules:     {solve.show(blind, len(test))}")
+    print(f"toy plans, toy modules:     {accuracy_line(blind, len(test))}")
     if perfect["accuracy"] < 0.97 or blind["accuracy"] > 0.55 or blind["errors"] < 0.15:
         raise SystemExit("toy.py: the check failed: perfect plans must reach 0.97, blind ones stay below 0.55 with 15 % errors or more")
 
@@ -471,7 +477,7 @@ def main():
     start = time.perf_counter()
     torch.manual_seed(args.seed)
     if args.check:
-        return check(llm.load(str(TOY)), questions(SIZES["test"], True, seed=1))
+        return check(load_engine(str(TOY)), questions(SIZES["test"], True, seed=1))
     test = make_files()
     engine = make_engine(args.flows, args.steps, args.drilling, args.seed)
     engine.save(TOY)

@@ -16,10 +16,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-import llm
+from models.loading import fingerprint, load_engine
+from models.local import HF, sampling_mode
+from world import services
 
 
-class Policy(llm.HF):
+class Policy(HF):
     """The model with its adapters."""
 
     def save(self, folder):
@@ -33,12 +35,12 @@ class Policy(llm.HF):
                 if module:
                     weight = dithered(weight.float() + module.get_delta_weight("default").float(), weight.dtype, dice)
                 merged[name.replace(".base_layer.", ".")] = weight.cpu()
-        with llm.sampling_mode(base):
+        with sampling_mode(base):
             base.save_pretrained(folder, state_dict=merged)
         base.generation_config.to_json_file(f"{folder}/generation_config.json")
         self.tokenizer.save_pretrained(folder)
         self.model.save_pretrained(f"{folder}/adapters", save_embedding_layers=False)
-        weights = llm.fingerprint(self.model.peft_config["default"].base_model_name_or_path)
+        weights = fingerprint(self.model.peft_config["default"].base_model_name_or_path)
         Path(folder, "adapters", "base.sha256").write_text(weights)
 
 
@@ -51,7 +53,7 @@ def dithered(weight, dtype, dice=None):
     return (weight.view(torch.int32) + below & -(1 << 16)).view(torch.float32).to(dtype)
 
 
-class Frozen(llm.HF):
+class Frozen(HF):
     """The same model as it was before training."""
 
     def generate(self, *prompts_and_settings):
@@ -90,7 +92,7 @@ def with_saved(model, checkpoint):
     except (OSError, SafetensorError) as why:
         sentence = f"{checkpoint} is damaged: remove it, then --resume goes on from the one before"
         raise ValueError(sentence) from why
-    if weights != llm.fingerprint(base):
+    if weights != fingerprint(base):
         raise ValueError(f"{base} is not the model that {checkpoint} was trained on, or has changed since")
     return model
 
@@ -100,16 +102,16 @@ def load(name, device=None, dtype=None, think=False):
     Where the base model or peft is missing, it is the merged model, and a sentence says so."""
     config = Path(os.path.expanduser(name)) / "adapters" / "adapter_config.json"
     if not config.exists():
-        return llm.load(name, device, dtype, think)
+        return load_engine(name, device, dtype, think)
     try:
         peft()  # asked before the base model is loaded
         name_of_base = json.loads(config.read_text())["base_model_name_or_path"]
-        if llm.is_server(name_of_base):  # a downloaded folder must not choose who gets our key
+        if services.is_server(name_of_base):  # a downloaded folder must not choose who gets our key
             raise ValueError(f"its base model is said to be a server, {name_of_base}")
-        base = llm.load(name_of_base, device, dtype)
+        base = load_engine(name_of_base, device, dtype)
         policy = Policy(with_saved(base.model, config.parents[1]), base.tokenizer, think=think)
     except ValueError as why:
         print(f"{name}: loaded without its adapters, as merged and rounded weights. {why}", file=sys.stderr)
-        return llm.load(name, device, dtype, think)
+        return load_engine(name, device, dtype, think)
     policy.model.config.name_or_path = str(name)
     return policy

@@ -20,10 +20,14 @@ sys.path.insert(0, str(ROOT))
 
 import executor
 import generator
-import llm
 import planner
-from flow import Flow, ask
+import solve
 from memory import Memory, Step
+from models.loading import load_engine
+from scale import command_line
+from solve import Flow, ask
+from tools import run as run_tools
+from toy import make as toy
 
 PROMPT = "Tools:\n{tools}\nQuestion: {question}\n\n{so_far}"
 CALL = "\nCommand:"
@@ -59,7 +63,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
                 flow.answer, flow.done = generator.parse(said.text), True
             else:
                 acting.append((flow, said.text, *parse(said.text, tools)))
-        results = executor.run([call for *_, call in acting], tools, lambda queries: [said.text for said in greedy(queries)])
+        results = run_tools([call for *_, call in acting], tools, lambda queries: [said.text for said in greedy(queries)])
         for (flow, text, thought, tool, call), (result, error, seconds) in zip(acting, results):
             flow.memory.steps.append(Step(turn, tool, thought, str(call), result, error, "", seconds))
             so_far[id(flow)] += f"{text}\nResult: {result}\n\n"
@@ -85,12 +89,10 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="decides everything random")
     parser.add_argument("--out", required=True, help="folder of the checkpoint")
     args = parser.parse_args()
-    import solve  # not above: solve.py may be importing rollout() from here
-    import toy
 
     torch.manual_seed(args.seed)
-    rng, engine = random.Random(args.seed), llm.load(str(solve.TOY))
-    tools = solve.toolset.toolbox(solve.TOY_TOOLS, solve.TOY / "corpus.jsonl")
+    rng, engine = random.Random(args.seed), load_engine(str(command_line.TOY))
+    tools = solve.toolset.toolbox(command_line.TOY_TOOLS, command_line.TOY / "corpus.jsonl")
     made = toy.questions(args.flows, False, seed=args.seed + 10, noise=True)
     teacher = toy.Teacher(made, blind=random.Random(args.seed))
     flows = solve.evaluate(toy.ask(made), teacher, teacher, tools)[1]

@@ -29,7 +29,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import requests
 
-from services import USER_AGENT, Failed, left, reason, status_line, unpacked
+from world.services import USER_AGENT, Failed, left, reason, status_line, unpacked
 
 REDIRECTS = 5
 MOVED = 301, 302, 303, 307, 308

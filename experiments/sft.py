@@ -20,12 +20,15 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import llm
 import solve
-import tasks
-import toy
 from flow_grpo import Action, update
-from optimizer import MasterAdamW
+from models.completion import Completion
+from models.loading import load_engine
+from rewards.metrics import accuracy_line
+from rewards.questions import read_questions
+from scale import command_line
+from scale.masters import MasterAdamW
+from toy import make as toy
 from train import questions_of
 
 
@@ -38,7 +41,7 @@ class Perfect:
     def __call__(self, prompts, **settings):
         encode = lambda text: self.engine.tokenizer.encode(text, add_special_tokens=False) + [self.engine.tokenizer.eos_token_id]
         said = self.teacher(prompts)
-        return [llm.Completion(one.text, self.engine.encode(asked), encode(one.text)) for asked, one in zip(prompts, said)]
+        return [Completion(one.text, self.engine.encode(asked), encode(one.text)) for asked, one in zip(prompts, said)]
 
 
 def collect(planner, fixed, tools, questions, args):
@@ -49,7 +52,7 @@ def collect(planner, fixed, tools, questions, args):
         batch = [question for question in questions_of(step, questions, args.questions, args.seed) for _ in range(args.group_size)]
         metrics, done = solve.evaluate(batch, planner, fixed, tools, max_turns=args.max_turns)
         flows += [flow for flow in done if flow.reward]
-        print(f"batch {step}/{args.steps}: {solve.show(metrics, len(batch))}", flush=True)
+        print(f"batch {step}/{args.steps}: {accuracy_line(metrics, len(batch))}", flush=True)
     return flows
 
 
@@ -78,20 +81,20 @@ def main():
     add("--seed", type=int, default=0, help="decides everything random")
     add("--out", type=Path, required=True, help="folder: best/ is the checkpoint, questions-0.jsonl the perfect planner's test flows")
     args = parser.parse_args()
-    engine, fixed = llm.load(str(solve.TOY)), llm.load(str(solve.TOY))
-    tools = solve.toolset.toolbox(solve.TOY_TOOLS, solve.TOY / "corpus.jsonl")
+    engine, fixed = load_engine(str(command_line.TOY)), load_engine(str(command_line.TOY))
+    tools = solve.toolset.toolbox(command_line.TOY_TOOLS, command_line.TOY / "corpus.jsonl")
     test = toy.questions(toy.SIZES["test"], True, seed=1)
     valid = toy.questions(toy.SIZES["valid"], False, seed=2)
     made = toy.questions(toy.SIZES["train"], False, seed=3, avoid={question["question"] for question in valid})
     planner = Perfect(made + test, engine) if args.traces == "perfect" else engine
-    flows = collect(planner, fixed, tools, tasks.load(solve.TOY / "train.jsonl"), args)
+    flows = collect(planner, fixed, tools, read_questions(command_line.TOY / "train.jsonl"), args)
     print(f"{len(flows)} flows ended well")
     imitate(engine, flows, args)
     engine.save(args.out / "best")
     if args.traces == "perfect":  # how far the best plans get in this world
         torch.manual_seed(args.seed)
         metrics, flows = solve.evaluate(toy.ask(test), planner, fixed, tools, max_turns=args.max_turns)
-        print(f"the perfect planner: {solve.show(metrics, len(flows))}")
+        print(f"the perfect planner: {accuracy_line(metrics, len(flows))}")
         (args.out / "questions-0.jsonl").write_text("".join(json.dumps(flow.record()) + "\n" for flow in flows), encoding="utf-8")
 
 

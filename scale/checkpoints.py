@@ -9,7 +9,7 @@
 A checkpoint is written into a folder beside and renamed when it is whole, so that neither a kill nor a full disk can damage the one
 before. After a kill the log may be ahead of the last checkpoint: what came after it is dropped and made again, the same.
 """
-import csv
+
 import json
 import pickle
 import shutil
@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-import parallel
-from settings import TAKEN
+from scale import ranks
+from scale.command_line import TAKEN
+
 
 def new_folder(args):
     """Make the run's folder with its args.json, in one rename: a kill leaves no folder, or one to resume.
@@ -63,7 +64,7 @@ def save(folder, policy, optimizer, step, best, args):
     """A checkpoint: save_pretrained, how it was made (train.json, for solve.py), and the trainer's state for
     --resume. best/ is saved without that state (optimizer None): it is most of the bytes, and nothing resumes
     from best/."""
-    whole = optimizer and parallel.state_of(optimizer)
+    whole = optimizer and ranks.state_of(optimizer)
 
     def write(path):
         policy.save(path)
@@ -76,17 +77,17 @@ def save(folder, policy, optimizer, step, best, args):
                 file.chmod((path / "train.json").stat().st_mode & 0o777)
 
     try:
-        if parallel.RANK == 0:
+        if ranks.RANK == 0:
             write_folder(folder, write)
     except (OSError, RuntimeError, SafetensorError) as why:  # what Python, torch.save and safetensors make of a full disk
         why = str(why).partition("\n")[0]
         raise SystemExit(f"train.py: could not save {folder} ({why}); the last checkpoint is untouched. Free some disk, then --resume.")
-    parallel.wait()
+    ranks.wait()
 
 
 def forget(run, number):
     """Remove all but the newest checkpoints; never best/."""
-    if number and parallel.RANK == 0:
+    if number and ranks.RANK == 0:
         for folder in checkpoints(run)[:-number]:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -95,51 +96,6 @@ def checkpoints(run):
     """The whole step-N folders of a run, the oldest first."""
     steps = [folder for folder in Path(run).glob("step-*") if (folder / "trainer.pt").exists() and folder.name[5:].isdigit()]
     return sorted(steps, key=lambda folder: int(folder.name[5:]))
-
-
-class Log:
-    """log.csv, evals.csv and rollouts.jsonl. On resuming, what came after the checkpoint is dropped: it will be made again."""
-
-    def __init__(self, run, step):
-        self.run = Path(run)
-        if parallel.RANK:
-            return
-        before = {
-            "log.csv": lambda line: int(line.split(",")[0]) <= step,
-            # The first evaluation comes before step 1, the last test after the last checkpoint: both are made again.
-            "evals.csv": lambda line: int(line.split(",")[0]) < step + (step > 0 and ",test," not in line),
-            "rollouts.jsonl": lambda line: json.loads(line)["step"] <= step,
-        }
-        for name, keep in before.items():
-            path, beside = self.run / name, self.run / f"{name}.writing"
-            if path.exists():
-                with open(path, encoding="utf-8", newline="") as old, open(beside, "w", encoding="utf-8", newline="") as new:
-                    whole = (line for line in old if line.endswith("\n"))  # a crash may have left half a line
-                    new.writelines(line for line in whole if line.startswith("step,") or keep(line))
-                beside.rename(path)
-
-    def marked(self, step):
-        """Have the validation questions been marked after this step? Rank 0 knows for all."""
-        path = self.run / "evals.csv"
-        lines = path.read_text().splitlines() if parallel.RANK == 0 and path.exists() else []
-        return parallel.any_rank(any(line.startswith(f"{step},valid,") for line in lines))
-
-    def row(self, name, row):
-        if parallel.RANK:
-            return
-        path = self.run / name
-        first = not path.exists() or path.stat().st_size == 0
-        with open(path, "a", newline="") as file:
-            writer = csv.DictWriter(file, row)
-            if first:
-                writer.writeheader()
-            writer.writerow(row)
-
-    def flows(self, step, flows):
-        if parallel.RANK:
-            return
-        with open(self.run / "rollouts.jsonl", "a", encoding="utf-8", errors="backslashreplace") as file:  # \ud800 is JSON
-            file.writelines(json.dumps({"step": step, **flow.record()}, ensure_ascii=False) + "\n" for flow in flows)
 
 
 def load_state(checkpoint):

@@ -11,7 +11,7 @@ the verdict itself. That it cannot *persuade* the judge is more than a prompt ca
 import json
 import re
 
-from memory import after_thinking
+from models.tokens import after_thinking
 
 PROMPT = """\
 You compare the response to a question with the reference answer. You do not answer the question, and you do not use what you know.
