@@ -36,7 +36,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from scale.batches import CHUNK, TO_FIT, in_memory, short_of_memory
+from scale.batches import CHUNK, in_memory, short_of_memory
 
 EXPLODED = 1000           # times max_grad_norm: such a gradient, clipped, would be a step in a direction that one token decides
 
@@ -147,6 +147,10 @@ def loss(logp, logp_old, logp_ref, A, weight, clip_low, clip_high, beta):
     return -J, ratio.detach(), kl.detach()
 
 
+def size(action):
+    return len(action.prompt_ids) + len(action.ids)
+
+
 def split(num_flows, minibatches, seed):
     """Rollouts 0..N-1, shuffled, in `minibatches` sets of equal size (± 1). A rollout is never divided: its T_i is one mean."""
     order = torch.randperm(num_flows, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -222,7 +226,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
 
     old, halved = {}, 0                                                     # scored before the first step
     for later, _, _ in parts[1:]:
-        done, token_budget, times = in_memory(score, later, token_budget)
+        done, token_budget, times = in_memory(score, later, size, token_budget)
         old, halved = old | {name: logp for batch in done for name, logp in batch.items()}, halved + times
 
     sums = torch.zeros(4, device=device)                                    # kl, clipped tokens, -log π, tokens
@@ -244,7 +248,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
             return value.detach(), ratio, row, gap
 
         # model.zero_grad and not the optimizer's, which may hold float32 copies instead.
-        done, token_budget, times = in_memory(learn, chosen, token_budget, begin=model.zero_grad)
+        done, token_budget, times = in_memory(learn, chosen, size, token_budget, restart=model.zero_grad)
         halved, total = halved + times, torch.zeros((), device=device)
         sampling_gap = done[0][3].item() if done and not k else sampling_gap
         for value, ratio, row, _ in done:
@@ -266,7 +270,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
             except RuntimeError as why:
                 if not short_of_memory(why):
                     raise
-                raise MemoryError(f"The optimiser's state does not fit into memory: give {TO_FIT}") from why
+                raise MemoryError(f"The optimiser's state does not fit into memory") from why
             steps += 1
     model.zero_grad()
     model.eval()

@@ -3,7 +3,6 @@
 import functools
 import math
 import os
-import warnings
 from contextlib import contextmanager
 
 import torch
@@ -11,7 +10,7 @@ from transformers import GenerationConfig
 
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, distinct, in_order
 from models.tokens import THINK, harmless, marks_of
-from scale.batches import batches
+from scale.batches import in_memory
 
 
 @contextmanager
@@ -62,36 +61,15 @@ class HF:
         for c in done:
             c.error = TOO_LONG if len(c.prompt_ids) + max_new_tokens > self.context() else ""
         fits = [c for c in done if not c.error]
-        while fits:                                           # the longest that are left, as many as the budget allows
-            rows = batches([len(c.prompt_ids) for c in fits], max_new_tokens, self.token_budget)[0]
-            answers = self.in_memory([fits[i].prompt_ids for i in rows], temperature, max_new_tokens)
-            for i, (ids, logps) in zip(rows, answers):
-                fits[i].ids, fits[i].text, fits[i].logps = ids, self.decode(ids, fits[i].prompt_ids), logps
-            fits = [c for i, c in enumerate(fits) if i not in rows] if answers else fits
-        return in_order(prompts, asked, done, temperature)
 
-    def in_memory(self, prompts, temperature, max_new_tokens):
-        """generate(), or [] and half the token_budget where memory is short. What the failed attempt drew is put back: what is
-        sampled next must not depend on how far it came."""
-        device = self.model.device
-        drawn = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        try:
-            return self.generate(prompts, temperature, max_new_tokens)
-        except RuntimeError as why:                           # of CUDA, or of the CPU (fit.bound_host_memory)
-            if not isinstance(why, torch.OutOfMemoryError) and "can't allocate memory" not in str(why):
-                raise
-            longest = max(map(len, prompts))
-            if len(prompts) == 1:
-                raise MemoryError(f"One prompt of {longest} tokens and {max_new_tokens} new ones do not fit into memory beside the model: "
-                                  "give --optimizer-device cpu, --lora 32, a smaller --max-new-tokens or a smaller model") from why
-        # Not above: as long as the exception lives, its traceback holds the tensors of the failed attempt.
-        torch.set_rng_state(drawn[0])
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(drawn[1], device)
-            torch.cuda.empty_cache()
-        self.token_budget = len(prompts) // 2 * (longest + max_new_tokens)
-        warnings.warn(f"Out of memory while generating: from now on at most {self.token_budget} tokens at a time.")
-        return []
+        def answer(batch):
+            rows = self.generate([c.prompt_ids for c in batch], temperature, max_new_tokens)
+            for c, (ids, logps) in zip(batch, rows):
+                c.ids, c.text, c.logps = ids, self.decode(ids, c.prompt_ids), logps
+
+        length = lambda c: len(c.prompt_ids)
+        _, self.token_budget, _ = in_memory(answer, fits, length, self.token_budget, max_new_tokens)
+        return in_order(prompts, asked, done, temperature)
 
     def generate(self, prompts, temperature, max_new_tokens):
         """Sample one batch: token lists in, [(ids, log π of each)] out. generate() turns gradients off;
