@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import flow_grpo
 from bench import mutate
 from flow_grpo import Action
-from scale import batches, command_line, fit
+from scale import batches, command_line, fit, ranks
 
 SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
 STOP, T = 63, 0.7                                   # the stop token of these tests, and the sampling temperature
@@ -112,6 +112,14 @@ def oracle(model, old, reference, actions, A, flows, low, high, beta, token_mean
                 kls += share * kl.item()
                 seen.append((rho.item(), A[i], -new.item()))
     return -J, kls, seen
+
+
+def size(action):
+    return len(action.prompt_ids) + len(action.ids)
+
+
+def micro_batches(actions, budget):
+    return [[actions[i] for i in rows] for rows in batches.batches([size(a) for a in actions], budget)]
 
 
 def small_memory(model, rows, broken=None):
@@ -198,7 +206,7 @@ def compare_with_loops(module):
 
 def learn(model, actions, A, reference=None, lr=0.1, **settings):
     optimizer = Recorder(model, lr)
-    settings = dict(temperature=T, max_grad_norm=1e9) | command_line
+    settings = dict(temperature=T, max_grad_norm=1e9) | settings
     return flow_grpo.update(model, reference, optimizer, actions, A, **settings), optimizer
 
 
@@ -393,7 +401,7 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
     with pytest.raises(ValueError, match="prompt"):
         flow_grpo.token_logps(tiny(), [Action([], [2], 0), Action([1], [2], 0)], T)
     for flow in (-1, 2):
-        with pytest.raises(ValueError, match="number the kept rollouts anew"):
+        with pytest.raises(ValueError, match="number the rollouts that are left anew"):
             learn(tiny(), [Action([1], [2], 0), Action([1], [2], flow)], [1.0, -1.0])
 
 
@@ -403,7 +411,7 @@ def test_ids_come_in_and_text_never_does():
     assert not [name for name in names if "tokenizer" in name or "encode" in name or "decode" in name]
     modules = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
     modules |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    assert {m.split(".")[0] for m in modules} == {"math", "warnings", "collections", "contextlib", "dataclasses", "torch"}
+    assert {m.split(".")[0] for m in modules} == {"math", "collections", "contextlib", "dataclasses", "torch", "scale"}
 
 
 # ---- the update ------------------------------------------------------------------------------------------------------
@@ -426,12 +434,12 @@ def test_cutting_into_micro_batches_does_not_change_the_gradient(budget):
 
 def test_micro_batches_hold_every_action_once_and_keep_to_the_budget():
     actions, _, _ = rollouts()
-    parts = batches.micro_batches(actions, 40)
+    parts = micro_batches(actions, 40)
     assert sorted(map(id, sum(parts, []))) == sorted(map(id, actions)) and len(parts) > 3
     longest = lambda batch: max(len(a.prompt_ids) + len(a.ids) for a in batch)
-    assert all(len(batch) * longest(batch) <= 40 for batch in batches)
-    assert [len(batch) for batch in batches.micro_batches(actions, 1)] == [1] * len(actions)
-    full = batches.micro_batches([Action([1], [2, 3], 0)] * 5, 6)
+    assert all(len(batch) * longest(batch) <= 40 for batch in parts)
+    assert [len(batch) for batch in micro_batches(actions, 1)] == [1] * len(actions)
+    full = micro_batches([Action([1], [2, 3], 0)] * 5, 6)
     assert [len(batch) for batch in full] == [2, 2, 1]
 
 
@@ -467,16 +475,16 @@ def test_an_update_leaves_no_gradient_behind_and_adds_none_that_was_there():
 
 
 def test_what_a_micro_batch_leaves_behind_holds_no_graph(monkeypatch):
-    left, original = [], batches.in_memory
+    left, original = [], flow_grpo.in_memory
 
     def in_memory(*args, **more):
         left.append(original(*args, **more))
         return left[-1]
-    monkeypatch.setattr(batches, "in_memory", in_memory)
+    monkeypatch.setattr(flow_grpo, "in_memory", in_memory)
     learn(tiny(), rollouts()[0], [1.0] * 7, tiny(1), minibatches=2)
     (scored, *_), *learned = left
     tensors = [x for batch in scored for x in batch.values()]
-    tensors += [x for done, *_ in learned for batch in done for x in batch]
+    tensors += [x for done, *_ in learned for value, sums, *_ in done for x in (value, sums)]
     assert len(learned) == 2 and scored and not any(x.requires_grad for x in tensors)
 
 
@@ -488,8 +496,10 @@ def test_the_first_mini_batch_is_scored_while_it_is_learned_and_only_later_ones_
     assert len(passes) == forward
 
 
-@pytest.mark.parametrize("all_reduce", [None, lambda tensor: None])
-def test_only_processes_that_add_up_need_a_gradient_of_every_weight_and_frozen_ones_never_get_one(all_reduce):
+@pytest.mark.parametrize("world", [1, 2])
+def test_only_several_processes_need_a_gradient_of_every_weight_and_frozen_ones_never_get_one(world, monkeypatch):
+    monkeypatch.setattr(ranks, "WORLD", world)
+    monkeypatch.setattr(ranks, "add_up", lambda tensor: None)
     model, seen = tiny(), []
     model.unused = torch.nn.Parameter(torch.ones(3))
     frozen = model.get_input_embeddings().weight.requires_grad_(False)
@@ -497,8 +507,8 @@ def test_only_processes_that_add_up_need_a_gradient_of_every_weight_and_frozen_o
     class Look(Recorder):
         def step(self):
             seen.append((frozen.grad is None, model.unused.grad is None))
-    flow_grpo.update(model, None, Look(model), rollouts()[0], [1.0] * 7, temperature=T, all_reduce=all_reduce)
-    assert seen == [(True, all_reduce is None)]
+    flow_grpo.update(model, None, Look(model), rollouts()[0], [1.0] * 7, temperature=T)
+    assert seen == [(True, world == 1)]
 
 
 def test_what_train_py_does_not_set_is_the_papers_and_what_it_sets_has_the_same_default():
@@ -506,7 +516,7 @@ def test_what_train_py_does_not_set_is_the_papers_and_what_it_sets_has_the_same_
     defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
     flags = vars(command_line.train_parser().parse_args([]))
     flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "token_budget": fit.BUDGETS[0]}
-    rest = {"max_grad_norm": 1.0, "all_reduce": None}
+    rest = {"max_grad_norm": 1.0}
     assert defaults == {name: flags[name] for name in defaults if name not in rest} | rest
 
 
@@ -547,7 +557,7 @@ def test_out_of_memory_halves_the_micro_batches_and_the_result_is_the_same(check
     model, broken = tiny(), []
     if checkpointing:
         model.activation_checkpointing_enable()
-    with pytest.warns(UserWarning, match="Next time: --token-budget") as said:
+    with pytest.warns(UserWarning, match="Out of memory: from here on batches of at most") as said:
         cut, b = learn(small_memory(model, 3, broken), actions, A, tiny(1), minibatches=2)
     assert whole["halved"] == 0 and cut["halved"] == len(broken) == len(said) > 0
     assert cut.pop("token_budget") < whole.pop("token_budget") == 16384 and cut.pop("halved") != whole.pop("halved")
@@ -555,8 +565,8 @@ def test_out_of_memory_halves_the_micro_batches_and_the_result_is_the_same(check
 
 
 def test_every_halving_is_counted_whatever_was_computed(monkeypatch):
-    original = batches.in_memory
-    monkeypatch.setattr(batches, "in_memory", lambda *args, **more: (*original(*args, **more)[:2], 1))
+    original = flow_grpo.in_memory
+    monkeypatch.setattr(flow_grpo, "in_memory", lambda *args, **more: (*original(*args, **more)[:2], 1))
     got, _ = learn(tiny(), rollouts()[0], [1.0] * 7, minibatches=3)
     assert got["halved"] == 2 + 3                   # two later mini-batches scored, three learned
 
@@ -575,8 +585,8 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
     actions, rewards, groups = rollouts()
     model = small_memory(tiny(), 0)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(MemoryError, match=r"One turn of \d+ \+ \d+ tokens .*--optimizer-device cpu, --lora 32 or a smaller --max-new") as why:
-        learn(model, [max(actions, key=batches.size)], [1.0] * 7)
+    with pytest.raises(MemoryError, match=r"^one row of \d+ tokens does not fit into memory$") as why:
+        learn(model, [max(actions, key=size)], [1.0] * 7)
     assert "\n" not in str(why.value) and isinstance(why.value.__cause__, torch.OutOfMemoryError)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -587,7 +597,7 @@ def test_an_optimiser_that_does_not_fit_says_what_to_change():
             raise torch.OutOfMemoryError("a test says so")
     actions, rewards, groups = rollouts()
     A, _ = flow_grpo.advantages(rewards, groups)
-    with pytest.raises(MemoryError, match="optimiser's state does not fit into memory: give .*--optimizer-device cpu"):
+    with pytest.raises(MemoryError, match="the optimiser's state does not fit into memory"):
         flow_grpo.update(tiny(), None, Full(), actions, A, temperature=T)
 
 
@@ -603,10 +613,10 @@ def test_only_an_error_of_memory_is_taken_for_one(text, memory):
             raise RuntimeError(text)
     actions, rewards, groups = rollouts()
     A, _ = flow_grpo.advantages(rewards, groups)
-    with pytest.raises(MemoryError if memory else RuntimeError, match="give" if memory else text):
+    with pytest.raises(MemoryError if memory else RuntimeError, match="does not fit" if memory else text):
         flow_grpo.update(tiny(), None, Failing(), actions, A, temperature=T)
     with pytest.warns(UserWarning) if memory else pytest.raises(RuntimeError, match=text):
-        batches.in_memory(work, actions, 10_000)
+        batches.in_memory(work, actions, size, 10_000)
 
 
 def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_probs_as_sampled_and_as_scored():
@@ -614,7 +624,7 @@ def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_pro
     for n, a in enumerate(actions):
         a.logps = [logp.item() + (0.5 if n % 2 else -0.25 * n) for logp in one_by_one(model, a)]
     flows = flow_grpo.split(7, 2, 0)[0]
-    first = batches.micro_batches([a for a in actions if a.flow in flows], 40)[0]
+    first = micro_batches([a for a in actions if a.flow in flows], 40)[0]
     gaps = [abs(was - now.item()) for a in first for was, now in zip(a.logps, one_by_one(model, a))]
     got, _ = learn(model, actions, A, minibatches=2, token_budget=40)
     assert got["sampling_gap"] == pytest.approx(statistics.mean(gaps), abs=1e-6) and 0.1 < statistics.mean(gaps)
@@ -633,7 +643,7 @@ def test_the_failed_attempt_is_freed_before_the_next_one():
             raise torch.OutOfMemoryError("a test says so")
         return len(batch)
     with pytest.warns(UserWarning):
-        done, _, halved = batches.in_memory(work, actions, 10_000)
+        done, _, halved = batches.in_memory(work, actions, size, 10_000)
     assert sum(done) == len(actions) and halved > 1 and max(counts) == 1
 
 
@@ -642,12 +652,12 @@ def test_the_next_attempt_has_half_the_largest_batch_that_can_be_cut_and_the_cac
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
 
     def work(batch):
-        if len(batch) > 1 and batches.size(batch[0]) == 6:
+        if len(batch) > 1 and size(batch[0]) == 6:
             raise torch.OutOfMemoryError("a test says so")
     # one alone, beyond the budget; then 2 x 6 and 2 x 2
     sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2, 2, 2)]
-    with pytest.warns(UserWarning, match="micro-batches of 6 tokens"):
-        assert batches.in_memory(work, sized, 12) == ([None] * 3, 6, 1) and emptied == [1]
+    with pytest.warns(UserWarning, match="batches of at most 6 tokens"):
+        assert batches.in_memory(work, sized, size, 12, restart=lambda: None) == ([None] * 3, 6, 1) and emptied == [1]
 
 
 def test_a_gradient_that_explodes_is_skipped_and_counted():
@@ -748,24 +758,28 @@ def test_with_adapters_the_reference_is_the_model_with_its_adapters_off():
 
 
 @pytest.mark.parametrize("with_reference", [True, False])
-def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference):
+def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference, monkeypatch):
     actions, rewards, groups = rollouts()
     A, _ = flow_grpo.advantages(rewards, groups)
     reference = tiny(1) if with_reference else None
     shares, models, barrier, box, results = [range(0, 3), range(3, 7)], [tiny(), tiny()], threading.Barrier(2), {}, {}
 
-    def process(rank):
-        def all_reduce(tensor):                     # what torch.distributed.all_reduce does, between two threads
-            box[rank] = tensor.clone()
-            barrier.wait(timeout=20)
-            tensor.copy_(box[0] + box[1])
-            barrier.wait(timeout=20)
-        mine = [Action(a.prompt_ids, a.ids, a.flow - shares[rank][0]) for a in actions if a.flow in shares[rank]]
-        results[rank] = learn(models[rank], mine, A[list(shares[rank])], reference, all_reduce=all_reduce, token_budget=30)
+    def add_up(tensor):                             # what torch.distributed.all_reduce does, between two threads
+        rank = int(threading.current_thread().name)
+        box[rank] = tensor.clone()
+        barrier.wait(timeout=20)
+        tensor.copy_(box[0] + box[1])
+        barrier.wait(timeout=20)
 
-    threads = [threading.Thread(target=process, args=(rank,)) for rank in (0, 1)]
-    [t.start() for t in threads], [t.join() for t in threads]
+    def process(rank):
+        mine = [Action(a.prompt_ids, a.ids, a.flow - shares[rank][0]) for a in actions if a.flow in shares[rank]]
+        results[rank] = learn(models[rank], mine, A[list(shares[rank])], reference, token_budget=30)
+
     alone, single = learn(tiny(), actions, A, reference, token_budget=30)
+    monkeypatch.setattr(ranks, "WORLD", 2)
+    monkeypatch.setattr(ranks, "add_up", add_up)
+    threads = [threading.Thread(target=process, args=(rank,), name=str(rank)) for rank in (0, 1)]
+    [t.start() for t in threads], [t.join() for t in threads]
     for got, optimizer in (results[0], results[1]):
         assert got == pytest.approx(alone, abs=1e-5)
         assert (optimizer.gradients[0] - single.gradients[0]).abs().max() < 1e-6
