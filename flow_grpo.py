@@ -240,11 +240,12 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         ranks.add_up_gradients(weights)
         norm = torch.nn.utils.clip_grad_norm_(weights, max_grad_norm).item()                # before clipping
         # One bad batch must not end the run.
-        skip = not (math.isfinite(value) and norm < EXPLODED * max_grad_norm)
-        if norm > 0 and not skip:                                           # at 0, momentum alone would move
+        skipped = not (math.isfinite(value) and norm < EXPLODED * max_grad_norm)
+        step = norm > 0 and not skipped                                     # at 0, momentum alone would move
+        if step:
             with memory_errors("the optimiser's state"):
                 optimizer.step()
-        report.mini_batch(norm, skip)
+        report.mini_batch(norm, skipped, step)
     model.zero_grad()
     model.eval()
     return report.summary()

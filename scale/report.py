@@ -61,11 +61,11 @@ class Report:
         self.losses.append(total.item())
         return self.losses[-1]
 
-    def mini_batch(self, norm, skipped):
-        """Note the gradient of a mini-batch, and whether its step was skipped."""
+    def mini_batch(self, norm, skipped, step):
+        """Note the gradient of a mini-batch, and whether its step was skipped or taken."""
         self.norms.append(norm)
         self.skipped += skipped
-        self.steps += norm > 0 and not skipped
+        self.steps += step
 
     def summary(self):
         ranks.add_up(self.sums)
