@@ -233,6 +233,10 @@ def test_the_loss_is_the_formula_and_so_is_its_gradient():
     compare_with_the_oracle(flow_grpo)
 
 
+def test_the_loss_alone_is_the_formula_on_log_probs_drawn_by_chance():
+    compare_with_loops(flow_grpo)
+
+
 def test_the_token_mean_of_the_released_code_is_its_own_formula():
     compare_with_the_oracle(flow_grpo, token_mean=True)
 
