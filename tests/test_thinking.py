@@ -1,7 +1,7 @@
 """Thinking models: templates that leave the choice or open the thinking, and parsers that read what follows it."""
 import pytest
 import torch
-from test_llm import CHATML, tokenizer, write
+from test_models import CHATML, tokenizer, write
 from test_solve import ANSWER, CALL, PLAN, STOP, TOOLS, Cast, Script, flow_of
 from transformers import AddedToken
 
