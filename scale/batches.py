@@ -1,12 +1,12 @@
 """Batches that fit into memory: sorted by length, bounded in tokens, halved when the memory is short.
 
-    batches([3, 9, 4], budget=10)                                   # [[1], [2, 0]]: indices
-    results, budget, halved = in_memory(work, items, len, budget)   # work(batch) for each batch of items
+    batches([3, 9, 4], budget=10)                # [[1], [2, 0]]: indices; rows x longest row <= budget
+    done, budget, halved = in_memory(work, items, len, budget)      # work(batch) for each batch of items
 
 generate() and the update both call in_memory(). The results do not depend on how the items are cut.
 """
-
 import warnings
+from contextlib import contextmanager
 
 import torch
 
@@ -36,16 +36,28 @@ def short_of_memory(error):
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
+@contextmanager
+def memory_errors(what):
+    """A MemoryError that names what did not fit, in place of torch's RuntimeErrors of memory."""
+    try:
+        yield
+    except RuntimeError as why:
+        if not short_of_memory(why):
+            raise
+        raise MemoryError(f"{what} does not fit into memory") from why
+
+
 def in_memory(work, items, length, budget, extra=0, restart=None):
-    """work(batch) for each batch of items: (results in batch order, the last budget, how often halved).
+    """work(batch) for each batch of items: (the results in batch order, the last budget, how often it was
+    halved).
 
     length(item): its tokens; extra: tokens that each row needs beyond that. Out of memory: the budget is
     halved, and the failed batch is cut anew. restart(): everything begins again after this call, for work
-    that leaves something unfinished: a failed backward pass has added an unknown part of its gradient.
-    Otherwise the random state goes back to what it was before the failed batch, so what is sampled does not
-    depend on the failure. MemoryError if one item alone does not fit.
+    that leaves something half-done behind: a failed backward pass has added an unknown part of its
+    gradient. Otherwise the random state goes back to what it was before the failed batch, so what is
+    sampled does not depend on the failure. MemoryError if one item alone does not fit.
     """
-    longest_first = sorted(items, key=length, reverse=True)  # so the next batch is the first few
+    longest_first = sorted(items, key=length, reverse=True)
     results, waiting, halved = [], longest_first, 0
     if restart:
         restart()
@@ -60,9 +72,9 @@ def in_memory(work, items, length, budget, extra=0, restart=None):
             if not short_of_memory(why):
                 raise
             if len(batch) == 1:
-                tokens = f"{length(batch[0])} tokens in one row" + f", and {extra} more," * (extra > 0)
-                raise MemoryError(f"{tokens} do not fit into memory") from why
-        # Not inside `except`: while the exception lives, its traceback holds tensors of the failed attempt.
+                row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
+                raise MemoryError(f"{row} does not fit into memory") from why
+        # Not inside `except`: while the exception lives, its traceback holds the failed attempt's tensors.
         torch.cuda.empty_cache()  # does nothing without a GPU
         budget, halved = len(batch) * (length(batch[0]) + extra) // 2, halved + 1
         warnings.warn(f"Out of memory: from here on batches of at most {budget} tokens.")
@@ -76,5 +88,4 @@ def in_memory(work, items, length, budget, extra=0, restart=None):
 
 
 def random_states():
-    """(the state of the CPU's generator, those of the GPUs)"""
     return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
