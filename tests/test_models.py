@@ -15,6 +15,7 @@ import tokenizers
 import torch
 import transformers
 from torch.utils.checkpoint import checkpoint
+from transformers import AddedToken, Gemma3TextConfig, GPT2Config, LlamaConfig
 from transformers.utils.hub import constants
 
 import flow_grpo
@@ -198,8 +199,8 @@ def test_the_sampling_gap_is_rounding_unless_another_policy_is_scored(engine, sc
     optimizer = torch.optim.SGD(engine.model.parameters(), lr=0.0)
     def update(temperature, logps):
         actions = [flow_grpo.Action(c.prompt_ids, c.ids, i, logps(c)) for i, c in enumerate(completions)]
-        A = [1.0, -1.0] * 4
-        return flow_grpo.update(engine.model, None, optimizer, actions, A, temperature=temperature, minibatches=2)
+        settings = dict(temperature=temperature, minibatches=2)
+        return flow_grpo.update(engine.model, None, optimizer, actions, [1.0, -1.0] * 4, **settings)
     row = update(scored_at, lambda c: c.logps)
     assert low < row["sampling_gap"] < high and row["ratio_first"] < 1e-6
     assert update(0.7, lambda c: [])["sampling_gap"] == 0.0
@@ -245,9 +246,9 @@ def test_what_is_sampled_does_not_depend_on_how_far_the_failed_attempt_came(fold
 
 def test_one_prompt_that_does_not_fit_is_one_sentence(engine):
     small_memory(engine.model, 0)
-    with pytest.raises(MemoryError, match="^one row of 26 tokens and 12 new ones does not fit .* memory$") as why:
+    with pytest.raises(MemoryError, match="^one row of 26 tokens and 12 new ones does not fit") as why:
         engine(PROMPTS[1:2], max_new_tokens=12)
-    assert isinstance(why.value.__cause__, torch.OutOfMemoryError)
+    assert "\n" not in str(why.value) and isinstance(why.value.__cause__, torch.OutOfMemoryError)
 
 
 # Equal prompts
@@ -355,13 +356,10 @@ def test_a_saved_model_is_the_same_model_with_the_same_generation_config(made, t
 
 # The context
 
-def test_a_prompt_longer_than_the_context_is_refused_and_the_others_are_answered(engine):
+def test_a_prompt_without_room_for_its_answer_is_refused_and_the_others_are_answered(engine):
     short, long, other = engine(["hi", "word " * 300, "x"], max_new_tokens=6)
     assert long.error == TOO_LONG and long.ids == [] and long.text == "" and len(long.prompt_ids) > 256
     assert [short, other] == engine(["hi", "x"], max_new_tokens=6) and not short.error and len(short.ids) == 6
-
-
-def test_the_room_for_the_answer_counts_and_the_last_token_that_fits_is_allowed(engine):
     room = 256 - len(engine.encode("hi"))
     assert [engine(["hi"], max_new_tokens=n)[0].error for n in (room, room + 1)] == ["", TOO_LONG]
 
@@ -369,7 +367,7 @@ def test_the_room_for_the_answer_counts_and_the_last_token_that_fits_is_allowed(
 def test_the_context_is_found_under_its_other_names_and_missing_means_no_limit():
     tok = tokenizer()
     small = dict(vocab_size=len(tok), n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
-    gpt2 = HF(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_positions=48, n_embd=16, **small)), tok)
+    gpt2 = HF(transformers.GPT2LMHeadModel(GPT2Config(n_positions=48, n_embd=16, **small)), tok)
     bloom = HF(transformers.BloomForCausalLM(transformers.BloomConfig(hidden_size=16, **small)), tok)
     assert gpt2.context() == 48 and bloom.context() == float("inf") and bloom(["hi"], max_new_tokens=4)[0].ids
 
@@ -378,36 +376,24 @@ def test_no_prompts_no_answers(engine):
     assert engine([]) == engine([], temperature=1.0) == []
 
 
-# Control tokens of pages. The lists are those of tokenizer_config.json of the models; * is not special there.
+# Control tokens of pages: each shape in the tokenizer_config.json of these models; * is not special there.
 
 NAMED = {
-    "Qwen2.5": "<|im_start|> <|im_end|> <|endoftext|> <|object_ref_start|> <|object_ref_end|> <|box_start|> "
-               "<|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> "
-               "<|image_pad|> <|video_pad|> *<|fim_prefix|> *<|fim_middle|> *<|fim_suffix|> *<|fim_pad|> "
-               "*<|repo_name|> *<|file_sep|>",
+    "Qwen2.5": "<|im_start|> <|im_end|> <|endoftext|> <|vision_pad|> *<|fim_prefix|> *<|repo_name|>",
     "Qwen3": "<|im_start|> <|im_end|> <|endoftext|> <|vision_start|> <|vision_end|> *<think> *</think>",
-    "Llama-3": "<|start_header_id|> <|eot_id|> <|begin_of_text|> <|end_of_text|> <|end_header_id|> "
-               "<|eom_id|> <|python_tag|> <|finetune_right_pad_id|> "
-               + " ".join(f"<|reserved_special_token_{i}|>" for i in range(248)),
-    "Phi-3": "<|user|> <|end|> <|assistant|> <|system|> <|endoftext|> <unk> <s> *</s> "
-             + " ".join(f"<|placeholder{i}|>" for i in range(1, 7)),
-    "Gemma": "<start_of_turn> <end_of_turn> <bos> <eos> <pad> <unk> <start_of_image> <end_of_image> "
-             "<image_soft_token>",
-    "Mistral": "[INST] [/INST] <s> </s> <unk> <pad> [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
-               "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
-               "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT] "
-               + " ".join(f"<SPECIAL_{i}>" for i in range(20, 1000)),
-    "SmolLM2": "<|im_start|> <|im_end|> <|endoftext|> <repo_name> <reponame> <file_sep> <filename> "
-               "<gh_stars> <issue_start> <issue_comment> <issue_closed> <jupyter_start> <jupyter_text> "
-               "<jupyter_code> <jupyter_output> <jupyter_script> <empty_output>",
-    "DeepSeek": "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜▁pad▁｜> <|EOT|> *<｜User｜> *<｜Assistant｜> "
-                "*<｜fim▁hole｜> *<｜tool▁calls▁begin｜> *<｜tool▁call▁begin｜> *<｜tool▁sep｜> *<｜tool▁call▁end｜> "
-                "*<｜tool▁outputs▁end｜> *<｜place▁holder▁no▁0｜> *<think> *</think>"}
+    "Llama-3": "<|start_header_id|> <|eot_id|> <|begin_of_text|> <|python_tag|> <|reserved_special_token_0|>",
+    "Phi-3": "<|user|> <|end|> <|assistant|> <|system|> <|endoftext|> <unk> <s> *</s> <|placeholder1|>",
+    "Gemma": "<start_of_turn> <end_of_turn> <bos> <eos> <pad> <unk> <start_of_image> <image_soft_token>",
+    "Mistral": "[INST] [/INST] <s> </s> <unk> [TOOL_CALLS] [/TOOL_RESULTS] [IMG] [IMG_BREAK] [SYSTEM_PROMPT] "
+               "[/SYSTEM_PROMPT] " + " ".join(f"<SPECIAL_{i}>" for i in range(20, 1000)),
+    "SmolLM2": "<|im_start|> <|im_end|> <|endoftext|> <repo_name> <reponame> <gh_stars> <empty_output>",
+    "DeepSeek": "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜▁pad▁｜> <|EOT|> *<｜User｜> *<｜fim▁hole｜> "
+                "*<｜tool▁calls▁begin｜> *<｜place▁holder▁no▁0｜> *<think> *</think>"}
 
 
 def chat_engine(listed, normalizer=None):
     """An engine that only encodes, with these tokens, and a template that marks turns with the first two."""
-    added = [transformers.AddedToken(t.strip("*"), special=t[0] != "*", normalized=False) for t in listed.split()]
+    added = [AddedToken(t.strip("*"), special=t[0] != "*", normalized=False) for t in listed.split()]
     begin, end = added[0].content, added[1].content
     tok = tokenizer(f"{begin}user\n{{{{ messages[0].content }}}}{end}\n{begin}assistant\n")
     tok.add_tokens(added)
@@ -465,31 +451,14 @@ def test_without_a_tokenizer_the_control_tokens_of_common_templates_are_defused(
     assert defuse(text) == defused
 
 
-# Rotary embeddings
-
-def test_a_longrope_model_is_scored_differently_beside_a_long_row():
-    torch.manual_seed(0)
-    rope = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[1, 2, 8, 32.0])
-    config = transformers.Phi3Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                        num_attention_heads=4, initializer_range=0.3, max_position_embeddings=128,
-                        pad_token_id=0, original_max_position_embeddings=32, rope_parameters=rope)
-    model = transformers.Phi3ForCausalLM(config).eval()
-    short, long = flow_grpo.Action([5, 6, 7, 8], [9, 10, 11], 0), flow_grpo.Action([3] * 40, [4] * 9, 1)
-    with torch.no_grad():
-        alone, beside = (flow_grpo.token_logps(model, batch, 1.0)[:3] for batch in ([short], [short, long]))
-    assert ((beside - alone).exp() - 1).abs().max() > 0.1
-    with pytest.raises(ValueError, match="longrope rotary embeddings cannot be trained"):
-        refuse_to_train(config)
-
-
 @pytest.mark.parametrize("kind", ["longrope", "dynamic", "yarn", "llama3", "linear", "default"])
 @pytest.mark.parametrize("config", [
-    lambda rope: transformers.LlamaConfig(rope_parameters=rope), lambda rope: transformers.LlamaConfig(rope_scaling=rope),
-    lambda rope: transformers.Gemma3TextConfig(rope_parameters={"full_attention": rope}), lambda rope: transformers.GPT2Config()])
+    lambda rope: LlamaConfig(rope_parameters=rope), lambda rope: LlamaConfig(rope_scaling=rope),
+    lambda rope: Gemma3TextConfig(rope_parameters={"full_attention": rope}), lambda rope: GPT2Config()])
 def test_only_embeddings_that_depend_on_the_longest_row_are_refused(config, kind):
     config = config(dict(rope_type=kind, rope_theta=1e4, factor=2.0, short_factor=[1.0], long_factor=[1.0],
                          low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=512))
-    refused = kind == "longrope" and not isinstance(config, transformers.GPT2Config)
+    refused = kind == "longrope" and not isinstance(config, GPT2Config)
     with pytest.raises(ValueError, match="^A model with longrope.*$") if refused else nullcontext():
         refuse_to_train(config)
 
@@ -498,16 +467,18 @@ def test_only_embeddings_that_depend_on_the_longest_row_are_refused(config, kind
 
 class Hub(BaseHTTPRequestHandler):
     """A hub with one model, some-org/some-model, that takes 0.05 s for each answer."""
-    log_message = lambda self, *_: None
+
+    def log_message(self, *_):
+        pass
 
     def do_HEAD(self):
         time.sleep(0.05)
         path = self.server.folder / self.path.partition("/resolve/main/")[2]
         body = path.read_bytes() if path.is_file() else b""
         self.send_response(200 if body or self.path == "/" else 404)
-        for name, value in {"X-Repo-Commit": "a" * 40, "ETag": f'"{hashlib.sha1(body).hexdigest()}"',
-                            "Content-Length": len(body)}.items():
-            self.send_header(name, str(value))
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body if self.command == "GET" else b"")
 
@@ -516,10 +487,10 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(folder, tmp_path, monkeypatch):
-    """at(address): from now on this is the hub. at.online is one that answers. The cache begins empty."""
+    """hub(address) sets the hub's address; hub.online is one that answers. The cache begins empty."""
     def at(address):
         hub_is_down.cache_clear()
-        monkeypatch.setattr("transformers.utils.hub._hf_api", None)             # it remembers an address, too
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # it remembers an address, too
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
                             address + "/{repo_id}/resolve/{revision}/{filename}")
@@ -609,8 +580,8 @@ def test_a_small_model_of_qwen2_5s_own_configuration_loads_and_answers(made):
 def test_an_engine_of_either_dtype_answers_and_describes_itself_in_one_line(folder, dtype):
     engine = load_engine(folder, "cpu", dtype)
     millions = sum(p.numel() for p in engine.model.parameters()) / 1e6
-    assert str(engine) == f"{folder} | {millions:.4g} M parameters | cpu | {dtype}" and not engine.model.training
-    assert len(engine(PROMPTS, temperature=1.0, max_new_tokens=4)) == 4
+    assert str(engine) == f"{folder} | {millions:.4g} M parameters | cpu | {dtype}"
+    assert not engine.model.training and len(engine(PROMPTS, temperature=1.0, max_new_tokens=4)) == 4
 
 
 def test_a_folder_is_loaded_and_answers_without_a_word(folder, capfd, recwarn):
