@@ -46,8 +46,8 @@ def once_each(answer, prompts, temperature):
     """
     if temperature != 0:
         return answer(list(prompts))
-    different = list(dict.fromkeys(prompts))
-    completions = dict(zip(different, answer(different)))
+    distinct = list(dict.fromkeys(prompts))
+    completions = dict(zip(distinct, answer(distinct)))
     return [copy.deepcopy(completions[prompt]) for prompt in prompts]
 
 

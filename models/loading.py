@@ -73,14 +73,14 @@ def from_pretrained(kind, name, **settings):
         local = not os.path.isdir(name) and hub_is_down()
         return kind.from_pretrained(name, local_files_only=local, **settings)
     except (OSError, ValueError, SafetensorError) as error:
+        reason, nowhere = str(error).strip().splitlines()[0], f"There is no folder {name!r} here"
         if os.path.isdir(name):
-            problem = f"The folder {name!r} does not hold a whole model"
+            problem = f"The folder {name!r} does not hold a whole model: {reason}"
         elif isinstance(error.__cause__, FileNotFoundError):  # the hub is down, and nothing is in the cache
-            raise ValueError(f"There is no folder {name!r} here, "
-                             "and the model hub cannot be reached for it.") from error
+            problem = f"{nowhere}, and the model hub cannot be reached for it."
         else:
-            problem = f"There is no folder {name!r} here, and the hub does not give a model of that name"
-        raise ValueError(f"{problem}: {str(error).strip().splitlines()[0]}") from error
+            problem = f"{nowhere}, and the hub does not give a model of that name: {reason}"
+        raise ValueError(problem) from error
 
 
 @functools.cache

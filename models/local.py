@@ -5,7 +5,7 @@
 
 What is sampled is softmax(logits / temperature) over the whole vocabulary, because that is the policy whose
 log-probs flow_grpo.py computes. Checkpoints bring sampling settings with them (Qwen2.5-Instruct: top_k 20,
-top_p 0.8, a repetition penalty of 1.05); only their stop tokens are used, and save() writes the rest back.
+top_p 0.8, a repetition penalty of 1.05); only their stop tokens are used, and save() keeps the rest.
 
 Temperature 0 takes the likeliest token each time. The batch changes nothing but rounding: in half precision
 its shape can tip a near tie. Sampling draws from torch's global generator: torch.manual_seed(s) before a call
@@ -49,9 +49,10 @@ def sampling_mode(model):
 
 
 class HF:
-    """token_budget bounds the tokens of a batch (a 7B's cache is 57 KB a token: 3.8 GB for the default).
+    """A transformers model with its tokenizer, called with prompts.
 
-    Where memory is short, it is halved, for good (scale/batches.py). think: let the model think, if it can.
+    token_budget bounds the tokens of a batch (a 7B's cache is 57 KB a token: 3.8 GB for the default). Where
+    memory is short, it is halved, for good (scale/batches.py). think: let the model think, if it can.
     """
 
     def __init__(self, model, tokenizer, token_budget=65_536, think=False):
@@ -68,7 +69,7 @@ class HF:
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         """max_new_tokens None: the checkpoint's generation_config decides, or else NEW_TOKENS."""
         limit = max_new_tokens or self.model.generation_config.max_new_tokens or NEW_TOKENS
-        return once_each(lambda different: self.answer(different, temperature, limit), prompts, temperature)
+        return once_each(lambda distinct: self.answer(distinct, temperature, limit), prompts, temperature)
 
     def answer(self, prompts, temperature, max_new_tokens):
         """A Completion for each prompt. A prompt without room for max_new_tokens is TOO_LONG."""
@@ -94,8 +95,7 @@ class HF:
         """
         stops = self.stop_ids()
         pad = stops[0] if stops else 0  # any id will do: masked on the left, cut off on the right
-        P = max(map(len, prompts))
-        device = self.model.device
+        P, device = max(map(len, prompts)), self.model.device
         ids = torch.tensor([[pad] * (P - len(s)) + s for s in prompts], device=device)  # (N, P)
         mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in prompts], device=device)  # (N, P)
         # top_k 0 is the whole vocabulary: transformers' default is 50. Temperature 0 reads none of these.

@@ -29,7 +29,10 @@ MESSAGE = re.compile(r'"(?:message|detail)"\s*:\s*"([^"\\]{1,200})')
 
 
 class Server:
-    """url: http://host:8000/v1#model. think: let the model think, on one of TEMPLATE_SERVERS."""
+    """A model server, called with prompts. url: http://host:8000/v1#model.
+
+    think: let the model think, if the server is one of TEMPLATE_SERVERS.
+    """
 
     def __init__(self, url, at_once=16, seconds=300, think=False):
         url, _, name = url.partition("#")
@@ -39,8 +42,8 @@ class Server:
             raise ValueError("A server's address must hold no password: put the key into OPENAI_API_KEY.")
         self.host, key = parts.netloc, os.environ.get("OPENAI_API_KEY", "")
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-        safe = local or parts.scheme == "https"
-        self.headers = {"Authorization": f"Bearer {key}"} if key and safe else {}
+        key = key if local or parts.scheme == "https" else ""
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.session = services.session(tries=6)
         self.session.trust_env = not local  # a proxy is not needed on this machine, and would see the key
         self.extra = {}  # fields of a request that only some servers understand
@@ -51,8 +54,8 @@ class Server:
         session = services.session(tries=1)
         session.trust_env = self.session.trust_env
         try:
-            owners, _ = services.api(
-                session, "GET", f"{self.url}/models", 10, headers=self.headers, read=owners_of)
+            url = f"{self.url}/models"
+            owners, _ = services.api(session, "GET", url, 10, headers=self.headers, read=owners_of)
         except services.Failed as why:
             if why.status is None:
                 raise ValueError(f"{why}: start the model server, or correct its address.") from why
@@ -72,7 +75,7 @@ class Server:
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         settings = {"temperature": float(temperature), "max_tokens": max_new_tokens or NEW_TOKENS}
-        return once_each(lambda different: self.answer(different, settings), prompts, temperature)
+        return once_each(lambda distinct: self.answer(distinct, settings), prompts, temperature)
 
     def answer(self, prompts, settings):
         """A Completion for each prompt, from up to `at_once` requests at a time.
