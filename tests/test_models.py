@@ -517,13 +517,16 @@ def test_a_hub_that_cannot_be_reached_is_found_out_within_seconds_and_once(hub, 
         assert time.perf_counter() - start < 5
 
 
-def test_a_model_comes_from_a_slow_hub_and_from_the_cache_when_the_hub_is_gone(hub, folder):
+def test_a_model_comes_from_a_slow_hub_and_from_the_cache_when_the_hub_is_gone(hub, folder, monkeypatch):
     hub(hub.online)
     assert config_of("some-org/some-model").hidden_size == 32
     online = load_engine("some-org/some-model", device="cpu")(PROMPTS, max_new_tokens=4)
     hub("http://127.0.0.1:1")
     assert load_engine("some-org/some-model", device="cpu")(PROMPTS, max_new_tokens=4) == online
     assert load_engine(folder, device="cpu")(PROMPTS, max_new_tokens=4) == online
+    hub(hub.online)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert hub_is_down()  # as HF_HUB_OFFLINE=1 wants it
 
 
 # Loading

@@ -87,6 +87,8 @@ def test_the_model_is_named_in_the_address_or_is_the_only_one(server):
 
 def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "hunter2")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # would see the key of a request to this machine
+    monkeypatch.setenv("no_proxy", "")
     engine = load_engine(server.url)
     engine(["q"])
     assert server.asked[0][1]["Authorization"] == "Bearer hunter2" and "hunter2" not in str(engine)
@@ -143,8 +145,9 @@ def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_k
     "context_length_exceeded", "the request exceeds the available context size", "prompt is too long: 9"])
 def test_a_prompt_that_does_not_fit_has_the_same_error_as_with_a_local_model(server, message):
     body = json.dumps({"error": {"message": message}}).encode()
-    server.reply = lambda handler, *_: handler.send(body, 400)
-    assert load_engine(server.url)(["q"])[0].error == TOO_LONG
+    for status in (400, 413, 422, 404):
+        server.reply = lambda handler, *_: handler.send(body, status)
+        assert (load_engine(server.url)(["q"])[0].error == TOO_LONG) == (status != 404)
 
 
 # In a rollout and in the scripts
