@@ -57,15 +57,16 @@ def in_memory(work, items, length, budget, extra=0, restart=None):
     gradient. Otherwise the random state goes back to what it was before the failed batch, so what is
     sampled does not depend on the failure. MemoryError if one item alone does not fit.
     """
-    results, waiting, halved = [], list(items), 0
+    longest_first = sorted(items, key=length, reverse=True)
+    results, waiting, halved = [], longest_first, 0
     if restart:
         restart()
     while waiting:
-        rows = batches([length(item) for item in waiting], budget, extra)[0]
-        batch, states = [waiting[i] for i in rows], random_states()
+        n = len(batches([length(item) for item in waiting], budget, extra)[0])
+        batch, states = waiting[:n], random_states()
         try:
             results.append(work(batch))
-            waiting = [item for i, item in enumerate(waiting) if i not in set(rows)]
+            waiting = waiting[n:]
             continue
         except RuntimeError as why:
             if not short_of_memory(why):
@@ -78,7 +79,7 @@ def in_memory(work, items, length, budget, extra=0, restart=None):
         budget, halved = len(batch) * (length(batch[0]) + extra) // 2, halved + 1
         warnings.warn(f"Out of memory: from here on batches of at most {budget} tokens.")
         if restart:
-            results, waiting = [], list(items)
+            results, waiting = [], longest_first
             restart()
         else:
             torch.set_rng_state(states[0])
