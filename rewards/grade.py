@@ -1,7 +1,7 @@
 """The reward R(o) of a rollout: by the rules, else by a judge.
 
-To train on another reward, change reward(): it gets the whole rollout and the verdict on its answer. Accuracy,
-and with it the choice of best/, is the mean of this reward.
+To train on another reward, change reward(): it gets the whole rollout and the verdict on its answer.
+Accuracy, and with it the choice of best/, is the mean of this reward.
 """
 
 import time

@@ -1,13 +1,15 @@
-"""The judge: a language model that grades the answers which the rules cannot decide. It is optional (--judge).
+"""The judge: a language model that grades the answers which the rules cannot decide. It is optional
+(--judge).
 
 Rules come first (rules.py). They cannot decide whether "the author of Emma" means "Jane Austen", so such an
-answer goes to the judge. It analyses first and gives its verdict last, as in the paper, at temperature 0. If its
-verdict does not parse, it is prompted once more; if the second does not either, the rollout is *undecided*.
+answer goes to the judge. It analyses first and gives its verdict last, as in the paper, at temperature 0.
+If its verdict does not parse, it is prompted once more; if the second does not either, the rollout is
+*undecided*.
 
-The policy writes the answer that the verdict rewards, so the answer is hostile. It reaches the judge as a JSON
-string, on one line and within quotes, and only a last line that is exactly "Verdict: True" or "Verdict: False"
-counts: no answer can write the verdict itself. No prompt can promise that an answer never *persuades* the
-judge: look at what was rewarded (rollouts.jsonl).
+The policy writes the answer that the verdict rewards, so the answer is hostile. It reaches the judge as a
+JSON string, on one line and within quotes, and only a last line that is exactly "Verdict: True" or
+"Verdict: False" counts: no answer can write the verdict itself. No prompt can promise that an answer never
+*persuades* the judge: look at what was rewarded (rollouts.jsonl).
 """
 
 import json

@@ -2,7 +2,7 @@
 
 One JSON object a line. Only the first two keys are needed; unknown keys are ignored:
 
-    {"question": "Capital of France?", "answer": "Paris", "aliases": ["Paris, France"], "choices": [], "id": "7"}
+    {"question": "Capital of France?", "answer": "Paris", "aliases": ["Paris, France"], "id": "7"}
 
 An answer that is a worked solution as in GSM8K, with a last line "#### 29", stands for that line's 29.
 """

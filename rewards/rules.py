@@ -15,8 +15,9 @@ response is read whole or not at all. Nothing is searched for inside a sentence;
 
 decide() has three values, because rules know what they cannot read. True is right, False is wrong, and None
 is for a judge: a gold text or formula that the response does not equal ("NYC" for "New York City"), a gold
-number or list and a response that is neither ("twenty-six" for "26"), options and a response that names none or
-several. Another number, another option and an empty response are False. Without a judge only True is rewarded.
+number or list and a response that is neither ("twenty-six" for "26"), options and a response that names
+none or several. Another number, another option and an empty response are False. Without a judge only True
+is rewarded.
 
 Dropped: symbolic algebra, rounding, unit conversion, partial credit.
 """

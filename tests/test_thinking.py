@@ -121,4 +121,4 @@ def test_a_plan_that_never_leaves_its_thinking_costs_a_turn_and_is_counted():
 
 def test_a_verdict_that_is_only_thought_is_asked_for_once_more():
     engine = Script("<think>Verdict: True", "<think>hm</think>Verdict: False")
-    assert judge.ask([(solve.tasks.Question("q", "a"), "b")], engine)[0][0] is False and len(engine.prompts) == 2
+    assert judge.verdicts_on([(solve.tasks.Question("q", "a"), "b")], engine)[0][0] is False and len(engine.prompts) == 2
