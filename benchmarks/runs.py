@@ -18,8 +18,7 @@ from scale.progress import Progress
 
 
 def answer_all(name, questions, path, batch, run, restore, finished=lambda flows: None):
-    """The flows of all questions, batch by batch: run(start, questions, watch) -> flows, then
-    finished(flows).
+    """The flows of all questions, batch by batch: run(start, questions, watch), then finished(flows).
 
     Each flow becomes a line of `path` (None: no file) and is not run again; restore(question, data) reads
     it. Only whole batches are saved: to save the fast rollouts of a killed batch and sample the slow ones
@@ -55,7 +54,7 @@ def answer_all(name, questions, path, batch, run, restore, finished=lambda flows
 
 
 def saved_flows(path, questions, batch, restore):
-    """The flows of the whole batches in a file, which loses its other lines; a kill may have left half a line."""
+    """The flows of the whole batches in a file, which loses its other lines: a kill may leave half a line."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     lines = [line for line in lines if line.endswith(b"\n")]
     lines = lines if len(lines) == len(questions) else lines[: len(lines) // batch * batch]
@@ -138,8 +137,7 @@ def row_of(name, trials):
         "benchmark": name, "items": str(n),
         "accuracy %": f"{100 * metrics['accuracy']:.1f}", "95 %": f"{100 * low:.1f}-{100 * high:.1f}",
         "trials (sd)": f"{len(each)} ({statistics.stdev(each):.1f})" if len(each) > 1 else "1",
-        "paper: alone": f"{benchmark.alone:.1f}",
-        "paper: frozen": f"{benchmark.frozen:.1f}", "paper: trained": f"{benchmark.trained:.1f}",
+        **{f"paper: {name}": f"{getattr(benchmark, name):.1f}" for name in ("alone", "frozen", "trained")},
         "turns": f"{metrics['turns']:.2f}", "errors %": f"{100 * metrics['errors']:.1f}",
         "failed": str(metrics["failed"]), "undecided": str(metrics["undecided"]),
         "tokens": f"{metrics['tokens']:.0f}", "s a flow": f"{seconds:.2f}",

@@ -1,7 +1,7 @@
 """The ten benchmarks of the paper, by name, as plain questions.
 
     load("bamboogle")              the first 125 items, as many as in the paper; downloaded once, then cached
-    load("gpqa", folder="data")    from data/gpqa/data/data.json, data/gpqa.json or data/test/gpqa/data/data.json
+    load("gpqa", folder="data")    from data/gpqa/data/data.json, data/gpqa.json or data/test/gpqa/...
 
 The data files belong to the paper's repository (github.com/lupantech/AgentFlow, test/<name>/data/data.json)
 and are not ours to ship. The SHA-256 of a download is recorded: the same name is the same file tomorrow. A
@@ -9,8 +9,9 @@ file that is put into the cache by hand is treated the same way.
 
 Each file has its own form, and all of them are read here and nowhere else:
 
-    the question  "query", else "question" or "Question", without the instruction "When ready, output the final
-                  answer enclosed in <answer>..." of bamboogle, hotpotqa and aime24: generator.py has its own
+    the question  "query", else "question" or "Question", without the instruction "When ready, output the
+                  final answer enclosed in <answer>..." of bamboogle, hotpotqa and aime24: the generator's
+                  prompt has its own
     the gold      "answer", else "Final answer"; a text, a number, or a list of aliases, any of which is right
     the options   gpqa "choices", medqa "options", with or without letters, or a string with such a list; the
                   gold is an option with its letter (gpqa) or without (medqa) and becomes "B. text". A query
@@ -66,6 +67,7 @@ BENCHMARKS = {
     "medqa": Benchmark(100, 66.0, 76.0, 80.0, "d4f09708b623a7750013b22c607495eb8872bbef"),
 }
 INSTRUCTION = re.compile(r"\s*When ready, output the final answer enclosed in <answer>.{0,120}\Z", re.S)
+PLACES = "{}/data/data.json", "{}.json", "test/{}/data/data.json"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -83,7 +85,7 @@ def load(name, folder=None, limit=None, cache=None):
 
 
 def from_folder(name, folder):
-    places = [folder / place for place in (f"{name}/data/data.json", f"{name}.json", f"test/{name}/data/data.json")]
+    places = [folder / place.format(name) for place in PLACES]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise ValueError(f"{folder} has no {name}; put its file at one of {', '.join(map(str, places))}.")
@@ -192,11 +194,9 @@ def golds_of(question):
 
 
 def check(name, folder=None, cache=None):
-    """(items in the file, golds graded right, other items' answers graded right, sentences about both
-    exceptions)
+    """(items in the file, golds graded right, other items' answers graded right, sentences on what is odd)
 
-    The other answer is the gold of the next item with a different one: an option's text, a solution, the
-    answer.
+    The other answer is the gold of the next item with another gold: an option's text, a solution, a text.
     """
     questions, right, wrong, notes = load(name, folder, 10**9, cache), 0, 0, []
     for i, question in enumerate(questions):
@@ -209,7 +209,8 @@ def check(name, folder=None, cache=None):
         notes += [f"item {i}: its gold {gold[:60]!r} is not marked right ({rules.decide(question, gold)})"
                   for gold in missed]
         if taken:
-            notes.append(f"item {i}: {answer[:60]!r} of another item is marked right for {question.answer[:60]!r}")
+            gold = question.answer[:60]
+            notes.append(f"item {i}: {answer[:60]!r} of another item is marked right for {gold!r}")
     return len(questions), right, wrong, notes
 
 

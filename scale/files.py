@@ -1,4 +1,4 @@
-"""Replace a file in one step: after a kill or on a full disk it is the old one or the new one, never a half."""
+"""Replace a file in one step: after a kill or on a full disk it is the old one or the new one, whole."""
 
 import os
 

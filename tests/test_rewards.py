@@ -1,5 +1,5 @@
-"""A policy learns whatever its reward forgives: what the rules call right and wrong, what they leave to the judge, and
-that no answer can write the judge's verdict."""
+"""A policy learns whatever its reward forgives: what the rules call right and wrong, what they leave to the
+judge, and that no answer can write the judge's verdict."""
 
 import json
 import random
@@ -238,7 +238,8 @@ def test_questions_are_read_in_order_and_numbers_become_text(tmp_path):
     full = {"question": "é\u2028?", "answer": 0.5, "aliases": [1, "x"], "id": 7, "kind": "math"}
     twin = {"question": "2 + 2?", "answer": 4, "pid": 9, "id": 7}
     path = write(tmp_path / "q.jsonl", twin, "", json.dumps(full, ensure_ascii=False), twin)
-    first, last = Question("2 + 2?", "4", id="7"), Question("é\u2028?", "0.5", ("1", "x"), id="7", kind="math")
+    first = Question("2 + 2?", "4", id="7")
+    last = Question("é\u2028?", "0.5", ("1", "x"), id="7", kind="math")
     assert read_questions(path) == [first, last, first], "two questions may share an id"
 
 
@@ -384,7 +385,8 @@ def test_the_judge_grades_what_the_rules_cannot_decide():
 def test_without_a_verdict_a_flow_is_undecided_and_counted_and_not_right():
     metrics, flow, _ = graded("someone", "hm", "hm")
     assert flow.undecided and flow.reward == metrics["accuracy"] == 0 and not flow.failed
-    assert metrics["undecided"] == 1 and "undecided 1" in accuracy_line(metrics, 1) and flow.record()["undecided"]
+    assert metrics["undecided"] == 1 and flow.record()["undecided"]
+    assert "undecided 1" in accuracy_line(metrics, 1)
 
 
 def test_a_judge_that_is_down_fails_the_flow():
