@@ -35,7 +35,7 @@ import memory
 import planner
 import verifier
 from benchmarks import tables
-from benchmarks.runs import answer_all, kept, markdown, open_folder, row_of
+from benchmarks.runs import answer_all, finished_trials, markdown, open_folder, row_of
 from memory import Memory, Step
 from models.completion import TOO_LONG, Cached
 from models.loading import config_of, fingerprint, pick_device, pick_dtype
@@ -363,7 +363,7 @@ def main():
             command_line.leave(1, "solve.py: no flow came to an end")
     if args.benchmark:
         there = {name: len(tables.load(name, args.benchmark_dir, args.limit)) for name in tables.BENCHMARKS if [*folder.glob(f"{name}-*.jsonl")]}
-        text = markdown([row_of(name, runs) for name, number in there.items() if (runs := kept(folder, name, number, Flow.from_record))])
+        text = markdown([row_of(name, runs) for name, number in there.items() if (runs := finished_trials(folder, name, number, Flow.from_record))])
         (folder / "table.md").write_text(text + "\n")
         print(f"\n{text}\nKept in {folder}")
     if is_toy(args.model):

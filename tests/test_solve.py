@@ -23,7 +23,7 @@ import planner
 import solve
 import tools as toolset
 import verifier
-from benchmarks.runs import answer_all, kept
+from benchmarks.runs import answer_all, finished_trials
 from models.completion import TOO_LONG, Completion, outage
 from models.loading import config_of, load_engine
 from models.local import HF
@@ -248,10 +248,10 @@ def test_a_flow_survives_its_record_but_for_its_token_ids(tmp_path):
     flow.answer = "half a pair: \ud800, and \u2028 is no new line"
     answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
     again = solve.Flow.from_record(flow.question, json.loads((tmp_path / "flows.jsonl").read_text()))
-    assert [[one.answer for one in trial] for trial in kept(tmp_path, "flows", 1)] == []        # no trial is called flows-0
+    assert [[one.answer for one in trial] for trial in finished_trials(tmp_path, "flows", 1)] == []        # no trial is called flows-0
     (tmp_path / "flows.jsonl").rename(tmp_path / "flows-0.jsonl")
-    assert [[one.answer for one in trial] for trial in kept(tmp_path, "flows", 1)] == [[flow.answer]]
-    assert kept(tmp_path, "flows", 2) == [], "a trial that was cut off is none"
+    assert [[one.answer for one in trial] for trial in finished_trials(tmp_path, "flows", 1)] == [[flow.answer]]
+    assert finished_trials(tmp_path, "flows", 2) == [], "a trial that was cut off is none"
     assert again.memory == flow.memory and len(again.memory.steps) == 3 and again.record() | {"turns": 3} == flow.record()
 
 

@@ -123,4 +123,5 @@ def test_a_plan_that_never_leaves_its_thinking_costs_a_turn_and_is_counted():
 
 def test_a_verdict_that_is_only_thought_is_requested_once_more():
     engine = Script("<think>Verdict: True", "<think>hm</think>Verdict: False")
-    assert judge.ask([(Question("q", "a"), "b")], engine)[0][0] is False and len(engine.prompts) == 2
+    (verdict, _), = judge.verdicts_on([(Question("q", "a"), "b")], engine)
+    assert verdict is False and len(engine.prompts) == 2
