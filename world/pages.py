@@ -1,13 +1,11 @@
-"""The web: the text of a page that a language model has named, and its passages nearest a query.
+"""Pages: the text of one public web page, from an address that a language model wrote.
 
-    page = web.fetch("https://en.wikipedia.org/wiki/Iron")          # Page(url, text)
-    parts = web.passages(page.text)
-    best = web.ranked([(part,) for part in parts], "atomic number of iron", k=3)
+    page = pages.fetch("https://en.wikipedia.org/wiki/Iron")        # Page(url, text), or Failed: one sentence
 
-Such a page is hostile: its address may point into our own network, and what comes may have no end. fetch() goes to public addresses
-only, has an end in time and in size, and brings back only text. Whatever fails is one sentence, Failed.
-Not covered: a network that has public addresses for private things is open to fetch(); and the words of a page may still be lies,
-or orders to the model that reads them.
+Such a page is hostile: its address may point into our own network, and its answer may have no end. fetch() connects to
+public addresses only, checks each redirect, has an end in time and in size, and returns only text.
+Not covered: a network that has public addresses for private things is open to fetch(); and the words of a page may still be
+lies, or orders to the model that reads them.
 """
 import codecs
 import contextlib
@@ -18,7 +16,6 @@ import ipaddress
 import queue
 import re
 import socket
-import sqlite3
 import ssl
 import threading
 import time
@@ -270,28 +267,3 @@ def end_of_tag(html: str, at: int) -> int:
 
 def collapsed(text: str) -> str:
     return re.sub(r"\s+", " ", entities.unescape(text))
-
-
-def passages(text: str, words: int = 200) -> list[str]:
-    """Consecutive passages of `words` words; longer "words" than any language has are cut."""
-    every = [word[i:i + 100] for word in text.split() for i in range(0, len(word), 100)]
-    return [" ".join(every[i:i + words]) for i in range(0, len(every), words)]
-
-
-def ranked(rows: list[tuple[str, ...]], query: str, k: int) -> list[int]:
-    """The indices of the best k rows by bm25, the best first; only rows with a word of the query. Never raises."""
-    asked = re.findall(r"[^\s\0-/:-@\[-`{-\x7f]+", clean(query[:10_000]))  # what lies between spaces and ASCII punctuation
-    if not rows or not asked:
-        return []
-    columns, values = (", ".join(form.format(n) for n in range(len(rows[0]))) for form in ("c{}", "?"))
-    with contextlib.closing(sqlite3.connect(":memory:")) as table:
-        table.execute(f"create virtual table texts using fts5({columns}, tokenize = 'unicode61 remove_diacritics 2')")
-        table.executemany(f"insert into texts values ({values})", (tuple(map(clean, row)) for row in rows))
-        any_of = " OR ".join(f'"{word}"' for word in dict.fromkeys(asked[:64]))  # quoted: never an operator
-        best = "select rowid - 1 from texts where texts match ? order by bm25(texts), rowid limit ?"
-        return [index for (index,) in table.execute(best, (any_of, max(k, 0)))]
-
-
-def clean(text: str) -> str:
-    """Without halves of surrogate pairs, which SQLite does not take."""
-    return text.encode("utf-8", "replace").decode()

@@ -1,12 +1,12 @@
-"""Services: the servers that we chose (a search API, an engine of language models), and a cache of what they have answered.
+"""Services: requests to servers that we chose (a search API, an engine of language models), and a cache of their answers.
 
     session = services.session()
-    data, headers = services.api(session, "GET", "https://api.example.com/search", params={"q": "iron"}, headers={"X-Key": key})
-    cache = services.Cache("answers.sqlite")            # what is in it is not asked again
+    data, headers = services.api(session, "GET", "https://api.example.com/search", params={"q": "iron"})
+    cache = services.Cache("answers.sqlite")            # what is in it is not requested again
 
-A service that we chose is trusted but unreliable. session() is patient with what refuses for now, through urllib3's own retries;
-api() bounds what comes back, in bytes and seconds, and asks again for an answer that is none. Whatever fails for good is one
-sentence, Failed, and it never shows the key. Pages that a language model has chosen are another matter: see web.py.
+A service that we chose is trusted but unreliable. session() retries what is refused for now, through urllib3; api() bounds
+the answer in bytes and seconds, and retries what is not JSON. Whatever fails for good is one sentence, Failed, which never
+shows the key. Pages that a language model chose are another matter: see pages.py.
 Not covered: a service that drips its headers holds api().
 """
 import email.utils
@@ -51,13 +51,13 @@ def status_line(status: int) -> str:
     return f"{status} {http.client.responses.get(status, '')}".strip()
 
 
-def wait(headers) -> float:
+def retry_after(headers) -> float:
     """The seconds that Retry-After asks for, by a number or a date; 0 where it does not."""
-    asked = headers.get("Retry-After", "").strip()
+    value = headers.get("Retry-After", "").strip()
     try:
-        if re.fullmatch(r"[0-9]{1,9}", asked):
-            return float(asked)
-        return max(0.0, email.utils.parsedate_to_datetime(asked).timestamp() - time.time())
+        if re.fullmatch(r"[0-9]{1,9}", value):
+            return float(value)
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError, IndexError, OverflowError):  # what the standard library makes of hostile dates
         return 0.0
 
@@ -66,7 +66,7 @@ class Patient(urllib3.Retry):
     """urllib3's retries, but a long Retry-After is the end, every pause has jitter, and failed answers are not read."""
 
     def increment(self, method=None, url=None, response=None, **rest):
-        if response is not None and wait(response.headers) > PATIENCE:
+        if response is not None and retry_after(response.headers) > PATIENCE:
             raise MaxRetryError(None, url, None)  # urllib3 then takes this answer for the last
         more = super().increment(method, url, response=response, **rest)
         if response is not None:
@@ -74,7 +74,7 @@ class Patient(urllib3.Retry):
         return more
 
     def get_retry_after(self, response):
-        return wait(response.headers)
+        return retry_after(response.headers)
 
     def get_backoff_time(self):
         return pause(len(self.history))
@@ -85,14 +85,14 @@ def pause(attempt: int) -> float:
 
 
 def session(tries: int = 4) -> requests.Session:
-    """One for all threads. Each request is tried up to `tries` times: POST too, as what we ask changes nothing."""
+    """A session for all threads. Each request is tried up to `tries` times: POST too, as our requests change nothing."""
     retry = Patient(total=tries - 1, allowed_methods=None, status_forcelist=(429, *range(500, 600)), raise_on_status=False)
-    new = requests.Session()
+    session = requests.Session()
     for scheme in ("http://", "https://"):
-        new.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=32, max_retries=retry))
-    new.headers.update({"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"})  # what unpacked() reads; requests may ask for more
-    new.auth = lambda request: request  # else a line of ~/.netrc would replace our Authorization header
-    return new
+        session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=32, max_retries=retry))
+    session.headers.update({"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"})  # gzip: what unpacked() reads
+    session.auth = lambda request: request  # else a line of ~/.netrc would replace our Authorization header
+    return session
 
 
 REASONS = {"NewConnectionError": "nobody listens there", "ConnectionRefusedError": "nobody listens there",
@@ -124,8 +124,8 @@ def api(session: requests.Session, method: str, url: str, seconds: float = 30, l
         read: Callable = lambda data: data, **request) -> tuple:
     """(read(data), headers) of one JSON answer, or Failed. request: params, json and headers, as requests takes them.
 
-    `session` deals with refusals; here an answer that is no JSON in the end, or from which read() cannot take what it wants, is
-    asked for `again`. So is one that sends us elsewhere: an API has no redirects, a proxy that is restarting may."""
+    `session` retries refusals. An answer that is not JSON, or not of the shape that read() expects, is requested `again`;
+    so is a redirect: an API has none, a proxy that is restarting may."""
     for attempt in range(again + 1):
         try:
             return answer_of(session, method, url, seconds, limit, read, request)
@@ -137,36 +137,35 @@ def api(session: requests.Session, method: str, url: str, seconds: float = 30, l
 
 def answer_of(session, method, url, seconds, limit, read, request):
     """One attempt of api(). Redirects are not followed: they would take the key elsewhere."""
-    where = place(url)
+    server = place(url)
     try:
         answer = session.request(method, url, timeout=(10, seconds), stream=True, allow_redirects=False, **request)
     except (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError) as e:
-        raise Failed(f"{where} cannot be reached ({reason(e)})") from None
+        raise Failed(f"{server} cannot be reached ({reason(e)})") from None
     with answer:
         body, problem = body_of(answer, limit, seconds)
-    text, status, asked = body.decode("utf-8", "replace"), answer.status_code, wait(answer.headers)
+    text, status, delay = body.decode("utf-8", "replace"), answer.status_code, retry_after(answer.headers)
     if not 200 <= status < 300:
-        patience = f" and asks to wait {asked:.0f} seconds" if asked > PATIENCE else ""
-        raise Failed(f"{where} answered {status_line(status)}{patience}", status, text)
+        patience = f" and asks to wait {delay:.0f} seconds" if delay > PATIENCE else ""
+        raise Failed(f"{server} answered {status_line(status)}{patience}", status, text)
     try:
         data = None if problem else json.loads(body)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, (dict, list)):
-        raise Failed(f"{where} answered with something that is not JSON{problem}", status, text)
+        raise Failed(f"{server} answered with something that is not JSON{problem}", status, text)
     try:
         return read(data), answer.headers
     except BROKEN:
-        raise Failed(f"{where} answered with JSON of another shape", status, text) from None
+        raise Failed(f"{server} answered with JSON of another shape", status, text) from None
 
 
 def body_of(answer: requests.Response, limit: int, seconds: float) -> tuple[bytes, str]:
-    """(body, "") or (what there is of it, " (what is wrong)")."""
-    def pieces():
-        while piece := answer.raw.read1(65536, decode_content=False):  # read1: what is there now, then we look at the clock
-            yield piece
+    """(body, ""), or (the part that we have, " (what is wrong)")."""
+    # read1 returns what has arrived; then unpacked() looks at the clock
+    pieces = iter(lambda: answer.raw.read1(65536, decode_content=False), b"")
     try:
-        body = unpacked(pieces(), answer.headers.get("Content-Encoding", ""), limit, time.monotonic() + seconds)
+        body = unpacked(pieces, answer.headers.get("Content-Encoding", ""), limit, time.monotonic() + seconds)
     except (OSError, urllib3.exceptions.HTTPError, zlib.error, ValueError) as e:
         return b"", f" ({reason(e)})"
     return body[:limit], f" (longer than {limit} bytes)" if len(body) > limit else ""
