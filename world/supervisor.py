@@ -17,6 +17,8 @@ import select
 import sys
 import time
 
+if __name__ != "__main__":
+    raise ImportError("world/supervisor.py is a program that world/sandbox.py starts")
 if linux := sys.platform == "linux":
     import ctypes
     libc, numbers64 = ctypes.CDLL(None), ctypes.c_uint64 * 4
