@@ -1,4 +1,4 @@
-"""The sandbox: what python_coder answers, and that no program gets out of it, goes on after it, or takes more than its share."""
+"""The sandbox: what python_coder answers, and that no program gets out of it, outlives it or takes too much."""
 import os
 import platform
 import re
@@ -55,7 +55,7 @@ def alive(mark):
     return False
 
 
-# -------------------------------------------------------------------------------- python_coder: what it answers
+# ------------------------------------------------------------ python_coder: what it answers
 @pytest.mark.parametrize("code, result", [
     ("print(2 + 2)", "4"), ("2 + 2", "4"), ("'a'", "'a'"), ("x = 3\nx", "3"), ("print(1)\nNone", "1"),
     ("print(1); 2", "1\n2"), ("for i in range(2): print(i)", "0\n1"), ("print('é ∑ 漢')", "é ∑ 漢"),
@@ -69,7 +69,8 @@ def alive(mark):
     ("x", "Error: NameError: name 'x' is not defined (line 1)"),
     ("print(7)\n\n1 / 0", "Error: ZeroDivisionError: division by zero (line 3)\nPrinted before: 7"),
     ("def f():\n    return {}['k']\nf()", "Error: KeyError: 'k' (line 2)"),
-    ("import json\njson.loads('?')", "Error: JSONDecodeError: Expecting value: line 1 column 1 (char 0) (line 2)"),
+    ("import json\njson.loads('?')",
+     "Error: JSONDecodeError: Expecting value: line 1 column 1 (char 0) (line 2)"),
     ("x = (1", "Error: SyntaxError: '(' was never closed (line 1)"),
     ("assert False", "Error: AssertionError (line 1)"),
     ("import sys; sys.exit('bye')", "Error: SystemExit: bye (line 1)"),
@@ -98,7 +99,7 @@ def test_the_packages_that_the_user_has_can_be_used(either_way, package, code, r
 
 
 def test_what_runs_one_after_another_is_not_too_many(either_way):
-    code = "from threading import Thread\nfor i in range(400): t = Thread(target=int); t.start(); t.join()\n'end'"
+    code = "from threading import Thread as T\nfor i in range(400): t = T(target=int); t.start(); t.join()\n'end'"
     assert python_coder(code) == "'end'"
 
 
@@ -106,7 +107,7 @@ def test_the_same_code_gives_the_same_text_every_time():
     assert len({python_coder("print({str(i) for i in range(50)})") for _ in range(3)}) == 1
 
 
-# -------------------------------------------------------------------------------- python_coder: what it prevents
+# ------------------------------------------------------------ python_coder: what it prevents
 @pytest.mark.parametrize("code", ["print(1)\nwhile True: pass", "import threading, time\nprint(1)\n"
                                   "threading.Thread(target=time.sleep, args=(99,)).start()"])
 def test_time_is_limited_and_what_was_printed_is_kept(either_way, code):
@@ -117,7 +118,8 @@ def test_time_is_limited_and_what_was_printed_is_kept(either_way, code):
 
 def test_memory_is_limited(either_way):
     assert python_coder("x = bytearray(1 << 30)") == "Error: MemoryError (line 1)"
-    assert python_coder("x = []\nwhile True: x.append(' ' * 9999)", memory_mb=128) == "Error: MemoryError (line 2)"
+    growing = "x = []\nwhile True: x.append(' ' * 9999)"
+    assert python_coder(growing, memory_mb=128) == "Error: MemoryError (line 2)"
     nothing_left = python_coder("x = []\nwhile True: x = [x]", memory_mb=128)
     assert nothing_left.startswith("Error: MemoryError")
 
@@ -163,7 +165,7 @@ def test_a_supervisor_that_is_killed_is_an_error_and_does_not_hang(monkeypatch):
 
 @pytest.mark.parametrize("verdict, answer", [
     ("", "Error: stopped after 0.1 seconds"), ("Error: stopped after starting too many processes", None)])
-def test_a_supervisor_that_does_not_answer_in_time_is_ended_with_all_its_children(monkeypatch, verdict, answer):
+def test_a_late_supervisor_is_ended_with_all_its_children(monkeypatch, verdict, answer):
     mark = f"8{time.time_ns() % 10**9:09d}"
     monkeypatch.setattr(sandbox, "GRACE", 0)
     monkeypatch.setattr(sandbox, "SUPERVISOR", f"""import os, time
@@ -251,9 +253,9 @@ def test_a_run_can_say_that_the_sandbox_does_not_work(monkeypatch):
     assert "does not run here. Error: " in sandbox.protection.__wrapped__()
 
 
-# -------------------------------------------------------------------------------- hostile programs
-# A program that gets what it wants prints "escaped". MARK is a word that no other process has on its command line, OUTSIDE a
-# folder of ours with the file "ours", FLOW our process, PORT where we listen.
+# ------------------------------------------------------------ hostile programs
+# A program that gets what it wants prints "escaped". MARK is a word that no other process has on its command
+# line, OUTSIDE a folder of ours with the file "ours", FLOW our process, PORT where we listen.
 TIME = "^Error: stopped after 0.2"
 CHATTY = "^Error: stopped after printing 65536 characters\nPrinted before: [1x]"
 TRAP = "^Error: an exception that cannot be shown$"
@@ -263,23 +265,24 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     # it never ends
     ("a loop", "while True: pass", TIME),
     ("sleeping for ever", "import time\ntime.sleep(10**6)", TIME),
-    ("a thread for ever", "import threading, time\nthreading.Thread(target=time.sleep, args=(10**6,)).start()", TIME),
+    ("a thread for ever", "import threading, time\nthreading.Thread(target=time.sleep, args=(9**9,)).start()", TIME),
     ("an exit handler for ever", "import atexit\n@atexit.register\ndef f():\n  while True: pass", TIME),
     ("a destructor for ever", "class A:\n  def __del__(self):\n    while True: pass\na = A()", TIME),
     ("a repr for ever", "class A:\n  def __repr__(self):\n    while True: pass\nA()", TIME),
-    ("an error message for ever", "class E(Exception):\n  def __str__(self):\n    while True: pass\nraise E", TIME),
+    ("a message for ever", "class E(Exception):\n  def __str__(self):\n    while True: pass\nraise E", TIME),
     ("a catastrophic regex", "import re\nre.match('(a+)+b', 'a' * 40)", TIME),
     ("a tower of powers", "9**9**9", TIME + "|MemoryError"),
-    ("every signal ignored", "import signal\nfor n in signal.valid_signals() - {9, 19}: signal.signal(n, signal.SIG_IGN)\n"
+    ("every signal ignored", "import signal\nfor n in signal.valid_signals() - {9, 19}: signal.signal(n, 1)\n"
      "while True: pass", TIME),
     ("it stops itself", "import os\nos.kill(os.getpid(), 19)", TIME),
-    ("a lock it holds already", "import threading\nlock = threading.Lock()\nlock.acquire(), lock.acquire()", TIME),
+    ("a lock it holds already", "import threading as t\nlock = t.Lock()\nlock.acquire(), lock.acquire()", TIME),
     # it takes too much
     ("a memory bomb", "x = [0]\nwhile True: x += x", "^Error: MemoryError"),
     ("a huge mapping", "import mmap\nmmap.mmap(-1, 1 << 42)\nprint('escaped')", "Cannot allocate memory"),
     ("the digits of a huge integer", "print(10**10**7)", "^Error: ValueError|" + TIME),
     ("deep recursion", "def f(): f()\nf()", "^Error: RecursionError"),
-    ("deep recursion in C", "x = ()\nfor i in range(10**6): x = (x,)\nhash(x)", "^Error: (killed by signal|RecursionError|MemoryError)"),
+    ("deep recursion in C", "x = ()\nfor i in range(10**6): x = (x,)\nhash(x)",
+     "^Error: (killed by signal|RecursionError|MemoryError)"),
     ("a recursion without a limit", "import sys; sys.setrecursionlimit(10**9)\nclass A:\n"
      "  def __repr__(self): return repr([self])\nrepr(A())", "^Error: "),
     ("a fork bomb", "import os\nwhile True: os.fork()", CROWD),
@@ -294,7 +297,8 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     # its source is the weapon
     ("ten megabytes of source", "x = 1\n" * 1_700_000, TIME + "|MemoryError"),
     ("a hundred thousand brackets", "(" * 10**5, "^Error: (SyntaxError|MemoryError|RecursionError)"),
-    ("a hundred thousand signs", "-" * 10**5 + "1", "^Error: (SyntaxError|MemoryError|RecursionError|killed by signal 11)"),
+    ("a hundred thousand signs", "-" * 10**5 + "1",
+     "^Error: (SyntaxError|MemoryError|RecursionError|killed by signal 11)"),
     ("a source with NUL", "print('escaped')\0", "^Error: .*null bytes"),
     ("a source that is not Unicode", "print('a\ud800b')", r"^a\?b$"),
     # it prints what should not be printed
@@ -309,43 +313,45 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     ("a message that is no text", "class E(Exception):\n  def __str__(self): return 5\nraise E", TRAP),
     ("a class whose name raises", "class M(type):\n  __name__ = property(lambda c: 1 / 0)\n"
      "class E(Exception, metaclass=M): pass\nraise E", TRAP),
-    ("an object whose class raises", "class E(Exception):\n  __class__ = property(lambda e: 1 / 0)\nraise E", TRAP),
+    ("one whose class raises", "class E(Exception):\n  __class__ = property(lambda e: 1 / 0)\nraise E", TRAP),
     ("an exit code that raises", "class C:\n  def __eq__(self, other): 1 / 0\nraise SystemExit(C())", TRAP),
     ("an exception of nobody", "class B(BaseException): pass\nraise B('b')", r"^Error: B: b \(line 2\)$"),
     ("a message of ten megabytes", "raise ValueError('x' * 10**7)", "^Error: ValueError: xxx"),
-    ("errors in many children", "import os\nfor i in range(30):\n  if os.fork() == 0: raise ValueError('x' * 9000)\n"
-     "import time\ntime.sleep(0.3)", "^Error: ValueError: xxx"),
+    ("errors in many children", "import os, time\nfor i in range(30):\n"
+     "  if os.fork() == 0: raise ValueError('x' * 9000)\n\ntime.sleep(0.3)", "^Error: ValueError: xxx"),
     # it breaks what we stand on
     ("sys.exit replaced", "import sys\nsys.exit = lambda *code: None\nprint('done')", "^done$"),
-    ("excepthook replaced", "import sys\nsys.excepthook = lambda *e: print('escaped')\nx", "^Error: NameError: .* not defined"),
-    ("builtins replaced", "import builtins\nbuiltins.str = builtins.type = builtins.isinstance = None\nx", TRAP),
+    ("excepthook replaced", "import sys\nsys.excepthook = lambda *e: print('escaped')\nx",
+     "^Error: NameError: .* not defined"),
+    ("builtins replaced", "import builtins as b\nb.str = b.type = b.isinstance = None\nx", TRAP),
     ("no __main__", "import sys\ndel sys.modules['__main__']\nprint('done')", "^done$"),
     ("stdout closed", "import sys\nsys.stdout.close()\nx", "^Error: NameError"),
     ("stdout replaced", "import sys\nsys.stdout = None\nprint('escaped')", "^Nothing was printed"),
     ("every file closed", "import os\nos.closerange(0, 256)\nx", "^Error: "),
     ("aborted", "import os\nos.abort()", "^Error: killed by signal 6$"),
-    ("left through C", "import ctypes\nctypes.CDLL(None)._exit(7)", "^Error: the code ended with exit status 7$"),
+    ("left through C", "import ctypes\nctypes.CDLL(None)._exit(7)", "^Error: the code ended .* exit status 7$"),
     ("another program in its place", "import os\nos.execvp('echo', ['echo', 'done'])", "^done$"),
     ("its group killed", "import os\nos.killpg(0, 9)", "^Error: killed by signal 9$"),
     # it forges or unsays the verdict
-    ("the verdict erased", "import os\nfor fd in range(3, 99):\n  try: os.ftruncate(fd, 0)\n  except OSError: pass\n"
-     "while True: pass", TIME),
-    ("the verdict forged", "import os\nfor fd in range(3, 99):\n  try: os.write(fd, b'KeyError')\n  except OSError: pass\n"
-     "while True: pass", TIME),
-    ("the pipe filled", "import os\nfor fd in range(3, 99):\n  try: os.set_blocking(fd, False), os.write(fd, bytes(10**6))\n"
-     "  except OSError: pass\nos._exit(3)", "^Error: the code ended with exit status 3"),
+    ("the verdict erased", "import os\nfor fd in range(3, 99):\n"
+     "  try: os.ftruncate(fd, 0)\n  except OSError: pass\nwhile True: pass", TIME),
+    ("the verdict forged", "import os\nfor fd in range(3, 99):\n"
+     "  try: os.write(fd, b'KeyError')\n  except OSError: pass\nwhile True: pass", TIME),
+    ("the pipe filled", "import os\nfor fd in range(3, 99):\n"
+     "  try: os.set_blocking(fd, False), os.write(fd, bytes(10**6))\n  except OSError: pass\nos._exit(3)", "^Error: the code ended with exit status 3"),
     # it leaves something behind
     ("a daemon", "import os\nif os.fork() == 0:\n  os.setsid()\n"
      "  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])", "^Nothing"),
-    ("a child of a thread", "import os, threading\ndef f():\n  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])\n"
-     "threading.Thread(target=f).start()", "^Nothing"),
-    ("a link out of the folder", "import os\nos.symlink('OUTSIDE', 'link'); os.mkfifo('pipe'); os.mkdir('d'); os.chmod('d', 0)\n"
-     "os.chmod('.', 0)", "^Nothing"),
+    ("a child of a thread", "import os, threading\ndef f():\n"
+     "  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])\nthreading.Thread(target=f).start()", "^Nothing"),
+    ("a link out of the folder", "import os\nos.symlink('OUTSIDE', 'link')\n"
+     "os.mkfifo('pipe'); os.mkdir('d'); os.chmod('d', 0)\nos.chmod('.', 0)", "^Nothing"),
     ("its folder deleted", "import os\nos.rmdir(os.getcwd())", "^Nothing|Read-only|denied"),
     ("its folder a link", "import os\nfolder = os.getcwd()\nos.rmdir(folder); os.symlink('OUTSIDE', folder)",
      "^Nothing|Read-only|denied"),
     # it looks for what is ours
-    ("our environment", "import os\nos.system('env')\nprint(os.environ, open('/proc/self/environ').read())", "PYTHONHASHSEED"),
+    ("our environment", "import os\nos.system('env')\nprint(os.environ, open('/proc/self/environ').read())",
+     "PYTHONHASHSEED"),
     ("our stdin", "input()", "^Error: EOFError"),
 ]
 
@@ -420,8 +426,8 @@ HOSTILE_TO_OTHERS = [
     attempts("files outside emptied by reading", "os.open('OUTSIDE/ours', x)",
              "(os.O_TRUNC, os.O_TRUNC | 3)"),
     attempts("the rights of files outside", "x('OUTSIDE/ours') or -1",
-             "(lambda f: os.chmod(f, 0), lambda f: os.fchmod(os.open(f, 0), 0), lambda f: os.utime(f, (0, 0)), "
-             "lambda f: os.chown(f, -1, os.getgid()), lambda f: os.setxattr(f, 'user.x', b'x'))"),
+             "(lambda f: os.chmod(f, 0), lambda f: os.fchmod(os.open(f, 0), 0), "
+             "lambda f: os.utime(f, (0, 0)), lambda f: os.chown(f, -1, os.getgid()), lambda f: os.setxattr(f, 'user.x', b'x'))"),
     attempts("the system's settings", "open(x, 'r+')", SETTINGS),
     attempts("disks", "os.open('/dev/' + x, os.O_RDWR)", f"set(os.listdir('/dev')) - {HARMLESS}"),
     attempts("mounts undone", "C.mount(*x)", MOUNTS),
@@ -452,8 +458,10 @@ HOSTILE_TO_OTHERS = [
 
 @pytest.fixture
 def attack(tmp_path, monkeypatch):
-    """Runs a hostile program, and looks at what every one must leave: an answer of bounded length, in time, and nothing else."""
-    (tmp_path / "outside").mkdir(), (tmp_path / "folders").mkdir(), (tmp_path / "outside" / "ours").write_text("kept")
+    """Runs a hostile program, which must leave an answer of bounded length, in time, and nothing else."""
+    for folder in ("outside", "folders"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "outside" / "ours").write_text("kept")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "folders"))
     monkeypatch.setenv("SECRET_KEY", "escaped")
     monkeypatch.chdir(tmp_path / "outside")  # the path of a socket must be short
@@ -465,7 +473,8 @@ def attack(tmp_path, monkeypatch):
                 os.listxattr("ours"), limits, os.getpriority(0, 0), os.sched_getaffinity(0))
 
     def run(code, seconds):
-        start, mark = time.monotonic(), str(seconds + time.time_ns() % 10**6 / 10**10)  # as an argument of the supervisor
+        start = time.monotonic()
+        mark = str(seconds + time.time_ns() % 10**6 / 10**10)  # as an argument of the supervisor
         with ExitStack() as stack:
             server, *sockets = [stack.enter_context(socket.socket(*kind)) for kind in
                                 [(socket.AF_INET,)] + [(socket.AF_UNIX, kind) for kind in (1, 1, 2, 2)]]
@@ -480,14 +489,16 @@ def attack(tmp_path, monkeypatch):
             for one in (server, *sockets):
                 with pytest.raises(BlockingIOError):  # nobody has called
                     one.accept() if one.type == 1 else one.recv(1)
-        assert time.monotonic() - start < seconds + LATE and len(answer) < sandbox.OUTPUT_CAP + 9000 and "escaped" not in answer
+        assert time.monotonic() - start < seconds + LATE and len(answer) < sandbox.OUTPUT_CAP + 9000
+        assert "escaped" not in answer
         assert not alive(mark) and not os.listdir(tmp_path / "folders") and state() == before
         Path("socket").unlink(), Path("socket2").unlink()
         return answer
     return run
 
 
-@pytest.mark.parametrize("either_way", [True, pytest.param(False, marks=EXHAUSTIVE)], indirect=True, ids=["namespaces", "no namespaces"])
+@pytest.mark.parametrize("either_way", [True, pytest.param(False, marks=EXHAUSTIVE)], indirect=True,
+                         ids=["namespaces", "no namespaces"])
 @pytest.mark.parametrize("code, expected", [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
 def test_a_hostile_program_gets_an_answer_and_leaves_nothing(attack, either_way, code, expected):
     answer = attack(code, 0.2 if TIME in expected else 5)

@@ -1,4 +1,4 @@
-"""Searches: what a query finds in a corpus, on a page, on Wikipedia and with Google, and what no query can do."""
+"""Searches: what a query finds in a corpus, on a page, on Wikipedia and with Google."""
 import json
 from pathlib import Path
 
@@ -20,9 +20,9 @@ def no_keys(monkeypatch):
 
 @pytest.fixture
 def corpus(tmp_path):
-    elements = [("Iron", "Fe", 26), ("Rubidium", "Rb", 37), ("Hydrogen", "H", 1), ("Gold", "Au", 79), ("Magnesium", "Mg", 12)]
+    elements = "Iron Fe 26, Rubidium Rb 37, Hydrogen H 1, Gold Au 79, Magnesium Mg 12".split(", ")
     rows = [(name, f"{name} is a chemical element with the symbol {symbol} and atomic number {number}.")
-            for name, symbol, number in elements]
+            for name, symbol, number in map(str.split, elements)]
     rows += [("Curaçao", "Curaçao is an island. Its capital is Willemstad."), ("Long", "word " * 1000),
              ("Foundry", "A foundry casts iron, and iron, and iron.")]
     path = tmp_path / "corpus.jsonl"
@@ -30,7 +30,7 @@ def corpus(tmp_path):
     return str(path)
 
 
-# -------------------------------------------------------------------------------- ranking
+# ------------------------------------------------------------ ranking
 def test_passages_follow_each_other_and_none_is_long():
     assert passages("a b\n c  d e", 2) == ["a b", "c d", "e"] and passages(" \n") == []
     pieces = passages("x" * 10_000 + " y", 20)
@@ -42,9 +42,9 @@ ROWS = [("Iron", "Iron is a metal with atomic number 26."), ("Curaçao", "An isl
 
 
 @pytest.mark.parametrize("query, k, best", [
-    ("atomic number of iron", 1, [0]), ("curacao island", 3, [1]), ("metal", 3, [2, 0]), ("red METAL", 5, [2, 0]),
-    ("zinc", 3, []), ("", 3, []), ("...", 3, []), ("— ½", 3, []), ("metal", 0, []), ("metal", -1, []),
-    ("cura\u0327c\u0327ao", 3, [1]), ("metal!red", 1, [2])])
+    ("atomic number of iron", 1, [0]), ("curacao island", 3, [1]), ("metal", 3, [2, 0]),
+    ("red METAL", 5, [2, 0]), ("zinc", 3, []), ("", 3, []), ("...", 3, []), ("— ½", 3, []), ("metal", 0, []),
+    ("metal", -1, []), ("cura\u0327c\u0327ao", 3, [1]), ("metal!red", 1, [2])])
 def test_the_best_rows_come_first(query, k, best):
     assert ranked(ROWS, query, k) == best
 
@@ -54,10 +54,11 @@ def test_rows_may_be_anything():
 
 
 QUERIES = [
-    '"', "'", '" OR "', '" OR 1', "*", "iron AND", "NOT iron", "zinc AND NOT b", "iron*", "NEAR(iron, 2)", "NEAR(", "title:iron*",
-    "{c0} : iron", "{title} : ^iron", "c0: iron", "(iron", "iron)", "(" * 500, "^iron", "-iron", "+", "iron\0metal", "\0",
-    "iron \ud800", "\ud800", "iron; drop table passages", "'; drop table passages; --", "%", "\\", "iron " * 5000, "x" * 100_000,
-    "", "   ", "\n", "_", "the", "∑ 漢字", "漢字 ½ ß ﬁ नमस्ते", " ".join(f"w{n}" for n in range(3000)), "iron\u0300", "🧲"]
+    '"', "'", '" OR "', '" OR 1', "*", "iron AND", "NOT iron", "zinc OR NOT b", "iron*", "NEAR(iron, 2)",
+    "NEAR(", "title:iron*", "{c0} : iron", "{title} : ^iron", "c0: iron", "(iron", "iron)", "(" * 500,
+    "^iron", "-iron", "+", "iron\0metal", "\0", "iron \ud800", "\ud800", "iron; drop table passages",
+    "'; drop table passages; --", "%", "\\", "iron " * 5000, "x" * 100_000, "", "   ", "\n", "_", "the",
+    "∑ 漢字", "漢字 ½ ß ﬁ नमस्ते", " ".join(f"w{n}" for n in range(3000)), "iron\u0300", "🧲"]
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: ascii(query)[:20])
@@ -69,7 +70,7 @@ def test_no_query_is_an_operator_or_an_error(corpus, query):
     assert call(box, "wikipedia_search", {"query": "atomic number of iron"})[1] is False
 
 
-# -------------------------------------------------------------------------------- a corpus
+# ------------------------------------------------------------ a corpus
 IRON = "[1] Iron: Iron is a chemical element with the symbol Fe and atomic number 26."
 CURACAO = "[1] Curaçao: Curaçao is an island. Its capital is Willemstad."
 
@@ -78,15 +79,16 @@ CURACAO = "[1] Curaçao: Curaçao is an island. Its capital is Willemstad."
     ("atomic number of iron", IRON), ("What is the ATOMIC number of Iron?", IRON),  # all words
     ("capital city Curacao", CURACAO),                                              # more than half of them
     ("capital city", "Error: no passage matches 'capital city'. Try other or fewer words."),
-    ("value of 37 * 12", "Error: no passage matches 'value of 37 * 12'. Try other or fewer words."),  # a shared number
-    ("is an", CURACAO)])                                                            # stop words are words if alone
+    ("value of 37 * 12", "Error: no passage matches 'value of 37 * 12'. Try other or fewer words."),
+    ("is an", CURACAO)])                                                            # stop words alone
 def test_a_passage_is_found_by_all_or_by_more_than_half_of_the_words(corpus, query, answer):
     assert wikipedia_search(query, corpus).splitlines()[0] == answer
 
 
 def test_results_are_a_line_each_the_title_counts_and_long_ones_are_cut(corpus):
     assert wikipedia_search("iron", corpus).splitlines()[0].startswith("[1] Iron:")
-    assert [line[:3] for line in wikipedia_search("chemical element", corpus, k=2).splitlines()] == ["[1]", "[2]"]
+    lines = wikipedia_search("chemical element", corpus, k=2).splitlines()
+    assert [line[:3] for line in lines] == ["[1]", "[2]"]
     assert len(wikipedia_search("long word", corpus)) <= search.PASSAGE_BUDGET
 
 
@@ -122,7 +124,7 @@ def test_half_an_index_is_not_trusted_and_where_none_can_be_written_it_is_in_mem
 
 
 def test_a_file_and_memory_answer_alike(corpus, monkeypatch):
-    queries = ["iron", "capital city Curacao", "chemical symbol number gold nowhere", "a foundry", "nothing at all"]
+    queries = "iron", "capital city Curacao", "chemical symbol number gold nowhere", "a foundry", "nothing"
     answers = [wikipedia_search(query, corpus) for query in queries]
     monkeypatch.setattr(search, "IN_MEMORY", 0)
     search.index.cache_clear()
@@ -131,8 +133,8 @@ def test_a_file_and_memory_answer_alike(corpus, monkeypatch):
 
 @pytest.mark.parametrize("text, where", [
     (b'{"title": "a", "text": "b"}\n\nnot json\n', ":3: "), (b'{"title": "a"}\n', ":1: "), (b'[1]\n', ":1: "),
-    (b'{"title": "a", "text": "\xff"}', ":1: "), (b"\n", ": "), (b'{"title": "a", "text": "\\ud800"}', ":1: "),
-    (None, ": cannot read")])
+    (b'{"title": "a", "text": "\xff"}', ":1: "), (b"\n", ": "),
+    (b'{"title": "a", "text": "\\ud800"}', ":1: "), (None, ": cannot read")])
 def test_a_bad_corpus_is_refused_with_file_and_line(tmp_path, text, where):
     path = tmp_path / "bad.jsonl"
     if text is not None:
@@ -141,10 +143,10 @@ def test_a_bad_corpus_is_refused_with_file_and_line(tmp_path, text, where):
         toolbox(None, path)
 
 
-# -------------------------------------------------------------------------------- the network, on loopback
+# ------------------------------------------------------------ the network, on loopback
 @pytest.fixture
 def net(serve, monkeypatch):
-    """A server in the place of Wikipedia, Serper and Google: net(answers...) gives these answers from now on."""
+    """A server in the place of Wikipedia, Serper and Google; net(...) sets what it answers from now on."""
     server = serve(b"")
     monkeypatch.setattr(search, "WIKIPEDIA", server.url + "/{}/w/api.php")
     monkeypatch.setattr(search, "SERPER", server.url + "/serper")
@@ -170,16 +172,19 @@ LAG = {"error": {"code": "maxlag", "info": "Waiting for a database"}}
 
 
 def live(query, language="de", cache=None):
-    return call(toolbox(["wikipedia_search"], f"wikipedia:{language}", cache), "wikipedia_search", {"query": query})
+    box = toolbox(["wikipedia_search"], f"wikipedia:{language}", cache)
+    return call(box, "wikipedia_search", {"query": query})
 
 
 def test_the_live_wikipedia_is_searched_and_its_best_passages_come_with_their_pages(net):
-    server = net(FOUND, page("Eisen", "Eisen ist ein Metall. " * 100 + "Schmelzpunkt 1538 Grad."), page("Rost", "Rost ist Oxid."))
+    iron = page("Eisen", "Eisen ist ein Metall. " * 100 + "Schmelzpunkt 1538 Grad.")
+    server = net(FOUND, iron, page("Rost", "Rost ist Oxid."))
     result, error = live("Schmelzpunkt")
     assert not error and result.startswith("[1] Eisen (https://de.wikipedia.org/wiki/Eisen): ")
     assert "1538" in result and "Rost" not in result
     for request in server.asked:
-        assert request.startswith("GET /de/w/api.php?") and "maxlag=5" in request and "nano-agentflow" in request
+        assert request.startswith("GET /de/w/api.php?") and "maxlag=5" in request
+        assert "nano-agentflow" in request
 
 
 @pytest.mark.parametrize("answer, result", [
@@ -208,7 +213,8 @@ def test_a_language_is_a_language(language):
         toolbox(["wikipedia_search"], f"wikipedia:{language}")
 
 
-RESULTS = [{"title": "Iron", "link": "https://iron.org/", "snippet": "A metal."}, {"title": "Rust", "link": "https://rust.org/"}]
+RESULTS = [{"title": "Iron", "link": "https://iron.org/", "snippet": "A metal."},
+           {"title": "Rust", "link": "https://rust.org/"}]
 SHOWN = "[1] Iron (https://iron.org/): A metal.\n[2] Rust (https://rust.org/):"
 
 
@@ -227,8 +233,9 @@ def test_google_gives_a_list_of_results_through_serper_or_its_own_api(net, monke
 
 
 @pytest.mark.parametrize("answer", [
-    ({"message": "key hunter2 is wrong"}, {"status": "403 No"}), ("hunter2", {"status": "500 Oops"}), "hunter2", [],
-    ("hunter2", {"status": "429 Slow", "Retry_After": "3600"}), {"organic": [{"nothing": "hunter2"}]},
+    ({"message": "key hunter2 is wrong"}, {"status": "403 No"}), ("hunter2", {"status": "500 Oops"}),
+    "hunter2", [], ("hunter2", {"status": "429 Slow", "Retry_After": "3600"}),
+    {"organic": [{"nothing": "hunter2"}]},
     ("", {"status": "302 Found", "Location": "http://127.0.0.1/?key=hunter2"})])
 def test_no_failure_shows_or_keeps_a_key(net, monkeypatch, tmp_path, answer):
     monkeypatch.setenv("SERPER_API_KEY", "hunter2")
@@ -241,15 +248,18 @@ def test_no_failure_shows_or_keeps_a_key(net, monkeypatch, tmp_path, answer):
 def test_the_passages_of_a_page_nearest_the_query_are_read(monkeypatch):
     text = " ".join(f"word{n}" for n in range(1000)).replace("word777", "needle")
     monkeypatch.setattr(pages, "fetch", lambda url: pages.Page(url, text))
-    result, error = call(toolbox(["web_search"]), "web_search", {"url": " https://a.org/ ", "query": "the needle"})
-    assert not error and result.startswith("[1] passage 4 of 5 (https://a.org/): word600 ") and "needle" in result
-    first, _ = call(toolbox(["web_search"]), "web_search", {"url": "https://a.org/", "query": "nowhere"})
+    read = lambda url, query: call(toolbox(["web_search"]), "web_search", {"url": url, "query": query})
+    result, error = read(" https://a.org/ ", "the needle")
+    assert not error and result.startswith("[1] passage 4 of 5 (https://a.org/): word600 ")
+    assert "needle" in result
+    first, _ = read("https://a.org/", "nowhere")
     assert [line[:22] for line in first.splitlines()] == [f"[{n}] passage {n} of 5 (ht" for n in (1, 2, 3)]
     assert len(first) <= tools.RESULT_BUDGET
 
 
 def test_an_address_inside_is_refused_by_web_search():
-    result, error = call(toolbox(["web_search"]), "web_search", {"url": "http://127.0.0.1:8000/admin", "query": "key"})
+    arguments = {"url": "http://127.0.0.1:8000/admin", "query": "key"}
+    result, error = call(toolbox(["web_search"]), "web_search", arguments)
     assert error and "not at a public address" in result
 
 

@@ -1,6 +1,6 @@
 """Services: a service may fail in every way, and the key stays with us; and the cache of their answers.
 
-No test leaves the machine: the servers are real ones on loopback. test_pages.py and test_search.py use them, too.
+No test leaves the machine: the servers are real ones on loopback, for test_pages.py and test_search.py, too.
 """
 import contextlib
 import gzip
@@ -24,19 +24,20 @@ from world.services import Cache, Failed, api, session
 
 KEY = "s3cr3t-k3y"
 HTTP = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
-SOON, LONG = 20, 60  # seconds: what ends in half a second may take SOON on the slowest machine, and LONG if nothing ended it
+SOON, LONG = 20, 60  # seconds: what ends in half a second may take SOON, and LONG where nothing ends it
 
 
 def reply(body=b"{}", status="200 OK", kind="text/html", length=None, **headers):
     """The bytes of an answer; length: what Content-Length says, if not the truth."""
     body = body.encode() if isinstance(body, str) else body
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", "Connection: close"]
-    lines += [f"Content-Type: {kind}"] * (kind is not None) + [f"{key.replace('_', '-')}: {headers[key]}" for key in headers]
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {length or len(body)}", "Connection: close"]
+    lines += [f"Content-Type: {kind}"] * (kind is not None)
+    lines += [f"{key.replace('_', '-')}: {value}" for key, value in headers.items()]
     return "\r\n".join(lines + ["", ""]).encode() + body
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Gives its answers in order, the last one ever after: bytes, or a function that writes. Remembers what it was asked."""
+    """Gives its answers in order, the last one ever after: bytes, or a function that writes."""
     daemon_threads = True
     request_queue_size = 50
 
@@ -115,13 +116,12 @@ def failure(call, *arguments, **more):
     return caught.value
 
 
-# -------------------------------------------------------------------------------- api and session: services that we chose
+# ------------------------------------------------------------ api and session: services that we chose
 @pytest.mark.parametrize("data", [{"a": [1, "é"]}, [], {}, [{"b": None}]])
-@pytest.mark.parametrize("packed", [bytes, gzip.compress, zlib.compress])
-def test_an_answer_is_its_json_and_its_headers(serve, data, packed):
-    encoding = {"Content_Encoding": {"compress": "deflate"}[packed.__name__]} if packed is zlib.compress else {}
-    encoding = {"Content_Encoding": "gzip"} if packed is gzip.compress else encoding
-    server = serve(reply(packed(json.dumps(data).encode()), X_Left="7", **encoding))
+@pytest.mark.parametrize("pack, encoding", [
+    (bytes, "identity"), (gzip.compress, "gzip"), (zlib.compress, "deflate")])
+def test_an_answer_is_its_json_and_its_headers(serve, data, pack, encoding):
+    server = serve(reply(pack(json.dumps(data).encode()), X_Left="7", Content_Encoding=encoding))
     found, headers = api(session(), "GET", server.url)
     assert found == data and headers["x-left"] == "7"
 
@@ -143,10 +143,12 @@ def test_a_netrc_does_not_overwrite_our_authorization(serve, tmp_path, monkeypat
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("first", [
-    reply(status="500 Oops"), reply(status="502 Bad"), reply(status="503 Busy"), reply(status="504 Late"), reply(status="522 Origin"), reply(status="429 Slow"),
-    dropped, b"HTTP/1.1 200", reply("<html>"), reply(""), reply("{}", length=99), reply(b'{"a": "\xff"}'), reply("7"), reply('"a"'),
-    reply("[" * 100_000), reply(b"not gzip", Content_Encoding="gzip"), reply(gzip.compress(b"{}")[:-9], Content_Encoding="gzip"),
-    reply(Content_Encoding="br"), reply(Content_Encoding="gzip, gzip"), endless("HTTP/1.1 503 Busy\r\n\r\n"),
+    reply(status="500 Oops"), reply(status="502 Bad"), reply(status="503 Busy"), reply(status="504 Late"),
+    reply(status="522 Origin"), reply(status="429 Slow"), dropped, b"HTTP/1.1 200", reply("<html>"),
+    reply(""), reply("{}", length=99), reply(b'{"a": "\xff"}'), reply("7"), reply('"a"'),
+    reply("[" * 100_000), reply(b"not gzip", Content_Encoding="gzip"),
+    reply(gzip.compress(b"{}")[:-9], Content_Encoding="gzip"), reply(Content_Encoding="br"),
+    reply(Content_Encoding="gzip, gzip"), endless("HTTP/1.1 503 Busy\r\n\r\n"),
     reply(status="503 Busy", Retry_After="never"), reply(status="503 Busy", Retry_After="9" * 5000)],
     ids=lambda first: "" if callable(first) or isinstance(first, str) else repr(first[9:20]))
 def test_what_may_pass_is_tried_again(serve, first, method):
@@ -170,7 +172,8 @@ def test_retry_after_is_respected(serve, clock):
 def test_a_long_retry_after_fails_at_once_and_says_how_long(serve, clock, asked, status):
     server = serve(reply("later", status=status, Retry_After=asked))
     failed = failure(api, session(), "GET", server.url)
-    assert clock() < SOON and len(server.asked) == 1 and failed.status == int(status[:3]) and failed.body == "later"
+    assert clock() < SOON and len(server.asked) == 1 and failed.status == int(status[:3])
+    assert failed.body == "later"
     assert f"answered {status} and asks to wait " in str(failed) and (asked in str(failed) or asked != "3600")
 
 
@@ -181,11 +184,13 @@ def test_a_service_that_is_down_is_named_with_its_status_and_what_it_said(serve)
     assert len(failed.body) == 2000 and failed.body.startswith("come back") and len(server.asked) == 3
 
 
-@pytest.mark.parametrize("status", ["400 Bad Request", "401 Unauthorized", "404 Not Found", "402 Payment Required"])
+@pytest.mark.parametrize("status", [
+    "400 Bad Request", "401 Unauthorized", "404 Not Found", "402 Payment Required"])
 def test_a_refusal_is_not_tried_again(serve, status):
     server = serve(reply("no", status=status))
     failed = failure(api, session(), "GET", server.url)
-    assert str(failed) == f"{server.url[7:]} answered {status}" and failed.body == "no" and len(server.asked) == 1
+    assert str(failed) == f"{server.url[7:]} answered {status}" and failed.body == "no"
+    assert len(server.asked) == 1
 
 
 def test_garbage_is_tried_as_often_as_was_asked_for(serve):
@@ -196,8 +201,10 @@ def test_garbage_is_tried_as_often_as_was_asked_for(serve):
 
 
 @pytest.mark.parametrize("answer, why", [
-    (drip(HTTP + "\r\n"), "too slow"), (drip(HTTP + "Transfer-Encoding: chunked\r\n\r\n", b"1\r\n1\r\n"), "too slow"),
-    (drip(HTTP + "Content-Length: 5000\r\n\r\n{"), "too slow"), (drip(HTTP + "\r\n", b"x", 2), "no answer in time"),
+    (drip(HTTP + "\r\n"), "too slow"),
+    (drip(HTTP + "Transfer-Encoding: chunked\r\n\r\n", b"1\r\n1\r\n"), "too slow"),
+    (drip(HTTP + "Content-Length: 5000\r\n\r\n{"), "too slow"),
+    (drip(HTTP + "\r\n", b"x", 2), "no answer in time"),
     (endless(HTTP + "\r\n"), "longer than 1000000 bytes"),
     (reply(gzip.compress(b"[" + b"1," * 5_000_000), Content_Encoding="gzip"), "longer than 1000000 bytes")])
 def test_a_body_that_does_not_end_is_ended(serve, clock, answer, why):
@@ -219,7 +226,8 @@ def nowhere():
 
 
 @pytest.mark.parametrize("answer, why", [
-    (slow(2), "no answer in time"), (dropped, "the connection was dropped"), (None, "nobody listens there"), (b"?", "dropped")])
+    (slow(2), "no answer in time"), (dropped, "the connection was dropped"), (None, "nobody listens there"),
+    (b"?", "dropped")])
 def test_a_service_that_cannot_be_reached_is_named_with_its_port_and_the_reason(serve, answer, why):
     url = serve(answer).url if answer else nowhere()
     failed = failure(api, session(tries=2), "GET", url, seconds=0.3)
@@ -233,18 +241,21 @@ def test_an_unknown_host_and_a_url_that_is_none_are_sentences_too(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     known = failure(api, session(), "GET", "http://api.example.com/a")
     assert str(known) == "api.example.com cannot be reached (there is no such host)"
-    for url in ("localhost:8000/v1", "", "http://", "http://[::1", "http://a:b/", "http://" + "a" * 70 + "/", "ftp://a/"):
+    for url in f"localhost:8000/v1 http:// http://[::1 http://a:b/ http://{70 * 'a'}/ ftp://a/".split() + [""]:
         assert "cannot be reached" in str(failure(api, session(), "GET", url))
 
 
 @pytest.mark.parametrize("answer", [
-    slow(2), dropped, None, reply("?"), reply("{}", length=99), reply(status="503 " + KEY), reply(status="401 No", X_Key=KEY), b"?",
-    reply(status="302 Found", Location="http://127.0.0.1/?key=" + KEY), reply(status="429 Slow", Retry_After="3600"),
-    drip(HTTP + "\r\n"), endless(HTTP + "\r\n"), reply(KEY, Content_Encoding=KEY), f"{KEY} {KEY}\r\n{KEY}\r\n\r\n".encode()])
+    slow(2), dropped, None, reply("?"), reply("{}", length=99), reply(status="503 " + KEY),
+    reply(status="401 No", X_Key=KEY), b"?",
+    reply(status="302 Found", Location="http://127.0.0.1/?key=" + KEY),
+    reply(status="429 Slow", Retry_After="3600"), drip(HTTP + "\r\n"), endless(HTTP + "\r\n"),
+    reply(KEY, Content_Encoding=KEY), f"{KEY} {KEY}\r\n{KEY}\r\n\r\n".encode()])
 def test_no_failure_shows_the_key(serve, answer):
     url = (serve(answer).url if answer else nowhere()).replace("http://", f"http://user:{KEY}@") + f"/{KEY}"
-    more = dict(params={"key": KEY}, headers={"X-Key": KEY, "Authorization": f"Bearer {KEY}"}, json={"key": KEY})
-    failed = failure(api, session(tries=2), "POST", url, seconds=0.2, limit=100_000, again=1, **more)
+    headers = {"X-Key": KEY, "Authorization": f"Bearer {KEY}"}
+    failed = failure(api, session(tries=2), "POST", url, seconds=0.2, limit=100_000, again=1,
+                     params={"key": KEY}, headers=headers, json={"key": KEY})
     assert KEY not in "".join(traceback.format_exception(failed)) and "127.0.0.1:" in str(failed)
 
 
@@ -261,10 +272,11 @@ def test_thirty_threads_may_share_a_session(serve):
         assert all(data == {} for data, _ in pool.map(lambda _: api(shared, "GET", server.url), range(60)))
 
 
-# -------------------------------------------------------------------------------- the cache
+# ------------------------------------------------------------ the cache
 def test_the_cache_remembers_across_instances_and_keeps_keys_apart(tmp_path):
     cache = Cache(tmp_path / "web.sqlite")
-    for value, *key in (("1", "a", "bc"), ("2", "ab", "c"), ("é\0\n", "a"), ("", "empty"), ("3", "\ud800", '"')):
+    rows = ("1", "a", "bc"), ("2", "ab", "c"), ("é\0\n", "a"), ("", "empty"), ("3", "\ud800", '"')
+    for value, *key in rows:
         cache.put(value, *key)
         assert Cache(tmp_path / "web.sqlite").get(*key) == cache.get(*key) == value
     cache.put("new", "a")
@@ -275,11 +287,13 @@ def test_threads_and_connections_may_share_a_cache(tmp_path):
     caches = [Cache(tmp_path / "web.sqlite") for _ in range(3)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: caches[n % 3].put(str(n), "key", str(n)), range(60)))
-        assert list(pool.map(lambda n: caches[(n + 1) % 3].get("key", str(n)), range(60))) == [str(n) for n in range(60)]
+        found = pool.map(lambda n: caches[(n + 1) % 3].get("key", str(n)), range(60))
+        assert list(found) == [str(n) for n in range(60)]
 
 
 @pytest.mark.parametrize("make", [
-    lambda path: path.write_text("this is no database, but a text that is long enough"), lambda path: path.mkdir(),
+    lambda path: path.write_text("this is no database, but a text that is long enough"),
+    lambda path: path.mkdir(),
     lambda path: sqlite3.connect(path).execute("create table answers (other)").connection.close()])
 def test_a_file_that_cannot_be_a_cache_is_told_at_once(tmp_path, make):
     make(tmp_path / "cache")

@@ -223,7 +223,7 @@ def decoded(body: bytes, details: str) -> str:
     return body.decode(charset if charset.startswith(CHARSETS) else "utf-8", "replace").lstrip("\ufeff")
 
 
-# ---------------------------------------------------------------------------------------------- text
+# ------------------------------------------------------------ text
 # Markup ends at its mark or else at the end of the page, and the search goes on from there: nothing is read twice, whatever
 # the page. html.parser, and most expressions for whole tags, read an unfinished tag again from each of its characters.
 MARKUP = re.compile(r"""<!--(?:-?>|.*?(?:-->|\Z))            # a comment

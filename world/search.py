@@ -37,7 +37,7 @@ STOP_WORDS = tuple("a an and are as at be by did do does for from how in is it o
                    "were what when where which who whom whose why with".split())
 
 
-# ---------------------------------------------------------------------------------------------- wikipedia_search
+# ------------------------------------------------------------ wikipedia_search
 LOCK = threading.Lock()  # one index, many threads
 
 
@@ -150,7 +150,7 @@ def numbered(found) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------- searches of the network
+# ------------------------------------------------------------ searches of the network
 SESSION = services.session(tries=3)
 
 

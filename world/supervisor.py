@@ -35,7 +35,7 @@ def say(text):
     os.write(verdict, text.encode("utf-8", "replace")[:8192] + b"\n")
 
 
-# ------------------------------------------------------------------------------------------ namespaces
+# ------------------------------------------------------------ namespaces
 def isolate():
     """Own users, processes, network and mounts: all files read-only but a new 64 MB folder. False where not allowed."""
     if not linux:
@@ -90,7 +90,7 @@ def limit_process_ids():
             pass                                          # this /proc is read-only
 
 
-# ------------------------------------------------------------------------------------------ what the code has taken
+# ------------------------------------------------------------ what the code has taken
 def numbers():
     """Of /proc/loadavg: [4] is the number of all tasks, [5] the last process id of our own namespace."""
     try:
@@ -137,7 +137,7 @@ def full():
     return any(not isinstance(error, FileNotFoundError) for error in errors)
 
 
-# ------------------------------------------------------------------------------------------ the code's own process
+# ------------------------------------------------------------ the code's own process
 def confine():
     """Takes from the code, and all that it will start, what it could harm others with. Needs no privilege."""
     libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # no capability, even for root
@@ -211,7 +211,7 @@ def start():
     raise SystemExit                                      # waits for the code's threads; the code may replace sys.exit
 
 
-# ------------------------------------------------------------------------------------------ the supervisor's process
+# ------------------------------------------------------------ the supervisor's process
 def watch(child):
     """Waits until the code has ended, or until there is a reason to stop it."""
     end, pause = time.monotonic() + seconds, 0.001
