@@ -1,4 +1,4 @@
-"""The sandbox: what python_coder answers, and that no program gets out of it, outlives it or takes too much."""
+"""The sandbox: what python_coder answers, and that no program escapes, outlives it or takes too much."""
 import os
 import platform
 import re
@@ -99,7 +99,7 @@ def test_the_packages_that_the_user_has_can_be_used(either_way, package, code, r
 
 
 def test_what_runs_one_after_another_is_not_too_many(either_way):
-    code = "from threading import Thread as T\nfor i in range(400): t = T(target=int); t.start(); t.join()\n'end'"
+    code = "from threading import Thread\nfor i in range(400): t = Thread(); t.start(); t.join()\n'end'"
     assert python_coder(code) == "'end'"
 
 
@@ -265,7 +265,7 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     # it never ends
     ("a loop", "while True: pass", TIME),
     ("sleeping for ever", "import time\ntime.sleep(10**6)", TIME),
-    ("a thread for ever", "import threading, time\nthreading.Thread(target=time.sleep, args=(9**9,)).start()", TIME),
+    ("a thread for ever", "import threading as t, time\nt.Thread(target=time.sleep, args=(9**9,)).start()", TIME),
     ("an exit handler for ever", "import atexit\n@atexit.register\ndef f():\n  while True: pass", TIME),
     ("a destructor for ever", "class A:\n  def __del__(self):\n    while True: pass\na = A()", TIME),
     ("a repr for ever", "class A:\n  def __repr__(self):\n    while True: pass\nA()", TIME),
@@ -275,7 +275,7 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     ("every signal ignored", "import signal\nfor n in signal.valid_signals() - {9, 19}: signal.signal(n, 1)\n"
      "while True: pass", TIME),
     ("it stops itself", "import os\nos.kill(os.getpid(), 19)", TIME),
-    ("a lock it holds already", "import threading as t\nlock = t.Lock()\nlock.acquire(), lock.acquire()", TIME),
+    ("a lock that it holds", "import threading as t\nlock = t.Lock()\nlock.acquire(), lock.acquire()", TIME),
     # it takes too much
     ("a memory bomb", "x = [0]\nwhile True: x += x", "^Error: MemoryError"),
     ("a huge mapping", "import mmap\nmmap.mmap(-1, 1 << 42)\nprint('escaped')", "Cannot allocate memory"),
@@ -329,7 +329,8 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     ("stdout replaced", "import sys\nsys.stdout = None\nprint('escaped')", "^Nothing was printed"),
     ("every file closed", "import os\nos.closerange(0, 256)\nx", "^Error: "),
     ("aborted", "import os\nos.abort()", "^Error: killed by signal 6$"),
-    ("left through C", "import ctypes\nctypes.CDLL(None)._exit(7)", "^Error: the code ended .* exit status 7$"),
+    ("left through C", "import ctypes\nctypes.CDLL(None)._exit(7)",
+     "^Error: the code ended with exit status 7$"),
     ("another program in its place", "import os\nos.execvp('echo', ['echo', 'done'])", "^done$"),
     ("its group killed", "import os\nos.killpg(0, 9)", "^Error: killed by signal 9$"),
     # it forges or unsays the verdict
@@ -338,12 +339,14 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     ("the verdict forged", "import os\nfor fd in range(3, 99):\n"
      "  try: os.write(fd, b'KeyError')\n  except OSError: pass\nwhile True: pass", TIME),
     ("the pipe filled", "import os\nfor fd in range(3, 99):\n"
-     "  try: os.set_blocking(fd, False), os.write(fd, bytes(10**6))\n  except OSError: pass\nos._exit(3)", "^Error: the code ended with exit status 3"),
+     "  try: os.set_blocking(fd, False), os.write(fd, bytes(10**6))\n  except OSError: pass\nos._exit(3)",
+     "^Error: the code ended with exit status 3"),
     # it leaves something behind
     ("a daemon", "import os\nif os.fork() == 0:\n  os.setsid()\n"
      "  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])", "^Nothing"),
     ("a child of a thread", "import os, threading\ndef f():\n"
-     "  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])\nthreading.Thread(target=f).start()", "^Nothing"),
+     "  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])\nthreading.Thread(target=f).start()",
+     "^Nothing"),
     ("a link out of the folder", "import os\nos.symlink('OUTSIDE', 'link')\n"
      "os.mkfifo('pipe'); os.mkdir('d'); os.chmod('d', 0)\nos.chmod('.', 0)", "^Nothing"),
     ("its folder deleted", "import os\nos.rmdir(os.getcwd())", "^Nothing|Read-only|denied"),
@@ -427,7 +430,8 @@ HOSTILE_TO_OTHERS = [
              "(os.O_TRUNC, os.O_TRUNC | 3)"),
     attempts("the rights of files outside", "x('OUTSIDE/ours') or -1",
              "(lambda f: os.chmod(f, 0), lambda f: os.fchmod(os.open(f, 0), 0), "
-             "lambda f: os.utime(f, (0, 0)), lambda f: os.chown(f, -1, os.getgid()), lambda f: os.setxattr(f, 'user.x', b'x'))"),
+             "lambda f: os.utime(f, (0, 0)), lambda f: os.chown(f, -1, os.getgid()), "
+             "lambda f: os.setxattr(f, 'user.x', b'x'))"),
     attempts("the system's settings", "open(x, 'r+')", SETTINGS),
     attempts("disks", "os.open('/dev/' + x, os.O_RDWR)", f"set(os.listdir('/dev')) - {HARMLESS}"),
     attempts("mounts undone", "C.mount(*x)", MOUNTS),

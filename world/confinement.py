@@ -1,7 +1,7 @@
-"""What the kernel forbids the code of python_coder: seccomp's rules, as tables and as the program that the kernel reads.
+"""Confinement: the system calls that the code of python_coder may not use, as the program that seccomp reads.
 
-Landlock keeps the code from files, signals and the memory of others; seccomp keeps it from what Landlock does not know.
-Neither needs a privilege. Both are computed here, once, and put in force by world/supervisor.py in the code's process.
+Landlock keeps the code from files, signals and the memory of others; seccomp keeps it from what Landlock does
+not know. Neither needs a privilege. world/supervisor.py puts both in force, in the code's process.
 """
 import ctypes
 import functools
@@ -12,8 +12,9 @@ import sys
 # The version of Landlock's rules that this kernel knows; 0: it has no Landlock.
 LANDLOCK = max(0, ctypes.CDLL(None).syscall(444, None, 0, 1)) if sys.platform == "linux" else 0
 
-# A rule: the system calls, as "name x86_64 aarch64" (-1: no such call), do nothing and return the error, unless
-# argument & mask is one of the values. CODE_PID is a placeholder, which the supervisor replaces by the code's process id.
+# A rule: the system calls, as "name x86_64 aarch64" (-1: no such call), do nothing and return the error,
+# unless argument & mask is one of the values. CODE_PID is a placeholder, which the supervisor replaces by the
+# code's process id.
 EPERM, ENOSYS, ALL_BITS, CODE_PID = 1, 38, 0xFFFFFFFF, 0xDEADBEEF
 ALWAYS = (
     # all sockets; other processes; namespaces; shared memory, queues, keys, which outlive us; attack surface
@@ -30,8 +31,9 @@ ALWAYS = (
     ("ioctl 16 29", 1, ALL_BITS, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451), EPERM),
     ("fcntl 72 25", 1, ALL_BITS, (*range(8), *range(36, 39), *range(1030, 1035)), EPERM))
 WITHOUT_NAMESPACES = (
-    # No process leaves the process group, so one kill reaches all: sessions that fork outran every list of them.
-    # And Landlock does not know what changes a file without writing to it. Both return 0, as if it was done.
+    # No process leaves the process group, so one kill reaches all: sessions that fork outran every list of
+    # them. And Landlock does not know what changes a file without writing to it. Both return 0, as if it was
+    # done.
     ("setsid 112 157, setpgid 109 154, chmod 90 -1, fchmod 91 52, fchmodat 268 53, chown 92 -1, "
      "fchown 93 55, lchown 94 -1, fchownat 260 54, utime 132 -1, utimes 235 -1, futimesat 261 -1, "
      "utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, "
@@ -68,6 +70,6 @@ def seccomp(rules, machine=platform.machine() if sys.platform == "linux" and sys
 
 
 def filters():
-    """Two programs for seccomp: one that always holds, and one more for a system that does not let us have namespaces."""
+    """Two programs for seccomp: one that always holds, and one that is added where we have no namespaces."""
     rules = WITHOUT_NAMESPACES + WITHOUT_LANDLOCK_6 * (LANDLOCK < 6) + WITHOUT_LANDLOCK_3 * (LANDLOCK < 3)
     return seccomp(ALWAYS), seccomp(rules)

@@ -13,8 +13,8 @@ import unicodedata
 def table_of(columns, rows, path=":memory:") -> sqlite3.Connection:
     """A table "passages" of these rows. Threads may share it if they take turns."""
     table = sqlite3.connect(path, check_same_thread=False)
-    columns = columns.split()
-    table.execute(f"create virtual table passages using fts5({', '.join(columns)}, tokenize = 'unicode61 remove_diacritics 2')")
+    options = "tokenize = 'unicode61 remove_diacritics 2'"
+    table.execute(f"create virtual table passages using fts5({', '.join(columns)}, {options})")
     table.executemany(f"insert into passages values ({', '.join('?' * len(columns))})", rows)
     return table
 
@@ -23,15 +23,17 @@ def best(table, select, words, k, operator="OR", weights="") -> sqlite3.Cursor:
     """`select` of the best k rows that have any of the words, or with operator "" all of them."""
     match = f" {operator} ".join(f'"{word}"' for word in words)  # quoted: never an operator
     order = f"bm25(passages{weights}), rowid"
-    return table.execute(f"select {select} from passages where passages match ? order by {order} limit ?", (match, k))
+    command = f"select {select} from passages where passages match ? order by {order} limit ?"
+    return table.execute(command, (match, k))
 
 
 def ranked(rows: list[tuple[str, ...]], query: str, k: int) -> list[int]:
     """The indices of the best k rows, the best first; only rows with a word of the query. Never raises."""
-    words = re.findall(r"[^\s\0-/:-@\[-`{-\x7f]+", clean(query[:10_000]))  # between spaces and ASCII punctuation
+    # between spaces and ASCII punctuation
+    words = re.findall(r"[^\s\0-/:-@\[-`{-\x7f]+", clean(query[:10_000]))
     if not rows or not words:
         return []
-    columns = " ".join(f"c{n}" for n in range(len(rows[0])))
+    columns = [f"c{n}" for n in range(len(rows[0]))]
     with contextlib.closing(table_of(columns, (tuple(map(clean, row)) for row in rows))) as table:
         return [index for (index,) in best(table, "rowid - 1", dict.fromkeys(words[:64]), max(k, 0))]
 

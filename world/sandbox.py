@@ -3,11 +3,12 @@
     python_coder("print(2 + 2)")            # "4"
     python_coder("while True: pass")        # "Error: stopped after 10 seconds"
 
-Such code is hostile, if only by accident. It never runs in our process: a new Python runs it, without our environment, in
-a folder of its own, under limits that a second new process, the supervisor, enforces; and everything that it has started
-is gone when the answer comes. Three files, from the outside to the inside: sandbox.py starts the supervisor and reads its
-verdict; supervisor.py confines, runs and stops the code; confinement.py lists the system calls that the code may not use.
-The docstring of python_coder says what is covered and what is not; tests/test_sandbox.py has a test for each promise.
+Such code is hostile, if only by accident. It never runs in our process: a new Python runs it, without our
+environment, in a folder of its own, under limits that a second new process, the supervisor, enforces; and
+everything that it has started is gone when the answer comes. Three files, from the outside to the inside:
+sandbox.py starts the supervisor and reads its verdict; supervisor.py confines, runs and stops the code;
+confinement.py lists the system calls that the code may not use. The docstring of python_coder says what is
+covered and what is not; tests/test_sandbox.py has a test for each promise.
 """
 import functools
 import marshal
@@ -34,7 +35,7 @@ def compiled(program):
 
 
 def remove(folder):
-    """Removes a folder, however deep and whatever its rights; shutil gives up. No link is followed, not even in its place."""
+    """Removes a folder, however deep and whatever its rights, and follows no link. (shutil gives up.)"""
     try:
         os.rmdir(folder)  # with namespaces, nothing has ever been written here
     except OSError:
@@ -44,7 +45,8 @@ def remove(folder):
 
 def kill(supervisor, seconds=20):
     """Kills a supervisor that does not answer, and the code, and waits until all are gone."""
-    groups = [supervisor.pid]  # with namespaces all end with it; without them the code has a process group of its own
+    # with namespaces all end with it; without them the code has a process group of its own
+    groups = [supervisor.pid]
     try:
         groups += map(int, Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split())
     except OSError:
@@ -66,7 +68,7 @@ def kill_group(group):
 
 
 def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
-    """What the code prints, and the value of a last bare expression; or "Error: NameError: ... (line 2)", then the prints.
+    """What the code prints, and the value of a last bare expression; or "Error: ..." and the prints.
 
     A new Python runs the code once, in one scope, with the packages of this one, in a folder of its own.
     Covered: time on the clock, and of the CPU; memory of each process; size of a file; 128 open files;
@@ -94,23 +96,28 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       leaves the group is not found, and macOS ignores some limits. Windows is not supported.
     """
     source, program = code.encode("utf-8", "replace"), compiled(SUPERVISOR)
-    settings = (len(program), seconds, len(source), memory_mb, OUTPUT_CAP, int(NAMESPACES), confinement.LANDLOCK)
+    settings = (len(program), seconds, len(source), memory_mb, OUTPUT_CAP, int(NAMESPACES),
+                confinement.LANDLOCK, *confinement.filters())
     start = "import marshal, sys; exec(marshal.loads(sys.stdin.buffer.read(int(sys.argv[1]))))"
-    # Not -I: it ignores PYTHONHASHSEED, without which a printed set differs from run to run. numpy's threads take memory.
-    command = [sys.executable, "-c", start, *map(str, settings), *confinement.filters()]
+    # Not -I: it ignores PYTHONHASHSEED, without which a printed set differs from run to run. numpy's threads
+    # take memory.
+    command = [sys.executable, "-c", start, *map(str, settings)]
     env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     file, late = tempfile.TemporaryFile, False
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, file() as output, file() as verdict:
-        # No preexec_fn, which is not safe in threads: the supervisor sets the limits itself, before it runs the code.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=verdict, cwd=folder, env=env,
-                                   start_new_session=True)
+    new_folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with new_folder as folder, file() as output, file() as verdict:
+        # No preexec_fn, which is not safe in threads: the supervisor sets the limits itself, before it runs
+        # the code.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=verdict,
+                                   cwd=folder, env=env, start_new_session=True)
         try:
             with process.stdin as pipe:
                 pipe.write(program + source)
                 pipe.flush()
                 hung_up = select.poll()
                 hung_up.register(pipe, 0)
-                hung_up.poll(1000 * (seconds + GRACE))  # the supervisor keeps the time, if the machine lets it
+                # the supervisor keeps the time, if the machine lets it
+                hung_up.poll(1000 * (seconds + GRACE))
         except BrokenPipeError:
             pass  # it is dead: its return code tells
         try:
@@ -127,7 +134,8 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
     elif late and not problem.startswith("Error:"):
         problem = f"Error: stopped after {seconds:g} seconds"
     elif not late and process.returncode or (problem and not problem.startswith("Error:")):
-        problem = f"Error: Python was ended from outside or did not start. {''.join(problem.splitlines()[-1:])}".strip()
+        last_line = "".join(problem.splitlines()[-1:])
+        problem = f"Error: Python was ended from outside or did not start. {last_line}".strip()
     if problem:
         return f"{problem}\nPrinted before: {printed}" if printed else problem
     return printed or "Nothing was printed. Use print() to show a result."
@@ -149,7 +157,8 @@ def protection() -> str:
     if not answer.replace(" ", "").isdigit():
         return f"python_coder does not run here. {answer}"
     isolated, files, sockets, signals = map(int, answer.split())
-    layers = [name for name, holds in (("namespaces", isolated), (f"Landlock {confinement.LANDLOCK}", confinement.LANDLOCK and files),
+    version = confinement.LANDLOCK
+    layers = [name for name, holds in (("namespaces", isolated), (f"Landlock {version}", version and files),
                                        ("seccomp", sockets)) if holds]
     dangers = ["read your files"] + [danger for danger, refused in (
         ("change them", files and sockets), ("use the network", sockets), ("signal your processes", signals))

@@ -1,12 +1,12 @@
-"""Searches: what the search tools do with a query. Each returns lines "[1] title (url): text", or "Error: no ...".
+"""Searches: what the search tools do with a query. Each returns lines "[1] title (url): text", or an error.
 
     wikipedia_search("atomic number of iron", "toy/corpus.jsonl")   # an offline corpus, through FTS5
     wikipedia_search("Eisen", "wikipedia:de")                       # the live Wikipedia
     google_search("iron")                                           # with a key of Serper or of Google
     web_search("https://en.wikipedia.org/wiki/Iron", "melting point")
 
-An offline corpus is a JSONL file of {"title": ..., "text": ...}: free, fast, and the same in every run.
-What fails raises services.Failed; tools.call() shows it to the planner as the result of the call.
+An offline corpus is a JSONL file of {"title": ..., "text": ...}: free, fast, and the same in every run. What
+fails raises services.Failed; tools.call() shows it to the planner as the result of the call.
 """
 import contextlib
 import functools
@@ -33,8 +33,8 @@ LIVE = "wikipedia:"      # followed by a language, the corpus is the live Wikipe
 WIKIPEDIA = "https://{}.wikipedia.org/w/api.php"
 SERPER = "https://google.serper.dev/search"
 GOOGLE = "https://www.googleapis.com/customsearch/v1"
-STOP_WORDS = tuple("a an and are as at be by did do does for from how in is it of on or that the their this to was "
-                   "were what when where which who whom whose why with".split())
+STOP_WORDS = tuple("a an and are as at be by did do does for from how in is it of on or that the their "
+                   "this to was were what when where which who whom whose why with".split())
 
 
 # ------------------------------------------------------------ wikipedia_search
@@ -49,10 +49,11 @@ def rows_of(corpus: str) -> Iterator[tuple[str, str]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     row = json.loads(line)
-                    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("title", "text")):
+                    pair = [row.get(key) for key in ("title", "text")] if isinstance(row, dict) else [None]
+                    if not all(isinstance(text, str) for text in pair):
                         raise ValueError('each line must be {"title": "...", "text": "..."}')
-                    (row["title"] + row["text"]).encode()  # half of a surrogate pair is valid JSON but no text
-                    yield row["title"], row["text"]
+                    "".join(pair).encode()  # half of a surrogate pair is valid JSON but no text
+                    yield tuple(pair)
     except OSError as e:
         raise ValueError(f"{corpus}: cannot read this corpus of wikipedia_search ({e.strerror})") from e
     except ValueError as e:
@@ -61,7 +62,7 @@ def rows_of(corpus: str) -> Iterator[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=8)
 def index(corpus: str) -> sqlite3.Connection:
-    """The corpus as a full-text index: in memory, or, of a large one, in a file beside it that is built once (corpus.jsonl.fts5)."""
+    """The corpus as a full-text index: in memory, or of a large one in corpus.jsonl.fts5, built once."""
     try:
         stat = os.stat(corpus)
     except OSError as e:
@@ -70,14 +71,15 @@ def index(corpus: str) -> sqlite3.Connection:
         return build(corpus, ":memory:")
     beside, version = Path(f"{corpus}.fts5"), f"{stat.st_size} {stat.st_mtime_ns}"
     if not built(beside, version):
-        half = beside.with_name(f"{beside.name}.{os.getpid()}")  # several processes may build; each renames a whole one
+        # several processes may build; each renames a whole one
+        half = beside.with_name(f"{beside.name}.{os.getpid()}")
         try:
             table = build(corpus, half)
             table.execute("create table version as select ? as of", (version,))
             table.commit()
             table.close()
             half.replace(beside)
-        except (OSError, sqlite3.OperationalError):              # a folder that we may not write to, a full disk
+        except (OSError, sqlite3.OperationalError):  # a folder that we may not write to, a full disk
             return build(corpus, ":memory:")
         finally:
             half.unlink(missing_ok=True)
@@ -96,16 +98,17 @@ def built(path, version) -> bool:
 def build(corpus, path) -> sqlite3.Connection:
     """Index every passage; about 10 s for 100 000 of 100 words."""
     name = Path(corpus).name
-    rows = tqdm(rows_of(corpus), desc=f"indexing {name}", unit=" passages", delay=2, leave=False, disable=None)
-    table = table_of("title text", rows, path)
-    table.execute("create virtual table vocabulary using fts5vocab(passages, row)")  # in how many passages a word occurs
+    rows = tqdm(rows_of(corpus), f"indexing {name}", unit=" passages", delay=2, leave=False, disable=None)
+    table = table_of(["title", "text"], rows, path)
+    # in how many passages a word occurs
+    table.execute("create virtual table vocabulary using fts5vocab(passages, row)")
     if not table.execute("select 1 from passages limit 1").fetchone():
         raise ValueError(f"{corpus}: this corpus of wikipedia_search has no passages")
     return table
 
 
 def wikipedia_search(query: str, corpus: str, k: int = 3) -> str:
-    """The best k passages, one a line: "[1] Iron: Iron is a ...". corpus: a JSONL file, or "wikipedia:en" for the live one."""
+    """The best k passages, one a line: "[1] Iron: Iron is a ...". corpus: a JSONL file or "wikipedia:en"."""
     if corpus.startswith(LIVE):
         return wikipedia_online(query, corpus.removeprefix(LIVE), k)
     words = list(dict.fromkeys(words_of(query)))
@@ -118,8 +121,8 @@ def wikipedia_search(query: str, corpus: str, k: int = 3) -> str:
 def matching(table, words, k) -> list[tuple[str, str]]:
     """The best passages with all of the words, or else with more than half of them.
 
-    A passage that shares only a number or a common word with the query is no answer. One with more than half of the words
-    has one of the rarer half: these are few passages, in a corpus of any size."""
+    A passage that shares only a number or a common word with the query is no answer. One with more than half
+    of the words has one of the rarer half: these are few passages, in a corpus of any size."""
     search = functools.partial(best, table, "title, text", weights=", 5, 1")
     if rows := search(words, k, "").fetchall():
         return rows
@@ -132,7 +135,8 @@ def matching(table, words, k) -> list[tuple[str, str]]:
 def more_than_half(words: list[str], text: str) -> bool:
     """Has the text more than half of these words?"""
     lower = text.lower()
-    if text.isascii() and 2 * sum(word in lower for word in words) <= len(words):  # a quick look, at parts of words
+    # a quick look, at parts of words
+    if text.isascii() and 2 * sum(word in lower for word in words) <= len(words):
         return False
     return 2 * len(set(words) & set(words_of(text))) > len(words)
 
@@ -155,24 +159,26 @@ SESSION = services.session(tries=3)
 
 
 def wikipedia_online(query: str, language: str, k: int) -> str:
-    """Passages of the k best pages of the live Wikipedia, with their URLs: a search, the pages' texts, the best passages."""
+    """The best passages of the k best pages of the live Wikipedia, with the URLs of these pages."""
     search = {"list": "search", "srsearch": truncate(query, 250), "srlimit": k, "srprop": ""}
     page_ids = mediawiki(language, search, lambda found: [page["pageid"] for page in found["search"]])
     rows = []
     for page_id in page_ids:
         content = {"prop": "extracts|info", "inprop": "url", "explaintext": 1, "pageids": page_id}
-        page = mediawiki(language, content, lambda found: {"title": "", "fullurl": "", "extract": "", **found["pages"][0]})
-        rows += [(page["title"], page["fullurl"], passage) for passage in passages(page["extract"])]
+        fields = lambda found: [found["pages"][0].get(key, "") for key in ("title", "fullurl", "extract")]
+        title, url, text = mediawiki(language, content, fields)
+        rows += [(title, url, passage) for passage in passages(text)]
     order = ranked([(title, text) for title, _, text in rows], query, k) or range(min(k, len(rows)))
     return numbered(rows[i] for i in order) or nothing(query, "page")
 
 
 def mediawiki(language: str, params: dict, read: Callable):
-    """One query of the MediaWiki API. maxlag: when its databases are behind, it asks us to come back later, and we do."""
+    """One query of the MediaWiki API. maxlag: while its databases are behind, it tells us to wait."""
     params = {"action": "query", "format": "json", "formatversion": 2, "maxlag": 5, **params}
-    error_or_result = lambda data: (data["error"], None) if data.get("error") else (None, read(data["query"]))
+    parse = lambda data: (data["error"], None) if data.get("error") else (None, read(data["query"]))
     for _ in range(3):
-        (error, result), headers = services.api(SESSION, "GET", WIKIPEDIA.format(language), params=params, read=error_or_result)
+        url = WIKIPEDIA.format(language)
+        (error, result), headers = services.api(SESSION, "GET", url, params=params, read=parse)
         if not error:
             return result
         pause = services.retry_after(headers) or 5
@@ -183,24 +189,24 @@ def mediawiki(language: str, params: dict, read: Callable):
 
 
 def google_search(query: str, k: int = 5) -> str:
-    """Ranked titles, URLs and snippets, from Serper or from Google's Programmable Search, whichever there is a key for.
+    """Ranked titles, URLs and snippets, from Serper or else from Google's Programmable Search.
 
-    A list of results, never an answer: a search service that is itself a stronger language model would write the answer.
-    Then that model is measured, and the planner is rewarded for passing the question on."""
+    A list of results, never an answer: a search service that is itself a stronger language model would write
+    the answer. Then that model is measured, and the planner is rewarded for passing the question on."""
     if key := os.environ.get("SERPER_API_KEY"):
-        request = {"method": "POST", "url": SERPER, "json": {"q": query, "num": k}, "headers": {"X-API-KEY": key}}
-        results = "organic"
+        results, method, url, headers = "organic", "POST", SERPER, {"X-API-KEY": key}
+        request = {"json": {"q": query, "num": k}}
     else:  # the key in a header: an address may be logged on its way
-        request = {"method": "GET", "url": GOOGLE, "params": {"q": query, "num": k, "cx": os.environ["GOOGLE_CSE_ID"]},
-                   "headers": {"X-Goog-Api-Key": os.environ["GOOGLE_API_KEY"]}}
-        results = "items"
-    found, _ = services.api(SESSION, **request, read=lambda data: [
+        key = os.environ["GOOGLE_API_KEY"]
+        results, method, url, headers = "items", "GET", GOOGLE, {"X-Goog-Api-Key": key}
+        request = {"params": {"q": query, "num": k, "cx": os.environ["GOOGLE_CSE_ID"]}}
+    found, _ = services.api(SESSION, method, url, headers=headers, **request, read=lambda data: [
         (row["title"], row["link"], row.get("snippet", "")) for row in data.get(results, [])[:k]])
     return numbered(found) or nothing(query, "page")
 
 
 def web_search(url: str, query: str, k: int = 3) -> str:
-    """The passages of a public page nearest the query, or its first ones where none has a word of the query."""
+    """The passages of a public page nearest the query, or its first ones where none has a word of it."""
     page = pages.fetch(url.strip())
     parts = passages(page.text)
     order = ranked([(part,) for part in parts], query, k) or range(min(k, len(parts)))
@@ -209,7 +215,7 @@ def web_search(url: str, query: str, k: int = 3) -> str:
 
 
 def remembered(cache: services.Cache, name: str, run: Callable[..., str]) -> Callable[..., str]:
-    """The tool, with a cache: each call runs once, also if it found nothing. A call that failed runs again."""
+    """The tool, with a cache: a call runs once, also if it finds nothing; a call that failed runs again."""
     def search(**arguments):
         key = json.dumps(arguments, sort_keys=True)
         if (cached := cache.get(name, key)) is not None:

@@ -1,14 +1,16 @@
 """The supervisor: the first process of each call of python_coder. It runs the code in a child, and stops it.
 
-This file is a program and is never imported: world/sandbox.py reads it as text and sends it, compiled, to a new Python.
+This file is a program and is never imported: world/sandbox.py reads it as text and sends it, compiled, to a
+new Python.
 
     python_coder -> supervisor [-> process 1 of its own namespaces] -> the code, and whatever that starts
 
-The supervisor has no secrets and outlives the code, so it can kill all that the code has started.
-stdin brings the code and stays open: when either side is gone, the other sees it hang up. stdout is what the code
-prints, on both its streams; stderr is the verdict, "Error: ...". Both are files: they cost no memory, however long.
-The supervisor alone has the verdict: the code's process sends its exception through a pipe, and cannot unsay ours.
-No signal, ast or traceback: importing each takes milliseconds, in every one of the thousands of calls of a training.
+The supervisor has no secrets and outlives the code, so it can kill all that the code has started. stdin
+brings the code and stays open: when either side is gone, the other sees it hang up. stdout is what the code
+prints, on both its streams; stderr is the verdict, "Error: ...". Both are files: they cost no memory, however
+long. The supervisor alone has the verdict: the code's process sends its exception through a pipe, and cannot
+unsay ours. No signal, ast or traceback: importing each takes milliseconds, in every one of the thousands of
+calls of a training.
 """
 import _signal
 import os
@@ -37,16 +39,19 @@ def say(text):
 
 # ------------------------------------------------------------ namespaces
 def isolate():
-    """Own users, processes, network and mounts: all files read-only but a new 64 MB folder. False where not allowed."""
+    """Namespaces of our own, with all files read-only but a new 64 MB folder. False where not allowed."""
     if not linux:
         return False
-    libc.prctl(38, 1, 0, 0, 0)                            # PR_SET_NO_NEW_PRIVS: sudo and the like give nothing
-    if child := namespaces and os.fork():                 # a child tries: a refusal half-way leaves us as we were
+    # PR_SET_NO_NEW_PRIVS: sudo and the like give nothing
+    libc.prctl(38, 1, 0, 0, 0)
+    # a child tries: a refusal half-way leaves us as we were
+    if child := namespaces and os.fork():
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status != 99:
             os._exit(status != 0)
     if child or not namespaces:
-        libc.prctl(36, 1, 0, 0, 0)                        # PR_SET_CHILD_SUBREAPER: orphans come to us, not to init
+        # PR_SET_CHILD_SUBREAPER: orphans come to us, not to init
+        libc.prctl(36, 1, 0, 0, 0)
         return False
     try:
         separate()
@@ -61,17 +66,20 @@ def separate():
     for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    if child := os.fork():                                # the child is process 1 of the namespace: all die with it
+    # the child is process 1 of the namespace: all die with it
+    if child := os.fork():
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     limit_process_ids()
-    call("syscall", 442, -100, b"/", 0x8000, numbers64(1 | 4), 32)  # mount_setattr, all below: read-only, no devices,
-    for name in b"null", b"zero", b"full", b"random", b"urandom":   # as disks do not mind a read-only folder; but these
+    # mount_setattr, for all below: read-only, and no devices (disks do not mind a read-only folder) but these
+    call("syscall", 442, -100, b"/", 0x8000, numbers64(1 | 4), 32)
+    for name in b"null", b"zero", b"full", b"random", b"urandom":
         call("mount", b"/dev/" + name, b"/dev/" + name, None, 4096, None)
         call("syscall", 442, -100, b"/dev/" + name, 0, numbers64(0, 4), 32)
     memory_disk = b"tmpfs", 6, b"size=64m,nr_inodes=16k,mode=700"  # gone with the namespace
     call("mount", b"tmpfs", cwd.encode(), *memory_disk)
     libc.mount(b"tmpfs", b"/dev/shm", *memory_disk)       # where there is none, this does nothing
-    libc.mount(b"proc", b"/proc", b"proc", 15, None)      # read-only; where refused, the old /proc has no secrets
+    # read-only; where refused, the old /proc has no secrets
+    libc.mount(b"proc", b"/proc", b"proc", 15, None)
     os.chdir(cwd)
 
 
@@ -81,7 +89,7 @@ def call(name, *args):
 
 
 def limit_process_ids():
-    """At most 1100 processes at a time, also for root. Linux has this setting for each namespace since 6.14."""
+    """At most 1100 processes at a time, also for root. Before Linux 6.14 it is not for us to set."""
     if tuple(int(n) for n in os.uname().release.split("-")[0].split(".")[:2]) >= (6, 14):
         try:
             with open("/proc/sys/kernel/pid_max", "w") as file:
@@ -156,11 +164,12 @@ def confine():
 
 def limit():
     for name, value in (("CPU", int(seconds) + 1), ("AS", memory << 20), ("FSIZE", 16 << 20), ("NOFILE", 128),
-                        ("CORE", 0), ("NPROC", numbers()[4] + 64)):  # NPROC counts all of the user's, also elsewhere
+                        # NPROC counts all of the user's, also elsewhere
+                        ("CORE", 0), ("NPROC", numbers()[4] + 64)):
         try:
             resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
         except (AttributeError, ValueError, OSError):
-            pass                                          # unknown to this system, or a lower limit stands already
+            pass  # unknown to this system, or a lower limit stands already
 
 
 def run():
@@ -208,7 +217,8 @@ def start():
     sys.stdout.reconfigure(line_buffering=True)           # what was printed before a kill is not lost
     limit()
     run()
-    raise SystemExit                                      # waits for the code's threads; the code may replace sys.exit
+    # waits for the code's threads; the code may replace sys.exit
+    raise SystemExit
 
 
 # ------------------------------------------------------------ the supervisor's process
@@ -220,7 +230,8 @@ def watch(child):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
-            return f"killed by signal {-code}" if code < 0 else f"the code ended with exit status {code}" if code else ""
+            failure = f"killed by signal {-code}" if code < 0 else f"the code ended with exit status {code}"
+            return failure if code else ""
         if crowded():
             return "stopped after starting too many processes"
         if time.monotonic() > end:
@@ -237,7 +248,8 @@ def watch(child):
 def kill_all(child):
     """Without namespaces: kills the code and what it has started."""
     try:
-        os.killpg(child, 9)                               # at one stroke, so that a fork bomb cannot outrun us
+        # at one stroke, so that a fork bomb cannot outrun us
+        os.killpg(child, 9)
     except (ProcessLookupError, PermissionError):
         pass                                              # nobody is left in the group
     while kin := family(os.getpid()):                     # those that have left the group
@@ -246,17 +258,20 @@ def kill_all(child):
                 os.kill(pid, 9)
                 os.waitpid(pid, os.WNOHANG)
             except (ProcessLookupError, ChildProcessError):
-                pass                                      # gone, or a grandchild: ours when its parent is dead
+                pass  # gone, or a grandchild: ours when its parent is dead
 
 
 priority = os.nice(0)
 try:
-    os.nice(-10)                                          # root, whom no limit of processes binds, may do this
+    # root, whom no limit of processes binds, may do this
+    os.nice(-10)
 except OSError:
     pass
-supervisor, isolated = sys.modules["__main__"], isolate()  # this module lives on when the code's takes its place
-linux and libc.prctl(4, 0, 0, 0, 0)                       # PR_SET_DUMPABLE: our memory and files, the verdict, are not
-code_process = os.fork()                                  # the code's to open in /proc
+# this module lives on when the code's takes its place
+supervisor, isolated = sys.modules["__main__"], isolate()
+# PR_SET_DUMPABLE: our memory and files, the verdict, are not the code's to open in /proc
+linux and libc.prctl(4, 0, 0, 0, 0)
+code_process = os.fork()
 if code_process == 0:
     start()
 if reason := watch(code_process):
