@@ -13,8 +13,7 @@ import tracemalloc
 import zlib
 
 import pytest
-from test_services import (  # noqa: F401  (some are fixtures)
-    HTTP, LONG, SOON, clock, drip, dropped, endless, failure, quick, reply, serve, slow)
+from test_services import HTTP, SOON, clock, drip, dropped, endless, failure, quick, reply, serve  # noqa: F401
 
 from world import pages, services
 from world.pages import fetch, public, text_of
@@ -149,7 +148,7 @@ def test_each_hop_is_looked_up_and_checked_again(monkeypatch, serve):
 
 def test_a_name_server_that_never_answers_does_not_hold_us(monkeypatch, clock):
     end = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: end.wait(LONG))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: end.wait(60))
     assert "did not answer in time" in refusal(EXAMPLE, seconds=0.2) and clock() < SOON
     end.set()
 
@@ -268,7 +267,7 @@ def test_a_status_is_told_in_our_words(serve, loopback, status, sentence):
 
 
 @pytest.mark.parametrize("answer", [
-    slow(LONG), drip(""), drip("HTTP/1.1 200 OK\r\n"), drip("HTTP/1.1 200 OK\r\n", b"a: b\r\n", 0.05),
+    drip("", gap=60), drip(""), drip("HTTP/1.1 200 OK\r\n"), drip("HTTP/1.1 200 OK\r\n", b"a: b\r\n", 0.05),
     drip(HTTP + "\r\n"), drip("", b"HTTP/1.1 100 Continue\r\n\r\n"),
     drip(HTTP + "Content-Length: 99999\r\n\r\n"),
     drip(HTTP + "Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),

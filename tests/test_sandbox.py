@@ -265,7 +265,7 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     # it never ends
     ("a loop", "while True: pass", TIME),
     ("sleeping for ever", "import time\ntime.sleep(10**6)", TIME),
-    ("a thread for ever", "import threading as t, time\nt.Thread(target=time.sleep, args=(9**9,)).start()", TIME),
+    ("an endless thread", "import threading as t\nt.Thread(target=t.Event().wait).start()", TIME),
     ("an exit handler for ever", "import atexit\n@atexit.register\ndef f():\n  while True: pass", TIME),
     ("a destructor for ever", "class A:\n  def __del__(self):\n    while True: pass\na = A()", TIME),
     ("a repr for ever", "class A:\n  def __repr__(self):\n    while True: pass\nA()", TIME),

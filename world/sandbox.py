@@ -52,7 +52,8 @@ def kill(supervisor, seconds=20):
     except OSError:
         pass
     end = time.monotonic() + seconds
-    while any([kill_group(group) for group in groups]) and time.monotonic() < end:
+    while groups and time.monotonic() < end:
+        groups = [group for group in groups if kill_group(group)]
         supervisor.poll()
         time.sleep(0.01)
     supervisor.wait()
@@ -129,11 +130,12 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
         remove(folder)
     endless = len(printed) > OUTPUT_CAP
     printed, problem = (text.decode("utf-8", "replace").rstrip("\n") for text in (printed, problem))
+    is_verdict = problem.startswith("Error:")
     if endless:
         problem = f"Error: stopped after printing {OUTPUT_CAP} characters"
-    elif late and not problem.startswith("Error:"):
-        problem = f"Error: stopped after {seconds:g} seconds"
-    elif not late and process.returncode or (problem and not problem.startswith("Error:")):
+    elif late:
+        problem = problem if is_verdict else f"Error: stopped after {seconds:g} seconds"
+    elif process.returncode or (problem and not is_verdict):
         last_line = "".join(problem.splitlines()[-1:])
         problem = f"Error: Python was ended from outside or did not start. {last_line}".strip()
     if problem:

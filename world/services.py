@@ -84,8 +84,7 @@ class Patient(urllib3.Retry):
 
 
 def pause(attempt: int) -> float:
-    # jitter: those who failed together do not return together
-    return PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1)
+    return PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1)  # jitter: who failed together returns apart
 
 
 def session(tries: int = 4) -> requests.Session:
@@ -112,9 +111,8 @@ REASONS = {"NewConnectionError": "nobody listens there", "ConnectionRefusedError
 
 def reason(error: Exception) -> str:
     """Why it failed, told by the type alone: the text of an error of requests has the whole URL in it."""
-    # what requests wraps
+    # requests wraps the cause in args, urllib3 in reason
     cause = error.args[0] if error.args and isinstance(error.args[0], Exception) else error
-    # what urllib3 wraps
     cause = cause.reason if isinstance(getattr(cause, "reason", None), Exception) else cause
     kinds = [kind.__name__ for kind in type(cause).__mro__]
     return next((REASONS[kind] for kind in kinds if kind in REASONS), kinds[0])

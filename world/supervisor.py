@@ -1,16 +1,14 @@
 """The supervisor: the first process of each call of python_coder. It runs the code in a child, and stops it.
 
-This file is a program and is never imported: world/sandbox.py reads it as text and sends it, compiled, to a
-new Python.
+This file is a program, never imported: world/sandbox.py sends it, compiled, to a new Python.
 
     python_coder -> supervisor [-> process 1 of its own namespaces] -> the code, and whatever that starts
 
-The supervisor has no secrets and outlives the code, so it can kill all that the code has started. stdin
-brings the code and stays open: when either side is gone, the other sees it hang up. stdout is what the code
-prints, on both its streams; stderr is the verdict, "Error: ...". Both are files: they cost no memory, however
-long. The supervisor alone has the verdict: the code's process sends its exception through a pipe, and cannot
-unsay ours. No signal, ast or traceback: importing each takes milliseconds, in every one of the thousands of
-calls of a training.
+The supervisor has no secrets and outlives the code, so it can kill all that the code has started.
+stdin brings the code and stays open: when either side is gone, the other sees it hang up. stdout is what the
+code prints, on both its streams; stderr is the verdict, "Error: ...". Both are files: they cost no memory.
+Only the supervisor can write the verdict: the code's process sends its exception through a pipe.
+No signal, ast or traceback: each import takes milliseconds, in each of the thousands of calls of a training.
 """
 import _signal
 import os
@@ -42,16 +40,13 @@ def isolate():
     """Namespaces of our own, with all files read-only but a new 64 MB folder. False where not allowed."""
     if not linux:
         return False
-    # PR_SET_NO_NEW_PRIVS: sudo and the like give nothing
-    libc.prctl(38, 1, 0, 0, 0)
-    # a child tries: a refusal half-way leaves us as we were
-    if child := namespaces and os.fork():
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: sudo and the like give nothing
+    if child := namespaces and os.fork():  # a child tries: a refusal half-way leaves us as we were
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status != 99:
             os._exit(status != 0)
     if child or not namespaces:
-        # PR_SET_CHILD_SUBREAPER: orphans come to us, not to init
-        libc.prctl(36, 1, 0, 0, 0)
+        libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to us, not to init
         return False
     try:
         separate()
@@ -66,8 +61,7 @@ def separate():
     for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    # the child is process 1 of the namespace: all die with it
-    if child := os.fork():
+    if child := os.fork():  # the child is process 1 of the namespace: all die with it
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     limit_process_ids()
     # mount_setattr, for all below: read-only, and no devices (disks do not mind a read-only folder) but these
@@ -77,9 +71,8 @@ def separate():
         call("syscall", 442, -100, b"/dev/" + name, 0, numbers64(0, 4), 32)
     memory_disk = b"tmpfs", 6, b"size=64m,nr_inodes=16k,mode=700"  # gone with the namespace
     call("mount", b"tmpfs", cwd.encode(), *memory_disk)
-    libc.mount(b"tmpfs", b"/dev/shm", *memory_disk)       # where there is none, this does nothing
-    # read-only; where refused, the old /proc has no secrets
-    libc.mount(b"proc", b"/proc", b"proc", 15, None)
+    libc.mount(b"tmpfs", b"/dev/shm", *memory_disk)  # where there is none, this does nothing
+    libc.mount(b"proc", b"/proc", b"proc", 15, None)  # read-only; where refused, the old /proc has no secrets
     os.chdir(cwd)
 
 
@@ -95,7 +88,7 @@ def limit_process_ids():
             with open("/proc/sys/kernel/pid_max", "w") as file:
                 file.write("1100")
         except OSError:
-            pass                                          # this /proc is read-only
+            pass  # this /proc is read-only
 
 
 # ------------------------------------------------------------ what the code has taken
@@ -217,8 +210,7 @@ def start():
     sys.stdout.reconfigure(line_buffering=True)           # what was printed before a kill is not lost
     limit()
     run()
-    # waits for the code's threads; the code may replace sys.exit
-    raise SystemExit
+    raise SystemExit  # waits for the code's threads; the code may replace sys.exit
 
 
 # ------------------------------------------------------------ the supervisor's process
@@ -248,8 +240,7 @@ def watch(child):
 def kill_all(child):
     """Without namespaces: kills the code and what it has started."""
     try:
-        # at one stroke, so that a fork bomb cannot outrun us
-        os.killpg(child, 9)
+        os.killpg(child, 9)  # at one stroke, so that a fork bomb cannot outrun us
     except (ProcessLookupError, PermissionError):
         pass                                              # nobody is left in the group
     while kin := family(os.getpid()):                     # those that have left the group
@@ -263,8 +254,7 @@ def kill_all(child):
 
 priority = os.nice(0)
 try:
-    # root, whom no limit of processes binds, may do this
-    os.nice(-10)
+    os.nice(-10)  # root, whom no limit of processes binds, may do this
 except OSError:
     pass
 # this module lives on when the code's takes its place
