@@ -13,7 +13,7 @@ import tracemalloc
 import zlib
 
 import pytest
-from test_services import HTTP, SOON, clock, drip, dropped, endless, failure, quick, reply, serve  # noqa: F401
+from test_services import HTTP, SOON, clock, drip, dropped, endless, failure, quick, reply, serve  # noqa
 
 from world import pages, services
 from world.pages import fetch, public, text_of
@@ -143,7 +143,7 @@ def test_each_hop_is_looked_up_and_checked_again(monkeypatch, serve):
     answers, really = ["8.8.8.8", "127.0.0.1"], socket.socket.connect
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **_: resolved(answers.pop(0), port))
     monkeypatch.setattr(socket.socket, "connect", lambda sock, _: really(sock, server.server_address))
-    assert refusal(EXAMPLE) == "example.com is not at a public address" and len(server.asked) == 1
+    assert refusal(EXAMPLE) == "example.com is not at a public address" and len(server.requests) == 1
 
 
 def test_a_name_server_that_never_answers_does_not_hold_us(monkeypatch, clock):
@@ -168,10 +168,11 @@ def test_an_unknown_name_is_told(monkeypatch):
     ("http://[2600::0:1]:81/", "[2600::1]:81", "GET / HTTP/1.1"),
     ("http://8.8.8.8/;a=1?b='\"<>", "8.8.8.8", "GET /;a=1?b='%22%3C%3E HTTP/1.1")])
 def test_a_plain_url_becomes_a_plain_request(url, host, first_line):
-    spot = pages.target(url)
-    assert spot.request.split("\r\n")[:2] == [first_line, f"Host: {host}"]
-    assert spot.request.endswith("\r\n\r\n")
-    assert spot.url.isascii() and "#" not in spot.url and pages.target(spot.url).request == spot.request
+    target = pages.parse_url(url)
+    assert target.request.split("\r\n")[:2] == [first_line, f"Host: {host}"]
+    assert target.request.endswith("\r\n\r\n")
+    assert target.url.isascii() and "#" not in target.url
+    assert pages.parse_url(target.url).request == target.request
 
 
 # ------------------------------------------------------------ fetch: what may come back
@@ -185,7 +186,7 @@ def test_loopback_is_refused_without_any_connection(serve):
 def test_a_page_is_its_last_url_and_its_text(serve, loopback):
     server = serve(reply("<title>Iron</title><p>Iron is a <b>metal</b>."))
     assert fetch(server.url + "/a?b=c#d") == (server.url + "/a?b=c", "Iron\nIron is a metal.")
-    assert "User-Agent: nano-agentflow" in server.asked[0] and "Cookie" not in server.asked[0]
+    assert "User-Agent: nano-agentflow" in server.requests[0] and "Cookie" not in server.requests[0]
 
 
 @pytest.mark.parametrize("kind", [
@@ -295,22 +296,23 @@ def test_a_server_that_never_greets_in_tls_is_ended_too(serve, loopback, clock):
 def test_five_redirects_are_followed_and_six_are_not(serve, loopback):
     hops = [reply(status=f"{code} Moved", Location=f"/{code}?n={code}") for code in (301, 302, 303, 307, 308)]
     server = serve(*hops, reply("here"))
-    assert fetch(server.url) == (server.url + "/308?n=308", "here") and len(server.asked) == 6
+    assert fetch(server.url) == (server.url + "/308?n=308", "here") and len(server.requests) == 6
     server = serve(*hops, hops[0], reply("here"))
-    assert refusal(server.url) == "127.0.0.1 redirects more than 5 times" and len(server.asked) == 6
+    assert refusal(server.url) == "127.0.0.1 redirects more than 5 times" and len(server.requests) == 6
 
 
 @pytest.mark.parametrize("location, path", [
     ("b", "/a/b"), ("../b?c", "/b?c"), ("?c", "/a/x?c"), ("/é", "/%C3%A9"), ("#d", "/a/x")])
 def test_a_redirect_may_be_relative(serve, loopback, location, path):
     server = serve(reply(status="302 Found", Location=location), reply("here"))
-    assert fetch(server.url + "/a/x").url == server.url + path and server.asked[1].startswith(f"GET {path} ")
+    assert fetch(server.url + "/a/x").url == server.url + path
+    assert server.requests[1].startswith(f"GET {path} ")
 
 
 def test_a_redirect_to_another_host_takes_nothing_along_and_its_body_is_not_read(serve, loopback):
     other = serve(reply("there"))
     server = serve(endless(f"HTTP/1.1 302 Found\r\nLocation: {other.url}\r\nSet-Cookie: a=b\r\n\r\n"))
-    assert fetch(server.url) == (other.url + "/", "there") and "a=b" not in other.asked[0]
+    assert fetch(server.url) == (other.url + "/", "there") and "a=b" not in other.requests[0]
 
 
 @pytest.mark.parametrize("location", [
@@ -349,7 +351,7 @@ def test_a_certificate_that_nobody_signed_is_refused(secure, loopback):
     assert refusal(secure.url) == "127.0.0.1 cannot be read (its certificate is not valid)"
     sentence = str(failure(api, session(tries=1), "GET", secure.url))
     assert sentence == f"{secure.url[8:]} cannot be reached (no secure connection)"
-    assert not secure.asked
+    assert not secure.requests
 
 
 def test_a_trusted_certificate_holds_for_its_own_name_only(secure, loopback, certificate, monkeypatch):

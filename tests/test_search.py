@@ -155,7 +155,7 @@ def net(serve, monkeypatch):
     def answer(*answers):
         server.answers = [reply(json.dumps(data), **more) for data, more in
                           (data if isinstance(data, tuple) else (data, {}) for data in answers)]
-        server.asked = []
+        server.requests = []
         return server
     return answer
 
@@ -182,7 +182,7 @@ def test_the_live_wikipedia_is_searched_and_its_best_passages_come_with_their_pa
     result, error = live("Schmelzpunkt")
     assert not error and result.startswith("[1] Eisen (https://de.wikipedia.org/wiki/Eisen): ")
     assert "1538" in result and "Rost" not in result
-    for request in server.asked:
+    for request in server.requests:
         assert request.startswith("GET /de/w/api.php?") and "maxlag=5" in request
         assert "nano-agentflow" in request
 
@@ -228,7 +228,7 @@ def test_google_gives_a_list_of_results_through_serper_or_its_own_api(net, monke
         monkeypatch.setenv(name, value)
     server = net(answer)
     assert call(toolbox(["google_search"]), "google_search", {"query": "iron"}) == (SHOWN, False)
-    request, = server.asked
+    request, = server.requests
     assert all(part in request for part in parts) and "hunter2" not in request.splitlines()[0]
 
 
@@ -267,8 +267,8 @@ def test_what_the_web_has_answered_is_not_asked_again(net, tmp_path):
     cached = lambda language: live("Metall", language, services.Cache(tmp_path / "cache"))
     server = net(FOUND, page("Eisen", "Eisen ist ein Metall."), page("Rost", "Rost ist Oxid."), NONE)
     first = cached("de")
-    assert cached("de") == first and len(server.asked) == 3
-    assert cached("fr")[1] and len(server.asked) == 4      # another Wikipedia, another answer
-    assert cached("fr")[1] and len(server.asked) == 4      # that there is nothing is known, too
+    assert cached("de") == first and len(server.requests) == 3
+    assert cached("fr")[1] and len(server.requests) == 4      # another Wikipedia, another answer
+    assert cached("fr")[1] and len(server.requests) == 4      # that there is nothing is known, too
     server = net(WRONG)
-    assert all(cached("it")[1] for _ in range(2)) and len(server.asked) == 2      # what failed is tried again
+    assert all(cached("it")[1] for _ in range(2)) and len(server.requests) == 2  # what failed is tried again

@@ -43,7 +43,7 @@ class Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, *answers):
         super().__init__(("127.0.0.1", 0), None)
-        self.answers, self.asked, self.connections = list(answers), [], 0
+        self.answers, self.requests, self.connections = list(answers), [], 0
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -53,8 +53,8 @@ class Server(socketserver.ThreadingTCPServer):
         with connection.makefile("rb") as file:
             request = b"".join(iter(file.readline, b"\r\n")).decode()
             length = re.search(r"(?i)content-length: (\d+)", request)
-            self.asked.append(f"{request}\r\n{file.read(int(length[1])).decode()}" if length else request)
-        answer = self.answers[min(len(self.asked), len(self.answers)) - 1]
+            self.requests.append(f"{request}\r\n{file.read(int(length[1])).decode()}" if length else request)
+        answer = self.answers[min(len(self.requests), len(self.answers)) - 1]
         with contextlib.suppress(OSError):  # the other side has had enough
             answer(connection.sendall) if callable(answer) else connection.sendall(answer)
 
@@ -129,7 +129,7 @@ def test_an_answer_is_its_json_and_its_headers(serve, data, pack, encoding):
 def test_the_request_has_our_name_its_parameters_its_headers_and_only_the_encoding_that_we_read(serve):
     server = serve(reply())
     api(session(), "POST", server.url + "/v1", params={"q": "a b"}, json={"n": 1}, headers={"X-Key": KEY})
-    request, = server.asked
+    request, = server.requests
     assert request.startswith("POST /v1?q=a+b HTTP/1.1") and f"X-Key: {KEY}" in request
     assert "User-Agent: nano-agentflow" in request and "2510.05592" in request
     assert "Accept-Encoding: gzip\r\n" in request
@@ -140,7 +140,7 @@ def test_a_netrc_does_not_overwrite_our_authorization(serve, tmp_path, monkeypat
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     server = serve(reply())
     api(session(), "GET", server.url, headers={"Authorization": f"Bearer {KEY}"})
-    assert f"Authorization: Bearer {KEY}" in server.asked[0]
+    assert f"Authorization: Bearer {KEY}" in server.requests[0]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -155,7 +155,7 @@ def test_a_netrc_does_not_overwrite_our_authorization(serve, tmp_path, monkeypat
     ids=lambda first: "" if callable(first) or isinstance(first, str) else repr(first[9:20]))
 def test_what_may_pass_is_tried_again(serve, first, method):
     server = serve(first, reply('{"good": 1}'))
-    assert api(session(), method, server.url, seconds=5)[0] == {"good": 1} and len(server.asked) == 2
+    assert api(session(), method, server.url, seconds=5)[0] == {"good": 1} and len(server.requests) == 2
 
 
 def test_retry_after_is_respected(serve, clock):
@@ -168,7 +168,7 @@ def test_retry_after_is_respected(serve, clock):
 def test_a_long_retry_after_fails_at_once_and_says_how_long(serve, clock, asked, status):
     server = serve(reply("later", status=status, Retry_After=asked))
     failed = failure(api, session(), "GET", server.url)
-    assert clock() < SOON and len(server.asked) == 1 and failed.status == int(status[:3])
+    assert clock() < SOON and len(server.requests) == 1 and failed.status == int(status[:3])
     assert failed.body == "later"
     assert f"answered {status} and asks to wait " in str(failed) and (asked in str(failed) or asked != "3600")
 
@@ -185,7 +185,7 @@ def test_an_answer_that_fails_is_named_with_its_status_and_body_and_only_tried_a
         serve, answer, sentence, tries):
     server = serve(answer)
     failed = failure(api, session(tries=3), "GET", server.url, again=3)
-    assert str(failed) == f"{server.url[7:]} {sentence}" and len(server.asked) == tries
+    assert str(failed) == f"{server.url[7:]} {sentence}" and len(server.requests) == tries
     assert failed.body.startswith("come back") and len(failed.body) <= 2000
     assert failed.status == (200 if sentence == NO_JSON else int(sentence.split()[1]))
 
@@ -206,7 +206,7 @@ def test_a_redirect_of_an_api_is_an_error_and_is_not_followed(serve):
     other = serve(reply())
     server = serve(reply(status="302 Found", Location=other.url))
     failed = failure(api, session(), "GET", server.url, headers={"Authorization": KEY})
-    assert str(failed).endswith("answered 302 Found") and not other.asked
+    assert str(failed).endswith("answered 302 Found") and not other.requests
 
 
 def nowhere():
@@ -254,7 +254,7 @@ def test_no_failure_shows_the_key(serve, answer):
 def test_a_key_that_is_no_header_is_not_shown_either(serve, key):
     server = serve(reply())
     failed = failure(api, session(), "GET", server.url, headers={"X-Key": key})
-    assert KEY not in "".join(traceback.format_exception(failed)) and not server.asked
+    assert KEY not in "".join(traceback.format_exception(failed)) and not server.requests
 
 
 def test_thirty_threads_may_share_a_session(serve):

@@ -27,7 +27,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import requests
 
-from world.services import USER_AGENT, Failed, left, reason, status_line, unpacked
+from world.services import USER_AGENT, Failed, reason, seconds_left, status_line, unpacked
 
 REDIRECTS = 5
 MOVED = 301, 302, 303, 307, 308
@@ -47,7 +47,7 @@ class Target(NamedTuple):
     request: str  # what we send
 
 
-def target(url: str) -> Target:
+def parse_url(url: str) -> Target:
     """A URL taken apart; Failed where it is not a plain one of the public web. Nothing is looked up here."""
     if len(url) > 2000 or not url.isprintable() or " " in url or "\\" in url:
         raise Failed("this URL is too long, or has characters that no URL has")
@@ -107,48 +107,48 @@ def public(address: str) -> bool:
             and not any(ip in network for network in NOT_PUBLIC if network.version == ip.version))
 
 
-def lookup(spot: Target, end: float) -> list[tuple]:
+def lookup(target: Target, end: float) -> list[tuple]:
     """The addresses of the host; all must be public. In a thread, as nothing can stop a stuck name server."""
     answers = queue.SimpleQueue()
 
-    def ask():
+    def look_up():
         try:
-            answers.put(socket.getaddrinfo(spot.host, spot.port, type=socket.SOCK_STREAM))
+            answers.put(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as e:
             answers.put(e)
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=look_up, daemon=True).start()
     try:
-        found = answers.get(timeout=left(end))
+        found = answers.get(timeout=seconds_left(end))
     except queue.Empty:
         raise TimeoutError from None
     if isinstance(found, Exception):
-        raise Failed(f"{spot.host} cannot be found")
+        raise Failed(f"{target.host} cannot be found")
     if not found or not all(public(address[0]) for *_, address in found):
-        raise Failed(f"{spot.host} {PRIVATE}")
+        raise Failed(f"{target.host} {PRIVATE}")
     return found
 
 
-def connect(spot: Target, end: float) -> socket.socket:
+def connect(target: Target, end: float) -> socket.socket:
     """A connection to the first checked address that answers; a second lookup could give other addresses."""
-    for *kind, _, address in lookup(spot, end):
+    for *kind, _, address in lookup(target, end):
         try:
-            return dial(spot, kind, address, end)
+            return dial(target, kind, address, end)
         except OSError as e:
             problem = e
     raise problem
 
 
-def dial(spot: Target, kind: list, address: tuple, end: float) -> socket.socket:
+def dial(target: Target, kind: list, address: tuple, end: float) -> socket.socket:
     """A connection to this address; https checks the certificate against the name in the URL."""
     sock = socket.socket(*kind)
     try:
-        sock.settimeout(min(5, left(end)))  # an address that is silent leaves time for the next
+        sock.settimeout(min(5, seconds_left(end)))  # an address that is silent leaves time for the next
         sock.connect(address)
-        sock.settimeout(left(end))
-        if not spot.secure:
+        sock.settimeout(seconds_left(end))
+        if not target.secure:
             return sock
         context = ssl.create_default_context(cafile=requests.certs.where())
-        return context.wrap_socket(sock, server_hostname=spot.host.rstrip("."))
+        return context.wrap_socket(sock, server_hostname=target.host.rstrip("."))
     except OSError:
         sock.close()
         raise
@@ -164,7 +164,7 @@ class Clocked(io.RawIOBase):
         return True
 
     def readinto(self, buffer):
-        self.sock.settimeout(left(self.end))
+        self.sock.settimeout(seconds_left(self.end))
         return self.sock.recv_into(buffer)
 
     def makefile(self, mode):  # what HTTPResponse asks of a socket
@@ -180,16 +180,16 @@ def fetch(url: str, seconds: float = 15, limit: int = 2_000_000) -> Page:
     end, host = time.monotonic() + seconds, "this URL"
     try:
         for _ in range(REDIRECTS + 1):
-            spot = target(url)
-            host = spot.host
-            with contextlib.closing(connect(spot, end)) as sock:
-                sock.sendall(spot.request.encode())
+            target = parse_url(url)
+            host = target.host
+            with contextlib.closing(connect(target, end)) as sock:
+                sock.sendall(target.request.encode())
                 answer = http.client.HTTPResponse(Clocked(sock, end), method="GET")
                 answer.begin()
                 if answer.status not in MOVED or not answer.headers["Location"]:
-                    return Page(spot.url, text_in(answer, host, limit, end))
+                    return Page(target.url, text_in(answer, host, limit, end))
                 location = answer.headers["Location"].encode("latin-1").decode("utf-8", "replace")
-                url = urljoin(spot.url, location)
+                url = urljoin(target.url, location)
     except TimeoutError:
         raise Failed(f"{host} did not answer in time (at most {seconds:g} seconds)") from None
     except (OSError, http.client.HTTPException, zlib.error, ValueError) as e:

@@ -191,13 +191,13 @@ def unpacked(pieces: Iterator[bytes], encoding: str, limit: int, end: float) -> 
         body += unpack.decompress(piece, limit + 1 - len(body)) if unpack else piece
         if len(body) > limit or (unpack and unpack.eof):
             return bytes(body[:limit + 1])
-        left(end)
+        seconds_left(end)
     if unpack and body:
         raise zlib.error("ends too early")
     return bytes(body)
 
 
-def left(end: float) -> float:
+def seconds_left(end: float) -> float:
     """Seconds left on the clock; TimeoutError if none."""
     seconds = end - time.monotonic()
     if seconds <= 0:
