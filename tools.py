@@ -61,8 +61,7 @@ TOOLS = {
         limits="Snippets only: read a page with web_search. Use it for general and recent facts. "
                "It cannot calculate.",
         example='google_search(query="2024 Nobel Prize in Physics winners")',
-        needs=(("SERPER_API_KEY",), ("GOOGLE_API_KEY", "GOOGLE_CSE_ID")),
-        from_web=True,
+        needs=(("SERPER_API_KEY",), ("GOOGLE_API_KEY", "GOOGLE_CSE_ID")), from_web=True,
     ),
     "wikipedia_search": Tool(
         run=wikipedia_search,
@@ -92,6 +91,11 @@ def missing(name):
     if not needs or any(all(os.environ.get(key) for key in keys) for keys in needs):
         return ""
     return f"{name} needs {', or '.join(' and '.join(keys) for keys in needs)} in the environment"
+
+
+def left_out(names):
+    """Why toolbox(names) lacks some of TOOLS, a sentence each; [] if the tools were named."""
+    return [missing(name) for name in TOOLS if missing(name)] if names is None else []
 
 
 def toolbox(names=None, corpus=None, cache=None):
@@ -163,17 +167,17 @@ class Result:
     error: bool  # a tool-calling error
     seconds: float = 0.0
     tokens: int = 0  # of base_generator's completion
-    failed: str = ""  # why base_generator's engine gave none: the rollout has failed, the model made no mistake
+    failed: str = ""  # why base_generator's engine is down: the rollout has failed, the model has not
 
 
 def run_calls(calls, tools, base_generator):
     """Run the calls of one turn as a batch: [Result], in their order.
 
-    calls: [executor.Call, or a parse error]. base_generator is an engine and no function. So the queries to it
-    are completed first, in one batched call and equal ones once; then all calls run, eight at a time.
+    calls: [executor.Call, or a parse error]. base_generator is an engine and no function. So the queries to
+    it are completed first, in one batched call and equal ones once; then all calls run, eight at a time.
     """
-    parsed = [call for call in calls if not isinstance(call, str)]
-    queries = [call.arguments.get("query") for call in parsed if tools[call.tool].run is None]
+    generated = [call for call in calls if not isinstance(call, str) and tools[call.tool].run is None]
+    queries = [call.arguments.get("query") for call in generated]
     queries = list(dict.fromkeys(query for query in queries if isinstance(query, str)))
     start = time.perf_counter()
     completions = dict(zip(queries, base_generator(queries))) if queries else {}
