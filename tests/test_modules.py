@@ -104,22 +104,8 @@ def test_a_truncated_text_keeps_its_budget_its_head_and_its_tail_and_counts_what
 
 
 # ---- planner
-NAMES = [("Context", "Sub-goal", "Tool"), ("CONTEXT", "SUB-GOAL", "TOOL"),
-         ("context", "sub goal", "tool name"), ("Context", "Subgoal", "Tool_Name"),
-         ("context", "sub_goal", "Tool-name")]
-LABELS = ["{}: {}", "**{}:** {}", "**{}**: {}", "__{}:__ {}", "`{}`: {}", "2. {}: {}", "2) {}: {}",
-          "1. **{}:** {}", "- {}: {}", "* **{}:** {}", "## {}: {}", "> {}: {}", "  {} : {}", "\t{} : {}",
-          "{}:\n{}\n", "{}: {}\r"]
 LINES = "Justification: It computes.\nContext: none\nSub-goal: compute 6 * 7\nTool: "
 PLAN = LINES + "python_coder"
-
-
-@pytest.mark.parametrize("label", LABELS)
-def test_a_plan_is_read_however_its_labels_are_dressed(label):
-    for names in NAMES:
-        lines = [label.format(*pair) for pair in zip(names, ("none", "double 4", "double"))]
-        for order in (lines, lines[::-1]):
-            assert planner.parse("\n".join(order), TOOLS) == Plan("none", "double 4", "double")
 
 
 @pytest.mark.parametrize("text", [
@@ -213,22 +199,26 @@ def test_no_dressing_hides_a_second_meaning_and_the_parse_error_is_short(text):
     assert isinstance(error, str) and len(error) < 250 and error.encode()
 
 
+SUB_GOALS = ["Sub-goal", "sub goal", "Subgoal", "sub_goal"]
+TOOL_LABELS = ["Tool", "tool name", "Tool_Name", "Tool-name"]
+
+
 def test_a_random_dressing_changes_nothing_of_a_plan():
     r = random.Random(0)
     for _ in range(2000):
         plan = Plan(r.choice(["none", "6 and 7 are\ngiven", "see ```x``` and Tool: y"]),
                     r.choice(["compute 6 * 7", "find - (it)"]), r.choice(list(REAL)))
-        mark, number = r.choice(["", "**", "__", "`"]), r.choice(["", "- ", "> ", "## ", "{}. ", "{}) "])
-        label = r.choice(["{0}{1}{0}: ", "{0}{1}:{0} ", "{0}{1}:{0}\n"]).format
+        mark, start = r.choice(["", "**", "__", "`"]), r.choice(["", "- ", "> ", "## ", "\t", "{}. ", "{}) "])
+        label = r.choice(["{0}{1}{0}: ", "{0}{1}:{0} ", "{0}{1} :{0}\n"]).format
         tool = r.choice(["{}", "[{}]", "<{}>", "`{}`", "**{}**", "'{}'", "{}.", "{}()"]).format(plan.tool)
         tool += r.choice(["", " (it is (very) exact)", " - exact", ": exact", "\nexact", "\n\nDone."])
-        fields = {"Justification": "a step", "Context": plan.context, "Sub-goal": plan.sub_goal, "Tool": tool}
-        lines = [number.format(i) + label(mark, r.choice([str, str.lower, str.upper])(name)) + value
+        fields = {"Justification": "a step", "Context": plan.context, r.choice(SUB_GOALS): plan.sub_goal,
+                  r.choice(TOOL_LABELS): tool}
+        lines = [start.format(i) + label(mark, r.choice([str, str.lower, str.upper])(name)) + value
                  for i, (name, value) in enumerate(fields.items(), 1)]
         text = r.choice(["\n", "\n\n", "\r\n"]).join(lines[r.choice([0, 1]):])
         around = ["{}", "```\n{}\n```", "Here:\n```text\n{}\n```\nDone.", "{}\n---\nDone.", "{0}\n\n{0}"]
-        text = r.choice(around).format(text)
-        assert planner.parse(text, REAL) == plan, text
+        assert planner.parse(r.choice(around).format(text), REAL) == plan, text
 
 
 # ---- the prompts
