@@ -15,7 +15,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it: no test asks the network
 import pytest
 import torch
-from test_llm import tokenizer, write
+from test_models import tokenizer, write
 
 import executor
 import generator
