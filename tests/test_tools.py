@@ -1,18 +1,25 @@
 """The toolbox: what each tool promises, and that nothing a model writes can break the flow."""
 import ast
 import functools
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 from test_search import corpus  # noqa: F401  (a fixture)
 
 import tools
+from executor import Call
+from models.completion import Completion
 from planner import describe
 from tools import TOOLS, call, check, toolbox
 from world.text import truncate
+from world import pages, search, services
+from world.search import wikipedia_search
 
 
 @pytest.fixture(autouse=True)
@@ -44,18 +51,23 @@ def test_a_tool_is_added_as_the_readme_says():
     exec(code, space)
     (name, tool), = [(name, tool) for name, tool in space["TOOLS"].items() if name not in TOOLS]
     assert len(code.strip().splitlines()) <= 10 and describe(name, tool)
-    arguments = {key: value.value for key, value in ((word.arg, word.value) for word in ast.parse(tool.example).body[0].value.keywords)}
-    assert call({name: tool}, name, arguments) == ("3", False)
+    example = {word.arg: word.value.value for word in ast.parse(tool.example).body[0].value.keywords}
+    assert call({name: tool}, name, example) == ("3", False)
 
 
-def test_the_toolbox_keeps_its_order_and_binds_the_corpus(corpus):
-    assert list(toolbox(["wikipedia_search", "base_generator"], corpus)) == ["base_generator", "wikipedia_search"]
+def test_the_toolbox_keeps_its_order_and_binds_the_corpus(tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"title": "Iron", "text": "It is a metal."}\n')
+    box = toolbox(["wikipedia_search", "base_generator"], corpus)
+    assert list(box) == ["base_generator", "wikipedia_search"]
+    assert call(box, "wikipedia_search", {"query": "iron"}) == ("[1] Iron: It is a metal.", False)
     assert list(toolbox(None, corpus)) == [name for name in TOOLS if name != "google_search"]
 
 
-@pytest.mark.parametrize("names, words", [(["googel"], "'googel'"), ([], "no tool"), (["python_coder"] * 2, "twice")])
-def test_a_wrong_list_of_tools_is_refused_in_a_sentence_that_names_the_known_ones(names, words):
-    with pytest.raises(ValueError, match=words) as refusal:
+@pytest.mark.parametrize("names, why", [
+    (["googel"], "'googel'"), ([], "no tool"), (["python_coder", "python_coder"], "twice")])
+def test_a_wrong_list_of_tools_is_refused_in_a_sentence_that_names_the_known_ones(names, why):
+    with pytest.raises(ValueError, match=why) as refusal:
         toolbox(names)
     assert all(name in str(refusal.value) for name in TOOLS)
 
@@ -63,21 +75,27 @@ def test_a_wrong_list_of_tools_is_refused_in_a_sentence_that_names_the_known_one
 def test_the_metadata_is_constant_and_tells_everything():
     for name, tool in TOOLS.items():
         text = describe(name, tool)
-        assert text == describe(name, replace(tool, run=functools.partial(print))) and text.endswith("\n")
-        for part in (name, tool.description, tool.limits, tool.example, *tool.arguments, *tool.arguments.values()):
+        assert text == describe(name, replace(tool, run=None)) and text.endswith("\n")
+        for part in (name, tool.description, tool.limits, tool.example, *sum(tool.arguments.items(), ())):
             assert part in text
         assert tool.example.startswith(f"{name}({next(iter(tool.arguments))}=")
 
 
-# -------------------------------------------------------------------------------- call
-@pytest.mark.parametrize("name, arguments, said", [
-    ("googel", {}, "Error: no tool called 'googel'. Use one of: base_generator, python_coder, wikipedia_search, web_search."),
-    ("python_coder", {}, "Error: python_coder needs the argument 'code'. Example: python_coder(code=\"print(2 + 2)\")"),
-    ("python_coder", {"code": 3}, "Error: the argument 'code' of python_coder must be a string. Example: "),
-    ("python_coder", {"code": "1", "seconds": "99"}, "Error: python_coder has no argument 'seconds'. Example: ")])
-def test_a_call_that_cannot_be_is_told_what_to_do_instead(name, arguments, said):
-    result, error = call(toolbox(), name, arguments)
-    assert result.startswith(said) and error and check(toolbox(), name, arguments) == result
+# -------------------------------------------------------------------------------- calls
+def tool_of(run):
+    """A tool with the argument "query", and this function behind it."""
+    return replace(TOOLS["base_generator"], run=run)
+
+
+@pytest.mark.parametrize("name, arguments, error", [
+    ("googel", {}, "no tool called 'googel'. Use one of: base_generator, python_coder, wikipedia_search"),
+    ("python_coder", {}, "python_coder needs the argument 'code'. Example: python_coder(code=\"print("),
+    ("python_coder", {"code": 3}, "the argument 'code' of python_coder must be a string. Example: "),
+    ("python_coder", {"code": "1", "seconds": "9"}, "python_coder has no argument 'seconds'. Example: "),
+])
+def test_a_call_that_cannot_work_gets_a_sentence_about_what_to_do_instead(name, arguments, error):
+    text, is_error = call(toolbox(), name, arguments)
+    assert text.startswith("Error: " + error) and is_error and check(toolbox(), name, arguments) == text
 
 
 def test_a_good_call_has_nothing_wrong():
@@ -85,37 +103,35 @@ def test_a_good_call_has_nothing_wrong():
     assert call(toolbox(), "python_coder", {"code": "2 + 2"}) == ("4", False)
 
 
-def test_an_exception_of_a_tool_is_told_and_counted_and_not_swallowed():
+def test_an_exception_of_a_tool_is_shown_and_counted_and_not_swallowed():
     def broken(query):
         raise ConnectionError("the host is down")
-    box = {"broken": Tool_of(broken)}
-    assert call(box, "broken", {"query": "x"}) == ("Error: broken failed: ConnectionError: the host is down", True)
+    box, text = {"broken": tool_of(broken)}, "Error: broken failed: ConnectionError: the host is down"
+    assert call(box, "broken", {"query": "x"}) == (text, True)
     assert call(box, None, {})[1] and call(box, "broken", None)[1] and call(box, [], {})[1]
 
 
-def test_error_is_true_only_if_the_tool_says_so():
-    assert call({"echo": Tool_of(lambda query: query)}, "echo", {"query": "No Error: here"}) == ("No Error: here", False)
+def test_a_result_is_cut_to_the_budget_and_is_an_error_only_if_the_tool_says_so():
+    echo = {"echo": tool_of(lambda query: query)}
+    assert call(echo, "echo", {"query": "No Error: here"}) == ("No Error: here", False)
+    assert len(call(echo, "echo", {"query": "x" * 10**6})[0]) <= tools.RESULT_BUDGET
+    assert call(echo, "echo", {"query": "Error: " + "x" * 999}, budget=100)[1]
 
 
-def test_a_result_is_cut_to_the_budget():
-    box = {"echo": Tool_of(lambda query: query)}
-    assert len(call(box, "echo", {"query": "x" * 10**6})[0]) <= tools.RESULT_BUDGET
-    assert call(box, "echo", {"query": "Error: " + "x" * 999}, budget=100)[1]
+def test_a_batch_gives_results_in_order_and_generates_only_the_queries_of_base_generator(monkeypatch):
+    clock, batches = [100], []
+    monkeypatch.setattr(tools, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
+    def engine(queries):
+        batches.append(queries)
+        clock[0] += 5
+        return [Completion(f"<think>?</think>{query}!", [1], [2]) for query in queries]
 
-def Tool_of(run):
-    return replace(TOOLS["base_generator"], run=run)
-
-
-def test_a_cut_keeps_head_and_tail_and_counts_what_is_gone():
-    text = truncate("a" * 500 + "z" * 500, 100)
-    head, _, tail = text.partition(" ... [")
-    number, _, tail = tail.partition(" characters cut] ... ")
-    assert set(head) == {"a"} and set(tail) == {"z"} and len(head) + int(number) + len(tail) == 1000
-    assert truncate("short", 5) == "short"
-
-
-def test_a_cut_never_exceeds_its_budget():
-    for length in (0, 1, 9, 10, 99, 100, 101, 1000):
-        for budget in range(130):
-            assert len(truncate("x" * length, budget)) <= budget
+    box = {"base_generator": TOOLS["base_generator"], "double": tool_of(lambda query: str(2 * int(query)))}
+    queries = [("double", "4"), ("base_generator", "q"), ("double", "four"), ("base_generator", "q")]
+    calls = [Call(name, {"query": query}) for name, query in queries]
+    results = tools.run_calls([*calls, "no call"], box, engine)
+    assert batches == [["q"]] and [result.text for result in results[:2]] == ["8", "q!"]
+    assert results[2].text.startswith("Error: double failed: ") and results[4].text == "Error: no call"
+    numbers = [(result.error, result.seconds, result.tokens) for result in results]
+    assert numbers == [(False, 0, 0), (False, 5, 2), (True, 0, 0), (False, 5, 2), (True, 0, 0)]
