@@ -30,16 +30,16 @@ import torch
 
 import solve
 from benchmarks import training
+from flow_grpo import Action, advantages, update
 from models.completion import NEW_TOKENS, outage
 from models.loading import config_of, load_engine, pick_device, pick_dtype, refuse_to_train
 from rewards.metrics import accuracy_line, calls_line, summary
 from rewards.questions import prose_warning, read_questions
 from scale import adapters, advice, fit, ranks
-from world import services
-from flow_grpo import Action, advantages, update
 from scale.checkpoints import checkpoints, forget, load_state, new_folder, save, write_settings
 from scale.log import Log
 from scale.masters import MasterAdamW
+from world import services
 
 POISONED = 3  # steps in a row without a usable gradient, after which the run ends
 COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()  # of update()
