@@ -1,0 +1,29 @@
+"""Replace a file or a folder in one step: after a kill or on a full disk, the old or the new one is whole.
+
+The new content is written beside the old, as NAME.writing, and then renamed.
+"""
+import shutil
+
+
+def replace_file(path, text):
+    beside = path.with_name(f"{path.name}.writing")
+    beside.write_text(text, encoding="utf-8", newline="")
+    beside.replace(path)
+
+
+def replace_folder(folder, write):
+    """write(path) fills a new folder, which then replaces `folder`. If it fails, the old folder stays."""
+    beside, old = folder.with_name(f"{folder.name}.writing"), folder.with_name(f"{folder.name}.old")
+    if old.exists() and not folder.exists():  # a crash fell between the two renames below
+        old.rename(folder)
+    for leftover in (beside, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        beside.mkdir()
+        write(beside)
+        if folder.exists():
+            folder.rename(old)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
