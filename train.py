@@ -31,7 +31,7 @@ import solve
 from flow_grpo import Action, advantages, update
 from models.completion import outage
 from scale import advice, ranks, setup
-from scale.checkpoints import checkpoints, load_state, open_folder
+from scale.checkpoints import last_checkpoint, load_state, open_folder
 from scale.log import NO_UPDATE, say, step_row
 from scale.masters import MasterAdamW
 from scale.run import Run
@@ -141,10 +141,9 @@ def validate_and_save(run, valid, graded):
 
 
 def main():
-    args, checkpoint = command_line.train_arguments(toolset.TOOLS), None
+    args = command_line.train_arguments(toolset.TOOLS)
     try:
-        if args.resume:
-            checkpoint = (checkpoints(args.resume) or [None])[-1]
+        checkpoint = last_checkpoint(args.resume) if args.resume else None
         args.device = ranks.start(args.device)
         setup.plan_memory(args)
         questions = setup.load_questions(args)

@@ -87,6 +87,12 @@ def checkpoints(run):
     return sorted(steps, key=lambda folder: int(folder.name[5:]))
 
 
+def last_checkpoint(run):
+    """The checkpoint to resume from, or None: a run that was stopped before its first one begins anew."""
+    found = checkpoints(run)
+    return found[-1] if found else None
+
+
 def load_state(checkpoint):
     """trainer.pt; ValueError if it is damaged; None without a checkpoint."""
     try:  # mmap: the host's memory holds it once, not once for each process

@@ -1,8 +1,8 @@
-"""train.py: what a run leaves behind, whatever interrupts it; and that it learns from exactly what was sampled.
+"""train.py: what a run leaves behind, whatever interrupts it; and that it learns from what was sampled.
 
-A tiny random Qwen2 writes no plan that can be parsed, so all its groups would be flat. Here a rollout answers "even"
-or "odd", the parity of the sum of the token ids that its planner sampled, and "even" is right: something to learn,
-decided by the tokens and nothing else.
+A tiny random Qwen2 writes no plan that can be parsed, so all its groups would be flat. Here a rollout answers
+"even" or "odd", as is the sum of the token ids that its planner sampled, and "even" is right: this can be
+learnt, and the tokens alone decide it.
 """
 import csv
 import json
@@ -11,9 +11,9 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ from models.completion import TOO_LONG
 from models.loading import load_engine
 from models.local import HF
 from rewards.questions import Question
-from scale import adapters, advice, checkpoints, files, fit, log, setup
+from scale import adapters, advice, checkpoints, files, fit, log
 from scale import run as run_module
 from scale.stopping import Stopping
 from tools import TOOLS
@@ -43,12 +43,13 @@ torch.set_num_threads(1)
 ROLLOUT, STEP_LINE, REPLACE_FOLDER = solve.rollout, log.step_line, files.replace_folder
 SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
 QWEN_TEMPLATE = (
-    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a "
-    "helpful assistant.<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-FLAGS = dict(model="model", data="data.jsonl", valid="valid.jsonl", test="valid.jsonl", tools="base_generator",
-             judge="none", steps=4, questions=2, group_size=4, max_turns=2, max_new_tokens=6, lr=3e-3, minibatches=2,
-             every=2, device="cpu", dtype="float32")
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You "
+    "are a helpful assistant.<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ "
+    "m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+FLAGS = dict(
+    model="model", data="data.jsonl", valid="valid.jsonl", test="valid.jsonl", tools="base_generator",
+    judge="none", steps=4, questions=2, group_size=4, max_turns=2, max_new_tokens=6, lr=3e-3, minibatches=2,
+    every=2, device="cpu", dtype="float32")
 
 
 def even_is_right(*args, **settings):
@@ -96,7 +97,7 @@ def signals_as_before():
 
 
 def words(out, **changed):
-    """The command line, as a shell would pass it; a flag that is None is left out, one that is True stands alone."""
+    """The command line as a shell would pass it, without the flags that are None."""
     argv = ["train.py"]
     for name, value in {**FLAGS, "out": out, **changed}.items():
         if value is not None:
@@ -132,25 +133,15 @@ def rows(run, name="log.csv"):
 
 def texts(run):
     """The rollouts of rollouts.jsonl, without their seconds."""
-    records = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
-    return [(r["step"], r["question"], r["reward"], [(w["module"], w["text"], w["tokens"]) for w in r["words"]])
-            for r in records]
+    lines = (run / "rollouts.jsonl").read_text().splitlines()
+    return [re.sub(r'"seconds": [0-9.e-]+', "", line) for line in lines]
 
 
 def everything(run, step=4):
     """What a run leaves, byte for byte, but for the seconds of rollouts and the layout of trainer.pt."""
     names = "log.csv", "evals.csv", f"step-{step}/model.safetensors", "best/model.safetensors"
-    state = torch.load(run / f"step-{step}" / "trainer.pt")
-    return [(run / name).read_bytes() for name in names], flat(state), texts(run)
-
-
-def flat(state):
-    """Nested state as a list that == can compare."""
-    if isinstance(state, dict):
-        return [(key, flat(value)) for key, value in state.items()]
-    if isinstance(state, list):
-        return [flat(value) for value in state]
-    return state.tolist() if isinstance(state, torch.Tensor) else state
+    state = json.dumps(torch.load(run / f"step-{step}" / "trainer.pt"), default=torch.Tensor.tolist)
+    return [(run / name).read_bytes() for name in names], state, texts(run)
 
 
 def steps_of(run):
@@ -180,28 +171,24 @@ def crash(*args, **settings):
     raise ZeroDivisionError("killed")
 
 
-class Spy:
-    """Stands in for a function: remembers its arguments and results."""
-
-    def __init__(self, monkeypatch, name, module=train):
-        self.real, self.calls, self.settings, self.results = getattr(module, name), [], [], []
-        monkeypatch.setattr(module, name, self)
-
-    def __call__(self, *args, **settings):
-        self.calls.append(args)
-        self.settings.append(settings)
-        self.results.append(self.real(*args, **settings))
-        return self.results[-1]
+def spy(monkeypatch, name, module=train):
+    """A function that remembers its calls."""
+    monkeypatch.setattr(module, name, Mock(wraps=getattr(module, name)))
+    return getattr(module, name)
 
 
-def rollouts_with(monkeypatch, which, in_training=True, **changes):
-    """Rollouts of which some have other attributes, as when a prompt did not fit."""
+def rollouts_with(monkeypatch, which=slice(None), call=None, **changes):
+    """Some rollouts of each step (or of one call, counted from 0) get other attributes, as when they fail."""
+    batches = []
+
     def rollout(questions, *args, **settings):
-        rollouts = even_is_right(questions, *args, **settings)
-        for i in which if (len(questions) == 8) == in_training else ():
-            vars(rollouts[i]).update(changes)
-        return rollouts
+        batches.append(even_is_right(questions, *args, **settings))
+        if len(batches) == call + 1 if call is not None else len(questions) == 8:
+            for rollout in batches[-1][which]:
+                vars(rollout).update(changes)
+        return batches[-1]
     monkeypatch.setattr(solve, "rollout", rollout)
+    return batches
 
 
 # One seed, one run
@@ -218,30 +205,13 @@ def test_the_same_seed_gives_the_same_files_byte_for_byte_and_another_seed_anoth
     assert rows(other) != rows(whole)[:2] and texts(other) != texts(whole)[:16]
 
 
-def test_the_line_of_a_step_says_the_reward_first_and_never_the_loss(whole):
-    row = {name: float(value) for name, value in rows(whole)[0].items()}
-    line = log.step_line(row | {"step": 1, "flat": 1, "groups": 2, "failed": 0}, 4, 1.0, 2.0)
-    assert line.startswith(f"step   1/4 | reward {row['reward']:.2f} | turns") and "loss" not in line
-
-
-def test_the_log_has_the_reward_first_and_no_times(whole):
-    assert list(rows(whole)[0])[:4] == ["step", "reward", "turns", "errors"]
-    assert not any("second" in name or "time" in name for name in rows(whole)[0])
-    for row in rows(whole):
-        rewards = [reward for step, _, reward, _ in texts(whole) if step == int(row["step"])]
-        assert float(row["reward"]) == sum(rewards) / 8 and len(rewards) == 8
-
-
-def test_the_row_of_a_step_holds_the_means_of_its_rollouts(tmp_path, monkeypatch):
-    rollouts_with(monkeypatch, [3], failed=f"planner: {TOO_LONG}")
-    spy = Spy(monkeypatch, "with_outcome")
-    row = rows(run(tmp_path / "run", steps=1))[0]
-    usable = spy.results[0][1]
-    plans = [len(action.ids) for rollout in usable for action in rollout.actions]
-    assert len(usable) == 7 and float(row["reward"]) == sum(rollout.reward for rollout in usable) / 7
-    assert float(row["plan_tokens"]) == sum(plans) / len(plans)
-    assert row["unreadable"] == row["unreadable_errors"] == "16"
-    assert row["base_generator"] == row["undecided"] == "0"
+def test_log_and_line_say_the_reward_first_and_never_times_or_the_loss(whole):
+    row = rows(whole)[0]
+    assert list(row)[:4] == ["step", "reward", "turns", "errors"]
+    assert not any("second" in name or "time" in name for name in row)
+    numbers = {name: float(value) for name, value in row.items()} | {"step": 1, "flat": 1, "groups": 2}
+    line = log.step_line(numbers, 4, 1.0, 2.0)
+    assert line.startswith(f"step   1/4 | reward {numbers['reward']:.2f} | turns") and "loss" not in line
 
 
 def test_evaluations_are_made_before_the_first_step_when_saving_and_at_the_end(whole, tmp_path):
@@ -255,7 +225,8 @@ def test_evaluations_are_made_before_the_first_step_when_saving_and_at_the_end(w
 
 def test_every_step_and_evaluation_draws_from_a_seed_of_its_own(tmp_path, monkeypatch):
     seeds = []
-    monkeypatch.setattr(solve, "rollout", lambda *a, **k: seeds.append(torch.initial_seed()) or even_is_right(*a, **k))
+    rollout = lambda *args, **settings: seeds.append(torch.initial_seed()) or even_is_right(*args, **settings)
+    monkeypatch.setattr(solve, "rollout", rollout)
     run(tmp_path / "run", steps=1, seed=3)
     assert seeds == [3, 3 * 1_000_003 + 1, 3, 3]  # test, the step, valid, test
 
@@ -273,10 +244,9 @@ def test_each_question_comes_once_an_epoch_in_an_order_of_step_and_seed_alone():
 
 @pytest.mark.parametrize("number, held", [(2, 1), (5, 2), (200, 64)])
 def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path, monkeypatch, number, held):
-    monkeypatch.setattr(train, "train", lambda *args: None)
-    spy = Spy(monkeypatch, "load_questions", setup)
+    monkeypatch.setattr(train, "train", Mock())
     run(tmp_path / "run", data=jsonl(tmp_path / "d.jsonl", *map(str, range(number))), valid=None, test=None)
-    questions, valid, test = spy.results[0]
+    questions, valid, test = train.train.call_args.args[6:9]
     assert (len(questions), len(valid), test) == (number - held, held, []) and not set(questions) & set(valid)
 
 
@@ -288,7 +258,7 @@ def test_a_run_says_how_many_questions_are_too_near_to_those_held_out(tmp_path, 
     assert re.search(notice, capsys.readouterr().out, re.M)
 
 
-def test_without_any_validation_all_questions_are_trained_on_and_the_last_checkpoint_is_named(tmp_path, capsys):
+def test_without_validation_all_questions_are_trained_on_and_the_last_checkpoint_is_named(tmp_path, capsys):
     out = run(tmp_path / "run", steps=2, valid="none", test="none")
     text = capsys.readouterr().out
     assert "5 questions to train on, 0 to choose best/, 0 to test" in text and f"--model {out}/step-2" in text
@@ -307,7 +277,8 @@ def test_a_run_that_a_signal_ended_and_that_is_resumed_equals_one_that_was_not(
             patch.setattr(run_module, "accuracy_line", end)
         stopped = run(f"stopped-{step}")
     assert f"Go on with: python train.py --resume {stopped}" in capsys.readouterr().out
-    assert steps_of(stopped) == [f"step-{step}"] * (step > 0) and everything(resume(stopped)) == everything(whole)
+    assert steps_of(stopped) == [f"step-{step}"] * (step > 0)
+    assert everything(resume(stopped)) == everything(whole)
 
 
 def test_a_second_ctrl_c_leaves_at_once():
@@ -328,14 +299,15 @@ def test_what_a_crash_left_after_the_last_checkpoint_is_dropped_and_made_again(w
     assert everything(resume("crashed")) == everything(whole)
 
 
-def test_a_checkpoint_never_counts_on_a_best_that_is_not_on_the_disk(monkeypatch):
+def test_the_newest_checkpoints_are_kept_and_none_counts_on_a_best_that_is_not_on_the_disk(monkeypatch):
     def replace_folder(folder, write):
         REPLACE_FOLDER(folder, write)
         if folder.name != "best":  # if the machine stopped here, --resume would never make best/ again
             best = json.loads((folder.parent / "best" / "train.json").read_text())
             assert best["step"] <= torch.load(folder / "trainer.pt")["step"]
     monkeypatch.setattr(checkpoints, "replace_folder", replace_folder)
-    run("order", steps=2, every=1)
+    out = run("order", steps=3, every=1, keep=2)
+    assert sorted(folder.name for folder in out.glob("*/")) == ["best", "step-2", "step-3"]
 
 
 def test_a_finished_run_given_more_steps_equals_a_longer_run_and_without_them_nothing_changes(whole):
@@ -346,19 +318,6 @@ def test_a_finished_run_given_more_steps_equals_a_longer_run_and_without_them_no
 def test_a_run_ended_before_its_first_checkpoint_begins_anew_on_resume(whole):
     shutil.copytree(whole, "unsaved", ignore=shutil.ignore_patterns("step-*", "best"))
     assert everything(resume("unsaved")) == everything(whole)
-
-
-def test_ctrl_c_ends_the_process_with_code_0_after_a_checkpoint(place):
-    script = "import sys, test_train as t, solve, train; solve.rollout = t.even_is_right; train.main()"
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONUNBUFFERED": "1"}
-    argv = [sys.executable, "-c", script, *words("process", steps=500, every=500)[1:]]
-    process = subprocess.Popen(argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert next(line for line in process.stdout if line.startswith("step")).startswith("step   1/500")
-    process.send_signal(SIGINT)
-    out, err = process.communicate(timeout=60)
-    step = int(re.search(r"Stopped after step (\d+)", out)[1])
-    assert process.returncode == 0 and "Traceback" not in err and len(rows(Path("process"))) == step
-    assert len(rows(resume("process", "--steps", str(step + 1)))) == step + 1
 
 
 # Checkpoints
@@ -385,8 +344,8 @@ def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(w
     finally:
         limited(resource.RLIM_INFINITY)
         monkeypatch.undo()
-    sentence = r"train.py: could not save [^\n]+ the last checkpoint is untouched. Free some disk, then --resume."
-    assert re.fullmatch(sentence, code) and not list(Path(out).glob("*.writing")) and steps_of(out)[-1] == "step-2"
+    assert re.fullmatch(r"train.py: could not save [^\n]+ untouched. Free some disk, then --resume.", code)
+    assert not list(Path(out).glob("*.writing")) and steps_of(out)[-1] == "step-2"
     assert load_engine(f"{out}/best") and everything(resume(out)) == everything(whole)
 
 
@@ -430,11 +389,6 @@ def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
     assert names() == ["best"] and [path.name for path in (tmp_path / "best").iterdir()] == ["b"]
 
 
-def test_keep_keeps_only_the_newest_checkpoints_and_best(tmp_path):
-    out = run(tmp_path / "run", steps=3, every=1, keep=2)
-    assert sorted(folder.name for folder in out.glob("*/")) == ["best", "step-2", "step-3"]
-
-
 def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(whole, capsys):
     shutil.copytree(whole, "damaged")
     Path("damaged/step-4/trainer.pt").write_bytes(b"PK half of one")
@@ -450,15 +404,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(whole, capsys):
 REFUSED = [
     (dict(max_new_tokens=100_000), "--max-new-tokens 100000 leaves too little room"),
     (dict(data="empty.jsonl"), "empty.jsonl: the file is empty"),
-    (dict(data="keyless.jsonl"), "keyless.jsonl, line 2: lacks \"answer\""),
-    (dict(valid="keyless.jsonl"), "keyless.jsonl, line 2"),
+    (dict(valid="keyless.jsonl"), 'keyless.jsonl, line 2: lacks "answer"'),
     (dict(data="one.jsonl", valid=None), "one.jsonl has too few questions"),
     (dict(data="bamboogle"), "bamboogle is a test benchmark"),
     (dict(tools="wikipedia_search", corpus="nowhere.jsonl"), "nowhere.jsonl: cannot read"),
-    (dict(model="./nowhere"), "There is no folder './nowhere'"),
-    (dict(model="untold"), "has no chat template"),
-    (dict(fixed="untold"), "has no chat template"),
-    (dict(dtype="int8"), "no dtype 'int8'"),
+    (dict(model="untold"), "has no chat template"), (dict(fixed="untold"), "has no chat template"),
     (dict(out="data.jsonl/run"), "data.jsonl/run can't be made"),
     (dict(out="whole"), "whole exists already and is not written over")]
 
@@ -480,95 +430,82 @@ def test_what_cannot_work_is_refused_with_a_sentence_and_code_2(place, whole, ca
 # What is learnt from
 
 def test_two_equal_questions_in_a_batch_are_two_groups(tmp_path, monkeypatch):
-    spy = Spy(monkeypatch, "advantages")
-    run(tmp_path / "run", steps=1, data=jsonl(tmp_path / "twins.jsonl", "same", "same"))
-    (rewards, groups), = spy.calls
-    assert groups == [0] * 4 + [1] * 4 and len(rewards) == 8 and rows(tmp_path / "run")[0]["groups"] == "2"
+    advantages = spy(monkeypatch, "advantages")
+    row, = rows(run(tmp_path / "run", steps=1, data=jsonl(tmp_path / "twins.jsonl", "same", "same")))
+    rewards, groups = advantages.call_args.args
+    assert groups == [0] * 4 + [1] * 4 and len(rewards) == 8 and row["groups"] == "2"
+    assert float(row["reward"]) == sum(rewards) / 8
 
 
 def test_what_is_learnt_from_is_the_very_ids_that_were_sampled_stop_token_included(tmp_path, monkeypatch):
-    spy, rolled = Spy(monkeypatch, "update"), Spy(monkeypatch, "graded_rollouts")
+    update, batches = spy(monkeypatch, "update"), rollouts_with(monkeypatch)
     run(tmp_path / "run", steps=1)
-    (_, _, _, actions, A), = spy.calls
-    sampled = [(i, action) for i, rollout in enumerate(rolled.results[1]) for action in rollout.actions]
-    assert len(sampled) == len(actions) == 16 and len(A) == 8
-    for action, (i, completion) in zip(actions, sampled):
-        assert action.ids is completion.ids and action.prompt_ids is completion.prompt_ids and action.flow == i
-    stopped = [action.ids[-1] in load_engine("model").stop_ids() for action in actions]
-    assert all(stop or len(action.ids) == 6 for stop, action in zip(stopped, actions)) and any(stopped)
+    _, _, _, actions, A = update.call_args.args
+    completions = [(i, action) for i, rollout in enumerate(batches[1]) for action in rollout.actions]
+    assert len(completions) == len(actions) == 16 and len(A) == 8
+    for a, (i, completion) in zip(actions, completions):
+        assert a.ids is completion.ids and a.prompt_ids is completion.prompt_ids and a.flow == i
+    stopped = [a.ids[-1] in load_engine("model").stop_ids() for a in actions]
+    assert all(stop or len(a.ids) == 6 for stop, a in zip(stopped, actions)) and any(stopped)
     assert not all(stopped)  # a plan cut at the limit gets no stop token
 
 
-@pytest.mark.parametrize("state", [dict(failed=f"planner: {TOO_LONG}"), dict(undecided=True)])
-def test_a_rollout_without_an_outcome_leaves_its_group_and_is_counted(tmp_path, monkeypatch, capsys, state):
-    rollouts_with(monkeypatch, [1, 6], **state)
-    groups, learnt = Spy(monkeypatch, "advantages"), Spy(monkeypatch, "update")
-    row = rows(run(tmp_path / "run", steps=1))[0]
-    (rewards, which), (_, _, _, actions, A) = groups.calls[0], learnt.calls[0]
-    assert which == [0] * 3 + [1] * 3 and sorted({action.flow for action in actions}) == list(range(6))
-    assert len(actions) == 12 == 2 * len(A) and float(row["reward"]) == sum(rewards) / 6
-    assert row[[*state][0]] == "2" and f"| {[*state][0]} 2" in capsys.readouterr().out
-
-
-def test_every_turn_of_every_rollout_is_learnt_from_though_it_be_an_odd_number(tmp_path, monkeypatch):
-    rollouts_with(monkeypatch, [3], failed=f"planner: {TOO_LONG}")
-    spy = Spy(monkeypatch, "update")
-    run(tmp_path / "run", steps=1, max_turns=3)
-    assert sorted(action.flow for action in spy.calls[0][3]) == [i for i in range(7) for _ in range(3)]
+@pytest.mark.parametrize("name, value", [("failed", f"planner: {TOO_LONG}"), ("undecided", True)])
+def test_rollouts_without_an_outcome_leave_their_groups_and_all_turns_of_the_others_are_learnt_from(
+        tmp_path, monkeypatch, capsys, name, value):
+    rollouts_with(monkeypatch, slice(5, None), **{name: value})  # 5 of 8 remain: a step need not be even
+    advantages, update = spy(monkeypatch, "advantages"), spy(monkeypatch, "update")
+    row, = rows(run(tmp_path / "run", steps=1, max_turns=3))
+    (rewards, groups), (_, _, _, actions, A) = advantages.call_args.args, update.call_args.args
+    assert groups == [0] * 4 + [1] and len(A) == 5
+    assert sorted(action.flow for action in actions) == [i for i in range(5) for _ in range(3)]
+    assert row[name] == "3" and f"| {name} 3" in capsys.readouterr().out
+    assert float(row["reward"]) == sum(rewards) / 5
+    assert float(row["plan_tokens"]) == sum(len(action.ids) for action in actions) / 15
+    assert (row["unreadable"], row["unreadable_errors"], row["base_generator"]) == ("24", "24", "0")
 
 
 def test_every_flag_of_the_objective_reaches_it(tmp_path, monkeypatch):
-    spy, rolled = Spy(monkeypatch, "update"), Spy(monkeypatch, "rollout", solve)
+    update, rollout = spy(monkeypatch, "update"), spy(monkeypatch, "rollout", solve)
     monkeypatch.setattr(train, "advantages", lambda R, groups: (torch.ones(len(R)), 0))
     flags = dict(temperature=0.9, clip_low=0.1, clip_high=0.4, beta=0.01, minibatches=3, token_budget=999,
                  token_mean=True)
     run(tmp_path / "run", steps=1, lr=2e-4, seed=2, **flags)
-    assert {name: spy.settings[0][name] for name in flags} == flags and spy.settings[0]["seed"] == 2 * 1_000_003 + 1
-    group, = spy.calls[0][2].param_groups
+    settings, (group,) = update.call_args.kwargs, update.call_args.args[2].param_groups
+    assert {name: settings[name] for name in flags} == flags and settings["seed"] == 2 * 1_000_003 + 1
     assert (group["lr"], group["weight_decay"]) == (2e-4, 0)
-    for settings in rolled.settings:
-        assert [settings[name] for name in ("temperature", "max_turns", "max_new_tokens")] == [0.9, 2, 6]
+    limits = {"temperature": 0.9, "max_turns": 2, "max_new_tokens": 6}
+    assert all(limits.items() <= call.kwargs.items() for call in rollout.call_args_list)
 
 
 def test_gradient_checkpointing_changes_nothing_of_a_step(whole, tmp_path, monkeypatch):
-    spy = Spy(monkeypatch, "update")
+    update = spy(monkeypatch, "update")
     assert rows(run(tmp_path / "run", steps=2, gradient_checkpointing=True)) == rows(whole)[:2]
-    assert spy.calls[0][0].is_activation_checkpointing
+    assert update.call_args.args[0].is_activation_checkpointing
 
 
 def test_a_step_in_which_every_rollout_failed_is_survived_and_said(tmp_path, monkeypatch, capsys):
-    rollouts_with(monkeypatch, range(8), failed=f"planner: {TOO_LONG}")
-    assert command(*words(tmp_path / "run", steps=2)) == "train.py: every rollout failed, and nothing was learnt"
+    rollouts_with(monkeypatch, failed=f"planner: {TOO_LONG}")
+    code = command(*words(tmp_path / "run", steps=2))
+    assert code == "train.py: every rollout failed, and nothing was learnt"
     assert [row["failed"] for row in rows(tmp_path / "run")] == ["8", "8"]
     assert f"| failed 8\nfailed 8 times: planner: {TOO_LONG}" in capsys.readouterr().out
     assert same(load_engine("model").model, load_engine(str(tmp_path / "run" / "step-2")).model)
 
 
-def test_a_server_that_is_down_ends_the_run_and_uses_up_no_questions(whole, tmp_path, monkeypatch):
-    down = "executor: host:8000 cannot be reached"
+# The calls of rollout(): test, step 1, step 2, valid, step 3, step 4, valid, test.
+@pytest.mark.parametrize("call, number, step", [
+    (0, 2, 0), (1, 8, 0), (6, 2, 4), pytest.param(3, 2, 2, marks=pytest.mark.exhaustive),
+    pytest.param(7, 2, 4, marks=pytest.mark.exhaustive)])
+def test_a_server_that_is_down_ends_the_run_and_is_no_wrong_answer(
+        whole, tmp_path, monkeypatch, call, number, step):
+    down = "judge: host:8000 cannot be reached"
     with monkeypatch.context() as patch:
-        rollouts_with(patch, range(8), failed=down)
-        code = command(*words(tmp_path / "run", steps=2))
-    sentence = f"8 of 8 rollouts did not come to an end ({down}), after step 0. Mend that, then go on with: "
-    assert code.startswith(f"train.py: {sentence}") and rows(resume(tmp_path / "run")) == rows(whole)[:2]
-
-
-@pytest.mark.parametrize("when", [0, 2, pytest.param(1, marks=pytest.mark.exhaustive),
-                                  pytest.param(3, marks=pytest.mark.exhaustive)])
-def test_a_server_that_is_down_during_an_evaluation_is_no_wrong_answer(whole, tmp_path, monkeypatch, when):
-    real, evaluations = train.graded_rollouts, []  # test at 0, valid at 2, valid at 4, test at 4
-
-    def graded_rollouts(*args):
-        evaluations.extend([args] if args[-2] == 1 else [])
-        if args[-2] == 1 and len(evaluations) == when + 1:
-            raise train.Down("2 of 2 rollouts did not come to an end (judge: host cannot be reached)")
-        return real(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "graded_rollouts", graded_rollouts)
+        rollouts_with(patch, call=call, failed=down)
         code = command(*words(tmp_path / "run"))
-    sentence = "2 of 2 rollouts did not come to an end (judge: host cannot be reached), after step "
-    assert code.startswith(f"train.py: {sentence}") and everything(resume(tmp_path / "run")) == everything(whole)
+    sentence = f"{number} of {number} rollouts did not come to an end ({down}), after step {step}. Mend that"
+    assert code.startswith(f"train.py: {sentence}, then go on with: ")
+    assert everything(resume(tmp_path / "run")) == everything(whole)
 
 
 # A run that cannot learn says so
@@ -601,8 +538,9 @@ def test_gradients_that_stay_useless_end_the_run_with_a_checkpoint_and_what_to_c
     monkeypatch.setattr(train, "update", lambda *a, **k: log.NO_UPDATE | {"skipped": 2.0, "token_budget": 9})
     monkeypatch.setattr(train, "advantages", lambda R, groups: (torch.ones(len(R)), 0))
     code = command(*words(tmp_path / "run", steps=9, every=9, temperature=temperature))
-    assert code.startswith("train.py: the last steps taught nothing: their gradients were not finite or far too "
-                           f"large. Begin anew with {change}") and steps_of(tmp_path / "run") == ["step-3"]
+    assert code.startswith("train.py: the last steps taught nothing: their gradients were not finite or far")
+    assert f" too large. Begin anew with {change}" in code
+    assert steps_of(tmp_path / "run") == ["step-3"]
 
 
 def test_a_step_of_which_one_mini_batch_exploded_has_moved_the_policy(tmp_path, monkeypatch, capsys):
@@ -615,17 +553,17 @@ def test_a_step_of_which_one_mini_batch_exploded_has_moved_the_policy(tmp_path, 
 
 def test_a_model_that_writes_no_plan_is_called_so_and_no_update_is_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(solve, "rollout", ROLLOUT)
-    spy = Spy(monkeypatch, "update")
+    update = spy(monkeypatch, "update")
     out = run(tmp_path / "run", steps=3, group_size=2)
     text = capsys.readouterr().out
     assert "\n0 of 4 plans could be parsed. The commonest reasons:\n  4 x no line 'Sub-goal: ...'" in text
-    assert text.count("plans could be parsed. The") == 2  # before the first step, and after the third flat step
+    assert text.count("plans could be parsed. The") == 2  # before the first step, after the third flat step
     assert "\n3 steps in a row had flat groups only" in text and "Done, but nothing was learnt" in text
-    assert [row["ratio_max"] for row in rows(out)] == ["1.0"] * 3 and spy.calls == []
+    assert [row["ratio_max"] for row in rows(out)] == ["1.0"] * 3 and not update.called
 
 
 def test_a_run_of_which_no_first_rollout_comes_to_an_end_stops_there(tmp_path, monkeypatch, capsys):
-    rollouts_with(monkeypatch, [0, 1], in_training=False, failed=f"planner: {TOO_LONG}")
+    rollouts_with(monkeypatch, call=0, failed=f"planner: {TOO_LONG}")
     assert command(*words(tmp_path / "run")).startswith("train.py: no rollout of test ended. Mend that")
     assert f"failed 2 times: planner: {TOO_LONG}" in capsys.readouterr().out
 
@@ -642,7 +580,7 @@ def rollout_of(*errors, failed="", plan="no plan at all"):
 def test_plans_that_cannot_be_parsed_are_counted_with_the_commonest_reasons_and_an_example():
     twice = rollout_of("no line 'Tool: ...'", "no line 'Tool: ...'")
     text = advice.unparsed([twice, rollout_of("two plans", plan="\x1b[31m")])
-    assert text.startswith("0 of 3 plans could be parsed.") and "--max-new-tokens" in text and "\x1b" not in text
+    assert text.startswith("0 of 3 plans could be parsed.") and "\x1b" not in text
     assert "  2 x no line 'Tool: ...'\n  1 x two plans" in text and "    no plan at all\n" in text
     assert advice.unparsed([rollout_of("", "", "two plans")]) == "" == advice.unparsed([rollout_of()])
 
@@ -671,16 +609,18 @@ def test_the_commonest_reasons_of_failed_rollouts_come_first():
 # The models and the memory plan
 
 def same(one, two):
-    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+    tensors = zip(one.state_dict().values(), two.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in tensors)
 
 
 @pytest.mark.parametrize("other", [None, "other"])
-def test_training_changes_the_policy_and_neither_the_fixed_model_nor_the_reference(tmp_path, monkeypatch, other):
-    spy = Spy(monkeypatch, "train")
+def test_training_changes_the_policy_and_not_the_fixed_model_nor_the_reference(tmp_path, monkeypatch, other):
+    spy(monkeypatch, "train")
     checkpoint = run(tmp_path / "run", steps=2, fixed=other) / "step-2"
-    _, policy, fixed, reference, *_ = spy.calls[0]
+    _, policy, fixed, reference, *_ = train.train.call_args.args
     played, = set(fixed.values())
-    assert same(played.model, load_engine(other or "model").model) and (played is reference) == (other is None)
+    assert same(played.model, load_engine(other or "model").model)
+    assert (played is reference) == (other is None)
     assert same(reference.model, load_engine("model").model) and not same(policy.model, reference.model)
     assert same(policy.model, load_engine(str(checkpoint)).model)
     how = json.loads((checkpoint / "train.json").read_text())
@@ -715,12 +655,12 @@ def test_a_7b_gets_the_memory_plan_of_the_card_that_is_there_before_its_data_and
     assert f"with {flags} (without: 147 GB)\n" in out and error == "train.py: no network\n"
 
 
-def test_a_hub_name_on_a_machine_without_a_gpu_is_a_sentence_before_anything_is_downloaded(monkeypatch, capsys):
+def test_a_hub_name_without_a_gpu_is_refused_before_anything_is_downloaded(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(loading, "config_of", crash)
     assert command("train.py", "--model", "Qwen/Qwen2.5-7B-Instruct") == 2
-    assert "there is no GPU here, and Qwen/Qwen2.5-7B-Instruct is not in a folder here" in capsys.readouterr().err
+    assert "there is no GPU here, and Qwen/Qwen2.5-7B-Instruct is not in a folder" in capsys.readouterr().err
 
 
 def test_the_users_own_command_says_in_four_lines_what_it_chose(tmp_path, monkeypatch, capsys):
@@ -743,7 +683,7 @@ def test_the_optimizers_state_in_host_memory_gives_the_same_run_but_for_a_last_b
 
 
 def test_a_bfloat16_run_resumed_equals_one_that_was_not(tmp_path, monkeypatch):
-    settings = dict(dtype="bfloat16", steps=2, lr=1e-5)  # below the last bit of most weights: float32 masters carry it
+    settings = dict(dtype="bfloat16", steps=2, lr=1e-5)  # below most weights' last bit: masters carry it
     straight = run(tmp_path / "run", **settings)
     at(1, interrupt, monkeypatch)
     assert everything(resume(run(tmp_path / "stopped", **settings)), 2) == everything(straight, 2)
@@ -766,7 +706,7 @@ def test_two_steps_run_end_to_end_on_a_model_of_qwen2_5_7bs_configuration(tmp_pa
     assert (config.num_key_value_heads, config.tie_word_embeddings) == (4, False)
     assert config.rope_parameters["rope_theta"] == 1e6
     text = solved(monkeypatch, capsys, out / "step-2").out
-    assert f"planner {out / 'step-2'} |" in text and f"fixed   {tmp_path / 'qwen'} |" in text and "1 flows" in text
+    assert f"planner {out / 'step-2'} |" in text and f"fixed   {tmp_path / 'qwen'} |" in text
 
 
 def solved(monkeypatch, capsys, model):
@@ -783,9 +723,9 @@ def solved(monkeypatch, capsys, model):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_checkpoint_with_adapters_is_exactly_the_policy_and_near_it_as_the_merged_model(
         tmp_path, monkeypatch, capsys, dtype):
-    spy = Spy(monkeypatch, "train")
+    spy(monkeypatch, "train")
     out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2, dtype=dtype, gradient_checkpointing=True)
-    _, policy, fixed, reference, *_ = spy.calls[0]
+    _, policy, fixed, reference, *_ = train.train.call_args.args
     assert reference is policy and fixed["executor"].model is policy.model  # one copy for all
     loaded = adapters.load(str(out / "step-2"), dtype=dtype)
     before, merged = (load_engine(str(name), dtype=dtype) for name in ("model", out / "step-2"))
@@ -796,7 +736,7 @@ def test_a_checkpoint_with_adapters_is_exactly_the_policy_and_near_it_as_the_mer
     assert str(loaded).startswith(f"{out / 'step-2'} |") and "merged" not in capsys.readouterr().err
     with policy.model.disable_adapter():
         assert torch.equal(logps(policy), logps(before))  # nothing else has changed
-    assert [c.ids for c in fixed["executor"](["hi"])] == [c.ids for c in before(["hi"])]  # the adapters are off
+    assert fixed["executor"](["hi"])[0].ids == before(["hi"])[0].ids  # the adapters are off
 
 
 def test_what_adapters_learn_below_the_last_bit_of_a_weight_is_right_in_the_mean_of_the_merged_model():
@@ -804,7 +744,8 @@ def test_what_adapters_learn_below_the_last_bit_of_a_weight_is_right_in_the_mean
     learnt = weight.float() + 3e-6  # a fortieth of the gap between two bfloat16 numbers there
     assert torch.equal(learnt.bfloat16(), weight)  # the nearest: nothing was learnt
     merged = adapters.dithered(learnt, torch.bfloat16).float()
-    assert (merged - weight.float()).mean().item() == pytest.approx(3e-6, rel=0.1) and len(merged.unique()) == 2
+    assert (merged - weight.float()).mean().item() == pytest.approx(3e-6, rel=0.1)
+    assert len(merged.unique()) == 2
     assert torch.equal(adapters.dithered(learnt, torch.float32), learnt)
 
 
@@ -816,9 +757,9 @@ def test_without_its_base_model_a_checkpoint_with_adapters_is_the_merged_model_a
     assert same(adapters.load(best).model, load_engine(best).model)
     shutil.rmtree(tmp_path / "base")
     assert same(adapters.load(best).model, load_engine(best).model)
-    changed, gone = capsys.readouterr().err.splitlines()
-    assert "loaded without its adapters, as merged" in changed and "has changed since" in changed
-    assert "loaded without its adapters, as merged" in gone and "There is no folder" in gone
+    lines = capsys.readouterr().err.splitlines()  # among them warnings of the packages
+    changed, gone = [line for line in lines if "loaded without its adapters, as merged" in line]
+    assert "has changed since" in changed and "There is no folder" in gone
 
 
 @pytest.mark.extras("peft")
