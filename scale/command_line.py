@@ -151,7 +151,7 @@ def train_parser():
     rare("--clip-high", type=float, default=0.3, help="the ratio is clipped above 1 + this")
     rare("--token-mean", action="store_true",
          help="the released code's mean over all tokens, in place of the three nested means")
-    add, rare = flag_group(parser, "memory")
+    add, rare = flag_group(parser, "the machine's memory")
     add("--lora", type=int, metavar="RANK", help="train adapters of this rank, one copy for all roles (needs "
                                                  "peft); None: all weights, or 32 if these do not fit")
     rare("--token-budget", type=int,

@@ -126,26 +126,26 @@ def resume(out, *more):
     return Path(out)
 
 
-def rows(run, name="log.csv"):
-    with open(run / name, newline="") as file:
+def rows(folder, name="log.csv"):
+    with open(folder / name, newline="") as file:
         return list(csv.DictReader(file))
 
 
-def texts(run):
+def texts(folder):
     """The rollouts of rollouts.jsonl, without their seconds."""
-    lines = (run / "rollouts.jsonl").read_text().splitlines()
+    lines = (folder / "rollouts.jsonl").read_text().splitlines()
     return [re.sub(r'"seconds": [0-9.e-]+', "", line) for line in lines]
 
 
-def everything(run, step=4):
+def everything(folder, step=4):
     """What a run leaves, byte for byte, but for the seconds of rollouts and the layout of trainer.pt."""
     names = "log.csv", "evals.csv", f"step-{step}/model.safetensors", "best/model.safetensors"
-    state = json.dumps(torch.load(run / f"step-{step}" / "trainer.pt"), default=torch.Tensor.tolist)
-    return [(run / name).read_bytes() for name in names], state, texts(run)
+    state = json.dumps(torch.load(folder / f"step-{step}" / "trainer.pt"), default=torch.Tensor.tolist)
+    return [(folder / name).read_bytes() for name in names], state, texts(folder)
 
 
-def steps_of(run):
-    return [folder.name for folder in checkpoints.checkpoints(run)]
+def steps_of(folder):
+    return [checkpoint.name for checkpoint in checkpoints.checkpoints(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,8 @@ def test_log_and_line_say_the_reward_first_and_never_times_or_the_loss(whole):
 
 
 def test_evaluations_are_made_before_the_first_step_when_saving_and_at_the_end(whole, tmp_path):
-    evaluated = lambda run: [(row["step"], row["questions"]) for row in rows(run, "evals.csv")]
+    def evaluated(folder):
+        return [(row["step"], row["questions"]) for row in rows(folder, "evals.csv")]
     assert evaluated(whole) == [("0", "test"), ("2", "valid"), ("4", "valid"), ("4", "test")]
     assert list(rows(whole, "evals.csv")[0]) == ["step", "questions", "accuracy", "turns", "errors", "failed",
                                                  "undecided"]
@@ -269,8 +270,11 @@ def test_without_validation_all_questions_are_trained_on_and_the_last_checkpoint
 
 @pytest.mark.parametrize("step, signals", [(0, [SIGINT]), (1, [SIGINT]), (2, [SIGTERM, SIGTERM])])
 def test_a_run_that_a_signal_ended_and_that_is_resumed_equals_one_that_was_not(
-        whole, monkeypatch, capsys, step, signals):  # a scheduler and torchrun send a SIGTERM each
-    end = lambda *args: [interrupt(number) for number in signals] and ""
+        whole, monkeypatch, capsys, step, signals):  # two SIGTERMs: from a scheduler and from torchrun
+    def end(*args):
+        for number in signals:
+            interrupt(number)
+        return ""
     with monkeypatch.context() as patch:
         at(step, end, patch)
         if step == 0:
