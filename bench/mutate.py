@@ -42,7 +42,7 @@ import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".pytest_cache")
 PARSERS = ["planner", "executor", "verifier", "generator"]
-LOOP = ["marked_rollouts", "train_step", "questions_of", "train"]
+LOOP = ["train", "questions_of", "graded_rollouts", "with_outcome", "local_actions"]
 
 # file -> the functions to change (all of them if there is none) and the tests that should notice
 TARGETS = {
@@ -53,9 +53,11 @@ TARGETS = {
     "generator": ([], ["tests/test_modules.py", "tests/test_thinking.py"]),
     "flow": (["rollout", "run_tools", "ask"], ["tests/test_solve.py", "tests/test_server.py"]),
     "train": (LOOP, ["tests/test_train.py"]),
-    "settings": (["settle_train", "resumed", "settle_engines"], ["tests/test_settings.py", "tests/test_train.py"]),
-    "checkpoint": ([], ["tests/test_train.py"]),
-    "lora": ([], ["tests/test_train.py", "-k", "adapter or lora"]),
+    "scale/command_line": (["settle_train", "resumed", "settle_engines"],
+                           ["tests/test_command_line.py", "tests/test_train.py"]),
+    "scale/run": ([], ["tests/test_train.py"]),
+    "scale/checkpoints": ([], ["tests/test_train.py"]),
+    "scale/adapters": ([], ["tests/test_train.py", "-k", "adapter or lora"]),
 }
 
 # file, function, change, and why no test can show it
