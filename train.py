@@ -249,7 +249,7 @@ def plan_memory(args):
     gpu, host = map(min, zip(*memories))  # all ranks must choose the same
     changes, text = fit.plan(
         config, gpu, host, given, args.token_budget, prompt=max(1, min(4096, context - new)), others=others,
-        dtype=pick_dtype(args.dtype, device), ranks=ranks.WORLD, beta=args.beta, max_new_tokens=new,
+        dtype=pick_dtype(args.dtype, device), ranks=ranks.WORLD, max_new_tokens=new,
         lora=args.lora, optimizer_device=args.optimizer_device,
         gradient_checkpointing=gpu > 0 if args.gradient_checkpointing is None else args.gradient_checkpointing)
     for name, value in changes.items():

@@ -1,28 +1,34 @@
-"""What bfloat16 costs a trainer: in the weights that the optimizer moves, and in the probabilities that the ratio compares.
+"""What bfloat16 costs a trainer: in the weights that the optimizer moves, and in the probabilities that the
+ratio compares.
 
     python bench/precision.py              the tables as Markdown: two minutes on one core, no GPU, no network
 
-The first table trains one small Qwen2 five ways, on one fixed batch, from the same weights, for 200 AdamW steps at the
-paper's learning rate and at ten times that. All are read as the forward pass reads them, in the weights' own dtype:
+The first table trains one small Qwen2 five ways, on one fixed batch, from the same weights, for 200 AdamW
+steps at the paper's learning rate and at ten times that. All are read as the forward pass reads them, in the
+weights' own dtype:
 
     moved       weights that are not what they were, after the first step and after the last
     cosine      between the whole way that these weights went and the way that float32's went
     progress    how far the loss fell, as a share of float32's fall; both computed in float32. Where the whole fall is small,
-                the rounding of a model shows in it: 107 % at lr 1e-6 is what float32's own end gives, once it is rounded
+                the rounding of a model shows in it: 107 % at lr 1e-6 is what float32's own end gives, once it
+                is rounded
     bytes       a weight with its gradient and its optimizer state, counted in the tensors that were there
 
-The schemes that are not ours are written out here, a few lines each. Plain AdamW, stochastic rounding and Kahan's sum keep
-their two moments in bfloat16 too, since that is what they are chosen for; with float32 moments they would take 12, 12 and
-14 bytes. One batch is kind to them: with β₂ = 0.999 a second moment in bfloat16, rounded to nearest, can never fall (a
-thousandth is less than half its last bit), and here it hardly has to.
+The schemes that are not ours are written out here, a few lines each. Plain AdamW, stochastic rounding and
+Kahan's sum keep their two moments in bfloat16 too, since that is what they are chosen for; with float32
+moments they would take 12, 12 and 14 bytes. One batch is kind to them: with β₂ = 0.999 a second moment in
+bfloat16, rounded to nearest, can never fall (a thousandth is less than half its last bit), and here it hardly
+has to.
 
-The second table: a mini-batch of a 7B is hundreds of micro-batches, whose gradients add up in the weights' dtype.
+The second table: a mini-batch of a 7B is hundreds of micro-batches, whose gradients add up in the weights'
+dtype.
 
-The third table is about the old policy. generate() samples a token from log-probs that it computed token by token, from a
-cache; the update computes them once more, from the whole sequence, and in bfloat16 the two differ. A trainer that takes
-generate()'s for π_old begins with a ratio ρ = π/π_old that is not 1, before anything was learnt. So does one that scores the
-old policy in other micro-batches than the new one. flow_grpo.update() scores both in the same ones: exactly 1. The models:
-Qwen2.5-7B's configuration scaled down, with random weights and so with small logits; and the toy's planner, a trained one.
+The third table is about the old policy. generate() samples a token from log-probs that it computed token by
+token, from a cache; the update computes them once more, from the whole sequence, and in bfloat16 the two
+differ. A trainer that takes generate()'s for π_old begins with a ratio ρ = π/π_old that is not 1, before
+anything was learnt. So does one that scores the old policy in other micro-batches than the new one.
+flow_grpo.update() scores both in the same ones: exactly 1. The models: Qwen2.5-7B's configuration scaled
+down, with random weights and so with small logits; and the toy's planner, a trained one.
 """
 import copy
 import itertools
@@ -52,7 +58,8 @@ TEMPERATURE = 0.7
 
 # ------------------------------------------------------------------------------------------------------- five ways to step
 class Bare:
-    """Adam on bfloat16 weights and moments, without weight decay; how float32 becomes bfloat16 is the subclass's matter."""
+    """Adam on bfloat16 weights and moments, without weight decay; how float32 becomes bfloat16 is the
+    subclass's matter."""
 
     def __init__(self, weights, lr):
         self.weights, self.lr, self.t = list(weights), lr, 0
@@ -106,7 +113,8 @@ SCHEMES = {
 
 # -------------------------------------------------------------------------------------------------- what becomes of a step
 def start():
-    """A small Qwen2 whose weights are bfloat16 numbers, so that all start at one place; a batch with every token in it."""
+    """A small Qwen2 whose weights are bfloat16 numbers, so that all start at one place; a batch with every
+    token in it."""
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
                                          num_attention_heads=4, num_key_value_heads=2)).bfloat16()
@@ -169,7 +177,8 @@ def accumulation_table():
 
 
 def gradient(model, ids, parts):
-    """Of the mean loss of all rows, in so many micro-batches: (added up in the weights' dtype, as .grad does, and in float32)."""
+    """Of the mean loss of all rows, in so many micro-batches: (added up in the weights' dtype, as .grad does,
+    and in float32)."""
     narrow, wide = 0, 0
     for rows in ids.chunk(parts):
         added = torch.autograd.grad(model(rows, labels=rows).loss / parts, list(model.parameters()))
@@ -195,7 +204,8 @@ def toy(dtype):
 
 
 def sampled(engine, prompts, temperature, max_new_tokens):
-    """llm.HF samples, and its generate() is overheard: (completions, the log-probs of their tokens as it saw them)."""
+    """llm.HF samples, and its generate() is overheard: (completions, the log-probs of their tokens as it saw
+    them)."""
     heard, generate = [], engine.model.generate
 
     def overhear(ids, attention_mask, generation_config, **others):

@@ -127,11 +127,13 @@ class HF:
         """How many tokens, prompt and answer together, the model was made for; no limit where its configuration names none."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
-    def save(self, folder):
-        """Write a folder that load(), vLLM or transformers can read, with the generation_config the checkpoint came with."""
-        with sampling_mode(self.model):                       # some published ones are refused by transformers' check on saving
-            self.model.save_pretrained(folder)
-        self.model.generation_config.to_json_file(os.path.join(folder, "generation_config.json"))
+    def save(self, folder, model=None, weights=None):
+        """Write a folder that load_engine(), vLLM or transformers can read, generation_config unchanged. An
+        adapters.Policy gives the model below its adapters, and the merged weights."""
+        model = model or self.model
+        with sampling_mode(model):  # transformers refuses to save some published generation_configs
+            model.save_pretrained(folder, state_dict=weights)
+        model.generation_config.to_json_file(os.path.join(folder, "generation_config.json"))
         self.tokenizer.save_pretrained(folder)
 
 
