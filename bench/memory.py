@@ -3,7 +3,7 @@
     python bench/memory.py                       small models of Qwen2.5's kind, a process each; some minutes
     python bench/memory.py --model-size 7b --optimizer-device cpu     one GPU: the real shapes, random weights
     python bench/memory.py --model-size 7b --lora 32
-    python bench/memory.py --table               what the four public sizes need, computed, and which card is enough
+    python bench/memory.py --table               what the four public sizes need, computed, and the cards
 
 Each case is one real generate(), one update() of two equal micro-batches and one step of the optimizer. On a
 CPU the peak is the process's VmHWM, reset before each phase (malloc returns what is freed: MALLOC below),
@@ -33,7 +33,7 @@ from scale import adapters, fit
 from scale.masters import MasterAdamW
 
 logging.disable_progress_bar()
-# hidden, intermediate, layers, heads, key-value heads, vocabulary, tied: four public models, and three for a CPU
+# hidden, intermediate, layers, heads, key-value heads, vocabulary, tied: public models, and three for a CPU
 SIZES = {
     "0.5b": (896, 4864, 24, 14, 2, 151936, True), "1.5b": (1536, 8960, 28, 12, 2, 151936, True),
     "3b": (2048, 11008, 36, 16, 2, 151936, True), "7b": (3584, 18944, 28, 28, 4, 152064, False),
@@ -50,7 +50,7 @@ KNOWN = [(1, 4096, 1024, True, 2.75), (2, 4096, 1024, True, 5.50), (4, 4096, 102
          (1, 4096, 1024, False, 37.10)]
 # dense bfloat16 operations a second, as the vendor says
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12}
-CARDS = {24: 25.7e9, 48: 48.3e9, 80: 85.5e9, 141: 149e9}      # bytes of a "24 GB" card, as nvidia-smi shows them
+CARDS = {24: 25.7e9, 48: 48.3e9, 80: 85.5e9, 141: 149e9}      # bytes that nvidia-smi shows of a "24 GB" card
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144", "MALLOC_TOP_PAD_": "0",
           "OMP_NUM_THREADS": "1"}
 
@@ -59,8 +59,8 @@ def config(name):
     d, f, layers, heads, kv, vocabulary, tied = SIZES[name]
     return Qwen2Config(
         hidden_size=d, intermediate_size=f, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv, vocab_size=vocabulary, tie_word_embeddings=tied, max_position_embeddings=32768,
-        eos_token_id=None, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+        num_key_value_heads=kv, vocab_size=vocabulary, tie_word_embeddings=tied, eos_token_id=None,
+        max_position_embeddings=32768, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
 
 
 class Meter:
@@ -108,8 +108,8 @@ class Watched:
 def warm_up(lora):
     """What the first generate() and update() load (libraries, threads, caches) is not counted."""
     model = AutoModelForCausalLM.from_config(Qwen2Config(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=64))
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=64))
     HF(model, SimpleNamespace(eos_token_id=None)).generate([[1, 2, 3]], 1.0, 4)
     optimizer = MasterAdamW(model.parameters(), lr=1e-6)
     update(model, None, optimizer, [Action([1, 2], [3, 4], 0)], [1.0], temperature=0.7)
@@ -127,7 +127,7 @@ def measure(args):
         dtype = torch.bfloat16 if cuda else torch.float32
         model = AutoModelForCausalLM.from_config(config(args.model_size), dtype=dtype).eval()
     measured["weights"] = meter.now()
-    policy = HF(model, SimpleNamespace(eos_token_id=None))                  # no stop token: rows of equal length
+    policy = HF(model, SimpleNamespace(eos_token_id=None))                  # no stop token: equal lengths
     if args.lora:
         policy, _ = adapters.adapted(policy, args.lora)
         reference = policy.model
@@ -165,11 +165,12 @@ def compare(args, measured):
     """
     cuda, tokens = torch.cuda.is_available(), args.rows * (args.prompt + args.new)
     fitted = fit.predict(
-        fit.shapes(config(args.model_size)), dtype=torch.bfloat16 if cuda else torch.float32, token_budget=tokens,
-        generate_budget=tokens, max_new_tokens=args.new, prompt=args.prompt, lora=args.lora, context=0,
-        gradient_checkpointing=args.checkpointing, optimizer_device=args.optimizer_device)
+        fit.shapes(config(args.model_size)), dtype=torch.bfloat16 if cuda else torch.float32,
+        token_budget=tokens, generate_budget=tokens, max_new_tokens=args.new, prompt=args.prompt, context=0,
+        gradient_checkpointing=args.checkpointing, optimizer_device=args.optimizer_device, lora=args.lora)
     parts, extra = fitted.parts, 0 if cuda else fitted.parts["host: optimizer"]
     always = sum(measured[name] for name in ("weights", "frozen copy", "optimizer"))
+    peak = max(measured[name] for name in ("generate", "update", "step"))
     rows = {
         "weights, frozen copy": (parts["weights"] + parts["frozen copy"],
                                  measured["weights"] + measured["frozen copy"]),
@@ -178,10 +179,11 @@ def compare(args, measured):
         "gradients, activations": (parts["gradients"] + parts["activations"], measured["update"] - always),
         "generate": (fitted.phases["generate"] + extra, measured["generate"]),
         "update": (fitted.phases["update"] + extra, measured["update"]),
-        "PEAK, with the step": (fitted.gpu + extra, max(measured[name] for name in ("generate", "update", "step")))}
-    print(f"\n{args.model_size} {SIZES[args.model_size]} | {args.rows} x ({args.prompt} + {args.new}) tokens | "
-          f"checkpointing {args.checkpointing} | lora {args.lora} | optimizer on "
-          f"{args.optimizer_device or 'the device'}\n{'part':28s} {'predicted':>10s} {'measured':>10s}  ratio   (MiB)")
+        "PEAK, with the step": (fitted.gpu + extra, peak)}
+    print(f"\n{args.model_size} {SIZES[args.model_size]} | {args.rows} x ({args.prompt} + {args.new}) tokens "
+          f"| checkpointing {args.checkpointing} | lora {args.lora} | optimizer on "
+          f"{args.optimizer_device or 'the device'}")
+    print(f"{'part':28s} {'predicted':>10s} {'measured':>10s}  ratio   (MiB)")
     for name, (guess, real) in rows.items():
         ratio = guess / real if real > 0 else 1
         print(f"{name:28s} {guess / 2**20:10.1f} {real / 2**20:10.1f}  {ratio:5.2f}", flush=True)
@@ -197,8 +199,8 @@ def speed(args, measured):
     """
     of, tokens = fit.shapes(config(args.model_size)), 2 * args.rows * (args.prompt + args.new)
     head = of["V"] * of["d"]
-    inner = of["parameters"] - head * (1 if SIZES[args.model_size][6] else 2)           # to look a token up is free
-    attention = 2 * of["layers"] * of["q"] * (args.prompt + args.new)                   # forward, causal, a token
+    inner = of["parameters"] - head * (1 if SIZES[args.model_size][6] else 2)   # looking a token up is free
+    attention = 2 * of["layers"] * of["q"] * (args.prompt + args.new)               # forward, causal, a token
     weights = tokens * inner + 2 * args.rows * args.new * head
     flops = (6 if args.lora else 8) * weights + 4 * tokens * attention
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -206,25 +208,28 @@ def speed(args, measured):
     peak = args.peak_tflops * 1e12 if args.peak_tflops else known
     generate, learn, step = (measured[f"seconds {phase}"] for phase in ("generate", "update", "step"))
     share = f", model FLOP utilisation {flops / learn / peak:.0%}" if peak else ""
-    print(f"{name}: generate {args.rows * args.new / generate:.0f} new tokens/s ({generate:.1f} s), update "
-          f"{tokens / learn:.0f} tokens/s ({learn:.1f} s), the optimizer's step {step:.1f} s{share}", flush=True)
+    print(f"{name}: generate {args.rows * args.new / generate:.0f} new tokens/s ({generate:.1f} s), "
+          f"update {tokens / learn:.0f} tokens/s ({learn:.1f} s), the optimizer's step {step:.1f} s{share}")
 
 
 def table():
     """README's table: prompts of 4096 and plans of 1024 tokens, checkpointing, bfloat16."""
-    print("computed | prompts 4096 + plans 1024, gradient checkpointing, bfloat16, GB = 1e9 bytes; a tenth of a card is "
-          "left free\n\n| model | mode | GPU, --token-budget 16384 | GPU, 5120 | host | smallest card |\n" + "|---" * 6 + "|")
-    modes = {"full": {}, "full, --optimizer-device cpu": {"optimizer_device": "cpu"}, "--lora 32": {"lora": 32}}
+    print("computed | prompts 4096 + plans 1024, gradient checkpointing, bfloat16, GB = 1e9 bytes; a tenth "
+          "of a card is left free\n\n| model | mode | GPU, --token-budget 16384 | GPU, 5120 | host "
+          "| smallest card |\n" + "|---" * 6 + "|")
+    on_host = {"optimizer_device": "cpu"}
+    modes = [("full", {}), ("full, --optimizer-device cpu", on_host), ("--lora 32", {"lora": 32})]
     for name in ("0.5b", "1.5b", "3b", "7b"):
         of = fit.shapes(config(name))
-        for mode, settings in modes.items():
+        for mode, settings in modes:
             large, small = (
                 fit.predict(of, dtype=torch.bfloat16, token_budget=budget, max_new_tokens=1024,
                             gradient_checkpointing=True, **settings) for budget in (16384, 5120))
             first, least = smallest_card(large.gpu), smallest_card(small.gpu)
             cards = f"{first} GB" if first else "none"
             cards += f", {least} GB with 5120" if least and least != first else ""
-            print(f"| {name} | {mode} | {large.gpu / 1e9:.1f} | {small.gpu / 1e9:.1f} | {large.host / 1e9:.1f} | {cards} |")
+            sizes = " | ".join(f"{size / 1e9:.1f}" for size in (large.gpu, small.gpu, large.host))
+            print(f"| {name} | {mode} | {sizes} | {cards} |")
 
 
 def smallest_card(needed):
@@ -232,17 +237,17 @@ def smallest_card(needed):
 
 
 def known():
-    print("\nactivations of the 7B, bfloat16, GB beyond weights and gradients: predicted | FakeTensor | ratio")
+    print("\nactivations of the 7B, bfloat16, GB: predicted | FakeTensor | ratio")
     of = fit.shapes(config("7b"))
     for rows, prompt, new, checkpointing, real in KNOWN:
         guess = max(fit.activations(of, rows * (prompt + new), rows * new, 2, checkpointing, None)) / 1e9
-        print(f"{rows} x ({prompt} + {new}), checkpointing {checkpointing!s:5s}   {guess:6.2f} | {real:6.2f} | "
-              f"{guess / real:.2f}")
+        ratio = f"{guess:6.2f} | {real:6.2f} | {guess / real:.2f}"
+        print(f"{rows} x ({prompt} + {new}), checkpointing {checkpointing!s:5s}   {ratio}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--model-size", choices=SIZES, help="without: the small cases on a CPU, 0.5b on a GPU")
+    parser.add_argument("--model-size", choices=SIZES, help="default: small cases on a CPU, 0.5b on a GPU")
     parser.add_argument("--rows", type=int, default=3, help="rows of a micro-batch, and of generate()")
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--new", type=int, default=1024, help="tokens of a plan")

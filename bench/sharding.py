@@ -1,15 +1,15 @@
 """Two ways to train on several GPUs compared: scale/ranks.py, and torch's fully_shard (FSDP2).
 
-    python bench/sharding.py          two processes on the CPU (gloo), a Qwen2 of 15 million weights: two minutes
+    python bench/sharding.py    two processes on the CPU (gloo), a Qwen2 of 15 million weights: two minutes
 
-    ranks.py               each process holds all bfloat16 weights; gradients are summed; ZeroRedundancyOptimizer shards
-                           the float32 masters and moments
-    fully_shard            each process holds its part of float32 weights, gradients and moments; the bfloat16 weights of
-                           a layer are gathered when it computes, in generate() for every token
+    ranks.py               each process holds all bfloat16 weights; gradients are summed; the float32 masters
+                           and moments are sharded (ZeroRedundancyOptimizer)
+    fully_shard            each process holds its part of float32 weights, gradients and moments; the bfloat16
+                           weights of a layer are gathered when it computes, in generate() for every token
     fully_shard, gathered  the same, but generate() gathers all layers once before it starts
 
     MB          weights, gradients, masters and moments of one process, after an update
-    update, generate, state       seconds, medians of ROUNDS rounds in turn; state: bring the optimizer's state to rank 0
+    update, generate, state       seconds, medians of ROUNDS rounds in turn; state: the optimizer's, to rank 0
     error       distance to the weights of one process after STEPS steps, as a share of how far those moved
     resumed     do weights and state, loaded from a file into a new model, take exactly the same next step?
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint import state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -50,8 +50,7 @@ class Replicated:
     def backward(self, ids):
         for part in (ids[0::2], ids[1::2]) if self.alone else (ranks.share(ids),):
             loss(self.model, part).backward()
-        for weight in () if self.alone else self.model.parameters():
-            ranks.add_up(weight.grad)
+        ranks.add_up_gradients([] if self.alone else self.model.parameters())
 
     def state(self):
         return ranks.state_of(self.optimizer)
@@ -74,14 +73,15 @@ class Sharded(Replicated):
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
 
     def backward(self, ids):
-        (loss(self.model, ranks.share(ids)) * ranks.WORLD).backward()           # fully_shard takes the mean over the ranks
+        (loss(self.model, ranks.share(ids)) * ranks.WORLD).backward()       # fully_shard takes the mean
 
     def state(self):
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return get_optimizer_state_dict(self.model, self.optimizer, options=options)
+        options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return state_dict.get_optimizer_state_dict(self.model, self.optimizer, options=options)
 
     def load(self, state):
-        set_optimizer_state_dict(self.model, self.optimizer, state, options=StateDictOptions(full_state_dict=True))
+        options = state_dict.StateDictOptions(full_state_dict=True)
+        state_dict.set_optimizer_state_dict(self.model, self.optimizer, state, options=options)
 
     def generate(self):
         shards = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
@@ -92,7 +92,7 @@ class Sharded(Replicated):
         for module in shards if self.gathered else ():
             module.set_reshard_after_forward(module is not self.model, recurse=False)
         for module in shards:
-            module.reshard()                                                    # the root stays gathered after a forward pass
+            module.reshard()  # the root stays gathered after a forward pass, and its state could not be saved
 
 
 def batch(step):
@@ -113,7 +113,8 @@ def learn(way, step):
 
 def whole(way):
     """All weights, in the precision of the model."""
-    return [w.full_tensor() if isinstance(w, DTensor) else w.clone() for w in (p.detach() for p in way.model.parameters())]
+    weights = [weight.detach() for weight in way.model.parameters()]
+    return [weight.full_tensor() if isinstance(weight, DTensor) else weight.clone() for weight in weights]
 
 
 def flat(weights):
@@ -122,7 +123,8 @@ def flat(weights):
 
 def megabytes(way):
     held = [tensor for weight in way.model.parameters() for tensor in (weight, weight.grad)]
-    held += [tensor for state in getattr(way.optimizer, "optim", way.optimizer).state.values() for tensor in state.values()]
+    states = getattr(way.optimizer, "optim", way.optimizer).state.values()
+    held += [tensor for state in states for tensor in state.values()]
     local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in held]
     return sum(tensor.numel() * tensor.element_size() for tensor in local) / 1e6
 
@@ -152,26 +154,30 @@ def process(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     ranks.RANK, ranks.WORLD = rank, 2
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(CONFIG).bfloat16().float().eval()                 # all start from the same numbers
+    model = Qwen2ForCausalLM(CONFIG).bfloat16().float().eval()               # all start from the same numbers
     kinds = {"ranks.py": Replicated, "fully_shard": Sharded,
              "fully_shard, gathered": lambda model: Sharded(model, gathered=True)}
-    reference, ways = Replicated(copy.deepcopy(model), alone=True), {name: kinds[name](copy.deepcopy(model)) for name in kinds}
+    reference = Replicated(copy.deepcopy(model), alone=True)
+    ways = {name: kind(copy.deepcopy(model)) for name, kind in kinds.items()}
     for step in range(STEPS):
         for way in (reference, *ways.values()):
             learn(way, step)
     moved = flat(whole(reference)) - flat(model.parameters())
-    errors = {name: (flat(whole(way)) - flat(whole(reference))).norm() / moved.norm() for name, way in ways.items()}
+    end = flat(whole(reference))
+    errors = {name: (flat(whole(way)) - end).norm() / moved.norm() for name, way in ways.items()}
     times = [{name: [seconds(lambda: learn(way, STEPS + n)), seconds(way.generate), seconds(way.state)]
               for name, way in ways.items()} for n in range(ROUNDS)]
     lines = ["| way | MB | update | generate | state | error | resumed |", "|---" * 7 + "|"]
     for name, way in ways.items():
-        numbers = " | ".join(f"{statistics.median(column):.2f}" for column in zip(*(row[name] for row in times)))
+        medians = map(statistics.median, zip(*(row[name] for row in times)))
+        numbers = " | ".join(f"{median:.2f}" for median in medians)
         with torch.no_grad():
             for weight, value in zip(model.parameters(), whole(way)):
                 weight.copy_(value)
         resumed = resumes(way, kinds[name](copy.deepcopy(model)), f"{folder}/state.pt")
         lines.append(f"| {name} | {megabytes(way):.0f} | {numbers} | {errors[name]:.3f} | {resumed} |")
-    print("\n".join(lines) if rank == 0 else "", end="\n" if rank == 0 else "")
+    if rank == 0:
+        print("\n".join(lines))
     dist.destroy_process_group()
 
 
