@@ -47,6 +47,7 @@ from scale import adapters, advice, fit
 from scale.command_line import TOY, is_toy
 from scale.fit import batch_size
 from scale.progress import Progress
+from toy import pieces
 from world import services
 from world.sandbox import protection
 from world.text import printable, truncate
@@ -265,6 +266,7 @@ def show_engines(policy, fixed, judge, tools, named):
     lines += [f"judge   {judge}"] * bool(judge) + [f"tools   {', '.join(tools)}"]
     lines += [f"sandbox {protection()}"] if "python_coder" in tools else []
     lines += [] if named else [f"without {why}" for why in map(toolset.missing, toolset.TOOLS) if why]
+    lines += filter(None, [pieces.warning([policy, *fixed.values()])])
     return "\n".join(lines)
 
 
