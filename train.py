@@ -305,7 +305,7 @@ def main():
             fit.bound_host_memory()
         policy, reference, loaded = load_models(args, checkpoint)
         fixed, judge = solve.load_engines(args, loaded, cache)
-        named, args.tools = args.tools is not None, list(tools)
+        left_out, args.tools = toolset.left_out(args.tools), list(tools)
         if ranks.RANK == 0:
             if args.resume:
                 write_settings(args, Path(args.out))  # --steps may be new
@@ -316,7 +316,7 @@ def main():
         command_line.leave(2, f"train.py: {why}")
     if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
-    say(f"{solve.show_engines(policy, fixed, judge, tools, named)}\nrun     {args.out}")
+    say(f"{solve.show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
     try:
         train(args, policy, fixed, reference, tools, judge, *questions, state)
         ranks.wait()  # nobody leaves while another still reads from it

@@ -13,8 +13,8 @@ CALLS_FAIL = (
         return [(*failed, seconds) if torch.rand(()) < 0.1 else (result, error, seconds)
                 for result, error, seconds in pool.map(one, calls)]"""),
 )
-VERDICT = "flow.done = verifier.parse(said.text)"
-WRONG_VERDICT = "flow.done = verifier.parse(said.text) ^ bool(torch.rand(()) < 0.1)"
+VERDICT = "flow.stopped = verifier.parse(completion.text)"
+WRONG_VERDICT = "flow.stopped = verifier.parse(completion.text) ^ bool(torch.rand(()) < 0.1)"
 HARD = (*CALLS_FAIL, ("solve.py", VERDICT, WRONG_VERDICT))
 FAST = (("tools.py", "from world.sandbox import python_coder\n", '''from world import sandbox
 
@@ -59,6 +59,6 @@ VARIANTS = {
     "G-16": (("--group-size", "16", "--questions", "6"), ()),
     "one-step": (("--minibatches", "1"), ()),
     "wrong-reward": ((), (("train.py", GROUPS, WRONG_REWARD),)),
-    "always-stops": ((), (("solve.py", WRONG_VERDICT, "flow.done = True"),)),
-    "never-stops": ((), (("solve.py", WRONG_VERDICT, "flow.done = False"),)),
+    "always-stops": ((), (("solve.py", WRONG_VERDICT, "flow.stopped = True"),)),
+    "never-stops": ((), (("solve.py", WRONG_VERDICT, "flow.stopped = False"),)),
 }

@@ -26,9 +26,8 @@ import solve
 from memory import Memory, Step
 from models.loading import load_engine
 from scale.command_line import TOY, TOY_TOOLS
-from solve import Flow, ask
-from tools import run as run_tools
-from tools import toolbox
+from solve import Flow, complete
+from tools import run_calls, toolbox
 from toy.make import warm_start
 from toy.pieces import NUMBERS
 from toy.questions import for_flow, questions
@@ -57,30 +56,30 @@ def rollout(batch, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_t
     contexts = {id(flow): "" for flow in flows}
     sample = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
     greedy = partial(fixed["base_generator"], temperature=0.0, max_new_tokens=max_new_tokens)
-    generate = lambda queries: [completion.text for completion in greedy(queries)]
     to_read = lambda flow, budget: prompt(flow, tools, contexts[id(flow)])
     for turn in range(1, max_turns + 2):
         if watch:
             watch(flows, turn, "policy")
-        live = [flow for flow in flows if not flow.done and not flow.failed]
+        live = [flow for flow in flows if not flow.stopped and not flow.failed]
         acting = []
-        for flow, completion in ask(sample, live, turn, "policy", to_read):
+        for flow, completion in complete(sample, live, turn, "policy", to_read):
             flow.actions.append(completion)
             if "<answer>" in completion.text or turn > max_turns:
-                flow.answer, flow.done = generator.parse(completion.text), True
+                flow.answer, flow.stopped = generator.parse(completion.text), True
             else:
                 acting.append((flow, completion.text, *parse(completion.text, tools)))
-        results = run_tools([call for *_, call in acting], tools, generate)
-        for (flow, text, thought, tool, call), (result, error, seconds) in zip(acting, results):
-            flow.memory.steps.append(Step(turn, tool, thought, str(call), result, error, "", seconds))
-            contexts[id(flow)] += f"{text}\nResult: {result}\n\n"
+        results = run_calls([call for *_, call in acting], tools, greedy)
+        for (flow, text, thought, tool, call), result in zip(acting, results):
+            step = Step(turn, tool, thought, str(call), result.text, result.error, "", result.seconds)
+            flow.memory.steps.append(step)
+            contexts[id(flow)] += f"{text}\nResult: {result.text}\n\n"
     return flows
 
 
 def examples(flows, tools):
     """[(prompt, text)]: what a monolith would read and write in the teacher's flows."""
     for flow in flows:
-        texts, context = {(word["turn"], word["module"]): word["text"] for word in flow.words}, ""
+        texts, context = {(word["turn"], word["module"]): word["text"] for word in flow.outputs}, ""
         for step in flow.memory.steps:
             thought = texts[step.turn, "planner"].partition("\nTool:")[0]  # the call names the tool
             text = f"{thought}{CALL} {texts[step.turn, 'executor']}"

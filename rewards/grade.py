@@ -19,4 +19,4 @@ def grade(flows, judge=None):
         for flow, (verdict, said) in zip(unread, judging.ask([(flow.question, flow.answer) for flow in unread], judge)):
             flow.reward, flow.undecided = float(verdict is True), verdict is None and not said.error
             flow.failed = said.error and f"judge: {said.error}"
-            flow.say(len(flow.actions), "judge", said.text, said.tokens, time.perf_counter() - start)
+            flow.add_output(len(flow.actions), "judge", said.text, said.tokens, time.perf_counter() - start)

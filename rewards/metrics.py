@@ -16,7 +16,7 @@ def summary(flows):
         "errors": sum(step.error for step in steps) / max(1, len(steps)),
         "failed": sum(flow.failed != "" for flow in flows),
         "undecided": sum(flow.undecided for flow in flows),
-        "tokens": sum(word["tokens"] for flow in flows for word in flow.words if word["module"] != "judge") / len(flows),
+        "tokens": sum(output["tokens"] for flow in flows for output in flow.outputs if output["module"] != "judge") / len(flows),
         "calls": {name: used[name] for name in sorted(used)},  # of each tool: (calls, errors, seconds)
     }
 

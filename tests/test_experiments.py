@@ -151,7 +151,7 @@ def test_a_monolith_that_never_answers_ends_after_its_turns_and_reads_its_parse_
 def test_the_perfect_planners_ids_are_those_of_its_text(taught):
     made, engine = questions(4, False, seed=5), load_engine(str(TOY))
     (one,) = solve.evaluate(for_flow(made)[:1], sft.Perfect(made, engine), engine, taught[0])[1]
-    text = next(word["text"] for word in one.words if word["module"] == "planner")
+    text = next(word["text"] for word in one.outputs if word["module"] == "planner")
     assert engine.decode(one.actions[0].ids) == text
     assert one.actions[0].ids[-1] == engine.tokenizer.eos_token_id
 

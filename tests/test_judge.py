@@ -79,7 +79,7 @@ def test_what_the_rules_can_decide_is_not_asked():
 
 def test_what_the_rules_cannot_read_is_marked_by_the_judge():
     metrics, flow, _ = marked("the author of Emma, Miss Austen", "Verdict: True")
-    assert flow.reward == 1 and flow.words[-1]["module"] == "judge" and flow.words[-1]["text"] == "Verdict: True"
+    assert flow.reward == 1 and flow.outputs[-1]["module"] == "judge" and flow.outputs[-1]["text"] == "Verdict: True"
     assert marked("Charlotte Bronte", "Verdict: False")[1].reward == 0
 
 

@@ -12,6 +12,7 @@ import tools as toolset
 from memory import Step
 from models.loading import load_engine
 from rewards.questions import read_questions
+from scale import answering
 from scale.command_line import TOY_TOOLS
 from toy import pieces, questions, teacher
 from toy.make import TOY, make_files
@@ -134,7 +135,7 @@ def test_solve_without_arguments_shows_toy_questions_and_says_what_is_missing(mo
     monkeypatch.setattr("sys.argv", ["solve.py"])
     solve.main()
     shown = capsys.readouterr().out
-    assert shown.count("Question: ") == solve.EXAMPLES and "turn 1 planner" in shown
+    assert shown.count("Question: ") == answering.EXAMPLES and "turn 1 planner" in shown
     assert "python train.py" in shown
 
 
