@@ -8,10 +8,10 @@ shows it beside its result.
 # for no reason, and one verdict in ten is inverted. Both draw from torch's generator, so a seed decides all.
 CALLS_FAIL = (
     ("tools.py", "import time\n", "import time\nimport torch\n"),
-    ("tools.py", "        return list(pool.map(one, calls))", """\
-        failed = "Error: NameError: name 'value' is not defined (line 1)", True
-        return [(*failed, seconds) if torch.rand(()) < 0.1 else (result, error, seconds)
-                for result, error, seconds in pool.map(one, calls)]"""),
+    ("tools.py", "        return list(pool.map(run_call, calls))", """\
+        results = list(pool.map(run_call, calls))
+    failed = {"text": "Error: NameError: name 'value' is not defined (line 1)", "error": True}
+    return [replace(result, **failed) if torch.rand(()) < 0.1 else result for result in results]"""),
 )
 VERDICT = "flow.stopped = verifier.parse(completion.text)"
 WRONG_VERDICT = "flow.stopped = verifier.parse(completion.text) ^ bool(torch.rand(()) < 0.1)"
@@ -37,18 +37,18 @@ SMALL = (  # a smaller toy, written into the folder that its last argument names
     ("toy/make.py", "    engine.save(TOY)\n    check(engine, test)\n", "    engine.save(TOY)\n"),
 )
 
-GROUPS = "    A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])"
+ADVANTAGES = "            A, flat = advantages(rewards, groups)"
 OVER_TURNS = """\
-    turns = [k for k, (_, flow) in enumerate(kept) for _ in flow.actions]
-    A, flat = advantages([kept[k][1].reward for k in turns], [kept[k][0] for k in turns])
-    A = A[[turns.index(k) for k in range(len(kept))]]"""
-WRONG_REWARD = """\
-    rewards = [abs(flow.reward - (torch.rand(()).item() < 0.1)) for _, flow in kept]
-    A, flat = advantages(rewards, [group for group, _ in kept])"""
+            turns = [i for i, rollout in enumerate(usable) for _ in rollout.actions]
+            A, flat = advantages([rewards[i] for i in turns], [groups[i] for i in turns])
+            A = A[[turns.index(i) for i in range(len(usable))]]"""
+REWARDS = "            rewards = [rollout.reward for rollout in usable]"
+WRONG_REWARDS = """\
+            rewards = [abs(rollout.reward - (torch.rand(()).item() < 0.1)) for rollout in usable]"""
 
 # Name -> (flags, edits). What each changes, and nothing else.
 VARIANTS = {
-    "turn-stats": ((), (("train.py", GROUPS, OVER_TURNS),)),
+    "turn-stats": ((), (("train.py", ADVANTAGES, OVER_TURNS),)),
     "token-mean": (("--token-mean",), ()),
     "beta-0": (("--beta", "0"), ()),
     "beta-0.1": (("--beta", "0.1"), ()),
@@ -58,7 +58,7 @@ VARIANTS = {
     "G-4": (("--group-size", "4", "--questions", "24"), ()),
     "G-16": (("--group-size", "16", "--questions", "6"), ()),
     "one-step": (("--minibatches", "1"), ()),
-    "wrong-reward": ((), (("train.py", GROUPS, WRONG_REWARD),)),
+    "wrong-reward": ((), (("train.py", REWARDS, WRONG_REWARDS),)),
     "always-stops": ((), (("solve.py", WRONG_VERDICT, "flow.stopped = True"),)),
     "never-stops": ((), (("solve.py", WRONG_VERDICT, "flow.stopped = False"),)),
 }
