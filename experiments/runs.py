@@ -63,16 +63,18 @@ class Run:
         (self.folder / "done").touch()
 
 
+def copy_code(folder):
+    """A copy of the code, without its tests; files other than Python's are links."""
+    copy = lambda source, target: (shutil.copy if source.endswith(".py") else os.symlink)(source, target)
+    shutil.copytree(ROOT, folder, copy_function=copy, ignore=NO_CODE)
+
+
 @functools.cache
 def edited(runs, edits):
-    """The folder of a copy of the code with the edits in it. Other files than Python's are links."""
-
-    def copy(source, target):
-        shutil.copy(source, target) if source.endswith(".py") else os.symlink(source, target)
-
+    """The folder of a copy of the code with the edits in it."""
     folder = runs / f"code-{hashlib.sha256(repr(edits).encode()).hexdigest()[:8]}"
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(ROOT, folder, copy_function=copy, ignore=NO_CODE)
+    copy_code(folder)
     for name, old, new in edits:
         text = (folder / name).read_text(encoding="utf-8")
         if text.count(old) != 1:
