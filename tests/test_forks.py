@@ -1,4 +1,4 @@
-"""What a fork changes: five diffs (tests/forks), each one place, each applied to a copy of the code and run."""
+"""What a fork changes: five diffs (tests/forks), each of one place, each run in a copy of the code."""
 
 import csv
 import os
@@ -12,8 +12,8 @@ import pytest
 from experiments.runs import copy_code
 
 FORKS = Path(__file__).parent / "forks"
-PLACES = {"reward": "rewards/grade.py", "objective": "flow_grpo.py", "tool": "tools.py", "prompt": "planner.py",
-          "dataset": "my_questions.jsonl"}
+PLACES = {"reward": "rewards/grade.py", "objective": "flow_grpo.py", "tool": "tools.py",
+          "prompt": "planner.py", "dataset": "my_questions.jsonl"}
 TRAIN = ["train.py", "--steps", "2", "--questions", "2", "--group-size", "4", "--max-turns", "1",
          "--valid", "none", "--test", "none", "--out", "run"]
 COUNT = """
@@ -32,8 +32,8 @@ def fork(tmp_path, request):
     subprocess.run(["git", "apply", FORKS / f"{name}.diff"], cwd=folder, check=True)
 
     def run(*arguments):
-        command, environment = [sys.executable, *arguments], os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=True).stdout
+        settings = {"cwd": folder, "env": os.environ | {"OMP_NUM_THREADS": "1"}}
+        return subprocess.check_output([sys.executable, *arguments], text=True, **settings)
 
     def log(*arguments):
         run(*TRAIN, *arguments)
