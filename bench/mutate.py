@@ -249,7 +249,7 @@ def difference(old, new):
 
 def mutants(source, functions=()):
     """[(line, function, change, changed source)], each change once; functions: with those inside them."""
-    tree, found = ast.parse(source), {}
+    tree, found, top = ast.parse(source), {}, 0
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
     modules = {alias.asname or alias.name for node in imports for alias in node.names}
     texts = [ast.unparse(node) for node in tree.body]               # only the changed one is written anew
