@@ -242,9 +242,10 @@ def compare(plt, name, runs, title, labels):
     axes[0].legend(frameon=False, fontsize=8)
     save(figure, name, f"{title}: {len({row['seed'] for row in rows})} seeds (thin), means, 95 %")
     last = max(int(row["step"]) for row in rows)
-    lines = [["reward", "steps 1-3", f"steps {last - 2}-{last}", f"steps 1-{last}", "test before", "test after"]]
+    steps = ["steps 1-3", f"steps {last - 2}-{last}", f"steps 1-{last}"]
+    lines = [["reward", *steps, "test before", "test after"]]
     for run, label in zip(runs, labels):
-        parts = [over(rows, run, *steps, "reward") for steps in ((1, 3), (last - 2, last), (1, last))]
+        parts = [over(rows, run, *ends, "reward") for ends in ((1, 3), (last - 2, last), (1, last))]
         tests = [over(rows, run, 1, 1, when) for when in ("test_before", "test_after")]
         lines.append([label, *map(pm, parts + tests)])
     fill(name, table(lines))

@@ -1,4 +1,4 @@
-"""The study behind RESULTS.md: its edits fit the code, its runs are made once, its numbers are in the CSV files."""
+"""The study behind RESULTS.md: its edits fit the code, its runs are made once, its numbers are the CSV's."""
 
 import csv
 import re
@@ -90,7 +90,8 @@ def test_another_command_edit_or_forerunner_is_another_folder():
     first = runs.Run("run", ("a",))
     others = [runs.Run("run", ("b",)), runs.Run("run", ("a",), edits=(("x", "y", "z"),))]
     others += [runs.Run("run", ("a",), after=(runs.Run("before", (word,)),)) for word in ("c", "d")]
-    assert len({run.folder for run in (first, *others)}) == 5 and runs.Run("run", ("a",)).folder == first.folder
+    assert len({run.folder for run in (first, *others)}) == 5
+    assert runs.Run("run", ("a",)).folder == first.folder
 
 
 # ---- SFT and the monolith ----------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ def test_the_gradient_at_advantage_one_is_that_of_the_log_likelihood():
 
 @pytest.fixture(scope="module")
 def taught():
-    """The tools; the perfect teacher's rollouts of 12 questions; what a monolith would have written in them."""
+    """(tools, the perfect teacher's rollouts of 12 questions, what a monolith would have written in them)."""
     tools, made = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), questions(12, False, seed=5)
     teacher = Teacher(made)
     rollouts = solve.evaluate(for_flow(made), teacher, teacher, tools)[1]
