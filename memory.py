@@ -34,9 +34,11 @@ class Step:
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
     def render(self):
-        values = {"Tool": self.tool, "Sub-goal": self.sub_goal, "Command": self.command}
-        lines = [f"Step {self.turn}"] + [f"{label}: {value or '(none)'}" for label, value in values.items()]
-        lines += [f"Result: {self.result}"] + [f"Verdict: {self.verdict}"] * (self.verdict != "")
+        lines = [f"Step {self.turn}", f"Tool: {self.tool or '(none)'}"]
+        lines += [f"Sub-goal: {self.sub_goal or '(none)'}", f"Command: {self.command or '(none)'}"]
+        lines += [f"Result: {self.result}"]
+        if self.verdict:
+            lines.append(f"Verdict: {self.verdict}")
         return "\n".join("\n  ".join(line.splitlines()) for line in lines)
 
 

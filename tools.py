@@ -116,10 +116,9 @@ def toolbox(names=None, corpus=None, cache=None):
     corpus = str(corpus or LIVE + "en")
     if "wikipedia_search" in chosen:
         chosen["wikipedia_search"] = with_corpus(chosen["wikipedia_search"], corpus)
-    if cache:
-        for name, tool in chosen.items():
-            if tool.from_web:
-                chosen[name] = replace(tool, run=remembered(cache, f"{name} {corpus}", tool.run))
+    for name, tool in chosen.items():
+        if cache and tool.from_web:
+            chosen[name] = replace(tool, run=remembered(cache, f"{name} {corpus}", tool.run))
     return chosen
 
 

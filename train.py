@@ -85,8 +85,7 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
         learned = update(
             policy.model, reference.model, optimizer, actions, A[mine], temperature=args.temperature,
             clip_low=args.clip_low, clip_high=args.clip_high, beta=args.beta, minibatches=args.minibatches,
-            token_budget=args.token_budget, token_mean=args.token_mean, seed=seed,
-            all_reduce=ranks.add_up if ranks.WORLD > 1 else None)
+            token_budget=args.token_budget, token_mean=args.token_mean, seed=seed)
         args.token_budget = int(learned["token_budget"])  # smaller from now on if the memory was short
     plans = [len(said.ids) for _, flow in kept for said in flow.actions]
     row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}

@@ -1,4 +1,4 @@
-"""benchmarks.files"""
+"""Downloads, checked and cached: a file gets its name in the cache only when it is whole and can be read."""
 
 import os
 import time
@@ -6,57 +6,47 @@ from pathlib import Path
 
 import requests
 
+from scale.files import replace_file
 from world import services
 
-CAP = 50_000_000                # bytes of a download
-PATIENCE = 300                  # seconds for a download; a silent server is given up after 30
+CAP = 50_000_000  # bytes of a download
+PATIENCE = 300  # seconds for a download; a silent server is given up after 30
 
 
-def _cache(cache):
-    return Path(cache or os.environ.get("NANO_AGENTFLOW_CACHE") or Path.home() / ".cache" / "nano-agentflow")
+def cache_folder(folder=None):
+    return Path(folder or os.environ.get("NANO_AGENTFLOW_CACHE") or Path.home() / ".cache" / "nano-agentflow")
 
 
-def _download(url, path, read):
-    """The file at a URL, under its name only when it is whole and could be read."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+def download(url, path, read):
+    """Save the file at a URL as `path` if it is whole and read(bytes) accepts it; else ValueError."""
+    try:
+        data = body_of(url)
+        read(data)
+    except (requests.RequestException, ValueError) as why:
+        cause = services.reason(why) if isinstance(why, requests.RequestException) else str(why).rstrip(".")
+        raise ValueError(f"{url} cannot be used ({cause}); download it by hand to {path}, "
+                         "or give --benchmark-dir FOLDER.") from None
+    save(path, data)
+
+
+def body_of(url):
+    """At most CAP bytes in PATIENCE seconds. requests raises an error if Content-Length promised more."""
+    start, body = time.monotonic(), bytearray()
+    with services.session() as session, session.get(url, stream=True, timeout=30) as response:
+        if response.status_code != 200:
+            raise ValueError(services.status_line(response.status_code))
+        for block in response.iter_content(65536):
+            body += block
+            if len(body) > CAP or time.monotonic() - start > PATIENCE:
+                raise ValueError(f"more than {CAP} bytes or {PATIENCE} seconds")
+    return bytes(body)
+
+
+def save(path, content):
+    """Write a file of the cache, or say that another folder is needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _stream(url, part)
-        read(part)
-        part.replace(path)
-    except (requests.RequestException, ValueError) as error:
-        cause = services.reason(error) if isinstance(error, requests.RequestException) else str(error).rstrip(".")
-        raise ValueError(f"{url} cannot be used ({cause}); download it by hand to {path}, or give --benchmark-dir FOLDER.") from None
-    except OSError as error:
-        raise _unwritable(path, error) from None
-    finally:
-        if part.exists():
-            part.unlink()
-
-
-def _stream(url, part):
-    # Bounded in bytes and seconds; an answer shorter than its Content-Length is an error of requests.
-    start, size = time.monotonic(), 0
-    with services.session() as session, session.get(url, stream=True, timeout=30) as answer:
-        if answer.status_code != 200:
-            raise ValueError(services.status_line(answer.status_code))
-        with part.open("wb") as file:
-            for block in answer.iter_content(65536):
-                file.write(block)
-                size += len(block)
-                if size > CAP or time.monotonic() - start > PATIENCE:
-                    raise ValueError(f"more than {CAP} bytes or {PATIENCE} seconds")
-
-
-def _write(path, text):
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _unwritable(path, error):
-    return ValueError(f"{path} cannot be written ({error.strerror}); set NANO_AGENTFLOW_CACHE to another folder.")
+        replace_file(path, content)
+    except OSError as why:
+        raise ValueError(f"{path} cannot be written ({why.strerror}); "
+                         "set NANO_AGENTFLOW_CACHE to another folder.") from None

@@ -1,90 +1,99 @@
-"""benchmarks.training"""
+"""The paper's two training sets, and the questions that are held out for validation.
+
+    training("nq+deepmath", 1000, 0)  a sample of Natural Questions and DeepMath-103K, half each
+    held_out(questions, 100, 0)       (train, valid, note): no question of valid is nearly one of train
+
+Both depend on the seed alone. The ten benchmarks (tables.py) are for testing only: training() refuses their
+names, so that no accuracy is measured on questions that chose the policy.
+"""
 
 import json
 import random
 from dataclasses import asdict
 
-from benchmarks.files import CAP, _cache, _write
-from benchmarks.tables import BENCHMARKS, _golds
+from benchmarks.files import CAP, cache_folder, save
+from benchmarks.tables import BENCHMARKS, gold_texts
 from rewards.questions import Question, read_questions
 from rewards.rules import normalise
 from world import services
 
-ROWS = "https://datasets-server.huggingface.co/rows"                          # rows of any public Hugging Face dataset, by offset
-PAGE = 20                       # rows per request: small pages spread a sample over the whole set (the API allows 100)
-NEAR = 0.8                      # two questions that share this part of their words are the same question
+ROWS = "https://datasets-server.huggingface.co/rows"  # rows of any public Hugging Face dataset, by offset
+PAGE = 20  # rows per request: small pages spread a sample over the whole set (the API allows 100)
+NEAR = 0.8  # two questions that share this part of their words are the same question
 TRAINING = {"nq": ("RUC-NLPIR/FlashRAG_datasets", "nq"), "deepmath": ("zwhe99/DeepMath-103K", "default")}
 
 
-def training(names, limit=1000, seed=0, cache=None) -> list[Question]:
-    """`limit` questions of "nq", "deepmath" or "nq+deepmath" (equal shares, shuffled); the same for the same limit and seed.
+def training(names, limit=1000, seed=0, cache=None):
+    """`limit` questions of "nq", "deepmath" or "nq+deepmath" (equal shares, shuffled).
 
-    The paper trains on all 182 190 rows of both, of which its 32 steps of 32 questions see about a thousand: the default.
+    The paper trains on all 182 190 rows of both; its 32 steps of 32 questions see about a thousand: the
+    default.
     """
     parts = list(dict.fromkeys(names.split("+")))
     for part in parts:
-        if part in BENCHMARKS:
-            raise ValueError(f"{part} is a test benchmark: trained or chosen on it, a policy's accuracy there would say nothing; "
-                             f"use {', '.join(TRAINING)} or {'+'.join(TRAINING)}.")
         if part not in TRAINING:
-            raise ValueError(f"no training set is called {part!r}; use {', '.join(TRAINING)} or {'+'.join(TRAINING)}.")
+            why = f"no training set is called {part!r}"
+            if part in BENCHMARKS:
+                why = f"{part} is a test benchmark: trained or chosen on it, "
+                why += "a policy's accuracy there would say nothing"
+            raise ValueError(f"{why}; use {', '.join(TRAINING)} or {'+'.join(TRAINING)}.")
     if limit < len(parts):
         raise ValueError(f"a limit of {limit} is too few for {names}; use {len(parts)} or more.")
     questions = []
     for i, part in enumerate(parts):
         share = limit // len(parts) + (i < limit % len(parts))
-        path = _cache(cache) / f"{part}-seed{seed}-{share}.jsonl"
+        path = cache_folder(cache) / f"{part}-seed{seed}-{share}.jsonl"
         if not path.exists():
-            _write(path, "".join(json.dumps(asdict(question)) + "\n" for question in _sample(part, share, seed)))
-        questions += read_questions(path)                    # written and read the same way, so that a second run is the first
+            save(path, "".join(json.dumps(asdict(question)) + "\n" for question in sample(part, share, seed)))
+        questions += read_questions(path)
     random.Random(f"{names} {seed}").shuffle(questions)
     return questions
 
 
-def _sample(name, number, seed):
-    """Pages in a pseudo-random order of the whole set, until there are enough rows that can be used."""
-    dice, found, known = random.Random(f"{name} {seed}"), [], set()
+def sample(name, number, seed):
+    """Questions from pages in a pseudo-random order of the whole set, until there are enough."""
+    dice, found = random.Random(f"{name} {seed}"), {}
     with services.session() as session:
-        starts = list(range(0, _rows(session, name, 0, 1)["num_rows_total"], PAGE))
+        starts = list(range(0, rows(session, name, 0, 1)[0], PAGE))
         dice.shuffle(starts)
         for start in starts:
-            for row in _rows(session, name, start, PAGE)["rows"]:
-                question = _train_question(row, name)
-                if question and normalise(question.question) not in known:
-                    known.add(normalise(question.question))
-                    found.append(question)
+            for question in filter(None, rows(session, name, start, PAGE)[1]):
+                found.setdefault(normalise(question.question), question)
             if len(found) >= number:
                 break
     if not found:
         raise ValueError(f"{ROWS} gave no usable row of {name}; use --data FILE with questions of your own.")
-    return found[:number]
+    return list(found.values())[:number]
 
 
-def _rows(session, name, offset, length):
+def rows(session, name, offset, length):
+    """(the number of rows in the set, `length` rows from `offset` on as Questions or None)"""
     dataset, config = TRAINING[name]
     where = {"dataset": dataset, "config": config, "split": "train", "offset": offset, "length": length}
+
+    def read(data):
+        return int(data["num_rows_total"]), [question_of(entry, name) for entry in data["rows"]]
+
     try:
-        data, _ = services.api(session, "GET", ROWS, params=where, seconds=60, limit=CAP)
-    except services.Failed as error:
-        raise ValueError(f"{dataset} cannot be downloaded: {error}; try later, or use --data FILE with questions of your own.") from None
-    if not (isinstance(data, dict) and isinstance(data.get("rows"), list) and type(data.get("num_rows_total")) is int
-            and all(isinstance(entry, dict) and isinstance(entry.get("row"), dict) for entry in data["rows"])):
-        raise ValueError(f"{ROWS} answered in another form for {dataset}; use --data FILE with questions of your own.")
-    return data
+        return services.api(session, "GET", ROWS, params=where, seconds=60, limit=CAP, read=read)[0]
+    except services.Failed as why:
+        raise ValueError(f"{dataset} cannot be downloaded: {why}; try later, or use --data FILE with "
+                         "questions of your own.") from None
 
 
-def _train_question(entry, name):
-    """A row of the API as a Question, or None where text or gold is missing, cut short or longer than tasks.py reads.
+def question_of(entry, name):
+    """A row of the API as a Question; None if its question or gold is missing, truncated or too long.
 
-    {"row_idx": 7, "row": {"question": "who wrote emma", "golden_answers": ["Jane Austen", "Austen"]}, "truncated_cells": []}
+    {"row_idx": 7, "row": {"question": "who wrote emma", "golden_answers": ["Jane Austen", "Austen"]}}
         -> Question("who wrote emma?", "Jane Austen", aliases=("Austen",), id="nq-7", kind="nq")
     """
     row, gold = entry["row"], "golden_answers" if name == "nq" else "final_answer"
     text, value = row.get("question"), row.get(gold)
-    if {"question", gold} & set(entry.get("truncated_cells") or []) or not isinstance(text, str) or not text.strip():
+    truncated = {"question", gold} & set(entry.get("truncated_cells") or [])
+    if truncated or not isinstance(text, str) or not text.strip():
         return None
     try:
-        answer, *aliases = _golds(value, "")
+        answer, *aliases = gold_texts(value)
     except ValueError:
         return None
     text = text.strip() + ("?" if name == "nq" and not text.strip().endswith("?") else "")
@@ -92,24 +101,24 @@ def _train_question(entry, name):
 
 
 def held_out(questions, number, seed):
-    """(train, valid, note): `number` validation questions, of the rest what is not nearly one of them, and a
-    sentence that says how many are left out for that ("" for none).
+    """(train, valid, note): `number` questions for validation, and of the rest those that are not nearly
+    one of them. note: a sentence that says how many are left out for that, or "".
 
     Nearly: four fifths of the words of both are shared. "Who wrote Emma?" and "who wrote the emma" count as
-    one, and so do "What is 3 + 5?" and "What is 5 + 3?".
+    one question, and so do "What is 3 + 5?" and "What is 5 + 3?".
     """
     words = [frozenset(normalise(question.question).split()) for question in questions]
-    order, valid, seen = list(range(len(questions))), [], set()
+    order, valid, valid_words = list(range(len(questions))), [], set()
     random.Random(f"held out {seed}").shuffle(order)
     for i in order:
-        if len(valid) < number and words[i] not in seen:
-            seen.add(words[i])
+        if len(valid) < number and words[i] not in valid_words:
+            valid_words.add(words[i])
             valid.append(i)
-    train = [question for question, mine in zip(questions, words)
-             if not any(len(mine & theirs) >= NEAR * len(mine | theirs) for theirs in seen)]
+    train = [question for question, a in zip(questions, words)
+             if not any(len(a & b) >= NEAR * len(a | b) for b in valid_words)]
     dropped = len(questions) - len(train) - len(valid)
     note = (f"{dropped} of {len(questions)} questions are left out, because they share four fifths of their "
             f"words with one of the {len(valid)} held out for validation: --valid FILE.jsonl keeps them")
-    if not train:                                        # nor can it be if there are too few for valid
+    if not train:
         raise ValueError(f"no question is left to train on: {note}.")
     return train, [questions[i] for i in valid], note if dropped else ""

@@ -12,7 +12,7 @@ from functools import partial
 from tqdm import tqdm
 
 from benchmarks import tables
-from benchmarks.runs import answer_all, kept, markdown, open_folder, row_of
+from benchmarks.runs import answer_all, finished_trials, markdown, open_folder, row_of
 from models.loading import fingerprint, pick_device, pick_dtype
 from rewards.metrics import accuracy_line, calls_line, summary
 from rewards.questions import Question, read_questions
@@ -105,7 +105,7 @@ def show_table(args, folder, restore):
     for name in tables.BENCHMARKS:
         if any(folder.glob(f"{name}-*.jsonl")):
             number = len(tables.load(name, args.benchmark_dir, args.limit))
-            if trials := kept(folder, name, number, restore):
+            if trials := finished_trials(folder, name, number, restore):
                 rows.append(row_of(name, trials))
     text = markdown(rows)
     (folder / "table.md").write_text(text + "\n")

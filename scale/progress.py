@@ -1,4 +1,6 @@
-"""Progress: which module a run is at, and how many rollouts have ended. A bar on a terminal, else a line a minute:
+"""Progress: which module a run is at, and how many rollouts have ended.
+
+A bar on a terminal, else a line a minute:
 
     bamboogle, accuracy 0.500:  10%|██▍             | 12/125 [04:10<39:20, 20.9s/rollout, turn 3 executor]
     bamboogle, accuracy 0.500: 12 of 125 rollouts ended, turn 3 executor, 4 min

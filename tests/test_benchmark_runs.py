@@ -1,7 +1,9 @@
-"""solve.py --benchmark from end to end: the toy model and a server as engines, a run that is killed, several trials."""
+"""solve.py --benchmark from end to end: the toy model or a server as engine, a killed run, several trials."""
+
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,26 +18,28 @@ from bench import faults
 from scale import command_line
 
 ROOT = Path(solve.__file__).parent
-GAMES = [[1, 2, 3, 4], [4, 6, 1, 1], [2, 3, 4, 6], [8, 3, 1, 1], [5, 5, 5, 1], [3, 3, 8, 8], [1, 1, 1, 8], [12, 2, 1, 1]]
+GAMES = [[1, 2, 3, 4], [4, 6, 1, 1], [2, 3, 4, 6], [8, 3, 1, 1],
+         [5, 5, 5, 1], [3, 3, 8, 8], [1, 1, 1, 8], [12, 2, 1, 1]]
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Game of 24 in the format of its file, with eight items."""
     rows = [{"pid": str(i), "question": numbers, "answer": ["(1+2+3)×4"], "image": None,
-             "query": f"Using the numbers {numbers}, create an expression that equals 24."} for i, numbers in enumerate(GAMES)]
+             "query": f"Using the numbers {numbers}, create an expression that equals 24."}
+            for i, numbers in enumerate(GAMES)]
     (tmp_path / "gameof24.json").write_text(json.dumps(rows))
     return tmp_path
 
 
-def words(folder, out, *more):
-    return ["solve.py", "--benchmark", "gameof24", "--benchmark-dir", str(folder), "--out", str(folder / out), "--batch", "2",
-            "--max-turns", "2", "--max-new-tokens", "40", *more]
+def arguments(folder, out, *more):
+    return ["solve.py", "--benchmark", "gameof24", "--benchmark-dir", str(folder), "--out", str(folder / out),
+            "--batch", "2", "--max-turns", "2", "--max-new-tokens", "40", *more]
 
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """solve.py with this command line, in this process: (its exit code, what it printed, what it complained of)."""
+    """solve.py with this command line, in this process: (exit code, stdout, stderr)."""
     def command(*argv):
         monkeypatch.setattr(sys, "argv", list(argv))
         capsys.readouterr()
@@ -50,13 +54,13 @@ def command(monkeypatch, capsys):
 @pytest.fixture
 def solved(command, folder):
     def solved(out, *more):
-        code, said, complaint = command(*words(folder, out, *more))
-        assert code == 0, complaint
-        return said
+        code, out, err = command(*arguments(folder, out, *more))
+        assert code == 0, err
+        return out
     return solved
 
 
-def kept(folder, out):
+def saved(folder, out):
     """The flows of a run, without their times."""
     rows = [json.loads(line) for line in (folder / out / "gameof24-0.jsonl").read_text().splitlines()]
     for row in rows:
@@ -68,24 +72,27 @@ def kept(folder, out):
 
 def table_of(folder, out):
     """The benchmark's row of the table, without the seconds."""
-    head, _, row = [[cell.strip() for cell in line.strip("|").split("|")] for line in (folder / out / "table.md").read_text().splitlines()]
+    lines = (folder / out / "table.md").read_text().splitlines()
+    head, _, row = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {name: cell for name, cell in zip(head, row) if name != "s a flow"}
 
 
 def test_a_killed_run_goes_on_and_ends_with_the_same_table(folder, solved):
     solved("whole")
-    run = subprocess.Popen([sys.executable, *words(folder, "killed")], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                           env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
+    run = subprocess.Popen(
+        [sys.executable, *arguments(folder, "killed")], cwd=ROOT, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
     file, deadline = folder / "killed" / "gameof24-0.jsonl", time.monotonic() + 200
     while not (file.exists() and file.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
         time.sleep(0.005)
     run.send_signal(signal.SIGKILL)
     run.wait()
-    before = file.read_bytes()
-    assert 2 <= before.count(b"\n") <= 8
-    file.write_bytes(before.splitlines(keepends=True)[0] + before.splitlines(keepends=True)[1] + b'{"id": "half a li')   # as if killed while writing
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert 2 <= len(lines) <= 8
+    file.write_bytes(b"".join(lines[:2]) + b'{"id": "half a li')  # as if killed while writing
     solved("killed")
-    assert kept(folder, "killed") == kept(folder, "whole") and table_of(folder, "killed") == table_of(folder, "whole")
+    assert saved(folder, "killed") == saved(folder, "whole")
+    assert table_of(folder, "killed") == table_of(folder, "whole")
 
 
 def stopped_in(number, monkeypatch):
@@ -108,50 +115,49 @@ def test_an_unfinished_batch_can_be_read_and_is_run_again_whole(folder, solved, 
     unfinished = folder / "run" / "unfinished-gameof24-0.jsonl"
     with monkeypatch.context() as patch:
         stopped_in(2, patch)
-        code, out, complaint = command(*words(folder, "run"))
+        code, out, err = command(*arguments(folder, "run"))
     rows = [json.loads(line) for line in unfinished.read_text().splitlines()]
-    assert code == 130 and [row["answer"] for row in rows] == ["", ""] and all(row["words"] for row in rows)
+    assert [row["answer"] for row in rows] == ["", ""] and all(row["words"] for row in rows)
     assert "partial, 2 of 8 rollouts: accuracy " in out and " of 2 | turns" in out
-    assert "the same command goes on" in complaint
-    assert kept(folder, "run") == kept(folder, "whole")[:2]
+    assert code == 130 and "the same command goes on" in err
+    assert saved(folder, "run") == saved(folder, "whole")[:2]
     solved("run")
-    assert kept(folder, "run") == kept(folder, "whole") and not unfinished.exists()
+    assert saved(folder, "run") == saved(folder, "whole") and not unfinished.exists()
 
 
 def test_a_run_that_is_stopped_in_its_first_batch_shows_no_numbers(folder, command, monkeypatch):
     stopped_in(1, monkeypatch)
-    code, out, complaint = command(*words(folder, "run"))
-    assert code == 130 and "partial" not in out and "solve.py: stopped" in complaint
+    code, out, err = command(*arguments(folder, "run"))
+    assert code == 130 and "partial" not in out and "solve.py: stopped" in err
 
 
-def test_the_table_stands_beside_the_papers_numbers_and_every_item_counts(folder, solved):
-    said = solved("run", "--trials", "2", "--limit", "4")
+def test_the_table_shows_the_papers_numbers_and_every_item_counts(folder, solved):
+    out = solved("run", "--trials", "2", "--limit", "4")
     row = table_of(folder, "run")
-    assert (row["items"], row["paper: alone"], row["paper: frozen"], row["paper: trained"]) == ("4", "33.0", "31.0", "53.0")
-    assert re.fullmatch(r"2 \(\d+\.\d\)", row["trials (sd)"]) and "8 flows" in said and "| gameof24" in said
-    assert "%" in row["tools"] and row["failed"] == "0" and row["undecided"] == "0" and "[turn" not in said
-    assert [path.name for path in sorted((folder / "run").glob("*.jsonl"))] == ["gameof24-0.jsonl", "gameof24-1.jsonl"]
+    paper = {"paper: alone": "33.0", "paper: frozen": "31.0", "paper: trained": "53.0"}
+    assert row | paper | {"items": "4", "failed": "0", "undecided": "0"} == row and "%" in row["tools"]
+    assert re.fullmatch(r"2 \(\d+\.\d\)", row["trials (sd)"])
+    assert "8 flows" in out and "| gameof24" in out and "[turn" not in out
+    names = sorted(path.name for path in (folder / "run").glob("*.jsonl"))
+    assert names == ["gameof24-0.jsonl", "gameof24-1.jsonl"]
 
 
 def test_a_run_with_other_settings_does_not_go_on_in_the_same_folder(folder, solved, command):
     solved("run", "--limit", "2")
-    code, _, complaint = command(*words(folder, "run", "--limit", "2", "--temperature", "0.1"))
-    assert code == 2 and "holds a run with another --temperature (0.7): give another --out" in complaint
+    code, _, err = command(*arguments(folder, "run", "--limit", "2", "--temperature", "0.1"))
+    assert code == 2 and "holds a run with another --temperature (0.7): give another --out" in err
 
 
 def test_a_checkpoint_that_was_trained_on_under_its_old_name_is_another_model(folder, solved, command):
-    toy, mine = Path(command_line.TOY), folder / "planner"
-    mine.mkdir()
-    for file in toy.glob("*"):
-        if file.suffix in (".json", ".jinja", ".safetensors"):
-            (mine / file.name).write_bytes(file.read_bytes())
-    argv = words(folder, "run", "--limit", "2", "--model", str(mine), "--tools", "python_coder")
+    model = folder / "planner"
+    shutil.copytree(command_line.TOY, model, ignore=shutil.ignore_patterns("*.py", "*.jsonl", "__pycache__"))
+    argv = arguments(folder, "run", "--limit", "2", "--model", str(model), "--tools", "python_coder")
     assert command(*argv)[0] == 0
-    weights = bytearray((mine / "model.safetensors").read_bytes())
+    weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-1_000_000:] = bytes(b ^ 1 for b in weights[-1_000_000:])
-    (mine / "model.safetensors").write_bytes(weights)
-    code, _, complaint = command(*argv)
-    assert code == 2 and "holds a run with another set of weights: give another --out" in complaint
+    (model / "model.safetensors").write_bytes(weights)
+    code, _, err = command(*argv)
+    assert code == 2 and "holds a run with another set of weights: give another --out" in err
 
 
 def test_a_trial_that_was_cut_off_is_not_in_the_table(folder, solved):
@@ -162,35 +168,39 @@ def test_a_trial_that_was_cut_off_is_not_in_the_table(folder, solved):
     assert table_of(folder, "run")["trials (sd)"] == "1"
 
 
-def plays(prompt):
-    """A model that solves the first game, and says something else for the others."""
+def play(prompt):
+    """The completion of a model that gives the solution of the first game to every game."""
     if prompt.startswith("You are the planner"):
         return "Sub-goal: find an expression\nTool: base_generator"
     if "Call:" in prompt:
         return 'base_generator(query="24?")'
-    return "<answer>(1+2+3)*4</answer>" if prompt.startswith("You write the final answer") else "Conclusion: STOP"
+    final = prompt.startswith("You write the final answer")
+    return "<answer>(1+2+3)*4</answer>" if final else "Conclusion: STOP"
 
 
-def test_a_server_is_marked_through_the_same_run(folder, solved, server):
-    server.reply = lambda handler, body, turn: handler.send(faults.answer(plays(body["messages"][0]["content"])))
+def reply(handler, body, status=200):
+    handler.send(faults.answer(play(body["messages"][0]["content"])), status)
+
+
+def test_a_server_is_graded_through_the_same_run(folder, solved, server):
+    server.reply = lambda handler, body, turn: reply(handler, body)
     solved("run", "--model", server.url, "--tools", "base_generator")
     row = table_of(folder, "run")
-    assert row["accuracy %"] == "12.5" and row["errors %"] == "0.0" and row["tools"] == "base_generator 100%" and row["tokens"] == "60"
+    assert row["accuracy %"] == "12.5" and row["errors %"] == "0.0"
+    assert row["tools"] == "base_generator 100%" and row["tokens"] == "60"
 
 
 def test_a_server_that_dies_ends_the_run_with_a_sentence_and_loses_nothing(folder, solved, command, server):
-    def reply(handler, body, turn):
-        handler.send(faults.answer(plays(body["messages"][0]["content"])), 200 if turn <= 13 else 503)
-    good = "--model", server.url, "--tools", "base_generator"
-    server.reply = reply
-    code, _, complaint = command(*words(folder, "run", *good))
-    assert code == 1 and "did not come to an end" in complaint and "then the same command goes on" in complaint
-    rows = len(kept(folder, "run"))
-    server.reply = lambda handler, body, turn: handler.send(faults.answer(plays(body["messages"][0]["content"])))
-    solved("run", *good)
-    assert rows % 2 == 0 and 2 <= rows < 8 and len(kept(folder, "run")) == 8
+    engine = "--model", server.url, "--tools", "base_generator"
+    server.reply = lambda handler, body, turn: reply(handler, body, 200 if turn <= 13 else 503)
+    code, _, err = command(*arguments(folder, "run", *engine))
+    assert code == 1 and "did not come to an end" in err and "then the same command goes on" in err
+    rows = len(saved(folder, "run"))
+    server.reply = lambda handler, body, turn: reply(handler, body)
+    solved("run", *engine)
+    assert rows % 2 == 0 and 2 <= rows < 8 and len(saved(folder, "run")) == 8
 
 
-def test_a_missing_benchmark_is_told_in_a_sentence(folder, command):
-    code, _, complaint = command("solve.py", "--benchmark", "medqa", "--benchmark-dir", str(folder))
-    assert code == 2 and "has no medqa; put its file at one of" in complaint and complaint.count("\n") == 1
+def test_the_error_for_a_missing_benchmark_is_one_sentence(folder, command):
+    code, _, err = command("solve.py", "--benchmark", "medqa", "--benchmark-dir", str(folder))
+    assert code == 2 and "has no medqa; put its file at one of" in err and err.count("\n") == 1
