@@ -50,6 +50,7 @@ from rewards.metrics import summary
 from rewards.questions import Question, prose_warning
 from scale import adapters, answering, fit
 from scale.progress import Progress
+from toy import pieces
 from world import services
 from world.text import printable, truncate
 
@@ -250,7 +251,8 @@ def main():
         command_line.leave(2, f"solve.py: {why}")
     warning = prose_warning(sets["questions"]) if args.data and not judge else ""
     engine_lines = show_engines(policy, fixed, judge, tools, left_out)
-    print(memory_line, engine_lines, warning and warning + "\n", sep="\n", flush=True)
+    lines = [memory_line, engine_lines, pieces.warning([policy, *fixed.values()])]
+    print(*filter(None, lines), warning and warning + "\n", sep="\n", flush=True)
 
     def run(trial, start, questions, watch):
         torch.manual_seed((args.seed * 1_009 + trial) * 1_000_003 + start)

@@ -1,12 +1,13 @@
-"""What a bad model server does to the flow: rollouts through one that fails 30 % of its requests, in every way a server can.
+"""What a bad model server does to the flow: rollouts through one that fails in every way.
 
     python bench/faults.py                 200 rollouts, about a minute
     python bench/faults.py --flows 40 --share 0.5
 
-A real server on loopback speaks OpenAI's API and plays all modules, so the words are known, and with them the mark that each rollout
-must get: "Double 7" is answered right, but one question in four is answered wrong, on purpose, and one in twenty is refused for good,
-at one module or another. Ends with exit code 1 if a rollout is lost or rewarded wrongly, if one that is refused for good does not fail,
-or if more than 2 % of the others do: those whose every repetition met a fault again.
+A real server on loopback speaks OpenAI's API, fails 30 % of its requests, and plays all modules, so each
+rollout's reward is known: "Double 7" is answered right, but one question in four is answered wrong, on
+purpose, and one in twenty is refused for good, at one module or another. Ends with exit code 1 if a rollout
+is lost or rewarded wrongly, if one that is refused for good does not fail, or if more than 2 % of the others
+fail (those whose every retry met a fault).
 """
 
 import argparse
@@ -32,19 +33,21 @@ from rewards.questions import Question
 
 PROMPTS = {"analysis": planner.ANALYSIS_PROMPT, "planner": planner.PROMPT, "executor": executor.PROMPT,
            "verifier": verifier.PROMPT, "generator": generator.PROMPT}
-FAULTS = ("429", "500", "503", "dropped", "cut", "garbage", "another shape", "wrong type", "endless", "slow", "redirect loop")
+FAULTS = ("429", "500", "503", "dropped", "cut", "garbage", "another shape", "wrong type", "endless", "slow",
+          "redirect loop")
 PATIENCE = 1.5  # seconds that our client waits for an answer; "slow" is slower
 
 
-def words(prompt):
-    """What a perfect model would say, but that it gives a wrong answer to every fourth question."""
+def perfect(prompt):
+    """(module, number, text) of a perfect model, but for a wrong answer to every fourth question."""
     module = next((name for name, text in PROMPTS.items() if prompt[:40] == text[:40]), "base_generator")
     n = int(re.search(r"Double (\d+)", prompt)[1])
-    said = {"analysis": "A number.", "verifier": "Conclusion: STOP", "base_generator": "I think so.",
-            "planner": f"Context: none\nSub-goal: Double {n}\nTool: {'base_generator' if n % 5 == 0 else 'double'}",
-            "executor": f'base_generator(query="Double {n}")' if n % 5 == 0 else f'double(number="{n}")',
-            "generator": f"<answer>{2 * n + (n % 4 == 3)}</answer>"}
-    return module, n, said[module]
+    tool = "base_generator" if n % 5 == 0 else "double"
+    call = f'double(number="{n}")' if tool == "double" else f'base_generator(query="Double {n}")'
+    texts = {"analysis": "A number.", "verifier": "Conclusion: STOP", "base_generator": "I think so.",
+             "planner": f"Context: none\nSub-goal: Double {n}\nTool: {tool}", "executor": call,
+             "generator": f"<answer>{2 * n + (n % 4 == 3)}</answer>"}
+    return module, n, texts[module]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -71,10 +74,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
-        module, n, text = words(prompt)
+        module, n, text = perfect(prompt)
         with self.server.lock:
-            fault = self.server.random.choice(FAULTS) if self.server.random.random() < self.server.share else ""
-            fault = "refused" if module == self.server.refused.get(n) else fault
+            random, fault = self.server.random, ""
+            if random.random() < self.server.share:
+                fault = random.choice(FAULTS)
+            if module == self.server.refused.get(n):
+                fault = "refused"
             self.server.seen[fault or "good"] += 1
         try:
             self.fail(fault) if fault else self.send(answer(text))
@@ -84,7 +90,8 @@ class Handler(BaseHTTPRequestHandler):
     def fail(self, fault):
         if fault in ("429", "500", "503", "refused"):
             headers = {"Retry_After": 0} if fault == "429" else {}
-            return self.send(b'{"error": {"message": "not now"}}', 500 if fault == "refused" else int(fault), **headers)
+            status = 500 if fault == "refused" else int(fault)
+            return self.send(b'{"error": {"message": "not now"}}', status, **headers)
         self.close_connection = True
         if fault == "dropped":
             return self.connection.shutdown(2)
@@ -103,7 +110,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def answer(text):
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"total_tokens": 10}}).encode()
+    choice = {"message": {"role": "assistant", "content": text}}
+    return json.dumps({"choices": [choice], "usage": {"total_tokens": 10}}).encode()
 
 
 def bad_server(share, refused, seed=0):
@@ -120,22 +128,23 @@ def run(flows, share):
     refused = {n: (*solve.FIXED, "planner")[n // 20 % 6] for n in range(0, flows, 20)}
     server = bad_server(share, refused)
     engine = Server(f"http://127.0.0.1:{server.server_port}/v1", seconds=PATIENCE)
+    double, arguments = lambda number: str(2 * int(number)), {"number": "an integer"}
     tools = {"base_generator": toolset.TOOLS["base_generator"],
-             "double": toolset.Tool(lambda number: str(2 * int(number)), "Doubles.", {"number": "an integer"}, "", 'double(number="2")')}
+             "double": toolset.Tool(double, "Doubles.", arguments, "", 'double(number="2")')}
     start = time.perf_counter()
     questions = [Question(f"Double {n}", str(2 * n)) for n in range(flows)]
-    _, done = solve.evaluate(questions, engine, engine, tools, max_turns=3)
-    wrong = [f"{flows - len(done)} rollouts are lost"] * (len(done) != flows)
-    for n, one in enumerate(done):
-        if n in refused and not one.failed:
+    _, rollouts = solve.evaluate(questions, engine, engine, tools, max_turns=3)
+    wrong = [f"{flows - len(rollouts)} rollouts are lost"] * (len(rollouts) != flows)
+    for n, rollout in enumerate(rollouts):
+        if n in refused and not rollout.failed:
             wrong.append(f"rollout {n} did not fail though it was refused")
-        if one.reward != float(not one.failed and n % 4 != 3):
-            wrong.append(f"rollout {n} has the reward {one.reward}")
-    unlucky = sum(one.failed != "" for n, one in enumerate(done) if n not in refused)  # every retry met a fault
+        if rollout.reward != float(not rollout.failed and n % 4 != 3):
+            wrong.append(f"rollout {n} has the reward {rollout.reward}")
+    unlucky = sum(rollout.failed != "" for n, rollout in enumerate(rollouts) if n not in refused)
     if unlucky > 0.02 * flows:
         wrong.append(f"{unlucky} rollouts failed though they were not refused for good")
     server.shutdown()
-    return server, done, wrong, time.perf_counter() - start
+    return server, rollouts, wrong, time.perf_counter() - start
 
 
 def main():
@@ -143,12 +152,15 @@ def main():
     parser.add_argument("--flows", type=int, default=200)
     parser.add_argument("--share", type=float, default=0.3, help="of the requests that fail")
     args = parser.parse_args()
-    server, done, wrong, seconds = run(args.flows, args.share)
+    server, rollouts, wrong, seconds = run(args.flows, args.share)
     bad = sum(server.seen.values()) - server.seen["good"]
-    print(f"{sum(server.seen.values())} requests, {bad} of them failed: " + ", ".join(f"{name} {n}" for name, n in sorted(server.seen.items())))
-    print(f"{len(done)} rollouts in {seconds:.1f} s: {sum(one.reward == 1 for one in done)} right, "
-          f"{sum(one.reward == 0 and not one.failed for one in done)} wrong, {sum(one.failed != '' for one in done)} failed")
-    for why, times in Counter(re.sub(r"127\.0\.0\.1:\d+", "the server", one.failed) for one in done if one.failed).items():
+    kinds = ", ".join(f"{name} {n}" for name, n in sorted(server.seen.items()))
+    print(f"{sum(server.seen.values())} requests, {bad} of them failed: {kinds}")
+    right = sum(rollout.reward == 1 for rollout in rollouts)
+    failures = [rollout.failed for rollout in rollouts if rollout.failed]
+    print(f"{len(rollouts)} rollouts in {seconds:.1f} s: {right} right, "
+          f"{len(rollouts) - right - len(failures)} wrong, {len(failures)} failed")
+    for why, times in Counter(re.sub(r"127\.0\.0\.1:\d+", "the server", why) for why in failures).items():
         print(f"  failed {times} times: {why}")
     print("\n".join(wrong) or "No rollout is lost and none wrongly rewarded.")
     raise SystemExit(bool(wrong))

@@ -3,6 +3,7 @@
     python bench/mutate.py                                         flow_grpo and the parsers: no survivor
     python bench/mutate.py flow_grpo.loss flow_grpo.split          only these functions
     python bench/mutate.py train --limit 50 --seed 1 --jobs 2      50 of its mutants, drawn by chance
+    python bench/mutate.py scale/checkpoints                       a file of a room
 
 The changes are made on the syntax tree, so no source line is quoted and neither layout nor new names break
 anything: another comparison or operator, a dropped term, condition, argument, element, method, statement or
@@ -41,96 +42,86 @@ import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".pytest_cache")
-PARSERS = ["planner", "executor", "verifier", "generator"]
-LOOP = ["train", "questions_of", "graded_rollouts", "with_outcome", "local_actions"]
+PARSERS = ["planner", "executor", "verifier", "generator", "models/dressing"]
 
 # file -> the functions to change (all of them if there is none) and the tests that should notice
+MODULES = ["tests/test_modules.py", "tests/test_thinking.py"]
+TRAIN = ["tests/test_train.py"]
 TARGETS = {
     "flow_grpo": ([], ["tests/test_flow_grpo.py", "-k", "not mutant"]),
-    "planner": ([], ["tests/test_modules.py", "tests/test_thinking.py"]),
-    "executor": ([], ["tests/test_modules.py", "tests/test_solve.py", "tests/test_thinking.py"]),
-    "verifier": ([], ["tests/test_modules.py", "tests/test_thinking.py"]),
-    "generator": ([], ["tests/test_modules.py", "tests/test_thinking.py"]),
-    "flow": (["rollout", "run_tools", "ask"], ["tests/test_solve.py", "tests/test_server.py"]),
-    "train": (LOOP, ["tests/test_train.py"]),
+    "scale/report": ([], ["tests/test_flow_grpo.py", "-k", "not mutant"]),
+    "planner": ([], MODULES),
+    "executor": ([], MODULES),
+    "verifier": ([], MODULES),
+    "generator": ([], MODULES),
+    "models/dressing": ([], MODULES),
+    "tools": (["run_calls"], ["tests/test_tools.py", "tests/test_solve.py"]),
+    "solve": (["rollout", "prompt_of", "complete"], ["tests/test_solve.py", "tests/test_server.py"]),
+    "train": (["train", "questions_of", "graded_rollouts", "with_outcome", "local_actions"], TRAIN),
     "scale/command_line": (["settle_train", "resumed", "settle_engines"],
-                           ["tests/test_command_line.py", "tests/test_train.py"]),
-    "scale/run": ([], ["tests/test_train.py"]),
-    "scale/checkpoints": ([], ["tests/test_train.py"]),
-    "scale/adapters": ([], ["tests/test_train.py", "-k", "adapter or lora"]),
+                           ["tests/test_command_line.py", *TRAIN]),
+    "scale/run": ([], TRAIN),
+    "scale/checkpoints": ([], TRAIN),
+    "scale/adapters": ([], [*TRAIN, "-k", "adapter or lora"]),
 }
 
-# file, function, change, and why no test can show it
-WORK, LAST, ONE = "saves work only", "of two dimensions the last is 1", "the first ratio is exactly 1"
+# (file, function): {change: why no test can show it}
+LAST, ONE = "of two dimensions the last is 1", "the first ratio is exactly 1"
 NUMBER, SINGLE = "a tensor of one number counts as the number does", "the list has one element"
-EQUIVALENT = [
-    ('flow_grpo', 'token_logps', 'again = dict(use_reentrant=False[, preserve_rng_state=False -> ])',
-     WORK),
-    ('flow_grpo', 'token_logps', ' = dict(use_reentrant=False, preserve_rng_state=[False -> True])',
-     WORK),
-    ('flow_grpo', 'token_logps', ' CHUNK // out.logits.shape[[- -> ]1])',
-     LAST),
-    ('flow_grpo', 'log_probs', '.float() / temperature).log_softmax([- -> ]1)',
-     LAST),
-    ('flow_grpo', 'log_probs', 'return every.gather([- -> ]1, y[:, ',
-     LAST),
-    ('flow_grpo', 'log_probs', ' y[:, None]).squeeze([- -> ]1)',
-     LAST),
-    ('flow_grpo', 'update', 'A = torch.as_tensor(advantages)[.tolist() -> ]',
-     NUMBER),
-    ('flow_grpo', 'update', ' A[a.flow]], *counts[.tolist() -> ]))',
-     NUMBER),
-    ('flow_grpo', 'update', ']) and norms[-1] <[ -> =] EXPLODED * max_grad_norm):',
-     "a norm exactly at the limit"),
-    ('flow_grpo', 'update', '(ratio - 1).abs().[max -> min]().item())',
-     ONE),
-    ('flow_grpo', 'update', '(first, (ratio - 1).[abs(). -> ]max().item())',
-     ONE),
-    ('flow_grpo', 'update', 'first = first if k else [max(first, (ratio - 1).abs().max().item()) -> first]',
-     ONE),
-    ('flow_grpo', 'update',
-     'first = first if k else [max(first, (ratio - 1).abs().max().item() -> (ratio - 1).abs().max().item(])',
-     ONE),
-    ('verifier', 'parse', "text = after_thinking(text) or '[ -> x]'",
-     "neither is a conclusion"),
-    ('planner', 'named_tool', 'return named[[0 -> -1]] if [first] ',
-     SINGLE),
-    ('planner', 'named_tool', "if re.search(f'\\\\b{[re.escape(name) -> name]}\\\\b', field",
-     "the name of a tool is an identifier"),
-    ('executor', 'read_python', 'call = body[[0 -> -1]].value',
-     SINGLE),
-    ('executor', 'read_python', '= 1 or not isinstance(body[[0 -> -1]], ast.Expr) ',
-     SINGLE),
-    ('executor', 'read_python', 'Expr) or (not isinstance(body[[0 -> -1]].value, ast.Call',
-     SINGLE),
-    ('flow_grpo', 'update', 'first = first[ if k else max(first, (ratio - 1).abs().max().item()) -> ]',
-     ONE),
-    ('executor', 'run', 'with ThreadPoolExecutor(max_workers=[8 -> 9]) as pool: return',
-     "another number of threads"),
-    ('executor', 'run', 'with ThreadPoolExecutor(max_workers=[8 -> 7]) as pool: return',
-     "another number of threads"),
-    ('flow_grpo', 'update.learn', 'gap = (sampled - logp[.detach() -> ]).abs().mean(',
-     "the same number; backward() is through already"),
-    ('flow_grpo', 'update.learn', '.stack([kl * weight, cut[.float() -> ], -logp.detach()',
-     "torch.stack makes it a float"),
-    ('flow_grpo', 'token_logps',
-     '[x, keep, y = (x.to(model.device), keep.to(model.device), y.to(model.device)) -> pass]',
-     "the tests run on a CPU"),
-    ('flow_grpo', 'update', '[first = first if k else max(first, (ratio - 1).abs().max().item()) -> pass]',
-     ONE),
-    ('executor', 'run', 'with ThreadPoolExecutor([max_workers=8 -> ]) as pool: return',
-     "another number of threads"),
-    ('flow_grpo', 'update', 'first = first if [k -> True] else max(first, ',
-     ONE),
-    ('flow_grpo', 'update', '- 1).abs().max()[.item() -> ])',
-     ONE),
-    ('flow_grpo', 'update', 'first = first if k else [max -> min](first, (ratio -',
-     ONE),
-    ('executor', 'parse', "strip('`').strip(), [list(tool.arguments) -> tool.arguments])",
-     "a dict does as well as the list of its keys"),
-    ('executor', 'parse', "if re.search(SECOND.format(name=[re.escape(name) -> name]), f'{source[",
-     "the name of a tool is an identifier"),
-]
+IDENTIFIER, THREADS = "the name of a tool is an identifier", "another number of threads"
+EQUIVALENT = {
+    ("flow_grpo", "token_logps"): {
+        "again = dict(use_reentrant=False[, preserve_rng_state=False -> ])": "saves work only",
+        " = dict(use_reentrant=False, preserve_rng_state=[False -> True])": "saves work only",
+        " CHUNK // out.logits.shape[[- -> ]1])": LAST,
+    },
+    ("flow_grpo", "log_probs"): {
+        ".float() / temperature).log_softmax([- -> ]1)": LAST,
+        "return logps.gather([- -> ]1, y[:, ": LAST,
+        " y[:, None]).squeeze([- -> ]1)": LAST,
+    },
+    ("flow_grpo", "update"): {
+        " turns = (torch.as_tensor(advantages)[.tolist() -> ], Counter((a.flow": NUMBER,
+        " A[a.flow]], *counts[.tolist() -> ]))": NUMBER,
+        "math.isfinite(value) and norm <[ -> =] EXPLODED * max_grad_norm)": "a norm exactly at the limit",
+    },
+    ("scale/report", "measure"): {
+        "logp = logp[.detach() -> ]": "the same numbers; backward() is through already",
+        ".stack([kl * weight, clipped[.float() -> ], -logp, ": "torch.stack makes it a float",
+    },
+    ("scale/report", "Report.micro_batches"): {
+        "[self.first = max(self.first, abs(low - 1), abs(high - 1)) -> pass]": ONE,
+        "self.first = [max -> min](self.first, abs(": ONE,
+        "self.first = [max(self.first, abs(low - 1), abs(high - 1)) -> self.first]": ONE,
+        "self.first = [max(self.first, abs(low - 1), abs(high - 1) -> abs(low - 1])": ONE,
+        "self.first = [max(self.first, abs(low - 1), abs(high - 1) -> abs(high - 1])": ONE,
+        ".first = max(self.first, [abs(low - 1) -> low - 1], abs(high - ": ONE,
+        "if [not self.losses -> False]: self.first = ": ONE,
+    },
+    ("verifier", "parse"): {
+        "text = after_thinking(text) or '[ -> x]'": "neither is a conclusion",
+    },
+    ("models/dressing", "plain_name"): {
+        "return named[[0 -> -1]] if [first] ": SINGLE,
+        "if re.search(f'\\\\b{[re.escape(name) -> name]}\\\\b', field": IDENTIFIER,
+    },
+    ("models/dressing", "unwrapped"): {
+        "if re.search(SECOND_CALL.format(name=[re.escape(name) -> name]), outside, re.": IDENTIFIER,
+    },
+    ("executor", "parse"): {
+        "called, arguments = read(source, [list(tool.arguments) -> tool.arguments])": "a dict does as well",
+    },
+    ("executor", "read_python"): {
+        "call = body[[0 -> -1]].value": SINGLE,
+        "= 1 or not isinstance(body[[0 -> -1]], ast.Expr) ": SINGLE,
+        "Expr) or (not isinstance(body[[0 -> -1]].value, ast.Call": SINGLE,
+    },
+    ("tools", "run_calls"): {
+        "with ThreadPoolExecutor(max_workers=[8 -> 9]) as pool: return": THREADS,
+        "with ThreadPoolExecutor(max_workers=[8 -> 7]) as pool: return": THREADS,
+        "with ThreadPoolExecutor([max_workers=8 -> ]) as pool: return": THREADS,
+    },
+}
 
 COMPARISONS = {
     ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt),
@@ -258,7 +249,7 @@ def difference(old, new):
 
 def mutants(source, functions=()):
     """[(line, function, change, changed source)], each change once; functions: with those inside them."""
-    tree, found = ast.parse(source), {}
+    tree, found, top = ast.parse(source), {}, 0
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
     modules = {alias.asname or alias.name for node in imports for alias in node.names}
     texts = [ast.unparse(node) for node in tree.body]               # only the changed one is written anew
@@ -362,7 +353,8 @@ def survivors(target, args):
     (functions, tests), file, start = TARGETS[name], f"{name}.py", time.monotonic()
     killers, table = collections.Counter(), collections.Counter()
     found = mutants((ROOT / file).read_text(), [function] if function else functions)
-    equivalent = {row[1:3] for row in EQUIVALENT if row[0] == name}
+    equivalent = {(place, change) for (module, place), changes in EQUIVALENT.items() if module == name
+                  for change in changes}
     for row in equivalent - {mutant[1:3] for mutant in found} if not function else ():
         print(f"EQUIVALENT has a row that no mutant has: {name} {row}")
     todo = [mutant for mutant in found if mutant[1:3] not in equivalent]
@@ -372,7 +364,7 @@ def survivors(target, args):
         folders = [Path(place) / str(k) for k in range(args.jobs)]
         shutil.copytree(ROOT, folders[0], symlinks=True, ignore=LEFT_OUT)
         limit = 10 + 2 * check(folders[0], file, tests)
-        for stale in folders[0].glob(f"__pycache__/{name}.*"):
+        for stale in (folders[0] / file).parent.glob(f"__pycache__/{Path(file).stem}.*"):
             stale.unlink()
         for folder in folders[1:]:
             shutil.copytree(folders[0], folder, symlinks=True)      # what is compiled, too
@@ -396,7 +388,8 @@ def survivors(target, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("targets", nargs="*", default=["flow_grpo", *PARSERS], help=f"FILE[.FUNCTION]: {' '.join(TARGETS)}")
+    default = ["flow_grpo", "scale/report", *PARSERS]
+    add("targets", nargs="*", default=default, help=f"FILE[.FUNCTION]: {' '.join(TARGETS)}")
     add("--limit", type=int, help="mutants of each target, drawn by chance; default: all")
     add("--seed", type=int, default=0)
     add("--jobs", type=int, default=os.cpu_count())

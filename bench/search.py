@@ -1,9 +1,10 @@
 """The offline corpus at size: how long its index takes to build, and a query to answer.
 
-    python bench/search.py                 100 000 passages of 100 words; target: built in 30 s, a query in 20 ms
+    python bench/search.py        100 000 passages of 100 words; target: built in 30 s, a query in 20 ms
 
-The passages are made up: words drawn by Zipf's law from a vocabulary of 50 000, so that, as in real text, a few words stand nearly
-everywhere. Queries of three kinds: words that stand together, words of which more than half do, and words that never meet.
+The passages are made up: words drawn by Zipf's law from a vocabulary of 50 000, so that, as in real text, a
+few words are nearly everywhere. Four kinds of queries: words of one passage, words of which more than half
+are, common words, and words that are never together.
 """
 import argparse
 import json
@@ -39,7 +40,8 @@ def timed(queries, corpus):
         start = time.perf_counter()
         search.wikipedia_search(query, corpus)
         seconds.append(time.perf_counter() - start)
-    return f"median {1000 * statistics.median(seconds):.1f} ms, worst {1000 * max(seconds):.1f} ms of {len(seconds)}"
+    median, worst = 1000 * statistics.median(seconds), 1000 * max(seconds)
+    return f"median {median:.1f} ms, worst {worst:.1f} ms of {len(seconds)}"
 
 
 def main():
@@ -52,8 +54,10 @@ def main():
         texts = write(corpus, args.passages)
         start = time.perf_counter()
         search.index(corpus)
-        print(f"{args.passages} passages, {Path(corpus).stat().st_size / 1e6:.0f} MB: indexed in {time.perf_counter() - start:.1f} s, "
-              f"{sum(p.stat().st_size for p in Path(folder).glob('*.fts5')) / 1e6:.0f} MB beside it")
+        seconds, size = time.perf_counter() - start, Path(corpus).stat().st_size / 1e6
+        index = sum(file.stat().st_size for file in Path(folder).glob("*.fts5")) / 1e6
+        print(f"{args.passages} passages, {size:.0f} MB: "
+              f"indexed in {seconds:.1f} s, {index:.0f} MB beside it")
         search.index.cache_clear()
         start = time.perf_counter()
         search.index(corpus)
@@ -61,8 +65,11 @@ def main():
         together = [" ".join(dice.sample(text, 4)) for text in texts]
         print("all words:      ", timed(together, corpus))
         print("more than half: ", timed([f"{query} nowhere neverseen" for query in together], corpus))
-        print("common words:   ", timed([f"w{dice.randrange(5)}x w{dice.randrange(5, 10)}x w{dice.randrange(10, 50)}x" for _ in texts], corpus))
-        print("never together: ", timed([" ".join(text[0] for text in dice.sample(texts, 8)) for _ in texts], corpus))
+        ranges = [(0, 5), (5, 10), (10, 50)]
+        common = [" ".join(f"w{dice.randrange(*ends)}x" for ends in ranges) for _ in texts]
+        print("common words:   ", timed(common, corpus))
+        apart = [" ".join(text[0] for text in dice.sample(texts, 8)) for _ in texts]
+        print("never together: ", timed(apart, corpus))
 
 
 if __name__ == "__main__":

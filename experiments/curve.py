@@ -1,8 +1,8 @@
 """Draw training runs: reward and tool-calling errors by step, one thin line a seed and their mean.
 
     pip install matplotlib
-    python plots/curve.py runs/toy-seed0                        # writes runs/toy-seed0/curve.svg
-    python plots/curve.py runs/toy-seed0 runs/toy-seed1 runs/toy-seed2 --out plots/curve.svg
+    python experiments/curve.py runs/toy-seed0                  # writes runs/toy-seed0/curve.svg
+    python experiments/curve.py runs/toy-seed0 runs/toy-seed1 runs/toy-seed2 --out experiments/curve.svg
 """
 
 import argparse
@@ -26,9 +26,10 @@ def main():
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        parser.exit(2, "plots/curve.py: needs matplotlib, which the project does not: pip install matplotlib\n")
+        parser.exit(2, "curve.py: needs matplotlib, which the project does not: pip install matplotlib\n")
 
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nano-agentflow"})
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update({"svg.hashsalt": "nano-agentflow"})
     figure, axes = plt.subplots(1, 3, figsize=(9.5, 2.9), constrained_layout=True)
     panels = [("reward", "reward"), ("errors", "tool-calling errors"), ("turns", "turns per rollout")]
     for axis, (name, label) in zip(axes, panels):

@@ -1,10 +1,10 @@
-"""Draw results/*.csv, and fill the tables of RESULTS.md and README.md from them: the numbers there are made by nobody's hand.
+"""Draw results/*.csv, and fill the tables of RESULTS.md from them: no number there is typed by hand.
 
     pip install matplotlib
-    python plots/figures.py                all
-    python plots/figures.py ways budget    some
+    python experiments/figures.py                all
+    python experiments/figures.py ways budget    some
 
-Every mean is over seeds, with a 95 % interval by Student's t over the seeds. A thin line or a small dot is one seed.
+Every mean is over seeds, with a 95 % interval by Student's t. A thin line or a small dot is one seed.
 """
 
 import argparse
@@ -14,11 +14,14 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results"
-T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # t(0.975) of n - 1 degrees of freedom, by n
-LINES = [{"color": "black"}, {"color": "0.5", "linestyle": "--"}, {"color": "0.3", "linestyle": ":"}, {"color": "0.65", "linestyle": "-."}]
-TOOLS = {"base_generator": ("0.85", ""), "python_coder": ("0.25", ""), "wikipedia_search": ("0.55", "///"), "unreadable": ("white", "xxx")}
+FOLDER = Path(__file__).resolve().parent
+RESULTS = FOLDER / "results"
+# n -> t(0.975) of n - 1 degrees of freedom
+T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+LINES = [{"color": "black"}, {"color": "0.5", "linestyle": "--"}, {"color": "0.3", "linestyle": ":"},
+         {"color": "0.65", "linestyle": "-."}]
+TOOLS = {"base_generator": ("0.85", ""), "python_coder": ("0.25", ""), "wikipedia_search": ("0.55", "///"),
+         "unreadable": ("white", "xxx")}
 TOPICS = {  # the variants of a small figure: {name: (runs, what the paper's Flow-GRPO has)}
     "statistics": {"turn-stats": "over turns"},
     "mean": {"token-mean": "all tokens alike"},
@@ -29,8 +32,8 @@ TOPICS = {  # the variants of a small figure: {name: (runs, what the paper's Flo
     "reward": {"wrong-reward": "1 of 10 wrong"},
     "verifier": {"always-stops": "always stops", "never-stops": "never stops"},
 }
-AS_IT_IS = {"statistics": "over rollouts", "mean": "nested means", "kl": "β = 0.001", "clip": "0.2 and 0.3", "group": "G = 8",
-            "steps": "four steps a batch", "reward": "all right", "verifier": "as it is"}
+AS_IT_IS = {"statistics": "over rollouts", "mean": "nested means", "kl": "β = 0.001", "clip": "0.2 and 0.3",
+            "group": "G = 8", "steps": "four steps a batch", "reward": "all right", "verifier": "as it is"}
 
 
 def read(name):
@@ -51,66 +54,78 @@ def pm(values, digits=3, scale=1):
 
 
 def gather(rows, key, value):
-    """{key: [value, ...]} in the rows' order."""
+    """{key: [value, ...]} in the rows' order; key: a column, or a tuple of columns."""
     found = defaultdict(list)
     for row in rows:
-        found[tuple(row[name] for name in key) if isinstance(key, tuple) else row[key]].append(float(row[value]))
+        name = tuple(row[column] for column in key) if isinstance(key, tuple) else row[key]
+        found[name].append(float(row[value]))
     return found
+
+
+def select(rows, run, first=0, last=1000):
+    """The rows of this run in these steps."""
+    return [row for row in rows if row["run"] == run and first <= int(row["step"]) <= last]
 
 
 def table(lines):
     """Markdown from rows of texts, the first being the head."""
     wide = [max(map(len, column)) for column in zip(*lines)]
     lines = [lines[0], ["-" * width for width in wide], *lines[1:]]
-    return "\n".join("| " + " | ".join(text.ljust(width) for text, width in zip(line, wide)) + " |" for line in lines)
+    padded = [[text.ljust(width) for text, width in zip(line, wide)] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
 def fill(name, text):
-    """Put a table between `<!-- name -->` and `<!-- /name -->`, wherever RESULTS.md and README.md have these."""
-    for file in (ROOT / "RESULTS.md", ROOT / "README.md"):
-        before = file.read_text(encoding="utf-8") if file.exists() else ""
-        after = re.sub(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", lambda _: text + "\n", before, flags=re.DOTALL)
+    """Put a table between `<!-- name -->` and `<!-- /name -->`, in RESULTS.md or README.md."""
+    between = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.DOTALL)
+    for file in (FOLDER / "RESULTS.md", FOLDER.parent / "README.md"):
+        before = file.read_text(encoding="utf-8")
+        after = between.sub(lambda _: text + "\n", before)
         if after != before:
             file.write_text(after, encoding="utf-8")
 
 
 def band(axis, rows, run, value, label, look, seeds=True):
     """Mean over seeds by step with its interval, and the seeds as thin lines."""
-    mine = [row for row in rows if row["run"] == run]
-    by_step = gather(mine, "step", value)
+    rows = select(rows, run)
+    by_step = gather(rows, "step", value)
     steps = [int(step) for step in by_step]
     middle, half = zip(*(mean(values) for values in by_step.values()))
     if seeds:
-        for seed in sorted({row["seed"] for row in mine}):
-            axis.plot(steps, [float(row[value]) for row in mine if row["seed"] == seed], linewidth=0.5, alpha=0.5, **look)
-    axis.fill_between(steps, [m - h for m, h in zip(middle, half)], [m + h for m, h in zip(middle, half)], color=look["color"], alpha=0.15, linewidth=0)
+        for values in gather(rows, "seed", value).values():
+            axis.plot(steps, values, linewidth=0.5, alpha=0.5, **look)
+    low, high = [m - h for m, h in zip(middle, half)], [m + h for m, h in zip(middle, half)]
+    axis.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
     axis.plot(steps, middle, label=label, linewidth=1.8, **look)
     axis.set_xticks(range(0, max(steps) + 1, 4))
     axis.set_xlabel("step (96 rollouts each)")
 
 
 def panels(plt, number, width=3.1, height=2.6):
-    figure, axes = plt.subplots(1, number, figsize=(width * number, height), constrained_layout=True, squeeze=False)
+    size = (width * number, height)
+    figure, axes = plt.subplots(1, number, figsize=size, constrained_layout=True, squeeze=False)
     return figure, axes[0]
 
 
 def save(figure, name, title):
     figure.suptitle(title, fontsize=9.5)
     figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
-    print(f"results/{name}.svg")
+    print(f"experiments/results/{name}.svg")
 
 
-# -------------------------------------------------------------------------------------------------------------- the analyses
+# ---------------------------------------------------------------------------------------------- the analyses
 def ways(plt):
     rows = read("ways")
-    order = ["frozen", "SFT, its own successes", "SFT, perfect planner's traces", "Flow-GRPO", "perfect planner"]
+    order = ["frozen", "SFT, its own successes", "SFT, perfect planner's traces", "Flow-GRPO",
+             "perfect planner"]
     accuracy, turns, errors = (gather(rows, "planner", name) for name in ("accuracy", "turns", "errors"))
     figure, (axis,) = panels(plt, 1, 5.6, 2.5)
     for place, name in enumerate(order):
         middle, half = mean(accuracy[name])
         axis.plot(accuracy[name], [place + 0.3] * len(accuracy[name]), "o", color="0.6", markersize=3)
         axis.errorbar(middle, place, xerr=half, fmt="s", color="black", markersize=5, capsize=3)
-        axis.annotate(f"{middle:.2f}", (middle + half, place), textcoords="offset points", xytext=(6, -3), fontsize=8)
+        beside = {"textcoords": "offset points", "xytext": (6, -3)}
+        axis.annotate(f"{middle:.2f}", (middle + half, place), fontsize=8, **beside)
     axis.set_yticks(range(len(order)), order)
     axis.set_ylim(len(order) - 0.4, -0.5)
     axis.set_xlim(0, 1)
@@ -142,25 +157,37 @@ def tools(plt):
             left = 0
             for tool, (colour, hatch) in TOOLS.items():
                 middle = statistics.fmean(share[when, kind, tool])
-                axis.barh(k + 0.4 * w, middle, 0.34, left, color=colour, hatch=hatch, edgecolor="black", linewidth=0.6, label=tool if not k + w else None)
+                look = {"color": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
+                axis.barh(k + 0.4 * w, middle, 0.34, left, label=tool if not k + w else None, **look)
                 left += middle
-    axis.set_yticks([k + 0.4 * w for k in range(len(kinds)) for w in (0, 1)], [f"{kind}, {when}" for kind in kinds for when in whens])
+    places = [k + 0.4 * w for k in range(len(kinds)) for w in (0, 1)]
+    axis.set_yticks(places, [f"{kind}, {when}" for kind in kinds for when in whens])
     axis.invert_yaxis()
     axis.set_xlim(0, 1)
     axis.set_xlabel("share of the planner's turns")
     axis.legend(loc="upper center", bbox_to_anchor=(0.4, -0.2), ncol=4, frameon=False, fontsize=8)
-    save(figure, "tools", f"Which tool for which kind of question: mean of {len(seeds)} seeds, 300 test questions each")
+    title = f"Which tool for which kind of question: mean of {len(seeds)} seeds, 300 test questions each"
+    save(figure, "tools", title)
     lines = [["kind of question", "", *TOOLS]]
     for kind in kinds:
         for when in whens:
-            lines.append([kind if when == "before" else "", when, *(pm(share[when, kind, tool], 0, 100) for tool in TOOLS)])
+            cells = [pm(share[when, kind, tool], 0, 100) for tool in TOOLS]
+            lines.append([kind if when == "before" else "", when, *cells])
     fill("tools", table(lines))
+
+
+def over(rows, run, first, last, value):
+    """The mean of a column over these steps, for each seed of a run."""
+    by_seed = gather(select(rows, run, first, last), "seed", value)
+    return [statistics.fmean(values) for values in by_seed.values()]
 
 
 def training(plt):
     rows = read("training")
     figure, axes = panels(plt, 3)
-    for axis, (value, label) in zip(axes, [("reward", "reward (share right)"), ("errors", "tool-calling errors a turn"), ("plan_tokens", "plan length (tokens a turn)")]):
+    labels = [("reward", "reward (share right)"), ("errors", "tool-calling errors a turn"),
+              ("plan_tokens", "plan length (tokens a turn)")]
+    for axis, (value, label) in zip(axes, labels):
         band(axis, rows, "Flow-GRPO", value, None, LINES[0])
         axis.set_ylabel(label)
         axis.set_ylim(0, 1 if value == "reward" else None)
@@ -170,9 +197,12 @@ def training(plt):
     save(figure, "training", f"Flow-GRPO in training: {seeds} seeds (thin), their mean, 95 %")
     last = max(int(row["step"]) for row in rows)
     lines = [["", "steps 1-3", f"steps {last - 2}-{last}"]]
-    for value, label, digits, scale in (("reward", "reward", 3, 1), ("errors", "tool-calling errors, %", 1, 100), ("plan_tokens", "tokens a plan", 2, 1), ("turns", "turns", 2, 1)):
-        ends = [gather([row for row in rows if low <= int(row["step"]) <= low + 2], "seed", value) for low in (1, last - 2)]
-        lines.append([label, *(pm([statistics.fmean(values) for values in end.values()], digits, scale) for end in ends)])
+    for value, label, digits, scale in (
+        ("reward", "reward", 3, 1), ("errors", "tool-calling errors, %", 1, 100),
+        ("plan_tokens", "tokens a plan", 2, 1), ("turns", "turns", 2, 1),
+    ):
+        ends = [over(rows, "Flow-GRPO", low, low + 2, value) for low in (1, last - 2)]
+        lines.append([label, *(pm(end, digits, scale) for end in ends)])
     fill("training", table(lines))
 
 
@@ -180,7 +210,8 @@ def budget(plt):
     rows = read("budget")
     figure, axes = panels(plt, 2)
     lines = [["turns at most", "accuracy", "turns used"]]
-    for axis, (value, label) in zip(axes, [("accuracy", "accuracy on 300 test questions"), ("turns", "turns used")]):
+    labels = [("accuracy", "accuracy on 300 test questions"), ("turns", "turns used")]
+    for axis, (value, label) in zip(axes, labels):
         by_turns = gather(rows, "max_turns", value)
         places = [int(turns) for turns in by_turns]
         middle, half = zip(*(mean(values) for values in by_turns.values()))
@@ -211,11 +242,12 @@ def compare(plt, name, runs, title, labels):
     axes[0].legend(frameon=False, fontsize=8)
     save(figure, name, f"{title}: {len({row['seed'] for row in rows})} seeds (thin), means, 95 %")
     last = max(int(row["step"]) for row in rows)
-    lines = [["", "reward, steps 1-3", f"reward, steps {last - 2}-{last}", f"reward, mean of steps 1-{last}", "test before", "test after"]]
+    steps = ["steps 1-3", f"steps {last - 2}-{last}", f"steps 1-{last}"]
+    lines = [["reward", *steps, "test before", "test after"]]
     for run, label in zip(runs, labels):
-        parts = [gather([row for row in rows if row["run"] == run and low <= int(row["step"]) <= high], "seed", "reward") for low, high in ((1, 3), (last - 2, last), (1, last))]
-        tests = [[values[0] for values in gather([row for row in rows if row["run"] == run], "seed", when).values()] for when in ("test_before", "test_after")]
-        lines.append([label, *(pm(statistics.fmean(values) for values in part.values()) for part in parts), *map(pm, tests)])
+        parts = [over(rows, run, *ends, "reward") for ends in ((1, 3), (last - 2, last), (1, last))]
+        tests = [over(rows, run, 1, 1, when) for when in ("test_before", "test_after")]
+        lines.append([label, *map(pm, parts + tests)])
     fill(name, table(lines))
 
 
@@ -225,7 +257,8 @@ def monolith(plt):
 
 
 def sizes(plt):
-    compare(plt, "sizes", ["width 128", "width 64"], "Size of the planner", ["1.23 M parameters", "0.42 M parameters"])
+    labels = ["1.23 M parameters", "0.42 M parameters"]
+    compare(plt, "sizes", ["width 128", "width 64"], "Size of the planner", labels)
 
 
 def variants(plt):
@@ -246,11 +279,13 @@ def variants(plt):
         for run, label in runs.items():
             apart = [whole[run, seed] - whole["as it is", seed] for seed in seeds]
             middle, half = mean(apart)
-            lines.append([f"{topic}: {label}", pm([whole[run, seed] for seed in seeds]), pm(apart), "yes" if abs(middle) > half else "no"])
+            told = "yes" if abs(middle) > half else "no"
+            lines.append([f"{topic}: {label}", pm([whole[run, seed] for seed in seeds]), pm(apart), told])
     fill("variants", table(lines))
 
 
-FIGURES = {"training": training, "ways": ways, "tools": tools, "budget": budget, "monolith": monolith, "sizes": sizes, "variants": variants}
+FIGURES = {"training": training, "ways": ways, "tools": tools, "budget": budget, "monolith": monolith,
+           "sizes": sizes, "variants": variants}
 
 
 def main():
@@ -260,11 +295,12 @@ def main():
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        parser.exit(2, "plots/figures.py: needs matplotlib, which the project does not: pip install matplotlib\n")
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nano-agentflow", "svg.fonttype": "none"})
+        parser.exit(2, "figures.py: needs matplotlib, which the project does not: pip install matplotlib\n")
+    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update({"svg.hashsalt": "nano-agentflow", "svg.fonttype": "none"})
     for name in args.names or FIGURES:
         if name not in FIGURES:
-            parser.exit(2, f"plots/figures.py: there is no figure {name}: choose from {', '.join(FIGURES)}\n")
+            parser.exit(2, f"figures.py: there is no figure {name}: choose from {', '.join(FIGURES)}\n")
         FIGURES[name](plt)
         plt.close("all")
 

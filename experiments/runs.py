@@ -1,0 +1,110 @@
+"""The runs of the study: one command each, in an edited copy of the code, made once, after the runs it needs.
+
+Runs stay in runs/study/. A folder's name holds a hash of its command and its edits, but not of the rest of
+the code: remove runs/study after you change that. A run that was killed is begun anew.
+"""
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "runs" / "study"
+NO_CODE = shutil.ignore_patterns(".*", "runs", "docs", "tests", "results", "__pycache__")
+LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command in a copy of the code with `edits`; "{out}" in it is this run's folder, "{0}" after[0]'s.
+
+    flows: how many rollouts it costs, for the progress bar.
+    """
+
+    name: str
+    command: tuple
+    edits: tuple = ()
+    after: tuple = ()
+    flows: int = 0
+
+    @property
+    def folder(self):
+        parts = repr((self.command, self.edits, [run.folder.name for run in self.after]))
+        return RUNS / f"{self.name}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
+
+    @property
+    def finished(self):
+        return (self.folder / "done").exists()
+
+    def make(self):
+        """Run the command unless it is finished; a folder that a kill has left incomplete is begun anew."""
+        if self.finished:
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        words = [word.format(*(run.folder for run in self.after), out=self.folder) for word in self.command]
+        log = RUNS / f"{self.folder.name}.log"  # not with_suffix: there are dots in names
+        with LOCK:
+            code = edited(RUNS, self.edits)
+        with open(log, "w") as file:
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            command = [sys.executable, *words]
+            result = subprocess.run(command, cwd=code, env=environment, stdout=file, stderr=file)
+        if result.returncode:
+            raise SystemExit(f"study.py: {self.name} failed: {' '.join(words)}\n{log.read_text()[-2000:]}")
+        (self.folder / "done").touch()
+
+
+def copy_code(folder):
+    """A copy of the code, without its tests; files other than Python's are links."""
+    copy = lambda source, target: (shutil.copy if source.endswith(".py") else os.symlink)(source, target)
+    shutil.copytree(ROOT, folder, copy_function=copy, ignore=NO_CODE)
+
+
+@functools.cache
+def edited(runs, edits):
+    """The folder of a copy of the code with the edits in it."""
+    folder = runs / f"code-{hashlib.sha256(repr(edits).encode()).hexdigest()[:8]}"
+    shutil.rmtree(folder, ignore_errors=True)
+    copy_code(folder)
+    for name, old, new in edits:
+        text = (folder / name).read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            raise SystemExit(f"study.py: {name} has the line to change {text.count(old)} times: {old}")
+        (folder / name).write_text(text.replace(old, new), encoding="utf-8")
+    return folder
+
+
+def make_all(runs, workers):
+    """Make the runs, `workers` at a time, each after those it needs, with a bar that shows the time left."""
+    needed = {}
+
+    def add(run):
+        for before in run.after:
+            add(before)
+        needed.setdefault(run.folder, run)
+
+    for run in runs:
+        add(run)
+    waiting, running = [run for run in needed.values() if not run.finished], {}
+    flows = sum(run.flows for run in waiting)
+    print(f"{len(needed)} runs, {len(needed) - len(waiting)} of them finished already")
+    with tqdm(total=flows, unit=" flows") as bar, ThreadPoolExecutor(workers) as pool:
+        while waiting or running:
+            ready = [run for run in waiting if all(before.finished for before in run.after)]
+            for run in ready[: workers - len(running)]:
+                waiting.remove(run)
+                running[pool.submit(run.make)] = run
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                run = running.pop(future)
+                future.result()
+                bar.update(run.flows)
+                bar.set_postfix_str(run.name)

@@ -1,0 +1,89 @@
+"""The constant pieces of all prompts, and whether the toy was made for the prompts of today.
+
+A million parameters can play every module because the prompts are short for them: each constant piece of a
+prompt is one token of the toy's vocabulary (a 300-word instruction costs it one token), and so is each number
+below 1 000. What is left are 30-120 tokens, in which the model finds and copies the right ones.
+
+The price: a prompt that is edited falls apart into hundreds of tokens that the toy has never read in such a
+place, and it answers badly without an error. changed() finds that out from the tokenizer, and solve.py and
+train.py print the warning().
+"""
+
+import re
+
+import executor
+import generator
+import planner
+import tools as toolset
+import verifier
+from memory import Step
+from scale.command_line import TOY_TOOLS
+from toy import teacher
+
+PROMPTS = {
+    "planner.ANALYSIS_PROMPT": planner.ANALYSIS_PROMPT,
+    "planner.PROMPT": planner.PROMPT,
+    "executor.PROMPT": executor.PROMPT,
+    "verifier.PROMPT": verifier.PROMPT,
+    "generator.PROMPT": generator.PROMPT,
+}
+NUMBERS = [f" {n}" for n in range(1000)]
+
+
+def step_pieces(turn, verdict="CONTINUE"):
+    """The labels of a step in memory: ["Step 1\\nTool: ", "\\nSub-goal: ", ..., "\\nVerdict: CONTINUE"]."""
+    step = Step(turn, tool="\0", sub_goal="\0", command="\0", result="\0", verdict=verdict)
+    return step.render().split("\0")
+
+
+def pieces():
+    """{piece: where it comes from}, in the fixed order of the vocabulary. A piece ends before the space that
+    leads to its variable: a copied word, with its space in front, is then the same token everywhere."""
+    tools = {name: toolset.TOOLS[name] for name in TOY_TOOLS if name in toolset.TOOLS}
+    found = [("user\n", "the chat template"), ("assistant\n", "the chat template")]
+    found += [(piece, where) for where, prompt in PROMPTS.items() for piece in re.split(r"{\w+}", prompt)]
+    found += [(planner.describe(name, tool), f"tools.TOOLS[{name!r}]") for name, tool in tools.items()]
+    labels = ["No steps yet.", *step_pieces(1)[1:], step_pieces(1, "STOP")[-1], "\nContext:", "\nTool:"]
+    labels += [f"{gap}{step_pieces(n)[0]}" for n in range(1, 11) for gap in ("", "\n\n")]
+    found += [(piece, "memory.Step.render") for piece in labels]
+    found += [(f" {name}", f"tools.TOOLS[{name!r}]") for name in tools]
+    for name, tool in tools.items():  # a call as the executor writes it, and as memory shows it
+        for key in tool.arguments:
+            calls = [f'{name}({key}="', f" {name}({key}='", f' {name}({key}="']
+            found += [(piece, f"tools.TOOLS[{name!r}]") for piece in calls]
+    texts = ['")', "')", ')")', ")')", "; print("]
+    texts += [*teacher.SKILLS.values(), *teacher.WHY.values(), *teacher.CHECKS.values()]
+    texts += [teacher.FOUND, teacher.UNKNOWN, teacher.END]
+    texts += [" Find the", "I think it is", " I think it is", "\nContext: none"]
+    found += [(piece, "toy/teacher.py") for piece in texts]
+    results = [" Error: NameError: name '", "' is not defined (line 1)"]
+    results += [" Error: SyntaxError: invalid syntax (line 1)", " Error: no passage matches '", " [1]"]
+    results += ["'. Try other or fewer words."]
+    results += [" is a chemical element with the symbol", " and atomic number"]
+    results += [" is a country on the continent of", ". Its capital is"]
+    found += [(piece, "a tool's result") for piece in results]
+    unique = {}
+    for piece, where in found:
+        if piece.strip():
+            unique.setdefault(piece.rstrip(" "), where)
+    return unique
+
+
+def changed(tokenizer):
+    """The names of what has changed since the toy was made: some piece of it is no token of the toy's."""
+    vocabulary = tokenizer.get_added_vocab()
+    return list(dict.fromkeys(where for piece, where in pieces().items() if piece not in vocabulary))
+
+
+def warning(engines):
+    """One sentence if an engine is the toy, or was trained from it, and the prompts have changed; else ""."""
+    tokenizers = [engine.tokenizer for engine in engines if hasattr(engine, "tokenizer")]  # a server has none
+    names = []
+    for tokenizer in tokenizers:
+        if NUMBERS[-1] in tokenizer.get_added_vocab():  # " 999" is a token of the toy's alone
+            names = changed(tokenizer) or names
+    if not names:
+        return ""
+    verb = "have" if len(names) > 1 else "has"
+    return (f"The toy was made for other prompts: {', '.join(names)} {verb} changed. It will answer badly: "
+            "remake it with python toy/make.py (14 minutes), or use a real model.")

@@ -1,0 +1,120 @@
+"""The teacher: an engine of rules that plays all modules of the flow, for the toy to learn from.
+
+It gets the very prompts that a language model gets, and answers each by rules, from the question's steps (see
+questions.py). With blind=None its plans are perfect; with a random.Random they are right but for the tool,
+which is drawn by chance: the toy is to know every format and sub-goal, but not which tool does what. That
+choice is left to Flow-GRPO. Wrong tools fail by themselves: a search for "value of 37 * 12" finds nothing,
+"capital = France" is a NameError, base_generator makes things up.
+"""
+
+import re
+
+import executor
+import planner
+import verifier
+from models.completion import Completion
+from scale.command_line import TOY_TOOLS
+from toy.questions import FACTS
+
+STEP = re.compile(r"Sub-goal: (.*)\nCommand: .*\nResult: (.*)")
+READ = {  # how a value is read off a passage of the corpus
+    "atomic number": r"atomic number (\d+)",
+    "symbol": r"symbol (\w+)",
+    "capital": r"capital is (.+?)\.",
+    "continent": r"continent of (.+?)\.",
+}
+SKILLS = {
+    "arithmetic": "Objective: a number.\nSkills: calculation.",
+    "fact": "Objective: a fact.\nSkills: looking it up.",
+    "fact_math": "Objective: a number.\nSkills: looking up a fact, then calculation.",
+    "compare": "Objective: yes or no.\nSkills: looking up two facts, then comparing.",
+}
+WHY = {"value": "Justification: A calculation comes next.", "fact": "Justification: A fact comes next."}
+CHECKS = {
+    "error": "Explanation: The last step failed.\nConclusion: CONTINUE",
+    "missing": "Explanation: Something is still missing.\nConclusion: CONTINUE",
+    "complete": "Explanation: Every part is answered.\nConclusion: STOP",
+}
+FOUND, END = "The results hold the answer.\n<answer>", "</answer>"
+UNKNOWN = "The results do not hold the answer.\n<answer> unknown</answer>"
+
+
+class Teacher:
+    """The engine, for questions from questions.make(). `examples` collects (prompt, text), to learn from."""
+
+    def __init__(self, made, blind=None):
+        self.made = {question["question"]: question for question in made}
+        self.blind, self.examples = blind, []
+
+    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
+        texts = [self.answer(prompt) for prompt in prompts]
+        self.examples += zip(prompts, texts)
+        return [Completion(text, [], []) for text in texts]
+
+    def answer(self, prompt):
+        found = re.search(r"\nQuestion: (.*)\n", prompt)
+        if not found:
+            return self.invent(prompt)
+        if prompt.startswith(executor.PROMPT[:40]):
+            return self.command(prompt)
+        question = self.made[found[1]]
+        if prompt.startswith(planner.ANALYSIS_PROMPT[:40]):
+            return SKILLS[question["kind"]]
+        steps = STEP.findall(prompt.split("\nMemory:\n")[1])
+        known = self.known(question, steps)
+        if prompt.startswith(planner.PROMPT[:40]):
+            return self.plan(question, known)
+        if prompt.startswith(verifier.PROMPT[:40]):
+            if steps[-1][1].startswith("Error:"):
+                return CHECKS["error"]
+            return CHECKS["complete" if len(known) == len(question["steps"]) else "missing"]
+        return conclude(question, known)
+
+    def sub_goal(self, question, known):
+        """What to find next (or once more, if nothing is left to find), and the sub-goal that says so."""
+        what, whom = question["steps"][min(len(known), len(question["steps"]) - 1)]
+        return what, f"Find the {what} of {whom.format(*known)}"
+
+    def known(self, question, steps):
+        """The values that the memory's steps have found so far, true or made up."""
+        known = []
+        for sub_goal, result in steps:
+            if len(known) < len(question["steps"]):
+                what, wanted = self.sub_goal(question, known)
+                if sub_goal == wanted and not result.startswith("Error:"):
+                    invented = re.search(r"I think it is (.+)\.", result)
+                    found = invented or re.search(READ.get(what, r"(.+)"), result)
+                    known += [found[1]] if found else []
+        return known
+
+    def plan(self, question, known):
+        what, sub_goal = self.sub_goal(question, known)
+        before = question["steps"][len(known) - 1]
+        context = f"The {before[0]} of {before[1].format(*known)} is {known[-1]}." if known else "none"
+        right = "python_coder" if what == "value" else "wikipedia_search"
+        tool = self.blind.choice(sorted(TOY_TOOLS)) if self.blind else right
+        return f"{WHY.get(what, WHY['fact'])}\nContext: {context}\nSub-goal: {sub_goal}\nTool: {tool}"
+
+    def command(self, prompt):
+        what, whom = re.search(r"\nSub-goal: Find the ([a-z ]+) of (.+)\n", prompt).groups()
+        if "\npython_coder: " in prompt:
+            name = what.split()[-1]
+            return f'python_coder(code="{name} = {whom}; print({name})")'
+        tool = "wikipedia_search" if "\nwikipedia_search: " in prompt else "base_generator"
+        return f'{tool}(query="{what} of {whom}")'
+
+    def invent(self, query):
+        """The completion of base_generator: made up, as by a small model without tools."""
+        what = query.split(" of ")[0]
+        values = [value for (name, _), value in FACTS.items() if name == what]
+        return f"I think it is {self.blind.choice(values or [str(n) for n in range(1000)])}."
+
+
+def conclude(question, known):
+    """The generator's text."""
+    if len(known) < len(question["steps"]):
+        return UNKNOWN
+    answer = known[-1]
+    if question["kind"] == "compare":
+        answer = "yes" if known[0] == known[1] else "no"
+    return f"{FOUND} {answer}{END}"
