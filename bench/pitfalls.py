@@ -73,7 +73,7 @@ FAULTS = [
      "test_benchmarks.py", "pid or id or position"),
     (25, "a fallback option", "rewards/rules.py",
      "return named.pop() if len(named) == 1 else None", "return named.pop() if len(named) == 1 else 0",
-     "test_rewards.py", ""),
+     "test_rewards.py", "fallback"),
     (26, "the model's expression is evaluated", "rewards/rules.py",
      "value = value_of(expression)", "value = eval(text)",
      "test_rewards.py", "24"),
