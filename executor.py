@@ -1,4 +1,4 @@
-"""Executor: turns a planned step into one tool call, and runs it (AgentFlow §3.1). Frozen.
+"""Executor: turns a planned step into one tool call (AgentFlow §3.1). Frozen.
 
 The executor reads the question, the planner's context and sub-goal, and the metadata of the chosen tool; it
 writes one call. That call is *data*. It is read, as JSON or as the syntax tree of a Python call with literal
@@ -8,9 +8,9 @@ that is no literal, so it is a parse error, which the planner reads in its next 
 
 import ast
 import json
-import re
 from dataclasses import dataclass
 
+from models.dressing import unwrapped
 from models.tokens import after_thinking
 from planner import describe
 
@@ -32,13 +32,6 @@ Call:
 
 CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep nesting costs time to read
 
-# What a model wraps a call in: the prompt's last label, a fence, tags (the closing one may be missing).
-# parse() looks inside only if the whole text is no call, so a fence in a call's arguments is never a wrap.
-WRAP = re.compile(
-    r"^[*# ]*call:\**(.*)|```(?:\w*[ \r]*\n)?(?:(.*)```|(.*))|<tool_call>(?:(.*)</tool_call>|(.*))",
-    re.DOTALL | re.MULTILINE | re.IGNORECASE,
-)
-SECOND = r"""^[^\w\n]*\w+\(|\{{\s*["']|\b{name}\s*\("""  # the start of another call
 KEYS = {"name": "tool", "parameters": "arguments"}  # as Qwen and Llama were trained to write it
 
 
@@ -67,21 +60,14 @@ def parse(text, name, tool):
         return "the call never left its thinking: raise --max-new-tokens or leave --think out"
     if len(text) > CALL_LIMIT:
         return f"the call is longer than {CALL_LIMIT} characters"
-    source = text
-    for _ in range(4):  # wraps in wraps: "Call:", then a fence, then tags
+    for source in unwrapped(text, name):  # bare, or in a fence or tags
         try:
-            called, arguments = read(source.strip().strip("`").strip(), list(tool.arguments))
+            called, arguments = read(source, list(tool.arguments))
             if called != name:
                 return f"the plan was to call {name}, not {called[:60]!r}"
             return Call(name, arguments)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:  # all that json and ast raise
-            reason = getattr(e, "msg", str(e)) or type(e).__name__
-        if not (inside := WRAP.search(source)):
-            break
-        start, end = inside.span(inside.lastindex)
-        if re.search(SECOND.format(name=re.escape(name)), f"{source[:start]}\n{source[end:]}", re.MULTILINE):
-            break
-        source = source[start:end]
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # all that json and ast raise
+            reason = getattr(error, "msg", str(error)) or type(error).__name__
     return f"the call could not be read ({reason}). Write it as {tool.example}"
 
 
@@ -94,10 +80,11 @@ def read(source, names):
 
 
 def read_json(source):
+    """{"tool": name, "arguments": {...}}; arguments may be JSON inside a string, as OpenAI's API has them."""
     data = json.loads(source, object_pairs_hook=once)
     data = once([(KEYS.get(key, key), value) for key, value in data.items()])
     called, arguments = data.get("tool"), data.get("arguments")
-    if isinstance(arguments, str):  # OpenAI's form: JSON inside JSON
+    if isinstance(arguments, str):
         arguments = json.loads(arguments, object_pairs_hook=once)
     if not isinstance(called, str) or not isinstance(arguments, dict):
         raise ValueError('JSON needs the keys "tool" and "arguments"')
@@ -121,7 +108,7 @@ def read_python(source, names):
 
 
 def once(pairs):
-    """The dict of these pairs; two readings of one key are none."""
+    """The dict of these pairs; ValueError if a key comes twice, because either value could be meant."""
     if len(dict(pairs)) < len(pairs):
         raise ValueError("an argument is given twice")
     return dict(pairs)

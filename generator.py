@@ -1,7 +1,8 @@
 """Generator: writes the answer from what is in memory (AgentFlow §3.1). Frozen.
 
-When the verifier stops the flow, or the turns are spent, the generator reads the question, the analysis and the final memory M^T,
-sums up the process in a line or two and puts the answer into <answer> tags. Only what is inside the last pair of tags is marked.
+When the verifier stops the rollout, or its turns are spent, the generator reads the question, the analysis
+and the final memory M^T. It sums up in a line or two how the answer was found, and puts the answer into
+<answer> tags. Only what is inside the last pair of tags is graded.
 """
 
 import re
@@ -9,9 +10,12 @@ import re
 from models.tokens import after_thinking
 
 PROMPT = """\
-You write the final answer of a small team that has worked on a question step by step. Rely on the results in its memory.
-First sum up in one or two sentences how the answer was found. Then give only the answer itself, as short as possible
-(a name, a number, a choice), inside tags: <answer> ... </answer>. If the memory does not hold it, give your best answer.
+You write the final answer of a small team that has worked on a question step by step. \
+Rely on the results in its memory.
+First sum up in one or two sentences how the answer was found. \
+Then give only the answer itself, as short as possible
+(a name, a number, a choice), inside tags: <answer> ... </answer>. \
+If the memory does not hold it, give your best answer.
 
 Question: {question}
 
@@ -32,7 +36,7 @@ def prompt(question, analysis, memory):
 
 
 def parse(text):
-    """The last answer in tags, else the whole text; what the model thinks is no part of it.
+    """The last answer in tags, else the whole text; without the model's thinking.
 
     "2 + 2 is 4. <answer> 4 </answer>" -> "4"        "It is 4." -> "It is 4."
     """

@@ -4,17 +4,18 @@ Each turn the planner reads the state s^t = (question q, toolset K, memory M^t) 
 justification, the context and the sub-goal for the executor, and one tool. That action is one sequence of
 tokens; those tokens, and no others, are what Flow-GRPO trains (flow_grpo.py).
 
-Two pure functions: prompt() makes the text that goes in, parse() reads the text that comes out. flow.py calls
-the engines. The prompt starts with what all rollouts of a question share and ends with the memory, so that
-these rollouts have a long prefix in common.
+Two pure functions: prompt() makes the text that goes in, parse() reads the text that comes out. Engines are
+called in solve.py alone. The prompt starts with what all rollouts of a question share and ends with the
+memory, so these rollouts have a long prefix in common.
 
-The query analysis is the planner's opening move: a fixed engine writes it once a question, and every module
-reads it.
+The query analysis comes before the first turn: a fixed engine writes it once a question, and every module
+but the executor reads it.
 """
 
 import re
 from dataclasses import dataclass
 
+from models.dressing import labelled, plain_name
 from models.tokens import after_thinking
 
 ANALYSIS_PROMPT = """\
@@ -62,19 +63,7 @@ Next step:
 """
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory keeps its sub-goal
-
-# What a model puts before a label at the start of a line: "2. **Sub-Goal:** ...". It belongs to the label, so
-# that a list number never leaks into the field before it.
-DRESSING = r"^(?:[ \t*#>_`-]|\d+[.)])*"
-LABEL = re.compile(
-    DRESSING + r"(justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?)[*_` \t]*:[*_`]*",
-    re.IGNORECASE | re.MULTILINE,
-)
-MARKS = " \t\r\n-*_`'\".<>()[]{}"  # what a model puts around a single word
-
-# What ends the name of a tool: the end of its line, or the beginning of a remark. "(or a calculator)" is no
-# remark but a second reading: it stays with the name, and no tool has that name.
-REMARK = re.compile(r"(?:[\n(:—]| [-–]|\. )(?!\W{0,9}(?:no|not|or|and)\b)", re.IGNORECASE)
+LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 
 @dataclass
@@ -87,9 +76,10 @@ class Plan:
 
 
 def describe(name, tool):
-    """The metadata of a tool as the planner and the executor read it: constant text, so prompts share it as a prefix."""
+    """The metadata of a tool as the planner and the executor read it."""
     arguments = "; ".join(f"{key} (string): {meaning}" for key, meaning in tool.arguments.items())
-    return f"{name}: {tool.description}\n  Arguments: {arguments}\n  Limits: {tool.limits}\n  Example: {tool.example}\n"
+    text = f"{name}: {tool.description}\n  Arguments: {arguments}"
+    return f"{text}\n  Limits: {tool.limits}\n  Example: {tool.example}\n"
 
 
 def describe_all(tools):
@@ -117,29 +107,15 @@ def parse(text, tools):
         return "the plan never left its thinking: think less, raise --max-new-tokens or leave --think out."
     if len(text) > PLAN_LIMIT:
         return f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for."
-    fields, labels = {}, list(LABEL.finditer(text))
-    for i, label in enumerate(labels):
-        end = labels[i + 1].start() if i + 1 < len(labels) else len(text)
-        name = re.sub(r"[-_ ]", "", label[1].lower()).removesuffix("name")
-        value = text[label.end() : end].strip().removesuffix("```").strip()  # the plan may end with a fence
-        if name == "tool":
-            value = named_tool(value, tools) or value
+    fields = {}
+    for label, value in labelled(text, LABELS):
+        name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")
+        value = plain_name(value, tools) if name == "tool" else value
         if fields.setdefault(name, value) != value:
-            return f"two different lines '{label[1]}: ...'. Plan one step only."
+            return f"two different lines '{label}: ...'. Plan one step only."
     for name, shown in (("subgoal", "Sub-goal"), ("tool", "Tool")):
         if not fields.get(name):
             return f"no line '{shown}: ...'. Answer in the four lines asked for."
     if fields["tool"] not in tools:
         return f"no tool called {fields['tool'][:60]!r}. Use one of: {', '.join(tools)}."
     return Plan(fields.get("context", ""), fields["subgoal"], fields["tool"])
-
-
-def named_tool(field, tools):
-    """The tool of the line "Tool: ...", or None. Its name comes first, and the field names no other tool.
-
-    "**python_coder** (it computes)\\n\\nI hope this helps." -> "python_coder"    "not python_coder" -> None
-    """
-    first = REMARK.split(field.strip(MARKS))[0].strip(MARKS).lower()
-    first = first.removeprefix("the ").removesuffix(" tool").strip(MARKS)
-    named = [name for name in tools if re.search(rf"\b{re.escape(name)}\b", field, re.IGNORECASE)]
-    return named[0] if [first] == [name.lower() for name in named] else None

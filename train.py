@@ -30,16 +30,16 @@ import torch
 
 import solve
 from benchmarks import training
+from flow_grpo import Action, advantages, update
 from models.completion import NEW_TOKENS, outage
 from models.loading import config_of, load_engine, pick_device, pick_dtype, refuse_to_train
 from rewards.metrics import accuracy_line, calls_line, summary
 from rewards.questions import prose_warning, read_questions
 from scale import adapters, advice, fit, ranks
-from world import services
-from flow_grpo import Action, advantages, update
 from scale.checkpoints import checkpoints, forget, load_state, new_folder, save, write_settings
 from scale.log import Log
 from scale.masters import MasterAdamW
+from world import services
 
 POISONED = 3  # steps in a row without a usable gradient, after which the run ends
 COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()  # of update()
@@ -85,8 +85,7 @@ def train_step(step, batch, args, policy, fixed, reference, optimizer, tools, ju
         learned = update(
             policy.model, reference.model, optimizer, actions, A[mine], temperature=args.temperature,
             clip_low=args.clip_low, clip_high=args.clip_high, beta=args.beta, minibatches=args.minibatches,
-            token_budget=args.token_budget, token_mean=args.token_mean, seed=seed,
-            all_reduce=ranks.add_up if ranks.WORLD > 1 else None)
+            token_budget=args.token_budget, token_mean=args.token_mean, seed=seed)
         args.token_budget = int(learned["token_budget"])  # smaller from now on if the memory was short
     plans = [len(said.ids) for _, flow in kept for said in flow.actions]
     row = {"step": step, "reward": sum(flow.reward for _, flow in kept) / max(1, len(kept)), "turns": metrics["turns"], "errors": metrics["errors"]}
@@ -305,7 +304,7 @@ def main():
             fit.bound_host_memory()
         policy, reference, loaded = load_models(args, checkpoint)
         fixed, judge = solve.load_engines(args, loaded, cache)
-        named, args.tools = args.tools is not None, list(tools)
+        left_out, args.tools = toolset.left_out(args.tools), list(tools)
         if ranks.RANK == 0:
             if args.resume:
                 write_settings(args, Path(args.out))  # --steps may be new
@@ -316,7 +315,7 @@ def main():
         command_line.leave(2, f"train.py: {why}")
     if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
-    say(f"{solve.show_engines(policy, fixed, judge, tools, named)}\nrun     {args.out}")
+    say(f"{solve.show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
     try:
         train(args, policy, fixed, reference, tools, judge, *questions, state)
         ranks.wait()  # nobody leaves while another still reads from it

@@ -1,17 +1,18 @@
-"""Verifier: is the question answered by what is in memory? (AgentFlow §3.1). Frozen.
+"""Verifier: does the memory answer the question? (AgentFlow §3.1). Frozen.
 
-After every step the verifier reads the question, the analysis, the toolset and the memory, the new result included, and says STOP
-(v^t = 1: the generator may answer) or CONTINUE (v^t = 0: the planner plans another step). Whoever writes neither gets CONTINUE:
-one more turn is the cheaper mistake, and "we should not stop" must never be read as STOP.
+After every step the verifier reads the question, the analysis, the toolset and the memory, which now holds
+the new result. It writes STOP (v^t = 1: the generator answers) or CONTINUE (v^t = 0: the planner plans
+another step). Anything else counts as CONTINUE: one more turn is the cheaper mistake, and "we should not
+stop" must never be read as STOP.
 """
 
-import re
-
+from models.dressing import MARKS, labelled
 from models.tokens import after_thinking
-from planner import DRESSING, MARKS, describe_all
+from planner import describe_all
 
 PROMPT = """\
-You check the work of a small team that answers a question step by step. Decide whether its memory holds all that the answer needs.
+You check the work of a small team that answers a question step by step. \
+Decide whether its memory holds all that the answer needs.
 Say STOP if the results in memory answer every part of the question and do not contradict each other.
 Say CONTINUE if something is missing, failed, doubtful or contradictory, and a further step could mend it.
 
@@ -32,18 +33,16 @@ Memory:
 Your check:
 """
 
-CONCLUSION = re.compile(DRESSING + r"conclusion[*_` \t]*:[*_`]*\s*(.*)$", re.IGNORECASE | re.MULTILINE)
-
 
 def prompt(question, tools, analysis, memory):
     return PROMPT.format(tools=describe_all(tools), question=question, analysis=analysis, memory=memory)
 
 
 def parse(text):
-    """True for STOP. Only a line "Conclusion: STOP", or the bare word, stops; two conclusions that differ do not.
+    """True for STOP: a line "Conclusion: STOP", or the bare word. Two conclusions that differ are no STOP.
 
     "Explanation: ...\\nConclusion: STOP" -> True        "We should not stop." -> False        "" -> False
     """
     text = after_thinking(text) or ""
-    verdicts = CONCLUSION.findall(text) or [text]
+    verdicts = [conclusion.partition("\n")[0] for _, conclusion in labelled(text, "conclusion")] or [text]
     return {verdict.strip(MARKS).upper() for verdict in verdicts} == {"STOP"}

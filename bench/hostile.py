@@ -99,7 +99,7 @@ def problems(flows):
             yield "a flow took more turns than it may"
         if len(one.memory.render()) > memory.BUDGET or any(len(step.result) > toolset.RESULT_BUDGET for step in one.memory.steps):
             yield "a memory is longer than its budget"
-        kept = [word["text"] for word in one.words] + [text for step in one.memory.steps for text in (step.sub_goal, step.command)] + [one.answer]
+        kept = [word["text"] for word in one.outputs] + [text for step in one.memory.steps for text in (step.sub_goal, step.command)] + [one.answer]
         if max(map(len, kept), default=0) > solve.RECORD_LIMIT:
             yield "a flow keeps more than it may"
         if not isinstance(one.answer, str) or one.reward not in (0.0, 1.0):

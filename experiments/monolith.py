@@ -25,8 +25,8 @@ import solve
 from memory import Memory, Step
 from models.loading import load_engine
 from scale import command_line
-from solve import Flow, ask
-from tools import run as run_tools
+from solve import Flow, complete
+from tools import run_calls
 from toy import make as toy
 
 PROMPT = "Tools:\n{tools}\nQuestion: {question}\n\n{so_far}"
@@ -55,25 +55,26 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     for turn in range(1, max_turns + 2):
         if watch:
             watch(flows, turn, "policy")
-        live = [flow for flow in flows if not flow.done and not flow.failed]
+        live = [flow for flow in flows if not flow.stopped and not flow.failed]
         acting = []
-        for flow, said in ask(sampled, live, turn, "policy", lambda f, budget: prompt(f, tools, so_far[id(f)])):
+        for flow, said in complete(sampled, live, turn, "policy", lambda f, budget: prompt(f, tools, so_far[id(f)])):
             flow.actions.append(said)
             if "<answer>" in said.text or turn > max_turns:
-                flow.answer, flow.done = generator.parse(said.text), True
+                flow.answer, flow.stopped = generator.parse(said.text), True
             else:
                 acting.append((flow, said.text, *parse(said.text, tools)))
-        results = run_tools([call for *_, call in acting], tools, lambda queries: [said.text for said in greedy(queries)])
-        for (flow, text, thought, tool, call), (result, error, seconds) in zip(acting, results):
-            flow.memory.steps.append(Step(turn, tool, thought, str(call), result, error, "", seconds))
-            so_far[id(flow)] += f"{text}\nResult: {result}\n\n"
+        results = run_calls([call for *_, call in acting], tools, greedy)
+        for (flow, text, thought, tool, call), result in zip(acting, results):
+            step = Step(turn, tool, thought, str(call), result.text, result.error, "", result.seconds)
+            flow.memory.steps.append(step)
+            so_far[id(flow)] += f"{text}\nResult: {result.text}\n\n"
     return flows
 
 
 def examples(flows, tools):
     """What a monolith would have read and said in the teacher's flows: [(prompt, text)]."""
     for flow in flows:
-        said, so_far = {(word["turn"], word["module"]): word["text"] for word in flow.words}, ""
+        said, so_far = {(word["turn"], word["module"]): word["text"] for word in flow.outputs}, ""
         for step in flow.memory.steps:
             thought = said[step.turn, "planner"].partition("\nTool:")[0]  # the call says which tool it is
             text = f"{thought}{CALL} {said[step.turn, 'executor']}"

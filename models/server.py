@@ -1,4 +1,14 @@
-"""models.server"""
+"""Server, the engine of a server that speaks OpenAI's chat API: vLLM, SGLang, llama.cpp, Ollama, OpenAI, ...
+
+    engine = Server("http://localhost:8000/v1#my-model")       # a server with one model needs no name
+    completions = engine(["What is 2 + 2?"])                   # texts only: prompt_ids and ids are empty
+
+A request that fails for now (429, 5xx, a dropped connection, a broken answer) is repeated with growing
+pauses, by world/services.py. If it fails for good, Completion.error says why: that is never an answer.
+
+The key is OPENAI_API_KEY. It travels over https or to this machine, never in the clear. A server may sample
+with settings of the checkpoint (top-k, a repetition penalty): it is no policy to train.
+"""
 
 import os
 import re
@@ -7,55 +17,56 @@ from urllib.parse import urlsplit
 
 import torch
 
-from models.completion import NEW_TOKENS, TOO_LONG, Completion, distinct, in_order
-from models.tokens import harmless
+from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
+from models.tokens import defuse
 from world import services
+
+# Servers that hand chat_template_kwargs to the chat template, as their lists of models name them (owned_by).
+# Others get no such field: some (OpenAI) refuse what they do not know.
+TEMPLATE_SERVERS = ("vllm", "sglang", "llamacpp")
+FULL = re.compile(r"context[ _](length|window|size)|too long|too many tokens|maximum", re.IGNORECASE)
+MESSAGE = re.compile(r'"(?:message|detail)"\s*:\s*"([^"\\]{1,200})')
 
 
 class Server:
-    """A server that speaks OpenAI's chat API, called like HF. url: http://host:8000/v1#model; one model alone needs no name.
+    """A model server, called with prompts. url: http://host:8000/v1#model.
 
-    A request that is refused for now (429, 5xx, a dropped connection, a broken answer) is repeated with growing pauses, by
-    services.py. If it fails for good, Completion.error says why; nobody may take that for an answer. The key is
-    OPENAI_API_KEY; it travels over https or to this machine, never in the clear. The settings that a server takes from the
-    checkpoint (top-k, a repetition penalty) are its own: it is no policy to train.
-
-    think goes to servers that name themselves vLLM, SGLang or llama.cpp (`owned_by` in their list of models):
-    they pass it to the chat template. Others get no such field: some (OpenAI) refuse what they do not know.
+    think: let the model think, if the server is one of TEMPLATE_SERVERS.
     """
 
     def __init__(self, url, at_once=16, seconds=300, think=False):
-        self.url, _, self.name = url.rstrip("/").partition("#")
-        self.at_once, self.seconds = at_once, seconds
-        self.url, parts, key = self.url.rstrip("/"), urlsplit(self.url), os.environ.get("OPENAI_API_KEY", "")
+        url, _, name = url.partition("#")
+        self.url, self.at_once, self.seconds, self.think = url.rstrip("/"), at_once, seconds, think
+        parts = urlsplit(self.url)
         if "@" in parts.netloc:
             raise ValueError("A server's address must hold no password: put the key into OPENAI_API_KEY.")
-        self.host = parts.netloc
-        here = parts.hostname in ("localhost", "127.0.0.1", "::1")
-        self.headers = {"Authorization": f"Bearer {key}"} if key and (here or parts.scheme == "https") else {}
+        self.host, key = parts.netloc, os.environ.get("OPENAI_API_KEY", "")
+        local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        key = key if local or parts.scheme == "https" else ""
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.session = services.session(tries=6)
-        self.session.trust_env = not here  # a proxy has nothing to do with this machine, and would see the key
-        self.think, self.extra = think, {}
-        self.name = self.find(self.name)
+        self.session.trust_env = not local  # a proxy is not needed on this machine, and would see the key
+        self.extra = {}  # fields of a request that only some servers understand
+        self.name = self.find(name)
 
     def find(self, name):
-        """The name of the model, if need be of the one that is served; shows, before any work, that the server is there."""
-        once = services.session(tries=1)
-        once.trust_env = self.session.trust_env
-        owners = lambda data: {str(model["id"]): model.get("owned_by") for model in data["data"]}
+        """The model's name, given or the only one served. Shows, before any work, that the server runs."""
+        session = services.session(tries=1)
+        session.trust_env = self.session.trust_env
         try:
-            served, _ = services.api(once, "GET", f"{self.url}/models", 10, headers=self.headers, read=owners)
+            url = f"{self.url}/models"
+            owners, _ = services.api(session, "GET", url, 10, headers=self.headers, read=owners_of)
         except services.Failed as why:
             if why.status is None:
                 raise ValueError(f"{why}: start the model server, or correct its address.") from why
-            if name:                              # it is there, but gives no list: transformers without a hub
-                return name
-            raise ValueError(f"{why} instead of its models: name it, as in {self.url}#MODEL.") from why
-        if not name and len(served) != 1:
-            names = ", ".join(served) or "no model"
+            if not name:
+                raise ValueError(f"{why} instead of its models: name it, as in {self.url}#MODEL.") from why
+            return name  # the server runs but lists no models, like transformers' without a hub
+        if not name and len(owners) != 1:
+            names = ", ".join(owners) or "no model"
             raise ValueError(f"{self.host} serves {names}: name one, as in {self.url}#MODEL.")
-        name = name or next(iter(served))
-        if served.get(name) in ("vllm", "sglang", "llamacpp"):
+        name = name or next(iter(owners))
+        if owners.get(name) in TEMPLATE_SERVERS:
             self.extra = {"chat_template_kwargs": {"enable_thinking": self.think}}
         return name
 
@@ -63,30 +74,44 @@ class Server:
         return f"{self.name} | a server at {self.host}"
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
-        asked = distinct(prompts, temperature)
-        # A seed each, where the server takes one: torch.manual_seed decides here, too, and copies of a prompt still differ.
-        seeds = torch.randint(2**31, (len(asked),)).tolist() if temperature != 0 else [None] * len(asked)
         settings = {"temperature": float(temperature), "max_tokens": max_new_tokens or NEW_TOKENS}
-        with ThreadPoolExecutor(self.at_once) as pool:
-            done = list(pool.map(lambda prompt, seed: self.one(prompt, seed, settings), asked, seeds))
-        return in_order(prompts, asked, done, temperature)
+        return once_each(lambda distinct: self.answer(distinct, settings), prompts, temperature)
 
-    def one(self, prompt, seed, settings):
-        """One request: the answer, or why there is none."""
-        body = {"model": self.name, "messages": [{"role": "user", "content": harmless(prompt)}], **settings}
-        body |= self.extra if seed is None else self.extra | {"seed": seed, "top_p": 1.0}
+    def answer(self, prompts, settings):
+        """A Completion for each prompt, from up to `at_once` requests at a time.
+
+        Sampled ones have a seed each, where the server takes one: so torch.manual_seed decides them, too, and
+        copies of a prompt still differ.
+        """
+        shared = {"model": self.name, **settings, **self.extra}
+        bodies = [shared | {"messages": [{"role": "user", "content": defuse(prompt)}]} for prompt in prompts]
+        if settings["temperature"] != 0:
+            for body, seed in zip(bodies, torch.randint(2**31, (len(bodies),)).tolist()):
+                body.update(seed=seed, top_p=1.0)
+        with ThreadPoolExecutor(self.at_once) as pool:
+            return list(pool.map(self.request, bodies))
+
+    def request(self, body):
+        """The Completion of one request, or one with the reason why there is none."""
+        url = f"{self.url}/chat/completions"
         try:
-            (text, usage), _ = services.api(self.session, "POST", f"{self.url}/chat/completions", self.seconds, again=4, read=chat,
-                                            json=body, headers=self.headers)
+            (text, usage), _ = services.api(self.session, "POST", url, self.seconds, again=4,
+                                            read=text_and_usage, json=body, headers=self.headers)
             return Completion(text, [], [], usage=usage)
         except services.Failed as why:
-            long = re.search(r"context[ _](length|window|size)|too long|too many tokens|maximum", why.body, re.I)
-            reason = re.search(r'"(?:message|detail)"\s*:\s*"([^"\\]{1,200})', why.body) if why.status in (400, 404, 422) else None
-            reason = f"{why}: {reason[1]}" if reason else str(why)  # not of a 401: it may quote the key
-            return Completion("", [], [], TOO_LONG if long and why.status in (400, 413, 422) else reason)
+            if why.status in (400, 413, 422) and FULL.search(why.body):
+                return Completion("", [], [], TOO_LONG)
+            # The message of another status, as 401, is not shown: it may quote the key.
+            message = MESSAGE.search(why.body) if why.status in (400, 404, 422) else None
+            return Completion("", [], [], f"{why}: {message[1]}" if message else str(why))
 
 
-def chat(data):
-    """(text, tokens) of a chat completion; a model that has nothing to say says null."""
+def owners_of(data):
+    """{name of a model: the kind of its server} from a list of models."""
+    return {str(model["id"]): model.get("owned_by") for model in data["data"]}
+
+
+def text_and_usage(data):
+    """(text, number of tokens) of a chat completion. A model that has nothing to say sends null."""
     text, usage = data["choices"][0]["message"]["content"], (data.get("usage") or {}).get("total_tokens")
     return (text or "").strip("\0"), min(int(usage or 0), 10**9)

@@ -36,4 +36,4 @@ def grade(flows, judge=None):
             flow.reward, flow.undecided = reward(flow, verdict), verdict is None and not completion.error
             flow.failed = completion.error and f"judge: {completion.error}"
             seconds = time.perf_counter() - start
-            flow.say(len(flow.actions), "judge", completion.text, completion.tokens, seconds)
+            flow.add_output(len(flow.actions), "judge", completion.text, completion.tokens, seconds)

@@ -8,7 +8,8 @@ def summary(flows):
     for step in sorted(steps, key=lambda step: step.tool or "unreadable"):
         number, errors, seconds = calls.get(step.tool or "unreadable", (0, 0, 0.0))
         calls[step.tool or "unreadable"] = (number + 1, errors + step.error, seconds + step.seconds)
-    tokens = [word["tokens"] for flow in flows for word in flow.words if word["module"] != "judge"]
+    tokens = [
+        output["tokens"] for flow in flows for output in flow.outputs if output["module"] != "judge"]
     return {
         "accuracy": sum(flow.reward for flow in flows) / len(flows),
         "turns": len(steps) / len(flows),

@@ -24,7 +24,7 @@ def unparsed(flows):
     errors = [step.result.removeprefix("Error: ") for step in steps if not step.tool]
     if not errors or len(errors) < (1 - FEW) * len(steps):
         return ""
-    example = next((word["text"] for flow in flows for word in flow.words if word["module"] == "planner"), "")
+    example = next((output["text"] for flow in flows for output in flow.outputs if output["module"] == "planner"), "")
     shown = "\n".join("    " + line for line in printable(truncate(example, 600)).splitlines()) or "    (empty)"
     reasons = "\n".join(f"  {times} x {why}" for why, times in Counter(errors).most_common(3))
     return (

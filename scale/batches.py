@@ -6,10 +6,11 @@
 generate() and the update both call in_memory(). The results do not depend on how the items are cut.
 """
 import warnings
+from contextlib import contextmanager
 
 import torch
 
-CHUNK = 2**26       # logits that exist in float32 at a time: 256 MiB, 441 action tokens of a vocabulary of 152k
+CHUNK = 2**26  # logits that exist in float32 at a time: 256 MiB, 441 action tokens of a vocabulary of 152k
 
 
 def batches(lengths, budget, extra=0):
@@ -18,8 +19,8 @@ def batches(lengths, budget, extra=0):
     >>> batches([3, 9, 4], budget=10, extra=1)
     [[1], [2, 0]]
 
-    A row longer than the budget goes alone. Sorting leaves few slots to padding. The largest batch comes first,
-    so a memory that is too small shows at once.
+    A row longer than the budget goes alone. Sorting leaves few slots to padding. The largest batch comes
+    first, so a memory that is too small shows at once.
     """
     groups = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -35,37 +36,50 @@ def short_of_memory(error):
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def in_memory(work, items, length, budget, extra=0, restart=None):
-    """work(batch) for each batch of items: (the results in batch order, the last budget, how often it was halved).
+@contextmanager
+def memory_errors(what):
+    """A MemoryError that names what did not fit, in place of torch's RuntimeErrors of memory."""
+    try:
+        yield
+    except RuntimeError as why:
+        if not short_of_memory(why):
+            raise
+        raise MemoryError(f"{what} does not fit into memory") from why
 
-    length(item): its tokens; extra: tokens that each row needs beyond that. Out of memory: the budget is halved,
-    and the failed batch is cut anew. restart(): everything begins again after this call, for work that leaves
-    something half-done behind: a failed backward pass has added an unknown part of its gradient. Otherwise the
-    random state goes back to what it was before the failed batch, so what is sampled does not depend on the
-    failure. MemoryError if one item alone does not fit.
+
+def in_memory(work, items, length, budget, extra=0, restart=None):
+    """work(batch) for each batch of items: (the results in batch order, the last budget, how often it was
+    halved).
+
+    length(item): its tokens; extra: tokens that each row needs beyond that. Out of memory: the budget is
+    halved, and the failed batch is cut anew. restart(): everything begins again after this call, for work
+    that leaves something half-done behind: a failed backward pass has added an unknown part of its
+    gradient. Otherwise the random state goes back to what it was before the failed batch, so what is
+    sampled does not depend on the failure. MemoryError if one item alone does not fit.
     """
-    results, waiting, halved = [], list(items), 0
+    longest_first = sorted(items, key=length, reverse=True)
+    results, waiting, halved = [], longest_first, 0
     if restart:
         restart()
     while waiting:
-        rows = batches([length(item) for item in waiting], budget, extra)[0]
-        batch, states = [waiting[i] for i in rows], random_states()
+        n = len(batches([length(item) for item in waiting], budget, extra)[0])
+        batch, states = waiting[:n], random_states()
         try:
             results.append(work(batch))
-            waiting = [item for i, item in enumerate(waiting) if i not in set(rows)]
+            waiting = waiting[n:]
             continue
         except RuntimeError as why:
             if not short_of_memory(why):
                 raise
             if len(batch) == 1:
-                raise MemoryError(f"{length(batch[0])} tokens in one row, and {extra} more, do not fit into memory"
-                                  ) from why
-        # Not inside `except`: while the exception lives, its traceback holds the tensors of the failed attempt.
+                row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
+                raise MemoryError(f"{row} does not fit into memory") from why
+        # Not inside `except`: while the exception lives, its traceback holds the failed attempt's tensors.
         torch.cuda.empty_cache()  # does nothing without a GPU
         budget, halved = len(batch) * (length(batch[0]) + extra) // 2, halved + 1
         warnings.warn(f"Out of memory: from here on batches of at most {budget} tokens.")
         if restart:
-            results, waiting = [], list(items)
+            results, waiting = [], longest_first
             restart()
         else:
             torch.set_rng_state(states[0])

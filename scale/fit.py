@@ -32,9 +32,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from scale.batches import CHUNK
 from models.loading import config_of
 from models.local import HF
+from scale.batches import CHUNK
 
 CONTEXT = 1 << 30             # CUDA's context and the libraries' workspaces
 BUDGETS = 16384, 8192         # tokens of a micro-batch that plan() tries before that of a single turn

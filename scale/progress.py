@@ -1,8 +1,11 @@
-"""Progress: the module a run is at, and how many rollouts have ended. A bar; elsewhere a plain line a minute:
+"""Progress: which module a run is at, and how many rollouts have ended.
+
+A bar on a terminal, else a line a minute:
 
     bamboogle, accuracy 0.500:  10%|██▍             | 12/125 [04:10<39:20, 20.9s/rollout, turn 3 executor]
     bamboogle, accuracy 0.500: 12 of 125 rollouts ended, turn 3 executor, 4 min
 """
+
 import os
 import sys
 import threading
@@ -22,14 +25,16 @@ class Progress:
 
     def __init__(self, total, name="", before=0):
         """before: how many of the rollouts have ended in earlier batches."""
-        self.total, self.name, self.before, self.ended, self.module = total, name, before, before, "starting"
-        self.terminal, self.start, self.closed = sys.stderr.isatty(), time.monotonic(), threading.Event()
+        self.total, self.name, self.before = total, name, before
+        self.ended, self.module, self.start = before, "starting", time.monotonic()
+        self.terminal, self.closed = sys.stderr.isatty(), threading.Event()
         hidden = RANK != "0" or not self.terminal
         self.bar = tqdm(total=total, initial=before, unit="rollout", leave=False, disable=hidden)
         self.thread = threading.Thread(target=self.tick, daemon=True)
 
     def __call__(self, flows, turn, module):
-        self.ended = self.before + sum(flow.done or flow.failed != "" for flow in flows)
+        """solve.rollout() calls this before each stage."""
+        self.ended = self.before + sum(flow.stopped or flow.failed != "" for flow in flows)
         self.module = module if module in ("analysis", "generator", "judge") else f"turn {turn} {module}"
         if self.terminal:
             self.show()

@@ -48,6 +48,13 @@ def add_up(tensor):
         dist.all_reduce(tensor)
 
 
+def add_up_gradients(weights):
+    """The sums of all gradients over the ranks. A weight without a gradient on this rank may have one elsewhere."""
+    for weight in weights if WORLD > 1 else ():
+        weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        add_up(weight.grad)
+
+
 def share(items):
     """This rank's part of a list; together() of the parts is the list again."""
     return items[RANK::WORLD]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_llm import CHATML, tokenizer, write
+from test_models import CHATML, tokenizer, write
 from test_train import command, jsonl, words
 
 import generator

@@ -1,4 +1,5 @@
-"""progress.py: a bar on a terminal, a plain line a minute elsewhere, and only from rank 0."""
+"""Progress: a bar on a terminal, a plain line a minute elsewhere, and only from rank 0."""
+
 import io
 import re
 import sys
@@ -17,7 +18,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def slow():
-    """A cast whose verifier takes its time, and stops one of three questions at once."""
+    """A run in which the verifier takes its time, and stops one of three questions at once."""
     def verify(prompt):
         time.sleep(0.05)
         return STOP if "a?" in prompt else GO_ON

@@ -1,11 +1,12 @@
-"""llm.Server against a real server on loopback: good answers, every way to fail, and what becomes of a flow."""
+"""models/server.py against a real server on loopback: answers, failures, and what a rollout makes of them."""
+
 import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from test_solve import TOOLS, Cast, module_of
+from test_solve import ANSWER, CALL, STOP, TOOLS, Cast, module_of
 
 import solve
 import train
@@ -13,50 +14,28 @@ from bench import faults, hostile
 from models.completion import NEW_TOKENS, TOO_LONG, Completion
 from models.loading import load_engine
 from models.server import Server
-from models.tokens import harmless
 from rewards.questions import Question
 from world import services
 
-ROOT = Path(solve.__file__).parent
-
+# Good answers
 
 def test_answers_come_in_order_with_their_usage(server):
-    done = load_engine(server.url)(["a", "b", "c"] * 10, temperature=0.7)
-    assert [c.text for c in done] == ["echo a", "echo b", "echo c"] * 10 and {c.tokens for c in done} == {10}
-    assert len(server.asked) == 30 and not any(c.ids or c.error for c in done)
+    completions = load_engine(server.url)(["a", "b", "c"] * 10, temperature=0.7)
+    assert [c.text for c in completions] == ["echo a", "echo b", "echo c"] * 10 and len(server.asked) == 30
+    assert {c.tokens for c in completions} == {10} and not any(c.ids or c.error for c in completions)
 
 
 def test_a_request_says_what_the_model_reads_and_how_to_sample(server):
-    load_engine(server.url)(["q"], temperature=0.5, max_new_tokens=7)
+    load_engine(server.url)(["q</s>"], temperature=0.5, max_new_tokens=7)
     path, headers, body = server.asked[0]
     assert path == "/v1/chat/completions" and body.pop("seed") >= 0 and "Authorization" not in headers
-    assert body == {"model": "a-model", "messages": [{"role": "user", "content": "q"}], "temperature": 0.5, "max_tokens": 7, "top_p": 1.0}
+    messages = [{"role": "user", "content": "q< /s>"}]
+    assert body == dict(model="a-model", messages=messages, temperature=0.5, max_tokens=7, top_p=1.0)
 
 
-@pytest.mark.parametrize("owner, field", [("vllm", True), ("sglang", True), ("llamacpp", True),
-                                          ("openai", False), ("library", False), (None, False)])
-@pytest.mark.parametrize("think", [False, True])
-def test_only_servers_that_pass_it_to_the_template_are_told_whether_to_think(server, owner, field, think):
-    server.owner = owner
-    for name in ("", "#a-model"):
-        load_engine(server.url + name, think=think)(["q"])
-        body = server.asked[-1][2]
-        assert body.get("chat_template_kwargs") == ({"enable_thinking": think} if field else None)
-
-
-def test_helpers_without_token_ids_take_no_reward_away(server):
-    texts = dict(analysis="a", executor='double(number="21")', verifier="Conclusion: STOP",
-                 generator="<answer>42</answer>")
-    def reply(handler, body, turn):
-        handler.send(faults.answer(texts[module_of(body["messages"][0]["content"])]))
-    server.reply = reply
-    _, (flow,) = solve.evaluate([Question("q?", "42")], Cast(), load_engine(server.url), TOOLS)
-    assert flow.reward == 1 and not flow.failed and not flow.undecided and flow.actions[0].ids
-
-
-def test_at_temperature_0_equal_prompts_are_asked_once_and_without_a_seed(server):
-    done = load_engine(server.url)(["q", "r", "q"])
-    assert [c.text for c in done] == ["echo q", "echo r", "echo q"] and len(server.asked) == 2
+def test_at_temperature_0_equal_prompts_are_sent_once_and_without_a_seed(server):
+    completions = load_engine(server.url)(["q", "r", "q"])
+    assert [c.text for c in completions] == ["echo q", "echo r", "echo q"] and len(server.asked) == 2
     assert "seed" not in server.asked[0][2] and server.asked[0][2]["max_tokens"] == NEW_TOKENS
 
 
@@ -69,8 +48,38 @@ def test_a_seed_of_torch_decides_the_seeds_of_the_requests(server):
     assert seeds[0] == seeds[1] != seeds[2] and len(set(seeds[0])) == 2
 
 
+@pytest.mark.parametrize("owner, field", [("vllm", True), ("sglang", True), ("llamacpp", True),
+                                          ("openai", False), ("library", False), (None, False)])
+@pytest.mark.parametrize("think", [False, True])
+def test_only_servers_that_pass_it_to_the_template_hear_whether_to_think(server, owner, field, think):
+    server.owner = owner
+    for name in ("", "#a-model"):
+        load_engine(server.url + name, think=think)(["q"])
+        fields = server.asked[-1][2].get("chat_template_kwargs")
+        assert fields == ({"enable_thinking": think} if field else None)
+
+
+@pytest.mark.parametrize("message", [{}, {"content": None}, {"content": ""}])
+def test_null_is_an_empty_text_and_a_missing_one_is_an_error(server, message):
+    body = json.dumps({"choices": [{"message": message}]}).encode()
+    server.reply = lambda handler, *_: handler.send(body)
+    completion = load_engine(server.url)(["q"])[0]
+    assert completion.text == "" and bool(completion.error) == ("content" not in message)
+
+
+@pytest.mark.parametrize("tokens, usage", [("1e999", None), ("1e300", 10**9), ("null", 0), ('"7"', 7)])
+def test_an_endless_count_of_tokens_is_no_traceback(server, tokens, usage):
+    body = b'{"choices": [{"message": {"content": "a"}}], "usage": {"total_tokens": %s}}' % tokens.encode()
+    server.reply = lambda handler, *_: handler.send(body)
+    completion = load_engine(server.url)(["q"])[0]
+    assert completion.error if usage is None else completion.usage == usage
+
+
+# Addresses and keys
+
 def test_the_model_is_named_in_the_address_or_is_the_only_one(server):
-    assert load_engine(server.url + "#other").name == "other" and load_engine(server.url + "/").name == "a-model"
+    assert load_engine(server.url + "#other").name == "other"
+    assert load_engine(server.url + "/").name == "a-model"
     server.models = ["a", "b"]
     with pytest.raises(ValueError, match="serves a, b: name one"):
         load_engine(server.url)
@@ -78,67 +87,18 @@ def test_the_model_is_named_in_the_address_or_is_the_only_one(server):
 
 def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "hunter2")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # would see the key of a request to this machine
+    monkeypatch.setenv("no_proxy", "")
     engine = load_engine(server.url)
     engine(["q"])
     assert server.asked[0][1]["Authorization"] == "Bearer hunter2" and "hunter2" not in str(engine)
-    monkeypatch.setattr(Server, "find", lambda self, name: name)           # these hosts are not here
+    monkeypatch.setattr(Server, "find", lambda self, name: name)  # these hosts do not exist
     assert Server("http://gpu-box:8000/v1#m").headers == {} and Server("https://api.example.com/v1#m").headers
     with pytest.raises(ValueError, match="OPENAI_API_KEY"):
         load_engine("http://user:pass@127.0.0.1/v1#m")
 
 
-@pytest.mark.parametrize("fault", faults.FAULTS)
-def test_every_way_to_fail_is_tried_again(server, fault, monkeypatch):
-    monkeypatch.setattr(faults, "PATIENCE", 1)
-    good = server.reply
-    server.reply = lambda handler, body, turn: handler.fail(fault) if turn == 1 else good(handler, body, turn)
-    (done,) = Server(server.url, seconds=1)(["q"])
-    assert (done.text, done.error) == ("echo q", "") and len(server.asked) == 2
-
-
-@pytest.mark.parametrize("fault", [fault for fault in faults.FAULTS if fault not in ("slow", "endless")])
-def test_what_fails_for_good_is_an_error_and_never_an_answer(server, fault):
-    server.reply = lambda handler, body, turn: handler.fail(fault)
-    (done,) = Server(server.url)(["q"])
-    assert done.text == "" and done.error.startswith("127.0.0.1:") and 3 < len(server.asked) < 30
-
-
-@pytest.mark.parametrize("status", [400, 401, 404, 413])
-def test_a_refusal_is_not_repeated(server, status):
-    server.reply = lambda handler, body, turn: handler.send(b'{"error": {"message": "no"}}', status)
-    (done,) = load_engine(server.url)(["q"])
-    assert f"answered {status}" in done.error and len(server.asked) == 1 and done.error.endswith(": no") == (status in (400, 404))
-
-
-@pytest.mark.parametrize("said", ["This model's maximum context length is 4096 tokens. However, you requested 5000 tokens", "context_length_exceeded",
-                                  "the request exceeds the available context size", "prompt is too long: 9 tokens"])
-def test_a_prompt_that_does_not_fit_is_told_as_with_a_local_model(server, said):
-    server.reply = lambda handler, body, turn: handler.send(json.dumps({"error": {"message": said}}).encode(), 400)
-    assert load_engine(server.url)(["q"])[0].error == TOO_LONG
-
-
-def test_the_marks_of_chat_templates_lose_their_meaning():
-    hostile_text = "a<|im_end|>b</s>c<s>d[INST]e[/INST]f<start_of_turn>g<｜Assistant｜>h\ud800"
-    assert harmless(hostile_text) == "a< |im_end|>b< /s>c< s>d[ INST]e[ /INST]f< start_of_turn>g< ｜Assistant｜>h?"
-    assert harmless("<think>a</think>") == "< think>a< /think>"
-    assert harmless("a <b> [1] x|y <|> <p>") == "a <b> [1] x|y <|> <p>"
-
-
-@pytest.mark.parametrize("message", [{}, {"content": None}, {"content": ""}])
-def test_a_model_that_has_nothing_to_say_says_nothing(server, message):
-    server.reply = lambda handler, body, turn: handler.send(json.dumps({"choices": [{"message": message}]}).encode())
-    done = load_engine(server.url)(["q"])[0]
-    assert done.text == "" and bool(done.error) == ("content" not in message)
-
-
-@pytest.mark.parametrize("tokens, counted", [("1e999", None), ("1e300", 10**9), ("null", 0), ('"7"', 7)])
-def test_an_endless_count_of_tokens_is_no_traceback(server, tokens, counted):
-    server.reply = lambda handler, body, turn: handler.send(b'{"choices": [{"message": {"content": "a"}}], "usage": {"total_tokens": %s}}' % tokens.encode())
-    done = load_engine(server.url)(["q"])[0]
-    assert (done.error != "" if counted is None else done.usage == counted)
-
-
-def test_a_server_that_is_not_there_is_told_at_once():
+def test_a_server_that_does_not_run_is_an_error_at_once():
     with pytest.raises(ValueError, match="127.0.0.1:1 cannot be reached.*start the model server, or corr"):
         load_engine("http://127.0.0.1:1/v1")
 
@@ -154,24 +114,65 @@ def test_a_server_without_a_list_of_its_models_wants_a_name_and_works_with_one(s
     assert load_engine(server.url + "#m")(["q"])[0].text == "echo q"
 
 
-@pytest.mark.parametrize("address, says", [("localhost:9/v1", "write http://localhost:9/v1"),
-                                           ("{server}", "#MODEL")])
-def test_a_wrong_address_of_fixed_is_one_sentence_of_solve(server, address, says, monkeypatch, capsys):
-    server.list = lambda handler: handler.send(b"{}", 500)
-    address = address.format(server=server.url)
-    monkeypatch.setattr(sys, "argv", ["solve.py", "--model", server.url + "#m", "--fixed", address, "1 + 1?"])
-    with pytest.raises(SystemExit) as left:
-        solve.main()
-    error = capsys.readouterr().err
-    assert left.value.code == 2 and says in error and error.count("\n") == 1
+# Every way to fail
+
+@pytest.mark.parametrize("fault", faults.FAULTS)
+def test_every_way_to_fail_is_tried_again(server, fault, monkeypatch):
+    monkeypatch.setattr(faults, "PATIENCE", 1)
+    good = server.reply
+    server.reply = lambda handler, body, turn: handler.fail(fault) if turn == 1 else good(handler, body, turn)
+    (completion,) = Server(server.url, seconds=1)(["q"])
+    assert (completion.text, completion.error) == ("echo q", "") and len(server.asked) == 2
+
+
+@pytest.mark.parametrize("fault", [fault for fault in faults.FAULTS if fault not in ("slow", "endless")])
+def test_what_fails_for_good_is_an_error_and_never_an_answer(server, fault):
+    server.reply = lambda handler, *_: handler.fail(fault)
+    (completion,) = Server(server.url)(["q"])
+    assert completion.text == "" and completion.error.startswith("127.0.0.1:") and 3 < len(server.asked) < 30
+
+
+@pytest.mark.parametrize("status, shown", [(400, True), (401, False), (404, True), (413, False)])
+def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_key(server, status, shown):
+    server.reply = lambda handler, *_: handler.send(b'{"error": {"message": "no"}}', status)
+    (completion,) = load_engine(server.url)(["q"])
+    assert f"answered {status}" in completion.error and completion.error.endswith(": no") == shown
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("message", [
+    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
+    "context_length_exceeded", "the request exceeds the available context size", "prompt is too long: 9"])
+def test_a_prompt_that_does_not_fit_has_the_same_error_as_with_a_local_model(server, message):
+    body = json.dumps({"error": {"message": message}}).encode()
+    for status in (400, 413, 422, 404):
+        server.reply = lambda handler, *_: handler.send(body, status)
+        assert (load_engine(server.url)(["q"])[0].error == TOO_LONG) == (status != 404)
+
+
+# In a rollout and in the scripts
+
+def run(script, flags, server, monkeypatch):
+    monkeypatch.chdir(Path(solve.__file__).parent)
+    monkeypatch.setattr(sys, "argv", [script.__file__, *flags.format(server.url).split()])
+    script.main()
+
+
+def test_helpers_without_token_ids_take_no_reward_away(server):
+    texts = dict(analysis="a", executor=CALL, verifier=STOP, generator=ANSWER)
+    def reply(handler, body, turn):
+        handler.send(faults.answer(texts[module_of(body["messages"][0]["content"])]))
+    server.reply = reply
+    _, (flow,) = solve.evaluate([Question("q?", "42")], Cast(), load_engine(server.url), TOOLS)
+    assert flow.reward == 1 and not flow.failed and not flow.undecided and flow.actions[0].ids
 
 
 def test_a_failed_tool_engine_fails_the_flow_and_is_no_result_of_the_tool():
-    plan = "Sub-goal: x\nTool: base_generator"
     broken = lambda prompt: Completion("", [], [], "the server is down")
     fixed = Cast(executor='base_generator(query="?")', other=broken)
-    _, (flow,) = solve.evaluate([Question("q?", "42")], Cast(planner=plan), fixed, TOOLS)
-    assert flow.failed == "base_generator: the server is down" and flow.memory.steps == [] and flow.reward == 0
+    planner = Cast(planner="Sub-goal: x\nTool: base_generator")
+    _, (flow,) = solve.evaluate([Question("q?", "42")], planner, fixed, TOOLS)
+    assert flow.failed == "base_generator: the server is down" and not flow.memory.steps and flow.reward == 0
 
 
 def test_each_module_may_have_an_engine_of_its_own():
@@ -182,23 +183,27 @@ def test_each_module_may_have_an_engine_of_its_own():
 
 def test_solve_is_a_client_for_all_modules_and_the_judge(server, monkeypatch, capsys):
     def reply(handler, body, turn):
-        prompt = body["messages"][0]["content"]
-        handler.send(faults.answer("They agree.\nVerdict: True" if "reference answer" in prompt else "<answer>somebody</answer>"))
+        judged = "reference answer" in body["messages"][0]["content"]
+        handler.send(faults.answer("They agree.\nVerdict: True" if judged else "<answer>somebody</answer>"))
     server.reply = reply
-    words = ["solve.py", "--model", server.url, "--fixed", server.url, "--judge", server.url, "--max-turns", "1", "--tools", "base_generator"]
-    monkeypatch.setattr(sys, "argv", [*words, "--data", str(ROOT / "toy" / "test.jsonl"), "--limit", "2"])
-    solve.main()
-    said = capsys.readouterr().out
-    assert f"planner a-model | a server at 127.0.0.1:{server.server_port}" in said and "judge   a-model" in said
-    assert "2 flows, 60 tokens" in said.replace("2 flows, 80 tokens", "2 flows, 60 tokens")
+    flags = "--model {0} --fixed {0} --judge {0} --data toy/test.jsonl --limit 2 --max-turns 1 --tools "
+    run(solve, flags + "base_generator", server, monkeypatch)
+    out = capsys.readouterr().out
+    assert f"planner a-model | a server at 127.0.0.1:{server.server_port}" in out and "judge   a-model" in out
+    assert "2 flows, 80 tokens" in out  # 3 requests of 10 tokens a flow, and 1 of the judge
 
 
-def test_a_server_cannot_be_trained(server, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--model", server.url, "--data", str(ROOT / "toy" / "train.jsonl")])
-    with pytest.raises(SystemExit) as left:
-        train.main()
-    said = capsys.readouterr().err
-    assert left.value.code == 2 and "local weights" in said and said.count("\n") == 1
+@pytest.mark.parametrize("script, flags, sentence", [
+    (solve, "--model {0}#m --fixed localhost:9/v1 1+1?", "write http://localhost:9/v1"),
+    (solve, "--model {0}#m --fixed {0} 1+1?", "#MODEL"),
+    (train, "--model {0}#m --data toy/train.jsonl", "local weights")])
+def test_a_wrong_address_or_a_server_to_train_is_one_sentence(
+        server, script, flags, sentence, monkeypatch, capsys):
+    server.list = lambda handler: handler.send(b"{}", 500)
+    with pytest.raises(SystemExit) as stop:
+        run(script, flags, server, monkeypatch)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and sentence in error and error.count("\n") == 1
 
 
 @pytest.mark.exhaustive
@@ -209,6 +214,7 @@ def test_a_server_that_fails_a_third_of_its_requests_loses_and_rewards_nothing_w
     assert wrong == [] and flows[0].failed and sum(flow.reward for flow in flows) == 14
 
 
-def test_hostile_words_break_nothing():
+def test_hostile_texts_of_models_break_nothing():
     wrong, numbers = hostile.run(60)
-    assert wrong == [] and set(numbers["calls"]) == {"unreadable", "base_generator", "python_coder", "wikipedia_search", "web_search"}
+    tools = {"base_generator", "python_coder", "wikipedia_search", "web_search"}
+    assert wrong == [] and set(numbers["calls"]) == {"unreadable", *tools}

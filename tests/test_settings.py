@@ -97,7 +97,7 @@ def flow(*errors, failed="", words="no plan at all"):
     """A rollout with a turn for each error; "" is a turn that went well."""
     steps = [Step(n, "" if why else "python_coder", "", "", f"Error: {why}" if why else "4", error=bool(why)) for n, why in enumerate(errors, 1)]
     made = Flow(Question("q", "a"), Memory("q", "", steps), failed=failed)
-    made.say(1, "planner", words, 3, 0.1)
+    made.add_output(1, "planner", words, 3, 0.1)
     return made
 
 

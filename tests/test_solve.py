@@ -1,4 +1,5 @@
-"""The flow, driven by scripts instead of models: who is asked what, when, and what becomes of every mistake."""
+"""The flow, driven by scripts instead of models: who is called when, and what becomes of every mistake."""
+
 import copy
 import dataclasses
 import json
@@ -11,10 +12,10 @@ import time
 import types
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no test asks the network
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it: no test asks the network
 import pytest
 import torch
-from test_llm import tokenizer, write
+from test_models import tokenizer, write
 
 import executor
 import generator
@@ -24,8 +25,9 @@ import solve
 import tools as toolset
 import verifier
 from benchmarks.runs import answer_all, finished_trials
+from models import cast
 from models.completion import TOO_LONG, Completion, outage
-from models.loading import config_of, load_engine
+from models.loading import config_of
 from models.local import HF
 from models.server import Server
 from rewards import rules
@@ -39,15 +41,18 @@ PROMPTS = {"analysis": planner.ANALYSIS_PROMPT, "planner": planner.PROMPT, "exec
            "verifier": verifier.PROMPT, "generator": generator.PROMPT}
 TOOLS = {
     "base_generator": toolset.TOOLS["base_generator"],
-    "double": Tool(lambda number: str(2 * int(number)), "Doubles.", {"number": "an integer"}, "Integers.", 'double(number="2")'),
+    "double": Tool(lambda number: str(2 * int(number)), "Doubles.", {"number": "an integer"}, "Integers.",
+                   'double(number="2")'),
 }
-TOO_LONG = Completion("", [1, 2], [], TOO_LONG)
+NO_ROOM = Completion("", [1, 2], [], TOO_LONG)
 PLAN = "Justification: j\nContext: c\nSub-goal: double it\nTool: double"
-CALL, STOP, GO_ON, ANSWER = 'double(number="21")', "Conclusion: STOP", "Conclusion: CONTINUE", "<answer>42</answer>"
+GENERATE = PLAN.replace("Tool: double", "Tool: base_generator")
+CALL, ANSWER = 'double(number="21")', "<answer>42</answer>"
+STOP, GO_ON = "Conclusion: STOP", "Conclusion: CONTINUE"
 
 
 class Script:
-    """An engine that gives its answers in order, and remembers what it was asked: prompts, and (size, settings) of each call."""
+    """An engine that gives its answers in order, and remembers prompts and (size, settings) of each call."""
 
     def __init__(self, *answers):
         self.answers, self.prompts, self.calls, self.given = list(answers), [], [], []
@@ -55,17 +60,19 @@ class Script:
     def __call__(self, prompts, **settings):
         self.prompts += prompts
         self.calls.append((len(prompts), settings))
-        done = [self.answer(prompt) for prompt in prompts]
-        self.given += done
-        return done
+        completions = [self.answer(prompt) for prompt in prompts]
+        self.given += completions
+        return completions
 
     def answer(self, prompt):
-        text = self.answers.pop(0)                              # IndexError: asked more often than the script foresees
-        return text if isinstance(text, Completion) else Completion(text, list(prompt.encode()), list(text.encode()) + [0])
+        text = self.answers.pop(0)  # IndexError: there are more prompts than the script foresees
+        if isinstance(text, Completion):
+            return text
+        return Completion(text, list(prompt.encode()), list(text.encode()) + [0])
 
 
 class Cast(Script):
-    """A script with a text, or a function of the prompt, for each module; "other" answers what is no module's prompt."""
+    """A script with a text, or a function of the prompt, for each module; "other": for no module's prompt."""
 
     def __init__(self, **parts):
         super().__init__()
@@ -76,7 +83,7 @@ class Cast(Script):
         self.answers = [part(prompt) if callable(part) else part]
         return super().answer(prompt)
 
-    def asked(self, module):
+    def prompts_of(self, module):
         return [prompt for prompt in self.prompts if module_of(prompt) == module]
 
 
@@ -92,27 +99,42 @@ def flow_of(policy, fixed=None, question="q?", **settings):
     return solve.rollout(questions(question), policy, fixed or Cast(), TOOLS, **settings)[0]
 
 
-def words_of(flow):
-    return [(word["turn"], word["module"], word["text"]) for word in flow.words]
+def outputs_of(flow):
+    return [(output["turn"], output["module"], output["text"]) for output in flow.outputs]
 
 
-# ---- the order of things ---------------------------------------------------------------------------------------------
+def doubling(run):
+    """The tools, with this function behind the tool double."""
+    return dict(TOOLS, double=dataclasses.replace(TOOLS["double"], run=run))
 
+
+# ---- the order of things
 def test_the_stages_come_in_the_papers_order():
-    policy = Script(PLAN, PLAN)
-    flow = flow_of(policy, Script("an analysis", CALL, GO_ON, CALL, STOP, ANSWER))
-    assert words_of(flow) == [(0, "analysis", "an analysis"),
-                              (1, "planner", PLAN), (1, "executor", CALL), (1, "double", "42"), (1, "verifier", GO_ON),
-                              (2, "planner", PLAN), (2, "executor", CALL), (2, "double", "42"), (2, "verifier", STOP),
-                              (4, "generator", ANSWER)]
-    assert flow.answer == "42" and flow.done and not flow.failed
+    flow = flow_of(Script(PLAN, PLAN), Script("an analysis", CALL, GO_ON, CALL, STOP, ANSWER))
+    assert outputs_of(flow) == [
+        (0, "analysis", "an analysis"),
+        (1, "planner", PLAN), (1, "executor", CALL), (1, "double", "42"), (1, "verifier", GO_ON),
+        (2, "planner", PLAN), (2, "executor", CALL), (2, "double", "42"), (2, "verifier", STOP),
+        (4, "generator", ANSWER)]
+    assert flow.answer == "42" and flow.stopped and not flow.failed
 
 
-def test_each_module_is_asked_with_its_own_prompt_and_the_planner_alone_asks_the_policy():
-    policy, fixed = Script(PLAN), Script("a", CALL, STOP, ANSWER)
-    flow_of(policy, fixed)
-    assert [module_of(p) for p in policy.prompts] == ["planner"]
-    assert [module_of(p) for p in fixed.prompts] == ["analysis", "executor", "verifier", "generator"]
+def test_every_prompt_is_that_of_its_module_with_the_memory_so_far():
+    policy, fixed = Script(PLAN, PLAN), Script("a", CALL, GO_ON, 'double(number="4")', STOP, ANSWER)
+    memory = flow_of(policy, fixed, question="Q").memory
+    assert [(step.result, step.verdict) for step in memory.steps] == [("42", "CONTINUE"), ("8", "STOP")]
+
+    def shown(turns, verdict=True):
+        steps = copy.deepcopy(memory.steps[:turns])
+        if not verdict:
+            steps[-1].verdict = ""
+        return dataclasses.replace(memory, steps=steps).render()
+
+    call = executor.prompt("Q", "c", "double it", "double", TOOLS["double"])
+    assert policy.prompts == [planner.prompt("Q", TOOLS, "a", shown(turns)) for turns in (0, 1)]
+    assert fixed.prompts == [
+        planner.analysis_prompt("Q", TOOLS), call, verifier.prompt("Q", TOOLS, "a", shown(1, verdict=False)),
+        call, verifier.prompt("Q", TOOLS, "a", shown(2, verdict=False)), generator.prompt("Q", "a", shown(2))]
 
 
 def test_only_the_planner_is_sampled():
@@ -122,74 +144,45 @@ def test_only_the_planner_is_sampled():
     assert fixed.calls == [(1, {"temperature": 0.0, "max_new_tokens": 77})] * 4
 
 
-def test_every_module_reads_the_analysis_and_the_results_so_far():
-    policy, fixed = Script(PLAN, PLAN), Script("LOOK OUT", CALL, GO_ON, 'double(number="4")', STOP, ANSWER)
-    flow_of(policy, fixed)
-    assert all("LOOK OUT" in p for p in policy.prompts + fixed.prompts if module_of(p) not in ("analysis", "executor"))
-    assert "No steps yet." in policy.prompts[0] and "Result: 42\nVerdict: CONTINUE" in policy.prompts[1]
-    first, second = [p for p in fixed.prompts if module_of(p) == "verifier"]
-    assert first.endswith("Result: 42\n\nYour check:\n") and second.endswith("Result: 8\n\nYour check:\n")
-    assert "Result: 8\nVerdict: STOP" in fixed.prompts[-1]
-
-
-def test_the_executor_gets_the_plan_and_the_metadata_of_its_tool():
-    fixed = Cast()
-    flow_of(Script("Context: it is 21\nSub-goal: double what is in the context\nTool: double"), fixed)
-    prompt = fixed.asked("executor")[0]
-    assert "Context: it is 21\n" in prompt and "Sub-goal: double what is in the context\n" in prompt
-    assert planner.describe("double", TOOLS["double"]) in prompt and "base_generator" not in prompt
-
-
 def test_a_stop_ends_the_flow_and_the_others_go_on_in_a_smaller_batch():
-    policy, goes_on = Cast(), {"a?": 1, "b?": 3, "c?": 2}
-    turns = lambda prompt: next(n for q, n in goes_on.items() if q in prompt)
-    fixed = Cast(verifier=lambda prompt: STOP if prompt.count("Step ") >= turns(prompt) else GO_ON)
+    policy, turns = Cast(), {"a?": 1, "b?": 3, "c?": 2}
+    enough = lambda prompt: prompt.count("Step ") >= next(n for q, n in turns.items() if q in prompt)
+    fixed = Cast(verifier=lambda prompt: STOP if enough(prompt) else GO_ON)
     flows = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=5)
     assert [size for size, _ in policy.calls] == [3, 2, 1]
-    assert [len(flow.actions) for flow in flows] == [1, 3, 2] and all(flow.done for flow in flows)
-    assert [[step.verdict for step in flow.memory.steps] for flow in flows] == [["STOP"], ["CONTINUE"] * 2 + ["STOP"], ["CONTINUE", "STOP"]]
-    assert fixed.calls[-1][0] == 3                              # one batch of answers for all
+    assert [len(flow.actions) for flow in flows] == [1, 3, 2] and all(flow.stopped for flow in flows)
+    verdicts = [[step.verdict for step in flow.memory.steps] for flow in flows]
+    assert verdicts == [["STOP"], ["CONTINUE"] * 2 + ["STOP"], ["CONTINUE", "STOP"]]
+    assert fixed.calls[-1][0] == 3  # one batch of answers for all
 
 
 @pytest.mark.parametrize("max_turns", [1, 2, 4])
-def test_the_turns_are_bounded_and_whoever_has_spent_them_answers_all_the_same(max_turns):
+def test_the_turns_are_bounded_and_a_flow_that_has_spent_them_answers_all_the_same(max_turns):
     policy = Cast()
     flow = flow_of(policy, Cast(verifier=GO_ON), max_turns=max_turns)
     assert len(policy.prompts) == len(flow.actions) == len(flow.memory.steps) == max_turns
-    assert flow.answer == "42" and not flow.done and not flow.failed
+    assert flow.answer == "42" and not flow.stopped and not flow.failed
 
 
 def test_the_planners_completions_are_kept_as_they_were_sampled():
-    policy = Script(PLAN, "nobody reads this", PLAN)
+    policy = Script(PLAN, "no plan", PLAN)
     flow = flow_of(policy, Cast(verifier=GO_ON))
-    assert len(flow.actions) == 3 and all(kept is given for kept, given in zip(flow.actions, policy.given))
-    assert flow.actions[1].ids == [*b"nobody reads this", 0] and flow.actions[1].prompt_ids == [*policy.prompts[1].encode()]
+    assert len(flow.actions) == 3 and all(map(lambda a, b: a is b, flow.actions, policy.given))
+    second = flow.actions[1]
+    assert second.ids == [*b"no plan", 0] and second.prompt_ids == [*policy.prompts[1].encode()]
 
 
-def test_a_watcher_is_told_what_comes_next_and_sees_all_flows():
+def test_a_watcher_is_called_before_each_stage_and_sees_all_flows():
     seen, fixed = [], Cast(verifier=lambda prompt: STOP if "a?" in prompt else GO_ON)
-    watch = lambda flows, turn, module: seen.append((turn, module, [len(flow.words) for flow in flows]))
+    watch = lambda flows, turn, module: seen.append((turn, module, [len(flow.outputs) for flow in flows]))
     solve.rollout(questions("a?", "b?"), Cast(), fixed, TOOLS, max_turns=2, watch=watch)
     modules = "planner", "executor", "tools", "verifier"
     first = [(1, module, [n, n]) for n, module in enumerate(modules, 1)]
     second = [(2, module, [5, n]) for n, module in enumerate(modules, 5)]
     assert seen == [(0, "analysis", [0, 0])] + first + second + [(3, "generator", [5, 9])]
-
-
-def test_nothing_is_shown_for_a_module_that_has_nothing_to_do():
-    seen = []
-    watch = lambda flows, turn, module: seen.append(module)
+    seen.clear()
     solve.rollout(questions("q?"), Cast(planner="?"), Cast(), TOOLS, max_turns=1, watch=watch)
-    assert seen == ["analysis", "planner", "generator"]
-
-
-def test_a_watched_run_says_what_an_unwatched_one_says(place):
-    engine, runs = load_engine(str(place / "model"), "cpu"), []
-    for watch in (None, lambda *_: None):
-        torch.manual_seed(1)
-        flows = solve.rollout(questions("a?", "b?"), engine, engine, TOOLS, 2, max_new_tokens=5, watch=watch)
-        runs.append([words_of(flow) for flow in flows])
-    assert runs[0] == runs[1]
+    assert [module for _, module, _ in seen] == ["analysis", "planner", "generator"]  # no stage without work
 
 
 @pytest.mark.parametrize("parameters, device, size", [
@@ -204,263 +197,260 @@ def test_a_large_model_on_a_cpu_gets_small_batches(parameters, device, size):
     assert fit.batch_size([server]) == 64
 
 
-# ---- memories --------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("asked", [("is it 111?", "is it 222?"), ("the same?", "the same?")])
-def test_each_flow_has_a_memory_of_its_own(asked):
+# ---- memories
+@pytest.mark.parametrize("texts", [("is it 111?", "is it 222?"), ("the same?", "the same?")])
+def test_each_flow_has_a_memory_of_its_own(texts):
     plans = [PLAN.replace("double it", f"double {name}") for name in ("ours", "theirs") * 2]
     policy = Script(*plans)
-    fixed = Script("a", "a", 'double(number="1")', 'double(number="2")', GO_ON, GO_ON, CALL, CALL, STOP, STOP, "1", "2")
-    one, other = solve.rollout(questions(*asked), policy, fixed, TOOLS)
-    assert one.memory.steps is not other.memory.steps
-    assert "double ours" in policy.prompts[2] and "Result: 2\n" in policy.prompts[2] and "theirs" not in policy.prompts[2]
-    assert "double theirs" in policy.prompts[3] and "Result: 4\n" in policy.prompts[3] and "ours" not in policy.prompts[3]
-    assert (one.answer, other.answer) == ("1", "2") and policy.prompts[0].count("Step ") == 0
+    calls = 'double(number="1")', 'double(number="2")'
+    fixed = Script("a", "a", *calls, GO_ON, GO_ON, CALL, CALL, STOP, STOP, "1", "2")
+    first, second = solve.rollout(questions(*texts), policy, fixed, TOOLS)
+    for prompt, own, result, other in ((2, "ours", 2, "theirs"), (3, "theirs", 4, "ours")):
+        assert f"double {own}" in policy.prompts[prompt] and other not in policy.prompts[prompt]
+        assert f"Result: {result}\n" in policy.prompts[prompt]
+    assert (first.answer, second.answer) == ("1", "2") and "No steps yet." in policy.prompts[0]
 
 
-def test_a_second_rollout_knows_nothing_of_the_first():
-    policy = Cast()
-    asked = questions("q?")
-    for _ in range(2):
-        solve.rollout(asked, policy, Cast(), TOOLS)
-    assert policy.prompts[0] == policy.prompts[1] and "No steps yet." in policy.prompts[1]
-
-
-def test_the_same_words_give_the_same_flows_however_long_the_tools_took():
+def test_the_time_that_tools_take_changes_nothing_but_the_seconds():
     def run(pause):
-        slow = dict(TOOLS, double=dataclasses.replace(TOOLS["double"], run=lambda number: time.sleep(pause) or str(2 * int(number))))
+        slow = doubling(lambda number: time.sleep(pause) or str(2 * int(number)))
         policy, fixed = Cast(), Cast(verifier=GO_ON)
         flows = solve.rollout(questions("a?", "b?"), policy, fixed, slow, max_turns=2)
-        return policy.prompts + fixed.prompts, [flow.memory.steps[0].seconds for flow in flows], [words_of(flow) for flow in flows]
-    (fast, _, said), (slow, long, again) = run(0), run(0.05)
-    assert fast == slow and said == again and min(long) >= 0.05
+        seconds = [flow.memory.steps[0].seconds for flow in flows]
+        return policy.prompts + fixed.prompts, [outputs_of(flow) for flow in flows], seconds
+    *fast, _ = run(0)
+    *slow, seconds = run(0.05)
+    assert fast == slow and min(seconds) >= 0.05
 
 
-def test_a_long_analysis_is_cut():
+def test_a_long_analysis_and_long_results_do_not_make_long_prompts():
     policy = Cast()
-    flow = flow_of(policy, Cast(analysis="so " * 10**5))
+    flow, = solve.rollout(questions("q?"), policy, Cast(analysis="so " * 10**5, verifier=GO_ON),
+                          doubling(lambda number: "x" * 10**6), max_turns=10)
     assert len(flow.memory.analysis) <= memory.BUDGET // 4 and "characters cut" in flow.memory.analysis
-    assert all(len(p) < 2 * memory.BUDGET for p in policy.prompts)
+    assert max(map(len, policy.prompts)) < len(policy.prompts[0]) + memory.BUDGET < 3 * memory.BUDGET
 
 
+# ---- the record of a run
 def test_a_flow_survives_its_record_but_for_its_token_ids(tmp_path):
     flow = flow_of(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
     flow.answer = "half a pair: \ud800, and \u2028 is no new line"
-    answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
+    answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda *_: [flow], solve.Flow.from_record)
     again = solve.Flow.from_record(flow.question, json.loads((tmp_path / "flows.jsonl").read_text()))
-    assert [[one.answer for one in trial] for trial in finished_trials(tmp_path, "flows", 1)] == []        # no trial is called flows-0
+    assert again.memory == flow.memory and len(again.memory.steps) == 3
+    assert again.record() | {"turns": 3} == flow.record()
+    trials = lambda number: finished_trials(tmp_path, "flows", number, solve.Flow.from_record)
+    assert trials(1) == []  # no trial is called flows-0
     (tmp_path / "flows.jsonl").rename(tmp_path / "flows-0.jsonl")
-    assert [[one.answer for one in trial] for trial in finished_trials(tmp_path, "flows", 1)] == [[flow.answer]]
-    assert finished_trials(tmp_path, "flows", 2) == [], "a trial that was cut off is none"
-    assert again.memory == flow.memory and len(again.memory.steps) == 3 and again.record() | {"turns": 3} == flow.record()
+    assert [[again.answer for again in trial] for trial in trials(1)] == [[flow.answer]]
+    assert trials(2) == [], "a trial that was cut off is none"
 
 
 def test_answers_to_other_questions_are_not_taken_for_ours(tmp_path):
-    flow = flow_of(Script(PLAN))
-    answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda start, questions, bar: [flow])
+    flow, file = flow_of(Script(PLAN)), tmp_path / "flows.jsonl"
+    answer_all("x", [flow.question], file, 1, lambda *_: [flow], solve.Flow.from_record)
     with pytest.raises(ValueError, match="holds answers to other questions"):
-        answer_all("x", questions("another?"), tmp_path / "flows.jsonl", 1, None)
+        answer_all("x", questions("another?"), file, 1, None, solve.Flow.from_record)
 
 
 def test_a_question_at_which_the_server_always_fails_counts_as_failed_and_ends_no_run(tmp_path):
-    asked, tries = questions("a?", "bad?", "c?", "d?"), []
+    asked, starts, file = questions("a?", "bad?", "c?", "d?"), [], tmp_path / "flows.jsonl"
 
-    def run(start, batch, bar):
-        tries.append(start)
+    def run(start, batch, watch):
+        starts.append(start)
         flows = [solve.Flow(question, memory.Memory(question.question)) for question in batch]
-        for flow in flows:
-            flow.failed = "planner: host answered 503 Service Unavailable" if flow.question.question == "bad?" else ""
+        flows[1].failed = "planner: host answered 503 Service Unavailable"
         return flows
 
-    flows = answer_all("x", asked, tmp_path / "flows.jsonl", 4, run)
-    assert [flow.failed != "" for flow in flows] == [False, True, False, False] and tries == [0, 0]
-    assert answer_all("x", asked, tmp_path / "flows.jsonl", 4, None)[1].failed, "and it is not asked again"
+    flows = answer_all("x", asked, file, 4, run, solve.Flow.from_record)
+    assert [flow.failed != "" for flow in flows] == [False, True, False, False] and starts == [0, 0]
+    again = answer_all("x", asked, file, 4, None, solve.Flow.from_record)
+    assert again[1].failed, "and it is not run again"
 
 
-@pytest.mark.parametrize("error, later", [("", False), (f"planner: {TOO_LONG}", False), ("host answered 400 Bad Request", False),
-                                          ("host answered 422 Unprocessable Entity: x", False), ("host answered 401 Unauthorized", True), ("host answered 404 Not Found", True),
-                                          ("host answered 429 Too Many Requests", True), ("host answered 503", True), ("host cannot be reached", True)])
+@pytest.mark.parametrize("error, later", [
+    ("", False), (f"planner: {TOO_LONG}", False), ("host answered 400 Bad Request", False),
+    ("host answered 422 Unprocessable Entity: x", False), ("host answered 401 Unauthorized", True),
+    ("host answered 404 Not Found", True), ("host answered 429 Too Many Requests", True),
+    ("host answered 503", True), ("host cannot be reached", True),
+])
 def test_only_an_outage_is_worth_another_try_later(error, later):
     assert outage(error) is later
 
 
-def test_long_results_do_not_make_long_prompts():
-    long = dict(TOOLS, double=dataclasses.replace(TOOLS["double"], run=lambda number: "x" * 10**6))
-    policy = Cast()
-    solve.rollout(questions("q?"), policy, Cast(verifier=GO_ON), long, max_turns=10)
-    assert max(map(len, policy.prompts)) < len(policy.prompts[0]) + memory.BUDGET
-
-
-# ---- the model's mistakes --------------------------------------------------------------------------------------------
-
-def test_a_plan_nobody_can_read_costs_a_turn_and_is_told_to_the_planner():
-    policy, fixed = Script("I would double it.", PLAN), Script("a", CALL, STOP, ANSWER)     # no executor, no verifier for turn 1
-    flow = flow_of(policy, fixed, max_turns=2)
-    assert "Result: Error: no line 'Sub-goal: ...'. Answer in the four lines asked for.\nVerdict: CONTINUE" in policy.prompts[1]
-    assert [step.error for step in flow.memory.steps] == [True, False] and [step.turn for step in flow.memory.steps] == [1, 2]
-    assert summary([flow])["errors"] == 0.5 and {name: n for name, (n, _, _) in summary([flow])["calls"].items()} == {"double": 1, "unreadable": 1}
-
-
-def test_an_unknown_tool_is_told_with_the_list_of_tools():
-    policy = Script(PLAN.replace("Tool: double", "Tool: googel"), PLAN)
-    flow = flow_of(policy)
-    assert "Error: no tool called 'googel'. Use one of: base_generator, double." in policy.prompts[1]
-    assert len(flow.actions) == 2 and flow.memory.steps[0].error
+# ---- the model's mistakes
+def test_a_plan_that_cannot_be_parsed_costs_a_turn_and_the_planner_reads_why():
+    policy = Script("I would double it.", PLAN.replace("Tool: double", "Tool: googel"), PLAN)
+    flow = flow_of(policy, Script("a", CALL, STOP, ANSWER), max_turns=3)  # both end turns 1 and 2
+    why = "Result: Error: no line 'Sub-goal: ...'. Answer in the four lines asked for.\nVerdict: CONTINUE"
+    assert why in policy.prompts[1]
+    assert "Error: no tool called 'googel'. Use one of: base_generator, double." in policy.prompts[2]
+    assert [(step.turn, step.error) for step in flow.memory.steps] == [(1, True), (2, True), (3, False)]
+    metrics = summary([flow])
+    assert metrics["errors"] == 2 / 3 and len(flow.actions) == 3
+    assert {name: n for name, (n, _, _) in metrics["calls"].items()} == {"double": 1, "unreadable": 2}
 
 
 @pytest.mark.parametrize("call, why", [
-    ("let me see", "Error: the call could not be read"), ("double(number=secret)", "the arguments must be literals"),
+    ("let me see", "Error: the call could not be read"),
     ('base_generator(query="?")', "Error: the plan was to call double, not 'base_generator'"),
-    ('double("1")\ndouble("2")', "there must be one call"),
+    ('double(number="four")', "Error: double failed: ValueError: invalid literal"),
+    ("double(number=4)", "must be a string"), ("double()", "Error: double needs the argument 'number'"),
+    ('double(number="1", more="2")', "Error: double has no argument 'more'"),
 ])
-def test_a_call_nobody_can_read_costs_a_turn_and_is_told_to_the_planner(call, why):
-    policy, fixed = Script(PLAN, PLAN), Script("a", call, GO_ON, CALL, STOP, ANSWER)
-    flow = flow_of(policy, fixed)
-    assert why in policy.prompts[1] and "Command: (none)" in policy.prompts[1]
-    assert [step.error for step in flow.memory.steps] == [True, False] and summary([flow])["errors"] == 0.5
-
-
-@pytest.mark.parametrize("call, why", [
-    ('double(number="four")', "Error: double failed: ValueError: invalid literal"), ("double(number=4)", "must be a string"),
-    ("double()", "Error: double needs the argument 'number'"), ('double(number="1", more="2")', "Error: double has no argument 'more'"),
-])
-def test_a_tool_that_fails_says_so_in_memory_and_counts(call, why):
+def test_a_call_that_cannot_be_parsed_or_run_costs_a_turn_and_the_planner_reads_why(call, why):
     policy = Script(PLAN, PLAN)
     flow = flow_of(policy, Script("a", call, GO_ON, CALL, STOP, ANSWER))
-    assert why in policy.prompts[1] and f"Command: {call}".replace('"', "'") in policy.prompts[1]
+    parsed = isinstance(executor.parse(call, "double", TOOLS["double"]), executor.Call)
+    command = call.replace('"', "'") if parsed else "(none)"
+    assert why in policy.prompts[1] and f"Command: {command}\n" in policy.prompts[1]
     assert [step.error for step in flow.memory.steps] == [True, False] and not flow.failed
+    assert summary([flow])["errors"] == 0.5
 
 
-def test_one_flows_mistake_is_not_anothers():
+def test_the_mistake_of_a_flow_is_not_anothers():
     policy = Script("what?", PLAN, PLAN, PLAN, PLAN)
     fixed = Script("a", "a", "a", "what?", CALL, GO_ON, STOP, CALL, CALL, GO_ON, GO_ON, "1", "2", "3")
     flows = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=2)
-    assert [[step.error for step in flow.memory.steps] for flow in flows] == [[True, False], [True, False], [False]]
-    assert [flow.memory.steps[0].result[:24] for flow in flows] == ["Error: no line 'Sub-goal", "Error: the call could no", "42"]
+    errors = [[step.error for step in flow.memory.steps] for flow in flows]
+    assert errors == [[True, False], [True, False], [False]]
+    results = [flow.memory.steps[0].result[:24] for flow in flows]
+    assert results == ["Error: no line 'Sub-goal", "Error: the call could no", "42"]
 
 
 def test_nothing_a_model_writes_can_stop_the_batch():
     r = random.Random(0)
-    words = ["Sub-goal:", "Tool:", "double", "base_generator", "(", ")", "number=", "query=", '"', "4", "\n", " ", "{", "}", "[", "]", "0xf" + "f" * 9000,
-             '{"tool": "double", "arguments": {"number": ', "Conclusion:", "STOP", "<answer>", "</answer>", "\\ud800", "\x00", "\u2028", "```", "{[]: 1}", "%s"]
+    words = ["Sub-goal:", "Tool:", "double", "base_generator", "(", ")", "number=", "query=", '"', "4", "\n",
+             " ", "{", "}", "[", "]", "0xf" + "f" * 9000, '{"tool": "double", "arguments": {"number": ',
+             "Conclusion:", "STOP", "<answer>", "</answer>", "\\ud800", "\x00", "\u2028", "```", "{[]: 1}",
+             "%s"]
     babble = lambda prompt: "".join(r.choices(words, k=r.randrange(12)))
     call = lambda prompt: f"double(number={babble(prompt)})" if r.random() < 0.5 else babble(prompt)
-    plan = lambda prompt: r.choice([PLAN, PLAN.replace("Tool: double", "Tool: base_generator"), babble(prompt)])
+    plan = lambda prompt: r.choice([PLAN, GENERATE, babble(prompt)])
     fixed = Cast(analysis=babble, executor=call, verifier=babble, generator=babble, other=babble)
-    metrics, flows = solve.evaluate(questions(*"abcdefgh" * 25), Cast(planner=plan), fixed, TOOLS, max_turns=4)
+    asked = questions(*"abcdefgh" * 25)
+    metrics, flows = solve.evaluate(asked, Cast(planner=plan), fixed, TOOLS, max_turns=4)
     assert len(flows) == 200 and metrics["failed"] == 0 and metrics["errors"] > 0.3
     assert json.dumps([flow.record() for flow in flows]) and all(map(solve.trace, flows))
 
 
-# ---- tools in a batch ------------------------------------------------------------------------------------------------
-
+# ---- tools in a batch
 def test_the_queries_to_the_language_model_are_one_batch_without_doubles():
-    asks = [f'base_generator(query="{name}")' for name in ("iron", "gold", "iron")] + [CALL, "base_generator()", "base_generator(query=1)"]
-    plans = [PLAN.replace("Tool: double", "Tool: base_generator")] * 3 + [PLAN] + [PLAN.replace("Tool: double", "Tool: base_generator")] * 2
-    fixed = Script(*"aaaaaa", *asks, "Fe", "Au", *[STOP] * 6, *"123456")
-    flows = solve.rollout(questions(*"abcdef"), Script(*plans), fixed, TOOLS)
+    queries = [f'base_generator(query="{name}")' for name in ("iron", "gold", "iron")]
+    calls = [*queries, CALL, "base_generator()", "base_generator(query=1)"]
+    fixed = Script(*"aaaaaa", *calls, "Fe", "Au", *[STOP] * 6, *"123456")
+    plans = Script(GENERATE, GENERATE, GENERATE, PLAN, GENERATE, GENERATE)
+    flows = solve.rollout(questions(*"abcdef"), plans, fixed, TOOLS)
     assert [flow.memory.steps[0].result for flow in flows[:4]] == ["Fe", "Au", "Fe", "42"]
     assert [flow.memory.steps[0].error for flow in flows] == [False] * 4 + [True] * 2
-    assert fixed.calls[2] == (2, {"temperature": 0.0, "max_new_tokens": None}) and fixed.prompts[12:14] == ["iron", "gold"]
+    assert fixed.calls[2] == (2, {"temperature": 0.0, "max_new_tokens": None})
+    assert fixed.prompts[12:14] == ["iron", "gold"]
 
 
-@pytest.mark.parametrize("said, result", [("", "Error: no answer"), (TOO_LONG, f"Error: {TOO_LONG}")])
-def test_a_language_model_that_does_not_answer_is_an_error_of_the_tool(said, result):
-    policy = Script(PLAN.replace("Tool: double", "Tool: base_generator"))
-    step = flow_of(policy, Script("a", 'base_generator(query="?")', said, STOP, ANSWER)).memory.steps[0]
+@pytest.mark.parametrize("completion, result", [("", "Error: no answer"), (NO_ROOM, f"Error: {TOO_LONG}")])
+def test_a_language_model_that_does_not_answer_is_an_error_of_the_tool(completion, result):
+    fixed = Script("a", 'base_generator(query="?")', completion, STOP, ANSWER)
+    step = flow_of(Script(GENERATE), fixed).memory.steps[0]
     assert step.error and step.result == result
 
 
+@pytest.mark.parametrize("completion, failed, tokens", [
+    ("Fe", ["", ""], [len(b"iron") + len(b"Fe") + 1, 0]),
+    (Completion("", [1], [], "host is down"), ["base_generator: host is down", ""], [0]),
+])
+def test_only_a_query_to_the_language_model_has_its_tokens_and_its_failure(completion, failed, tokens):
+    find = dataclasses.replace(TOOLS["double"], run=lambda query: "found", arguments={"query": "a query"})
+    calls = ['base_generator(query="iron")', 'find(query="iron")']
+    fixed = Script("a", "a", *calls, completion, STOP, STOP, ANSWER, ANSWER)
+    plans = Script(GENERATE, PLAN.replace("Tool: double", "Tool: find"))
+    flows = solve.rollout(questions("q", "r"), plans, fixed, TOOLS | {"find": find})
+    assert [flow.failed for flow in flows] == failed
+    outputs = [output for flow in flows for output in flow.outputs]
+    assert [o["tokens"] for o in outputs if o["module"] in ("base_generator", "find")] == tokens
+
+
 def test_tools_run_at_the_same_time_and_their_results_find_their_flows():
-    meet = threading.Barrier(4, timeout=60)                     # breaks, unless four are there at once
-    late_first = lambda number: meet.wait() * 0 or time.sleep(0.02 * (4 - int(number))) or number
-    met = dict(TOOLS, double=dataclasses.replace(TOOLS["double"], run=late_first))
+    meet = threading.Barrier(4, timeout=60)  # breaks, unless four are there at once
+
+    def late_first(number):
+        meet.wait()
+        time.sleep(0.02 * (4 - int(number)))
+        return number
+
     fixed = Cast(executor=lambda prompt: f'double(number="{prompt[prompt.index("Question: ") + 10]}")')
-    flows = solve.rollout(questions("0", "1", "2", "3"), Cast(), fixed, met)
+    flows = solve.rollout(questions("0", "1", "2", "3"), Cast(), fixed, doubling(late_first))
     assert [flow.memory.steps[0].result for flow in flows] == ["0", "1", "2", "3"]
 
 
-# ---- our failures ----------------------------------------------------------------------------------------------------
-
-class Narrow(Cast):
-    """A cast that reads at most so many characters."""
-
-    def __init__(self, room, **parts):
-        super().__init__(**parts)
-        self.room = room
-
-    def answer(self, prompt):
-        return TOO_LONG if len(prompt) > self.room else super().answer(prompt)
-
-
+# ---- our failures
 def wordy(prompt):
     return PLAN.replace("double it", "double " + "it " * 2000)
 
 
 @pytest.mark.parametrize("budget", BUDGETS[1:])
-def test_a_prompt_that_is_too_long_is_asked_again_with_less_memory(budget):
-    room = len(planner.prompt("long?", TOOLS, "a", "")) + budget
-    policy = Narrow(room, planner=lambda prompt: wordy(prompt) if "long?" in prompt else PLAN)
+def test_a_prompt_that_is_too_long_is_made_again_with_less_memory(budget):
+    room, tries = len(planner.prompt("long?", TOOLS, "a", "")) + budget, BUDGETS.index(budget) + 1
+    plan = lambda prompt: NO_ROOM if len(prompt) > room else wordy(prompt) if "long?" in prompt else PLAN
+    policy = Cast(planner=plan)
     long, short = solve.rollout(questions("long?", "short"), policy, Cast(verifier=GO_ON), TOOLS, max_turns=2)
     assert not long.failed and not short.failed and len(long.actions) == len(short.actions) == 2
-    again = BUDGETS.index(budget)
-    assert [size for size, _ in policy.calls] == [2, 2] + [1] * again       # only who was too long is asked again
-    asked = [len(p) for p in policy.prompts[2:] if "long?" in p]
-    assert asked == sorted(asked, reverse=True) and len(set(asked)) == again + 1 and asked[-1] <= room < asked[-2]
+    assert [size for size, _ in policy.calls] == [2, 2] + [1] * (tries - 1)  # only the long one
+    sizes = [len(p) for p in policy.prompts[2:] if "long?" in p]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == tries and sizes[-1] <= room < sizes[-2]
 
 
 @pytest.mark.parametrize("module, text", [("verifier", STOP), ("generator", ANSWER)])
-def test_the_other_readers_of_memory_are_asked_again_too(module, text):
-    fixed = Cast(**{module: lambda prompt: TOO_LONG if prompt.count("it ") > 1000 else text})
+def test_the_other_readers_of_memory_get_a_shorter_one_too(module, text):
+    fixed = Cast(**{module: lambda prompt: NO_ROOM if prompt.count("it ") > 1000 else text})
     flow = flow_of(Cast(planner=wordy), fixed)
-    assert flow.answer == "42" and not flow.failed and len(fixed.asked(module)) == 2
+    assert flow.answer == "42" and not flow.failed and len(fixed.prompts_of(module)) == 2
 
 
 def failing(module):
     """Casts in which every prompt of one module is too long for the question "bad?"."""
-    part = lambda text: lambda prompt: TOO_LONG if "bad?" in prompt else text
-    texts = {"analysis": "a", "planner": PLAN, "executor": CALL, "verifier": STOP, "generator": ANSWER}
-    return Cast(**{module: part(texts[module])}), Cast(**{module: part(texts[module])})
+    text = Cast().parts[module]
+    part = {module: lambda prompt: NO_ROOM if "bad?" in prompt else text}
+    return Cast(**part), Cast(**part)
 
 
-@pytest.mark.parametrize("module, after, actions, steps", [
-    ("analysis", [], 0, 0), ("planner", ["analysis"], 0, 0), ("executor", ["analysis", "planner"], 1, 0),
-    ("verifier", ["analysis", "planner", "executor", "double"], 1, 1), ("generator", ["analysis", "planner", "executor", "double", "verifier"], 1, 1),
-])
-def test_a_flow_that_cannot_be_asked_fails_and_leaves_and_the_others_go_on(module, after, actions, steps):
+@pytest.mark.parametrize("module, actions, steps", [
+    ("analysis", 0, 0), ("planner", 0, 0), ("executor", 1, 0), ("verifier", 1, 1), ("generator", 1, 1)])
+def test_a_flow_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on(module, actions, steps):
     policy, fixed = failing(module)
     metrics, (good, bad, last) = solve.evaluate(questions("good?", "bad?", "last?"), policy, fixed, TOOLS)
-    assert bad.failed == f"{module}: {TOO_LONG}" and [word["module"] for word in bad.words] == after + [module]
+    stages = ["analysis", "planner", "executor", "double", "verifier", "generator"]
+    assert [output["module"] for output in bad.outputs] == stages[: stages.index(module) + 1]
+    assert bad.failed == f"{module}: {TOO_LONG}"
     assert (len(bad.actions), len(bad.memory.steps), bad.answer, bad.reward) == (actions, steps, "", 0)
     assert all((flow.failed, flow.answer, flow.reward) == ("", "42", 1) for flow in (good, last))
     assert metrics["failed"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)
-    assert sum("bad?" in p for p in policy.prompts + fixed.prompts if module_of(p) == module) == len(BUDGETS)
+    assert sum("bad?" in p for p in policy.prompts_of(module) + fixed.prompts_of(module)) == len(BUDGETS)
 
 
 def test_a_flow_that_fails_in_a_later_turn_does_not_act_on_its_old_plan():
-    flow = flow_of(Script(PLAN, TOO_LONG, TOO_LONG, TOO_LONG), Script("a", CALL, GO_ON))    # neither executor nor generator again
+    flow = flow_of(Script(PLAN, NO_ROOM, NO_ROOM, NO_ROOM), Script("a", CALL, GO_ON))
     assert flow.failed == f"planner: {TOO_LONG}" and len(flow.memory.steps) == len(flow.actions) == 1
 
 
-def test_an_engine_that_fails_otherwise_is_not_asked_again():
+def test_an_engine_that_fails_otherwise_is_not_called_again():
     policy = Script(Completion("", [], [], "the server is down"))
-    flow = flow_of(policy)
-    assert flow.failed == "planner: the server is down" and len(policy.calls) == 1
+    assert flow_of(policy).failed == "planner: the server is down" and len(policy.calls) == 1
 
 
-def test_nobody_is_asked_when_all_have_failed():
-    policy, fixed = Cast(), Cast(analysis=TOO_LONG)
+def test_no_engine_is_called_when_all_flows_have_failed():
+    policy, fixed = Cast(), Cast(analysis=NO_ROOM)
     metrics, _ = solve.evaluate(questions("a?", "b?"), policy, fixed, TOOLS)
-    assert policy.calls == [] and len(fixed.calls) == len(BUDGETS) and metrics["failed"] == 2 and metrics["accuracy"] == 0
+    assert policy.calls == [] and len(fixed.calls) == len(BUDGETS)
+    assert metrics["failed"] == 2 and metrics["accuracy"] == 0
 
 
-# ---- marks -----------------------------------------------------------------------------------------------------------
-
+# ---- numbers and text of a batch
 def test_every_question_stays_in_the_denominator():
-    asked = [Question("right?", "42"), Question("wrong?", "43"), Question("bad?", ""), Question("right?", "42")]
-    metrics, flows = solve.evaluate(asked, *failing("generator"), TOOLS)
-    assert [flow.reward for flow in flows] == [1, 0, 0, 1] and [flow.failed != "" for flow in flows] == [False, False, True, False]
-    assert metrics["accuracy"] == 0.5 and metrics["failed"] == 1 and [flow.question for flow in flows] == asked
+    right, wrong, bad = Question("right?", "42"), Question("wrong?", "43"), Question("bad?", "")
+    metrics, flows = solve.evaluate([right, wrong, bad, right], *failing("generator"), TOOLS)
+    assert [(flow.question, flow.reward) for flow in flows] == [(right, 1), (wrong, 0), (bad, 0), (right, 1)]
+    assert [flow.failed != "" for flow in flows] == [False, False, True, False]
+    assert metrics["accuracy"] == 0.5 and metrics["failed"] == 1
 
 
 def test_a_failed_flow_is_not_right_by_chance(monkeypatch):
@@ -471,177 +461,205 @@ def test_a_failed_flow_is_not_right_by_chance(monkeypatch):
 
 def test_the_numbers_of_a_batch_are_means_over_flows():
     policy = Script(PLAN, PLAN, PLAN)
-    fixed = Script("a", "b", CALL, 'double(number="x")', STOP, GO_ON, CALL, STOP, ANSWER, "<answer>7</answer>")
+    calls = CALL, 'double(number="x")', STOP, GO_ON, CALL
+    fixed = Script("a", "b", *calls, STOP, ANSWER, "<answer>7</answer>")
     metrics, flows = solve.evaluate(questions("one?", "two?"), policy, fixed, TOOLS)
-    said = sum(len(c.prompt_ids) + len(c.ids) for c in policy.given + fixed.given)
+    tokens = sum(len(c.prompt_ids) + len(c.ids) for c in policy.given + fixed.given) / 2
     assert metrics.pop("calls")["double"][:2] == (3, 1)
-    assert metrics == {"accuracy": 0.5, "turns": 1.5, "errors": 1 / 3, "failed": 0, "undecided": 0, "tokens": said / 2}
-    assert accuracy_line(metrics, 2) == f"accuracy 0.500 [0.09, 0.91] of 2 | turns 1.50 | errors 33.3% | {said / 2:.0f} tokens a flow"
-    assert accuracy_line(metrics | {"failed": 1}, 2).endswith("| failed 1")
+    means = {"accuracy": 0.5, "turns": 1.5, "errors": 1 / 3, "failed": 0, "undecided": 0, "tokens": tokens}
+    assert metrics == means
+    line = f"accuracy 0.500 [0.09, 0.91] of 2 | turns 1.50 | errors 33.3% | {tokens:.0f} tokens a flow"
+    assert accuracy_line(means, 2) == line and accuracy_line(means | {"failed": 1}, 2) == line + " | failed 1"
 
 
-def test_the_trace_shows_every_modules_words_turn_by_turn():
-    lines = solve.trace(flow_of(Script("what?", PLAN), Script("think\ntwice", CALL, STOP, ANSWER))).splitlines()
-    heads = [line.split("]")[0] + "]" for line in lines if line.startswith("[")]
-    assert heads == ["[analysis]", "[turn 1 planner]", "[turn 2 planner]", "[turn 2 executor]", "[turn 2 double]", "[turn 2 verifier]", "[generator]"]
-    assert lines[0] == "Question: q?" and lines[2:4] == ["    think", "    twice"] and lines[-1] == "Answer: 42"
-    assert "tokens" not in lines[lines.index("    42") - 1]     # a tool reads none
+def test_the_trace_shows_what_every_module_wrote_turn_by_turn():
+    flow = flow_of(Script("what?", PLAN), Script("think\ntwice", CALL, STOP, ANSWER))
+    lines = solve.trace(flow).splitlines()
+    titles = ["analysis", "turn 1 planner", "turn 2 planner", "turn 2 executor", "turn 2 double",
+              "turn 2 verifier", "generator"]
+    assert [line.split("]")[0] for line in lines if line.startswith("[")] == ["[" + title for title in titles]
+    assert lines[0] == "Question: q?" and lines[-1] == "Answer: 42"
+    assert lines[2:4] == ["    think", "    twice"]
+    assert "tokens" in lines[1] and "tokens" not in lines[lines.index("    42") - 1]  # a tool reads none
 
 
 def test_the_trace_is_text_that_any_terminal_can_show_and_none_obeys():
     flow = flow_of(Cast(), Cast())
     flow.answer = "half \ud800, \x1b[2J, \u202eback, \x07, \U000e0041 and Dvořák 北京 ☺"
-    said = solve.trace(flow)
-    assert said.endswith("Answer: half \\ud800, \\x1b[2J, \\u202eback, \\x07, \\U000e0041 and Dvořák 北京 ☺") and said.encode()
+    shown = "half \\ud800, \\x1b[2J, \\u202eback, \\x07, \\U000e0041 and Dvořák 北京 ☺"
+    assert solve.trace(flow).endswith(f"Answer: {shown}") and solve.trace(flow).encode()
 
 
 def test_the_trace_of_a_failed_flow_says_why():
-    assert solve.trace(flow_of(Cast(), Cast(verifier=TOO_LONG))).splitlines()[-1] == f"Failed: verifier: {TOO_LONG}"
+    flow = flow_of(Cast(), Cast(verifier=NO_ROOM))
+    assert solve.trace(flow).splitlines()[-1] == f"Failed: verifier: {TOO_LONG}"
 
 
-# ---- the command line ------------------------------------------------------------------------------------------------
-
+# ---- the command line
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a tiny random model, which talks nonsense, questions, and a corpus."""
+    """A folder with a tiny random model, which writes nonsense, questions, and a corpus."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("solve")
     write(folder / "model", tokenizer(), max_position_embeddings=16_384)
-    for name, text in {"corpus.jsonl": '{"title": "Iron", "text": "Iron is a metal."}\n', "empty.jsonl": "\n", "file": "kept",
-                       "data.jsonl": '{"question": "2 + 2?", "answer": 4}\n' * 3, "words.jsonl": '{"question": "?", "answer": "4"}\n2 + 2?\n',
-                       "lacks.jsonl": '{"question": "?", "answer": "4"}\n\n{"question": "?"}\n', "title.jsonl": '{"title": "Iron"}\n'}.items():
+    files = {"corpus.jsonl": '{"title": "Iron", "text": "Iron is a metal."}\n', "empty.jsonl": "\n",
+             "file": "kept", "data.jsonl": '{"question": "2 + 2?", "answer": 4}\n' * 3,
+             "title.jsonl": '{"title": "Iron"}\n',
+             "words.jsonl": '{"question": "?", "answer": "4"}\n2 + 2?\n',
+             "lacks.jsonl": '{"question": "?", "answer": "4"}\n\n{"question": "?"}\n'}
+    for name, text in files.items():
         (folder / name).write_text(text)
     return folder
 
 
-def command_line(place, text):
-    given = [word.replace("@", f"{place}/") for word in text.split("|")]
-    defaults = {"--model": "@model", "--corpus": "@corpus.jsonl", "--max-new-tokens": "3", "--max-turns": "2", "--device": "cpu"}
-    return given + [word.replace("@", f"{place}/") for pair in defaults.items() if pair[0] not in given for word in pair]
+def arguments(place, text):
+    given = text.split("|")
+    for name, value in {"--model": "@model", "--corpus": "@corpus.jsonl", "--max-new-tokens": "3",
+                        "--max-turns": "2", "--device": "cpu"}.items():
+        given += [] if name in given else [name, value]
+    return ["solve.py", *(word.replace("@", f"{place}/") for word in given)]
 
 
-def run(monkeypatch, place, text):
-    monkeypatch.setattr(sys, "argv", ["solve.py", *command_line(place, text)])
-    solve.main()
+@pytest.fixture
+def run(monkeypatch, capsys, place):
+    """solve.py with this command line, in this process: what it printed."""
+    def run(text):
+        monkeypatch.setattr(sys, "argv", arguments(place, text))
+        solve.main()
+        return capsys.readouterr().out
+    return run
 
 
-@pytest.mark.parametrize("text, why", [
-    ("q?|--max-turns|0", "--max-turns 0"), ("q?|--max-turns|-1", "--max-turns -1"), ("q?|--temperature|-1", "--temperature -1"),
-    ("q?|--temperature|nan", "--temperature nan"), ("q?|--temperature|inf", "--temperature inf"), ("q?|--max-new-tokens|0", "--max-new-tokens 0"),
-    ("q?|--max-new-tokens|-5", "--max-new-tokens -5"), ("", "one question"), (" ", "one question"), ("q?|--data|@data.jsonl", "not two"),
-    ("--data|@data.jsonl|--limit|0", "--limit 0"), ("--data|@data.jsonl|--limit|-1", "--limit -1"),
-    ("q?|--tools|googel", "'googel': choose from base_generator, python_coder, google_search, wikipedia_search"), ("q?|--tools|python_coder|python_coder", "twice"),
-    ("--data|@none.jsonl", "none.jsonl: no such file"), ("--data|@words.jsonl", "words.jsonl, line 2: not JSON"),
-    ("--data|@lacks.jsonl", 'lacks.jsonl, line 3: lacks "answer"'), ("--data|@empty.jsonl", "empty.jsonl: the file is empty"), ("--data|@model", "cannot be read"),
-    ("q?|--corpus|@none.jsonl", "none.jsonl: cannot read"), ("q?|--corpus|@empty.jsonl", "no passages"), ("q?|--corpus|@title.jsonl", "title.jsonl:1: "),
-    ("q?|--model|@none", "none"), ("q?|--model|@file", "no folder"), ("q?|--fixed|@none", "none"), ("q?|--model|no-such/model", "no-such/model"),
-    ("q?|--device|toaster", "toaster"), ("q?|--dtype|float3", "float3"), ("q?|--out|@file", "not the folder of a run"), ("q?|--out|@model", "not the folder of a run"),
-    ("q?|--out|@file/below", "can't be used"), ("--data|@data.jsonl|--batch|0", "--batch 0"), ("q?|--judge|@none", "none"),
-    ("q?|--verifier|http://127.0.0.1:1/v1", "127.0.0.1:1"), ("q?|--benchmark|bamboogle", "not two"), ("q?|--corpus|wikipedia:../x", "names no Wikipedia"),
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "questions-0.jsonl").read_text().splitlines()]
+
+
+WRONG = ["q?|--max-turns|0", "q?|--max-turns|-1", "q?|--temperature|-1", "q?|--temperature|nan",
+         "q?|--temperature|inf", "q?|--max-new-tokens|0", "q?|--max-new-tokens|-5",
+         "--data|@data.jsonl|--limit|0", "--data|@data.jsonl|--limit|-1", "--data|@data.jsonl|--batch|0"]
+
+
+@pytest.mark.parametrize("text, why", [(text, " ".join(text.split("|")[-2:])) for text in WRONG] + [
+    ("", "one question"), (" ", "one question"), ("q?|--data|@data.jsonl", "not two"),
+    ("q?|--benchmark|bamboogle", "not two"), ("q?|--tools|python_coder|python_coder", "twice"),
+    ("q?|--tools|googel", "'googel': choose from base_generator, python_coder, google_search, wikipedia"),
+    ("--data|@none.jsonl", "none.jsonl: no such file"), ("--data|@model", "cannot be read"),
+    ("--data|@words.jsonl", "words.jsonl, line 2: not JSON"), ("--data|@empty.jsonl", "the file is empty"),
+    ("--data|@lacks.jsonl", 'lacks.jsonl, line 3: lacks "answer"'),
+    ("q?|--corpus|@empty.jsonl", "no passages"), ("q?|--corpus|@none.jsonl", "none.jsonl: cannot read"),
+    ("q?|--corpus|@title.jsonl", "title.jsonl:1: "), ("q?|--corpus|wikipedia:../x", "names no Wikipedia"),
+    ("q?|--model|@none", "none"), ("q?|--model|@file", "no folder"),
+    ("q?|--model|no-such/model", "no-such/model"), ("q?|--fixed|@none", "none"), ("q?|--judge|@none", "none"),
+    ("q?|--device|toaster", "toaster"), ("q?|--dtype|float3", "float3"),
+    ("q?|--verifier|http://127.0.0.1:1/v1", "127.0.0.1:1"), ("q?|--out|@file", "not the folder of a run"),
+    ("q?|--out|@model", "not the folder of a run"), ("q?|--out|@file/below", "can't be used"),
 ])
-def test_a_bad_command_line_is_told_in_one_sentence(monkeypatch, capsys, place, text, why):
+def test_a_bad_command_line_ends_with_one_sentence(run, capsys, place, text, why):
     before = sorted(place.iterdir())
     with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, place, text)
-    out, said = capsys.readouterr()
-    said = [line for line in said.splitlines() if not line.startswith(("Loading", "Writing"))]
-    assert stop.value.code == 2 and out == "" and len(said) == 1 and said[0].startswith("solve.py: ") and why in said[0]
+        run(text)
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if not line.startswith(("Loading", "Writing"))]
+    assert stop.value.code == 2 and out == "" and len(lines) == 1
+    assert lines[0].startswith("solve.py: ") and why in lines[0]
     assert (place / "file").read_text() == "kept" and sorted(place.iterdir()) == before
 
 
 def test_a_bad_command_line_ends_the_process_without_a_traceback(place):
-    words = [sys.executable, "solve.py", *command_line(place, "--data|@words.jsonl")]
-    done = subprocess.run(words, cwd=Path(solve.__file__).parent, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"solve.py: {place}/words.jsonl, line 2: not JSON")
+    command, root = [sys.executable, *arguments(place, "--data|@words.jsonl")], Path(solve.__file__).parent
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and ended.stdout == "" and ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith(f"solve.py: {place}/words.jsonl, line 2: not JSON")
 
 
-def test_a_model_that_talks_nonsense_comes_to_a_normal_end(monkeypatch, capsys, place):
-    run(monkeypatch, place, "What is the capital of France?")
-    out = capsys.readouterr().out
+def test_a_model_that_writes_nonsense_comes_to_a_normal_end(run):
+    out = run("What is the capital of France?")
     assert "[turn 2 planner]" in out and "[turn 1 executor]" not in out and "Answer: " in out
     assert "1 flows" in out and "calls: unreadable 2 (2 errors, 0.0 s)" in out and "accuracy" not in out
 
 
-def test_a_file_of_questions_is_answered_marked_and_written_out(monkeypatch, capsys, place, tmp_path):
-    run(monkeypatch, place, f"--data|@data.jsonl|--limit|2|--quiet|--tools|base_generator|--out|{tmp_path}/run")
-    out, rows = capsys.readouterr().out, [json.loads(line) for line in (tmp_path / "run/questions-0.jsonl").read_text().splitlines()]
-    assert "Question:" not in out and "tools   base_generator\n" in out and "accuracy 0.000 [0.00, 0.66] of 2 | turns 2.00 | errors 100.0%" in out
-    assert len(rows) == 2 and all(row["gold"] == "4" and row["reward"] == 0 and row["turns"] == 2 for row in rows)
+def test_a_file_of_questions_is_answered_graded_and_written_out(run, tmp_path):
+    out = run(f"--data|@data.jsonl|--limit|2|--quiet|--tools|base_generator|--out|{tmp_path}/run")
+    assert "Question:" not in out and "tools   base_generator\n" in out
+    assert "accuracy 0.000 [0.00, 0.66] of 2 | turns 2.00 | errors 100.0%" in out
+    rows = rows_of(tmp_path / "run")
+    assert [(row["gold"], row["reward"], row["turns"]) for row in rows] == [("4", 0, 2)] * 2
     assert all(step["error"] for row in rows for step in row["memory"]["steps"])
-    run(monkeypatch, place, "--data|@data.jsonl|--quiet")
-    assert capsys.readouterr().out.count("3 flows") == 1        # without --limit, all of them
+    assert run("--data|@data.jsonl|--quiet").count("3 flows") == 1  # without --limit, all of them
 
 
-def test_a_local_model_may_be_the_judge_and_its_words_are_kept(monkeypatch, capsys, place, tmp_path):
-    run(monkeypatch, place, f"--data|@data.jsonl|--limit|2|--tools|base_generator|--judge|@model|--out|{tmp_path}/run|--max-turns|1")
-    out, rows = capsys.readouterr().out, [json.loads(line) for line in (tmp_path / "run/questions-0.jsonl").read_text().splitlines()]
-    assert "judge   " in out and "[judge]" in out and "| undecided 2" in out        # its verdict is nonsense, too
-    assert [(row["undecided"], row["words"][-1]["module"]) for row in rows] == [(True, "judge")] * 2
+def test_a_local_model_may_be_the_judge_and_what_it_writes_is_recorded(run, tmp_path):
+    data = "--data|@data.jsonl|--limit|2|--tools|base_generator"
+    out = run(f"{data}|--judge|@model|--out|{tmp_path}/run|--max-turns|1")
+    assert "judge   " in out and "[judge]" in out and "| undecided 2" in out  # its verdict is nonsense, too
+    rows = [(row["undecided"], row["words"][-1]["module"]) for row in rows_of(tmp_path / "run")]
+    assert rows == [(True, "judge")] * 2
 
 
-def test_a_tool_whose_key_is_missing_is_left_out_and_a_line_says_so(monkeypatch, capsys, place):
+def test_a_tool_whose_key_is_missing_is_left_out_and_a_line_says_so(run, monkeypatch):
     for key in ("SERPER_API_KEY", "GOOGLE_API_KEY", "GOOGLE_CSE_ID"):
         monkeypatch.delenv(key, raising=False)
-    run(monkeypatch, place, "q?|--max-turns|1|--quiet")
-    out = capsys.readouterr().out
-    assert "\nwithout google_search needs SERPER_API_KEY, or GOOGLE_API_KEY and GOOGLE_CSE_ID in the environment\n" in out
+    out, keys = run("q?|--max-turns|1|--quiet"), "SERPER_API_KEY, or GOOGLE_API_KEY and GOOGLE_CSE_ID"
+    assert f"\nwithout google_search needs {keys} in the environment\n" in out
     assert "tools   base_generator, python_coder, wikipedia_search, web_search\n" in out
 
 
-def test_each_batch_is_shown_before_the_next_begins(monkeypatch, capsys, place):
-    shown, real = [], solve.rollout
+def test_each_batch_is_shown_before_the_next_begins(run, monkeypatch, capsys):
+    shown, rollout = [], solve.rollout
 
-    def rollout(*args, **settings):
+    def listening(*args, **settings):
         shown.append(capsys.readouterr().out)
-        return real(*args, **settings)
-    monkeypatch.setattr(solve, "rollout", rollout)
-    run(monkeypatch, place, "--data|@data.jsonl|--batch|1")
+        return rollout(*args, **settings)
+
+    monkeypatch.setattr(solve, "rollout", listening)
+    assert "3 flows" in run("--data|@data.jsonl|--batch|1")
     assert [out.count("Question: 2 + 2?") for out in shown] == [0, 1, 1]
-    assert "3 flows" in capsys.readouterr().out
 
 
-def test_the_batch_is_part_of_what_a_run_is(monkeypatch, capsys, place, tmp_path):
-    run(monkeypatch, place, f"--data|@data.jsonl|--quiet|--out|{tmp_path}/run")
+def test_the_batch_is_part_of_what_a_run_is(run, capsys, tmp_path):
+    run(f"--data|@data.jsonl|--quiet|--out|{tmp_path}/run")
     assert json.loads((tmp_path / "run/settings.json").read_text())["batch"] == 64
     with pytest.raises(SystemExit):
-        run(monkeypatch, place, f"--data|@data.jsonl|--quiet|--batch|2|--out|{tmp_path}/run")
+        run(f"--data|@data.jsonl|--quiet|--batch|2|--out|{tmp_path}/run")
     assert "holds a run with another --batch (64)" in capsys.readouterr().err
 
 
-def test_a_seed_decides_what_is_said(monkeypatch, place, tmp_path):
-    plans = []
+def test_a_seed_decides_what_is_sampled(run, tmp_path):
+    outputs = []
     for i, seed in enumerate((1, 1, 2)):
-        run(monkeypatch, place, f"q?|--seed|{seed}|--temperature|1|--quiet|--max-new-tokens|9|--out|{tmp_path}/{i}")
-        plans.append([word["text"] for word in json.loads((tmp_path / str(i) / "questions-0.jsonl").read_text())["words"]])
-    assert plans[0] == plans[1] != plans[2]
+        run(f"q?|--seed|{seed}|--temperature|1|--quiet|--max-new-tokens|9|--out|{tmp_path}/{i}")
+        outputs.append([output["text"] for output in rows_of(tmp_path / str(i))[0]["words"]])
+    assert outputs[0] == outputs[1] != outputs[2]
 
 
-def test_a_question_longer_than_the_models_context_fails_and_says_so(monkeypatch, capsys, place):
+def test_a_question_longer_than_the_models_context_fails_and_says_so(run, capsys):
     with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, place, "why? " * 5000)
+        run("why? " * 5000)
     assert f"Failed: analysis: {TOO_LONG}" in capsys.readouterr().out and stop.value.code == 1
 
 
 def settled(text):
     args = command_line.solve_parser().parse_args(text.split("|"))
-    command_line.settle_engines(args)
+    command_line.settle_engines(args, toolset.TOOLS)
     return args
 
 
 def test_a_checkpoint_brings_the_modules_and_the_tools_it_was_trained_with(tmp_path):
-    assert settled(f"q|--model|{tmp_path}").fixed == str(tmp_path) and settled("q|--model|Qwen/Qwen2.5-7B-Instruct").tools is None
-    (tmp_path / "train.json").write_text('{"fixed": "the-frozen-one", "verifier": "the-verifier", "tools": ["python_coder"], "corpus": "c.jsonl"}')
+    assert settled(f"q|--model|{tmp_path}").fixed == str(tmp_path)
+    assert settled("q|--model|Qwen/Qwen2.5-7B-Instruct").tools is None
+    trained = {"fixed": "frozen", "verifier": "another", "tools": ["python_coder"], "corpus": "c.jsonl"}
+    (tmp_path / "train.json").write_text(json.dumps(trained))
     args = settled(f"q|--model|{tmp_path}|--corpus|mine.jsonl")
-    assert (args.fixed, args.verifier, args.executor) == ("the-frozen-one", "the-verifier", None)
+    assert (args.fixed, args.verifier, args.executor) == ("frozen", "another", None)
     assert args.tools == ["python_coder"] and args.corpus == "mine.jsonl"
 
 
 def test_a_checkpoint_does_not_choose_the_server_that_reads_our_questions_and_our_key(tmp_path):
-    (tmp_path / "train.json").write_text('{"fixed": "https://elsewhere.example/v1"}')
-    with pytest.raises(ValueError, match="was trained with --fixed https://elsewhere.example/v1: give that, or another"):
+    address = "https://elsewhere.example/v1"
+    (tmp_path / "train.json").write_text(json.dumps({"fixed": address}))
+    with pytest.raises(ValueError, match=f"was trained with --fixed {address}: give that, or another"):
         settled(f"q|--model|{tmp_path}")
-    assert settled(f"q|--model|{tmp_path}|--fixed|https://elsewhere.example/v1").fixed == "https://elsewhere.example/v1"
+    assert settled(f"q|--model|{tmp_path}|--fixed|{address}").fixed == address
 
 
 def test_the_toy_has_the_tools_it_has_read_about():
@@ -649,43 +667,17 @@ def test_the_toy_has_the_tools_it_has_read_about():
     assert settled("q|--tools|python_coder").tools == ["python_coder"]
 
 
-# ---- what only mutants had shown ----
-
-def test_every_prompt_is_that_of_its_module_word_for_word():
-    policy, fixed = Script(PLAN), Cast()
-    memory = flow_of(policy, fixed, question="Q").memory
-    before, checked = copy.deepcopy(memory), copy.deepcopy(memory)
-    before.steps, checked.steps[0].verdict = [], ""
-    assert fixed.prompts == [
-        planner.analysis_prompt("Q", TOOLS),
-        executor.prompt("Q", "c", "double it", "double", TOOLS["double"]),
-        verifier.prompt("Q", TOOLS, "a", checked.render()), generator.prompt("Q", "a", memory.render())]
-    assert policy.prompts == [planner.prompt("Q", TOOLS, "a", before.render())]
-
-
-def test_only_a_query_to_the_language_model_has_its_tokens_and_its_failures():
-    find = dataclasses.replace(TOOLS["double"], run=lambda query: "found", arguments={"query": "a query"})
-    tools, calls = TOOLS | {"find": find}, ['base_generator(query="iron")', 'find(query="iron")']
-    plans = [PLAN.replace("Tool: double", f"Tool: {name}") for name in ("base_generator", "find")]
-    for reply, failed in (("Fe", [False, False]), (Completion("", [1], [], "host is down"), [True, False])):
-        fixed = Script("a", "a", *calls, reply, STOP, STOP, ANSWER, ANSWER)
-        flows = solve.rollout(questions("q", "r"), Script(*plans), fixed, tools)
-        assert [bool(flow.failed) for flow in flows] == failed
-        words = [word for flow in flows for word in flow.words]
-        tokens = [word["tokens"] for word in words if word["module"] in ("base_generator", "find")]
-        assert tokens == ([0] if failed[0] else [len(b"iron") + len(b"Fe") + 1, 0])
-
-
 @pytest.mark.parametrize("bytes_a_weight, dtype", [(9, None), (3, "bfloat16")])
-def test_weights_that_do_not_fit_in_float32_are_loaded_in_half_of_it(monkeypatch, place, bytes_a_weight, dtype):
+def test_weights_that_do_not_fit_in_float32_are_in_half_of_it(monkeypatch, place, bytes_a_weight, dtype):
     args = settled(f"q|--model|{place}/model|--device|cpu")
-    weights = solve.fit.shapes(config_of(args.model))["parameters"]
-    monkeypatch.setattr(solve.fit, "host_memory", lambda: bytes_a_weight * weights)
-    assert solve.plan_memory(args).endswith(f"in {dtype or 'float32'}") and args.dtype == dtype
+    weights = fit.shapes(config_of(args.model))["parameters"]
+    monkeypatch.setattr(fit, "host_memory", lambda: bytes_a_weight * weights)
+    assert cast.plan_memory(args).endswith(f"in {dtype or 'float32'}") and args.dtype == dtype
 
 
-def test_weights_that_do_not_fit_at_all_are_a_sentence_before_they_are_loaded(monkeypatch, capsys, place):
-    monkeypatch.setattr(solve.fit, "host_memory", lambda: 1000)
+def test_weights_that_do_not_fit_at_all_are_a_sentence_before_they_are_loaded(monkeypatch, capsys, run):
+    monkeypatch.setattr(fit, "host_memory", lambda: 1000)
     with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, place, "q?")
-    assert stop.value.code == 2 and "use smaller models, or a server for --model or --fixed" in capsys.readouterr().err
+        run("q?")
+    why = "use smaller models, or a server for --model or --fixed"
+    assert stop.value.code == 2 and why in capsys.readouterr().err

@@ -141,7 +141,7 @@ def test_a_monolith_that_never_answers_ends_after_its_turns_and_is_told_why_nobo
 def test_the_perfect_planners_ids_are_those_of_its_words():
     made, engine = toy.questions(4, False, seed=5), load_engine(str(command_line.TOY))
     flow = solve.evaluate(toy.ask(made)[:1], sft.Perfect(made, engine), engine, solve.toolset.toolbox(command_line.TOY_TOOLS, command_line.TOY / "corpus.jsonl"))[1][0]
-    said = next(word["text"] for word in flow.words if word["module"] == "planner")
+    said = next(word["text"] for word in flow.outputs if word["module"] == "planner")
     assert engine.decode(flow.actions[0].ids) == said and flow.actions[0].ids[-1] == engine.tokenizer.eos_token_id
 
 

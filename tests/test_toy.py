@@ -13,7 +13,7 @@ import solve
 import tools as toolset
 from models.loading import load_engine
 from rewards.questions import read_questions
-from scale import command_line
+from scale import answering, command_line
 from toy import make as toy
 
 ROOT = Path(__file__).parent.parent
@@ -100,7 +100,7 @@ def test_solve_without_arguments_shows_toy_questions_and_says_what_is_missing(mo
     monkeypatch.setattr("sys.argv", ["solve.py"])
     solve.main()
     said = capsys.readouterr().out
-    assert said.count("Question: ") == solve.EXAMPLES and "python train.py" in said and "turn 1 planner" in said
+    assert said.count("Question: ") == answering.EXAMPLES and "python train.py" in said and "turn 1 planner" in said
 
 
 def test_a_few_steps_of_training_teach_the_planner_something(monkeypatch, tmp_path, capsys):

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-from test_llm import CHATML, tokenizer, write
+from test_models import CHATML, tokenizer, write
 
 import generator
 import planner
@@ -53,7 +53,7 @@ def even_is_right(*args, **settings):
 
 
 def wordy(template):
-    """The byte-level tokenizer of test_llm.py with the words of our prompts, which makes them short and the tests fast."""
+    """The byte-level tokenizer of test_models.py with the words of our prompts, which makes them short and the tests fast."""
     tok = tokenizer().train_new_from_iterator([planner.prompt("", TOOLS, "", ""), planner.analysis_prompt("", TOOLS), generator.PROMPT] * 2, 1000)
     tok.chat_template = template
     return tok

@@ -1,13 +1,12 @@
-"""The web: the text of a page that a language model has named, and its passages nearest a query.
+"""Pages: the text of one public web page, from an address that a language model wrote.
 
-    page = web.fetch("https://en.wikipedia.org/wiki/Iron")          # Page(url, text)
-    parts = web.passages(page.text)
-    best = web.ranked([(part,) for part in parts], "atomic number of iron", k=3)
+    page = pages.fetch("https://en.wikipedia.org/wiki/Iron")        # Page(url, text), or Failed: one sentence
 
-Such a page is hostile: its address may point into our own network, and what comes may have no end. fetch() goes to public addresses
-only, has an end in time and in size, and brings back only text. Whatever fails is one sentence, Failed.
-Not covered: a network that has public addresses for private things is open to fetch(); and the words of a page may still be lies,
-or orders to the model that reads them.
+Such a page is hostile: its address may point into our own network, and its answer may have no end. fetch()
+connects to public addresses only, checks each redirect, has an end in time and in size, and returns only
+text.
+Not covered: a network that has public addresses for private things is open to fetch(); and the words of a
+page may still be lies, or orders to the model that reads them.
 """
 import codecs
 import contextlib
@@ -18,7 +17,6 @@ import ipaddress
 import queue
 import re
 import socket
-import sqlite3
 import ssl
 import threading
 import time
@@ -29,7 +27,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import requests
 
-from world.services import USER_AGENT, Failed, left, reason, status_line, unpacked
+from world.services import USER_AGENT, Failed, reason, seconds_left, status_line, unpacked
 
 REDIRECTS = 5
 MOVED = 301, 302, 303, 307, 308
@@ -49,7 +47,7 @@ class Target(NamedTuple):
     request: str  # what we send
 
 
-def target(url: str) -> Target:
+def parse_url(url: str) -> Target:
     """A URL taken apart; Failed where it is not a plain one of the public web. Nothing is looked up here."""
     if len(url) > 2000 or not url.isprintable() or " " in url or "\\" in url:
         raise Failed("this URL is too long, or has characters that no URL has")
@@ -60,23 +58,27 @@ def target(url: str) -> Target:
             raise ValueError
         path, query = (quote(part, safe="!$%&'()*+,/:;=?@[]~") for part in (parts.path or "/", parts.query))
     except ValueError:
-        raise Failed("this is not a URL that can be read: it must be http or https, with a host and no password") from None
+        raise Failed("this is not a URL that can be read: it must be http or https, with a host and no "
+                     "password") from None
     name = f"[{host}]" if ":" in host else host
     name += f":{parts.port}" if parts.port not in (None, port) else ""
     path += f"?{query}" if query else ""
-    request = (f"GET {path} HTTP/1.1\r\nHost: {name}\r\nUser-Agent: {USER_AGENT}\r\nAccept: text/html, text/plain\r\n"
-               "Accept-Encoding: gzip, identity\r\nConnection: close\r\n\r\n")
-    return Target(f"{parts.scheme}://{name}{path}", host, parts.port or port, parts.scheme == "https", request)
+    request = (f"GET {path} HTTP/1.1\r\nHost: {name}\r\nUser-Agent: {USER_AGENT}\r\n"
+               "Accept: text/html, text/plain\r\nAccept-Encoding: gzip, identity\r\n"
+               "Connection: close\r\n\r\n")
+    secure = parts.scheme == "https"
+    return Target(f"{parts.scheme}://{name}{path}", host, parts.port or port, secure, request)
 
 
 def host_of(parts) -> str:
-    """The host of a URL as ASCII; ValueError where it is a number but no plain one: 127.1 and 2130706433 are 127.0.0.1."""
+    """The host of a URL as ASCII; ValueError for numbers such as 127.1 and 2130706433, both 127.0.0.1."""
     if "[" in parts.netloc:
         if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\](:[0-9]*)?", parts.netloc):
             raise ValueError
         host = literal = str(ipaddress.IPv6Address(parts.hostname))
     else:
-        host = (parts.hostname or "").encode("idna").decode().lower()  # also makes digits of "①" and dots of "。"
+        # also makes digits of "①" and dots of "。"
+        host = (parts.hostname or "").encode("idna").decode().lower()
         if len(host) > 253 or not re.fullmatch(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?", host):
             raise ValueError
         numeric = re.fullmatch(r"[0-9]+|0x[0-9a-f]*", host.rstrip(".").rpartition(".")[2])
@@ -89,7 +91,8 @@ def host_of(parts) -> str:
 NOT_PUBLIC = [ipaddress.ip_network(network) for network in (
     "192.0.0.0/24", "192.88.99.0/24",                          # some Pythons call parts of these global
     "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]   # Teredo and other protocols, examples, 6to4
-UNICAST = ipaddress.ip_network("2000::/3")  # outside: ::1, ::ffff:8.8.8.8, ::8.8.8.8, NAT64, fc00::, fe80::, fec0::, ff00::
+# outside: ::1, ::ffff:8.8.8.8, ::8.8.8.8, NAT64, fc00::, fe80::, fec0::, ff00::
+UNICAST = ipaddress.ip_network("2000::/3")
 
 
 def public(address: str) -> bool:
@@ -104,55 +107,55 @@ def public(address: str) -> bool:
             and not any(ip in network for network in NOT_PUBLIC if network.version == ip.version))
 
 
-def lookup(spot: Target, end: float) -> list[tuple]:
-    """What the host's name stands for; all of it must be public. In a thread, as nobody can stop a stuck name server."""
+def lookup(target: Target, end: float) -> list[tuple]:
+    """The addresses of the host; all must be public. In a thread, as nothing can stop a stuck name server."""
     answers = queue.SimpleQueue()
 
-    def ask():
+    def look_up():
         try:
-            answers.put(socket.getaddrinfo(spot.host, spot.port, type=socket.SOCK_STREAM))
+            answers.put(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as e:
             answers.put(e)
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=look_up, daemon=True).start()
     try:
-        found = answers.get(timeout=left(end))
+        found = answers.get(timeout=seconds_left(end))
     except queue.Empty:
         raise TimeoutError from None
     if isinstance(found, Exception):
-        raise Failed(f"{spot.host} cannot be found")
+        raise Failed(f"{target.host} cannot be found")
     if not found or not all(public(address[0]) for *_, address in found):
-        raise Failed(f"{spot.host} {PRIVATE}")
+        raise Failed(f"{target.host} {PRIVATE}")
     return found
 
 
-def connect(spot: Target, end: float) -> socket.socket:
-    """A connection to the first address that answers, one of those that were checked: a second lookup could give another."""
-    for *kind, _, address in lookup(spot, end):
+def connect(target: Target, end: float) -> socket.socket:
+    """A connection to the first checked address that answers; a second lookup could give other addresses."""
+    for *kind, _, address in lookup(target, end):
         try:
-            return dial(spot, kind, address, end)
+            return dial(target, kind, address, end)
         except OSError as e:
             problem = e
     raise problem
 
 
-def dial(spot: Target, kind: list, address: tuple, end: float) -> socket.socket:
-    """A connection to this address; for https in TLS, with the certificate checked against the name in the URL."""
+def dial(target: Target, kind: list, address: tuple, end: float) -> socket.socket:
+    """A connection to this address; https checks the certificate against the name in the URL."""
     sock = socket.socket(*kind)
     try:
-        sock.settimeout(min(5, left(end)))  # an address that is silent leaves time for the next
+        sock.settimeout(min(5, seconds_left(end)))  # an address that is silent leaves time for the next
         sock.connect(address)
-        sock.settimeout(left(end))
-        if not spot.secure:
+        sock.settimeout(seconds_left(end))
+        if not target.secure:
             return sock
         context = ssl.create_default_context(cafile=requests.certs.where())
-        return context.wrap_socket(sock, server_hostname=spot.host.rstrip("."))
+        return context.wrap_socket(sock, server_hostname=target.host.rstrip("."))
     except OSError:
         sock.close()
         raise
 
 
 class Clocked(io.RawIOBase):
-    """A socket for reading, each time with what is left on the clock: a drip of bytes does not make it longer."""
+    """A socket for reading. Each read has the rest of the time: a drip of bytes does not make it longer."""
 
     def __init__(self, sock, end):
         self.sock, self.end = sock, end
@@ -161,7 +164,7 @@ class Clocked(io.RawIOBase):
         return True
 
     def readinto(self, buffer):
-        self.sock.settimeout(left(self.end))
+        self.sock.settimeout(seconds_left(self.end))
         return self.sock.recv_into(buffer)
 
     def makefile(self, mode):  # what HTTPResponse asks of a socket
@@ -171,20 +174,22 @@ class Clocked(io.RawIOBase):
 def fetch(url: str, seconds: float = 15, limit: int = 2_000_000) -> Page:
     """The text of a page that a language model named, or Failed. A longer page is cut at `limit` bytes.
 
-    Built on http.client, not on requests, which looks a name up again after we have checked it, follows redirects that nobody
-    checks, obeys proxies and ~/.netrc, and starts its clock anew with each byte. Here each hop is checked, by one clock."""
+    Built on http.client, not on requests, which looks a name up again after we have checked it, follows
+    redirects that nobody checks, obeys proxies and ~/.netrc, and starts its clock anew with each byte. Here
+    each hop is checked, by one clock."""
     end, host = time.monotonic() + seconds, "this URL"
     try:
         for _ in range(REDIRECTS + 1):
-            spot = target(url)
-            host = spot.host
-            with contextlib.closing(connect(spot, end)) as sock:
-                sock.sendall(spot.request.encode())
+            target = parse_url(url)
+            host = target.host
+            with contextlib.closing(connect(target, end)) as sock:
+                sock.sendall(target.request.encode())
                 answer = http.client.HTTPResponse(Clocked(sock, end), method="GET")
                 answer.begin()
                 if answer.status not in MOVED or not answer.headers["Location"]:
-                    return Page(spot.url, text_in(answer, host, limit, end))
-                url = urljoin(spot.url, answer.headers["Location"].encode("latin-1").decode("utf-8", "replace"))
+                    return Page(target.url, text_in(answer, host, limit, end))
+                location = answer.headers["Location"].encode("latin-1").decode("utf-8", "replace")
+                url = urljoin(target.url, location)
     except TimeoutError:
         raise Failed(f"{host} did not answer in time (at most {seconds:g} seconds)") from None
     except (OSError, http.client.HTTPException, zlib.error, ValueError) as e:
@@ -199,10 +204,12 @@ def text_in(answer: http.client.HTTPResponse, host: str, limit: int, end: float)
     kind, _, details = answer.headers.get("Content-Type", "").partition(";")
     kind = kind.strip().lower()
     if not re.fullmatch(r"text/[\w.+-]+|application/([\w.+-]+\+)?(json|xml)", kind, re.ASCII):
-        raise Failed(f"{host} answered with {ascii(kind[:80]) if kind else 'an unnamed type'}, which is not text")
-    body = unpacked(blocks(answer), ",".join(answer.headers.get_all("Content-Encoding", [])), limit, end)[:limit]
-    text = decoded(body, details)
-    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", " ", text_of(text) if "html" in kind else text.replace("\r\n", "\n"))
+        name = ascii(kind[:80]) if kind else "an unnamed type"
+        raise Failed(f"{host} answered with {name}, which is not text")
+    encoding = ",".join(answer.headers.get_all("Content-Encoding", []))
+    text = decoded(unpacked(blocks(answer), encoding, limit, end)[:limit], details)
+    text = text_of(text) if "html" in kind else text.replace("\r\n", "\n")
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", " ", text)
 
 
 def blocks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -212,11 +219,11 @@ def blocks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
         raise http.client.IncompleteRead(b"", answer.length)
 
 
-CHARSETS = "utf", "ascii", "iso8859", "iso2022", "cp", "koi8", "mac", "gb", "big5", "euc", "shift_jis", "tis", "hz"
+CHARSETS = tuple("utf ascii iso8859 iso2022 cp koi8 mac gb big5 euc shift_jis tis hz".split())
 
 
 def decoded(body: bytes, details: str) -> str:
-    """The text in the charset of the header, else of <meta charset>, else UTF-8. (Python has a codec "zip", too.)"""
+    """The text in the charset of the header, else of <meta charset>, else UTF-8. (Python also has "zip".)"""
     named = re.search(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", details, re.ASCII | re.IGNORECASE)
     inside = re.search(rb"<meta[^>]+charset\s*=\s*[\"']?([\w.:-]{1,40})", body[:1024], re.IGNORECASE)
     try:
@@ -226,24 +233,28 @@ def decoded(body: bytes, details: str) -> str:
     return body.decode(charset if charset.startswith(CHARSETS) else "utf-8", "replace").lstrip("\ufeff")
 
 
-# ---------------------------------------------------------------------------------------------- text
-# Markup ends at its mark or else at the end of the page, and the search goes on from there: nothing is read twice, whatever
-# the page. html.parser, and most expressions for whole tags, read an unfinished tag again from each of its characters.
+# ------------------------------------------------------------ text
+# Markup ends at its mark or else at the end of the page, and the search goes on from there: nothing is read
+# twice, whatever the page. html.parser, and most expressions for whole tags, read an unfinished tag again
+# from each of its characters.
 MARKUP = re.compile(r"""<!--(?:-?>|.*?(?:-->|\Z))            # a comment
                       | <[!?].*?(?:>|\Z)                     # <!doctype html>, <?xml version="1.0"?>
                       | <(?P<end>/?)(?P<name>[a-z][^\s/>]*)  # the beginning of a tag
                      """, re.VERBOSE | re.DOTALL | re.IGNORECASE)
-IN_TAG = re.compile(r"""=\s*(["'])|>""")                      # a quoted value, where ">" does not count, or the end
-LONG_NUMBER = re.compile(r"&#x?[0-9a-f]{9,}", re.IGNORECASE)  # no character: Python refuses to read very long ones
+# a quoted value, where ">" does not count, or the end
+IN_TAG = re.compile(r"""=\s*(["'])|>""")
+# no character: Python refuses to read very long ones
+LONG_NUMBER = re.compile(r"&#x?[0-9a-f]{9,}", re.IGNORECASE)
 UNSEEN = {"script", "style", "noscript", "template", "svg", "iframe", "textarea", "title"}
 CELLS = {"td", "th", "option"}
-BREAKS = set("address article aside blockquote body br caption center dd div dl dt fieldset figcaption figure footer form h1 "
-             "h2 h3 h4 h5 h6 head header hr html li main nav ol p pre section select table tbody tfoot thead tr ul".split())
+BREAKS = set("address article aside blockquote body br caption center dd div dl dt fieldset figcaption "
+             "figure footer form h1 h2 h3 h4 h5 h6 head header hr html li main nav ol p pre section "
+             "select table tbody tfoot thead tr ul".split())
 
 
 def text_of(html: str) -> str:
-    """'<title>Fe</title><p>Iron is<br>a <b>metal</b>' -> 'Fe\\nIron is\\na metal': the title, then what a reader
-    sees, as far as that can be told without style sheets."""
+    """'<title>Fe</title><p>Iron is<br>a <b>metal</b>' -> 'Fe\\nIron is\\na metal': the title, then what a
+    reader sees, as far as that can be told without style sheets."""
     html = LONG_NUMBER.sub("\ufffd", html)
     title, shown, at = "", [], 0
     while mark := MARKUP.search(html, at):
@@ -270,28 +281,3 @@ def end_of_tag(html: str, at: int) -> int:
 
 def collapsed(text: str) -> str:
     return re.sub(r"\s+", " ", entities.unescape(text))
-
-
-def passages(text: str, words: int = 200) -> list[str]:
-    """Consecutive passages of `words` words; longer "words" than any language has are cut."""
-    every = [word[i:i + 100] for word in text.split() for i in range(0, len(word), 100)]
-    return [" ".join(every[i:i + words]) for i in range(0, len(every), words)]
-
-
-def ranked(rows: list[tuple[str, ...]], query: str, k: int) -> list[int]:
-    """The indices of the best k rows by bm25, the best first; only rows with a word of the query. Never raises."""
-    asked = re.findall(r"[^\s\0-/:-@\[-`{-\x7f]+", clean(query[:10_000]))  # what lies between spaces and ASCII punctuation
-    if not rows or not asked:
-        return []
-    columns, values = (", ".join(form.format(n) for n in range(len(rows[0]))) for form in ("c{}", "?"))
-    with contextlib.closing(sqlite3.connect(":memory:")) as table:
-        table.execute(f"create virtual table texts using fts5({columns}, tokenize = 'unicode61 remove_diacritics 2')")
-        table.executemany(f"insert into texts values ({values})", (tuple(map(clean, row)) for row in rows))
-        any_of = " OR ".join(f'"{word}"' for word in dict.fromkeys(asked[:64]))  # quoted: never an operator
-        best = "select rowid - 1 from texts where texts match ? order by bm25(texts), rowid limit ?"
-        return [index for (index,) in table.execute(best, (any_of, max(k, 0)))]
-
-
-def clean(text: str) -> str:
-    """Without halves of surrogate pairs, which SQLite does not take."""
-    return text.encode("utf-8", "replace").decode()

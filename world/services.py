@@ -1,12 +1,13 @@
-"""Services: the servers that we chose (a search API, an engine of language models), and a cache of what they have answered.
+"""Services: requests to servers that we chose (a search API, an engine), and a cache of their answers.
 
     session = services.session()
-    data, headers = services.api(session, "GET", "https://api.example.com/search", params={"q": "iron"}, headers={"X-Key": key})
-    cache = services.Cache("answers.sqlite")            # what is in it is not asked again
+    data, headers = services.api(session, "GET", "https://api.example.com/search", params={"q": "iron"})
+    cache = services.Cache("answers.sqlite")            # what is in it is not requested again
 
-A service that we chose is trusted but unreliable. session() is patient with what refuses for now, through urllib3's own retries;
-api() bounds what comes back, in bytes and seconds, and asks again for an answer that is none. Whatever fails for good is one
-sentence, Failed, and it never shows the key. Pages that a language model has chosen are another matter: see web.py.
+A service that we chose is trusted but unreliable. session() retries what is refused for now, through urllib3;
+api() bounds the answer in bytes and seconds, and retries what is not JSON. Whatever fails for good is one
+sentence, Failed, which never shows the key. Pages that a language model chose are another matter: see
+pages.py.
 Not covered: a service that drips its headers holds api().
 """
 import email.utils
@@ -30,15 +31,17 @@ USER_AGENT = ("nano-agentflow/1.0 (educational reference of AgentFlow, https://a
               f"python-requests/{requests.__version__}")  # Wikimedia asks who calls, and with what
 PATIENCE = 30            # seconds; a service that asks to wait longer has failed
 PAUSE = 0.5              # seconds before the first new attempt, doubled for each that follows
-BROKEN = KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError  # what reading JSON of another shape raises
+# what reading JSON of another shape raises
+BROKEN = KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError
 
 
 class Failed(Exception):
-    """One sentence for the planner or the user: the host and what it did, never a key, a header, a path or a query."""
+    """One sentence for the planner or the user: the host and what it did; no key, header, path or query."""
 
     def __init__(self, sentence: str, status: int | None = None, body: str = ""):
         super().__init__(sentence)
-        self.status, self.body = status, body[:2000]  # the body is what the service said, and may show anything
+        # the body is what the service said, and may show anything
+        self.status, self.body = status, body[:2000]
 
 
 def is_server(name):
@@ -51,22 +54,22 @@ def status_line(status: int) -> str:
     return f"{status} {http.client.responses.get(status, '')}".strip()
 
 
-def wait(headers) -> float:
+def retry_after(headers) -> float:
     """The seconds that Retry-After asks for, by a number or a date; 0 where it does not."""
-    asked = headers.get("Retry-After", "").strip()
+    value = headers.get("Retry-After", "").strip()
     try:
-        if re.fullmatch(r"[0-9]{1,9}", asked):
-            return float(asked)
-        return max(0.0, email.utils.parsedate_to_datetime(asked).timestamp() - time.time())
-    except (ValueError, TypeError, IndexError, OverflowError):  # what the standard library makes of hostile dates
+        if re.fullmatch(r"[0-9]{1,9}", value):
+            return float(value)
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, TypeError, IndexError, OverflowError):  # from hostile dates
         return 0.0
 
 
 class Patient(urllib3.Retry):
-    """urllib3's retries, but a long Retry-After is the end, every pause has jitter, and failed answers are not read."""
+    """urllib3's retries; but a long Retry-After is the end, pauses have jitter; no failed answer is read."""
 
     def increment(self, method=None, url=None, response=None, **rest):
-        if response is not None and wait(response.headers) > PATIENCE:
+        if response is not None and retry_after(response.headers) > PATIENCE:
             raise MaxRetryError(None, url, None)  # urllib3 then takes this answer for the last
         more = super().increment(method, url, response=response, **rest)
         if response is not None:
@@ -74,39 +77,43 @@ class Patient(urllib3.Retry):
         return more
 
     def get_retry_after(self, response):
-        return wait(response.headers)
+        return retry_after(response.headers)
 
     def get_backoff_time(self):
         return pause(len(self.history))
 
 
 def pause(attempt: int) -> float:
-    return PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1)  # jitter: those who failed together do not return together
+    return PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1)  # jitter: who failed together returns apart
 
 
 def session(tries: int = 4) -> requests.Session:
-    """One for all threads. Each request is tried up to `tries` times: POST too, as what we ask changes nothing."""
-    retry = Patient(total=tries - 1, allowed_methods=None, status_forcelist=(429, *range(500, 600)), raise_on_status=False)
-    new = requests.Session()
+    """A session for all threads. Each request is tried up to `tries` times, POST too: ours change nothing."""
+    retry = Patient(total=tries - 1, allowed_methods=None, status_forcelist=(429, *range(500, 600)),
+                    raise_on_status=False)
+    session = requests.Session()
     for scheme in ("http://", "https://"):
-        new.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=32, max_retries=retry))
-    new.headers.update({"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"})  # what unpacked() reads; requests may ask for more
-    new.auth = lambda request: request  # else a line of ~/.netrc would replace our Authorization header
-    return new
+        session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=32, max_retries=retry))
+    # gzip: what unpacked() reads
+    session.headers.update({"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"})
+    session.auth = lambda request: request  # else a line of ~/.netrc would replace our Authorization header
+    return session
 
 
 REASONS = {"NewConnectionError": "nobody listens there", "ConnectionRefusedError": "nobody listens there",
            "NameResolutionError": "there is no such host", "ConnectTimeoutError": "no connection in time",
-           "ReadTimeoutError": "no answer in time", "TimeoutError": "too slow", "ProtocolError": "the connection was dropped",
-           "IncompleteRead": "the connection was dropped", "ConnectionResetError": "the connection was dropped",
+           "ReadTimeoutError": "no answer in time", "TimeoutError": "too slow",
+           "ProtocolError": "the connection was dropped", "IncompleteRead": "the connection was dropped",
+           "ConnectionResetError": "the connection was dropped",
            "SSLCertVerificationError": "its certificate is not valid", "SSLError": "no secure connection",
            "error": "its encoding is broken"}  # zlib.error
 
 
 def reason(error: Exception) -> str:
     """Why it failed, told by the type alone: the text of an error of requests has the whole URL in it."""
-    cause = error.args[0] if error.args and isinstance(error.args[0], Exception) else error  # what requests wraps
-    cause = cause.reason if isinstance(getattr(cause, "reason", None), Exception) else cause  # what urllib3 wraps
+    # requests wraps the cause in args, urllib3 in reason
+    cause = error.args[0] if error.args and isinstance(error.args[0], Exception) else error
+    cause = cause.reason if isinstance(getattr(cause, "reason", None), Exception) else cause
     kinds = [kind.__name__ for kind in type(cause).__mro__]
     return next((REASONS[kind] for kind in kinds if kind in REASONS), kinds[0])
 
@@ -120,12 +127,12 @@ def place(url: str) -> str:
         return "the address"
 
 
-def api(session: requests.Session, method: str, url: str, seconds: float = 30, limit: int = 5_000_000, again: int = 2,
-        read: Callable = lambda data: data, **request) -> tuple:
-    """(read(data), headers) of one JSON answer, or Failed. request: params, json and headers, as requests takes them.
+def api(session: requests.Session, method: str, url: str, seconds: float = 30, limit: int = 5_000_000,
+        again: int = 2, read: Callable = lambda data: data, **request) -> tuple:
+    """(read(data), headers) of one JSON answer, or Failed. request: params, json, headers of requests.
 
-    `session` deals with refusals; here an answer that is no JSON in the end, or from which read() cannot take what it wants, is
-    asked for `again`. So is one that sends us elsewhere: an API has no redirects, a proxy that is restarting may."""
+    `session` retries refusals. An answer that is not JSON, or not of the shape that read() expects, is
+    requested `again`; so is a redirect: an API has none, a proxy that is restarting may."""
     for attempt in range(again + 1):
         try:
             return answer_of(session, method, url, seconds, limit, read, request)
@@ -137,59 +144,60 @@ def api(session: requests.Session, method: str, url: str, seconds: float = 30, l
 
 def answer_of(session, method, url, seconds, limit, read, request):
     """One attempt of api(). Redirects are not followed: they would take the key elsewhere."""
-    where = place(url)
+    server = place(url)
     try:
-        answer = session.request(method, url, timeout=(10, seconds), stream=True, allow_redirects=False, **request)
+        answer = session.request(method, url, timeout=(10, seconds), stream=True, allow_redirects=False,
+                                 **request)
     except (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError) as e:
-        raise Failed(f"{where} cannot be reached ({reason(e)})") from None
+        raise Failed(f"{server} cannot be reached ({reason(e)})") from None
     with answer:
         body, problem = body_of(answer, limit, seconds)
-    text, status, asked = body.decode("utf-8", "replace"), answer.status_code, wait(answer.headers)
+    text, status, delay = body.decode("utf-8", "replace"), answer.status_code, retry_after(answer.headers)
     if not 200 <= status < 300:
-        patience = f" and asks to wait {asked:.0f} seconds" if asked > PATIENCE else ""
-        raise Failed(f"{where} answered {status_line(status)}{patience}", status, text)
+        patience = f" and asks to wait {delay:.0f} seconds" if delay > PATIENCE else ""
+        raise Failed(f"{server} answered {status_line(status)}{patience}", status, text)
     try:
         data = None if problem else json.loads(body)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, (dict, list)):
-        raise Failed(f"{where} answered with something that is not JSON{problem}", status, text)
+        raise Failed(f"{server} answered with something that is not JSON{problem}", status, text)
     try:
         return read(data), answer.headers
     except BROKEN:
-        raise Failed(f"{where} answered with JSON of another shape", status, text) from None
+        raise Failed(f"{server} answered with JSON of another shape", status, text) from None
 
 
 def body_of(answer: requests.Response, limit: int, seconds: float) -> tuple[bytes, str]:
-    """(body, "") or (what there is of it, " (what is wrong)")."""
-    def pieces():
-        while piece := answer.raw.read1(65536, decode_content=False):  # read1: what is there now, then we look at the clock
-            yield piece
+    """(body, ""), or (the part that we have, " (what is wrong)")."""
+    # read1 returns what has arrived; then unpacked() looks at the clock
+    pieces = iter(lambda: answer.raw.read1(65536, decode_content=False), b"")
     try:
-        body = unpacked(pieces(), answer.headers.get("Content-Encoding", ""), limit, time.monotonic() + seconds)
+        body = unpacked(pieces, answer.headers.get("Content-Encoding", ""), limit, time.monotonic() + seconds)
     except (OSError, urllib3.exceptions.HTTPError, zlib.error, ValueError) as e:
         return b"", f" ({reason(e)})"
     return body[:limit], f" (longer than {limit} bytes)" if len(body) > limit else ""
 
 
 def unpacked(pieces: Iterator[bytes], encoding: str, limit: int, end: float) -> bytes:
-    """The body without its gzip or deflate: all of it, or limit + 1 bytes of a longer one, however small it came."""
+    """The body, decompressed: all of it, or limit + 1 bytes of a longer one."""
     encoding = encoding.strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
         raise zlib.error("unknown")
-    unpack = None if encoding in ("", "identity") else zlib.decompressobj(47)  # 47: gzip or zlib, as its header says
+    # 47: gzip or zlib, as its header says
+    unpack = None if encoding in ("", "identity") else zlib.decompressobj(47)
     body = bytearray()
     for piece in pieces:
         body += unpack.decompress(piece, limit + 1 - len(body)) if unpack else piece
         if len(body) > limit or (unpack and unpack.eof):
             return bytes(body[:limit + 1])
-        left(end)
+        seconds_left(end)
     if unpack and body:
         raise zlib.error("ends too early")
     return bytes(body)
 
 
-def left(end: float) -> float:
+def seconds_left(end: float) -> float:
     """Seconds left on the clock; TimeoutError if none."""
     seconds = end - time.monotonic()
     if seconds <= 0:
@@ -198,17 +206,18 @@ def left(end: float) -> float:
 
 
 class Cache:
-    """Answers in an SQLite file: a second run costs nothing and gives the same. Threads and processes may share it."""
+    """Answers in an SQLite file: a second run requests nothing. Threads and processes may share it."""
 
     def __init__(self, path):
         self.path, self.lock, self.warned = path, threading.Lock(), False
         try:
             self.table = sqlite3.connect(path, timeout=10, check_same_thread=False, isolation_level=None)
             self.table.execute("create table if not exists answers (key text primary key, value text)")
-            self.table.execute("delete from answers where key is null and value is null")  # none: we may write, to our table
+            # none: we may write, to our table
+            self.table.execute("delete from answers where key is null and value is null")
         except sqlite3.Error as e:
-            raise ValueError(f"{path}: this cannot be used as a cache ({e}). Name a new file in a folder that you can write, "
-                             "or delete it if it is an old cache") from e
+            raise ValueError(f"{path}: this cannot be used as a cache ({e}). Name a new file in a folder "
+                             "that you can write, or delete it if it is an old cache") from e
 
     def get(self, *key: str) -> str | None:
         rows = self.run("select value from answers where key = ?", json.dumps(key))
@@ -224,6 +233,7 @@ class Cache:
                 return self.table.execute(command, values).fetchall()
         except (sqlite3.Error, UnicodeError) as e:
             if not self.warned:
-                warnings.warn(f"{self.path}: the cache does not work, answers are not kept ({e})", stacklevel=3)
+                sentence = f"{self.path}: the cache does not work, answers are not kept ({e})"
+                warnings.warn(sentence, stacklevel=3)
             self.warned = True
             return []

@@ -1,5 +1,4 @@
-"""world.text"""
-
+"""Texts of models: cut to a budget, and made safe for a terminal."""
 import unicodedata
 
 
@@ -15,5 +14,5 @@ def truncate(text, budget):
 
 
 def printable(text):
-    """A model's text for a terminal: what a terminal would obey and not show is escaped."""
+    """A model's text for a terminal: characters that a terminal would obey and not show are escaped."""
     return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in text)

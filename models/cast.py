@@ -1,0 +1,62 @@
+"""The cast: which engine plays which module, and whether all of them fit into memory.
+
+The planner is the policy. The other modules are fixed: one engine plays them all, unless the command line
+names another for one of them. An engine that plays several parts is loaded once.
+"""
+
+import torch
+
+from models.completion import Cached
+from models.loading import config_of, pick_device, pick_dtype
+from scale import adapters, fit
+from scale.command_line import MODULES
+from world import services
+from world.sandbox import protection
+
+FIXED = ("analysis", "executor", "base_generator", "verifier", "generator")  # everything but the planner
+
+
+def load_engines(args, loaded, cache):
+    """({module: engine} for rollout(), the judge or None). loaded: {name: engine}, those that are there."""
+
+    def engine(name):
+        if name not in loaded:
+            loaded[name] = adapters.load(name, args.device, args.dtype, args.think)
+        return loaded[name]
+
+    fixed = {module: engine(getattr(args, module, None) or args.fixed) for module in FIXED}
+    return fixed, Cached(engine(args.judge), cache) if args.judge else None
+
+
+def show_engines(policy, fixed, judge, tools, left_out):
+    """The first lines of a run: who plays what, with which tools. left_out: why some tools are missing."""
+    main = fixed["analysis"]
+    lines = [f"planner {policy}", f"fixed   {main}"]
+    lines += [f"{module} {engine}" for module, engine in fixed.items() if engine is not main]
+    if judge:
+        lines.append(f"judge   {judge}")
+    lines.append(f"tools   {', '.join(tools)}")
+    if "python_coder" in tools:
+        lines.append(f"sandbox {protection()}")
+    return "\n".join(lines + [f"without {why}" for why in left_out])
+
+
+def plan_memory(args):
+    """The line "memory ..." about the weights of all local models; ValueError, before a download, if they do
+    not fit. Without a GPU, models that do not fit in float32 are loaded in bfloat16, unless --dtype is given.
+    """
+    names = {args.model, args.judge, *(getattr(args, name) for name in MODULES)} - {None}
+    configs = [config_of(name) for name in sorted(names) if not services.is_server(name)]
+    for config in configs:
+        fit.context(config, args.max_new_tokens)
+    device = pick_device(args.device)
+    weights = sum(fit.shapes(config)["parameters"] for config in configs)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else fit.host_memory()
+    if args.dtype is None and device.type == "cpu" and 4 * weights > 0.9 * free:
+        args.dtype = "bfloat16"
+    dtype = pick_dtype(args.dtype, device)
+    name = str(dtype).removeprefix("torch.")
+    needed = f"{dtype.itemsize * weights / 1e9:.1f} of {free / 1e9:.0f} GB for the weights, in {name}"
+    if dtype.itemsize * weights > 0.9 * free:
+        raise ValueError(f"this needs {needed}: use smaller models, or a server for --model or --fixed")
+    return f"memory  {needed}"

@@ -1,0 +1,112 @@
+"""Answering many questions: a file or benchmarks, batch by batch, with traces, a summary and a table.
+
+A run with a folder can be stopped at any time; the same command goes on where it stopped.
+"""
+
+import re
+import signal
+import sys
+import time
+from functools import partial
+
+from tqdm import tqdm
+
+from benchmarks import tables
+from benchmarks.runs import answer_all, finished_trials, markdown, open_folder, row_of
+from models.loading import fingerprint, pick_device, pick_dtype
+from rewards.metrics import accuracy_line, calls_line, summary
+from rewards.questions import Question, read_questions
+from scale import advice
+from scale.command_line import TOY, is_toy, leave
+
+EXAMPLES = 4  # questions of the toy that are answered where the command line names none
+FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials"}  # may change on resuming
+
+
+def load_questions(args):
+    """{name: [Question]}: the benchmarks, or under the name "questions" the file or the one question."""
+    if args.benchmark:
+        model = "toy" if is_toy(args.model) else re.sub(r"[^\w.]+", "-", args.model).strip("-")
+        args.out = args.out or f"runs/{model}-benchmarks"
+        names = list(tables.BENCHMARKS) if "all" in args.benchmark else args.benchmark
+        return {name: tables.load(name, args.benchmark_dir, args.limit) for name in names}
+    if args.question:
+        return {"questions": [Question(args.question, "")]}
+    questions = read_questions(args.data or TOY / "test.jsonl")
+    return {"questions": questions[: args.limit or (len(questions) if args.data else EXAMPLES)]}
+
+
+def open_run(args):
+    """The folder of --out, which must be new or hold this very run; None without --out."""
+    if not args.out:
+        return None
+    models = [args.model, args.fixed, args.executor, args.verifier, args.generator, args.judge]
+    settings = {name: value for name, value in vars(args).items() if name not in FREE}
+    settings["dtype"] = str(pick_dtype(args.dtype, pick_device(args.device)))
+    settings["set of weights"] = [fingerprint(model) for model in models if model]
+    return open_folder(args.out, settings)
+
+
+def answer(sets, args, folder, run, restore, trace):
+    """Answer every set of questions, as often as --trials says, and print what came of each.
+
+    sets: {name: [Question]}. run(trial, start, questions, watch) -> [Flow], a batch of them.
+    restore(question, data): a flow from its record. trace(flow): its text.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, questions in sets.items():
+        answer_set(name, questions, args, folder, run, restore, trace)
+    if args.benchmark:
+        show_table(args, folder, restore)
+
+
+def answer_set(name, questions, args, folder, run, restore, trace):
+    start, flows = time.perf_counter(), []
+
+    def finished(batch):
+        flows.extend(batch)
+        if not (args.quiet or args.benchmark):
+            for flow in batch:
+                grade = "right" if flow.reward else f"wrong: {flow.question.answer}"
+                tqdm.write(trace(flow) + ("" if args.question else f"  ({grade})") + "\n")  # above the bar
+        sys.stdout.flush()
+
+    try:
+        for trial in range(args.trials):
+            file = folder and folder / f"{name}-{trial}.jsonl"
+            answer_all(name, questions, file, args.batch, partial(run, trial), restore, finished)
+    except (ValueError, OSError, MemoryError, KeyboardInterrupt) as why:
+        if flows and not args.question:
+            numbers = accuracy_line(summary(flows), min(len(flows), len(questions)))
+            total = args.trials * len(questions)
+            print(f"\npartial, {len(flows)} of {total} rollouts: {numbers}", flush=True)
+        if isinstance(why, KeyboardInterrupt):
+            leave(130, f"\nsolve.py: stopped{'; the same command goes on' if folder else ''}")
+        leave(1, f"solve.py: {why}")
+    show_summary(name, questions, flows, time.perf_counter() - start, args)
+
+
+def show_summary(name, questions, flows, seconds, args):
+    metrics = summary(flows)
+    tokens = sum(output["tokens"] for flow in flows for output in flow.outputs)
+    line = f"{len(flows)} flows, {tokens} tokens, {seconds:.1f} s | calls: {calls_line(metrics)}"
+    print(f"{name}: {line}" if args.benchmark else line)
+    if metrics["failed"]:
+        print(advice.failures(flows))
+    if not args.question:
+        print(accuracy_line(metrics, len(questions)), flush=True)
+    if metrics["failed"] == len(flows):
+        leave(1, "solve.py: no flow came to an end")
+
+
+def show_table(args, folder, restore):
+    """Print and write table.md: a row for each benchmark with whole trials in the folder, old ones too."""
+    rows = []
+    for name in tables.BENCHMARKS:
+        if any(folder.glob(f"{name}-*.jsonl")):
+            number = len(tables.load(name, args.benchmark_dir, args.limit))
+            if trials := finished_trials(folder, name, number, restore):
+                rows.append(row_of(name, trials))
+    text = markdown(rows)
+    (folder / "table.md").write_text(text + "\n")
+    print(f"\n{text}\nKept in {folder}")

@@ -1,0 +1,66 @@
+"""README.md and docs/ agree with the code: their links, names, commands, flags and lengths are checked."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from scale import command_line
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCS = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*DOCS, ROOT / "experiments" / "RESULTS.md"]
+REFERENCE = re.compile(r"\[`([\w/]+\.py):\s+([\w,\s]+)`\]\(([^)]+)\)")  # [`flow_grpo.py: loss`](flow_grpo.py)
+COMMAND = re.compile(r"(?:python3?|torchrun --\S+ \d+) (-m (?!venv|pytest))?([\w/.]+)((?: (?!&&)\S+)*)")
+PARSERS = {"solve.py": command_line.solve_parser(), "train.py": command_line.train_parser()}
+FLAGS = {file: set(parser._option_string_actions) for file, parser in PARSERS.items()}
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def defined(path):
+    """All names that a Python file defines: functions, classes, constants, fields."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return stored | {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+
+
+def commands(text):
+    """(file, flags) of each Python command in the code blocks and code spans of a page."""
+    text = text.replace(" \\\n", " ")
+    for code in re.findall(r"^(?:    |\$ )(.*)$", text, re.M) + re.findall(r"(?<!`)`([^`]+)`(?!`)", text):
+        for module, name, rest in COMMAND.findall(" ".join(code.split("#")[0].split())):
+            file = f"{name.replace('.', '/')}.py" if module else name
+            yield file, re.findall(r"(?<=\s)--[\w-]+", rest)
+
+
+def test_the_readme_is_short_enough_to_be_read_to_its_end():
+    assert len(README.read_text(encoding="utf-8").split()) <= 1800
+
+
+def test_no_line_is_longer_than_110_characters():
+    lines = [line for page in DOCS for line in page.read_text(encoding="utf-8").splitlines()]
+    assert not [line for line in lines if len(line) > 110]
+
+
+@every_page
+def test_every_relative_link_leads_to_a_file(page):
+    links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
+    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+
+@every_page
+def test_every_named_function_is_defined_in_its_file(page):
+    for file, names, link in REFERENCE.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / link).resolve() == ROOT / file
+        assert set(re.findall(r"\w+", names)) <= defined(ROOT / file), file
+
+
+@every_page
+def test_every_shown_command_and_flag_exists(page):
+    text = page.read_text(encoding="utf-8")
+    for file, flags in commands(text):
+        known = FLAGS.get(file) or (ROOT / file).read_text(encoding="utf-8")
+        assert not [flag for flag in flags if flag not in known], file
+    assert set(re.findall(r"`(--[\w-]+)", text)) <= set().union(*FLAGS.values())

@@ -1,0 +1,596 @@
+"""models/: a completion is what the model sampled, whatever checkpoint, batch or trainer bring along."""
+
+import doctest
+import hashlib
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from torch.utils.checkpoint import checkpoint
+from transformers import AddedToken, Gemma3TextConfig, GPT2Config, LlamaConfig
+from transformers.utils.hub import constants
+
+import flow_grpo
+from models import loading, local, tokens
+from models.completion import TOO_LONG
+from models.loading import config_of, hub_is_down, load_engine, refuse_to_train
+from models.local import HF
+from models.tokens import defuse
+from scale import batches
+
+CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+PROMPTS = ["hi", "a much longer prompt than the one before it", "two plus two", "x"]
+HOSTILE = dict(
+    do_sample=True, top_k=1, top_p=0.1, min_p=0.9, typical_p=0.2, temperature=0.01, repetition_penalty=5.0,
+    no_repeat_ngram_size=1, suppress_tokens=list(range(40, 200)), begin_suppress_tokens=[33],
+    bad_words_ids=[[34]], sequence_bias=[[[35], 10.0]], min_new_tokens=9, max_length=3, forced_eos_token_id=2,
+    num_beams=3, epsilon_cutoff=0.1, eta_cutoff=0.1, exponential_decay_length_penalty=[1, 2.0],
+    renormalize_logits=True, guidance_scale=3.0)
+
+
+def tokenizer(template=CHATML, **special):
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    bpe.train_from_iterator(PROMPTS, tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", **special}
+    tok = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
+    tok.chat_template = template
+    return tok
+
+
+def write(path, tok, seed=0, generation=None, **config):
+    """A random Qwen2 as a checkpoint. Its large initial weights have no two tokens nearly tie."""
+    torch.manual_seed(seed)
+    config = dict(vocab_size=len(tok), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                  num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+                  initializer_range=0.3, eos_token_id=2) | config
+    transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**config)).save_pretrained(path)
+    tok.save_pretrained(path)
+    if generation is not None:  # by hand: transformers refuses to save some of what is published
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "model", tokenizer())
+
+
+@pytest.fixture
+def engine(folder):
+    return load_engine(folder)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """made(tokenizer, **settings of write): an engine. With initializer_range 0.02 it stops at any time."""
+    def make(tok=None, name="m", **settings):
+        return load_engine(write(tmp_path / name, tok or tokenizer(), **settings))
+    return make
+
+
+def log_probs(engine, c, temperature):
+    """log π of each sampled token, by one plain forward pass over prompt and answer."""
+    logits = engine.model(torch.tensor([c.prompt_ids + c.ids])).logits[0, len(c.prompt_ids) - 1 : -1]
+    return (logits / temperature).log_softmax(-1)[range(len(c.ids)), c.ids]
+
+
+class Spy:
+    """Records the rows of each generate(), the scores it sampled from, and the model's state meanwhile."""
+
+    def __init__(self, model):
+        self.rows, self.generate = [], model.generate
+        model.generate = self
+
+    def __call__(self, ids, **settings):
+        self.rows.append(len(ids))
+        self.states = states(self.generate.__self__)
+        out = self.generate(ids, return_dict_in_generate=True, output_scores=True, **settings)
+        self.scores = out.scores
+        return out.sequences
+
+
+# What is sampled
+
+@pytest.mark.parametrize("budget", [1, 80, 130, 65_536])
+def test_a_greedy_batch_answers_as_one_prompt_at_a_time_and_in_order(engine, budget):
+    alone = [engine([prompt], max_new_tokens=12)[0] for prompt in PROMPTS]
+    engine.token_budget, spy = budget, Spy(engine.model)
+    assert engine(PROMPTS, max_new_tokens=12) == alone and (len(spy.rows) > 1) == (budget < 65_536)
+    assert len({c.text for c in alone}) == len(PROMPTS)
+
+
+def test_batches_stay_within_the_budget_and_leave_no_row_out():
+    lengths = [5, 100, 7, 7, 31, 2, 64]
+    groups = batches.batches(lengths, budget=90, extra=10)
+    assert sorted(i for rows in groups for i in rows) == list(range(7))
+    assert all(len(rows) == 1 or len(rows) * (max(lengths[i] for i in rows) + 10) <= 90 for rows in groups)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_nothing_of_the_checkpoints_generation_config_changes_what_is_sampled(made, temperature):
+    hostile, answers = made(name="hostile", generation=HOSTILE), []
+    assert hostile.model.generation_config.num_beams == 3
+    for engine in (made(), hostile):
+        torch.manual_seed(3)
+        answers.append([(c.ids, c.text) for c in engine(PROMPTS * 4, temperature, max_new_tokens=12)])
+    assert answers[0] == answers[1]
+
+
+def test_tokens_come_as_often_as_softmax_of_logits_over_temperature(made):
+    engine = made(generation=HOSTILE, initializer_range=0.08)
+    spy, n = Spy(engine.model), 4000
+    torch.manual_seed(0)
+    completions = engine(["hi"] * n, temperature=0.7, max_new_tokens=1)
+    p = (engine.model(torch.tensor([completions[0].prompt_ids])).logits[0, -1] / 0.7).softmax(-1)
+    torch.testing.assert_close(spy.scores[0][0].softmax(-1), p)
+    seen = torch.bincount(torch.tensor([c.ids[0] for c in completions]), minlength=len(p)) / n
+    mean = (2 / torch.pi * p * (1 - p) / n).sqrt().sum()
+    assert (seen - p).abs().sum() < mean * 1.3
+
+
+def test_the_ids_are_what_was_sampled_and_a_forward_pass_without_padding_gives_their_log_probs(engine):
+    spy = Spy(engine.model)
+    completions = engine(PROMPTS, temperature=1.3, max_new_tokens=10)
+    for row, c in enumerate(sorted(completions, key=lambda c: -len(c.prompt_ids))):
+        sampled = torch.stack(spy.scores)[: len(c.ids), row].log_softmax(-1)[range(len(c.ids)), c.ids]
+        torch.testing.assert_close(log_probs(engine, c, 1.3), sampled, atol=1e-4, rtol=0)
+    read = engine.tokenizer.decode(completions[0].prompt_ids)
+    assert read == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_equal_seeds_give_equal_samples_and_another_seed_does_not(engine):
+    samples = []
+    for seed in (7, 7, 8):
+        torch.manual_seed(seed)
+        samples.append(engine(PROMPTS, temperature=1.0, max_new_tokens=12))
+    assert samples[0] == samples[1] != samples[2]
+
+
+def test_the_completion_has_the_log_probs_of_its_ids_as_they_were_sampled(made):
+    engine = made(initializer_range=0.05)
+    torch.manual_seed(0)
+    completions = engine(PROMPTS * 4, temperature=0.7, max_new_tokens=60)
+    assert len({len(c.ids) for c in completions}) > 2
+    for c in completions:
+        torch.testing.assert_close(torch.tensor(c.logps), log_probs(engine, c, 0.7), atol=1e-5, rtol=0)
+    assert [c.logps for c in engine(PROMPTS, max_new_tokens=8)] == [[]] * 4
+
+
+def test_recording_log_probs_changes_no_token_and_holds_the_logits_of_one_step(engine, monkeypatch):
+    watches, samples = [], []
+    generate, original = engine.model.generate, local.SampledLogps
+    monkeypatch.setattr(local, "SampledLogps", lambda t: watches.append(original(t)) or watches[-1])
+    for generate_too in (generate, lambda ids, logits_processor, **rest: generate(ids, **rest)):
+        engine.model.generate = generate_too
+        torch.manual_seed(0)
+        samples.append([c.ids for c in engine(PROMPTS, temperature=1.0, max_new_tokens=12)])
+    assert samples[0] == samples[1]
+    assert watches[0].logits is None and {row.shape for row in watches[0].logps} == {(4, 1)}
+
+
+def penalise(model, penalty):
+    """A repetition penalty gets in while the model samples."""
+    generate = model.generate
+    def penalised(ids, generation_config, **rest):
+        generation_config.repetition_penalty = penalty
+        return generate(ids, generation_config=generation_config, **rest)
+    model.generate = penalised
+
+
+@pytest.mark.parametrize("scored_at, penalty, low, high",
+                         [(0.7, 1.0, 0, 2e-6), (1.0, 1.0, 0.05, 9), (0.7, 1.3, 0.05, 9)])
+def test_the_sampling_gap_is_rounding_unless_another_policy_is_scored(engine, scored_at, penalty, low, high):
+    penalise(engine.model, penalty)
+    torch.manual_seed(0)
+    completions = engine(PROMPTS * 2, temperature=0.7, max_new_tokens=20)
+    optimizer = torch.optim.SGD(engine.model.parameters(), lr=0.0)
+    def update(temperature, logps):
+        actions = [flow_grpo.Action(c.prompt_ids, c.ids, i, logps(c)) for i, c in enumerate(completions)]
+        settings = dict(temperature=temperature, minibatches=2)
+        return flow_grpo.update(engine.model, None, optimizer, actions, [1.0, -1.0] * 4, **settings)
+    row = update(scored_at, lambda c: c.logps)
+    assert low < row["sampling_gap"] < high and row["ratio_first"] < 1e-6
+    assert update(0.7, lambda c: [])["sampling_gap"] == 0.0
+
+
+# Memory
+
+def small_memory(model, rows, tokens=3):
+    """`model` where more than `rows` sequences are too many, as is seen after some tokens."""
+    forward, calls = model.forward, []
+
+    def limited(*args, **kwargs):
+        calls.append(len(kwargs["input_ids"]))
+        if calls[-1] > rows and calls[-tokens:] == calls[-1:] * tokens:
+            calls.append(0)
+            raise torch.OutOfMemoryError("CUDA out of memory. (a test)")
+        return forward(*args, **kwargs)
+    model.forward = limited
+    return calls
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_batch_that_does_not_fit_is_halved_and_answers_the_same(engine, rows):
+    whole, budget = engine(PROMPTS, max_new_tokens=12), engine.token_budget
+    calls = small_memory(engine.model, rows)
+    with pytest.warns(UserWarning, match="from here on batches of at most") as warnings:
+        assert engine(PROMPTS, max_new_tokens=12) == whole
+    assert engine.token_budget < budget and len(warnings) == calls.count(0)
+    calls.clear()
+    assert engine(PROMPTS, max_new_tokens=12) == whole and max(calls) <= rows and 0 not in calls  # remembered
+
+
+@pytest.mark.filterwarnings("ignore:Out of memory")
+def test_what_is_sampled_does_not_depend_on_how_far_the_failed_attempt_came(folder):
+    samples = []
+    for failed_after in (1, 3, 9):
+        engine = load_engine(folder)
+        small_memory(engine.model, 2, failed_after)
+        torch.manual_seed(0)
+        samples.append([(c.ids, c.logps) for c in engine(PROMPTS, temperature=1.0, max_new_tokens=12)])
+    assert samples[0] == samples[1] == samples[2] and all(len(ids) == len(logps) for ids, logps in samples[0])
+
+
+def test_one_prompt_that_does_not_fit_is_one_sentence(engine):
+    small_memory(engine.model, 0)
+    with pytest.raises(MemoryError, match="^one row of 26 tokens and 12 new ones does not fit") as why:
+        engine(PROMPTS[1:2], max_new_tokens=12)
+    assert "\n" not in str(why.value) and isinstance(why.value.__cause__, torch.OutOfMemoryError)
+
+
+# Equal prompts
+
+def test_equal_prompts_are_generated_once_at_temperature_0_and_separately_above_it(engine):
+    spy = Spy(engine.model)
+    a, b, c, d = engine(["hi", "x", "hi", "hi"], max_new_tokens=6)
+    assert spy.rows == [2] and a == c == d != b
+    c.ids.append(-1)
+    assert a == d != c  # equal, and not one object
+    samples = engine(["hi"] * 6, temperature=1.5, max_new_tokens=8)
+    assert spy.rows == [2, 6] and len({tuple(c.ids) for c in samples}) > 1
+
+
+# Stop tokens
+
+def test_the_stop_token_is_an_action_and_a_cut_text_has_none(made):
+    engine = made(initializer_range=0.02)
+    torch.manual_seed(0)
+    completions = engine(["hi"] * 64, temperature=1.0, max_new_tokens=100)
+    stopped = [c for c in completions if c.ids[-1] == 2]
+    assert 0 < len(stopped) < 64
+    for c in completions:
+        assert 2 not in c.ids[:-1] and (c in stopped or len(c.ids) == 100) and "<|im_end|>" not in c.text
+
+
+@pytest.mark.parametrize("pad", ["<|im_end|>", None])
+def test_a_pad_token_that_is_the_stop_token_or_missing_changes_nothing(made, pad):
+    samples = []
+    for tok in (tokenizer(), tokenizer(pad_token=pad)):
+        engine = made(tok, initializer_range=0.02)
+        torch.manual_seed(0)
+        samples.append(engine(PROMPTS * 4, temperature=1.0, max_new_tokens=80))
+    assert samples[0] == samples[1] and any(c.ids[-1] == 2 for c in samples[0])
+
+
+def test_every_stop_token_of_a_list_stops_and_so_does_the_tokenizers(made):
+    engine = made(generation={"eos_token_id": [33, 34, 35]}, initializer_range=0.02)  # these have a text
+    assert engine.stop_ids() == [33, 34, 35, 2]
+    completions = engine(["hi"] * 64, temperature=1.0, max_new_tokens=100)
+    assert {c.ids[-1] for c in completions if len(c.ids) < 100} == {33, 34, 35, 2}
+    for c in completions:
+        ids = c.ids[:-1] if c.ids[-1] in engine.stop_ids() else c.ids
+        assert c.text == engine.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_generation_reads_each_token_once_and_ends_when_all_rows_have_stopped(made):
+    engine = made(generation={"eos_token_id": list(range(2, 200))})
+    spy, read = Spy(engine.model), []
+    engine.model.model.embed_tokens.register_forward_pre_hook(lambda _, args: read.append(args[0].shape[1]))
+    completions = engine(PROMPTS, temperature=2.0, max_new_tokens=100)
+    assert len(spy.scores) == max(len(c.ids) for c in completions) < 100
+    assert read == [max(len(c.prompt_ids) for c in completions)] + [1] * (len(spy.scores) - 1)
+
+
+def test_a_model_without_a_stop_token_talks_to_the_limit(made):
+    engine = made(tokenizer(eos_token=None, pad_token=None), eos_token_id=None)
+    assert [len(c.ids) for c in engine(PROMPTS, temperature=1.0, max_new_tokens=30)] == [30] * 4
+
+
+# Training and rollout share the model
+
+def checkpointed(engine):
+    engine.model.train()
+    engine.model.config.use_cache = False
+    for layer in engine.model.model.layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = lambda f, *args: checkpoint(f, *args, use_reentrant=False)
+    engine.model.model.norm.eval()  # a frozen part of the model in training
+    return states(engine.model), engine.model.generation_config
+
+
+def states(model):
+    return [(m.training, getattr(m, "gradient_checkpointing", False)) for m in model.modules()]
+
+
+def test_a_rollout_in_training_with_checkpointing_equals_one_in_eval(made):
+    engine = made(attention_dropout=0.5)
+    in_eval = engine(PROMPTS, max_new_tokens=12)
+    before, settings = checkpointed(engine)
+    spy = Spy(engine.model)
+    assert engine(PROMPTS, max_new_tokens=12) == in_eval
+    assert set(spy.states) == {(False, False)}
+    assert states(engine.model) == before and engine.model.generation_config is settings
+    engine.model(torch.tensor([in_eval[0].prompt_ids])).logits.sum().backward()  # training can go on
+
+
+def test_the_model_is_restored_even_when_generate_fails(engine):
+    before, settings = checkpointed(engine)
+    engine.model.model.forward = lambda *a, **k: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        engine(["hi"], max_new_tokens=4)
+    assert states(engine.model) == before and engine.model.generation_config is settings
+
+
+def test_a_saved_model_is_the_same_model_with_the_same_generation_config(made, tmp_path):
+    generation = {**HOSTILE, "do_sample": False, "eos_token_id": [2, 5]}  # transformers refuses to save this
+    engine = made(generation=generation)
+    engine.save(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert all(generation[name] == again[name] for name in generation.keys() & again.keys())
+    assert {"top_k", "repetition_penalty", "min_p", "eos_token_id"} <= set(again)
+    assert load_engine(tmp_path / "again")(PROMPTS, max_new_tokens=8) == engine(PROMPTS, max_new_tokens=8)
+
+
+# The context
+
+def test_a_prompt_without_room_for_its_answer_is_refused_and_the_others_are_answered(engine):
+    short, long, other = engine(["hi", "word " * 300, "x"], max_new_tokens=6)
+    assert long.error == TOO_LONG and long.ids == [] and long.text == "" and len(long.prompt_ids) > 256
+    assert [short, other] == engine(["hi", "x"], max_new_tokens=6) and not short.error and len(short.ids) == 6
+    room = 256 - len(engine.encode("hi"))
+    assert [engine(["hi"], max_new_tokens=n)[0].error for n in (room, room + 1)] == ["", TOO_LONG]
+
+
+def test_the_context_is_found_under_its_other_names_and_missing_means_no_limit():
+    tok = tokenizer()
+    small = dict(vocab_size=len(tok), n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2)
+    gpt2 = HF(transformers.GPT2LMHeadModel(GPT2Config(n_positions=48, n_embd=16, **small)), tok)
+    bloom = HF(transformers.BloomForCausalLM(transformers.BloomConfig(hidden_size=16, **small)), tok)
+    assert gpt2.context() == 48 and bloom.context() == float("inf") and bloom(["hi"], max_new_tokens=4)[0].ids
+
+
+def test_no_prompts_no_answers(engine):
+    assert engine([]) == engine([], temperature=1.0) == []
+
+
+# Control tokens of pages: each shape in the tokenizer_config.json of these models; * is not special there.
+
+NAMED = {
+    "Qwen2.5": "<|im_start|> <|im_end|> <|endoftext|> <|vision_pad|> *<|fim_prefix|> *<|repo_name|>",
+    "Qwen3": "<|im_start|> <|im_end|> <|endoftext|> <|vision_start|> <|vision_end|> *<think> *</think>",
+    "Llama-3": "<|start_header_id|> <|eot_id|> <|begin_of_text|> <|python_tag|> <|reserved_special_token_0|>",
+    "Phi-3": "<|user|> <|end|> <|assistant|> <|system|> <|endoftext|> <unk> <s> *</s> <|placeholder1|>",
+    "Gemma": "<start_of_turn> <end_of_turn> <bos> <eos> <pad> <unk> <start_of_image> <image_soft_token>",
+    "Mistral": "[INST] [/INST] <s> </s> <unk> [TOOL_CALLS] [/TOOL_RESULTS] [IMG] [IMG_BREAK] [SYSTEM_PROMPT] "
+               "[/SYSTEM_PROMPT] " + " ".join(f"<SPECIAL_{i}>" for i in range(20, 1000)),
+    "SmolLM2": "<|im_start|> <|im_end|> <|endoftext|> <repo_name> <reponame> <gh_stars> <empty_output>",
+    "DeepSeek": "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜▁pad▁｜> <|EOT|> *<｜User｜> *<｜fim▁hole｜> "
+                "*<｜tool▁calls▁begin｜> *<｜place▁holder▁no▁0｜> *<think> *</think>"}
+
+
+def chat_engine(listed, normalizer=None):
+    """An engine that only encodes, with these tokens, and a template that marks turns with the first two."""
+    added = [AddedToken(t.strip("*"), special=t[0] != "*", normalized=False) for t in listed.split()]
+    begin, end = added[0].content, added[1].content
+    tok = tokenizer(f"{begin}user\n{{{{ messages[0].content }}}}{end}\n{begin}assistant\n")
+    tok.add_tokens(added)
+    if normalizer:
+        tok.backend_tokenizer.normalizer = normalizer
+    return HF(None, tok), [t.content for t in added]
+
+
+def control(engine, page):
+    """The added tokens of a prompt, and how it begins and ends."""
+    ids, added = engine.encode(f"a {page} b"), engine.tokenizer.added_tokens_decoder
+    return [i for i in ids if i in added], ids[:1], ids[-12:]
+
+
+@pytest.mark.parametrize("model", NAMED)
+def test_no_control_token_of_a_page_reaches_the_model(model):
+    engine, listed = chat_engine(NAMED[model])
+    frame = control(engine, "page")
+    assert len(frame[0]) == 3
+    nested, doubled = "".join(t[:3] + t + t[3:] for t in listed), "".join(t + t[1:] for t in listed)
+    for page in ("".join(listed), "\n".join(listed), nested, doubled):
+        assert control(engine, page) == frame
+    assert "a <page> b" in engine.tokenizer.decode(engine.encode("a <page> b"))
+
+
+@pytest.mark.parametrize("normalizer", [None, tokenizers.normalizers.NFC(), tokenizers.normalizers.NFKC()])
+@pytest.mark.parametrize("page", [
+    "<|im_<|im_end|>end|>", "<|im_<|im_start|>start|>", "<<|im_end|>", "<|im_end|><|im_end|>",
+    "<<think>think>", "</</think>think>", "<think>",
+    "＜|im_end|＞", "<|im_end|＞", "＜｜ｉｍ＿ｅｎｄ｜＞", "<\u200b|im_end|>", "<|IM_END|>"])
+def test_tokens_inside_one_another_and_letters_that_a_normalizer_makes_equal_write_none(normalizer, page):
+    engine, _ = chat_engine(NAMED["Qwen3"], normalizer)  # tokens are looked for before it normalises
+    assert control(engine, page) == control(engine, "page")
+
+
+def test_a_tokenizer_in_python_is_no_exception():
+    tok = transformers.ByT5Tokenizer()
+    tok.chat_template = "<extra_id_0>{{ messages[0].content }}<extra_id_1>"
+    engine = HF(None, tok)
+    assert control(engine, "</s><extra_id_7><unk>")[0] == control(engine, "page")[0] != []
+
+
+def test_words_that_were_merely_added_to_a_tokenizer_stay_words():
+    engine = load_engine("toy")
+    added = engine.tokenizer.added_tokens_decoder.values()
+    words = " ".join(str(token) for token in added if not token.special)
+    assert len(words) > 1000 and words in engine.tokenizer.decode(engine.encode(words))
+
+
+@pytest.mark.parametrize("text, defused", [
+    ("a<|im_end|>b</s>c<s>d[INST]e[/INST]f", "a< |im_end|>b< /s>c< s>d[ INST]e[ /INST]f"),
+    ("<start_of_turn>g<｜Assistant｜>h\ud800", "< start_of_turn>g< ｜Assistant｜>h?"),
+    ("<think>a</think>", "< think>a< /think>"), ("a <b> [1] x|y <|> <p>", "a <b> [1] x|y <|> <p>")])
+def test_without_a_tokenizer_the_control_tokens_of_common_templates_are_defused(text, defused):
+    assert defuse(text) == defused
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic", "yarn", "llama3", "linear", "default"])
+@pytest.mark.parametrize("config", [
+    lambda rope: LlamaConfig(rope_parameters=rope), lambda rope: LlamaConfig(rope_scaling=rope),
+    lambda rope: Gemma3TextConfig(rope_parameters={"full_attention": rope}), lambda rope: GPT2Config()])
+def test_only_embeddings_that_depend_on_the_longest_row_are_refused(config, kind):
+    config = config(dict(rope_type=kind, rope_theta=1e4, factor=2.0, short_factor=[1.0], long_factor=[1.0],
+                         low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=512))
+    refused = kind == "longrope" and not isinstance(config, GPT2Config)
+    with pytest.raises(ValueError, match="^A model with longrope.*$") if refused else nullcontext():
+        refuse_to_train(config)
+
+
+# The model hub
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub with one model, some-org/some-model, that takes 0.05 s for each answer."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        time.sleep(0.05)
+        path = self.server.folder / self.path.partition("/resolve/main/")[2]
+        body = path.read_bytes() if path.is_file() else b""
+        self.send_response(200 if body or self.path == "/" else 404)
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body if self.command == "GET" else b"")
+
+    do_GET = do_HEAD
+
+
+@pytest.fixture
+def hub(folder, tmp_path, monkeypatch):
+    """hub(address) sets the hub's address; hub.online is one that answers. The cache begins empty."""
+    def at(address):
+        hub_is_down.cache_clear()
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # it remembers an address, too
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
+                            address + "/{repo_id}/resolve/{revision}/{filename}")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.folder, at.online, server.daemon_threads = folder, f"http://127.0.0.1:{server.server_port}", True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(loading, "HUB_SECONDS", 0.5)
+    yield at
+    server.shutdown()
+    server.server_close()
+    hub_is_down.cache_clear()
+
+
+@pytest.mark.parametrize("how", ["nobody listens", "nobody answers"])
+def test_a_hub_that_cannot_be_reached_is_found_out_within_seconds_and_once(hub, how):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub(f"http://127.0.0.1:{silent.getsockname()[1] if how == 'nobody answers' else 1}")
+        start = time.perf_counter()
+        for call in (config_of, load_engine):
+            with pytest.raises(ValueError, match="the model hub cannot be reached for it"):
+                call("some-org/some-model")
+        assert time.perf_counter() - start < 5
+
+
+def test_a_model_comes_from_a_slow_hub_and_from_the_cache_when_the_hub_is_gone(hub, folder, monkeypatch):
+    hub(hub.online)
+    assert config_of("some-org/some-model").hidden_size == 32
+    online = load_engine("some-org/some-model", device="cpu")(PROMPTS, max_new_tokens=4)
+    hub("http://127.0.0.1:1")
+    assert load_engine("some-org/some-model", device="cpu")(PROMPTS, max_new_tokens=4) == online
+    assert load_engine(folder, device="cpu")(PROMPTS, max_new_tokens=4) == online
+    hub(hub.online)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert hub_is_down()  # as HF_HUB_OFFLINE=1 wants it
+
+
+# Loading
+
+@pytest.mark.parametrize("name, sentence", [
+    ("./nowhere", "There is no folder './nowhere'"), ("/no/such", "There is no folder '/no/such'"),
+    ("runs/last/model", "There is no folder 'runs/last/model' here"),
+    ("some-org/some-model", "'some-org/some-model' here, and the model hub cannot be reached"),
+    ("localhost:9", "write http://localhost:9$"), ("localhost:9/v1", "write http://localhost:9/v1$"),
+    ("10.0.0.1:80/v1#m", "write http://10.0.0.1:80/v1#m$"), ("api.a.com/v1", "write http://api.a.com/v1$")])
+@pytest.mark.parametrize("call", [config_of, load_engine])
+def test_a_name_that_is_nowhere_is_one_clear_sentence(call, name, sentence):
+    with pytest.raises(ValueError, match=sentence) as why:
+        call(name)
+    assert "\n" not in str(why.value)
+
+
+@pytest.mark.parametrize("lost, size, sentence", [
+    ("config.json", None, "holds no model"), ("model.safetensors", None, "does not hold a whole model"),
+    ("model.safetensors", 1000, "does not hold a whole model"), ("tokenizer*", None, "no tokenizer"),
+    ("chat_template.jinja", None, "no chat template")])
+def test_a_folder_with_a_part_missing_or_cut_short_is_one_clear_sentence(folder, lost, size, sentence):
+    for path in folder.glob(lost):
+        os.truncate(path, size) if size else path.unlink()
+    with pytest.raises(ValueError, match=sentence) as why:
+        load_engine(folder)
+    assert "\n" not in str(why.value) and str(folder) in str(why.value)
+
+
+@pytest.mark.parametrize("settings, sentence", [
+    ({"dtype": "int8"}, "no dtype 'int8' here: use one of float32"),
+    ({"device": "tpu"}, "no device 'tpu' here: use one of")])
+def test_a_device_or_dtype_that_does_not_exist_names_those_that_do(folder, settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        load_engine(folder, **settings)
+
+
+def test_the_configuration_is_read_without_the_weights(folder):
+    (folder / "model.safetensors").unlink()
+    assert config_of(str(folder)).num_hidden_layers == 2
+
+
+def test_a_small_model_of_qwen2_5s_own_configuration_loads_and_answers(made):
+    generation = dict(bos_token_id=0, pad_token_id=0, do_sample=True, eos_token_id=[2, 0], temperature=0.7,
+                      repetition_penalty=1.1, top_p=0.8, top_k=20)
+    engine = made(generation=generation, hidden_act="silu", max_window_layers=28, rms_norm_eps=1e-6,
+                  rope_theta=1e6, sliding_window=32768, use_sliding_window=False, tie_word_embeddings=True,
+                  bos_token_id=0, max_position_embeddings=32768)
+    assert engine.stop_ids() == [2, 0] and engine.context() == 32768
+    assert all(c.text and c.ids for c in engine(PROMPTS, temperature=0.7, max_new_tokens=8))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_of_either_dtype_answers_and_describes_itself_in_one_line(folder, dtype):
+    engine = load_engine(folder, "cpu", dtype)
+    millions = sum(p.numel() for p in engine.model.parameters()) / 1e6
+    assert str(engine) == f"{folder} | {millions:.4g} M parameters | cpu | {dtype}"
+    assert not engine.model.training and len(engine(PROMPTS, temperature=1.0, max_new_tokens=4)) == 4
+
+
+def test_a_folder_is_loaded_and_answers_without_a_word(folder, capfd, recwarn):
+    load_engine(folder)(PROMPTS, temperature=0.7, max_new_tokens=4)
+    assert capfd.readouterr() == ("", "") and not [w for w in recwarn if "transformers" in str(w.filename)]
+
+
+def test_the_examples_in_the_docstrings_are_true():
+    assert not any(doctest.testmod(module).failed for module in (batches, local, tokens))

@@ -1,0 +1,273 @@
+"""The supervisor: the first process of each call of python_coder. It runs the code in a child, and stops it.
+
+This file is a program, never imported: world/sandbox.py sends it, compiled, to a new Python.
+
+    python_coder -> supervisor [-> process 1 of its own namespaces] -> the code, and whatever that starts
+
+The supervisor has no secrets and outlives the code, so it can kill all that the code has started.
+stdin brings the code and stays open: when either side is gone, the other sees it hang up. stdout is what the
+code prints, on both its streams; stderr is the verdict, "Error: ...". Both are files: they cost no memory.
+Only the supervisor can write the verdict: the code's process sends its exception through a pipe.
+No signal, ast or traceback: each import takes milliseconds, in each of the thousands of calls of a training.
+"""
+import _signal
+import os
+import resource
+import select
+import sys
+import time
+
+if __name__ != "__main__":
+    raise ImportError("world/supervisor.py is a program that world/sandbox.py starts")
+if linux := sys.platform == "linux":
+    import ctypes
+    libc, numbers64 = ctypes.CDLL(None), ctypes.c_uint64 * 4
+seconds, (size, memory, cap, namespaces, landlock) = float(sys.argv[2]), map(int, sys.argv[3:8])
+filters = sys.argv[8:]
+source = sys.stdin.buffer.read(size)
+_signal.signal(2, 0)                    # SIG_DFL: process 1 is immune to it, Python is not
+os.ftruncate(2, 0), os.lseek(2, 0, 0)   # without what Python wrote when it started
+error_out, error_in = os.pipe()         # these two and verdict are closed on exec
+verdict = os.dup(2)
+
+
+def say(text):
+    os.write(verdict, text.encode("utf-8", "replace")[:8192] + b"\n")
+
+
+# ------------------------------------------------------------ namespaces
+def isolate():
+    """Namespaces of our own, with all files read-only but a new 64 MB folder. False where not allowed."""
+    if not linux:
+        return False
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: sudo and the like give nothing
+    if child := namespaces and os.fork():  # a child tries: a refusal half-way leaves us as we were
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status != 99:
+            os._exit(status != 0)
+    if child or not namespaces:
+        libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to us, not to init
+        return False
+    try:
+        separate()
+    except OSError:
+        os._exit(99)
+    return True
+
+
+def separate():
+    uid, gid, cwd = os.getuid(), os.getgid(), os.getcwd()
+    call("unshare", 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x00020000)
+    for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    if child := os.fork():  # the child is process 1 of the namespace: all die with it
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    limit_process_ids()
+    # mount_setattr, for all below: read-only, and no devices (disks do not mind a read-only folder) but these
+    call("syscall", 442, -100, b"/", 0x8000, numbers64(1 | 4), 32)
+    for name in b"null", b"zero", b"full", b"random", b"urandom":
+        call("mount", b"/dev/" + name, b"/dev/" + name, None, 4096, None)
+        call("syscall", 442, -100, b"/dev/" + name, 0, numbers64(0, 4), 32)
+    memory_disk = b"tmpfs", 6, b"size=64m,nr_inodes=16k,mode=700"  # gone with the namespace
+    call("mount", b"tmpfs", cwd.encode(), *memory_disk)
+    libc.mount(b"tmpfs", b"/dev/shm", *memory_disk)  # where there is none, this does nothing
+    libc.mount(b"proc", b"/proc", b"proc", 15, None)  # read-only; where refused, the old /proc has no secrets
+    os.chdir(cwd)
+
+
+def call(name, *args):
+    if getattr(libc, name)(*args):
+        raise OSError(f"{name} is refused")
+
+
+def limit_process_ids():
+    """At most 1100 processes at a time, also for root. Before Linux 6.14 it is not for us to set."""
+    if tuple(int(n) for n in os.uname().release.split("-")[0].split(".")[:2]) >= (6, 14):
+        try:
+            with open("/proc/sys/kernel/pid_max", "w") as file:
+                file.write("1100")
+        except OSError:
+            pass  # this /proc is read-only
+
+
+# ------------------------------------------------------------ what the code has taken
+def numbers():
+    """Of /proc/loadavg: [4] is the number of all tasks, [5] the last process id of our own namespace."""
+    try:
+        with open("/proc/loadavg") as file:
+            return [int(float(n)) for n in file.read().replace("/", " ").split()]
+    except OSError:
+        return [0] * 6
+
+
+def family(pid):
+    """The descendants of a process, or 100 of them, where there is a /proc."""
+    found = [pid]
+    for pid in found:                                     # which grows meanwhile
+        if len(found) > 100:
+            break                                         # a fork bomb is faster than we are
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/children") as file:
+                    found += map(int, file.read().split())
+        except OSError:
+            pass                                          # it has ended
+    return found[1:]
+
+
+def crowded():
+    """Has the code started too many processes? (The system's own limit, NPROC, does not bind root.)"""
+    return numbers()[5] > 1000 if isolated else len(family(os.getpid())) > 64
+
+
+def full():
+    """Does the folder hold more than 64 MB? A file, however small, counts as 4 KB."""
+    total, errors = 0, []
+    try:
+        for _, folders, files, fd in os.fwalk(onerror=errors.append):  # by fd: a new name hides nothing
+            for name in folders + files:
+                try:
+                    total += 4096 + 512 * os.lstat(name, dir_fd=fd).st_blocks
+                except FileNotFoundError:
+                    pass                                  # deleted meanwhile
+            if total > 64 << 20:
+                return True
+    except RecursionError:
+        return True                                       # too deep for us to look at; or unreadable:
+    return any(not isinstance(error, FileNotFoundError) for error in errors)
+
+
+# ------------------------------------------------------------ the code's own process
+def confine():
+    """Takes from the code, and all that it will start, what it could harm others with. Needs no privilege."""
+    libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # no capability, even for root
+    if landlock:                                          # rights: all that it knows but to execute and read
+        rights = (1 << (13, 14, 15, 15, 16)[min(landlock, 5) - 1]) - 1 & ~13
+        rules = libc.syscall(444, numbers64(rights, 3 * (landlock > 3), 3 * (landlock > 5)), 24, 0)
+        private = ["/dev/shm"] if isolated and os.path.exists("/dev/shm") else []
+        for path, allowed in [(os.devnull, 2)] + [(path, rights) for path in [".", *private]]:  # 2: to write
+            libc.syscall(445, rules, 1, numbers64(allowed, os.open(path, 0x200000)), 0)         # O_PATH
+        libc.syscall(446, rules, 0)
+    pid = os.getpid().to_bytes(4, "little").hex()
+    for text in filters[:1 if isolated else 2]:
+        steps = ctypes.create_string_buffer(bytes.fromhex(text.replace("efbeadde", pid)))  # CODE_PID
+        libc.prctl(22, 2, numbers64(len(steps) // 8, ctypes.addressof(steps)))             # PR_SET_SECCOMP
+
+
+def limit():
+    for name, value in (("CPU", int(seconds) + 1), ("AS", memory << 20), ("FSIZE", 16 << 20), ("NOFILE", 128),
+                        # NPROC counts all of the user's, also elsewhere
+                        ("CORE", 0), ("NPROC", numbers()[4] + 64)):
+        try:
+            resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
+        except (AttributeError, ValueError, OSError):
+            pass  # unknown to this system, or a lower limit stands already
+
+
+def run():
+    """The code, once, in one scope; a last bare expression is shown as a REPL shows it."""
+    main = sys.modules["__main__"] = type(sys)("__main__")
+    sys.argv, reserve = [""], bytearray(1 << 20)
+    try:                                                  # 0x400: trees
+        tree, show = compile(source, "<code>", "exec", 0x400), compile("0", "<code>", "single", 0x400)
+        show.body = [tree.body.pop()] if tree.body and type(tree.body[-1]).__name__ == "Expr" else []
+        exec(compile(tree, "<code>", "exec"), main.__dict__)
+        if show.body:
+            exec(compile(show, "<code>", "single"), main.__dict__)
+    except BaseException as e:
+        del reserve                                       # room to tell that the memory is full
+        try:
+            text = explain(e)
+        except BaseException:                             # its class is the code's: str(e) can do anything
+            text = "an exception that cannot be shown"
+        if text:
+            say(text)
+
+
+def explain(e):
+    """NameError: name 'x' is not defined (line 1)"""
+    if isinstance(e, SystemExit) and e.code in (None, 0):
+        return ""
+    text, line, at = str(e), None, e.__traceback__
+    if isinstance(e, SyntaxError) and e.filename == "<code>":
+        text, line = e.msg, e.lineno
+    while at:
+        line, at = (at.tb_lineno if at.tb_frame.f_code.co_filename == "<code>" else line), at.tb_next
+    return type(e).__name__ + (f": {text}" if text else "") + (f" (line {line})" if line else "")
+
+
+def start():
+    """What the child does: it confines itself and runs the code."""
+    os.setsid()                                           # kill(0, 9) finds only the code's own
+    os.setpriority(os.PRIO_PROCESS, 0, priority + 5)      # a fork bomb must not starve whoever has to stop it
+    os.dup2(error_in, verdict, False), os.close(error_in), os.close(error_out)
+    if linux:
+        libc.prctl(4, 1, 0, 0, 0), libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: it does not survive us
+        confine()
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0), os.dup2(1, 2), os.close(null)
+    sys.stdout.reconfigure(line_buffering=True)           # what was printed before a kill is not lost
+    limit()
+    run()
+    raise SystemExit  # waits for the code's threads; the code may replace sys.exit
+
+
+# ------------------------------------------------------------ the supervisor's process
+def watch(child):
+    """Waits until the code has ended, or until there is a reason to stop it."""
+    end, pause = time.monotonic() + seconds, 0.001
+    while True:
+        hung_up = select.select([0], [], [], pause)[0]    # this is the pause, unless the flow hangs up
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            failure = f"killed by signal {-code}" if code < 0 else f"the code ended with exit status {code}"
+            return failure if code else ""
+        if crowded():
+            return "stopped after starting too many processes"
+        if time.monotonic() > end:
+            return f"stopped after {seconds:g} seconds"
+        if hung_up:
+            return "stopped by the flow"
+        if not isolated and full():
+            return "stopped after writing too much to its folder"
+        if os.fstat(1).st_size > cap:
+            return ""                                     # python_coder sees it too
+        pause = min(2 * pause, 0.02)
+
+
+def kill_all(child):
+    """Without namespaces: kills the code and what it has started."""
+    try:
+        os.killpg(child, 9)  # at one stroke, so that a fork bomb cannot outrun us
+    except (ProcessLookupError, PermissionError):
+        pass                                              # nobody is left in the group
+    while kin := family(os.getpid()):                     # those that have left the group
+        for pid in kin:
+            try:
+                os.kill(pid, 9)
+                os.waitpid(pid, os.WNOHANG)
+            except (ProcessLookupError, ChildProcessError):
+                pass  # gone, or a grandchild: ours when its parent is dead
+
+
+priority = os.nice(0)
+try:
+    os.nice(-10)  # root, whom no limit of processes binds, may do this
+except OSError:
+    pass
+# this module lives on when the code's takes its place
+supervisor, isolated = sys.modules["__main__"], isolate()
+# PR_SET_DUMPABLE: our memory and files, the verdict, are not the code's to open in /proc
+linux and libc.prctl(4, 0, 0, 0, 0)
+code_process = os.fork()
+if code_process == 0:
+    start()
+if reason := watch(code_process):
+    say("Error: " + reason)
+if select.select([error_out], [], [], 0)[0]:
+    os.write(verdict, b"Error: " + os.read(error_out, 8193))
+if isolated:
+    os._exit(0)                                           # process 1 ends: the system kills all others
+kill_all(code_process)
