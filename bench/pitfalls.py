@@ -1,128 +1,144 @@
-"""Put the known faults of public implementations into a copy of this code, one at a time, and see which test notices.
+"""Put known faults of public implementations into a copy of this code, one at a time: which test notices?
 
     python bench/pitfalls.py              all of them, a few minutes
     python bench/pitfalls.py 7 17         only these
 
-Only the faults that replace an idea by another stand here; those that change or drop one thing (a temperature, a check, a step, the
-stop token) are among the mutants that bench/mutate.py makes by itself.
+These faults replace an idea by another. Those that change or drop one thing (a temperature, a check, a step,
+the stop token) are among the mutants that bench/mutate.py makes by itself.
 
-Each row is a fault: its number and name, the file, the code as it is and as it would be with the fault, and the tests that must fail
-(as pytest's -k names them). Layout, quotes and comments do not matter. A fault whose code is no longer found, or that no test
-notices, ends the script with exit code 1.
+Each row is a fault: its number and name, the code as it is and as it would be with the fault, and words of
+the name of the test that must fail. Code and test are looked for in all files; layout, quotes and comments do
+not matter. A fault whose code or test is not found, or that no test notices, makes the exit code 1.
 """
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
+LEFT_OUT = shutil.ignore_patterns(".*", "runs", "__pycache__")
+NO_SOURCES = {"tests", "bench", "experiments", "runs", ".venv"}
 
 FAULTS = [
-    (1, "group statistics over turns", "train.py",
-     "A, flat = advantages([flow.reward for _, flow in kept], [group for group, _ in kept])",
-     "A, flat = advantages([flow.reward for _, flow in kept], [flow.question.question for _, flow in kept])",
-     "test_train.py", "groups"),
-    (2, "one memory for all questions", "flow.py",
+    (1, "groups by the text of a question",
+     "A, flat = advantages(rewards, groups)",
+     "A, flat = advantages(rewards, [hash(rollout.question.question) for rollout in usable])",
+     "two_equal_questions_in_a_batch"),
+    (2, "one memory for all questions",
      "flows = [Flow(question, Memory(question.question)) for question in questions]",
      "one = Memory(questions[0].question); flows = [Flow(question, one) for question in questions]",
-     "test_solve.py", "memory_of_its_own"),
-    (4, "text instead of ids", "models/local.py",
-     "c.ids, c.text, c.logps = ids,",
-     "c.ids, c.text, c.logps = self.tokenizer.encode(self.decode(ids)),",
-     "test_models.py", "what_was_sampled"),
-    (6, "in-place writes into what is shared", "flow_grpo.py",
+     "memory_of_its_own"),
+    (4, "text instead of ids",
+     "c.ids, c.text, c.logps = ids, self.decode",
+     "c.ids, c.text, c.logps = self.tokenizer.encode(self.decode(ids)), self.decode",
+     "what_was_sampled"),
+    (6, "in-place writes into what is shared",
      "return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])",
-     "[a.ids.append(a.ids[-1]) for a in actions]; return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])",
-     "test_flow_grpo.py", "changes_none_of_its_inputs"),
-    (7, "micro-batch means averaged", "flow_grpo.py",
-     "weight   = token_weights(batch, turns, N, tokens if token_mean else None).to(device)",
-     "weight   = token_weights(batch, turns, len({a.flow for a in batch}), tokens if token_mean else None).to(device)",
-     "test_flow_grpo.py", "micro_batches_does_not_change"),
-    (12, "the reward is lost on its way", "train.py",
-     "sum(flow.reward for _, flow in kept) / max(1, len(kept))", "0.0",
-     "test_train.py", "reward"),
-    (13, "the loss as the headline", "train.py",
+     "[a.ids.append(0) for a in actions]; "
+     "return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])",
+     "changes_none_of_its_inputs"),
+    (7, "micro-batch means averaged",
+     "token_weights(batch, turns, N, tokens if token_mean else None)",
+     "token_weights(batch, turns, len({a.flow for a in batch}), tokens if token_mean else None)",
+     "micro_batches_does_not_change"),
+    (12, "the reward is lost on its way",
+     "sum(rollout.reward for rollout in usable) / max(1, len(usable))", "0.0",
+     "two_equal_questions_in_a_batch"),
+    (13, "the loss as the headline",
      "| reward {row['reward']:.2f}", "| loss {row['loss']:.2f}",
-     "test_train.py", "never_the_loss"),
-    (14, "the model's text is evaluated", "executor.py",
+     "never_times_or_the_loss"),
+    (14, "the model's text is evaluated",
      "{key: ast.literal_eval(value) for key, value in arguments.items()}",
      "{key: eval(ast.unparse(value)) for key, value in arguments.items()}",
-     "test_modules.py", "never_evaluated"),
-    (15, "the code runs twice", "sandbox.py",
+     "never_evaluated"),
+    (15, "the code runs twice",
      'exec(compile(tree, "<code>", "exec"), main.__dict__)',
-     'exec(compile(tree, "<code>", "exec"), main.__dict__); exec(compile(tree, "<code>", "exec"), main.__dict__)',
-     "test_sandbox.py", "runs_once"),
-    (16, "a tool's exception is swallowed", "tools.py",
-     'result = f"Error: {name} failed: {type(e).__name__}: {e}"', 'result = "Nothing was found."',
-     "test_tools.py", "not_swallowed"),
-    (17, '"we should not stop" reads as STOP', "verifier.py",
-     'return {verdict.strip(MARKS).upper() for verdict in verdicts} == {"STOP"}', 'return "STOP" in verdicts[-1].upper()',
-     "test_modules.py", "plain_stop"),
-    (17, "a list number leaks into the field before", "planner.py",
-     r'DRESSING = r"^(?:[ \t*#>_`-]|\d+[.)])*"', r'DRESSING = r"[*_`]*"',
-     "test_modules.py", "however_its_labels"),
-    (23, "crashed items leave the denominator", "solve.py",
+     'for _ in "12": exec(compile(tree, "<code>", "exec"), main.__dict__)',
+     "runs_once"),
+    (16, "a tool's exception is swallowed",
+     'text = f"Error: {name} failed: {type(why).__name__}: {why}"', 'text = "Nothing was found."',
+     "not_swallowed"),
+    (17, '"we should not stop" reads as STOP',
+     'return {verdict.strip(MARKS).upper() for verdict in verdicts} == {"STOP"}',
+     'return "STOP" in verdicts[-1].upper()',
+     "only_a_plain_stop"),
+    (17, "a list number leaks into the field before",
+     r'START = r"^(?:[ \t*#>_`-]|\d+[.)])*"', r'START = r"[*_`]*"',
+     "a_plan_is_read_in_the_dressing"),
+    (23, "crashed items leave the denominator",
      "sum(flow.reward for flow in flows) / len(flows)",
      "sum(flow.reward for flow in flows) / max(1, sum(not flow.failed for flow in flows))",
-     "test_solve.py", "denominator"),
-    (24, "items keyed by a doubled id", "benchmarks/tables.py",
-     "return questions[:number]", "return list({question.id: question for question in questions}.values())[:number]",
-     "test_benchmarks.py", "pid or id or position"),
-    (25, "a fallback option", "rewards/rules.py",
+     "denominator"),
+    (24, "items keyed by a doubled id",
+     "return questions[:number]",
+     "return list({question.id: question for question in questions}.values())[:number]",
+     "every_pid_twice"),
+    (25, "a fallback option",
      "return named.pop() if len(named) == 1 else None", "return named.pop() if len(named) == 1 else 0",
-     "test_rewards.py", "fallback"),
-    (26, "the model's expression is evaluated", "rewards/rules.py",
+     "none_is_a_fallback"),
+    (26, "the model's expression is evaluated",
      "value = value_of(expression)", "value = eval(text)",
-     "test_rewards.py", "24"),
-    (28, "turns dropped to make a batch even", "train.py",
-     "for k, (group, _) in enumerate(kept) if group in own]",
-     "for k, (group, _) in enumerate(kept) if group in own][: len(kept) // 2 * 2]",
-     "test_train.py", "odd_number"),
-    (29, "groups by an id of each rollout", "train.py",
-     "(i // args.group_size, flow)", "(i, flow)",
-     "test_train.py", "two_groups"),
+     "game_of_24_takes_one_expression"),
+    (28, "turns dropped to make a batch even",
+     "local = [k for k, group in enumerate(groups) if group in own_groups]",
+     "local = [k for k, group in enumerate(groups) if group in own_groups][: len(groups) // 2 * 2]",
+     "without_an_outcome"),
+    (29, "groups by an id of each rollout",
+     "(i // group_size, rollout)", "(i, rollout)",
+     "two_equal_questions_in_a_batch"),
 ]
 
 
 def plain(code):
-    """The code as ast.unparse() lays it out; a piece that is none by itself stays as it is."""
+    """The code as ast.unparse() lays it out; a piece that is no whole statement stays as it is."""
     try:
         return ast.unparse(ast.parse(code))
     except SyntaxError:
         return code
 
 
-def try_fault(number, name, file, old, new, tests, expression):
-    """Run the tests on a copy with the fault in it: a sentence that starts with "caught" if they fail, as they must."""
-    source = (ROOT / file).read_text()
-    if source.count(old) != 1:
-        source, old = plain(source), plain(old)
-    if source.count(old) != 1:
-        return f"NOT TRIED: the code stands {source.count(old)} times in {file}"
+def place(code):
+    """[(file, its source, the code as that source has it)] for every file that has the code once."""
+    sources = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in NO_SOURCES]
+    texts = [(path.relative_to(ROOT), path.read_text(encoding="utf-8"), code) for path in sources]
+    texts += [(path, plain(source), plain(code)) for path, source, _ in texts if code not in source]
+    return [(path, source, quote) for path, source, quote in texts if source.count(quote) == 1]
+
+
+def try_fault(name, old, new, test):
+    """Run the test on a copy with the fault in it: "caught by ..." if it fails, as it must."""
+    defined, found = re.compile(rf"def test_\w*{test}"), place(old)
+    files = [path for path in (ROOT / "tests").glob("test_*.py") if defined.search(path.read_text())]
+    if len(found) != 1 or not files:
+        return f"NOT TRIED: the code is in {len(found)} files, the test in {len(files)}"
+    file, source, quote = found[0]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".pytest_cache"))
-        (copy / file).write_text(source.replace(old, new))
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{tests}", "-k", expression]
+        shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
+        (copy / file).write_text(source.replace(quote, new), encoding="utf-8")
+        options = ["-q", "-p", "no:cacheprovider", "-k", test, *(path.relative_to(ROOT) for path in files)]
         try:
-            done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=60)
+            command = [sys.executable, "-m", "pytest", *options]
+            result = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=60)
         except subprocess.TimeoutExpired:  # with eval put in, "9**9**9" is computed
-            return f"caught: {tests} -k {expression!r} does not end"
-    failed = [line.split("::")[1].split(" ")[0] for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    return f"caught by {len(failed)}, such as {tests}::{failed[0]}" if done.returncode == 1 and failed else f"NOT CAUGHT (pytest: {done.returncode})"
+            return f"caught: -k {test} does not end"
+    failed = re.findall(r"(?m)^FAILED (\S+)", result.stdout)
+    if result.returncode == 1 and failed:
+        return f"caught by {len(failed)}, such as {failed[0]}"
+    return f"NOT CAUGHT (pytest: {result.returncode})"
 
 
 def main():
-    wanted = {int(word) for word in sys.argv[1:]}
-    missed = 0
-    for fault in FAULTS:
-        if not wanted or fault[0] in wanted:
-            said = try_fault(*fault)
-            missed += not said.startswith("caught")
-            print(f"{fault[0]:2d}  {fault[1]:48s} {said}", flush=True)
+    numbers, missed = {int(word) for word in sys.argv[1:]}, 0
+    for number, *fault in FAULTS:
+        if not numbers or number in numbers:
+            outcome = try_fault(*fault)
+            missed += not outcome.startswith("caught")
+            print(f"{number:2d}  {fault[0]:48s} {outcome}", flush=True)
     sys.exit(1 if missed else 0)
 
 
