@@ -1,14 +1,15 @@
-"""What a step of training takes, beside what fit.py predicts: bytes by part, and on a GPU seconds and the share of its arithmetic.
+"""What a step of training takes: bytes by part beside the prediction of scale/fit.py, and seconds.
 
-    python bench/memory.py                                     small models of Qwen2.5's configuration, a process each, some minutes
-    python bench/memory.py --model-size 7b --optimizer-device cpu     one GPU: the real configuration with random weights
+    python bench/memory.py                       small models of Qwen2.5's kind, a process each; some minutes
+    python bench/memory.py --model-size 7b --optimizer-device cpu     one GPU: the real shapes, random weights
     python bench/memory.py --model-size 7b --lora 32
-    python bench/memory.py --table                             what the four sizes need, computed, and the cards that hold it
+    python bench/memory.py --table               what the four public sizes need, computed, and the cards
 
-One real generate(), one real update() of two equal micro-batches and one real step each. On a CPU the peak is the process's
-VmHWM, reset before each phase (malloc returns what is freed: MALLOC_* below), less what it had before the model was there; on a
-GPU it is torch.cuda.max_memory_allocated(). The optimiser's state is made by a step that is not measured. "computed" means: from
-fit.py's formulas and no measurement.
+Each case is one real generate(), one update() of two equal micro-batches and one step of the optimizer. On a
+CPU the peak is the process's VmHWM, reset before each phase (malloc returns what is freed: MALLOC below),
+less what it had before the model was there; on a GPU it is torch.cuda.max_memory_allocated(). A step that is
+not measured makes the optimizer's state. "computed" means: from the formulas of scale/fit.py, without a
+measurement.
 """
 import argparse
 import copy
@@ -32,28 +33,34 @@ from scale import adapters, fit
 from scale.masters import MasterAdamW
 
 logging.disable_progress_bar()
-# hidden, intermediate, layers, heads, key-value heads, vocabulary, tied: the four public ones, and three of the same kind for a CPU
-SIZES = {"0.5b": (896, 4864, 24, 14, 2, 151936, True), "1.5b": (1536, 8960, 28, 12, 2, 151936, True),
-         "3b": (2048, 11008, 36, 16, 2, 151936, True), "7b": (3584, 18944, 28, 28, 4, 152064, False),
-         "deep": (256, 1408, 12, 4, 2, 2048, False), "wide": (768, 4096, 3, 12, 2, 8192, False),
-         "words": (256, 1408, 2, 4, 2, 151936, True)}
-CASES = [dict(model_size="deep", rows=4, prompt=448, new=32), dict(model_size="deep", rows=4, prompt=448, new=32, checkpointing=True),
-         dict(model_size="wide", rows=4, prompt=448, new=32), dict(model_size="wide", rows=4, prompt=448, new=32, checkpointing=True),
-         dict(model_size="words", rows=4, prompt=128, new=64, checkpointing=True), dict(model_size="words", rows=4, prompt=128, new=128)]
-CASES += [case | {"lora": 8} for case in CASES[:4]] if find_spec("peft") else []
-# Measured elsewhere: FakeTensor runs of the 7B in bfloat16, rows x (prompt + plan), checkpointing, GB beyond weights and gradients.
-KNOWN = [(1, 4096, 1024, True, 2.75), (2, 4096, 1024, True, 5.50), (4, 4096, 1024, True, 10.99), (8, 4096, 1024, True, 21.99),
-         (4, 4096, 2048, True, 13.27), (1, 18432, 2048, True, 11.95), (1, 4096, 1024, False, 37.10)]
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12}     # dense bfloat16, vendors'
-CARDS = {24: 25.7e9, 48: 48.3e9, 80: 85.5e9, 141: 149e9}      # what "24 GB" and so on are in bytes, as nvidia-smi shows them
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144", "MALLOC_TOP_PAD_": "0", "OMP_NUM_THREADS": "1"}
+# hidden, intermediate, layers, heads, key-value heads, vocabulary, tied: public models, and three for a CPU
+SIZES = {
+    "0.5b": (896, 4864, 24, 14, 2, 151936, True), "1.5b": (1536, 8960, 28, 12, 2, 151936, True),
+    "3b": (2048, 11008, 36, 16, 2, 151936, True), "7b": (3584, 18944, 28, 28, 4, 152064, False),
+    "deep": (256, 1408, 12, 4, 2, 2048, False), "wide": (768, 4096, 3, 12, 2, 8192, False),
+    "words": (256, 1408, 2, 4, 2, 151936, True)}
+CASES = [dict(model_size=size, rows=4, prompt=448, new=32, checkpointing=checkpointing)
+         for size in ("deep", "wide") for checkpointing in (False, True)]
+CASES += [case | {"lora": 8} for case in CASES] if find_spec("peft") else []
+CASES += [dict(model_size="words", rows=4, prompt=128, new=64, checkpointing=True),
+          dict(model_size="words", rows=4, prompt=128, new=128, checkpointing=False)]
+# FakeTensor runs of the 7B in bfloat16: rows, prompt, plan, checkpointing, GB beyond weights and gradients
+KNOWN = [(1, 4096, 1024, True, 2.75), (2, 4096, 1024, True, 5.50), (4, 4096, 1024, True, 10.99),
+         (8, 4096, 1024, True, 21.99), (4, 4096, 2048, True, 13.27), (1, 18432, 2048, True, 11.95),
+         (1, 4096, 1024, False, 37.10)]
+# dense bfloat16 operations a second, as the vendor says
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12}
+CARDS = {24: 25.7e9, 48: 48.3e9, 80: 85.5e9, 141: 149e9}      # bytes that nvidia-smi shows of a "24 GB" card
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144", "MALLOC_TOP_PAD_": "0",
+          "OMP_NUM_THREADS": "1"}
 
 
 def config(name):
     d, f, layers, heads, kv, vocabulary, tied = SIZES[name]
-    return Qwen2Config(hidden_size=d, intermediate_size=f, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv,
-                       vocab_size=vocabulary, tie_word_embeddings=tied, max_position_embeddings=32768, eos_token_id=None,
-                       rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    return Qwen2Config(
+        hidden_size=d, intermediate_size=f, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv, vocab_size=vocabulary, tie_word_embeddings=tied, eos_token_id=None,
+        max_position_embeddings=32768, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
 
 
 class Meter:
@@ -70,7 +77,8 @@ class Meter:
         return torch.cuda.max_memory_allocated() if self.cuda else self.status("VmHWM") - self.base
 
     def status(self, key):
-        return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
     def reset(self):
         if self.cuda:
@@ -78,9 +86,13 @@ class Meter:
         else:
             Path("/proc/self/clear_refs").write_text("5")
 
+    def seconds(self, start):
+        torch.cuda.synchronize() if self.cuda else None
+        return time.perf_counter() - start
+
 
 class Watched:
-    """The optimiser; what update() needed is read off when it calls step(), and what step() needed after it."""
+    """The optimizer. When update() calls step(), the peak so far is the update's; then begins the step's."""
 
     def __init__(self, optimizer, meter, measured):
         self.optimizer, self.meter, self.measured = optimizer, meter, measured
@@ -90,139 +102,152 @@ class Watched:
         self.meter.reset()
         start = time.perf_counter()
         self.optimizer.step()
-        torch.cuda.synchronize() if self.meter.cuda else None
-        self.measured |= {"step": self.meter.peak(), "seconds step": time.perf_counter() - start}
+        self.measured |= {"seconds step": self.meter.seconds(start), "step": self.meter.peak()}
 
 
-def engine(model, args):
-    """(policy, frozen): one model twice, or with --lora once (lora.py)."""
-    stub = SimpleNamespace(eos_token_id=None)                              # nobody stops: every row has all its tokens
-    if args.lora:
-        return adapters.adapted(HF(model, stub), args.lora)
-    return HF(model, stub), HF(copy.deepcopy(model).requires_grad_(False), stub)
-
-
-def warm_up():
-    """Libraries, threads and caches that come with the first generate() and update() are nobody's bytes."""
-    small = Qwen2Config(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=64)
-    model = AutoModelForCausalLM.from_config(small)
+def warm_up(lora):
+    """What the first generate() and update() load (libraries, threads, caches) is not counted."""
+    model = AutoModelForCausalLM.from_config(Qwen2Config(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=64))
     HF(model, SimpleNamespace(eos_token_id=None)).generate([[1, 2, 3]], 1.0, 4)
-    update(model, None, MasterAdamW(model.parameters(), lr=1e-6), [Action([1, 2], [3, 4], 0)], [1.0], temperature=0.7)
+    optimizer = MasterAdamW(model.parameters(), lr=1e-6)
+    update(model, None, optimizer, [Action([1, 2], [3, 4], 0)], [1.0], temperature=0.7)
+    if lora:
+        adapters.peft()
 
 
 def measure(args):
-    """{part or phase: bytes, "seconds ...": seconds} of one size in this process."""
+    """{part or phase: bytes, "seconds ...": seconds} of one case, in this process."""
     cuda, measured = torch.cuda.is_available(), {}
-    device, dtype = torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32
     torch.manual_seed(0)
-    warm_up()
-    if args.lora:
-        import peft  # noqa: F401                                          # its own bytes are nobody's either
+    warm_up(args.lora)
     meter = Meter(cuda)
-    with torch.device(device):
+    with torch.device("cuda" if cuda else "cpu"):
+        dtype = torch.bfloat16 if cuda else torch.float32
         model = AutoModelForCausalLM.from_config(config(args.model_size), dtype=dtype).eval()
     measured["weights"] = meter.now()
-    policy, frozen = engine(model, args)
+    policy = HF(model, SimpleNamespace(eos_token_id=None))                  # no stop token: equal lengths
+    if args.lora:
+        policy, _ = adapters.adapted(policy, args.lora)
+        reference = policy.model
+    else:
+        reference = copy.deepcopy(model).requires_grad_(False)
     measured["frozen copy"] = meter.now() - measured["weights"]
     if args.checkpointing:
         policy.model.activation_checkpointing_enable()
     trained = [p for p in policy.model.parameters() if p.requires_grad]
     optimizer = Watched(MasterAdamW(trained, lr=1e-6, device=args.optimizer_device), meter, measured)
-    reference = policy.model if args.lora else frozen.model
     words = lambda number: torch.randint(10, SIZES[args.model_size][5], (number,)).tolist()
     actions = [Action(words(args.prompt), words(args.new), i) for i in range(2 * args.rows)]
 
     def learn():
         meter.reset()
+        start = time.perf_counter()
         update(policy.model, reference, optimizer, actions, [1.0, -1.0] * args.rows, temperature=0.7,
                token_budget=args.rows * (args.prompt + args.new))
-        torch.cuda.synchronize() if cuda else None
+        return meter.seconds(start)
+
     before = meter.now()
-    learn()                                                                # makes the state
+    learn()                                                                 # makes the state
     measured["optimizer"] = meter.now() - before
-    start = time.perf_counter()
-    learn()
-    measured["seconds update"] = time.perf_counter() - start - measured["seconds step"]
+    measured["seconds update"] = learn() - measured["seconds step"]
     meter.reset()
     start = time.perf_counter()
     policy.generate([a.prompt_ids for a in actions[: args.rows]], 0.7, args.new)
-    torch.cuda.synchronize() if cuda else None
-    return measured | {"generate": meter.peak(), "seconds generate": time.perf_counter() - start}
-
-
-def predicted(args, dtype, context=0):
-    tokens = args.rows * (args.prompt + args.new)
-    return fit.predict(config(args.model_size), dtype=dtype, token_budget=tokens, generate_budget=tokens, max_new_tokens=args.new,
-                       prompt=args.prompt, gradient_checkpointing=args.checkpointing, optimizer_device=args.optimizer_device, lora=args.lora, context=context)
+    return measured | {"seconds generate": meter.seconds(start), "generate": meter.peak()}
 
 
 def compare(args, measured):
-    """Print part | predicted | measured | ratio, and return the ratio of the peak: of the phase that needs most.
+    """Print part | predicted | measured | ratio; return the ratio of the peak.
 
-    A host optimiser's state is the host's, but on a CPU the device is the host: there it is in every phase.
+    The state of --optimizer-device cpu is on the host; without a GPU everything is, so it counts there.
     """
-    cuda = torch.cuda.is_available()
-    said = predicted(args, torch.bfloat16 if cuda else torch.float32)
-    parts, extra = said.parts, 0 if cuda else said.parts["host: optimizer"]
-    resident = sum(measured[name] for name in ("weights", "frozen copy", "optimizer"))
-    rows = {"weights, frozen copy": (parts["weights"] + parts["frozen copy"], measured["weights"] + measured["frozen copy"])}
-    rows["optimizer"] = parts["optimizer"] + extra, measured["optimizer"]
-    rows["cache, prompts of generate"] = parts["cache of generate"] + parts["prompts of generate"], measured["generate"] - resident
-    activations = max(parts[name] for name in ("activations of layers", "activations at the logits", "gradient of the embedding"))
-    rows["gradients, activations"] = parts["gradients"] + activations, measured["update"] - resident
-    rows["gradients, step"] = parts["gradients"] + parts["step, float32 copies"], measured["step"] - resident
-    rows |= {f"PEAK {name}": (said.phases[name] + extra, measured[name]) for name in ("generate", "update", "step")}
-    print(f"\n{args.model_size} {SIZES[args.model_size]} | {args.rows} x ({args.prompt} + {args.new}) tokens | checkpointing "
-          f"{args.checkpointing} | lora {args.lora} | optimizer on {args.optimizer_device or 'the device'}")
+    cuda, tokens = torch.cuda.is_available(), args.rows * (args.prompt + args.new)
+    fitted = fit.predict(
+        fit.shapes(config(args.model_size)), dtype=torch.bfloat16 if cuda else torch.float32,
+        token_budget=tokens, generate_budget=tokens, max_new_tokens=args.new, prompt=args.prompt, context=0,
+        gradient_checkpointing=args.checkpointing, optimizer_device=args.optimizer_device, lora=args.lora)
+    parts, extra = fitted.parts, 0 if cuda else fitted.parts["host: optimizer"]
+    always = sum(measured[name] for name in ("weights", "frozen copy", "optimizer"))
+    peak = max(measured[name] for name in ("generate", "update", "step"))
+    rows = {
+        "weights, frozen copy": (parts["weights"] + parts["frozen copy"],
+                                 measured["weights"] + measured["frozen copy"]),
+        "optimizer": (parts["optimizer"] + extra, measured["optimizer"]),
+        "cache of generate": (parts["cache of generate"], measured["generate"] - always),
+        "gradients, activations": (parts["gradients"] + parts["activations"], measured["update"] - always),
+        "generate": (fitted.phases["generate"] + extra, measured["generate"]),
+        "update": (fitted.phases["update"] + extra, measured["update"]),
+        "PEAK, with the step": (fitted.gpu + extra, peak)}
+    print(f"\n{args.model_size} {SIZES[args.model_size]} | {args.rows} x ({args.prompt} + {args.new}) tokens "
+          f"| checkpointing {args.checkpointing} | lora {args.lora} | optimizer on "
+          f"{args.optimizer_device or 'the device'}")
     print(f"{'part':28s} {'predicted':>10s} {'measured':>10s}  ratio   (MiB)")
     for name, (guess, real) in rows.items():
-        print(f"{name:28s} {guess / 2**20:10.1f} {real / 2**20:10.1f}  {guess / real if real > 0 else 1:5.2f}", flush=True)
-    guess, real = max((row for name, row in rows.items() if name.startswith("PEAK")), key=lambda row: row[1])
-    return guess / real
+        ratio = guess / real if real > 0 else 1
+        print(f"{name:28s} {guess / 2**20:10.1f} {real / 2**20:10.1f}  {ratio:5.2f}", flush=True)
+    return ratio
 
 
 def speed(args, measured):
-    """Tokens a second, and model FLOPs as a share of the card's: 6 P a token for forward and backward, 2 P for the reference, and
-    attention; the head only where a plan's token is predicted; what checkpointing computes twice is no model FLOP. The target is
-    40 % in the update, without the optimiser's step, which is no matter of matrices and may be the host's."""
-    of, length = fit.shapes(config(args.model_size)), args.prompt + args.new
-    tokens, head = 2 * args.rows * length, of["V"] * of["d"]
-    layers = of["parameters"] - head * (1 if of["tied"] else 2)                          # looking a token up is no product
-    attention = 4 * of["layers"] * of["q"] * length / 2                                  # forward, causal, for each token
-    flops = (8 if not args.lora else 6) * (tokens * layers + 2 * args.rows * args.new * head) + 4 * tokens * attention  # LoRA: no gradient of frozen weights
+    """Print tokens a second, and the model's operations as a share of what the card can do.
+
+    A token costs 6 operations a weight forward and backward, 2 for the reference, and attention. The head
+    counts only where a token of a plan is predicted; with LoRA frozen weights have no gradient; what
+    checkpointing computes twice counts once. The target is 40 % in the update without the optimizer's step.
+    """
+    of, tokens = fit.shapes(config(args.model_size)), 2 * args.rows * (args.prompt + args.new)
+    head = of["V"] * of["d"]
+    inner = of["parameters"] - head * (1 if SIZES[args.model_size][6] else 2)   # looking a token up is free
+    attention = 2 * of["layers"] * of["q"] * (args.prompt + args.new)               # forward, causal, a token
+    weights = tokens * inner + 2 * args.rows * args.new * head
+    flops = (6 if args.lora else 8) * weights + 4 * tokens * attention
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    peak = (args.peak_tflops or 0) * 1e12 or next((value for card, value in PEAKS.items() if card in name), None)
+    known = next((value for card, value in PEAKS.items() if card in name), None)
+    peak = args.peak_tflops * 1e12 if args.peak_tflops else known
     generate, learn, step = (measured[f"seconds {phase}"] for phase in ("generate", "update", "step"))
-    print(f"{name}: generate {args.rows * args.new / generate:.0f} new tokens/s ({generate:.1f} s), update {tokens / learn:.0f} tokens/s "
-          f"({learn:.1f} s), the optimiser's step {step:.1f} s" + (f", model FLOP utilisation {flops / learn / peak:.0%}" if peak else ""), flush=True)
+    share = f", model FLOP utilisation {flops / learn / peak:.0%}" if peak else ""
+    print(f"{name}: generate {args.rows * args.new / generate:.0f} new tokens/s ({generate:.1f} s), "
+          f"update {tokens / learn:.0f} tokens/s ({learn:.1f} s), the optimizer's step {step:.1f} s{share}")
 
 
 def table():
-    """README's table: prompts of 4 096 and plans of 1 024 tokens, micro-batches of 16 384, checkpointing, bfloat16."""
-    print("computed | prompts 4096 + plans 1024, gradient checkpointing, bfloat16, GB = 1e9 bytes; a tenth of a card is left free\n")
-    print("| model | mode | GPU, --token-budget 16384 | GPU, 5120 | host | smallest card |\n|---|---|---|---|---|---|")
+    """README's table: prompts of 4096 and plans of 1024 tokens, checkpointing, bfloat16."""
+    print("computed | prompts 4096 + plans 1024, gradient checkpointing, bfloat16, GB = 1e9 bytes; a tenth "
+          "of a card is left free\n\n| model | mode | GPU, --token-budget 16384 | GPU, 5120 | host "
+          "| smallest card |\n" + "|---" * 6 + "|")
+    on_host = {"optimizer_device": "cpu"}
+    modes = [("full", {}), ("full, --optimizer-device cpu", on_host), ("--lora 32", {"lora": 32})]
     for name in ("0.5b", "1.5b", "3b", "7b"):
-        for mode, settings in (("full", {}), ("full, --optimizer-device cpu", {"optimizer_device": "cpu"}), ("--lora 32", {"lora": 32})):
-            large, small = (fit.predict(config(name), dtype=torch.bfloat16, token_budget=budget, max_new_tokens=1024, gradient_checkpointing=True,
-                                        **settings) for budget in (16384, 5120))
-            holds = lambda needed: next((card for card, size in CARDS.items() if needed <= 0.9 * size), None)
-            first, least = holds(large.gpu), holds(small.gpu)
+        of = fit.shapes(config(name))
+        for mode, settings in modes:
+            large, small = (
+                fit.predict(of, dtype=torch.bfloat16, token_budget=budget, max_new_tokens=1024,
+                            gradient_checkpointing=True, **settings) for budget in (16384, 5120))
+            first, least = smallest_card(large.gpu), smallest_card(small.gpu)
             cards = f"{first} GB" if first else "none"
             cards += f", {least} GB with 5120" if least and least != first else ""
-            print(f"| {name} | {mode} | {large.gpu / 1e9:.1f} | {small.gpu / 1e9:.1f} | {large.host / 1e9:.1f} | {cards} |")
+            sizes = " | ".join(f"{size / 1e9:.1f}" for size in (large.gpu, small.gpu, large.host))
+            print(f"| {name} | {mode} | {sizes} | {cards} |")
+
+
+def smallest_card(needed):
+    return next((card for card, size in CARDS.items() if needed <= 0.9 * size), None)
 
 
 def known():
-    print("\nactivations of the 7B, bfloat16, GB beyond weights and gradients: predicted | FakeTensor | ratio")
+    print("\nactivations of the 7B, bfloat16, GB: predicted | FakeTensor | ratio")
     of = fit.shapes(config("7b"))
     for rows, prompt, new, checkpointing, real in KNOWN:
         guess = max(fit.activations(of, rows * (prompt + new), rows * new, 2, checkpointing, None)) / 1e9
-        print(f"{rows} x ({prompt} + {new}), checkpointing {checkpointing!s:5s}   {guess:6.2f} | {real:6.2f} | {guess / real:.2f}")
+        ratio = f"{guess:6.2f} | {real:6.2f} | {guess / real:.2f}"
+        print(f"{rows} x ({prompt} + {new}), checkpointing {checkpointing!s:5s}   {ratio}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--model-size", choices=SIZES, help="only this one; without: the small cases on a CPU, 0.5b on a GPU")
+    parser.add_argument("--model-size", choices=SIZES, help="default: small cases on a CPU, 0.5b on a GPU")
     parser.add_argument("--rows", type=int, default=3, help="rows of a micro-batch, and of generate()")
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--new", type=int, default=1024, help="tokens of a plan")
@@ -234,23 +259,19 @@ def main():
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(measure(SimpleNamespace(**json.loads(args.child)))))
-        return
+        return print(json.dumps(measure(SimpleNamespace(**json.loads(args.child)))))
     if args.table:
-        table()
-        return
-    one = {name: getattr(args, name) for name in ("rows", "prompt", "new", "checkpointing", "optimizer_device", "lora")}
-    plain = dict(checkpointing=False, optimizer_device=None, lora=None)
-    small = not args.model_size and not torch.cuda.is_available()
-    worst = 1.0
-    for case in CASES if small else [one | {"model_size": args.model_size or "0.5b"}]:
-        case = plain | case
-        done = subprocess.run([sys.executable, __file__, "--child", json.dumps(case)], env=os.environ | MALLOC, stdout=subprocess.PIPE, text=True)
-        if done.returncode:
-            sys.exit(f"{case} failed (exit code {done.returncode})")
-        measured, case = json.loads(done.stdout.splitlines()[-1]), SimpleNamespace(**case, peak_tflops=args.peak_tflops)
-        ratio = compare(case, measured)
-        worst = max(worst, ratio, key=lambda x: abs(x - 1))
+        return table()
+    small, worst = not args.model_size and not torch.cuda.is_available(), 1.0
+    args.model_size = args.model_size or "0.5b"
+    plain = vars(args) | (dict(optimizer_device=None, lora=None) if small else {})
+    for case in CASES if small else [{}]:
+        command = [sys.executable, __file__, "--child", json.dumps(plain | case)]
+        result = subprocess.run(command, env=os.environ | MALLOC, stdout=subprocess.PIPE, text=True)
+        if result.returncode:
+            sys.exit(f"{case} failed (exit code {result.returncode})")
+        measured, case = json.loads(result.stdout.splitlines()[-1]), SimpleNamespace(**plain | case)
+        worst = max(worst, compare(case, measured), key=lambda ratio: abs(ratio - 1))
         speed(case, measured)
     known()
     print(f"\nworst ratio of a peak: {worst:.2f} (target: 0.85 to 1.15)")

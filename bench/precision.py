@@ -1,28 +1,33 @@
-"""What bfloat16 costs a trainer: in the weights that the optimizer moves, and in the probabilities that the ratio compares.
+"""What bfloat16 costs a trainer: in the weights that the optimizer moves, and in the probabilities that the
+ratio compares.
 
     python bench/precision.py              the tables as Markdown: two minutes on one core, no GPU, no network
 
-The first table trains one small Qwen2 five ways, on one fixed batch, from the same weights, for 200 AdamW steps at the
-paper's learning rate and at ten times that. All are read as the forward pass reads them, in the weights' own dtype:
+The first table trains one small Qwen2 five ways, on one fixed batch, from the same weights, for 200 AdamW
+steps at the paper's learning rate and at ten times that. All are read as the forward pass reads them, in the
+weights' own dtype:
 
     moved       weights that are not what they were, after the first step and after the last
     cosine      between the whole way that these weights went and the way that float32's went
-    progress    how far the loss fell, as a share of float32's fall; both computed in float32. Where the whole fall is small,
-                the rounding of a model shows in it: 107 % at lr 1e-6 is what float32's own end gives, once it is rounded
+    progress    how far the loss fell, as a share of float32's fall; both computed in float32. Where the whole
+                fall is small, rounding shows: at lr 1e-6 the rounded float32 result has 107 %
     bytes       a weight with its gradient and its optimizer state, counted in the tensors that were there
 
-The schemes that are not ours are written out here, a few lines each. Plain AdamW, stochastic rounding and Kahan's sum keep
-their two moments in bfloat16 too, since that is what they are chosen for; with float32 moments they would take 12, 12 and
-14 bytes. One batch is kind to them: with β₂ = 0.999 a second moment in bfloat16, rounded to nearest, can never fall (a
-thousandth is less than half its last bit), and here it hardly has to.
+The schemes that are not ours are written out here, a few lines each. Plain AdamW, stochastic rounding and
+Kahan's sum keep their two moments in bfloat16 too, since that is what they are chosen for; with float32
+moments they would take 12, 12 and 14 bytes. One batch is kind to them: with β₂ = 0.999 a second moment in
+bfloat16, rounded to nearest, can never fall (a thousandth is less than half its last bit), and here it hardly
+has to.
 
-The second table: a mini-batch of a 7B is hundreds of micro-batches, whose gradients add up in the weights' dtype.
+The second table: a mini-batch of a 7B is hundreds of micro-batches, whose gradients add up in the weights'
+dtype.
 
-The third table is about the old policy. generate() samples a token from log-probs that it computed token by token, from a
-cache; the update computes them once more, from the whole sequence, and in bfloat16 the two differ. A trainer that takes
-generate()'s for π_old begins with a ratio ρ = π/π_old that is not 1, before anything was learnt. So does one that scores the
-old policy in other micro-batches than the new one. flow_grpo.update() scores both in the same ones: exactly 1. The models:
-Qwen2.5-7B's configuration scaled down, with random weights and so with small logits; and the toy's planner, a trained one.
+The third table is about the old policy. generate() samples a token from log-probs that it computed token by
+token, from a cache; the update computes them once more, from the whole sequence, and in bfloat16 the two
+differ. A trainer that takes generate()'s for π_old begins with a ratio ρ = π/π_old that is not 1, before
+anything was learnt. So does one that scores the old policy in other micro-batches than the new one.
+flow_grpo.update() scores both in the same ones: exactly 1. The models: Qwen2.5-7B's configuration scaled
+down, with random weights and so with small logits; and the toy's planner, a trained one.
 """
 import copy
 import itertools
@@ -50,13 +55,15 @@ STEPS, BETA1, BETA2, EPS = 200, 0.9, 0.999, 1e-8
 TEMPERATURE = 0.7
 
 
-# ------------------------------------------------------------------------------------------------------- five ways to step
+# ------------------------------------------------------------------------------------- five ways to step
 class Bare:
-    """Adam on bfloat16 weights and moments, without weight decay; how float32 becomes bfloat16 is the subclass's matter."""
+    """Adam on bfloat16 weights and moments, without weight decay; how float32 becomes bfloat16 is the
+    subclass's matter."""
 
     def __init__(self, weights, lr):
         self.weights, self.lr, self.t = list(weights), lr, 0
-        self.state = {weight: {"m": torch.zeros_like(weight), "v": torch.zeros_like(weight)} for weight in self.weights}
+        zeros = torch.zeros_like
+        self.state = {weight: {"m": zeros(weight), "v": zeros(weight)} for weight in self.weights}
 
     @torch.no_grad()
     def step(self):
@@ -104,12 +111,14 @@ SCHEMES = {
 }
 
 
-# -------------------------------------------------------------------------------------------------- what becomes of a step
+# -------------------------------------------------------------------------------- what becomes of a step
 def start():
-    """A small Qwen2 whose weights are bfloat16 numbers, so that all start at one place; a batch with every token in it."""
+    """A small Qwen2 whose weights are bfloat16 numbers, so that all start at one place; a batch with every
+    token in it."""
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                                         num_attention_heads=4, num_key_value_heads=2)).bfloat16()
+    config = Qwen2Config(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2)
+    model = Qwen2ForCausalLM(config).bfloat16()
     return model.eval(), torch.randperm(256).view(8, 32)
 
 
@@ -154,7 +163,8 @@ def optimizer_table():
             wanted, whole = way, fall
         cosine = torch.nn.functional.cosine_similarity(way.double(), wanted.double(), dim=0).item()
         moved, progress = (way != 0).float().mean(), fall / whole
-        print(f"| {name} | {lr:.0e} | {first:.1%} | {moved:.1%} | {cosine:.3f} | {progress:.0%} | {held:.0f} |", flush=True)
+        print(f"| {name} | {lr:.0e} | {first:.1%} | {moved:.1%} | {cosine:.3f} | {progress:.0%} "
+              f"| {held:.0f} |", flush=True)
 
 
 def accumulation_table():
@@ -169,7 +179,8 @@ def accumulation_table():
 
 
 def gradient(model, ids, parts):
-    """Of the mean loss of all rows, in so many micro-batches: (added up in the weights' dtype, as .grad does, and in float32)."""
+    """Of the mean loss of all rows, in so many micro-batches: (added up in the weights' dtype, as .grad does,
+    and in float32)."""
     narrow, wide = 0, 0
     for rows in ids.chunk(parts):
         added = torch.autograd.grad(model(rows, labels=rows).loss / parts, list(model.parameters()))
@@ -178,15 +189,16 @@ def gradient(model, ids, parts):
     return narrow.float(), wide
 
 
-# ------------------------------------------------------------------------------------------------------ sampled and scored
+# ------------------------------------------------------------------------------------ sampled and scored
 def real(dtype):
     """Qwen2.5-7B's configuration, 32 times narrower and 7 times shallower, with the toy's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "toy")
     torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=len(tokenizer), hidden_size=112, intermediate_size=592, num_hidden_layers=4,
-                         num_attention_heads=28, num_key_value_heads=4, rms_norm_eps=1e-6, tie_word_embeddings=False,
-                         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, max_position_embeddings=32768,
-                         eos_token_id=tokenizer.eos_token_id)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=112, intermediate_size=592, num_hidden_layers=4,
+        num_attention_heads=28, num_key_value_heads=4, rms_norm_eps=1e-6, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, max_position_embeddings=32768,
+        eos_token_id=tokenizer.eos_token_id)
     return HF(Qwen2ForCausalLM(config).to(dtype).eval(), tokenizer)
 
 
@@ -195,7 +207,8 @@ def toy(dtype):
 
 
 def sampled(engine, prompts, temperature, max_new_tokens):
-    """llm.HF samples, and its generate() is overheard: (completions, the log-probs of their tokens as it saw them)."""
+    """models.local.HF samples, and its generate() is overheard: (completions, the log-probs of their tokens as it saw
+    them)."""
     heard, generate = [], engine.model.generate
 
     def overhear(ids, attention_mask, generation_config, **others):
@@ -204,10 +217,11 @@ def sampled(engine, prompts, temperature, max_new_tokens):
         every = (torch.stack(out.logits, 1).float() / temperature).log_softmax(-1)          # (N, T, V)
         answers = out.sequences[:, ids.shape[1]:]                                           # (N, T)
         logps = every.gather(-1, answers[..., None]).squeeze(-1)                            # (N, T)
-        heard.extend(zip((row[mask.bool()].tolist() for row, mask in zip(ids, attention_mask)), answers.tolist(), logps))
+        rows = [row[mask.bool()].tolist() for row, mask in zip(ids, attention_mask)]
+        heard.extend(zip(rows, answers.tolist(), logps))
         return out.sequences
 
-    def of(c):                                                                              # HF may have sorted the prompts
+    def of(c):  # HF may have sorted the prompts
         return next(logps[: len(c.ids)] for prompt, answer, logps in heard
                     if prompt == c.prompt_ids and answer[: len(c.ids)] == c.ids)
 
@@ -217,7 +231,8 @@ def sampled(engine, prompts, temperature, max_new_tokens):
 
 
 def ratio_table():
-    questions, tools = read_questions(ROOT / "toy" / "test.jsonl")[:16], {name: TOOLS[name] for name in command_line.TOY_TOOLS}
+    questions = read_questions(ROOT / "toy" / "test.jsonl")[:16]
+    tools = {name: TOOLS[name] for name in command_line.TOY_TOOLS}
     prompts = [planner.prompt(question.question, tools, "", "") for question in questions for _ in range(4)]
     print("| model | dtype | π_old from | tokens | mean abs Δ log π | max abs Δ log π | ρ min | ρ max |")
     print("|---" * 8 + "|")
@@ -230,7 +245,8 @@ def ratio_table():
         with torch.no_grad():
             new, again = (token_logps(engine.model, actions, TEMPERATURE) for _ in range(2))
             alone = torch.cat([token_logps(engine.model, [action], TEMPERATURE) for action in actions])
-        ways = {"generate()": seen, "scored one by one": alone, "**scored in the same batches (ours)**": again}
+        ways = {"generate()": seen, "scored one by one": alone,
+                "**scored in the same batches (ours)**": again}
         for way, old in ways.items():
             delta, ratio = (new - old).abs(), (new - old).exp()
             print(f"| {name} | {dtype} | {way} | {len(new)} | {delta.mean():.1e} | {delta.max():.1e} "

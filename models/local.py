@@ -143,11 +143,13 @@ class HF:
         """The largest number of tokens, prompt and answer together; infinite where the model names none."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
-    def save(self, folder):
-        """Write a folder that load_engine(), vLLM or transformers can read, generation_config unchanged."""
-        with sampling_mode(self.model):  # transformers refuses to save some published generation_configs
-            self.model.save_pretrained(folder)
-        self.model.generation_config.to_json_file(os.path.join(folder, "generation_config.json"))
+    def save(self, folder, model=None, weights=None):
+        """Write a folder that load_engine(), vLLM or transformers can read, generation_config unchanged. An
+        adapters.Policy gives the model below its adapters, and the merged weights."""
+        model = model or self.model
+        with sampling_mode(model):  # transformers refuses to save some published generation_configs
+            model.save_pretrained(folder, state_dict=weights)
+        model.generation_config.to_json_file(os.path.join(folder, "generation_config.json"))
         self.tokenizer.save_pretrained(folder)
 
 

@@ -1,12 +1,14 @@
-"""Adapters: train a few million weights beside the frozen ones (LoRA, arXiv 2106.09685), through the package peft.
+"""Adapters: train a few million weights beside the frozen ones (LoRA, arXiv 2106.09685). Needs peft.
 
-    policy, frozen = adapted(llm.load("Qwen/Qwen2.5-7B-Instruct"), rank=32)
+    policy, frozen = adapted(load_engine("Qwen/Qwen2.5-7B-Instruct"), rank=32)
     policy = load("runs/Qwen2.5-7B-Instruct-seed0/best")
 
-W x + B A x: A and B, of rank r, are trained, W is not. So one copy of a 7B is everything at once: with its adapters the policy, without
-them π_ref and all fixed modules. A checkpoint is the merged model, W + B A, which needs no peft to be read,
-but is rounded to W's dtype; and, in adapters/ and in peft's format, A and B in float32. With the base model
-these are exactly the policy that was trained and marked on --valid, and load() prefers them.
+A layer computes W x + B A x; A and B, of rank r, are trained, W is not. So one copy of a 7B serves
+everything: with its adapters it is the policy, without them π_ref and all fixed modules.
+
+A checkpoint holds the merged model, W + B A, rounded to W's dtype, which needs no peft; and in adapters/, in
+peft's format, A and B in float32. With the base model these are exactly the policy that was trained and
+graded on --valid, so load() prefers them.
 """
 import json
 import os
@@ -17,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from models.loading import fingerprint, load_engine
-from models.local import HF, sampling_mode
+from models.local import HF
 from world import services
 
 
@@ -25,31 +27,35 @@ class Policy(HF):
     """The model with its adapters."""
 
     def save(self, folder):
-        """The merged weights, tensor by tensor in the host's memory (merging in place and back would round
-        the frozen ones), the adapters, and the fingerprint of the base model that they belong to."""
-        base, merged, dice = self.model.get_base_model(), {}, torch.Generator(self.model.device).manual_seed(0)
-        adapted = {name: module for name, module in base.named_modules() if hasattr(module, "get_delta_weight")}
-        for name, weight in base.state_dict().items():
-            if "lora_" not in name:
-                module = adapted.get(name.removesuffix(".base_layer.weight"))
-                if module:
-                    weight = dithered(weight.float() + module.get_delta_weight("default").float(), weight.dtype, dice)
-                merged[name.replace(".base_layer.", ".")] = weight.cpu()
-        with sampling_mode(base):
-            base.save_pretrained(folder, state_dict=merged)
-        base.generation_config.to_json_file(f"{folder}/generation_config.json")
-        self.tokenizer.save_pretrained(folder)
+        """Write the merged model, the adapters, and the fingerprint of the base model that they belong to."""
+        super().save(folder, self.model.get_base_model(), self.merged())
         self.model.save_pretrained(f"{folder}/adapters", save_embedding_layers=False)
         weights = fingerprint(self.model.peft_config["default"].base_model_name_or_path)
         Path(folder, "adapters", "base.sha256").write_text(weights)
 
+    def merged(self):
+        """{name: W + B A} on the host. (Merging in place, and back, would round the frozen weights.)"""
+        base, dice = self.model.get_base_model(), torch.Generator(self.model.device).manual_seed(0)
+        adapted = {n: layer for n, layer in base.named_modules() if hasattr(layer, "get_delta_weight")}
+        weights = {}
+        for name, weight in base.state_dict().items():
+            if "lora_" in name:
+                continue
+            layer = adapted.get(name.removesuffix(".base_layer.weight"))
+            if layer:
+                delta = layer.get_delta_weight("default").float()
+                weight = dithered(weight.float() + delta, weight.dtype, dice)
+            weights[name.replace(".base_layer.", ".")] = weight.cpu()
+        return weights
+
 
 def dithered(weight, dtype, dice=None):
-    """To bfloat16, up or down by chance, so that it is right in the mean. W is a bfloat16 number already, and what adapters learn is
-    mostly less than half the way to the next one: rounded to the nearest, W + B A would be W again."""
+    """To bfloat16, rounded up or down by chance, so that the mean is right. W is a bfloat16 number, and B A
+    is mostly less than half the way to the next one: rounded to the nearest, W + B A would be W again."""
     if dtype != torch.bfloat16:
         return weight.to(dtype)
-    below = torch.randint(1 << 16, weight.shape, generator=dice, device=weight.device, dtype=torch.int32)  # the 16 bits that bfloat16 has not
+    # below: a random number of the 16 bits that float32 has and bfloat16 lacks
+    below = torch.randint(1 << 16, weight.shape, generator=dice, device=weight.device, dtype=torch.int32)
     return (weight.view(torch.int32) + below & -(1 << 16)).view(torch.float32).to(dtype)
 
 
@@ -71,8 +77,8 @@ def peft():
 
 
 def adapted(engine, rank, checkpoint=None):
-    """(policy, frozen): the engine's model with new adapters on all linear layers but the head, or with those
-    of a checkpoint."""
+    """(policy, frozen): the engine's model with new adapters on all linear layers but the head, or with the
+    adapters of a checkpoint."""
     if checkpoint:
         model = with_saved(engine.model, Path(checkpoint))
     else:
@@ -83,7 +89,7 @@ def adapted(engine, rank, checkpoint=None):
 
 
 def with_saved(model, checkpoint):
-    """The model with a checkpoint's adapters, to be trained on; ValueError if they belong to another."""
+    """The model with a checkpoint's adapters, to be trained further; ValueError if they belong to another."""
     base = model.config.name_or_path
     try:
         weights = (checkpoint / "adapters" / "base.sha256").read_text()
@@ -98,13 +104,13 @@ def with_saved(model, checkpoint):
 
 
 def load(name, device=None, dtype=None, think=False):
-    """llm.load(), but a checkpoint with adapters becomes its base model with these, not the merged model.
-    Where the base model or peft is missing, it is the merged model, and a sentence says so."""
+    """load_engine(), but a checkpoint with adapters becomes its base model with these adapters. Where the
+    base model or peft is missing, it becomes the merged model, and a sentence says so."""
     config = Path(os.path.expanduser(name)) / "adapters" / "adapter_config.json"
     if not config.exists():
         return load_engine(name, device, dtype, think)
     try:
-        peft()  # asked before the base model is loaded
+        peft()  # ValueError if it is missing, before the base model is loaded
         name_of_base = json.loads(config.read_text())["base_model_name_or_path"]
         if services.is_server(name_of_base):  # a downloaded folder must not choose who gets our key
             raise ValueError(f"its base model is said to be a server, {name_of_base}")

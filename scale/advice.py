@@ -1,66 +1,76 @@
-"""advice.py: what to tell the user of a run that cannot learn, or whose rollouts fail.
+"""What to tell the user of a run that cannot learn, or whose rollouts fail.
 
 A run that learns nothing looks like any other: aligned lines, a reward, "Done". Flow-GRPO learns from the
-difference between the rollouts of a question, so it learns nothing where all of them fail alike: where no
-plan can be parsed (a model too small, cut off, or still thinking), or every question is too easy or too hard.
+differences between the rollouts of a question. There are none where no plan can be parsed (a model that is
+too small, cut off, or still thinking), nor where every question is too easy or too hard.
 """
-
 from collections import Counter
 
 from world.text import printable, truncate
 
-FEW = 0.1   # of the plans: if fewer can be parsed, the model does not know the format
+FEW = 0.1  # of the plans: if fewer can be parsed, the model does not know the format
+FLAT_STEPS = 3  # in a row, after which the user is told
+MEMORY = "give --gradient-checkpointing, --optimizer-device cpu, --lora 32 or a smaller --max-new-tokens"
 
 
-def failures(flows):
+def failures(rollouts):
     """'failed 3 times: the prompt is too long', a line for each of the three commonest reasons."""
-    counts = Counter(flow.failed for flow in flows if flow.failed)
+    counts = Counter(rollout.failed for rollout in rollouts if rollout.failed)
     return "\n".join(f"failed {times} times: {truncate(why, 400)}" for why, times in counts.most_common(3))
 
 
-def unparsed(flows):
-    """Where hardly a plan could be parsed: how many, why, one of them, what helps. Else ""."""
-    steps = [step for flow in flows for step in flow.memory.steps]
+def unparsed(rollouts):
+    """If fewer than a tenth of the plans could be parsed: the reasons, an example and what helps; else ""."""
+    steps = [step for rollout in rollouts for step in rollout.memory.steps]
     errors = [step.result.removeprefix("Error: ") for step in steps if not step.tool]
     if not errors or len(errors) < (1 - FEW) * len(steps):
         return ""
-    example = next((output["text"] for flow in flows for output in flow.outputs if output["module"] == "planner"), "")
-    shown = "\n".join("    " + line for line in printable(truncate(example, 600)).splitlines()) or "    (empty)"
+    outputs = (output for rollout in rollouts for output in rollout.outputs)
+    example = next((output["text"] for output in outputs if output["module"] == "planner"), "")
+    lines = printable(truncate(example, 600)).splitlines() or ["(empty)"]
+    example = "\n".join(f"    {line}" for line in lines)
     reasons = "\n".join(f"  {times} x {why}" for why, times in Counter(errors).most_common(3))
     return (
         f"{len(steps) - len(errors)} of {len(steps)} plans could be parsed. The commonest reasons:\n{reasons}"
-        f"\nThe first plan:\n{shown}\n"
+        f"\nThe first plan:\n{example}\n"
         "Hardly anything can be learnt from such rollouts. What helps: a larger or better instruct model;\n"
         "supervised training on the format first; a larger --max-new-tokens if plans are cut off;\n"
         "a tenth of this --lr if plans could be parsed before.")
 
 
-def flat_steps(rows, flows, temperature):
-    """What to say after the third step in a row whose groups were all flat, else ""."""
-    streak = 0
+def flat_steps(rows, rollouts, temperature):
+    """After exactly three steps in a row with flat groups only: why, and what to change; else ""."""
+    streak = []
     for row in reversed(rows):
         if row["flat"] < row["groups"]:
             break
-        streak += 1
-    if streak != 3:
+        streak.append(row)
+    if len(streak) != FLAT_STEPS:
         return ""
-    right = sum(row["reward"] for row in rows[-streak:]) / streak
-    easy = "The questions are too easy for this planner: give harder ones in --data, or stop."
-    hard = ("Hardly an answer is right: give easier questions in --data, a larger --group-size, a larger "
-            "model, or a --judge if right answers are worded freely.")
-    equal = f"At --temperature {temperature} the rollouts of a group hardly differ: give e.g. 0.7."
-    why = unparsed(flows) or (equal if temperature < 0.2 else easy if right > 0.5 else hard)
-    drift = max(row["kl"] for row in rows[-streak:])
+    reward, drift = sum(row["reward"] for row in streak) / len(streak), max(row["kl"] for row in streak)
+    if not (why := unparsed(rollouts)):
+        if temperature < 0.2:
+            why = f"At --temperature {temperature} the rollouts of a group hardly differ: give e.g. 0.7."
+        elif reward > 0.5:
+            why = "The questions are too easy for this planner: give harder ones in --data, or stop."
+        else:
+            why = ("Hardly an answer is right: give easier questions in --data, a larger --group-size, "
+                   "a larger model, or a --judge if right answers are worded freely.")
     if drift > 1:
         why += f" The KL to the untrained planner is {drift:.3g}: a --lr that is too high does that."
-    return f"3 steps in a row had flat groups only, which teach nothing (mean reward {right:.2f}). {why}"
+    return f"3 steps in a row had flat groups only, which teach nothing (mean reward {reward:.2f}). {why}"
 
 
 def poisoned(row, args):
-    """Why the last steps taught nothing although their rollouts differ, and what to change."""
+    """Why the last steps had no usable gradient, and what to change."""
     if row["failed"] and not row["skipped"]:
         return "no rollout of the last steps came to an end. Begin anew with a smaller --max-new-tokens."
     colder = args.temperature < 0.2
     change = f"a higher --temperature than {args.temperature}" if colder else f"a lower --lr than {args.lr:g}"
     return ("the last steps taught nothing: their gradients were not finite or far too large. "
             f"Begin anew with {change}.")
+
+
+def smaller_budget(before, after):
+    """A line if the update had to halve its micro-batches."""
+    return f"memory was short: next time --token-budget {after}" if after < before else ""

@@ -1,13 +1,34 @@
-"""Replace a file in one step: after a kill or on a full disk it is the old one or the new one, whole."""
+"""Replace a file or a folder in one step: after a kill or on a full disk, the old or the new one is whole.
 
+The new content is written beside the old one and then renamed.
+"""
 import os
+import shutil
 
 
 def replace_file(path, content):
-    """content: text or bytes. It is written into a file beside `path`, which then takes its name."""
+    """content: text or bytes."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.writing")  # two processes may write the same file
     try:
         beside.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def replace_folder(folder, write):
+    """write(path) fills a new folder, which then replaces `folder`. If it fails, the old folder stays."""
+    beside, old = folder.with_name(f"{folder.name}.writing"), folder.with_name(f"{folder.name}.old")
+    if old.exists() and not folder.exists():  # a crash fell between the two renames below
+        old.rename(folder)
+    for leftover in (beside, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        beside.mkdir()
+        write(beside)
+        if folder.exists():
+            folder.rename(old)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)

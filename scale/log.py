@@ -1,43 +1,90 @@
-"""scale.log"""
+"""What a training run writes about itself: three files and an aligned line for each step.
 
+    log.csv          a row for each step
+    evals.csv        a row for each evaluation on --valid or --test
+    rollouts.jsonl   each rollout in training, with the text of every module
+
+The two tables hold no times, so a seed gives the same tables byte for byte.
+"""
 import csv
 import json
 from pathlib import Path
 
+from rewards.metrics import summary
 from scale import ranks
+from scale.files import replace_file
+
+# The results of flow_grpo.update() that log.csv holds; and their values for a step that had no gradient.
+COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()
+NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
+
+
+def say(text):
+    """Print a line, unless it is empty. With several GPUs, rank 0 speaks for all."""
+    if text and ranks.RANK == 0:
+        print(text, flush=True)
+
+
+def step_row(step, rollouts, usable, groups, flat, learned, tools):
+    """The row of log.csv. usable: the rollouts with an outcome; flat: how many of the `groups` were flat;
+    learned: what update() returned."""
+    metrics = summary(rollouts)
+    plans = [len(action.ids) for rollout in usable for action in rollout.actions]
+    row = {
+        "step": step,
+        "reward": sum(rollout.reward for rollout in usable) / max(1, len(usable)),
+        "turns": metrics["turns"], "errors": metrics["errors"],
+        "flat": flat, "groups": groups,
+        "failed": metrics["failed"], "undecided": metrics["undecided"],
+        "plan_tokens": sum(plans) / max(1, len(plans)),
+    }
+    row |= {name: learned[name] for name in COLUMNS}
+    for name in [*tools, "unreadable"]:
+        row[name], row[f"{name}_errors"], _ = metrics["calls"].get(name, (0, 0, 0.0))
+    return row
+
+
+def step_line(row, steps, rolling, learning):
+    """The aligned line of a step: the reward first, then what can go wrong, then the seconds."""
+    line = f"step {row['step']:3d}/{steps} | reward {row['reward']:.2f} | turns {row['turns']:.2f}"
+    line += f" | errors {row['errors']:4.0%} | flat groups {row['flat']:2d}/{row['groups']}"
+    line += f" | kl {row['kl']:.4f} | clip {row['clip']:4.1%} | {rolling:.1f}s + {learning:.1f}s"
+    line += "".join(f" | {name} {row[name]}" for name in ("failed", "undecided") if row[name])
+    return line + (f" | skipped updates {row['skipped']:.0f}" if row["skipped"] else "")
 
 
 class Log:
-    """log.csv, evals.csv and rollouts.jsonl. On resuming, what came after the checkpoint is dropped: it will be made again."""
+    """The three files. With several GPUs, rank 0 alone writes them.
 
-    def __init__(self, run, step):
-        self.run = Path(run)
-        if ranks.RANK:
-            return
-        before = {
-            "log.csv": lambda line: int(line.split(",")[0]) <= step,
-            # The first evaluation comes before step 1, the last test after the last checkpoint: both are made again.
-            "evals.csv": lambda line: int(line.split(",")[0]) < step + (step > 0 and ",test," not in line),
-            "rollouts.jsonl": lambda line: json.loads(line)["step"] <= step,
-        }
-        for name, keep in before.items():
-            path, beside = self.run / name, self.run / f"{name}.writing"
-            if path.exists():
-                with open(path, encoding="utf-8", newline="") as old, open(beside, "w", encoding="utf-8", newline="") as new:
-                    whole = (line for line in old if line.endswith("\n"))  # a crash may have left half a line
-                    new.writelines(line for line in whole if line.startswith("step,") or keep(line))
-                beside.rename(path)
+    A kill may leave rows of steps after the last checkpoint. On resuming, they are dropped: the steps are run
+    again, and give the same rows."""
 
-    def marked(self, step):
-        """Have the validation questions been marked after this step? Rank 0 knows for all."""
-        path = self.run / "evals.csv"
+    def __init__(self, folder, step):
+        """step: of the checkpoint to resume from; 0 for a new run."""
+        self.folder = Path(folder)
+        self.drop_after("log.csv", lambda line: int(line.split(",")[0]) <= step)
+        # The evaluation before step 1 and the last test, after the last checkpoint, are made again.
+        self.drop_after(
+            "evals.csv", lambda line: int(line.split(",")[0]) < step + (step > 0 and ",test," not in line))
+        self.drop_after("rollouts.jsonl", lambda line: json.loads(line)["step"] <= step)
+
+    def drop_after(self, name, before):
+        path = self.folder / name
+        if ranks.RANK == 0 and path.exists():
+            with open(path, encoding="utf-8", newline="") as file:
+                whole = [line for line in file if line.endswith("\n")]  # a crash may have left half a line
+            replace_file(path, "".join(line for line in whole if line.startswith("step,") or before(line)))
+
+    def evaluated(self, name, step):
+        """Does evals.csv hold the evaluation on this set after this step? Rank 0 answers for all ranks."""
+        path = self.folder / "evals.csv"
         lines = path.read_text().splitlines() if ranks.RANK == 0 and path.exists() else []
-        return ranks.any_rank(any(line.startswith(f"{step},valid,") for line in lines))
+        return ranks.any_rank(any(line.startswith(f"{step},{name},") for line in lines))
 
-    def row(self, name, row):
+    def add_row(self, name, row):
         if ranks.RANK:
             return
-        path = self.run / name
+        path = self.folder / name
         first = not path.exists() or path.stat().st_size == 0
         with open(path, "a", newline="") as file:
             writer = csv.DictWriter(file, row)
@@ -45,8 +92,10 @@ class Log:
                 writer.writeheader()
             writer.writerow(row)
 
-    def flows(self, step, flows):
+    def add_rollouts(self, step, rollouts):
         if ranks.RANK:
             return
-        with open(self.run / "rollouts.jsonl", "a", encoding="utf-8", errors="backslashreplace") as file:  # \ud800 is JSON
-            file.writelines(json.dumps({"step": step, **flow.record()}, ensure_ascii=False) + "\n" for flow in flows)
+        path = self.folder / "rollouts.jsonl"
+        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:  # \ud800 is JSON
+            for rollout in rollouts:
+                file.write(json.dumps({"step": step, **rollout.record()}, ensure_ascii=False) + "\n")

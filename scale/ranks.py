@@ -1,14 +1,21 @@
-"""Parallel: the same training on several GPUs or machines, through torchrun and torch.distributed.
+"""Training on several GPUs or machines, through torchrun and torch.distributed.
 
     torchrun --nproc-per-node 8 train.py --model Qwen/Qwen2.5-7B-Instruct ...
 
-Each process (rank) holds the whole policy, so that generate() stays local and simple, and rolls out its share of a step's questions.
-A group never spans ranks. flow_grpo.update() sums counts and gradients over the ranks, so the
-objective is that of the joint batch, and the optimiser's float32 state, the largest part of the memory, is divided between them
-(ZeroRedundancyOptimizer). With one process nothing here does anything, and nothing of torch.distributed is started.
+Each process (rank) holds the whole policy and rolls out its share of a step's questions; a group never
+spans ranks. flow_grpo.update() sums counts and gradients over the ranks, so the objective is that of the
+joint batch. The optimizer's float32 state, the largest part of the memory, is sharded
+(ZeroRedundancyOptimizer). With one process all of this does nothing, and torch.distributed is not started.
 
-What to know: the run's folder must be one that all machines see. Saving gathers the optimiser's state in the memory of rank 0's machine.
-torchrun gives a SIGTERM 30 seconds, then kills: a longer step is not saved, and is done again.
+The run's folder must be one that all machines see. Saving gathers the optimizer's state on the host of rank
+0. torchrun kills 30 seconds after a SIGTERM: a step that takes longer is not saved, and is repeated.
+
+Why not torch's fully_shard (FSDP2)? bench/sharding.py compares the two on two CPU processes, with 15
+million weights. fully_shard holds less (115 MB a process, ranks.py 144), but generate() gathers each layer
+for each token (4.7 s, ranks.py 2.2), and all ranks must generate in lock-step, although their rollouts end
+at different times. Gathering all layers once before generate() takes 3.0 s in all, and then the weights are
+whole, as they are now. Rollouts are most of a step, so ranks.py stays. One process would need MasterAdamW
+even so: two optimizers, and a checkpoint for each. fully_shard is right for weights that one GPU cannot hold.
 """
 import datetime
 import os
@@ -17,24 +24,25 @@ import torch
 import torch.distributed as dist
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
-HOSTS = None  # the ranks again, for what travels between the hosts' memories; None: as everything else (gloo)
+HOSTS = None  # a gloo group of all ranks for tensors on the host; None: the default group, which is gloo
 
 
 def start(device=None, minutes=60):
-    """Join the other processes, and return this one's device ("cuda:3"); where there is but one process, the device as it was asked for.
+    """Join the other ranks and return this rank's device ("cuda:3"); with one process, `device` as it is.
 
-    A rank that dies takes the others with it: their next sum fails, or torchrun ends them; none waits longer than `minutes`, which is
-    more than the slowest rollout of a step may take."""
+    If a rank dies, the next sum of the others fails, or torchrun ends them. None waits longer than `minutes`:
+    more than the slowest rollouts of a step may take."""
+    global HOSTS
     if WORLD == 1:
         return device
-    cuda = torch.cuda.is_available() and device != "cpu"
-    if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=minutes))
-    if cuda:
-        global HOSTS
-        HOSTS = dist.new_group(backend="gloo", timeout=datetime.timedelta(minutes=minutes))
-    return f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu"
+    timeout, local = datetime.timedelta(minutes=minutes), int(os.environ["LOCAL_RANK"])
+    if device == "cpu" or not torch.cuda.is_available():
+        dist.init_process_group("gloo", timeout=timeout)
+        return "cpu"
+    torch.cuda.set_device(local)
+    dist.init_process_group("nccl", timeout=timeout)
+    HOSTS = dist.new_group(backend="gloo", timeout=timeout)
+    return f"cuda:{local}"
 
 
 def stop():
@@ -49,7 +57,8 @@ def add_up(tensor):
 
 
 def add_up_gradients(weights):
-    """The sums of all gradients over the ranks. A weight without a gradient on this rank may have one elsewhere."""
+    """The sums of all gradients over the ranks. A weight without a gradient on this rank may have one
+    elsewhere."""
     for weight in weights if WORLD > 1 else ():
         weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         add_up(weight.grad)
@@ -64,39 +73,37 @@ def together(part, number):
     """The list of `number` items whose share() each rank brings, on all ranks."""
     if WORLD == 1:
         return part
-    parts = [None] * WORLD
+    parts, whole = [None] * WORLD, [None] * number
     dist.all_gather_object(parts, part)
-    whole = [None] * number
     for rank, items in enumerate(parts):
         whole[rank::WORLD] = items
     return whole
 
 
 def any_rank(flag):
-    """Has this been asked for on any rank? All must do the same, or one would wait for the others for ever."""
-    votes = together([bool(flag)], WORLD)
-    return any(votes)
+    """Is the flag set on any rank? All ranks must do the same, or some would wait for the others."""
+    return any(together([bool(flag)], WORLD))
 
 
 def sharded(optimizer, params, **settings):
-    """optimizer(params, **settings), its state divided between the ranks."""
+    """optimizer(params, **settings), its state sharded over the ranks."""
     if WORLD == 1:
         return optimizer(params, **settings)
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # here: its import takes a second
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # this import takes a second
     return ZeroRedundancyOptimizer(list(params), optimizer_class=optimizer, **settings)
 
 
 def state_of(optimizer):
-    """The whole state of the optimiser, as one process would have it, in the host's memory of rank 0; None on the others.
+    """The optimizer's whole state, as one process has it, on the host of rank 0; None on the other ranks.
 
-    ZeroRedundancyOptimizer's own consolidate_state_dict() sends each rank's part through the GPUs of all, twice: of a 7B on two
-    GPUs 91 GB, where there is no room. Here it goes from host to host, tensor by tensor."""
+    ZeroRedundancyOptimizer.consolidate_state_dict() sends the state through all GPUs, twice: 91 GB of a 7B on
+    two GPUs, where there is no room. Here it goes from host to host, tensor by tensor."""
     if WORLD == 1:
         return optimizer.state_dict()
-    weights, part = every_weight(optimizer), optimizer.optim.state
-    mine = [(i, name, value.shape, value.dtype) for i, weight in enumerate(weights) for name, value in part.get(weight, {}).items()]
-    found, whole = together([mine], WORLD), {}
-    for rank, tensors in enumerate(found):
+    weights, part, whole = every_weight(optimizer), optimizer.optim.state, {}
+    local = [(i, name, value.shape, value.dtype)
+             for i, weight in enumerate(weights) for name, value in part.get(weight, {}).items()]
+    for rank, tensors in enumerate(together([local], WORLD)):
         for i, name, shape, dtype in tensors if RANK in (0, rank) else ():
             value = part[weights[i]][name].cpu() if rank == RANK else torch.empty(shape, dtype=dtype)
             if rank != 0:
@@ -108,13 +115,13 @@ def state_of(optimizer):
 
 
 def load(optimizer, state):
-    """Go on from state_of(); each rank takes its part, wherever its optimiser keeps it."""
+    """Continue from state_of(): each rank takes the part of its own weights, at any number of ranks."""
     if WORLD == 1:
         return optimizer.load_state_dict(state)
     place = {weight: i for i, weight in enumerate(every_weight(optimizer))}
-    mine = [place[weight] for weight in optimizer.optim.param_groups[0]["params"]]
-    part = {k: state["state"][i] for k, i in enumerate(mine) if i in state["state"]}
-    settings = state["param_groups"][0] | {"params": list(range(len(mine)))}
+    places = [place[weight] for weight in optimizer.optim.param_groups[0]["params"]]
+    part = {k: state["state"][i] for k, i in enumerate(places) if i in state["state"]}
+    settings = state["param_groups"][0] | {"params": list(range(len(places)))}
     optimizer.optim.load_state_dict({"state": part, "param_groups": [settings]})
     optimizer.param_groups[0].update({name: value for name, value in settings.items() if name != "params"})
 
@@ -124,6 +131,6 @@ def every_weight(optimizer):
 
 
 def wait():
-    """Until all are here: the others go on when rank 0 has saved."""
+    """Until all ranks are here: the others go on when rank 0 has saved."""
     if WORLD > 1:
         dist.barrier()

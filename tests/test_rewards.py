@@ -378,7 +378,7 @@ def test_the_judge_is_not_called_for_what_the_rules_can_decide(question, answer,
 def test_the_judge_grades_what_the_rules_cannot_decide():
     metrics, flow, _ = graded("the author of Emma, Miss Austen", "Verdict: True")
     assert flow.reward == 1
-    assert flow.words[-1]["module"] == "judge" and flow.words[-1]["text"] == "Verdict: True"
+    assert flow.outputs[-1]["module"] == "judge" and flow.outputs[-1]["text"] == "Verdict: True"
     assert graded("Charlotte Bronte", "Verdict: False")[1].reward == 0
 
 

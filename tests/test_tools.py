@@ -1,13 +1,10 @@
 """The toolbox: what each tool promises, and that nothing a model writes can break the flow."""
 import ast
-import functools
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import urlsplit
 
 import pytest
 from test_search import corpus  # noqa: F401  (a fixture)
@@ -17,9 +14,6 @@ from executor import Call
 from models.completion import Completion
 from planner import describe
 from tools import TOOLS, call, check, toolbox
-from world.text import truncate
-from world import pages, search, services
-from world.search import wikipedia_search
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,94 @@
+"""A training run: its folder, the policy that it trains, and how far it is.
+
+    run = Run(args, policy, optimizer, state)         # state: of the checkpoint to resume from, or None
+    run.log_step(row, rollouts, seconds)              # log.csv, rollouts.jsonl and the line of the step
+    accuracy = run.log_evaluation("valid", rollouts)  # evals.csv
+    run.save(accuracy)                                # step-N/, and best/ if it is the highest so far
+    run.stop("Stopped.", "Go on")                     # step-N/, and the sentence that says how to resume
+    run.end()                                         # the last line
+"""
+from pathlib import Path
+
+from rewards.metrics import accuracy_line, calls_line, summary
+from scale import advice, log, ranks
+from scale.checkpoints import forget, save
+from scale.log import Log, say
+
+POISONED = 3  # steps in a row without a usable gradient, after which the run ends
+EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of evals.csv
+
+
+class Run:
+    def __init__(self, args, policy, optimizer, state):
+        self.args, self.policy, self.optimizer, self.folder = args, policy, optimizer, Path(args.out)
+        self.step, self.best = 0, -1.0  # best: the highest accuracy on --valid so far
+        self.moved = False  # has a step changed the policy? Before that the KL has no gradient
+        self.rows, self.poisoned = [], 0
+        if state:
+            self.step, self.best, self.moved = state["step"], state["best"], bool(state["optimizer"]["state"])
+            ranks.load(optimizer, state.pop("optimizer"))  # pop: the 91 GB of a 7B are not held twice
+        self.log = Log(self.folder, self.step)
+
+    def log_step(self, row, rollouts, seconds):
+        """Write and show a step. SystemExit, with a checkpoint, if the last steps had no usable gradient."""
+        useless = row["skipped"] == self.args.minibatches
+        self.step, self.moved = row["step"], self.moved or not (row["grad_norm"] == 0 or useless)
+        self.rows.append(row)
+        self.log.add_row("log.csv", row)
+        self.log.add_rollouts(self.step, rollouts)
+        say(log.step_line(row, self.args.steps, *seconds))
+        say(advice.failures(rollouts))
+        say(advice.flat_steps(self.rows, rollouts, self.args.temperature))
+        self.poisoned = self.poisoned + 1 if useless or row["failed"] == len(rollouts) else 0
+        if self.poisoned == POISONED:
+            raise SystemExit(f"train.py: {self.stop(advice.poisoned(row, self.args), 'Or go on')}")
+
+    def log_evaluation(self, name, rollouts):
+        """Write and show an evaluation, and return its accuracy. SystemExit if all rollouts failed."""
+        metrics = summary(rollouts)
+        row = {"step": self.step, "questions": name} | {column: metrics[column] for column in EVALUATED}
+        self.log.add_row("evals.csv", row)
+        say(f"{name} after step {self.step}: {accuracy_line(metrics, len(rollouts))}")
+        say(f"calls   {calls_line(metrics)}" if name == "test" or self.step == 0 else "")
+        say(advice.failures(rollouts))
+        if metrics["failed"] == len(rollouts):
+            why = self.stop(f"no rollout of {name} ended.", "Mend that, then go on")
+            raise SystemExit(f"train.py: {why}")
+        say(advice.unparsed(rollouts) if self.step == 0 else "")
+        return metrics["accuracy"]
+
+    def due(self):
+        """Is it time to evaluate and save? Every --every steps, and after the last one."""
+        return self.step > 0 and (self.step % self.args.every == 0 or self.step == self.args.steps)
+
+    def save(self, accuracy):
+        if accuracy > self.best:
+            self.best = accuracy
+            save(self.folder / "best", self.policy, None, self.step, self.best, self.args)
+        self.save_step()  # after best/, which it counts on
+        forget(self.folder, self.args.keep)
+
+    def save_step(self):
+        save(self.folder / f"step-{self.step}", self.policy, self.optimizer, self.step, self.best, self.args)
+
+    def stop(self, why, then):
+        """A checkpoint of the present step; the sentence with which the run ends.
+
+        --valid is not evaluated: a resumed run does that, and so ends like a run that was never stopped."""
+        if self.step and not (self.folder / f"step-{self.step}").exists():
+            self.save_step()
+        return f"{why} {then} with: python train.py --resume {self.folder}"
+
+    def end(self):
+        """The last line: how to resume, or whether anything was learnt."""
+        rollouts = self.args.questions * self.args.group_size
+        best = self.folder / ("best" if self.best >= 0 else f"step-{self.step}")
+        if self.step < self.args.steps:
+            say(self.stop(f"Stopped after step {self.step}.", "Go on"))
+        elif self.rows and all(row["failed"] == rollouts for row in self.rows):
+            raise SystemExit("train.py: every rollout failed, and nothing was learnt")
+        elif not self.moved:
+            say(f"Done, but nothing was learnt: no step had a gradient, and {self.folder} holds the model "
+                "that came in.")
+        else:
+            say(f"Done. Try: python solve.py --model {best}")

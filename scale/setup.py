@@ -1,0 +1,116 @@
+"""What a training begins with: memory plan, questions, models, and four lines that say what was chosen.
+
+    memory  56.1 of 86 GB on the GPU, 107 of 128 GB on the host, with --optimizer-device cpu (without: 147 GB)
+    data    nq+deepmath: 936 questions to train on, 64 to choose best/, 0 to test
+    judge   Qwen/Qwen2.5-7B-Instruct (the frozen copy), for answers that the rules cannot read
+    learn   all weights, lr 1e-06, 32 steps of 32 questions x 8 rollouts, at most 3 turns
+"""
+import os
+from pathlib import Path
+
+import torch
+
+from benchmarks import training
+from models import loading
+from models.completion import NEW_TOKENS
+from rewards.questions import prose_warning, read_questions
+from scale import adapters, command_line, fit, ranks
+from scale.log import say
+from world.services import is_server
+
+
+def plan_memory(args):
+    """Choose how to train in the free memory, before anything large is downloaded. Fills in those of --lora,
+    --optimizer-device, --gradient-checkpointing, --token-budget and --lr that were not given. ValueError if
+    nothing fits."""
+    device = loading.pick_device(args.device)
+    if device.type == "cpu" and args.device is None and not Path(args.model).is_dir():
+        raise ValueError(f"there is no GPU here, and {args.model} is not in a folder here: train it on a "
+                         "machine with a GPU, or give --device cpu to download it and train on the CPU all "
+                         "the same")
+    config = loading.config_of(args.model)
+    loading.refuse_to_train(config)
+    context, new = fit.context(config, args.max_new_tokens), args.max_new_tokens or NEW_TOKENS
+    choices = "lora", "optimizer_device", "gradient_checkpointing"  # --resume keeps them
+    given = [name for name in choices if args.resume or getattr(args, name) is not None]
+    if args.gradient_checkpointing is None:
+        args.gradient_checkpointing = device.type == "cuda"
+    gpu, host = free_memory(device)
+    changes, text = fit.plan(
+        config, gpu, host, given, args.token_budget, prompt=max(1, min(4096, context - new)),
+        others=other_parameters(args), dtype=loading.pick_dtype(args.dtype, device), ranks=ranks.WORLD,
+        beta=args.beta, max_new_tokens=new, lora=args.lora, optimizer_device=args.optimizer_device,
+        gradient_checkpointing=args.gradient_checkpointing)
+    for name, value in changes.items():
+        setattr(args, name, value)
+    if args.lr is None:
+        args.lr = 1e-5 if args.lora else 1e-6
+    say(f"memory  {text}")
+    if args.lora:
+        adapters.peft()  # ValueError if it is not installed, before the weights are downloaded
+
+
+def free_memory(device):
+    """(bytes free on the GPU, or 0; bytes free on the host): the least of all ranks, since all choose alike."""
+    gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    memories = ranks.together([(gpu, fit.host_memory())], ranks.WORLD)
+    return tuple(map(min, zip(*memories)))
+
+
+def other_parameters(args):
+    """Parameters of the local models beside the one that is trained: --fixed, --judge, ..."""
+    names = {getattr(args, name) for name in (*command_line.MODULES, "judge")} - {args.model, None}
+    local = [name for name in names if not is_server(name)]
+    return sum(fit.shapes(loading.config_of(name))["parameters"] for name in local)
+
+
+def load_questions(args):
+    """Training, validation and test questions; [] for a set that is "none".
+
+    Without --valid, up to 64 of --data are held out, and training leaves out what is nearly one of them."""
+    if command_line.named_set(args.data):
+        questions = training.training(args.data, args.limit or 1000, args.seed)
+    else:
+        questions = read_questions(args.data)[: args.limit]
+    paths = args.valid, args.test
+    valid, test = (read_questions(path) if path and path != "none" else [] for path in paths)
+    if not args.valid:
+        if len(questions) < 2:
+            raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl "
+                             "or none, or more questions")
+        questions, valid, note = training.held_out(questions, min(64, len(questions) // 2), args.seed)
+        say(note and f"data    {note}")
+    return questions, valid, test
+
+
+def show_choices(args, train_questions, valid, test):
+    """The other three lines: what is learnt from what, and who grades."""
+    folder = f"{Path.cwd()}{os.sep}"
+    copy = " (the frozen copy)" if args.judge == args.model else ""
+    judge = f"{(args.judge or '').removeprefix(folder)}{copy}, for answers that the rules cannot read"
+    part = f"adapters of rank {args.lora}" if args.lora else "all weights"
+    say(f"data    {args.data.removeprefix(folder)}: {len(train_questions)} questions to train on, "
+        f"{len(valid)} to choose best/, {len(test)} to test")
+    say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
+    say("" if args.judge else prose_warning(train_questions))
+    say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions "
+        f"x {args.group_size} rollouts, at most {args.max_turns} turns")
+
+
+def load_models(args, checkpoint):
+    """(policy, reference, {name: engine} for the fixed modules). A frozen copy of the model is π_ref and, by
+    default, plays all fixed modules. With adapters, the policy with its adapters off is the frozen copy."""
+    if loading.pick_device(args.device).type != "cuda":
+        fit.bound_host_memory()
+    settings = args.device, args.dtype, args.think
+    if args.lora:
+        torch.manual_seed(args.seed)  # the adapters begin with random numbers
+        policy, frozen = adapters.adapted(loading.load_engine(args.model, *settings), args.lora, checkpoint)
+        reference = policy
+    else:
+        policy = loading.load_engine(checkpoint or args.model, *settings)
+        reference = frozen = loading.load_engine(args.model, *settings)
+        frozen.model.requires_grad_(False)
+    if args.gradient_checkpointing:
+        policy.model.activation_checkpointing_enable()
+    return policy, reference, {args.model: frozen}

@@ -1,0 +1,25 @@
+"""Ctrl-C and SIGTERM end a training after the present step, with a checkpoint."""
+import signal
+
+from scale import ranks
+from scale.log import say
+
+
+class Stopping:
+    """A first signal asks the run to end. A second Ctrl-C ends the process at once; a second SIGTERM does
+    not, because a cluster's scheduler and torchrun both send one."""
+
+    def __init__(self):
+        self.signalled = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle)
+
+    def handle(self, number, frame):
+        if not self.signalled:
+            say("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.")
+        self.signalled = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def requested(self):
+        """Has any rank received a signal? All ranks must end after the same step."""
+        return ranks.any_rank(self.signalled)

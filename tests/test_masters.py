@@ -1,0 +1,284 @@
+"""scale/masters.py: bit for bit torch's AdamW, on float32 masters, however the state is saved, loaded or
+moved.
+
+There is no GPU here. State on the host is tested on CPU weights, with an optimizer that takes them to be
+elsewhere. Not covered: copies between GPU and host, and pinned memory. State over several processes:
+test_ranks.py.
+"""
+import io
+import os
+import sys
+import weakref
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no test uses the network
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scale import masters
+from scale.masters import MasterAdamW
+
+torch.set_num_threads(1)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+class Oracle(torch.optim.AdamW):
+    """The definition: torch's AdamW on float32 copies of all weights, which are then rounded into the
+    weights."""
+
+    def __init__(self, weights, **settings):
+        self.weights = list(weights)
+        copies = [w if w.dtype == torch.float32 else w.detach().float() for w in self.weights]
+        super().__init__(copies, **settings)
+
+    @torch.no_grad()
+    def step(self):
+        copies = self.param_groups[0]["params"]
+        for weight, master in zip(self.weights, copies):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        super().step()
+        for weight, master in zip(self.weights, copies):
+            weight.copy_(master)
+
+
+class Elsewhere(MasterAdamW):
+    """State on the host, as for weights on a GPU."""
+
+    def __init__(self, weights, **settings):
+        super().__init__(weights, device="cpu", **settings)
+
+    def apart(self, weight):
+        return True
+
+
+def on_cpu(weights, **settings):
+    return MasterAdamW(weights, device="cpu", **settings)
+
+
+def small(dtype=torch.float32):
+    """A model with matrices, vectors and a weight that is used twice; the same one each time."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(20, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 24), torch.nn.Tanh(),
+        torch.nn.Linear(24, 16), torch.nn.Linear(16, 20, bias=False))
+    model[5].weight = model[0].weight
+    return model.to(torch.bfloat16).to(dtype)                 # the same start in every dtype
+
+
+def give_gradients(model, step, some_missing=True):
+    """Gradients that the step decides; every third time a weight gets none."""
+    generator = torch.Generator().manual_seed(step)
+    for i, weight in enumerate(model.parameters()):
+        slope = torch.randn(weight.shape, generator=generator).to(weight.dtype)
+        weight.grad = None if some_missing and (step + i) % 3 == 0 else slope
+
+
+def trained(make, dtype, steps=20, model=None, first=0, **settings):
+    """(model, optimizer) after some steps on made-up gradients."""
+    model = model or small(dtype)
+    settings = {"lr": 1e-3, "weight_decay": 0.0} | settings
+    optimizer = make(model.parameters(), **settings) if callable(make) else make
+    for step in range(first, steps):
+        give_gradients(model, step)
+        optimizer.step()
+    return model, optimizer
+
+
+def masters_of(model, optimizer):
+    return [optimizer.state[weight].get("master", weight) for weight in model.parameters()]
+
+
+def equal(one, two):
+    return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def same(one, two):
+    return equal(one.parameters(), two.parameters())
+
+
+def saved(state):
+    """Through a file and back, as in trainer.pt, with nothing in it that torch.load would not trust."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+# torch's numbers
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_wide_weights_are_trained_as_by_torchs_adamw_bit_for_bit(weight_decay, dtype):
+    ours, optimizer = trained(MasterAdamW, dtype, weight_decay=weight_decay)
+    theirs, torchs = trained(torch.optim.AdamW, dtype, weight_decay=weight_decay)
+    assert same(ours, theirs) and not same(ours, small(dtype))
+    for state, wanted in zip(optimizer.state.values(), torchs.state.values(), strict=True):
+        assert state.keys() == wanted.keys() and equal(state.values(), [wanted[name] for name in state])
+
+
+@pytest.mark.parametrize("lr", [1e-6, 1e-3])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights_of_any_precision_are_trained_as_by_float32_copies(dtype, lr):
+    ours, optimizer = trained(MasterAdamW, dtype, lr=lr)
+    theirs, oracle = trained(Oracle, dtype, lr=lr)
+    assert same(ours, theirs) and equal(masters_of(ours, optimizer), oracle.param_groups[0]["params"])
+    for state in optimizer.state.values():
+        assert ("master" in state) == (dtype != torch.float32)
+        assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_groups_and_schedulers_are_obeyed_as_by_torch(dtype):
+    ends = []
+    for make in (MasterAdamW, torch.optim.AdamW):
+        model = small(dtype) if make is MasterAdamW else small()
+        first, *others = model.parameters()
+        groups = [{"params": [first], "lr": 1e-2, "betas": (0.5, 0.6)}, {"params": others}]
+        optimizer = make(groups, lr=1e-3, weight_decay=0.1)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        for step in range(5):
+            torch.manual_seed(step)
+            for weight in model.parameters():
+                weight.grad = torch.randn(weight.shape).bfloat16().to(weight.dtype)
+            optimizer.step()
+            scheduler.step()
+        ends.append(masters_of(model, optimizer))
+    assert equal(*ends)
+
+
+# What bfloat16 rounds away
+
+def moved(make, dtype):
+    """How weights of a language model's size move in 200 steps of the paper's size along a noisy slope."""
+    generator = torch.Generator().manual_seed(0)
+    start = (0.02 * torch.randn(64, 64, generator=generator)).bfloat16()
+    slope = torch.randn(64, 64, generator=generator)
+    weight = torch.nn.Parameter(start.to(dtype, copy=True))
+    optimizer = make([weight], lr=1e-6, weight_decay=0.0)
+    for _ in range(200):
+        weight.grad = (slope + torch.randn(64, 64, generator=generator)).to(dtype)
+        optimizer.step()
+    return (weight.detach().float() - start.float()).flatten()
+
+
+def test_bfloat16_weights_follow_the_float32_update_where_plain_adamw_loses_it():
+    wanted, ours = moved(torch.optim.AdamW, torch.float32), moved(MasterAdamW, torch.bfloat16)
+    plain = moved(torch.optim.AdamW, torch.bfloat16)
+    cosine = lambda a: torch.nn.functional.cosine_similarity(a, wanted, dim=0)
+    lost = lambda a: (a == 0).float().mean()
+    assert cosine(ours) > 0.9 and cosine(plain) < 0.5
+    assert lost(wanted) == 0 and lost(ours) < 0.3 and lost(plain) > 0.9
+
+
+def test_a_weight_without_a_gradient_stays_and_has_no_state():
+    first, *others = small(torch.bfloat16).parameters()
+    optimizer, before = MasterAdamW([first, *others]), [weight.clone() for weight in others]
+    first.grad = torch.ones_like(first)
+    optimizer.step()
+    assert list(optimizer.state) == [first] and equal(others, before)
+
+
+@pytest.mark.parametrize("make", [MasterAdamW, Elsewhere])
+def test_one_float32_gradient_exists_at_a_time_and_the_weights_own_is_not_touched(make, monkeypatch):
+    seen, alive, adamw, model = [], [], masters.adamw, small(torch.bfloat16)
+
+    def spy(weights, gradients, *states, **settings):
+        alive.append(sum(gradient() is not None for gradient in seen))
+        seen.append(weakref.ref(gradients[0]))
+        adamw(weights, gradients, *states, **settings)
+
+    monkeypatch.setattr(masters, "adamw", spy)
+    give_gradients(model, 1, some_missing=False)
+    before = [weight.grad.clone() for weight in model.parameters()]
+    make(model.parameters()).step()
+    assert alive == [0] * 7 and equal(before, [weight.grad for weight in model.parameters()])
+
+
+# Saved, loaded, moved
+
+@pytest.mark.parametrize("make", [MasterAdamW, on_cpu, Elsewhere])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_run_resumed_half_way_equals_one_that_was_not(dtype, make):
+    straight, _ = trained(make, dtype)
+    half, optimizer = trained(make, dtype, steps=9)
+    model, state = small(dtype), saved({"model": half.state_dict(), "optimizer": optimizer.state_dict()})
+    model.load_state_dict(state["model"])
+    fresh = make(model.parameters(), lr=5.0)                  # the state brings the settings as well
+    fresh.load_state_dict(state["optimizer"])
+    assert same(trained(fresh, dtype, model=model, first=9)[0], straight) and not same(half, straight)
+
+
+def test_loading_does_not_round_where_torchs_loading_would():
+    model, optimizer = trained(MasterAdamW, torch.bfloat16)
+    ours, torchs = MasterAdamW(model.parameters()), MasterAdamW(model.parameters())
+    ours.load_state_dict(optimizer.state_dict())
+    torch.optim.Optimizer.load_state_dict(torchs, optimizer.state_dict())
+    for weight in model.parameters():
+        for name in ("master", "exp_avg", "exp_avg_sq"):
+            before = optimizer.state[weight][name]
+            assert torch.equal(ours.state[weight][name], before)
+            assert not torch.equal(torchs.state[weight][name].float(), before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_loading_leaves_the_given_state_as_it_was(dtype):
+    model, optimizer = trained(Elsewhere, dtype, steps=3)     # float32 weights have a master on the host only
+    state = optimizer.state_dict()
+    names = [list(entry) for entry in state["state"].values()]
+    MasterAdamW(model.parameters()).load_state_dict(state)
+    assert [list(entry) for entry in state["state"].values()] == names and "master" in names[0]
+
+
+def test_a_state_that_does_not_fit_the_model_is_refused():
+    _, optimizer = trained(MasterAdamW, torch.float32, steps=1)
+    with pytest.raises(ValueError, match="size of optimizer's group"):
+        MasterAdamW([torch.nn.Parameter(torch.ones(2))]).load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_the_state_of_plain_adamw_is_taken_over(dtype):
+    model, optimizer = trained(torch.optim.AdamW, dtype, steps=5)
+    ours = MasterAdamW(model.parameters())
+    ours.load_state_dict(saved(optimizer.state_dict()))
+    for weight in model.parameters():
+        state, before = ours.state[weight], optimizer.state[weight]
+        assert torch.equal(state.get("master", weight), weight.float())
+        assert torch.equal(state["exp_avg"], before["exp_avg"].float()) and state["step"] == before["step"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_device_of_the_weights_themselves_changes_nothing(dtype):
+    (ours, optimizer), (beside, _) = trained(on_cpu, dtype), trained(MasterAdamW, dtype)
+    assert same(ours, beside) and ("master" in optimizer.state_dict()["state"][0]) == (dtype != torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_state_on_the_host_gives_the_same_weights_but_for_a_last_bit(dtype):
+    (ours, optimizer), (beside, near) = trained(Elsewhere, dtype), trained(MasterAdamW, dtype)
+    for weight, wanted in zip(ours.parameters(), masters_of(beside, near)):
+        master = optimizer.state[weight]["master"]
+        assert torch.allclose(master, wanted, rtol=0, atol=2e-6) and torch.equal(weight, master.to(dtype))
+        assert master.data_ptr() != weight.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_run_can_move_its_state_to_the_host_and_back(dtype):
+    model, optimizer = trained(MasterAdamW, dtype, steps=6)
+    for first, make in ((6, Elsewhere), (12, MasterAdamW)):
+        fresh = make(model.parameters())
+        fresh.load_state_dict(saved(optimizer.state_dict()))
+        model, optimizer = trained(fresh, dtype, model=model, steps=first + 6, first=first)
+    straight, other = trained(MasterAdamW, dtype, steps=18)
+    assert all(("master" in state) == (dtype != torch.float32) for state in optimizer.state.values())
+    assert list(map(dict.keys, optimizer.state.values())) == list(map(dict.keys, other.state.values()))
+    for master, wanted in zip(masters_of(model, optimizer), masters_of(straight, other), strict=True):
+        assert torch.allclose(master, wanted, rtol=0, atol=2e-6)
+
+
+def test_state_that_is_in_its_place_is_not_copied_at_each_step():
+    model, optimizer = trained(MasterAdamW, torch.bfloat16, steps=3)
+    tensors = lambda: {id(tensor) for state in optimizer.state.values() for tensor in state.values()}
+    before = tensors()
+    trained(optimizer, torch.bfloat16, model=model, steps=6, first=3)
+    assert tensors() == before
