@@ -39,7 +39,7 @@ def plan_memory(args):
     changes, text = fit.plan(
         config, gpu, host, given, args.token_budget, prompt=max(1, min(4096, context - new)),
         others=other_parameters(args), dtype=loading.pick_dtype(args.dtype, device), ranks=ranks.WORLD,
-        beta=args.beta, max_new_tokens=new, lora=args.lora, optimizer_device=args.optimizer_device,
+        max_new_tokens=new, lora=args.lora, optimizer_device=args.optimizer_device,
         gradient_checkpointing=args.gradient_checkpointing)
     for name, value in changes.items():
         setattr(args, name, value)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from test_llm import CHATML, tokenizer, write
+from test_models import CHATML, tokenizer, write
 from test_masters import small
 from test_train import command, jsonl, words
 

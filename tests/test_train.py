@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-from test_llm import CHATML, tokenizer, write
+from test_models import CHATML, tokenizer, write
 
 import generator
 import planner
