@@ -51,7 +51,7 @@ def plan_memory(args):
 
 
 def free_memory(device):
-    """(bytes free on the GPU, or 0; bytes free on the host): the least of all ranks, since all choose alike."""
+    """(bytes free on the GPU, or 0; bytes free on the host), the least of all ranks: all choose alike."""
     gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     memories = ranks.together([(gpu, fit.host_memory())], ranks.WORLD)
     return tuple(map(min, zip(*memories)))

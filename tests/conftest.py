@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for a bare `pytest`
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it: no test leaves the machine, none waits for a network that is not there
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it: no test leaves the machine
 
 from bench import faults
 from world import services
@@ -17,7 +17,7 @@ from world import services
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "extras(package): needs an optional package; .ci/run installs it")
-    config.addinivalue_line("markers", "exhaustive: the long rest of a table; .ci/run runs it, with -m exhaustive")
+    config.addinivalue_line("markers", "exhaustive: the long rest of a table; .ci/run runs it")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -54,11 +54,12 @@ def server(monkeypatch):
     monkeypatch.setattr(services, "PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    running.daemon_threads, running.lock, running.asked, running.models = True, threading.Lock(), [], ["a-model"]
-    running.owner = None
+    running.daemon_threads, running.lock, running.asked = True, threading.Lock(), []
+    running.models, running.owner = ["a-model"], None
     models = lambda: {"data": [{"id": name, "owned_by": running.owner} for name in running.models]}
     running.list = lambda handler: handler.send(json.dumps(models()).encode())
-    running.reply = lambda handler, body, turn: handler.send(faults.answer(f"echo {body['messages'][0]['content']}"))
+    echo = lambda body: faults.answer(f"echo {body['messages'][0]['content']}")
+    running.reply = lambda handler, body, turn: handler.send(echo(body))
     running.url = f"http://127.0.0.1:{running.server_port}/v1"
     threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
     yield running

@@ -1,4 +1,4 @@
-"""scale/command_line.py: a command line is answered at once, and what cannot work is refused in one sentence."""
+"""scale/command_line.py: it answers at once, and refuses in one sentence what cannot work."""
 import json
 import os
 import re
@@ -28,11 +28,11 @@ def refused(monkeypatch, capsys, arguments, *argv):
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["solve.py --help", "train.py --help-all", "train.py --data nowhere.jsonl",
-                                     "solve.py --tools googel"])
+@pytest.mark.parametrize("command", [
+    "solve.py --help", "train.py --help-all", "train.py --data nowhere.jsonl", "solve.py --tools googel"])
 def test_help_and_typos_are_answered_before_torch_is_imported(command):
     script, *flags = command.split()
-    code = (f"import runpy, sys; sys.modules['torch'] = None; sys.argv = {[script, *flags]!r}\n"  # torch: an error
+    code = (f"import runpy, sys; sys.modules['torch'] = None; sys.argv = {[script, *flags]!r}\n"
             f"runpy.run_path({script!r}, run_name='__main__')")
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == (0 if "--help" in command else 2) and "Traceback" not in ended.stderr
@@ -77,7 +77,7 @@ def test_what_cannot_work_is_refused_with_a_sentence_and_code_2(monkeypatch, cap
 
 @pytest.mark.parametrize("flags", ["--lr 1", "--temperature 0.7", "--token-mean", "--steps 0"])
 def test_resuming_takes_only_a_new_number_of_steps_beside_the_run(tmp_path, monkeypatch, capsys, flags):
-    (tmp_path / "args.json").write_text(json.dumps({"steps": 4, "lr": 2.0}))  # 0.7 is the default, but was given
+    (tmp_path / "args.json").write_text(json.dumps({"steps": 4, "lr": 2.0}))  # 0.7: the default
     error = refused(monkeypatch, capsys, train_arguments, "--resume", str(tmp_path), *flags.split())
     assert f"leave out {flags.split()[0]}" in error
     args = parsed(monkeypatch, train_arguments, "--resume", str(tmp_path), "--steps", "9")
@@ -117,7 +117,7 @@ def test_ctrl_c_during_the_imports_leaves_no_traceback():
     process = subprocess.Popen([sys.executable, "train.py"], cwd=ROOT, stderr=subprocess.PIPE,
                                stdout=subprocess.PIPE, text=True)
     maps, deadline = Path(f"/proc/{process.pid}/maps"), time.time() + 60
-    while "libtorch" not in maps.read_text() and time.time() < deadline:  # torch is mapped: the imports have begun
+    while "libtorch" not in maps.read_text() and time.time() < deadline:  # the imports have begun
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=60)
@@ -129,4 +129,5 @@ def test_a_terminal_without_letters_is_no_reason_to_stop():
     argv = [sys.executable, "solve.py", "Où est Curaçao?", "--max-turns", "1"]
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, timeout=120,
                            env=os.environ | {"PYTHONIOENCODING": "ascii"})
-    assert ended.returncode == 0 and rb"O\xf9 est Cura\xe7ao?" in ended.stdout and b"Traceback" not in ended.stderr
+    assert rb"O\xf9 est Cura\xe7ao?" in ended.stdout
+    assert ended.returncode == 0 and b"Traceback" not in ended.stderr

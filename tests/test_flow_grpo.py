@@ -590,7 +590,8 @@ def test_only_an_error_of_memory_is_taken_for_one(text, memory):
         if len(batch) > 1:
             raise RuntimeError(text)
     actions, A = lesson()
-    with pytest.raises(MemoryError if memory else RuntimeError, match="^the optimiser's state does not fit into memory$" if memory else text):
+    sentence = "^the optimiser's state does not fit into memory$"
+    with pytest.raises(MemoryError if memory else RuntimeError, match=sentence if memory else text):
         flow_grpo.update(tiny(), None, Failing(), actions, A, temperature=T)
     with pytest.warns(UserWarning) if memory else pytest.raises(RuntimeError, match=text):
         batches.in_memory(work, actions, size, 10_000)

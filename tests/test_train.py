@@ -353,7 +353,7 @@ def test_a_disk_that_fills_while_saving_leaves_the_last_checkpoint_and_says_so(w
     assert load_engine(f"{out}/best") and everything(resume(out)) == everything(whole)
 
 
-@pytest.mark.parametrize("before", ["write_text", "rename"])
+@pytest.mark.parametrize("before", ["write_bytes", "rename"])
 def test_a_run_killed_while_its_folder_is_made_leaves_none_and_can_begin_anew(tmp_path, monkeypatch, before):
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(Path, before, crash)
@@ -577,7 +577,7 @@ def rollout_of(*errors, failed="", plan="no plan at all"):
     steps = [Step(n, "" if why else "python_coder", "", "", f"Error: {why}" if why else "4", error=bool(why))
              for n, why in enumerate(errors, 1)]
     rollout = solve.Flow(Question("q", "a"), Memory("q", "", steps), failed=failed)
-    rollout.say(1, "planner", plan, 3, 0.1)
+    rollout.add_output(1, "planner", plan, 3, 0.1)
     return rollout
 
 
