@@ -12,7 +12,7 @@ The run's folder must be one that all machines see. Saving gathers the optimizer
 
 Why not torch's fully_shard (FSDP2)? bench/sharding.py compares the two on two CPU processes, with 15 million
 weights (medians of two runs on busy cores). fully_shard holds less, 115 MB a process where ranks.py holds
-144, and its code is about as long. But generate() gathers each layer for each token: 3.5 and 4.7 s, where
+144, and its code is ten lines shorter. But generate() gathers each layer for each token: 3.5 and 4.7 s, where
 ranks.py takes 2.2; and all ranks must generate in lock-step, although their rollouts end at different times.
 If all layers are gathered before generate(), it takes 2.6 and 3.0 s, and the weights are whole, as they are
 in ranks.py. Rollouts are most of a step, so ranks.py stays. One process would need MasterAdamW even with
