@@ -37,6 +37,7 @@ from scale.log import NO_UPDATE, say, step_row
 from scale.masters import MasterAdamW
 from scale.run import Run
 from scale.stopping import Stopping
+from toy import pieces
 
 
 def train(args, policy, fixed, reference, tools, judge, train_questions, valid, test, state):
@@ -157,6 +158,7 @@ def main():
     except (ValueError, OSError) as why:
         command_line.leave(2, f"train.py: {why}")
     say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
+    say(pieces.warning([policy, *fixed.values()]))
     try:
         train(args, policy, fixed, reference, tools, judge, *questions, state)
         ranks.wait()  # the others may still read from this rank

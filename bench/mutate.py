@@ -87,7 +87,7 @@ EQUIVALENT = {
     },
     ("scale/report", "measure"): {
         "logp = logp[.detach() -> ]": "the same numbers; backward() is through already",
-        ".stack([kl * weight, clipped[.float() -> ], -logp, ": "torch.stack makes it a float",
+        ".stack([kl * weight, clipped[.float() -> ], -logp, torch.": "torch.stack makes it a float",
     },
     ("scale/report", "Report.micro_batches"): {
         "[self.first = max(self.first, abs(low - 1), abs(high - 1)) -> pass]": ONE,

@@ -252,8 +252,10 @@ def serve_rows(site, number, **special):
         dataset = query["dataset"], query["config"]
         assert query["split"] == "train" and 1 <= length <= 100
         assert dataset in [("RUC-NLPIR/FlashRAG_datasets", "nq"), ("zwhe99/DeepMath-103K", "default")]
-        rows = [{"row_idx": i, "truncated_cells": special.get(f"cut{i}", []), "row": row(i, dataset[1] == "nq")}
-                for i in range(start, min(start + length, number))]
+        numbers = range(start, min(start + length, number))
+        rows = [{"row_idx": i, "row": row(i, dataset[1] == "nq")} for i in numbers]
+        for i, entry in zip(numbers, rows):
+            entry["truncated_cells"] = special.get(f"cut{i}", [])
         handler.send(json.dumps({"features": [], "rows": rows, "num_rows_total": number}).encode())
 
     site.answers["/rows"] = answer
