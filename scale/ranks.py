@@ -10,7 +10,7 @@ joint batch. The optimizer's float32 state, the largest part of the memory, is s
 The run's folder must be one that all machines see. Saving gathers the optimizer's state on the host of rank
 0. torchrun kills 30 seconds after a SIGTERM: a step that takes longer is not saved, and is repeated.
 
-Why not torch's fully_shard (FSDP2)? bench/sharding.py compares the two on two CPU processes, with 15 million
+Why not torch's fully_shard (FSDP2)? bench/sharding.py compares the two on two CPU processes, with 14 million
 weights (medians of two runs on busy cores). fully_shard holds less, 115 MB a process where ranks.py holds
 144, and its code is ten lines shorter. But generate() gathers each layer for each token: 3.5 and 4.7 s, where
 ranks.py takes 2.2; and all ranks must generate in lock-step, although their rollouts end at different times.
