@@ -207,8 +207,7 @@ def toy(dtype):
 
 
 def sampled(engine, prompts, temperature, max_new_tokens):
-    """models.local.HF samples, and its generate() is overheard: (completions, the log-probs of their tokens as it saw
-    them)."""
+    """(completions of the engine, the log-probs of their tokens as generate() computed them)."""
     heard, generate = [], engine.model.generate
 
     def overhear(ids, attention_mask, generation_config, **others):

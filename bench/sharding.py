@@ -1,6 +1,6 @@
 """Two ways to train on several GPUs compared: scale/ranks.py, and torch's fully_shard (FSDP2).
 
-    python bench/sharding.py    two processes on the CPU (gloo), a Qwen2 of 15 million weights: two minutes
+    python bench/sharding.py    two processes on the CPU (gloo), a Qwen2 of 14 million weights: 3 minutes
 
     ranks.py               each process holds all bfloat16 weights; gradients are summed; the float32 masters
                            and moments are sharded (ZeroRedundancyOptimizer)

@@ -10,12 +10,14 @@ joint batch. The optimizer's float32 state, the largest part of the memory, is s
 The run's folder must be one that all machines see. Saving gathers the optimizer's state on the host of rank
 0. torchrun kills 30 seconds after a SIGTERM: a step that takes longer is not saved, and is repeated.
 
-Why not torch's fully_shard (FSDP2)? bench/sharding.py compares the two on two CPU processes, with 15
-million weights. fully_shard holds less (115 MB a process, ranks.py 144), but generate() gathers each layer
-for each token (4.7 s, ranks.py 2.2), and all ranks must generate in lock-step, although their rollouts end
-at different times. Gathering all layers once before generate() takes 3.0 s in all, and then the weights are
-whole, as they are now. Rollouts are most of a step, so ranks.py stays. One process would need MasterAdamW
-even so: two optimizers, and a checkpoint for each. fully_shard is right for weights that one GPU cannot hold.
+Why not torch's fully_shard (FSDP2)? bench/sharding.py compares the two on two CPU processes, with 14 million
+weights (medians of two runs on busy cores). fully_shard holds less, 115 MB a process where ranks.py holds
+144, and its code is ten lines shorter. But generate() gathers each layer for each token: 3.5 and 4.7 s, where
+ranks.py takes 2.2; and all ranks must generate in lock-step, although their rollouts end at different times.
+If all layers are gathered before generate(), it takes 2.6 and 3.0 s, and the weights are whole, as they are
+in ranks.py. Rollouts are most of a step, so ranks.py stays. One process would need MasterAdamW even with
+fully_shard: two optimizers, and a checkpoint format for each. fully_shard is right for a model whose weights
+one GPU cannot hold.
 """
 import datetime
 import os

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from test_models import CHATML, tokenizer, write
 from test_masters import small
+from test_models import CHATML, tokenizer, write
 from test_train import command, jsonl, words
 
 import generator
