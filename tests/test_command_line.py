@@ -38,7 +38,8 @@ def test_help_and_typos_are_answered_before_torch_is_imported(command):
     assert ended.returncode == (0 if "--help" in command else 2) and "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("arguments, hidden", [(train_arguments, "--clip-high"), (solve_arguments, "--dtype")])
+@pytest.mark.parametrize("arguments, hidden", [
+    (train_arguments, "--clip-high"), (solve_arguments, "--dtype")])
 def test_help_shows_at_most_25_flags_and_help_all_shows_the_rest(monkeypatch, capsys, arguments, hidden):
     for flag in ("--help", "--help-all"):
         with pytest.raises(SystemExit):
@@ -99,7 +100,8 @@ def test_another_model_has_data_and_a_judge_and_the_toy_has_its_own(monkeypatch)
     assert (args.data, args.valid, args.test, args.judge) == ("nq+deepmath", None, None, qwen)
     assert (args.steps, args.questions, args.group_size, args.max_turns, args.lr) == (32, 32, 8, 3, None)
     args = parsed(monkeypatch, train_arguments)
-    assert args.judge is None and args.data.endswith("toy/train.jsonl") and args.test.endswith("toy/test.jsonl")
+    assert args.judge is None
+    assert args.data.endswith("toy/train.jsonl") and args.test.endswith("toy/test.jsonl")
 
 
 @pytest.mark.parametrize("flags, judge", [
