@@ -1,9 +1,9 @@
 """Executor: turns a plan into one tool call (AgentFlow §3.1). Not trained.
 
 The executor reads the question, the plan's context and sub-goal, and the description of the planned tool. It
-writes one call, in Python or JSON. parse() reads this call as *data*, never evaluates it, and takes
-only literal arguments. So `python_coder(code=open("/etc/passwd").read())` is a parse error, and the planner
-reads that error in its next prompt.
+writes one call, in Python or JSON. parse() reads this call as *data*: it evaluates nothing and accepts only
+literal arguments. So `python_coder(code=open("/etc/passwd").read())` is a parse error, and the planner reads
+that error in its next prompt.
 """
 
 import ast
