@@ -1,9 +1,9 @@
-"""Executor: turns a planned step into one tool call (AgentFlow §3.1). Frozen.
+"""Executor: turns a plan into one tool call (AgentFlow §3.1). Not trained.
 
-The executor reads the question, the planner's context and sub-goal, and the metadata of the chosen tool; it
-writes one call. That call is *data*. It is read, as JSON or as the syntax tree of a Python call with literal
-arguments, and never evaluated in our process: `python_coder(code=open("/etc/passwd").read())` has an argument
-that is no literal, so it is a parse error, which the planner reads in its next prompt.
+The executor reads the question, the plan's context and sub-goal, and the description of the planned tool. It
+writes one call, in Python or JSON. parse() reads this call as *data*: it evaluates nothing and accepts only
+literal arguments. So `python_coder(code=open("/etc/passwd").read())` is a parse error, and the planner reads
+that error in its next prompt.
 """
 
 import ast
@@ -30,9 +30,8 @@ Sub-goal: {sub_goal}
 Call:
 """
 
-CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep nesting costs time to read
-
-KEYS = {"name": "tool", "parameters": "arguments"}  # as Qwen and Llama were trained to write it
+CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep nesting takes long to parse
+KEYS = {"name": "tool", "parameters": "arguments"}  # keys that Qwen and Llama write -> ours
 
 
 @dataclass
@@ -50,7 +49,7 @@ def prompt(question, context, sub_goal, name, tool):
 
 
 def parse(text, name, tool):
-    """Read the call of the tool that was planned: a Call, or the parse error, as one sentence.
+    """Read what the executor wrote: a Call of the planned tool, or the parse error as one sentence.
 
     'python_coder(code="print(6)")'                                -> Call("python_coder", {"code": ...})
     '{"tool": "python_coder", "arguments": {"code": "print(6)"}}'  -> the same
@@ -60,55 +59,56 @@ def parse(text, name, tool):
         return "the call never left its thinking: raise --max-new-tokens or leave --think out"
     if len(text) > CALL_LIMIT:
         return f"the call is longer than {CALL_LIMIT} characters"
-    for source in unwrapped(text, name):  # bare, or in a fence or tags
+    for source in unwrapped(text, name):  # the text itself, then what is inside a fence or tags
         try:
             called, arguments = read(source, list(tool.arguments))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # all that json and ast raise
+            reason = getattr(error, "msg", str(error)) or type(error).__name__
+        else:
             if called != name:
                 return f"the plan was to call {name}, not {called[:60]!r}"
             return Call(name, arguments)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # all that json and ast raise
-            reason = getattr(error, "msg", str(error)) or type(error).__name__
     return f"the call could not be read ({reason}). Write it as {tool.example}"
 
 
 def read(source, names):
-    """The name and the arguments of a source that is one call from its first to its last character."""
+    """(tool name, {argument: value}) of a text that is one call and nothing else; otherwise an exception."""
     called, arguments = read_json(source) if source.startswith("{") else read_python(source, names)
-    for key, value in arguments.items():
-        f"{key} {value}".encode()  # fails for half of a surrogate pair, 5 000 digits, too deep a list
+    for key, value in arguments.items():  # memory shows them as text, so what is no text must fail now:
+        f"{key} {value}".encode()  # half of a surrogate pair, a number of 5 000 digits, too deep a list
     return called, arguments
 
 
 def read_json(source):
-    """{"tool": name, "arguments": {...}}; arguments may be JSON inside a string, as OpenAI's API has them."""
-    data = json.loads(source, object_pairs_hook=once)
-    data = once([(KEYS.get(key, key), value) for key, value in data.items()])
+    """{"tool": name, "arguments": {...}}. As in OpenAI's API, the arguments may be a string of JSON."""
+    data = json.loads(source, object_pairs_hook=unique_dict)
+    data = unique_dict([(KEYS.get(key, key), value) for key, value in data.items()])
     called, arguments = data.get("tool"), data.get("arguments")
     if isinstance(arguments, str):
-        arguments = json.loads(arguments, object_pairs_hook=once)
+        arguments = json.loads(arguments, object_pairs_hook=unique_dict)
     if not isinstance(called, str) or not isinstance(arguments, dict):
         raise ValueError('JSON needs the keys "tool" and "arguments"')
     return called, arguments
 
 
 def read_python(source, names):
-    """One call of a plain name; positional arguments take the tool's argument names in order."""
+    """name(...), with literal arguments. names: the tool's argument names, for positional arguments."""
     body = ast.parse(source).body
     if len(body) != 1 or not isinstance(body[0], ast.Expr) or not isinstance(body[0].value, ast.Call):
         raise ValueError("there must be one call and nothing else")
     call = body[0].value
-    named = [(keyword.arg, keyword.value) for keyword in call.keywords]  # of **rest, keyword.arg is None
-    if not isinstance(call.func, ast.Name) or len(call.args) > len(names) or None in dict(named):
+    keywords = [(keyword.arg, keyword.value) for keyword in call.keywords]  # for **rest, the name is None
+    if not isinstance(call.func, ast.Name) or len(call.args) > len(names) or None in dict(keywords):
         raise ValueError("there must be one call of the tool by its name")
-    arguments = once(list(zip(names, call.args)) + named)
+    arguments = unique_dict(list(zip(names, call.args)) + keywords)
     try:
         return call.func.id, {key: ast.literal_eval(value) for key, value in arguments.items()}
-    except (ValueError, TypeError) as why:  # TypeError: {[]: 1} is no dict
+    except (ValueError, TypeError) as why:  # TypeError: a literal such as {[]: 1}
         raise ValueError("the arguments must be literals, not code to run") from why
 
 
-def once(pairs):
-    """The dict of these pairs; ValueError if a key comes twice, because either value could be meant."""
+def unique_dict(pairs):
+    """dict(pairs), or ValueError if a key comes twice, because either value could be meant."""
     if len(dict(pairs)) < len(pairs):
         raise ValueError("an argument is given twice")
     return dict(pairs)

@@ -1,8 +1,8 @@
-"""Generator: writes the answer from what is in memory (AgentFlow §3.1). Frozen.
+"""Generator: writes the answer from what is in memory (AgentFlow §3.1). Not trained.
 
-When the verifier stops the rollout, or its turns are spent, the generator reads the question, the analysis
-and the final memory M^T. It sums up in a line or two how the answer was found, and puts the answer into
-<answer> tags. Only what is inside the last pair of tags is graded.
+After the verifier's STOP, or after the last turn, the generator reads the question, the analysis and the
+final memory M^T. It sums up in a sentence or two how the answer was found, and writes the answer itself
+between <answer> tags. Only the text between the last pair of tags is graded.
 """
 
 import re
@@ -28,7 +28,7 @@ Memory:
 Summary and answer:
 """
 
-ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*?)</answer>")  # with no second <answer> inside
 
 
 def prompt(question, analysis, memory):
@@ -36,7 +36,7 @@ def prompt(question, analysis, memory):
 
 
 def parse(text):
-    """The last answer in tags, else the whole text; without the model's thinking.
+    """The last answer in tags, or else the whole text. The model's thinking is dropped first.
 
     "2 + 2 is 4. <answer> 4 </answer>" -> "4"        "It is 4." -> "It is 4."
     """

@@ -1,14 +1,14 @@
-"""Memory: the one text that every module reads (AgentFlow §3.1).
+"""Memory: the record of what has happened so far in a rollout (AgentFlow §3.1).
 
-AgentFlow's modules do not talk to each other. They read and extend one explicit record: what was planned in
-each turn, which command was run, what came back, and what the verifier concluded. The paper's
-M^{t+1} = f_mem(M^t, a^t, e^t, v^t) is `memory.steps.append(Step(...))`; v^t is added to the step once the
-verifier has read it. No language model writes the memory, so equal turns give equal text, and nothing is
-forgotten or invented.
+Planner, verifier and generator read it in their prompts. Each turn adds a Step: what was planned, the tool
+call, its result, and the verdict. In the paper's letters, the plan a^t, the result e^t and the verdict v^t
+make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). Here f_mem is `memory.steps.append(Step(...))`;
+the verdict is filled in when the verifier has read the step. No language model writes the memory, so equal
+turns give equal text, and nothing is forgotten or invented.
 
-Two rules keep it safe. It is bounded: render(budget) returns at most `budget` characters, and shortens the
-oldest results first. It cannot be forged: a result that contains "Step 7" or "Tool:" is indented, so only
-this file starts a line with a label.
+The text is bounded: render(budget) returns at most `budget` characters and shortens the oldest results
+first. The text cannot be forged: only our labels ("Step 7", "Tool:") start at the left margin, because every
+further line of a result is indented.
 """
 
 import dataclasses
@@ -17,34 +17,34 @@ from dataclasses import dataclass, field
 from world.text import truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
-STUB = 80  # what is left of an old result when the memory is full
+STUB = 80  # characters that a shortened text keeps at least
 
 
 @dataclass
 class Step:
-    """One turn: the planner's action a^t, the executor's command, its result e^t and the verifier's v^t."""
+    """One turn: tool and sub-goal of the plan a^t, the tool call, its result e^t and the verdict v^t."""
 
     turn: int
     tool: str  # "" if the plan could not be parsed
     sub_goal: str
-    command: str  # the executor's call, as it was parsed
+    command: str  # the tool call, written out; "" if it could not be parsed
     result: str
-    error: bool = False  # a tool-calling error: no plan, no call, or a result that starts with "Error:"
+    error: bool = False  # a tool-calling error: plan or call not parsed, or the result starts with "Error:"
     verdict: str = ""  # STOP or CONTINUE; "" before the verifier has read the step
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
     def render(self):
-        lines = [f"Step {self.turn}", f"Tool: {self.tool or '(none)'}"]
-        lines += [f"Sub-goal: {self.sub_goal or '(none)'}", f"Command: {self.command or '(none)'}"]
-        lines += [f"Result: {self.result}"]
+        parts = [f"Step {self.turn}", f"Tool: {self.tool or '(none)'}",
+                 f"Sub-goal: {self.sub_goal or '(none)'}", f"Command: {self.command or '(none)'}",
+                 f"Result: {self.result}"]
         if self.verdict:
-            lines.append(f"Verdict: {self.verdict}")
-        return "\n".join("\n  ".join(line.splitlines()) for line in lines)
+            parts.append(f"Verdict: {self.verdict}")
+        return "\n".join("\n  ".join(part.splitlines()) for part in parts)  # indents what could forge a label
 
 
 @dataclass
 class Memory:
-    """M: the question, its analysis and the steps so far."""
+    """M^t: the question, its analysis and the steps so far."""
 
     question: str
     analysis: str = ""
@@ -55,15 +55,14 @@ class Memory:
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first.
         """
-        steps = [dataclasses.replace(step) for step in self.steps]
+        steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
             for step in steps:
-                over = len(join(steps)) - budget
-                if over <= 0:
-                    break
-                text = getattr(step, name)
-                setattr(step, name, truncate(text, max(STUB, len(text) - over)))
-        return truncate(join(steps), budget)
+                excess = len(join(steps)) - budget
+                if excess > 0:
+                    text = getattr(step, name)
+                    setattr(step, name, truncate(text, max(STUB, len(text) - excess)))
+        return truncate(join(steps), budget)  # for very many steps
 
 
 def join(steps):

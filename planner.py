@@ -1,15 +1,15 @@
-"""Planner: the one module that learns (AgentFlow §3.1).
+"""Planner: the one module that is trained (AgentFlow §3.1).
 
-Each turn the planner reads the state s^t = (question q, toolset K, memory M^t) and writes the action a^t: a
-justification, the context and the sub-goal for the executor, and one tool. That action is one sequence of
-tokens; those tokens, and no others, are what Flow-GRPO trains (flow_grpo.py).
+In turn t the planner reads the state s^t = (question q, toolset K, memory M^t) and writes the action a^t, a
+plan: a justification, the context that the executor needs, a sub-goal, and the name of one tool. Flow-GRPO
+trains the tokens of these plans and no others (flow_grpo.py).
 
-Two pure functions: prompt() makes the text that goes in, parse() reads the text that comes out. Engines are
-called in solve.py alone. The prompt starts with what all rollouts of a question share and ends with the
-memory, so these rollouts have a long prefix in common.
+prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls a
+language model; only solve.py does. The prompt begins with what all rollouts of a question share and ends
+with the memory, so a server that caches prefixes computes the shared beginning once.
 
-The query analysis comes before the first turn: a fixed engine writes it once a question, and every module
-but the executor reads it.
+Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner, verifier
+and generator read this analysis.
 """
 
 import re
@@ -62,13 +62,13 @@ Memory:
 Next step:
 """
 
-PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory keeps its sub-goal
+PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its whole sub-goal
 LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 
 @dataclass
 class Plan:
-    """What the executor needs of an action a^t."""
+    """A plan a^t, as the executor needs it: without the justification."""
 
     context: str
     sub_goal: str
@@ -76,14 +76,14 @@ class Plan:
 
 
 def describe(name, tool):
-    """The metadata of a tool as the planner and the executor read it."""
+    """One tool of the toolset, as text for a prompt."""
     arguments = "; ".join(f"{key} (string): {meaning}" for key, meaning in tool.arguments.items())
     text = f"{name}: {tool.description}\n  Arguments: {arguments}"
     return f"{text}\n  Limits: {tool.limits}\n  Example: {tool.example}\n"
 
 
 def describe_all(tools):
-    """The toolset K as the planner and the verifier read it."""
+    """The toolset K, as text for a prompt."""
     return "".join(describe(name, tool) for name, tool in tools.items())
 
 
@@ -92,12 +92,12 @@ def analysis_prompt(question, tools):
 
 
 def prompt(question, tools, analysis, memory):
-    """The state s^t as text; `memory` is already rendered."""
+    """The state s^t as text. memory: the text from Memory.render()."""
     return PROMPT.format(tools=describe_all(tools), question=question, analysis=analysis, memory=memory)
 
 
 def parse(text, tools):
-    """Read an action: a Plan, or the parse error, as one sentence. Never guesses between two readings.
+    """Read what the planner wrote: a Plan, or the parse error as one sentence. What is ambiguous is an error.
 
     "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder"
                          -> Plan("none", "add 2 and 2", "python_coder")
@@ -109,13 +109,13 @@ def parse(text, tools):
         return f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for."
     fields = {}
     for label, value in labelled(text, LABELS):
-        name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")
+        name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")  # "Tool name" and "tool" -> "tool"
         value = plain_name(value, tools) if name == "tool" else value
-        if fields.setdefault(name, value) != value:
+        if fields.setdefault(name, value) != value:  # the first value stays; an equal one may follow
             return f"two different lines '{label}: ...'. Plan one step only."
-    for name, shown in (("subgoal", "Sub-goal"), ("tool", "Tool")):
+    for name, label in (("subgoal", "Sub-goal"), ("tool", "Tool")):
         if not fields.get(name):
-            return f"no line '{shown}: ...'. Answer in the four lines asked for."
+            return f"no line '{label}: ...'. Answer in the four lines asked for."
     if fields["tool"] not in tools:
         return f"no tool called {fields['tool'][:60]!r}. Use one of: {', '.join(tools)}."
     return Plan(fields.get("context", ""), fields["subgoal"], fields["tool"])

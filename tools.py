@@ -1,10 +1,10 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
-TOOLS is the toolset K: for each tool its function and the metadata that the modules read. The functions live
-in world/. Adding a tool is one function and one entry.
+TOOLS is the toolset K: each tool's function (the functions live in world/) and what the modules read about
+the tool. To add a tool, write one function and one entry.
 
-A call never raises. A result that starts with "Error:" is a tool-calling error: the model's mistake (no such
-argument) or the world's (a timeout, a missing page). The planner reads it in memory, and the rollout goes on.
+A call never raises. The result of a tool-calling error starts with "Error:", be it the model's mistake (no
+such argument) or the world's (a missing page). The planner reads it in memory, and the rollout goes on.
 """
 
 import functools
@@ -32,8 +32,8 @@ class Tool:
     arguments: dict[str, str]  # name -> meaning; all are strings, all are required
     limits: str  # what to know before choosing it
     example: str  # one call
-    needs: tuple[tuple[str, ...], ...] = ()  # environment variables: one of these sets must be there
-    from_web: bool = False  # it asks the network: its results may be cached (--cache)
+    needs: tuple[tuple[str, ...], ...] = ()  # environment variables: all of one inner tuple must be set
+    from_web: bool = False  # it uses the network: its results may be cached (--cache)
 
 
 TOOLS = {
@@ -94,22 +94,23 @@ def missing(name):
 
 
 def left_out(names):
-    """Why toolbox(names) lacks some of TOOLS, a sentence each; [] if the tools were named."""
+    """One sentence for each tool that toolbox(None) leaves out; [] if the user chose the tools by name."""
     return [missing(name) for name in TOOLS if missing(name)] if names is None else []
 
 
 def toolbox(names=None, corpus=None, cache=None):
     """{name: Tool}: the tools of these names (None: all that can run), always in the order of TOOLS.
 
-    corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English one.
-    cache: a services.Cache for the results of tools that ask the network.
-    ValueError, a sentence, for what would leave the planner with other tools than those that were named.
+    corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English Wikipedia.
+    cache: a services.Cache for the results of tools that use the network.
+    ValueError, as one sentence, for an unknown or repeated name, a missing key, a bad corpus.
     """
     names = [name for name in TOOLS if not missing(name)] if names is None else names
-    wrong = [f"no tool is called {name!r}" for name in names if name not in TOOLS]
-    wrong += [f"{name} is named twice" for name in names if names.count(name) > 1]
-    if wrong or not names:
-        raise ValueError(f"{wrong[0] if names else 'no tool is named'}: choose from {', '.join(TOOLS)}")
+    problems = [] if names else ["no tool is named"]
+    problems += [f"no tool is called {name!r}" for name in names if name not in TOOLS]
+    problems += [f"{name} is named twice" for name in names if names.count(name) > 1]
+    if problems:
+        raise ValueError(f"{problems[0]}: choose from {', '.join(TOOLS)}")
     if lacking := [missing(name) for name in names if missing(name)]:
         raise ValueError(f"{lacking[0]}: set it, or leave the tool out of --tools")
     chosen = {name: tool for name, tool in TOOLS.items() if name in names}
@@ -125,11 +126,11 @@ def toolbox(names=None, corpus=None, cache=None):
 def with_corpus(tool, corpus):
     """wikipedia_search on this corpus. A bad corpus is a ValueError now, and not in the middle of a run."""
     live, language = corpus.startswith(LIVE), corpus.removeprefix(LIVE)
-    if live and not re.fullmatch(r"[a-z]{2,12}(-[a-z]+)*", language):  # it becomes a part of a host's name
+    if live and not re.fullmatch(r"[a-z]{2,12}(-[a-z]+)*", language):  # it becomes a part of a host name
         raise ValueError(f"{corpus} names no Wikipedia: give its language, as in {LIVE}de, or a JSONL file")
     if not live:
         with LOCK:
-            index(corpus)
+            index(corpus)  # searches find this index ready
     return replace(tool, run=functools.partial(tool.run, corpus=corpus), from_web=live)
 
 
@@ -137,62 +138,62 @@ def check(tools, name, arguments):
     """What is wrong with a call, as a sentence for the model; "" if nothing is."""
     if name not in tools:
         return f"Error: no tool called {truncate(str(name), 80)!r}. Use one of: {', '.join(tools)}."
-    wanted, example = tools[name].arguments, f"Example: {tools[name].example}"
-    for key in wanted:
+    required, example = tools[name].arguments, f"Example: {tools[name].example}"
+    for key in required:
         if key not in arguments:
             return f"Error: {name} needs the argument {key!r}. {example}"
         if not isinstance(arguments[key], str):
             return f"Error: the argument {key!r} of {name} must be a string. {example}"
-    unknown = [key for key in arguments if key not in wanted]
+    unknown = [key for key in arguments if key not in required]
     return f"Error: {name} has no argument {truncate(str(unknown[0]), 80)!r}. {example}" if unknown else ""
 
 
 def call(tools, name, arguments, budget=RESULT_BUDGET):
-    """(text, error) of one tool call; error: does the text start with "Error:"? Never raises."""
+    """Run one tool call: (its result, whether that is an error). Never raises."""
     try:
         text = check(tools, name, arguments) or str(tools[name].run(**arguments))
     except services.Failed as why:
         text = f"Error: {why}"
-    except Exception as why:  # whatever a tool raises is shown to the planner and counted, never swallowed
+    except Exception as why:  # never swallowed: the planner reads it, and it is counted
         text = f"Error: {name} failed: {type(why).__name__}: {why}"
     return truncate(text, budget), text.startswith("Error:")
 
 
 @dataclass
 class Result:
-    """What came of one call: e^t."""
+    """The result e^t of one call."""
 
     text: str
     error: bool  # a tool-calling error
     seconds: float = 0.0
     tokens: int = 0  # of base_generator's completion
-    failed: str = ""  # why base_generator's engine is down: the rollout has failed, the model has not
+    failed: str = ""  # base_generator's engine is down, and why: this ends the rollout without a reward
 
 
 def run_calls(calls, tools, base_generator):
-    """Run the calls of one turn as a batch: [Result], in their order.
+    """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    calls: [executor.Call, or a parse error]. base_generator is an engine and no function. So the queries to
-    it are completed first, in one batched call and equal ones once; then all calls run, eight at a time.
+    calls: [executor.Call, or a parse error]. base_generator: an engine. It first answers all queries to it
+    in one batch, equal queries once. Then all calls run, eight at a time; its own look their answers up.
     """
-    generated = [call for call in calls if not isinstance(call, str) and tools[call.tool].run is None]
-    queries = [call.arguments.get("query") for call in generated]
+    queries = [call.arguments.get("query") for call in calls
+               if not isinstance(call, str) and tools[call.tool].run is None]
     queries = list(dict.fromkeys(query for query in queries if isinstance(query, str)))
     start = time.perf_counter()
     completions = dict(zip(queries, base_generator(queries))) if queries else {}
     generating = time.perf_counter() - start
 
-    def answer(query):
+    def look_up(query):
         completion = completions[query]
         return after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
 
-    ready = {name: tool if tool.run else replace(tool, run=answer) for name, tool in tools.items()}
+    runnable = {name: tool if tool.run else replace(tool, run=look_up) for name, tool in tools.items()}
 
     def run_call(parsed):
         if isinstance(parsed, str):
             return Result(f"Error: {parsed}", error=True)
         start = time.perf_counter()
-        text, error = call(ready, parsed.tool, parsed.arguments)
+        text, error = call(runnable, parsed.tool, parsed.arguments)
         result = Result(text, error, time.perf_counter() - start)
         if tools[parsed.tool].run is None:
             result.seconds += generating

@@ -1,9 +1,9 @@
-"""Verifier: does the memory answer the question? (AgentFlow §3.1). Frozen.
+"""Verifier: does the memory hold all that the answer needs? (AgentFlow §3.1). Not trained.
 
-After every step the verifier reads the question, the analysis, the toolset and the memory, which now holds
-the new result. It writes STOP (v^t = 1: the generator answers) or CONTINUE (v^t = 0: the planner plans
-another step). Anything else counts as CONTINUE: one more turn is the cheaper mistake, and "we should not
-stop" must never be read as STOP.
+After each tool call the verifier reads the question, the analysis, the toolset and the memory with the new
+result. It writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t = 0: the planner plans
+another step). Anything else counts as CONTINUE, because one turn too many costs less than one too few, and
+"we should not stop" must not be read as STOP.
 """
 
 from models.dressing import MARKS, labelled
@@ -39,10 +39,10 @@ def prompt(question, tools, analysis, memory):
 
 
 def parse(text):
-    """True for STOP: a line "Conclusion: STOP", or the bare word. Two conclusions that differ are no STOP.
+    """Is the verdict STOP? It is for "Conclusion: STOP" and for the bare word, unless conclusions differ.
 
     "Explanation: ...\\nConclusion: STOP" -> True        "We should not stop." -> False        "" -> False
     """
     text = after_thinking(text) or ""
-    verdicts = [conclusion.partition("\n")[0] for _, conclusion in labelled(text, "conclusion")] or [text]
-    return {verdict.strip(MARKS).upper() for verdict in verdicts} == {"STOP"}
+    conclusions = [value.partition("\n")[0] for _, value in labelled(text, "conclusion")]
+    return {verdict.strip(MARKS).upper() for verdict in conclusions or [text]} == {"STOP"}

@@ -1,22 +1,22 @@
-"""Dressing: what real models write around a plan or a call, and how to look behind it.
+"""Dressing: what real models write around a plan or a call, and how the parsers see through it.
 
-A model that is asked for four plain lines writes "2. **Sub-goal:** ...", a code fence around everything, or a
-remark behind a name. None of that changes what it means, so the parsers read through it. What could be meant
-in two ways stays as it is, and becomes a parse error.
+A model that should write four plain lines writes "2. **Sub-goal:** ...", a code fence around everything, or a
+remark after a name. None of that changes the meaning, so the parsers drop it. What could be meant in two ways
+stays as it is, and becomes a parse error.
 """
 
 import re
 
-# At the start of a line, before a label: a list number, bold. It belongs to the label, so that it never leaks
-# into the field above.
+# What may stand before a label: a list number, bold. It is matched with the label, or else it would end up in
+# the value of the label above.
 START = r"^(?:[ \t*#>_`-]|\d+[.)])*"
-MARKS = " \t\r\n-*_`'\".<>()[]{}"  # around a single word
+MARKS = " \t\r\n-*_`'\".<>()[]{}"  # what may stand around a single word
 
-# What ends a name: the end of its line, or the beginning of a remark. "(or a calculator)" is no remark but a
-# second reading: it stays with the name, and no tool has that name.
+# A name ends with its line, or where a remark begins. "(or a calculator)" is not a remark but an alternative:
+# it stays part of the name, and no tool has that name.
 REMARK = re.compile(r"(?:[\n(:—]| [-–]|\. )(?!\W{0,9}(?:no|not|or|and)\b)", re.IGNORECASE)
 
-# Around a call: the prompt's last label, a fence, tags. The closing fence or tag may be missing.
+# What may stand around a call: the prompt's last label, a fence, tags. The fence or tag may lack its end.
 WRAP = re.compile(
     r"(?ims)^[*# ]*call:\**(.*)"
     r"|```(?:\w*[ \r]*\n)?(?:(.*)```|(.*))"
@@ -25,11 +25,11 @@ SECOND_CALL = r"""^[^\w\n]*\w+\(|\{{\s*["']|\b{name}\s*\("""  # the start of ano
 
 
 def labelled(text, labels):
-    """The labelled parts of a text, in order: [(label as it is written, what follows it)].
+    """[(label as the model wrote it, the text up to the next label)], in the order of the text.
 
     "1. **Tool:** x\\n2. Sub-Goal: y" -> [("Tool", "x"), ("Sub-Goal", "y")]    for the labels "tool|sub-goal"
 
-    A code fence that ends a part is left out.
+    A code fence at the end of a value is dropped.
     """
     parts = re.split(START + rf"({labels})[*_` \t]*:[*_`]*", text, flags=re.IGNORECASE | re.MULTILINE)
     values = [value.strip().removesuffix("```").strip() for value in parts[2::2]]
@@ -37,7 +37,7 @@ def labelled(text, labels):
 
 
 def plain_name(field, names):
-    """The name that a field begins with, if it names no other one; else the field as it is.
+    """The one of `names` that a field begins with, if the field mentions no other; else the field itself.
 
     "**python_coder** (it computes)\\n\\nI hope this helps." -> "python_coder"
     "not python_coder"                                      -> "not python_coder"
@@ -49,10 +49,10 @@ def plain_name(field, names):
 
 
 def unwrapped(text, name):
-    """The text, then what is inside its wraps, one after the other: "Call:", then a fence, then tags.
+    """Yield the text, then what is inside its wrap ("Call:", a fence, tags), then what is inside that, ...
 
-    It ends where another call stands outside the wrap. The caller takes the first text that is a call, so a
-    fence inside a call's arguments is never taken for a wrap.
+    The caller takes the first text that is a call, so a fence inside a call's arguments is never unwrapped.
+    If another call is outside the wrap, nothing is unwrapped: either of the two could be meant.
     """
     for _ in range(4):
         yield text.strip().strip("`").strip()
