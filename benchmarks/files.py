@@ -1,4 +1,4 @@
-"""Downloads, checked and cached: a file gets its name in the cache only when it is whole and can be read."""
+"""Downloads and the cache. A file enters the cache only if it is whole and could be read."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from scale.files import replace_file
 from world import services
 
 CAP = 50_000_000  # bytes of a download
-PATIENCE = 300  # seconds for a download; a silent server is given up after 30
+PATIENCE = 300  # seconds for a download; 30 for a server that sends nothing
 
 
 def cache_folder(folder=None):
@@ -18,7 +18,7 @@ def cache_folder(folder=None):
 
 
 def download(url, path, read):
-    """Save the file at a URL as `path` if it is whole and read(bytes) accepts it; else ValueError."""
+    """Save the file at a URL as `path`, if it is whole and read(bytes) does not raise; else ValueError."""
     try:
         data = body_of(url)
         read(data)
@@ -30,7 +30,7 @@ def download(url, path, read):
 
 
 def body_of(url):
-    """At most CAP bytes in PATIENCE seconds. requests raises an error if Content-Length promised more."""
+    """At most CAP bytes in PATIENCE seconds. requests raises if there are fewer than Content-Length says."""
     start, body = time.monotonic(), bytearray()
     with services.session() as session, session.get(url, stream=True, timeout=30) as response:
         if response.status_code != 200:
@@ -43,7 +43,7 @@ def body_of(url):
 
 
 def save(path, content):
-    """Write a file of the cache, or say that another folder is needed."""
+    """Write a file of the cache; ValueError if the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
