@@ -108,17 +108,16 @@ def held_out(questions, number, seed):
     sentence that says how many questions are left out, or "".
     """
     words = [frozenset(normalise(question.question).split()) for question in questions]
-    order, valid, valid_words = list(range(len(questions))), [], set()
+    order, valid = list(range(len(questions))), {}  # valid: {words: index}
     random.Random(f"held out {seed}").shuffle(order)
     for i in order:
-        if len(valid) < number and words[i] not in valid_words:
-            valid_words.add(words[i])
-            valid.append(i)
+        if len(valid) < number:
+            valid.setdefault(words[i], i)
     train = [question for question, a in zip(questions, words)
-             if not any(len(a & b) >= NEAR * len(a | b) for b in valid_words)]
+             if not any(len(a & b) >= NEAR * len(a | b) for b in valid)]
     dropped = len(questions) - len(train) - len(valid)
     note = (f"{dropped} of {len(questions)} questions are left out, because they share four fifths of their "
             f"words with one of the {len(valid)} held out for validation: --valid FILE.jsonl keeps them")
     if not train:
         raise ValueError(f"no question is left to train on: {note}.")
-    return train, [questions[i] for i in valid], note if dropped else ""
+    return train, [questions[i] for i in valid.values()], note if dropped else ""

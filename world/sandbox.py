@@ -150,10 +150,8 @@ def protection() -> str:
         return f"python_coder does not run here. {answer}"
     isolated, files, sockets, signals = map(int, answer.split())
     version = confinement.LANDLOCK
-    layers = [name for name, holds in (("namespaces", isolated), (f"Landlock {version}", version and files),
-                                       ("seccomp", sockets)) if holds]
-    dangers = ["read your files"] + [danger for danger, refused in (
-        ("change them", files and sockets), ("use the network", sockets), ("signal your processes", signals))
-        if not (refused or isolated)]
-    return (f"python_coder is confined by {', '.join(layers) or 'limits of time and memory alone'}; "
-            f"its code can still {', '.join(dangers)}")
+    holds = {"namespaces": isolated, f"Landlock {version}": version and files, "seccomp": sockets}
+    refused = {"change them": files and sockets, "use the network": sockets, "signal your processes": signals}
+    layers = ", ".join(name for name in holds if holds[name]) or "limits of time and memory alone"
+    dangers = ", ".join(["read your files", *(act for act in refused if not (refused[act] or isolated))])
+    return f"python_coder is confined by {layers}; its code can still {dangers}"

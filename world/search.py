@@ -42,10 +42,9 @@ LOCK = threading.Lock()  # one index, many threads
 
 def rows_of(corpus):
     """The (title, text) of each line. ValueError "corpus.jsonl:3: ..." for a line of another form."""
-    number = 0
-    try:
-        with open(corpus, "rb") as file:
-            for number, line in enumerate(file, 1):
+    with open(corpus, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
                 if line.strip():
                     row = json.loads(line)
                     pair = [row.get(key) for key in ("title", "text")] if isinstance(row, dict) else [None]
@@ -53,8 +52,8 @@ def rows_of(corpus):
                         raise ValueError('each line must be {"title": "...", "text": "..."}')
                     "".join(pair).encode()  # half of a surrogate pair is valid JSON but no text
                     yield pair
-    except ValueError as e:
-        raise ValueError(f"{corpus}:{number}: {e}") from e
+            except ValueError as e:
+                raise ValueError(f"{corpus}:{number}: {e}") from e
 
 
 @functools.lru_cache(maxsize=8)
