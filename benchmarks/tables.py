@@ -142,8 +142,11 @@ def question_of(row, name, position):
     text, (answer, *aliases) = texts[0], gold_texts(row.get("answer", row.get("Final answer")))
     choices = choices_of(row.get("choices") or row.get("options"))
     if choices:
-        answer, aliases = lettered_gold(answer, choices), []
         options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices)]
+        golds = [option for option in options if answer in (option, option[0], option[3:])]
+        if not golds:
+            raise ValueError(f"has an answer that is none of its options: {answer[:60]!r}.")
+        answer, aliases = golds[0], []  # of two options with the same text, rules.py takes either
         if not all("".join(option.split()) in "".join(text.split()) for option in options):
             text = "\n".join([text, *options])
     if name == "gameof24":
@@ -175,14 +178,6 @@ def choices_of(value):
         raise ValueError(f"has options that are not a list of texts: {str(value)[:60]!r}.")
     matches = [re.fullmatch(rf"\(?{a}[.):]\s*(.+)", choice, re.S) for a, choice in zip(LETTERS, choices)]
     return [match[1] for match in matches] if all(matches) else choices
-
-
-def lettered_gold(answer, choices):
-    """The gold as "B. text". The rules count options of the same text as one, so the first one serves."""
-    for letter, choice in zip(LETTERS, choices):
-        if answer in (choice, letter, f"{letter}. {choice}"):
-            return f"{letter}. {choice}"
-    raise ValueError(f"has an answer that is none of its options: {answer[:60]!r}.")
 
 
 def golds_of(question):

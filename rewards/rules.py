@@ -185,13 +185,15 @@ def equal_quantities(expected, given, question):
     if len(values) != len(golds) or (brackets and given_brackets not in ("", brackets)):
         return False
     in_question = {FOLDED[word] for word in re.findall(r"\w+", question.lower()) if word in FOLDED}
-    verdicts = [gold == value and same_unit({gold_unit} if gold_unit else unit in UNITS and in_question, unit)
-                for (gold, gold_unit), (value, unit) in zip(golds, values)]
+    verdicts = []
+    for (gold, gold_unit), (value, unit) in zip(golds, values):
+        units = {gold_unit} if gold_unit else in_question if unit in UNITS else set()
+        verdicts.append(gold == value and same_unit(units, unit))
     return False if False in verdicts else None if None in verdicts else True
 
 
 def same_unit(expected, unit):
-    """Is this one of the expected units? True if either is missing, None where a unit is not in UNITS."""
+    """Is it one of the expected units? True if either side has none; None if UNITS does not know a unit."""
     if not unit or not expected or unit in expected or any({other, unit} in ALIKE for other in expected):
         return True
     doubt = unit not in UNITS or any(other not in UNITS or {other, unit} in DOUBTED for other in expected)
