@@ -1,7 +1,6 @@
 """Downloads and the cache. A file enters the cache only if it is whole and could be read."""
 
 import os
-import time
 from pathlib import Path
 
 import requests
@@ -20,26 +19,18 @@ def cache_folder(folder=None):
 def download(url, path, read):
     """Save the file at a URL as `path`, if it is whole and read(bytes) does not raise; else ValueError."""
     try:
-        data = body_of(url)
+        with services.session() as session, session.get(url, stream=True, timeout=30) as response:
+            if response.status_code != 200:
+                raise ValueError(services.status_line(response.status_code))
+            data, problem = services.body_of(response, CAP, PATIENCE)
+        if problem:
+            raise ValueError(problem.strip(" ()"))
         read(data)
     except (requests.RequestException, ValueError) as why:
         cause = services.reason(why) if isinstance(why, requests.RequestException) else str(why).rstrip(".")
         raise ValueError(f"{url} cannot be used ({cause}); download it by hand to {path}, "
                          "or give --benchmark-dir FOLDER.") from None
     save(path, data)
-
-
-def body_of(url):
-    """At most CAP bytes in PATIENCE seconds. requests raises if there are fewer than Content-Length says."""
-    start, body = time.monotonic(), bytearray()
-    with services.session() as session, session.get(url, stream=True, timeout=30) as response:
-        if response.status_code != 200:
-            raise ValueError(services.status_line(response.status_code))
-        for block in response.iter_content(65536):
-            body += block
-            if len(body) > CAP or time.monotonic() - start > PATIENCE:
-                raise ValueError(f"more than {CAP} bytes or {PATIENCE} seconds")
-    return bytes(body)
 
 
 def save(path, content):
