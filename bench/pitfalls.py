@@ -81,7 +81,7 @@ FAULTS = [
      "return named.pop() if len(named) == 1 else None", "return named.pop() if len(named) == 1 else 0",
      "none_is_a_fallback"),
     (26, "the model's expression is evaluated",
-     "value = value_of(expression)", "value = eval(text)",
+     "value_of(expression) == 24", "eval(text) == 24",
      "game_of_24_takes_one_expression"),
     (28, "turns dropped to make a batch even",
      "local = [k for k, group in enumerate(groups) if group in own_groups]",

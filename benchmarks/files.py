@@ -1,7 +1,6 @@
-"""Downloads, checked and cached: a file gets its name in the cache only when it is whole and can be read."""
+"""Downloads and the cache. A file enters the cache only if it is whole and could be read."""
 
 import os
-import time
 from pathlib import Path
 
 import requests
@@ -10,7 +9,7 @@ from scale.files import replace_file
 from world import services
 
 CAP = 50_000_000  # bytes of a download
-PATIENCE = 300  # seconds for a download; a silent server is given up after 30
+PATIENCE = 300  # seconds for a download; 30 for a server that sends nothing
 
 
 def cache_folder(folder=None):
@@ -18,9 +17,14 @@ def cache_folder(folder=None):
 
 
 def download(url, path, read):
-    """Save the file at a URL as `path` if it is whole and read(bytes) accepts it; else ValueError."""
+    """Save the file at a URL as `path`, if it is whole and read(bytes) does not raise; else ValueError."""
     try:
-        data = body_of(url)
+        with services.session() as session, session.get(url, stream=True, timeout=30) as response:
+            if response.status_code != 200:
+                raise ValueError(services.status_line(response.status_code))
+            data, problem = services.body_of(response, CAP, PATIENCE)
+        if problem:
+            raise ValueError(problem.strip(" ()"))
         read(data)
     except (requests.RequestException, ValueError) as why:
         cause = services.reason(why) if isinstance(why, requests.RequestException) else str(why).rstrip(".")
@@ -29,21 +33,8 @@ def download(url, path, read):
     save(path, data)
 
 
-def body_of(url):
-    """At most CAP bytes in PATIENCE seconds. requests raises an error if Content-Length promised more."""
-    start, body = time.monotonic(), bytearray()
-    with services.session() as session, session.get(url, stream=True, timeout=30) as response:
-        if response.status_code != 200:
-            raise ValueError(services.status_line(response.status_code))
-        for block in response.iter_content(65536):
-            body += block
-            if len(body) > CAP or time.monotonic() - start > PATIENCE:
-                raise ValueError(f"more than {CAP} bytes or {PATIENCE} seconds")
-    return bytes(body)
-
-
 def save(path, content):
-    """Write a file of the cache, or say that another folder is needed."""
+    """Write a file of the cache; ValueError if the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)

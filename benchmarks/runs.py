@@ -1,7 +1,7 @@
-"""A run of many questions that goes on after a kill, and the table of its results.
+"""A run of many questions, which can be resumed after a kill, and the table of its results.
 
-A run has a folder: settings.json, NAME-0.jsonl, NAME-1.jsonl, ... (the rollouts of each trial of a
-benchmark, one JSON object a line) and table.md. The same command goes on in the same folder.
+A run has a folder with settings.json, table.md, and the rollouts of each trial of a benchmark, one JSON
+object a line: NAME-0.jsonl, NAME-1.jsonl, ... The same command resumes the run in its folder.
 """
 
 import json
@@ -18,13 +18,13 @@ from scale.progress import Progress
 
 
 def answer_all(name, questions, path, batch, run, restore, finished=lambda flows: None):
-    """The flows of all questions, batch by batch: run(start, questions, watch), then finished(flows).
+    """Run all questions, batch by batch: [flow]. Each batch: run(start, questions, watch), finished(flows).
 
-    Each flow becomes a line of `path` (None: no file) and is not run again; restore(question, data) reads
-    it. Only whole batches are saved: to save the fast rollouts of a killed batch and sample the slow ones
-    anew would bias the result. A killed batch is run again with its own seed, so the run ends as an
-    undisturbed one does. unfinished-NAME shows people what the modules have written so far in the present
-    batch.
+    Each flow becomes a line of `path` (None: no file). On resuming, restore(question, data) makes it a flow
+    again. Only whole batches are saved and restored: a batch that was killed is run again with the same
+    seed, so the results are those of a run without a kill. (To keep its fast rollouts and sample the slow
+    ones again would bias the results.) unfinished-NAME shows what the modules have written so far in the
+    current batch, for people to read.
     """
     flows = saved_flows(path, questions, batch, restore) if path else []
     unfinished = path and path.with_name(f"unfinished-{path.name}")
@@ -38,7 +38,7 @@ def answer_all(name, questions, path, batch, run, restore, finished=lambda flows
 
         for start in range(len(flows), len(questions), batch):
             new = run(start, questions[start : start + batch], watch)
-            if path and outages(new):
+            if path and any(outage(flow.failed) for flow in new):
                 new = run(start, questions[start : start + batch], watch)
                 refuse_outage(new)
             flows += new
@@ -54,7 +54,7 @@ def answer_all(name, questions, path, batch, run, restore, finished=lambda flows
 
 
 def saved_flows(path, questions, batch, restore):
-    """The flows of the whole batches in a file, which loses its other lines: a kill may leave half a line."""
+    """The flows of the whole batches in a file. Removes all other lines: a kill may leave half a line."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     lines = [line for line in lines if line.endswith(b"\n")]
     lines = lines if len(lines) == len(questions) else lines[: len(lines) // batch * batch]
@@ -66,14 +66,12 @@ def saved_flows(path, questions, batch, restore):
     return [restore(question, data) for question, data in zip(questions, saved)]
 
 
-def outages(flows):
-    return [flow.failed for flow in flows if outage(flow.failed)]
-
-
 def refuse_outage(flows):
-    """A server that is down would use up the questions, so its batch is not saved. But one that always
-    fails at a single question must not end the run: that question counts as failed."""
-    errors = outages(flows)
+    """ValueError if a server failed at more than half of a batch: it is down, so the batch is not saved.
+
+    A server that always fails at a single question does not end the run: that question counts as failed.
+    """
+    errors = [flow.failed for flow in flows if outage(flow.failed)]
     if 2 * len(errors) > len(flows):
         raise ValueError(f"{len(errors)} of the {len(flows)} flows of a batch did not come to an end "
                          f"({errors[0]}): mend that, then the same command goes on")
@@ -84,7 +82,7 @@ def records(flows):
 
 
 def open_folder(path, settings):
-    """The folder of a new run, or of one with the same settings, which then goes on; else ValueError."""
+    """The folder of a new run, or of one with the same settings to resume; else ValueError."""
     folder, file = Path(path), Path(path) / "settings.json"
     try:
         if not folder.exists():
@@ -104,15 +102,17 @@ def open_folder(path, settings):
 
 
 def finished_trials(folder, name, number, restore):
-    """The flows of each trial of a benchmark in a run's folder, earlier commands included. A trial that was
-    cut off has fewer lines than the benchmark's `number` of questions, and is left out."""
+    """The flows of each trial of a benchmark in a run's folder, also of earlier commands.
+
+    An unfinished trial has fewer lines than the benchmark's `number` of questions, and is left out.
+    """
     trials = [path.read_bytes().splitlines() for path in sorted(folder.glob(f"{name}-*.jsonl"))]
     trials = [[json.loads(line) for line in lines] for lines in trials if len(lines) == number]
     return [[restore(Question(data["question"], data["gold"]), data) for data in trial] for trial in trials]
 
 
 def markdown(rows):
-    """An aligned Markdown table of [{column: text}], all with the same columns."""
+    """An aligned Markdown table. rows: [{column: text}], all with the same columns."""
     lines = [list(rows[0])] + [list(row.values()) for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines)]
     lines.insert(1, ["-" * width for width in widths])
@@ -123,8 +123,7 @@ def markdown(rows):
 def row_of(name, trials):
     """A row of the benchmarks' table, from the flows of each trial.
 
-    The interval is Wilson's on the number of questions: another trial makes the share of a question surer,
-    but adds no question.
+    The interval is Wilson's for the number of questions: more trials add no questions.
     """
     benchmark, flows = BENCHMARKS[name], [flow for trial in trials for flow in trial]
     metrics, n = summary(flows), len(trials[0])

@@ -3,25 +3,25 @@
     load("bamboogle")              the first 125 items, as many as in the paper; downloaded once, then cached
     load("gpqa", folder="data")    from data/gpqa/data/data.json, data/gpqa.json or data/test/gpqa/...
 
-The data files belong to the paper's repository (github.com/lupantech/AgentFlow, test/<name>/data/data.json)
-and are not ours to ship. The SHA-256 of a download is recorded: the same name is the same file tomorrow. A
-file that is put into the cache by hand is treated the same way.
+The data files belong to the paper's repository (github.com/lupantech/AgentFlow, test/<name>/data/data.json),
+so they are not part of this one. The SHA-256 of a download is recorded, and a file that has changed since
+then is refused. A file that was put into the cache by hand is treated in the same way.
 
-Each file has its own form, and all of them are read here and nowhere else:
+Each file has its own format, and only this file reads them:
 
     the question  "query", else "question" or "Question", without the instruction "When ready, output the
-                  final answer enclosed in <answer>..." of bamboogle, hotpotqa and aime24: the generator's
-                  prompt has its own
+                  final answer enclosed in <answer>..." of bamboogle, hotpotqa and aime24, which the
+                  generator's prompt gives, too
     the gold      "answer", else "Final answer"; a text, a number, or a list of aliases, any of which is right
     the options   gpqa "choices", medqa "options", with or without letters, or a string with such a list; the
                   gold is an option with its letter (gpqa) or without (medqa) and becomes "B. text". A query
-                  that lacks the options gets them.
+                  without the options gets them.
     gameof24      the gold is the numbers, so that every solution is right; the file's solutions are aliases
-    ids           only labels: medqa has the pids 0-99 twice. An item is its position in the file.
+    ids           only labels, because medqa has the pids 0-99 twice: positions in the file identify items
 
-Seen in the files: gaia is the 127 of its 165 validation questions that need no attachment. Nine of medqa's
-first hundred items speak of a picture that the file lacks; they stay, as in the paper. One of gpqa's first
-hundred has the same option twice.
+What the files contain: gaia has the 127 of its 165 validation questions that need no attachment. Nine of
+medqa's first hundred items mention a picture that the file lacks; they stay, as in the paper. One of gpqa's
+first hundred has the same option twice.
 
     python -m benchmarks.tables --check [--benchmark-dir FOLDER]   # golds right, golds of other items wrong?
 """
@@ -33,8 +33,8 @@ import hashlib
 import json
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.files import cache_folder, download, save
 from rewards import rules
@@ -43,15 +43,14 @@ from rewards.questions import Question
 FILES = "https://raw.githubusercontent.com/lupantech/AgentFlow/main/test"  # /<name>/data/data.json
 
 
-@dataclass(frozen=True)
-class Benchmark:
+class Benchmark(NamedTuple):
     """How many items the paper used, and its accuracies (%) with Qwen2.5-7B."""
 
     items: int
-    alone: float  # without a flow
+    alone: float  # without the flow
     frozen: float  # the flow, with a frozen planner
     trained: float  # the flow, with a trained planner
-    sha256: str  # its first 40 digits, of the file that this reader was checked with
+    sha256: str  # first 40 digits, of the file that this code was tested with
 
 
 BENCHMARKS = {
@@ -93,7 +92,7 @@ def from_folder(name, folder):
 
 
 def from_cache(name, cache):
-    """Download the file if it is missing. Refuse one that has changed: it would be another benchmark."""
+    """Download the file if it is missing. ValueError if it has changed: it would be another benchmark."""
     path, record = cache / f"{name}.json", cache / f"{name}.sha256.json"
     if not path.exists():
         download(f"{FILES}/{name}/data/data.json", path, lambda data: questions_of(data, name, path))
@@ -112,7 +111,7 @@ def from_cache(name, cache):
 
 
 def questions_of(data, name, path):
-    """All items of a file, whose bytes are `data`."""
+    """All items of a file. data: its bytes."""
     try:
         rows = json.loads(data)
     except (ValueError, RecursionError):
@@ -129,7 +128,7 @@ def questions_of(data, name, path):
 
 
 def question_of(row, name, position):
-    """One item as a Question, whatever its keys are called.
+    """One item as a Question, for all ten formats.
 
     {"query": "2 + 2?When ready, output ... tag.", "answer": 4, "pid": "0"}
         -> Question("2 + 2?", "4", id="0", kind="aime24")
@@ -143,8 +142,11 @@ def question_of(row, name, position):
     text, (answer, *aliases) = texts[0], gold_texts(row.get("answer", row.get("Final answer")))
     choices = choices_of(row.get("choices") or row.get("options"))
     if choices:
-        answer, aliases = lettered_gold(answer, choices), []
         options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices)]
+        golds = [option for option in options if answer in (option, option[0], option[3:])]
+        if not golds:
+            raise ValueError(f"has an answer that is none of its options: {answer[:60]!r}.")
+        answer, aliases = golds[0], []  # of two options with the same text, rules.py takes either
         if not all("".join(option.split()) in "".join(text.split()) for option in options):
             text = "\n".join([text, *options])
     if name == "gameof24":
@@ -156,7 +158,7 @@ def question_of(row, name, position):
 
 
 def gold_texts(value):
-    """["Jane Austen ", 4] -> ["Jane Austen", "4"]"""
+    """A gold and its aliases: ["Jane Austen ", 4] -> ["Jane Austen", "4"], 4 -> ["4"]"""
     golds = value if isinstance(value, list) else [value]
     texts = [str(gold).strip() for gold in golds if type(gold) in (str, int, float)]
     if not golds or len(texts) < len(golds) or not all(0 < len(text) <= rules.LIMIT for text in texts):
@@ -168,7 +170,7 @@ def choices_of(value):
     """The options without letters: ["A. 0.9", "B. 2"], "['A. 0.9', 'B. 2']" -> ["0.9", "2"]; None -> []"""
     if isinstance(value, str):
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            value = ast.literal_eval(value)  # reads a list, runs nothing
+            value = ast.literal_eval(value)  # reads a list, executes nothing
     if not value:
         return []
     choices = [str(choice).strip() for choice in value] if isinstance(value, (list, tuple)) else []
@@ -178,25 +180,17 @@ def choices_of(value):
     return [match[1] for match in matches] if all(matches) else choices
 
 
-def lettered_gold(answer, choices):
-    """The gold as "B. text". Two options of one text are one for the rules, so the first will do."""
-    for letter, choice in zip(LETTERS, choices):
-        if answer in (choice, letter, f"{letter}. {choice}"):
-            return f"{letter}. {choice}"
-    raise ValueError(f"has an answer that is none of its options: {answer[:60]!r}.")
-
-
 def golds_of(question):
-    """All right responses that the file names: an option's letter, its text, both; an alias; a solution."""
+    """The right responses that the file lists: an option, its letter, its text; an alias; a solution."""
     if question.choices:
         return [question.answer, *question.answer.split(". ", 1)]
     return list(question.aliases) if question.kind == "gameof24" else [question.answer, *question.aliases]
 
 
 def check(name, folder=None, cache=None):
-    """(items in the file, golds graded right, other items' answers graded right, sentences on what is odd)
+    """Grade each item's golds, and as a wrong answer the gold of the next item that has another gold.
 
-    The other answer is the gold of the next item with another gold: an option's text, a solution, a text.
+    (items in the file, items whose golds are right, items for which the wrong answer is right, notes)
     """
     questions, right, wrong, notes = load(name, folder, 10**9, cache), 0, 0, []
     for i, question in enumerate(questions):
@@ -208,9 +202,8 @@ def check(name, folder=None, cache=None):
         right, wrong = right + (not missed), wrong + taken
         notes += [f"item {i}: its gold {gold[:60]!r} is not marked right ({rules.decide(question, gold)})"
                   for gold in missed]
-        if taken:
-            gold = question.answer[:60]
-            notes.append(f"item {i}: {answer[:60]!r} of another item is marked right for {gold!r}")
+        text = f"{answer[:60]!r} of another item is marked right for {question.answer[:60]!r}"
+        notes += [f"item {i}: {text}"] if taken else []
     return len(questions), right, wrong, notes
 
 

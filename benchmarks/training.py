@@ -1,10 +1,10 @@
-"""The paper's two training sets, and the questions that are held out for validation.
+"""The paper's two training sets, and the split into questions for training and for validation.
 
     training("nq+deepmath", 1000, 0)  a sample of Natural Questions and DeepMath-103K, half each
     held_out(questions, 100, 0)       (train, valid, note): no question of valid is nearly one of train
 
-Both depend on the seed alone. The ten benchmarks (tables.py) are for testing only: training() refuses their
-names, so that no accuracy is measured on questions that chose the policy.
+The seed alone decides both. The ten benchmarks (tables.py) are only for testing: training() refuses their
+names, so that no policy is tested on questions that it was trained on.
 """
 
 import json
@@ -18,16 +18,16 @@ from rewards.rules import normalise
 from world import services
 
 ROWS = "https://datasets-server.huggingface.co/rows"  # rows of any public Hugging Face dataset, by offset
-PAGE = 20  # rows per request: small pages spread a sample over the whole set (the API allows 100)
-NEAR = 0.8  # two questions that share this part of their words are the same question
+PAGE = 20  # rows per request (the API allows 100): small pages spread a sample over the whole set
+NEAR = 0.8  # questions that share this part of their words count as the same
 TRAINING = {"nq": ("RUC-NLPIR/FlashRAG_datasets", "nq"), "deepmath": ("zwhe99/DeepMath-103K", "default")}
 
 
 def training(names, limit=1000, seed=0, cache=None):
     """`limit` questions of "nq", "deepmath" or "nq+deepmath" (equal shares, shuffled).
 
-    The paper trains on all 182 190 rows of both; its 32 steps of 32 questions see about a thousand: the
-    default.
+    The paper's set is all 182 190 rows of both, but its 32 steps of 32 questions use only about a thousand of
+    them: the default.
     """
     parts = list(dict.fromkeys(names.split("+")))
     for part in parts:
@@ -51,7 +51,7 @@ def training(names, limit=1000, seed=0, cache=None):
 
 
 def sample(name, number, seed):
-    """Questions from pages in a pseudo-random order of the whole set, until there are enough."""
+    """`number` questions, from pages of the set in an order that the seed decides."""
     dice, found = random.Random(f"{name} {seed}"), {}
     with services.session() as session:
         starts = list(range(0, rows(session, name, 0, 1)[0], PAGE))
@@ -67,7 +67,7 @@ def sample(name, number, seed):
 
 
 def rows(session, name, offset, length):
-    """(the number of rows in the set, `length` rows from `offset` on as Questions or None)"""
+    """(the number of rows in the set, `length` rows from `offset` on: [Question or None])"""
     dataset, config = TRAINING[name]
     where = {"dataset": dataset, "config": config, "split": "train", "offset": offset, "length": length}
 
@@ -101,24 +101,23 @@ def question_of(entry, name):
 
 
 def held_out(questions, number, seed):
-    """(train, valid, note): `number` questions for validation, and of the rest those that are not nearly
-    one of them. note: a sentence that says how many are left out for that, or "".
+    """(train, valid, note): `number` questions for validation, and the rest for training.
 
-    Nearly: four fifths of the words of both are shared. "Who wrote Emma?" and "who wrote the emma" count as
-    one question, and so do "What is 3 + 5?" and "What is 5 + 3?".
+    A question that shares four fifths of its words with one for validation is in neither: "Who wrote Emma?"
+    and "who wrote the emma" count as the same, and so do "What is 3 + 5?" and "What is 5 + 3?". note: a
+    sentence that says how many questions are left out, or "".
     """
     words = [frozenset(normalise(question.question).split()) for question in questions]
-    order, valid, valid_words = list(range(len(questions))), [], set()
+    order, valid = list(range(len(questions))), {}  # valid: {words: index}
     random.Random(f"held out {seed}").shuffle(order)
     for i in order:
-        if len(valid) < number and words[i] not in valid_words:
-            valid_words.add(words[i])
-            valid.append(i)
+        if len(valid) < number:
+            valid.setdefault(words[i], i)
     train = [question for question, a in zip(questions, words)
-             if not any(len(a & b) >= NEAR * len(a | b) for b in valid_words)]
+             if not any(len(a & b) >= NEAR * len(a | b) for b in valid)]
     dropped = len(questions) - len(train) - len(valid)
     note = (f"{dropped} of {len(questions)} questions are left out, because they share four fifths of their "
             f"words with one of the {len(valid)} held out for validation: --valid FILE.jsonl keeps them")
     if not train:
         raise ValueError(f"no question is left to train on: {note}.")
-    return train, [questions[i] for i in valid], note if dropped else ""
+    return train, [questions[i] for i in valid.values()], note if dropped else ""

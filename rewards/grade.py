@@ -1,4 +1,4 @@
-"""The reward R(o) of a rollout: by the rules, else by a judge.
+"""The reward R(o) of a rollout. The rules grade its answer; what they cannot decide, a judge may grade.
 
 To train on another reward, change reward(): it gets the whole rollout and the verdict on its answer.
 Accuracy, and with it the choice of best/, is the mean of this reward.
@@ -11,7 +11,7 @@ from rewards.judge import verdicts_on
 
 
 def reward(flow, verdict):
-    """R(o) in {0, 1}. flow: the rollout; verdict: True, False, or None (neither rules nor judge can tell).
+    """R(o) in {0, 1}. flow: the rollout; verdict: True, False, or None (rules and judge could not tell).
 
     With a cost of 0.1 for each turn: return float(verdict is True) - 0.1 * len(flow.actions)
     """
@@ -19,10 +19,10 @@ def reward(flow, verdict):
 
 
 def grade(flows, judge=None):
-    """Set the reward of every rollout that did not fail. judge: an engine for what the rules cannot decide.
+    """Set the reward of every rollout that has not failed. judge: an engine, or None.
 
-    A rollout on which the judge has no verdict is undecided, and one whose judge is down has failed: neither
-    is an outcome, and training leaves both out. Without a judge, what the rules cannot decide is not right.
+    If the judge gives no verdict, the rollout is undecided; if the judge is down, it has failed. Training
+    leaves both out. Without a judge, an answer that the rules cannot decide counts as wrong.
     """
     answered = [flow for flow in flows if not flow.failed]
     verdicts = [rules.decide(flow.question, flow.answer) for flow in answered]

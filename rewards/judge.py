@@ -1,15 +1,13 @@
-"""The judge: a language model that grades the answers which the rules cannot decide. It is optional
-(--judge).
+"""The judge (--judge, optional): a language model that grades the answers which the rules cannot decide.
 
-Rules come first (rules.py). They cannot decide whether "the author of Emma" means "Jane Austen", so such an
-answer goes to the judge. It analyses first and gives its verdict last, as in the paper, at temperature 0.
-If its verdict does not parse, it is prompted once more; if the second does not either, the rollout is
-*undecided*.
+The rules (rules.py) come first. They cannot tell whether "the author of Emma" means "Jane Austen", so such an
+answer goes to the judge. As in the paper it analyses first and gives its verdict last, at temperature 0. If
+the verdict does not parse, the judge gets a second prompt; if that fails, too, the rollout is *undecided*.
 
-The policy writes the answer that the verdict rewards, so the answer is hostile. It reaches the judge as a
-JSON string, on one line and within quotes, and only a last line that is exactly "Verdict: True" or
-"Verdict: False" counts: no answer can write the verdict itself. No prompt can promise that an answer never
-*persuades* the judge: look at what was rewarded (rollouts.jsonl).
+The policy writes the answer and earns the reward, so the answer is hostile. The judge sees it as a JSON
+string, on one line and in quotes, and the verdict is the last line of the judge's completion, which must be
+exactly "Verdict: True" or "Verdict: False". So no answer can write the verdict. An answer may still
+*persuade* the judge, which no prompt can rule out: look at what was rewarded (rollouts.jsonl).
 """
 
 import json
@@ -44,7 +42,7 @@ VERDICT = re.compile(r"[\s*_`#]*Verdict[\s*_`]*:[\s*_`]*(True|False)[\s*_`.]*", 
 
 
 def prompt(question, response):
-    """The judge's prompt for a Question and a response, which is the final answer alone."""
+    """The judge's prompt. response: the final answer alone."""
     golds = dict.fromkeys([question.answer, *question.aliases])
     choices = "".join(f"\n  {chr(65 + i)}) {choice}" for i, choice in enumerate(question.choices))
     text = question.question + choices
@@ -52,13 +50,13 @@ def prompt(question, response):
 
 
 def quoted(text):
-    """A JSON string on one line, invisible characters escaped (line separators, changes of direction)."""
+    """The text as a JSON string on one line; invisible characters (line separators, ...) are escaped."""
     string = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in string)
 
 
 def parse(text):
-    """The verdict of the last line, if no other line is the opposite verdict; else None.
+    """The verdict on the last line; None if there is none, or if another line has the opposite verdict.
 
     "They agree.\\nVerdict: True" -> True      "Verdict: True\\nNo.\\nVerdict: False", "True", "" -> None
     """

@@ -1,15 +1,16 @@
-"""The numbers of a batch of graded rollouts, and the lines that show them."""
+"""The metrics of a batch of graded rollouts, and the lines that print them."""
 
 
 def summary(flows):
-    """{name: number}. errors: the share of turns with a parse error or a tool error; calls: by tool."""
+    """{name: number}. errors: the share of turns with a parse error or a tool error.
+
+    calls: {tool: (calls, errors, seconds)}; "unreadable" has the turns whose plan did not parse.
+    """
     steps = [step for flow in flows for step in flow.memory.steps]
-    calls = {}
-    for step in sorted(steps, key=lambda step: step.tool or "unreadable"):
-        number, errors, seconds = calls.get(step.tool or "unreadable", (0, 0, 0.0))
-        calls[step.tool or "unreadable"] = (number + 1, errors + step.error, seconds + step.seconds)
-    tokens = [
-        output["tokens"] for flow in flows for output in flow.outputs if output["module"] != "judge"]
+    by_tool = {}
+    for step in steps:
+        by_tool.setdefault(step.tool or "unreadable", []).append((1, step.error, step.seconds))
+    tokens = [output["tokens"] for flow in flows for output in flow.outputs if output["module"] != "judge"]
     return {
         "accuracy": sum(flow.reward for flow in flows) / len(flows),
         "turns": len(steps) / len(flows),
@@ -17,12 +18,12 @@ def summary(flows):
         "failed": sum(flow.failed != "" for flow in flows),
         "undecided": sum(flow.undecided for flow in flows),
         "tokens": sum(tokens) / len(flows),
-        "calls": calls,  # {tool: (calls, errors, seconds)}
+        "calls": {tool: tuple(map(sum, zip(*calls))) for tool, calls in sorted(by_tool.items())},
     }
 
 
 def interval(p, n, z=1.96):
-    """Wilson's 95 % interval of a share p of n, which does not collapse at 0 and 1."""
+    """Wilson's 95 % interval of a share p of n. It has a width even where p is 0 or 1."""
     middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + (z / (2 * n)) ** 2) ** 0.5
     return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 

@@ -1,10 +1,10 @@
-"""The record of a question, and reading questions from JSONL.
+"""Question, and reading questions from a JSONL file.
 
-One JSON object a line. Only the first two keys are needed; unknown keys are ignored:
+One JSON object a line. "question" and "answer" are required; unknown keys are ignored:
 
     {"question": "Capital of France?", "answer": "Paris", "aliases": ["Paris, France"], "id": "7"}
 
-An answer that is a worked solution as in GSM8K, with a last line "#### 29", stands for that line's 29.
+The gold of a worked solution as in GSM8K is its last line: "... #### 29" gives 29.
 """
 
 import json
@@ -15,29 +15,29 @@ from pathlib import Path
 
 from rewards.rules import LIMIT, named_option, numbers_to_use
 
-LONG_GOLD = 12  # words of a gold: no response equals a longer one by chance
-SOLUTION = re.compile(r"(?:.*\n)?####[ \t]+(\S[^\n]*)\s*", re.S)  # of GSM8K; group 1 is the final answer
+LONG_GOLD = 12  # words; hardly any response equals a longer gold
+SOLUTION = re.compile(r"(?:.*\n)?####[ \t]+(\S[^\n]*)\s*", re.S)  # GSM8K; group 1 is the final answer
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its gold answer. The id is a label, never a key: two questions may share one."""
+    """A question with its gold answer. The id is only a label: two questions may have the same one."""
 
     question: str
     answer: str
-    aliases: tuple[str, ...] = ()  # each is as good as the answer
-    choices: tuple[str, ...] = ()  # the options, if it has some
+    aliases: tuple[str, ...] = ()  # other right answers
+    choices: tuple[str, ...] = ()  # the options of a multiple-choice question
     id: str = ""
-    kind: str = ""  # "gameof24" is graded by rules.game_of_24(); any other kind is only a label
+    kind: str = ""  # rules.game_of_24() grades "gameof24"; any other kind is only a label
 
 
 def read_questions(path):
-    """Every question of a JSONL file, in order. ValueError names the file and the line that cannot be used.
+    """Every question of a JSONL file, in order. ValueError names the file and the bad line.
 
     {"question": "2 + 2?", "answer": 4} -> Question(question="2 + 2?", answer="4")
     """
     try:
-        lines = Path(path).read_bytes().splitlines()  # not text: it would split a JSON string at U+2028
+        lines = Path(path).read_bytes().splitlines()  # bytes: str.splitlines() also splits at U+2028
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; give a JSONL file of questions.") from None
     except OSError as why:
@@ -49,16 +49,16 @@ def read_questions(path):
         except ValueError as why:
             raise ValueError(f"{path}, line {number}: {why}") from None
     if not questions:
-        raise ValueError(f"{path}: the file is empty; write one JSON object with a question and an answer on "
-                         "each line.")
+        hint = "write one JSON object with a question and an answer on each line"
+        raise ValueError(f"{path}: the file is empty; {hint}.")
     return questions
 
 
 def parse(line):
     """One line as a Question; ValueError says what is wrong with it."""
     try:
-        row = json.loads(line, parse_constant=int)  # int("NaN") raises: a missing answer exported as NaN
-    except (ValueError, RecursionError) as why:  # bad bytes and endless digits are ValueErrors, too
+        row = json.loads(line, parse_constant=int)  # int("NaN") raises: NaN is an answer that is missing
+    except (ValueError, RecursionError) as why:  # also for bad bytes and numbers of many digits
         raise ValueError(f"not JSON ({getattr(why, 'msg', why)}).") from None
     if not isinstance(row, dict):
         raise ValueError(f"not a JSON object but a {type(row).__name__}.")
@@ -67,12 +67,11 @@ def parse(line):
             raise ValueError(f'lacks "{key}".')
         if not text(key, row[key], types).strip():
             raise ValueError(f'"{key}" is empty.')
-    solution = SOLUTION.fullmatch(str(row["answer"]))
-    question = Question(
-        row["question"], solution[1].strip() if solution else str(row["answer"]), texts(row, "aliases"),
-        texts(row, "choices"), "" if row.get("id") is None else text("id", row["id"]),
-        text("kind", row.get("kind") or "", [str]))
-    if len(question.answer) > LIMIT:
+    answer, id = str(row["answer"]), "" if row.get("id") is None else text("id", row["id"])
+    answer = solution[1].strip() if (solution := SOLUTION.fullmatch(answer)) else answer
+    kind = text("kind", row.get("kind") or "", [str])
+    question = Question(row["question"], answer, texts(row, "aliases"), texts(row, "choices"), id, kind)
+    if len(answer) > LIMIT:
         raise ValueError(f"the answer has more than {LIMIT} characters; no response could be marked right.")
     if question.choices and named_option(question.answer, question.choices) is None:
         raise ValueError(f"the answer {question.answer[:40]!r} is not exactly one of the choices.")
@@ -82,6 +81,7 @@ def parse(line):
 
 
 def text(key, value, types=(str, int, float)):
+    """A value as text; ValueError if it is of another type."""
     if type(value) not in types:
         wanted = "text" if types == [str] else "text or a number"
         raise ValueError(f'"{key}" must be {wanted}, not {json.dumps(value)[:40]}.')
@@ -89,6 +89,7 @@ def text(key, value, types=(str, int, float)):
 
 
 def texts(row, key):
+    """The texts of a list; () if the row has none."""
     values = row.get(key) or []
     if not isinstance(values, list):
         raise ValueError(f'"{key}" must be a list, not {json.dumps(values)[:40]}.')
@@ -96,9 +97,10 @@ def texts(row, key):
 
 
 def prose_warning(questions):
-    """For a run without a judge: a sentence if most golds are too long for a response to equal, else ""."""
+    """A warning for a run without a judge, if most golds are too long for a response to equal; else ""."""
     lengths = [min(len(gold.split()) for gold in (q.answer, *q.aliases)) for q in questions if not q.choices]
-    if not lengths or (words := statistics.median(lengths)) <= LONG_GOLD:
+    words = statistics.median(lengths or [0])
+    if words <= LONG_GOLD:
         return ""
     return (f"the golds have {words:.0f} words in the median, and without a judge only a response with these "
             "very words is right: give --judge MODEL, or golds that are the final answer alone")

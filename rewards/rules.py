@@ -1,8 +1,8 @@
-"""The rules that say whether an answer is right: the verdict behind a reward of 0 or 1, before any judge.
+"""The rules that decide, before any judge, whether an answer is right and so gets the reward 1.
 
-One principle settles every doubtful case: AMBIGUITY IS WRONG. A policy finds whatever a reward forgives, so a
-response is read whole or not at all. Nothing is searched for inside a sentence; only an opening such as
-"The answer is" is removed. What counts as right depends on the gold:
+One principle settles every doubtful case: AMBIGUITY IS WRONG. A policy finds whatever a reward forgives, so
+the rules read the whole response. They search for nothing inside a sentence; they only remove an opening such
+as "The answer is". What counts as right depends on the gold, the reference answer:
 
     a number   the same value, exactly: "1,234" = 1234, "3/4" = 0.75, "50%" = 0.5 but not 50; 3.14 is not
                3.14159. The unit may be missing; another unit is wrong, even if it converts. Number words are
@@ -13,11 +13,10 @@ response is read whole or not at all. Nothing is searched for inside a sentence;
     a formula  the same characters, spaces and LaTeX dressing aside.
     a text     the same after normalise(), as the answer or as an alias.
 
-decide() has three values, because rules know what they cannot read. True is right, False is wrong, and None
-is for a judge: a gold text or formula that the response does not equal ("NYC" for "New York City"), a gold
-number or list and a response that is neither ("twenty-six" for "26"), options and a response that names
-none or several. Another number, another option and an empty response are False. Without a judge only True
-is rewarded.
+decide() returns True (right), False (wrong), or None where only a judge can tell: the gold is a text or
+formula and the response another one ("NYC" for "New York City"); the gold is a number or list and the
+response is neither ("twenty-six" for "26"); the response names no option or several. Another number, another
+option and an empty response are False. Without a judge only True is rewarded.
 
 Dropped: symbolic algebra, rounding, unit conversion, partial credit.
 """
@@ -28,8 +27,8 @@ import unicodedata
 from fractions import Fraction
 from operator import add, mul, sub, truediv
 
-LIMIT = 2_000  # characters of a gold or a response: a longer one is no answer, and this bounds the work below
-DIGITS = 600  # characters of a number, and its largest power of ten: far below where Python's int() refuses
+LIMIT = 2_000  # characters of a gold or a response; a longer response is wrong, so every check is fast
+DIGITS = 600  # characters of a number, and its largest power of ten; Python's int() refuses 4300 digits
 OPENING = re.compile(
     r"^(?:(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:(?:final|correct)\s+)?(?:answer|option|choice)"
     r"(?:\s+is\b|\s*[:=])\s*:?\s*(?=\S)|(?:option|choice|answer)\s+(?=\(?[a-z]\b))", re.I)
@@ -53,9 +52,9 @@ pound, pounds; £, GBP, pounds sterling; yen, JPY, ¥; cents; degree, degrees, �
 °C, degrees Celsius; °F, degrees Fahrenheit; km/h, kilometers per hour; mph, miles per hour
 m/s, meters per second; m/s^2; m^3, cubic meters; N, newtons; J, joules"""
 UNITS = {name: unit.split(", ")[0] for unit in re.split("; |\n", SPELLINGS) for name in unit.split(", ")}
-FOLDED = {name.lower(): unit for name, unit in UNITS.items() if len(name) > 1}  # "KM"; but never n for N
-ALIKE = {"pound", "£"}, {"pound", "lb"}  # of money or of weight: both are called so
-DOUBTED = {"degree", "°C"}, {"degree", "°F"}  # one of them says less
+FOLDED = {name.lower(): unit for name, unit in UNITS.items() if len(name) > 1}  # "KM", but never n for N
+ALIKE = {"pound", "£"}, {"pound", "lb"}  # "pound" is money or weight
+DOUBTED = {"degree", "°C"}, {"degree", "°F"}  # "degree" may mean either: for the judge
 NOT_NOUNS = set("""times plus minus versus less always does was has perhaps cos dozens hundreds thousands
 millions billions trillions halves thirds quarters fourths fifths sixths sevenths eighths ninths tenths
 hundredths thousandths""".split())
@@ -68,7 +67,7 @@ WRAPPED = re.compile(r"""\${1,2}([^$]+)\${1,2}|\\\((.+)\\\)|\\\[(.+)\\\]|\\boxed
 
 
 def is_right(question, response):
-    """Is this response, the final answer alone, right by the rules? Never raises, and returns at once.
+    """Is this response, the final answer alone, right by the rules? Never raises, and is always fast.
 
     gold "26": "26", "26.0", "26 protons", "The answer is 26." -> True;  "not 26", "about 26" -> False
     gold "B" of ("London", "Paris"): "B", "(b)", "B) Paris", "Paris" -> True;  "B) London", "A or B" -> False
@@ -92,8 +91,8 @@ def decide(question, response):
         return False
     golds = [gold.strip() for gold in (question.answer, *question.aliases) if gold.strip()]
     if question.choices:
-        named = named_option(response, question.choices)
-        return None if named is None else named in [named_option(gold, question.choices) for gold in golds]
+        named, *options = (named_option(text, question.choices) for text in (response, *golds))
+        return None if named is None else named in options
     verdicts = [{same(gold, reading, question.question) for reading in readings(response)} for gold in golds]
     if response in golds or any(True in verdict for verdict in verdicts):
         return True
@@ -101,31 +100,30 @@ def decide(question, response):
 
 
 def game_of_24(numbers, response):
-    """Is this one expression of value 24 with exactly these numbers, each once, + - * / and parentheses?
+    """Is this an expression of value 24 from exactly these numbers, each once, + - * / and parentheses?
 
     (1, 2, 3, 4), "(1+2+3)×4 = 24" -> True;  "4*6", "1*2*3*4 or 4!", "99**98**97" -> False
     """
     if len(response) > LIMIT:
         return False
     text = readings(response)[-1].replace("\\div", "/")
-    for _ in range(3):  # fractions of four numbers can be three deep
+    for _ in range(3):  # fractions of four numbers nest at most three deep
         text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", text)
     text = re.sub(r"(?<=[0-9)\]])\s*[xX]\s*(?=[0-9(\[])", "*", text)
     text = text.translate(str.maketrans("×·∗⋅÷[]", "****/()"))
     text = re.sub(r"\s*=\s*24$|^24\s*=\s*", "", text)
-    if len(text) > 200 or not re.fullmatch(r"[0-9+\-*/() ]+", text):  # 200 characters bound the depth, too
+    if not re.fullmatch(r"[0-9+\-*/() ]{1,200}", text):  # the length also limits the depth
         return False
     try:
         expression = ast.parse(text.strip(), mode="eval").body
-        value = value_of(expression)
+        used = [node.value for node in ast.walk(expression) if isinstance(node, ast.Constant)]
+        return value_of(expression) == 24 and sorted(used) == sorted(numbers)
     except (SyntaxError, ArithmeticError, RecursionError, MemoryError):
         return False
-    used = [node.value for node in ast.walk(expression) if isinstance(node, ast.Constant)]
-    return value == 24 and sorted(used) == sorted(map(int, numbers))
 
 
 def value_of(node):
-    """The value of a parsed expression. Python never evaluates it: ** and unary minus are no moves here."""
+    """The value of a parsed expression. Python does not evaluate it: ** and unary minus are not allowed."""
     operators = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
     if isinstance(node, ast.Constant):
         return Fraction(node.value)
@@ -135,7 +133,7 @@ def value_of(node):
 
 
 def numbers_to_use(question):
-    """The numbers of a Game of 24: the gold's ("1 1 1 8" or "(1+1+1)*8"); if that is "24", the question's."""
+    """The numbers of a Game of 24: from the gold ("1 1 1 8", "(1+1+1)*8"), or if it is "24", the question."""
     found = re.findall(r"[0-9]{1,9}", question.answer.split("=")[0])
     if len(found) < 2:
         run = re.search(r"[0-9]{1,9}(?:(?:\s*,\s*(?:and\s)?|\s+)\s*[0-9]{1,9})+", question.question)
@@ -144,19 +142,19 @@ def numbers_to_use(question):
 
 
 def named_option(text, choices):
-    """The index of the one option that a text names, or None. A letter and a text that disagree name none.
+    """The index of the option that a text names; None for none or several, as "B) London" where B is Paris.
 
-    Two options of one text (gpqa: "A. 200 mL", "B. 200 mL") are one option, the first. Of two that differ in
-    case alone ("q/L^2", "q/l^2"), a text names the one that it equals exactly.
+    Options with the same text (gpqa: "A. 200 mL", "B. 200 mL") count as the first of them. Where options
+    differ only in case ("q/L^2", "q/l^2"), a text names the one that it equals exactly.
     """
     labels = [re.fullmatch(r"\(?([A-Za-z])\s?[.):]\s*(.+)", choice.strip(), re.S) for choice in choices]
     if all(label and ord(label[1].upper()) == 65 + i for i, label in enumerate(labels)):
-        choices = [label[2] for label in labels]  # the options bring their own letters
+        choices = [label[2] for label in labels]  # the options have letters already
     named = set()
     for reading in readings(text):
         m = LETTERED.fullmatch(reading)
         letter = ord(m[1].upper()) - 65 if m else len(choices)
-        after = letter < len(choices) and m["text"]  # with one, "A Paris" is not Paris after an article
+        after = letter < len(choices) and m["text"]  # the Paris of "A Paris", which is option A, not "Paris"
         equal = {i for i, choice in enumerate(choices) if undressed(choice) == reading}
         named |= equal or {
             i for i, choice in enumerate(choices)
@@ -168,7 +166,7 @@ def named_option(text, choices):
 
 
 def same(gold, response, question=""):
-    """True; False for two different quantities; None for other texts, which may still mean the same."""
+    """True if both are equal; False for different quantities; None for texts that may mean the same."""
     expected = quantities(gold)
     if expected is not None:
         given = quantities(response)
@@ -178,22 +176,24 @@ def same(gold, response, question=""):
         return "".join(gold_text.split()) == "".join(text.split()) or None
     doubt = response.rstrip().endswith("?") and not gold.rstrip().endswith("?")  # "Paris?"
     gold_text, text = normalise(gold_text), normalise(text)
-    return gold_text == text != "" and not doubt or None  # of "!!!" nothing is left to compare
+    return gold_text == text != "" and not doubt or None  # normalise("!!!") is "": nothing to compare
 
 
 def equal_quantities(expected, given, question):
-    """The verdict on two results of quantities(). A unit that the question names counts as the gold's."""
+    """Compare two results of quantities(). A gold without a unit has those that the question names."""
     (brackets, golds), (given_brackets, values) = expected, given
     if len(values) != len(golds) or (brackets and given_brackets not in ("", brackets)):
         return False
     in_question = {FOLDED[word] for word in re.findall(r"\w+", question.lower()) if word in FOLDED}
-    verdicts = [gold == value and same_unit({gold_unit} if gold_unit else unit in UNITS and in_question, unit)
-                for (gold, gold_unit), (value, unit) in zip(golds, values)]
+    verdicts = []
+    for (gold, gold_unit), (value, unit) in zip(golds, values):
+        units = {gold_unit} if gold_unit else in_question if unit in UNITS else set()
+        verdicts.append(gold == value and same_unit(units, unit))
     return False if False in verdicts else None if None in verdicts else True
 
 
 def same_unit(expected, unit):
-    """Is this one of the expected units? True if either is missing, None where a unit is not in UNITS."""
+    """Is it one of the expected units? True if either side has none; None if UNITS does not know a unit."""
     if not unit or not expected or unit in expected or any({other, unit} in ALIKE for other in expected):
         return True
     doubt = unit not in UNITS or any(other not in UNITS or {other, unit} in DOUBTED for other in expected)
@@ -240,18 +240,18 @@ def quantity(text):
 
 
 def unit_of(rest):
-    """The unit that follows a number: "" for no text, None for a text that may change the number."""
+    """The unit after a number; "" if nothing follows; None for a text that may change the number."""
     word, spaced = rest.strip(), rest[:1].isspace()
     if not word:
         return ""
     if unit := UNITS.get(word) or FOLDED.get(word.lower()):
         return unit if spaced or len(word) > 1 or not word.isalpha() else None  # 5m is algebra
     noun = re.fullmatch("[a-z]{3,}s|people|children|men|women", word) and word not in NOT_NOUNS
-    return word if spaced and noun else None  # a lower-case plural: the things counted
+    return word if spaced and noun else None  # a lower-case plural, as in "26 protons"
 
 
 def normalise(text):
-    """The text without case, accents, punctuation and articles. What changes a number or a formula stays.
+    """The text without case, accents, punctuation and articles. Signs that change a number stay.
 
     "The Beyoncé  Show!" -> "beyonce show"      "U.S." -> "us"      "well-known" -> "well known"
     "-3.5 °C" -> "-3.5 °c"      "Hepatitis A" -> "hepatitis a" (no word follows)      "C++" -> "c++"
@@ -264,11 +264,11 @@ def normalise(text):
     text = re.sub(r"(?<=[^\W\d_]{2})!|(?<!\w)!", " ", text)  # "Jeopardy!", but not 5! or n!
     text = "".join(c for c in text if unicodedata.category(c) != "Cf")  # invisible
     text = "".join(c if unicodedata.category(c)[0] in "LMNS" or c in ".+-*/#%!" else " " for c in text)
-    return " ".join(re.sub(r"(?<=\S)-|-(?!\S)", " ", text).split())  # a hyphen goes, a sign stays
+    return " ".join(re.sub(r"(?<=\S)-|-(?!\S)", " ", text).split())  # removes hyphens, keeps minus signs
 
 
 def readings(response):
-    """The undressed response, first as it is, then without an opening such as "The answer is" or "x = "."""
+    """Two readings: the undressed response, and that without an opening as "The answer is" or "x = "."""
     text = undressed(response)
     return [text, undressed(re.sub(r"^[A-Za-z]\s*=\s*(?=[^=]+$)", "", OPENING.sub("", text)))]
 
@@ -286,7 +286,7 @@ def undressed(text):
 
 
 def plain_characters(text):
-    """NFKC, but first what NFKC would falsify: 10³ is 10^3 and not 103, 1½ is 1 1/2 and not 11/2."""
+    """Unicode's NFKC, but 10³ becomes 10^3 and not 103, and 1½ becomes 1 1/2 and not 11/2."""
     text = re.sub("[⁰¹²³⁴-⁹⁻]+", lambda m: "^" + unicodedata.normalize("NFKC", m[0]).replace("−", "-"), text)
     text = unicodedata.normalize("NFKC", re.sub("(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text))
     return text.translate(str.maketrans("−–‐⁄", "---/"))

@@ -2,11 +2,11 @@
 
     page = pages.fetch("https://en.wikipedia.org/wiki/Iron")        # Page(url, text), or Failed: one sentence
 
-Such a page is hostile: its address may point into our own network, and its answer may have no end. fetch()
-connects to public addresses only, checks each redirect, has an end in time and in size, and returns only
+Such a page is hostile: its address may point into our own network, and its answer may never end. fetch()
+connects to public addresses only, checks each redirect, keeps a limit of time and of size, and returns only
 text.
-Not covered: a network that has public addresses for private things is open to fetch(); and the words of a
-page may still be lies, or orders to the model that reads them.
+Not covered: private services that have public addresses can be reached. The words of a page may still be
+lies, or orders to the model that reads them.
 """
 import codecs
 import contextlib
@@ -14,14 +14,12 @@ import html as entities
 import http.client
 import io
 import ipaddress
-import queue
 import re
 import socket
 import ssl
 import threading
 import time
 import zlib
-from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -35,20 +33,19 @@ PRIVATE = "is not at a public address"
 
 
 class Page(NamedTuple):
-    url: str   # the last one, after redirects
+    url: str  # the last one, after redirects
     text: str
 
 
 class Target(NamedTuple):
-    url: str   # without its fragment, in ASCII
+    url: str  # in ASCII, without the fragment
     host: str  # a name, an IPv4 address, or an IPv6 address without brackets
     port: int
-    secure: bool
     request: str  # what we send
 
 
 def parse_url(url: str) -> Target:
-    """A URL taken apart; Failed where it is not a plain one of the public web. Nothing is looked up here."""
+    """The parts of a URL; Failed if it is not a plain http or https URL. No name is looked up here."""
     if len(url) > 2000 or not url.isprintable() or " " in url or "\\" in url:
         raise Failed("this URL is too long, or has characters that no URL has")
     try:
@@ -66,18 +63,17 @@ def parse_url(url: str) -> Target:
     request = (f"GET {path} HTTP/1.1\r\nHost: {name}\r\nUser-Agent: {USER_AGENT}\r\n"
                "Accept: text/html, text/plain\r\nAccept-Encoding: gzip, identity\r\n"
                "Connection: close\r\n\r\n")
-    secure = parts.scheme == "https"
-    return Target(f"{parts.scheme}://{name}{path}", host, parts.port or port, secure, request)
+    return Target(f"{parts.scheme}://{name}{path}", host, parts.port or port, request)
 
 
 def host_of(parts) -> str:
-    """The host of a URL as ASCII; ValueError for numbers such as 127.1 and 2130706433, both 127.0.0.1."""
+    """The host of a URL in ASCII. ValueError for short forms as 127.1 and 2130706433: both are 127.0.0.1."""
     if "[" in parts.netloc:
         if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\](:[0-9]*)?", parts.netloc):
             raise ValueError
         host = literal = str(ipaddress.IPv6Address(parts.hostname))
     else:
-        # also makes digits of "①" and dots of "。"
+        # idna also turns "①" into a digit and "。" into a dot
         host = (parts.hostname or "").encode("idna").decode().lower()
         if len(host) > 253 or not re.fullmatch(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?", host):
             raise ValueError
@@ -89,14 +85,14 @@ def host_of(parts) -> str:
 
 
 NOT_PUBLIC = [ipaddress.ip_network(network) for network in (
-    "192.0.0.0/24", "192.88.99.0/24",                          # some Pythons call parts of these global
-    "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]   # Teredo and other protocols, examples, 6to4
-# outside: ::1, ::ffff:8.8.8.8, ::8.8.8.8, NAT64, fc00::, fe80::, fec0::, ff00::
+    "192.0.0.0/24", "192.88.99.0/24",                         # some Pythons call parts of these global
+    "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]  # Teredo and other protocols, examples, 6to4
+# not in it: ::1, ::ffff:8.8.8.8, ::8.8.8.8, NAT64, fc00::, fe80::, fec0::, ff00::
 UNICAST = ipaddress.ip_network("2000::/3")
 
 
 def public(address: str) -> bool:
-    """Is it an address of the public internet? IPv6 that hides an IPv4 address in itself is not."""
+    """Is it an address of the public internet? An IPv6 address that contains an IPv4 address is not."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -104,32 +100,30 @@ def public(address: str) -> bool:
     if ip.version == 6 and ("%" in address or ip not in UNICAST or (int(ip) >> 32) & 0xFDFFFFFF == 0x5EFE):
         return False  # 5EFE: ISATAP
     return (ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified or ip.is_link_local)
-            and not any(ip in network for network in NOT_PUBLIC if network.version == ip.version))
+            and not any(ip in network for network in NOT_PUBLIC))
 
 
 def lookup(target: Target, end: float) -> list[tuple]:
-    """The addresses of the host; all must be public. In a thread, as nothing can stop a stuck name server."""
-    answers = queue.SimpleQueue()
+    """The addresses of the host; all must be public. A thread asks: a stuck name server cannot be stopped."""
+    answers = []
 
     def look_up():
-        try:
-            answers.put(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as e:
-            answers.put(e)
-    threading.Thread(target=look_up, daemon=True).start()
-    try:
-        found = answers.get(timeout=seconds_left(end))
-    except queue.Empty:
-        raise TimeoutError from None
-    if isinstance(found, Exception):
-        raise Failed(f"{target.host} cannot be found")
-    if not found or not all(public(address[0]) for *_, address in found):
+        with contextlib.suppress(OSError, UnicodeError):
+            answers.append(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(seconds_left(end))
+    late = thread.is_alive()
+    if not answers:
+        raise TimeoutError if late else Failed(f"{target.host} cannot be found")
+    if not answers[0] or not all(public(address[0]) for *_, address in answers[0]):
         raise Failed(f"{target.host} {PRIVATE}")
-    return found
+    return answers[0]
 
 
 def connect(target: Target, end: float) -> socket.socket:
-    """A connection to the first checked address that answers; a second lookup could give other addresses."""
+    """A connection to the first address that answers. A second lookup could give addresses never checked."""
     for *kind, _, address in lookup(target, end):
         try:
             return dial(target, kind, address, end)
@@ -142,10 +136,10 @@ def dial(target: Target, kind: list, address: tuple, end: float) -> socket.socke
     """A connection to this address; https checks the certificate against the name in the URL."""
     sock = socket.socket(*kind)
     try:
-        sock.settimeout(min(5, seconds_left(end)))  # an address that is silent leaves time for the next
+        sock.settimeout(min(5, seconds_left(end)))  # a silent address leaves time for the next one
         sock.connect(address)
         sock.settimeout(seconds_left(end))
-        if not target.secure:
+        if target.url.startswith("http:"):
             return sock
         context = ssl.create_default_context(cafile=requests.certs.where())
         return context.wrap_socket(sock, server_hostname=target.host.rstrip("."))
@@ -155,7 +149,7 @@ def dial(target: Target, kind: list, address: tuple, end: float) -> socket.socke
 
 
 class Clocked(io.RawIOBase):
-    """A socket for reading. Each read has the rest of the time: a drip of bytes does not make it longer."""
+    """Reads from a socket. All reads share one time limit: a server that sends byte by byte gains nothing."""
 
     def __init__(self, sock, end):
         self.sock, self.end = sock, end
@@ -167,16 +161,16 @@ class Clocked(io.RawIOBase):
         self.sock.settimeout(seconds_left(self.end))
         return self.sock.recv_into(buffer)
 
-    def makefile(self, mode):  # what HTTPResponse asks of a socket
+    def makefile(self, mode):  # HTTPResponse calls this
         return io.BufferedReader(self)
 
 
 def fetch(url: str, seconds: float = 15, limit: int = 2_000_000) -> Page:
-    """The text of a page that a language model named, or Failed. A longer page is cut at `limit` bytes.
+    """The page at this URL, or Failed. A longer page is cut at `limit` bytes.
 
-    Built on http.client, not on requests, which looks a name up again after we have checked it, follows
-    redirects that nobody checks, obeys proxies and ~/.netrc, and starts its clock anew with each byte. Here
-    each hop is checked, by one clock."""
+    Built on http.client, because requests would look the name up again after our check, follow redirects
+    without a check, use proxies and ~/.netrc, and restart its time limit with each byte. Here every hop is
+    checked, and one time limit holds for all."""
     end, host = time.monotonic() + seconds, "this URL"
     try:
         for _ in range(REDIRECTS + 1):
@@ -198,7 +192,7 @@ def fetch(url: str, seconds: float = 15, limit: int = 2_000_000) -> Page:
 
 
 def text_in(answer: http.client.HTTPResponse, host: str, limit: int, end: float) -> str:
-    """The text of a good answer, without control characters."""
+    """The text of an answer of status 200 and a text type, without control characters."""
     if answer.status != 200:
         raise Failed(f"{host} answered {status_line(answer.status)}", answer.status)
     kind, _, details = answer.headers.get("Content-Type", "").partition(";")
@@ -212,7 +206,8 @@ def text_in(answer: http.client.HTTPResponse, host: str, limit: int, end: float)
     return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", " ", text)
 
 
-def blocks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+def blocks(answer: http.client.HTTPResponse):
+    """The body, block by block. IncompleteRead if it is shorter than Content-Length says."""
     while block := answer.read(65536):
         yield block
     if answer.length:
@@ -234,17 +229,15 @@ def decoded(body: bytes, details: str) -> str:
 
 
 # ------------------------------------------------------------ text
-# Markup ends at its mark or else at the end of the page, and the search goes on from there: nothing is read
-# twice, whatever the page. html.parser, and most expressions for whole tags, read an unfinished tag again
-# from each of its characters.
+# Each piece of markup ends at its closing mark, or else at the end of the page, and the search goes on from
+# there. So no page makes us read a character twice. html.parser, and most regular expressions for whole tags,
+# read an unfinished tag again from each of its characters.
 MARKUP = re.compile(r"""<!--(?:-?>|.*?(?:-->|\Z))            # a comment
                       | <[!?].*?(?:>|\Z)                     # <!doctype html>, <?xml version="1.0"?>
                       | <(?P<end>/?)(?P<name>[a-z][^\s/>]*)  # the beginning of a tag
                      """, re.VERBOSE | re.DOTALL | re.IGNORECASE)
-# a quoted value, where ">" does not count, or the end
-IN_TAG = re.compile(r"""=\s*(["'])|>""")
-# no character: Python refuses to read very long ones
-LONG_NUMBER = re.compile(r"&#x?[0-9a-f]{9,}", re.IGNORECASE)
+IN_TAG = re.compile(r"""=\s*(["'])|>""")  # a quoted value, in which ">" does not end the tag; or the end
+LONG_NUMBER = re.compile(r"&#x?[0-9a-f]{9,}", re.IGNORECASE)  # html.unescape() raises on very long numbers
 UNSEEN = {"script", "style", "noscript", "template", "svg", "iframe", "textarea", "title"}
 CELLS = {"td", "th", "option"}
 BREAKS = set("address article aside blockquote body br caption center dd div dl dt fieldset figcaption "
@@ -253,8 +246,10 @@ BREAKS = set("address article aside blockquote body br caption center dd div dl 
 
 
 def text_of(html: str) -> str:
-    """'<title>Fe</title><p>Iron is<br>a <b>metal</b>' -> 'Fe\\nIron is\\na metal': the title, then what a
-    reader sees, as far as that can be told without style sheets."""
+    """The title, then what a reader sees; style sheets are ignored.
+
+    '<title>Fe</title><p>Iron is<br>a <b>metal</b>' -> 'Fe\\nIron is\\na metal'
+    """
     html = LONG_NUMBER.sub("\ufffd", html)
     title, shown, at = "", [], 0
     while mark := MARKUP.search(html, at):
@@ -271,7 +266,7 @@ def text_of(html: str) -> str:
 
 
 def end_of_tag(html: str, at: int) -> int:
-    """Where a tag ends whose attributes begin here."""
+    """The position after a tag; `at`: where its attributes begin."""
     while found := IN_TAG.search(html, at):
         if found[0] == ">":
             return found.end()

@@ -3,13 +3,13 @@
     python_coder("print(2 + 2)")            # "4"
     python_coder("while True: pass")        # "Error: stopped after 10 seconds"
 
-Such code is hostile, if only by accident. It never runs in our process: a new Python runs it, without our
-environment, in a folder of its own, under limits that a second new process, the supervisor, enforces; and
-everything that it has started is gone when the answer comes. Three files, from the outside to the inside:
-sandbox.py starts the supervisor and reads its verdict; supervisor.py confines, runs and stops the code;
+Such code is hostile, if only by accident. It never runs in our process. sandbox.py starts a new Python, the
+supervisor, without our environment and in a new folder. The supervisor (supervisor.py) forks a process for
+the code, confines it, and stops it at a limit; what the code has started is gone before the answer returns.
 confinement.py lists the system calls that the code may not use. The docstring of python_coder says what is
 covered and what is not; tests/test_sandbox.py has a test for each promise.
 """
+import contextlib
 import functools
 import marshal
 import os
@@ -24,33 +24,31 @@ from pathlib import Path
 from world import confinement
 
 OUTPUT_CAP = 65536       # bytes the code may print before it is stopped
-NAMESPACES = True        # False: python_coder does without Linux namespaces (the tests try both ways)
-GRACE = 5                # seconds after the time limit; a supervisor that has not answered by then is killed
+NAMESPACES = True        # False: use no Linux namespaces (the tests run both ways)
+GRACE = 5                # seconds beyond the time limit, after which a silent supervisor is killed
 SUPERVISOR = Path(__file__).with_name("supervisor.py").read_text(encoding="utf-8")
 
 
 @functools.cache
 def compiled(program):
-    return marshal.dumps(compile(program, "<supervisor>", "exec"))  # once: it takes milliseconds
+    return marshal.dumps(compile(program, "<supervisor>", "exec"))  # takes milliseconds, so only once
 
 
 def remove(folder):
-    """Removes a folder, however deep and whatever its rights, and follows no link. (shutil gives up.)"""
+    """Remove a folder of any depth and rights, without following links. (shutil fails at some of these.)"""
     try:
-        os.rmdir(folder)  # with namespaces, nothing has ever been written here
+        os.rmdir(folder)  # enough with namespaces: the code wrote to a disk in memory
     except OSError:
         steps = r'find "$0" -type d ! -perm -700 -exec chmod 700 {} \; ; rm -rf "$0"'
         subprocess.run(["sh", "-c", steps, folder], stderr=subprocess.DEVNULL)
 
 
 def kill(supervisor, seconds=20):
-    """Kills a supervisor that does not answer, and the code, and waits until all are gone."""
-    # with namespaces all end with it; without them the code has a process group of its own
+    """Kill a supervisor that does not answer, and the code, and wait until all their processes are gone."""
+    # with namespaces all end with the supervisor; without them the code has its own process group
     groups = [supervisor.pid]
-    try:
+    with contextlib.suppress(OSError):
         groups += map(int, Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split())
-    except OSError:
-        pass
     end = time.monotonic() + seconds
     while groups and time.monotonic() < end:
         groups = [group for group in groups if kill_group(group)]
@@ -60,67 +58,59 @@ def kill(supervisor, seconds=20):
 
 
 def kill_group(group):
-    """False where nobody is left in this process group."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-        return True
-    except (ProcessLookupError, PermissionError):
-        return False
+    """Kill a process group; true if it had a process left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        return os.killpg(group, signal.SIGKILL) is None
 
 
 def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
-    """What the code prints, and the value of a last bare expression; or "Error: ..." and the prints.
+    """What the code prints, and the value of a last bare expression; or "Error: ..." and what was printed.
 
-    A new Python runs the code once, in one scope, with the packages of this one, in a folder of its own.
+    A new Python with the same packages runs the code once, in one scope, in a new folder.
     Covered: time on the clock, and of the CPU; memory of each process; size of a file; 128 open files;
       processes (1000 in all, threads too; without namespaces 64 at a time); endless output; the answer's
       length; our environment is not passed on; stdin is empty; the folder is empty before, holds 64 MB, and
       is gone afterwards, whatever is in it; nothing goes on afterwards: threads, children, and grandchildren
-      that left the session or lost their parent; what we say of a program (stopped, killed) stands first, and
-      it cannot unsay it.
+      that left the session or lost their parent; the verdict on a program (stopped, killed) comes first in
+      the answer, and the program cannot change it.
     Covered on Linux by namespaces (5.12, not in Docker's default), and again by Landlock (5.13) with seccomp
-      (x86_64 and aarch64), which need no privilege; either is enough:
-      no network; no file, device or setting outside the folder can be changed, even by root, which has no
-      capability; other processes, ours and the supervisor above all, cannot be killed, stopped, traced or
-      slowed down, nor their memory or environment read; no limit can be raised.
+      (x86_64 and aarch64), which need no privilege. Either is enough:
+      no network; no file, device or setting outside the folder can be changed, not even by root, which loses
+      its capabilities; other processes, ours and the supervisor included, cannot be killed, stopped, traced
+      or slowed down, nor their memory or environment read; no limit can be raised.
     Covered by seccomp alone: sockets that are files (Docker's), the kernel's keys.
-    Covered by namespaces alone: the command lines of others.
-    Without namespaces a program has no locks of multiprocessing, changes rights, owners and times of no file
-      (it is not an error), and before Landlock 6 (Linux 6.12) can signal itself, but not its children.
-    Not covered: files that we can read (keys, too), and locks on them; the sum of the memory of many
-      processes, and memory that no process owns (memfd, pipes); a program that lies in its own prints and
-      exceptions; bugs of the kernel.
-      Without namespaces: the disk that deleted files take until they are closed.
+    Covered by namespaces alone: the command lines of other processes.
+    What a program cannot do without namespaces: use locks of multiprocessing; change the rights, owner and
+      times of a file (it gets no error); signal its children, before Landlock 6 (Linux 6.12).
+    Not covered: it can read all files that we can read, keys too, and lock them; the memory of many processes
+      together, and memory that no process owns (memfd, pipes); lies in its own prints and exceptions; bugs of
+      the kernel.
+      Without namespaces: the disk space of deleted files that are still open.
       Without namespaces and Landlock (Docker on Linux before 5.13): changes of our files, our memory and
       environment.
-      With none of the three (macOS): code that means harm has all our rights. Off Linux, a process that
-      leaves the group is not found, and macOS ignores some limits. Windows is not supported.
+      With none of the three (macOS): hostile code has all our rights. Outside Linux, a process that leaves
+      the process group is not found, and macOS ignores some limits. Windows is not supported.
     """
     source, program = code.encode("utf-8", "replace"), compiled(SUPERVISOR)
-    settings = (len(program), seconds, len(source), memory_mb, OUTPUT_CAP, int(NAMESPACES),
-                confinement.LANDLOCK, *confinement.filters())
+    settings = len(program), seconds, len(source), memory_mb, OUTPUT_CAP, int(NAMESPACES)
     start = "import marshal, sys; exec(marshal.loads(sys.stdin.buffer.read(int(sys.argv[1]))))"
-    # Not -I: it ignores PYTHONHASHSEED, without which a printed set differs from run to run. numpy's threads
-    # take memory.
-    command = [sys.executable, "-c", start, *map(str, settings)]
-    env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    # not -I: it ignores PYTHONHASHSEED, and then a printed set differs from run to run
+    command = [sys.executable, "-c", start, *map(str, (*settings, confinement.LANDLOCK))]
+    command += confinement.filters()
+    env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads take memory
     file, late = tempfile.TemporaryFile, False
     new_folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with new_folder as folder, file() as output, file() as verdict:
-        # No preexec_fn, which is not safe in threads: the supervisor sets the limits itself, before it runs
-        # the code.
+        # no preexec_fn, which is not safe in threads: the supervisor sets the limits
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=verdict,
                                    cwd=folder, env=env, start_new_session=True)
-        try:
-            with process.stdin as pipe:
-                pipe.write(program + source)
-                pipe.flush()
-                hung_up = select.poll()
-                hung_up.register(pipe, 0)
-                # the supervisor keeps the time, if the machine lets it
-                hung_up.poll(1000 * (seconds + GRACE))
-        except BrokenPipeError:
-            pass  # it is dead: its return code tells
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # broken: see the return code
+            pipe.write(program + source)
+            pipe.flush()
+            hung_up = select.poll()
+            hung_up.register(pipe, 0)
+            hung_up.poll(1000 * (seconds + GRACE))  # until the supervisor ends; it keeps the time limit
         try:
             process.wait(timeout=3)
         except subprocess.TimeoutExpired:
@@ -154,16 +144,14 @@ print(int(os.getppid() == 1), files, sockets, refused(os.kill, os.getppid(), 0))
 
 @functools.cache
 def protection() -> str:
-    """One sentence for the first lines of a run: what confines the code on this machine, found by trying."""
+    """What confines the code on this machine, as one sentence. Found by trying it out."""
     answer = python_coder(PROBE)
     if not answer.replace(" ", "").isdigit():
         return f"python_coder does not run here. {answer}"
     isolated, files, sockets, signals = map(int, answer.split())
     version = confinement.LANDLOCK
-    layers = [name for name, holds in (("namespaces", isolated), (f"Landlock {version}", version and files),
-                                       ("seccomp", sockets)) if holds]
-    dangers = ["read your files"] + [danger for danger, refused in (
-        ("change them", files and sockets), ("use the network", sockets), ("signal your processes", signals))
-        if not (refused or isolated)]
-    return (f"python_coder is confined by {', '.join(layers) or 'limits of time and memory alone'}; "
-            f"its code can still {', '.join(dangers)}")
+    holds = {"namespaces": isolated, f"Landlock {version}": version and files, "seccomp": sockets}
+    refused = {"change them": files and sockets, "use the network": sockets, "signal your processes": signals}
+    layers = ", ".join(name for name in holds if holds[name]) or "limits of time and memory alone"
+    dangers = ", ".join(["read your files", *(act for act in refused if not (refused[act] or isolated))])
+    return f"python_coder is confined by {layers}; its code can still {dangers}"

@@ -1,12 +1,12 @@
-"""Searches: what the search tools do with a query. Each returns lines "[1] title (url): text", or an error.
+"""Searches: the search tools. Each turns a query into lines "[1] title (url): text", or into an error.
 
     wikipedia_search("atomic number of iron", "toy/corpus.jsonl")   # an offline corpus, through FTS5
     wikipedia_search("Eisen", "wikipedia:de")                       # the live Wikipedia
     google_search("iron")                                           # with a key of Serper or of Google
     web_search("https://en.wikipedia.org/wiki/Iron", "melting point")
 
-An offline corpus is a JSONL file of {"title": ..., "text": ...}: free, fast, and the same in every run. What
-fails raises services.Failed; tools.call() shows it to the planner as the result of the call.
+An offline corpus is a JSONL file of {"title": ..., "text": ...}: free, fast, and the same in every run. A
+search that fails raises services.Failed; tools.call() makes it the result of the call.
 """
 import contextlib
 import functools
@@ -15,7 +15,6 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
@@ -27,9 +26,9 @@ from world.ranking import best, passages, ranked, table_of, words_of
 from world.text import truncate
 
 PASSAGE_BUDGET = 1300    # characters of one passage, about 200 words, so that k = 3 of them fit into a result
-IN_MEMORY = 8_000_000    # bytes of a corpus; the index of a larger one is kept in a file beside it
-NOTHING = "Error: no"    # how the answer of a search begins that went well and found nothing
-LIVE = "wikipedia:"      # followed by a language, the corpus is the live Wikipedia
+IN_MEMORY = 8_000_000    # bytes of a corpus; the index of a larger one is a file beside it
+NOTHING = "Error: no"    # the beginning of the answer when a search has worked but found nothing
+LIVE = "wikipedia:"      # with a language behind it: not a file, but the live Wikipedia
 WIKIPEDIA = "https://{}.wikipedia.org/w/api.php"
 SERPER = "https://google.serper.dev/search"
 GOOGLE = "https://www.googleapis.com/customsearch/v1"
@@ -41,66 +40,59 @@ STOP_WORDS = tuple("a an and are as at be by did do does for from how in is it o
 LOCK = threading.Lock()  # one index, many threads
 
 
-def rows_of(corpus: str) -> Iterator[tuple[str, str]]:
-    """The (title, text) of each line; ValueError "corpus.jsonl:3: ..." where it is not one."""
-    number = 0
-    try:
-        with open(corpus, "rb") as file:
-            for number, line in enumerate(file, 1):
+def rows_of(corpus):
+    """The (title, text) of each line. ValueError "corpus.jsonl:3: ..." for a line of another form."""
+    with open(corpus, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
                 if line.strip():
                     row = json.loads(line)
                     pair = [row.get(key) for key in ("title", "text")] if isinstance(row, dict) else [None]
                     if not all(isinstance(text, str) for text in pair):
                         raise ValueError('each line must be {"title": "...", "text": "..."}')
                     "".join(pair).encode()  # half of a surrogate pair is valid JSON but no text
-                    yield tuple(pair)
-    except OSError as e:
-        raise ValueError(f"{corpus}: cannot read this corpus of wikipedia_search ({e.strerror})") from e
-    except ValueError as e:
-        raise ValueError(f"{corpus}:{number}: {e}") from e
+                    yield pair
+            except ValueError as e:
+                raise ValueError(f"{corpus}:{number}: {e}") from e
 
 
 @functools.lru_cache(maxsize=8)
 def index(corpus: str) -> sqlite3.Connection:
-    """The corpus as a full-text index: in memory, or of a large one in corpus.jsonl.fts5, built once."""
+    """The full-text index of a corpus: in memory, or that of a large corpus in corpus.jsonl.fts5."""
     try:
         stat = os.stat(corpus)
+        version = f"{stat.st_size} {stat.st_mtime_ns}"
+        return build(corpus, ":memory:") if stat.st_size <= IN_MEMORY else index_in_file(corpus, version)
     except OSError as e:
         raise ValueError(f"{corpus}: cannot read this corpus of wikipedia_search ({e.strerror})") from e
-    if stat.st_size <= IN_MEMORY:
-        return build(corpus, ":memory:")
-    beside, version = Path(f"{corpus}.fts5"), f"{stat.st_size} {stat.st_mtime_ns}"
-    if not built(beside, version):
-        # several processes may build; each renames a whole one
-        half = beside.with_name(f"{beside.name}.{os.getpid()}")
-        try:
-            table = build(corpus, half)
+
+
+def index_in_file(corpus, version) -> sqlite3.Connection:
+    """The index in the file beside a corpus, built once. In memory where no file can be written."""
+    beside = Path(f"{corpus}.fts5")
+    with contextlib.suppress(sqlite3.DatabaseError):  # no such file, half a file, not a file of ours
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(beside))}?mode=ro", uri=True)) as table:
+            if table.execute("select of from version").fetchone() == (version,):
+                return sqlite3.connect(beside, check_same_thread=False)
+    half = beside.with_name(f"{beside.name}.{os.getpid()}")  # several processes may build, each its own file
+    try:
+        with contextlib.closing(build(corpus, half)) as table:
             table.execute("create table version as select ? as of", (version,))
             table.commit()
-            table.close()
-            half.replace(beside)
-        except (OSError, sqlite3.OperationalError):  # a folder that we may not write to, a full disk
-            return build(corpus, ":memory:")
-        finally:
-            half.unlink(missing_ok=True)
+        half.replace(beside)
+    except (OSError, sqlite3.OperationalError):  # a folder that we may not write to, a full disk
+        return build(corpus, ":memory:")
+    finally:
+        half.unlink(missing_ok=True)
     return sqlite3.connect(beside, check_same_thread=False)
 
 
-def built(path, version) -> bool:
-    """Is this the whole index of the corpus as it is now?"""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as table:
-            return table.execute("select of from version").fetchone() == (version,)
-    except sqlite3.DatabaseError:
-        return False
-
-
 def build(corpus, path) -> sqlite3.Connection:
-    """Index every passage; about 10 s for 100 000 of 100 words."""
+    """Index every passage; 100 000 of 100 words take about 10 s."""
     name = Path(corpus).name
     rows = tqdm(rows_of(corpus), f"indexing {name}", unit=" passages", delay=2, leave=False, disable=None)
     table = table_of(["title", "text"], rows, path)
-    # in how many passages a word occurs
+    # the number of passages in which each word occurs
     table.execute("create virtual table vocabulary using fts5vocab(passages, row)")
     if not table.execute("select 1 from passages limit 1").fetchone():
         raise ValueError(f"{corpus}: this corpus of wikipedia_search has no passages")
@@ -121,8 +113,9 @@ def wikipedia_search(query: str, corpus: str, k: int = 3) -> str:
 def matching(table, words, k) -> list[tuple[str, str]]:
     """The best passages with all of the words, or else with more than half of them.
 
-    A passage that shares only a number or a common word with the query is no answer. One with more than half
-    of the words has one of the rarer half: these are few passages, in a corpus of any size."""
+    A passage that shares only a number or a common word with the query is no answer. Every passage with more
+    than half of the words has at least one of the rarer half, so it is enough to look at passages with one
+    of those: few, in a corpus of any size."""
     search = functools.partial(best, table, "title, text", weights=", 5, 1")
     if rows := search(words, k, "").fetchall():
         return rows
@@ -133,9 +126,9 @@ def matching(table, words, k) -> list[tuple[str, str]]:
 
 
 def more_than_half(words: list[str], text: str) -> bool:
-    """Has the text more than half of these words?"""
+    """Does the text contain more than half of these words?"""
     lower = text.lower()
-    # a quick look, at parts of words
+    # a fast test first: words that are not even parts of words
     if text.isascii() and 2 * sum(word in lower for word in words) <= len(words):
         return False
     return 2 * len(set(words) & set(words_of(text))) > len(words)
@@ -146,7 +139,7 @@ def nothing(query, what):
 
 
 def numbered(found) -> str:
-    """[(title, url or "", text)] as lines: "[1] title (url): text"; "" for none."""
+    """[(title, url or "", text)] as lines "[1] title (url): text"; "" if there are none."""
     lines = []
     for number, (title, url, text) in enumerate(found, 1):
         head = f"[{number}] {title} ({url})" if url else f"[{number}] {title}"
@@ -172,12 +165,12 @@ def wikipedia_online(query: str, language: str, k: int) -> str:
     return numbered(rows[i] for i in order) or nothing(query, "page")
 
 
-def mediawiki(language: str, params: dict, read: Callable):
-    """One query of the MediaWiki API. maxlag: while its databases are behind, it tells us to wait."""
+def mediawiki(language: str, params: dict, read):
+    """One query of the MediaWiki API. maxlag: while its databases lag behind, it asks us to wait."""
     params = {"action": "query", "format": "json", "formatversion": 2, "maxlag": 5, **params}
     parse = lambda data: (data["error"], None) if data.get("error") else (None, read(data["query"]))
+    url = WIKIPEDIA.format(language)
     for _ in range(3):
-        url = WIKIPEDIA.format(language)
         (error, result), headers = services.api(SESSION, "GET", url, params=params, read=parse)
         if not error:
             return result
@@ -191,12 +184,12 @@ def mediawiki(language: str, params: dict, read: Callable):
 def google_search(query: str, k: int = 5) -> str:
     """Ranked titles, URLs and snippets, from Serper or else from Google's Programmable Search.
 
-    A list of results, never an answer: a search service that is itself a stronger language model would write
-    the answer. Then that model is measured, and the planner is rewarded for passing the question on."""
+    Only a list of results: an answer that the search service's own language model wrote is left out. With
+    it, that model would be measured, and the planner rewarded for passing the question on."""
     if key := os.environ.get("SERPER_API_KEY"):
         results, method, url, headers = "organic", "POST", SERPER, {"X-API-KEY": key}
         request = {"json": {"q": query, "num": k}}
-    else:  # the key in a header: an address may be logged on its way
+    else:  # the key in a header: URLs are logged on their way
         key = os.environ["GOOGLE_API_KEY"]
         results, method, url, headers = "items", "GET", GOOGLE, {"X-Goog-Api-Key": key}
         request = {"params": {"q": query, "num": k, "cx": os.environ["GOOGLE_CSE_ID"]}}
@@ -206,7 +199,7 @@ def google_search(query: str, k: int = 5) -> str:
 
 
 def web_search(url: str, query: str, k: int = 3) -> str:
-    """The passages of a public page nearest the query, or its first ones where none has a word of it."""
+    """The passages of a public page nearest to the query; its first ones if none has a word of the query."""
     page = pages.fetch(url.strip())
     parts = passages(page.text)
     order = ranked([(part,) for part in parts], query, k) or range(min(k, len(parts)))
@@ -214,8 +207,8 @@ def web_search(url: str, query: str, k: int = 3) -> str:
     return numbered(found) or f"Error: {page.url} has no text."
 
 
-def remembered(cache: services.Cache, name: str, run: Callable[..., str]) -> Callable[..., str]:
-    """The tool, with a cache: a call runs once, also if it finds nothing; a call that failed runs again."""
+def remembered(cache, name, run):
+    """The tool `run` with a cache: each call runs once, even if it finds nothing, unless it fails."""
     def search(**arguments):
         key = json.dumps(arguments, sort_keys=True)
         if (cached := cache.get(name, key)) is not None:

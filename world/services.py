@@ -2,13 +2,13 @@
 
     session = services.session()
     data, headers = services.api(session, "GET", "https://api.example.com/search", params={"q": "iron"})
-    cache = services.Cache("answers.sqlite")            # what is in it is not requested again
+    cache = services.Cache("answers.sqlite")            # an answer in it is not requested again
 
-A service that we chose is trusted but unreliable. session() retries what is refused for now, through urllib3;
-api() bounds the answer in bytes and seconds, and retries what is not JSON. Whatever fails for good is one
-sentence, Failed, which never shows the key. Pages that a language model chose are another matter: see
-pages.py.
-Not covered: a service that drips its headers holds api().
+A service that we chose is trusted but unreliable. session() retries refusals (429, 5xx, a dropped
+connection), through urllib3; api() limits the answer in bytes and seconds, and retries what is not JSON. What
+still fails is Failed: one sentence that never shows the key. A page that a language model chose is not
+trusted: pages.py reads those.
+Not covered: a service that sends its headers byte by byte can hold up api().
 """
 import email.utils
 import http.client
@@ -20,7 +20,6 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import requests
@@ -30,9 +29,8 @@ from urllib3.exceptions import MaxRetryError
 USER_AGENT = ("nano-agentflow/1.0 (educational reference of AgentFlow, https://arxiv.org/abs/2510.05592) "
               f"python-requests/{requests.__version__}")  # Wikimedia asks who calls, and with what
 PATIENCE = 30            # seconds; a service that asks to wait longer has failed
-PAUSE = 0.5              # seconds before the first new attempt, doubled for each that follows
-# what reading JSON of another shape raises
-BROKEN = KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError
+PAUSE = 0.5              # seconds before the second attempt, doubled for each that follows
+SHAPE_ERRORS = KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError
 
 
 class Failed(Exception):
@@ -40,40 +38,39 @@ class Failed(Exception):
 
     def __init__(self, sentence: str, status: int | None = None, body: str = ""):
         super().__init__(sentence)
-        # the body is what the service said, and may show anything
-        self.status, self.body = status, body[:2000]
+        self.status, self.body = status, body[:2000]  # the body comes from the service and may quote the key
 
 
 def is_server(name):
-    """Is this model's name the address of a server?"""
+    """Is the name of a model the address of a server?"""
     return str(name).startswith(("http://", "https://"))
 
 
 def status_line(status: int) -> str:
-    """503 -> '503 Service Unavailable': our own words, for a server could put anything there."""
+    """503 -> '503 Service Unavailable': Python's phrase, because the server's own could be anything."""
     return f"{status} {http.client.responses.get(status, '')}".strip()
 
 
 def retry_after(headers) -> float:
-    """The seconds that Retry-After asks for, by a number or a date; 0 where it does not."""
+    """Seconds until the time in Retry-After, which is a number or a date; 0 without a valid one."""
     value = headers.get("Retry-After", "").strip()
     try:
         if re.fullmatch(r"[0-9]{1,9}", value):
             return float(value)
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError, IndexError, OverflowError):  # from hostile dates
+    except SHAPE_ERRORS:  # hostile dates raise several of them
         return 0.0
 
 
 class Patient(urllib3.Retry):
-    """urllib3's retries; but a long Retry-After is the end, pauses have jitter; no failed answer is read."""
+    """urllib3's retries, except: a long Retry-After ends them, pauses vary, a failed answer is not read."""
 
     def increment(self, method=None, url=None, response=None, **rest):
         if response is not None and retry_after(response.headers) > PATIENCE:
-            raise MaxRetryError(None, url, None)  # urllib3 then takes this answer for the last
+            raise MaxRetryError(None, url, None)  # makes urllib3 return this answer as the last
         more = super().increment(method, url, response=response, **rest)
         if response is not None:
-            response.close()  # urllib3 would read it to its end, and it may have none
+            response.close()  # urllib3 would read it to its end, and it may be endless
         return more
 
     def get_retry_after(self, response):
@@ -84,18 +81,18 @@ class Patient(urllib3.Retry):
 
 
 def pause(attempt: int) -> float:
-    return PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1)  # jitter: who failed together returns apart
+    """Seconds before the next attempt; random, so that requests that failed together do not return so."""
+    return PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1)
 
 
 def session(tries: int = 4) -> requests.Session:
-    """A session for all threads. Each request is tried up to `tries` times, POST too: ours change nothing."""
-    retry = Patient(total=tries - 1, allowed_methods=None, status_forcelist=(429, *range(500, 600)),
-                    raise_on_status=False)
+    """A session for all threads. It tries each request up to `tries` times, POST too: ours change nothing."""
+    busy = 429, *range(500, 600)
+    retry = Patient(tries - 1, allowed_methods=None, status_forcelist=busy, raise_on_status=False)
     session = requests.Session()
     for scheme in ("http://", "https://"):
         session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=32, max_retries=retry))
-    # gzip: what unpacked() reads
-    session.headers.update({"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"})
+    session.headers.update({"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"})  # unpacked() reads gzip
     session.auth = lambda request: request  # else a line of ~/.netrc would replace our Authorization header
     return session
 
@@ -110,8 +107,8 @@ REASONS = {"NewConnectionError": "nobody listens there", "ConnectionRefusedError
 
 
 def reason(error: Exception) -> str:
-    """Why it failed, told by the type alone: the text of an error of requests has the whole URL in it."""
-    # requests wraps the cause in args, urllib3 in reason
+    """Why it failed, from the type alone: the text of an error of requests contains the whole URL."""
+    # requests has the cause in args, urllib3 in reason
     cause = error.args[0] if error.args and isinstance(error.args[0], Exception) else error
     cause = cause.reason if isinstance(getattr(cause, "reason", None), Exception) else cause
     kinds = [kind.__name__ for kind in type(cause).__mro__]
@@ -127,12 +124,11 @@ def place(url: str) -> str:
         return "the address"
 
 
-def api(session: requests.Session, method: str, url: str, seconds: float = 30, limit: int = 5_000_000,
-        again: int = 2, read: Callable = lambda data: data, **request) -> tuple:
+def api(session, method, url, seconds=30, limit=5_000_000, again=2, read=lambda data: data, **request):
     """(read(data), headers) of one JSON answer, or Failed. request: params, json, headers of requests.
 
-    `session` retries refusals. An answer that is not JSON, or not of the shape that read() expects, is
-    requested `again`; so is a redirect: an API has none, a proxy that is restarting may."""
+    `session` retries refusals. Up to `again` times, api() repeats a request whose answer is not JSON or not
+    of the shape that read() expects, or is a redirect: an API has none, but a proxy that restarts may."""
     for attempt in range(again + 1):
         try:
             return answer_of(session, method, url, seconds, limit, read, request)
@@ -143,11 +139,10 @@ def api(session: requests.Session, method: str, url: str, seconds: float = 30, l
 
 
 def answer_of(session, method, url, seconds, limit, read, request):
-    """One attempt of api(). Redirects are not followed: they would take the key elsewhere."""
-    server = place(url)
+    """One attempt of api(). It follows no redirect: the key would go to another server."""
+    server, settings = place(url), {"timeout": (10, seconds), "stream": True, "allow_redirects": False}
     try:
-        answer = session.request(method, url, timeout=(10, seconds), stream=True, allow_redirects=False,
-                                 **request)
+        answer = session.request(method, url, **settings, **request)
     except (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError) as e:
         raise Failed(f"{server} cannot be reached ({reason(e)})") from None
     with answer:
@@ -164,13 +159,13 @@ def answer_of(session, method, url, seconds, limit, read, request):
         raise Failed(f"{server} answered with something that is not JSON{problem}", status, text)
     try:
         return read(data), answer.headers
-    except BROKEN:
+    except SHAPE_ERRORS:
         raise Failed(f"{server} answered with JSON of another shape", status, text) from None
 
 
 def body_of(answer: requests.Response, limit: int, seconds: float) -> tuple[bytes, str]:
-    """(body, ""), or (the part that we have, " (what is wrong)")."""
-    # read1 returns what has arrived; then unpacked() looks at the clock
+    """(body, ""), or (the part of it that has arrived, " (what is wrong)")."""
+    # read1 returns what has arrived, so that unpacked() can check the time
     pieces = iter(lambda: answer.raw.read1(65536, decode_content=False), b"")
     try:
         body = unpacked(pieces, answer.headers.get("Content-Encoding", ""), limit, time.monotonic() + seconds)
@@ -179,13 +174,12 @@ def body_of(answer: requests.Response, limit: int, seconds: float) -> tuple[byte
     return body[:limit], f" (longer than {limit} bytes)" if len(body) > limit else ""
 
 
-def unpacked(pieces: Iterator[bytes], encoding: str, limit: int, end: float) -> bytes:
+def unpacked(pieces, encoding: str, limit: int, end: float) -> bytes:
     """The body, decompressed: all of it, or limit + 1 bytes of a longer one."""
     encoding = encoding.strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
         raise zlib.error("unknown")
-    # 47: gzip or zlib, as its header says
-    unpack = None if encoding in ("", "identity") else zlib.decompressobj(47)
+    unpack = None if encoding in ("", "identity") else zlib.decompressobj(47)  # 47: gzip or zlib
     body = bytearray()
     for piece in pieces:
         body += unpack.decompress(piece, limit + 1 - len(body)) if unpack else piece
@@ -213,7 +207,7 @@ class Cache:
         try:
             self.table = sqlite3.connect(path, timeout=10, check_same_thread=False, isolation_level=None)
             self.table.execute("create table if not exists answers (key text primary key, value text)")
-            # none: we may write, to our table
+            # deletes nothing: shows that the table is ours and can be written
             self.table.execute("delete from answers where key is null and value is null")
         except sqlite3.Error as e:
             raise ValueError(f"{path}: this cannot be used as a cache ({e}). Name a new file in a folder "
@@ -227,13 +221,13 @@ class Cache:
         self.run("insert or replace into answers values (?, ?)", json.dumps(key), value)
 
     def run(self, command: str, *values: str) -> list[tuple]:
-        """A full disk or a locked file costs the cache, not the flow."""
+        """Execute a command. If that fails (a full disk, a locked file), warn once and go on uncached."""
         try:
             with self.lock:
                 return self.table.execute(command, values).fetchall()
         except (sqlite3.Error, UnicodeError) as e:
+            sentence = f"{self.path}: the cache does not work, answers are not kept ({e})"
             if not self.warned:
-                sentence = f"{self.path}: the cache does not work, answers are not kept ({e})"
                 warnings.warn(sentence, stacklevel=3)
             self.warned = True
             return []

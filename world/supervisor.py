@@ -2,13 +2,13 @@
 
 This file is a program, never imported: world/sandbox.py sends it, compiled, to a new Python.
 
-    python_coder -> supervisor [-> process 1 of its own namespaces] -> the code, and whatever that starts
+    python_coder -> supervisor [-> process 1 of new namespaces] -> the code, and whatever it starts
 
-The supervisor has no secrets and outlives the code, so it can kill all that the code has started.
-stdin brings the code and stays open: when either side is gone, the other sees it hang up. stdout is what the
-code prints, on both its streams; stderr is the verdict, "Error: ...". Both are files: they cost no memory.
-Only the supervisor can write the verdict: the code's process sends its exception through a pipe.
-No signal, ast or traceback: each import takes milliseconds, in each of the thousands of calls of a training.
+The supervisor has no secrets and outlives the code, so it can kill whatever the code has started.
+stdin brings the code and stays open, so that each side notices when the other has ended. stdout is a file
+with what the code prints, on both its streams; stderr is a file with the verdict, "Error: ...". Only the
+supervisor can write the verdict: the code's process sends its exception to it through a pipe.
+signal, ast and traceback are not imported: each takes milliseconds, in thousands of calls of a training run.
 """
 import _signal
 import os
@@ -25,9 +25,9 @@ if linux := sys.platform == "linux":
 seconds, (size, memory, cap, namespaces, landlock) = float(sys.argv[2]), map(int, sys.argv[3:8])
 filters = sys.argv[8:]
 source = sys.stdin.buffer.read(size)
-_signal.signal(2, 0)                    # SIG_DFL: process 1 is immune to it, Python is not
-os.ftruncate(2, 0), os.lseek(2, 0, 0)   # without what Python wrote when it started
-error_out, error_in = os.pipe()         # these two and verdict are closed on exec
+_signal.signal(2, 0)                    # SIG_DFL: then SIGINT cannot end process 1 of a namespace
+os.ftruncate(2, 0), os.lseek(2, 0, 0)   # removes what Python wrote when it started
+error_out, error_in = os.pipe()         # both ends and `verdict` are closed on exec
 verdict = os.dup(2)
 
 
@@ -37,16 +37,16 @@ def say(text):
 
 # ------------------------------------------------------------ namespaces
 def isolate():
-    """Namespaces of our own, with all files read-only but a new 64 MB folder. False where not allowed."""
+    """Enter new namespaces: all files read-only but for a new folder of 64 MB. False if that is refused."""
     if not linux:
         return False
-    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: sudo and the like give nothing
-    if child := namespaces and os.fork():  # a child tries: a refusal half-way leaves us as we were
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: no rights through sudo and the like
+    if child := namespaces and os.fork():  # a child tries, so that a refusal half-way does not change us
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status != 99:
             os._exit(status != 0)
     if child or not namespaces:
-        libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to us, not to init
+        libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become our children
         return False
     try:
         separate()
@@ -61,18 +61,19 @@ def separate():
     for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    if child := os.fork():  # the child is process 1 of the namespace: all die with it
+    if child := os.fork():  # the child is process 1 of the namespace: all others end with it
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     limit_process_ids()
-    # mount_setattr, for all below: read-only, and no devices (disks do not mind a read-only folder) but these
+    # mount_setattr for /, recursively: read-only, and no devices (a disk can be written to even in a
+    # read-only folder) except these five
     call("syscall", 442, -100, b"/", 0x8000, numbers64(1 | 4), 32)
     for name in b"null", b"zero", b"full", b"random", b"urandom":
         call("mount", b"/dev/" + name, b"/dev/" + name, None, 4096, None)
         call("syscall", 442, -100, b"/dev/" + name, 0, numbers64(0, 4), 32)
     memory_disk = b"tmpfs", 6, b"size=64m,nr_inodes=16k,mode=700"  # gone with the namespace
     call("mount", b"tmpfs", cwd.encode(), *memory_disk)
-    libc.mount(b"tmpfs", b"/dev/shm", *memory_disk)  # where there is none, this does nothing
-    libc.mount(b"proc", b"/proc", b"proc", 15, None)  # read-only; where refused, the old /proc has no secrets
+    libc.mount(b"tmpfs", b"/dev/shm", *memory_disk)  # without a /dev/shm, this does nothing
+    libc.mount(b"proc", b"/proc", b"proc", 15, None)  # read-only; if refused, the old /proc shows no secrets
     os.chdir(cwd)
 
 
@@ -82,7 +83,7 @@ def call(name, *args):
 
 
 def limit_process_ids():
-    """At most 1100 processes at a time, also for root. Before Linux 6.14 it is not for us to set."""
+    """At most 1100 processes at a time, also for root. Before Linux 6.14 this limit is the whole system's."""
     if tuple(int(n) for n in os.uname().release.split("-")[0].split(".")[:2]) >= (6, 14):
         try:
             with open("/proc/sys/kernel/pid_max", "w") as file:
@@ -91,9 +92,9 @@ def limit_process_ids():
             pass  # this /proc is read-only
 
 
-# ------------------------------------------------------------ what the code has taken
+# ------------------------------------------------------------ what the code uses
 def numbers():
-    """Of /proc/loadavg: [4] is the number of all tasks, [5] the last process id of our own namespace."""
+    """The numbers of /proc/loadavg: [4] is that of all tasks, [5] the last process id of our namespace."""
     try:
         with open("/proc/loadavg") as file:
             return [int(float(n)) for n in file.read().replace("/", " ").split()]
@@ -102,11 +103,11 @@ def numbers():
 
 
 def family(pid):
-    """The descendants of a process, or 100 of them, where there is a /proc."""
+    """The descendants of a process, at least 100 if there are more; none without a /proc."""
     found = [pid]
-    for pid in found:                                     # which grows meanwhile
+    for pid in found:                                     # the list grows in the loop
         if len(found) > 100:
-            break                                         # a fork bomb is faster than we are
+            break                                         # a fork bomb grows faster than the list
         try:
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{thread}/children") as file:
@@ -122,10 +123,10 @@ def crowded():
 
 
 def full():
-    """Does the folder hold more than 64 MB? A file, however small, counts as 4 KB."""
+    """Does the folder hold more than 64 MB? Each file counts as 4 KB more, even an empty one."""
     total, errors = 0, []
     try:
-        for _, folders, files, fd in os.fwalk(onerror=errors.append):  # by fd: a new name hides nothing
+        for _, folders, files, fd in os.fwalk(onerror=errors.append):  # by fd: renaming hides nothing
             for name in folders + files:
                 try:
                     total += 4096 + 512 * os.lstat(name, dir_fd=fd).st_blocks
@@ -134,13 +135,14 @@ def full():
             if total > 64 << 20:
                 return True
     except RecursionError:
-        return True                                       # too deep for us to look at; or unreadable:
+        return True                                       # folders too deep to look at
+    # a folder that cannot be read counts as full, too
     return any(not isinstance(error, FileNotFoundError) for error in errors)
 
 
 # ------------------------------------------------------------ the code's own process
 def confine():
-    """Takes from the code, and all that it will start, what it could harm others with. Needs no privilege."""
+    """Take from this process, and all that it will start, the means to harm others. Needs no privilege."""
     libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # no capability, even for root
     if landlock:                                          # rights: all that it knows but to execute and read
         rights = (1 << (13, 14, 15, 15, 16)[min(landlock, 5) - 1]) - 1 & ~13
@@ -156,30 +158,30 @@ def confine():
 
 
 def limit():
-    for name, value in (("CPU", int(seconds) + 1), ("AS", memory << 20), ("FSIZE", 16 << 20), ("NOFILE", 128),
-                        # NPROC counts all of the user's, also elsewhere
-                        ("CORE", 0), ("NPROC", numbers()[4] + 64)):
+    limits = {"CPU": int(seconds) + 1, "AS": memory << 20, "FSIZE": 16 << 20, "NOFILE": 128, "CORE": 0}
+    limits["NPROC"] = numbers()[4] + 64  # it counts all processes of the user, not only the code's
+    for name, value in limits.items():
         try:
             resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
         except (AttributeError, ValueError, OSError):
-            pass  # unknown to this system, or a lower limit stands already
+            pass  # this system does not have it, or already has a lower limit
 
 
 def run():
-    """The code, once, in one scope; a last bare expression is shown as a REPL shows it."""
+    """Run the code once, in one scope, and show a last bare expression as a REPL shows it."""
     main = sys.modules["__main__"] = type(sys)("__main__")
     sys.argv, reserve = [""], bytearray(1 << 20)
-    try:                                                  # 0x400: trees
+    try:                                                  # 0x400: compile() returns a syntax tree
         tree, show = compile(source, "<code>", "exec", 0x400), compile("0", "<code>", "single", 0x400)
         show.body = [tree.body.pop()] if tree.body and type(tree.body[-1]).__name__ == "Expr" else []
         exec(compile(tree, "<code>", "exec"), main.__dict__)
         if show.body:
             exec(compile(show, "<code>", "single"), main.__dict__)
     except BaseException as e:
-        del reserve                                       # room to tell that the memory is full
+        del reserve                                       # memory for the message that memory is full
         try:
             text = explain(e)
-        except BaseException:                             # its class is the code's: str(e) can do anything
+        except BaseException:                             # the code wrote its class: str(e) can do anything
             text = "an exception that cannot be shown"
         if text:
             say(text)
@@ -198,16 +200,16 @@ def explain(e):
 
 
 def start():
-    """What the child does: it confines itself and runs the code."""
-    os.setsid()                                           # kill(0, 9) finds only the code's own
-    os.setpriority(os.PRIO_PROCESS, 0, priority + 5)      # a fork bomb must not starve whoever has to stop it
+    """The child: it confines itself and runs the code."""
+    os.setsid()                                           # then kill(0, 9) reaches only the code's processes
+    os.setpriority(os.PRIO_PROCESS, 0, priority + 5)      # a fork bomb must not starve the supervisor
     os.dup2(error_in, verdict, False), os.close(error_in), os.close(error_out)
     if linux:
-        libc.prctl(4, 1, 0, 0, 0), libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: it does not survive us
+        libc.prctl(4, 1, 0, 0, 0), libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: it ends with the supervisor
         confine()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0), os.dup2(1, 2), os.close(null)
-    sys.stdout.reconfigure(line_buffering=True)           # what was printed before a kill is not lost
+    sys.stdout.reconfigure(line_buffering=True)           # keeps what was printed before a kill
     limit()
     run()
     raise SystemExit  # waits for the code's threads; the code may replace sys.exit
@@ -215,10 +217,10 @@ def start():
 
 # ------------------------------------------------------------ the supervisor's process
 def watch(child):
-    """Waits until the code has ended, or until there is a reason to stop it."""
+    """Wait until the code ends or must be stopped. Returns why, or "" if it ended well."""
     end, pause = time.monotonic() + seconds, 0.001
     while True:
-        hung_up = select.select([0], [], [], pause)[0]    # this is the pause, unless the flow hangs up
+        hung_up = select.select([0], [], [], pause)[0]    # waits `pause`, or until sandbox.py is gone
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
@@ -233,33 +235,33 @@ def watch(child):
         if not isolated and full():
             return "stopped after writing too much to its folder"
         if os.fstat(1).st_size > cap:
-            return ""                                     # python_coder sees it too
+            return ""                                     # sandbox.py sees the size, too
         pause = min(2 * pause, 0.02)
 
 
 def kill_all(child):
-    """Without namespaces: kills the code and what it has started."""
+    """Without namespaces: kill the code and all that it has started."""
     try:
-        os.killpg(child, 9)  # at one stroke, so that a fork bomb cannot outrun us
+        os.killpg(child, 9)                               # all at once: a fork bomb cannot escape it
     except (ProcessLookupError, PermissionError):
-        pass                                              # nobody is left in the group
-    while kin := family(os.getpid()):                     # those that have left the group
+        pass                                              # the group is empty
+    while kin := family(os.getpid()):                     # processes that have left the group
         for pid in kin:
             try:
                 os.kill(pid, 9)
                 os.waitpid(pid, os.WNOHANG)
             except (ProcessLookupError, ChildProcessError):
-                pass  # gone, or a grandchild: ours when its parent is dead
+                pass  # it has ended, or is a grandchild: it becomes a child when its parent ends
 
 
 priority = os.nice(0)
 try:
-    os.nice(-10)  # root, whom no limit of processes binds, may do this
+    os.nice(-10)  # only root may, and for root the limit of processes does not hold
 except OSError:
     pass
-# this module lives on when the code's takes its place
+# a reference to this module, for when the code's takes its place in sys.modules
 supervisor, isolated = sys.modules["__main__"], isolate()
-# PR_SET_DUMPABLE: our memory and files, the verdict, are not the code's to open in /proc
+# PR_SET_DUMPABLE: the code cannot open our memory and files (the verdict) in /proc
 linux and libc.prctl(4, 0, 0, 0, 0)
 code_process = os.fork()
 if code_process == 0:
@@ -269,5 +271,5 @@ if reason := watch(code_process):
 if select.select([error_out], [], [], 0)[0]:
     os.write(verdict, b"Error: " + os.read(error_out, 8193))
 if isolated:
-    os._exit(0)                                           # process 1 ends: the system kills all others
+    os._exit(0)                                           # process 1 ends: the kernel kills all others
 kill_all(code_process)
