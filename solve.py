@@ -58,7 +58,7 @@ from toy import pieces
 from world import services
 from world.text import printable, truncate
 
-BUDGETS = (memory.BUDGET, memory.BUDGET // 4, memory.BUDGET // 16)  # of memory, tried until a prompt fits
+BUDGETS = (memory.BUDGET, memory.BUDGET // 4, memory.BUDGET // 16)  # characters of memory, tried in order
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated in the record
 
 
@@ -73,8 +73,8 @@ class Flow:
     plan: planner.Plan | str = ""  # of this turn; a str is the parse error
     call: executor.Call | str = ""  # of this turn; a str is the parse error
     stopped: bool = False  # the verifier wrote STOP
-    failed: str = ""  # why it has no outcome; it counts neither as right nor as wrong
-    undecided: bool = False  # no outcome either: rules and judge could not tell whether the answer is right
+    failed: str = ""  # why it has no outcome: training leaves it out, accuracy counts it as not right
+    undecided: bool = False  # no outcome either: neither rules nor judge could tell if the answer is right
     answer: str = ""
     reward: float = 0.0  # R(o), 1 or 0, one for the whole rollout
     seconds: float = 0.0  # the seconds of its batch, divided by the number of rollouts

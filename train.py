@@ -124,8 +124,8 @@ def with_outcome(rollouts, group_size):
     """([group], [rollout]) of the rollouts with an outcome: those that neither failed nor are undecided.
 
     The group of a rollout is the number of its question in the batch, from 0; never the question's text."""
-    usable = [i for i, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
-    return [i // group_size for i in usable], [rollouts[i] for i in usable]
+    places = [i for i, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
+    return [i // group_size for i in places], [rollouts[i] for i in places]
 
 
 def local_actions(usable, groups, number):

@@ -89,7 +89,7 @@ FAULTS = [
      "[: len(groups) // 2 * 2]",
      "without_an_outcome"),
     (29, "groups by an id of each rollout",
-     "[i // group_size for i in usable]", "list(usable)",
+     "[i // group_size for i in places]", "list(places)",
      "two_equal_questions_in_a_batch"),
 ]
 
