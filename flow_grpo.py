@@ -1,11 +1,11 @@
 """Flow-GRPO: the objective that trains the planner inside the running flow (arXiv 2510.05592, §3.2, eq. 5-7).
 
-A rollout is one question carried through the flow: T_i turns, and in each turn the planner reads a state s
+A rollout is one question carried through the flow, in T_i turns. In each turn the planner reads a state s
 (the prompt) and writes an action a (the plan, one sequence of tokens). The reward comes once, at the end: R
 is 1 if the final answer is right, else 0. Which turn earned it? Flow-GRPO does not try to find out. Every
 token of every turn of rollout i gets the same advantage A_i: how much better this rollout ended than the
-other rollouts of its question. That turns one multi-turn problem into many single-turn ones, each an
-ordinary clipped policy-gradient step:
+other rollouts of its question. So one multi-turn problem becomes many single-turn ones, each with the clipped
+objective of PPO:
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(same)        one ratio for token j of turn t of rollout i
@@ -18,15 +18,15 @@ Dropped, on purpose:
   * the value network: the mean of the group is the baseline;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
-Chosen as in the released code, where the paper is silent: ε = 0.2 below and ε' = 0.3 above, the k3 estimate
-of the KL (weighted like the gain), 1e-6 beside the std. Different from that code: the three nested means of
-eq. 5 are the default; there, every token of the batch weighs the same (token_mean=True).
+Taken from the released code, where the paper is silent: ε = 0.2 below and ε' = 0.3 above, the k3 estimate of
+the KL (each token weighs as much as in the gain), 1e-6 added to the std. Different from that code: the
+default is the three nested means of eq. 5; there, every token of the batch weighs the same (token_mean=True).
 
-What the broadcast shows and what it does not: appendix B of the paper re-indexes the sum over rollouts as a
-sum over visited states, each with weight 1/T_i, so single-turn updates optimise the multi-turn objective
-exactly. This is bookkeeping, not credit assignment: a bad turn in a rollout that ended well is pushed up
-too, and only the average over many rollouts corrects that. It says nothing about variance, or about states
-that a changed policy will visit.
+Why may every turn get the same advantage? Appendix B of the paper rewrites the sum over rollouts as a sum
+over the visited states, each with weight 1/T_i: single-turn updates optimise exactly the multi-turn
+objective. That is bookkeeping, not credit assignment: a bad turn in a rollout that ended well is pushed up
+too, and only the average over many rollouts corrects this. The appendix says nothing about the variance of
+the gradient, nor about the states that a changed policy will visit.
 """
 import math
 from collections import Counter
@@ -41,37 +41,36 @@ from scale import ranks
 from scale.batches import CHUNK, in_memory, memory_errors
 from scale.report import Report, measure
 
-EXPLODED = 1000     # times max_grad_norm: after clipping, one token would decide the direction of such a step
+EXPLODED = 1000     # times max_grad_norm: one token dominates a gradient so large, and its step is skipped
 
 
 @dataclass
 class Action:
     """One turn of one rollout, exactly as the engine sampled it."""
     prompt_ids: list[int]   # s^t
-    ids: list[int]         # a^t with its stop token; a plan that was cut at the token limit has no stop token
-    flow: int               # which rollout of the batch this turn belongs to, 0 .. N-1
-    logps: list[float] = field(default_factory=list)   # log π of ids when they were sampled, for sampling_gap
+    ids: list[int]          # a^t with its stop token, which a plan cut at the token limit does not have
+    flow: int               # the number of its rollout, 0 .. N-1
+    logps: list[float] = field(default_factory=list)    # log π of ids when they were sampled: only reported
 
 
 def advantages(rewards, groups):
-    """Eq. 7: compare each rollout with the others of its question -> A (N,), the number of flat groups.
+    """Eq. 7: compare each rollout with the others of its group -> A (N,), the number of flat groups.
 
-    rewards: one number for each rollout, (N,). groups: the *index* of its question, N ints; never the text,
-    since a question that is drawn twice makes two groups. Groups may differ in size, because a failed
-    rollout leaves its group. A flat group (all right, all wrong, or a single rollout) teaches nothing: its
-    A is exactly 0.
+    rewards: one number for each rollout, (N,). groups: the number of its group, N ints. Not the question's
+    text: a question that comes twice in a batch makes two groups. Groups may differ in size, because a failed
+    rollout leaves its group. A flat group (all right, all wrong, or a single rollout) gets A = 0 exactly.
 
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
     """
-    R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,) one outcome for each rollout
-    groups = torch.as_tensor(groups)
+    R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
+    groups = torch.as_tensor(groups)                                    # (N,)
     A, flat = torch.zeros_like(R), 0
-    for question in groups.unique():
-        group = groups == question
+    for number in groups.unique():
+        group = groups == number                                        # (N,) True for its rollouts
         if R[group].max() == R[group].min():
             flat += 1
             continue
-        # The sample std (n - 1), as in the released code: its clip range and learning rate carry over.
+        # std() divides by n - 1, as in the released code: so its clip range and learning rate fit here, too.
         A[group] = (R[group] - R[group].mean()) / (R[group].std() + 1e-6)
     return A, flat
 
@@ -80,14 +79,13 @@ def token_logps(model, actions, temperature):
     """log π(a_j | s, a_<j) of every action token: (K,) float32, one action after the other, K = Σ |a|.
 
     New, old and reference log-probs all come from this function, so a difference between them is a
-    difference of models. Rows are padded on the right, where a causal model never looks, so no attention
-    mask is needed. Logits are computed only where an action token is predicted (`logits_to_keep`): with a
-    vocabulary of 152k, logits for the prompts too would cost eight times the time and seven times the
-    memory.
+    difference of models. Rows are padded on the right, where no token of a causal model looks, so no
+    attention mask is needed. Logits are computed only where an action token is predicted: with a vocabulary
+    of 152k, logits for the prompts too would cost eight times the time and seven times the memory.
 
-    Large log-softmaxes go in chunks of rows that are computed again in the backward pass: 5 instead of 12
-    bytes for each logit. The logits come from the model's own forward, since some architectures (Gemma,
-    Granite, Cohere) scale them after the last matrix.
+    Where there are many logits, the log-softmax runs chunk by chunk, and the backward pass computes each
+    chunk again: 5 instead of 12 bytes for each logit. The logits come from the model's own forward and not
+    from lm_head, because some architectures (Gemma, Granite, Cohere) scale them after it.
     """
     if temperature <= 0:
         raise ValueError("temperature must be > 0: a greedy planner is no distribution that can be trained")
@@ -99,14 +97,14 @@ def token_logps(model, actions, temperature):
     x    = pad_sequence(rows, batch_first=True).to(model.device)            # (B, L)
     keep = pad_sequence(predicts, batch_first=True).to(model.device)    # (B, L) True *before* an action token
     y    = torch.tensor([token for a in actions for token in a.ids]).to(model.device)   # (K,)
-    out  = model(x, logits_to_keep=keep, use_cache=False)
-    # Gradient checkpointing drops a cache silently, and a prompt in it too: the gradient was wrong by 78 %.
+    out  = model(x, logits_to_keep=keep, use_cache=False)                   # out.logits: (K, V), where True
+    # No prompt may hide in a cache: gradient checkpointing drops it silently (the gradient was 78 % off).
     assert getattr(out, "past_key_values", None) is None, "the update reads whole sequences: no cache here"
-    size = max(1, CHUNK // out.logits.shape[-1])                            # out.logits: (K, V)
+    size = max(1, CHUNK // out.logits.shape[-1])                            # rows of a chunk
     if len(y) <= size:
         return log_probs(out.logits, y, temperature)
-    again = dict(use_reentrant=False, preserve_rng_state=False)             # nothing in it is random
-    return torch.cat([checkpoint(log_probs, logits, ids, temperature, **again)
+    settings = dict(use_reentrant=False, preserve_rng_state=False)          # nothing in log_probs is random
+    return torch.cat([checkpoint(log_probs, logits, ids, temperature, **settings)
                       for logits, ids in zip(out.logits.split(size), y.split(size))])   # (K,)
 
 
@@ -117,8 +115,7 @@ def log_probs(logits, y, temperature):
 
 
 def reference_logps(reference, model, actions, temperature):
-    """log π_ref of the same tokens, on the policy's device. With adapters, π_ref is the policy without
-    them."""
+    """log π_ref of the same tokens, on the policy's device. `reference is model`: with its adapters off."""
     with torch.no_grad(), model.disable_adapter() if reference is model else nullcontext():
         return token_logps(reference, actions, temperature).to(model.device)
 
@@ -129,11 +126,12 @@ def per_token(actions, values):
 
 
 def token_weights(actions, turns, num_flows, num_tokens=None):
-    """The three nested means of eq. 5 as one weight for each token, (K,): 1/N, 1/T_i and 1/|a|, multiplied.
+    """The three nested means of eq. 5 as one weight for each token, (K,): 1/N * 1/T_i * 1/|a|.
 
-    E over questions and 1/G over rollouts are together 1/N. turns: T_i of each rollout. With num_tokens
-    every token weighs 1/num_tokens instead. Since a mean is only a weight here, micro-batches simply add
-    up.
+    1/N stands for both the mean over questions and the mean over the G rollouts of each. So every rollout
+    weighs the same, even in a group that has lost one. turns: T_i of each rollout. With num_tokens every
+    token weighs 1/num_tokens instead. N and num_tokens count the whole mini-batch, so the losses of its
+    micro-batches add up to its loss.
     """
     if num_tokens:
         return per_token(actions, [1 / num_tokens] * len(actions))
@@ -141,13 +139,13 @@ def token_weights(actions, turns, num_flows, num_tokens=None):
 
 
 def loss(logp, logp_old, logp_ref, A, weight, clip_low, clip_high, beta):
-    """-J of eq. 5 for K action tokens -> loss (), ratio (K,), kl (K,). All arguments are (K,).
+    """-J of eq. 5 for K action tokens -> loss (), ratio (K,), kl (K,). logp_ref=None: no KL.
 
-    Only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the clip removes it
-    where the policy has already moved far enough in the direction of A. The value measures no learning: at
-    ρ = 1 it is
-    -1/N Σ_i A_i = 0, whatever the rewards were. logp_ref=None: no KL. (As a loss, k3 follows the gradient of
-    KL(π_ref ‖ π_θ): the same minimum by another path.)
+    Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the
+    clip removes it where the policy has already moved far enough in the direction of A. The value of the loss
+    does not measure learning: at ρ = 1 it is -1/N Σ_i A_i = 0 (plus the KL), whatever the rewards were. The
+    value of k3 estimates KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ): another path to the
+    same minimum.
     """
     ratio   = (logp - logp_old).exp()                                       # ρ
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)                      # clip(ρ, 1-ε, 1+ε')
@@ -166,12 +164,10 @@ def split(num_flows, minibatches, seed):
 
 
 def ready_to_update(model):
-    """Turn dropout off and keep gradient checkpointing: the model that is scored must be the one that
-    sampled.
+    """Dropout off, because the model that is scored must be the one that sampled; gradient checkpointing on.
 
     transformers checkpoints a layer only if the layer's own `training` flag is set, but model.train() would
-    also turn on dropout. So everything is in eval mode, and only the flags of the layers to checkpoint are
-    set.
+    also turn on dropout. So all modules are in eval mode, and only the layers to checkpoint get the flag.
     """
     model.eval()
     for module in model.modules():
@@ -181,17 +177,16 @@ def ready_to_update(model):
 
 def update(model, reference, optimizer, actions, advantages, *, temperature, clip_low=0.2, clip_high=0.3,
            beta=0.001, minibatches=1, token_budget=16384, max_grad_norm=1.0, token_mean=False, seed=0):
-    """Learn from one batch of rollouts in `minibatches` optimiser steps -> a dict, see scale/report.py.
+    """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
-    reference: the frozen copy for the KL; or `model` itself if it carries adapters, which are then switched
-    off for
-        it; or None. With None or beta = 0 there is no KL and no forward pass for it.
     actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.flow.
+    reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; or None. With None or
+    beta = 0 there is no KL, and no forward pass for it.
 
-    With several processes each brings the actions of its own rollouts. Counts and gradients are summed over
-    them, so the objective is that of the joint batch. The old policy is the one that enters: its log-probs
-    are computed before the first step, except for the first mini-batch, where logp.detach() is the same and
-    ρ is exactly 1. The model comes back in eval mode, ready to sample.
+    π_θold is the model as it comes in. It scores the later mini-batches before the first step. The first
+    mini-batch needs no such pass: there logp.detach() is the old log-prob, and ρ is exactly 1.
+    With several GPUs each process brings its part of the rollouts. Counts and gradients are summed over the
+    processes, so the objective is that of the joint batch. The model leaves in eval mode, ready to sample.
     """
     A, turns = torch.as_tensor(advantages).tolist(), Counter(a.flow for a in actions)       # A_i, T_i
     if any(not 0 <= a.flow < len(A) for a in actions):
@@ -200,16 +195,16 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
     if beta:
         reference.eval()
     ready_to_update(model)
-    weights = [p for p in model.parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
     length = lambda a: len(a.prompt_ids) + len(a.ids)
     report = Report(model.device, token_budget)
 
-    parts = []                                                          # (actions, N, tokens) of a mini-batch
+    parts = []                                       # (actions, N, tokens) of each mini-batch
     for flows in split(len(A), minibatches, seed):
         part = [a for a in actions if a.flow in flows and a.ids]
         counts = torch.tensor([len(flows), sum(len(a.ids) for a in part)], device=model.device)
         ranks.add_up(counts)
-        # Without a KL, a rollout with A = 0 has no gradient: it counts in N but is not computed.
+        # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
         parts.append(([a for a in part if beta or A[a.flow]], *counts.tolist()))
 
     @torch.no_grad()
@@ -217,31 +212,31 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         logps = token_logps(model, batch, temperature).split([len(a.ids) for a in batch])
         return dict(zip(map(id, batch), logps))                             # {id of an action: (|a|,)}
 
-    old = {}
+    old = {}                                                                # log π_θold, as score() gives it
     for later, _, _ in parts[1:]:
-        for logps in report.memory(in_memory(score, later, length, report.token_budget)):
+        for logps in report.results(in_memory(score, later, length, report.token_budget)):
             old |= logps
 
     for k, (part, N, tokens) in enumerate(parts):
         def learn(batch):
-            """Add the gradient of one micro-batch to .grad."""
+            """Add the gradient of one micro-batch to .grad; return what to report of it."""
             logp_ref = reference_logps(reference, model, batch, temperature) if beta else None
             logp     = token_logps(model, batch, temperature)
             logp_old = torch.cat([old[id(a)] for a in batch]) if k else logp.detach()
             adv      = per_token(batch, [A[a.flow] for a in batch]).to(logp.device)     # the broadcast of A_i
             weight   = token_weights(batch, turns, N, tokens if token_mean else None).to(logp.device)
-            value, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip_low, clip_high, beta)
-            value.backward()
-            return measure(batch, value, logp, ratio, kl, adv, weight, clip_low, clip_high)
+            minus_J, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip_low, clip_high, beta)
+            minus_J.backward()
+            return measure(batch, minus_J, logp, ratio, kl, adv, weight, clip_low, clip_high)
 
-        # model.zero_grad and not the optimizer's, which may hold float32 copies instead of the weights.
-        measured = report.memory(in_memory(learn, part, length, report.token_budget, restart=model.zero_grad))
-        value = report.micro_batches(measured)
-        ranks.add_up_gradients(weights)
-        norm = torch.nn.utils.clip_grad_norm_(weights, max_grad_norm).item()                # before clipping
-        # One bad batch must not end the run.
+        # model.zero_grad, not optimizer.zero_grad: the optimizer may hold float32 copies of the parameters.
+        measured = in_memory(learn, part, length, report.token_budget, restart=model.zero_grad)
+        value = report.micro_batches(report.results(measured))              # the loss of the mini-batch
+        ranks.add_up_gradients(parameters)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()             # before clipping
+        # One bad mini-batch must not end the run; a norm of nan is not below the limit either.
         skipped = not (math.isfinite(value) and norm < EXPLODED * max_grad_norm)
-        step = norm > 0 and not skipped                                     # at 0, momentum alone would move
+        step = norm > 0 and not skipped                 # with a norm of 0 the optimizer's momentum would move
         if step:
             with memory_errors("the optimiser's state"):
                 optimizer.step()

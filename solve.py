@@ -11,19 +11,23 @@ rollout() runs a batch of questions through the modules:
 
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
 
-All rollouts of a batch go in lock-step: they plan together, act together, are verified together, and leave
-when they end. So every call of a language model is a full batch, and a seed decides everything.
+The rollouts of a batch go in lock-step: all of them plan, then the executor writes all their calls, then the
+calls run, and so on. A rollout that has ended leaves the batch. So each stage is one batched call of a
+language model, and a seed decides everything.
 
-Three kinds of failure are kept apart. The model's: its plan or its call cannot be parsed. That costs a turn,
-and memory tells the planner why. The world's: a tool returns "Error: ...". That is a result like any other.
-Ours: a prompt does not fit the model even with its memory shortened, or a model server stays down. That
-rollout has failed; it is counted, and neither rewarded nor trained on.
+Three kinds of failure are kept apart:
+
+    the model's   a plan or a call cannot be parsed: this costs a turn, and memory says why
+    the world's   a tool returns "Error: ...": a result like any other, which the planner reads
+    ours          a prompt does not fit the model even with a shortened memory, or a model server stays down:
+                  the rollout has failed; it is counted, but neither rewarded nor trained on
 
 evaluate() runs and grades questions, trace() shows a rollout as text. Below them is the command line.
 """
 
 import dataclasses
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -54,33 +58,34 @@ from toy import pieces
 from world import services
 from world.text import printable, truncate
 
-BUDGETS = (memory.BUDGET, memory.BUDGET // 4, memory.BUDGET // 16)  # characters; tried until a prompt fits
-RECORD_LIMIT = 20_000  # characters of a completion that the record holds; longer ones are truncated
+BUDGETS = (memory.BUDGET, memory.BUDGET // 4, memory.BUDGET // 16)  # characters of memory, tried in order
+RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated in the record
 
 
 @dataclass
 class Flow:
-    """One rollout o_i. Flow-GRPO trains on `actions`: per turn the ids of s^t and a^t, as sampled."""
+    """One rollout o_i, while it runs and afterwards. Flow-GRPO trains on its `actions`."""
 
     question: Question
     memory: Memory
-    actions: list = field(default_factory=list)  # the planner's Completion of each turn
-    outputs: list = field(default_factory=list)  # of each module: turn, module, text, tokens, seconds
-    plan: planner.Plan | str = ""  # of this turn, or the parse error
-    call: executor.Call | str = ""  # of this turn, or the parse error
+    actions: list = field(default_factory=list)  # the planner's Completion of each turn: ids of s^t and a^t
+    outputs: list = field(default_factory=list)  # what each module and tool wrote, see add_output()
+    plan: planner.Plan | str = ""  # of this turn; a str is the parse error
+    call: executor.Call | str = ""  # of this turn; a str is the parse error
     stopped: bool = False  # the verifier wrote STOP
-    failed: str = ""  # why there is no outcome: never a reward, never a wrong answer
-    undecided: bool = False  # rules and judge could not tell whether the answer is right: no outcome either
+    failed: str = ""  # why it has no outcome: training leaves it out, accuracy counts it as not right
+    undecided: bool = False  # no outcome either: neither rules nor judge could tell if the answer is right
     answer: str = ""
-    reward: float = 0.0  # R(o) in {0, 1}, one for the whole rollout
-    seconds: float = 0.0  # its share of the time of its batch
+    reward: float = 0.0  # R(o), 1 or 0, one for the whole rollout
+    seconds: float = 0.0  # the seconds of its batch, divided by the number of rollouts
 
     def add_output(self, turn, module, text, tokens, seconds):
+        """Add what a module or a tool wrote. seconds: of the batched call, which all its rollouts share."""
         output = {"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT)}
         self.outputs.append(output | {"tokens": tokens, "seconds": round(seconds, 3)})
 
     def add_result(self, turn, result):
-        """The step of this turn, without its verdict; or the failure of base_generator's engine."""
+        """Add the step of this turn, still without a verdict. If the engine of a tool is down: fail."""
         if result.failed:
             self.failed = result.failed
             return
@@ -91,7 +96,7 @@ class Flow:
         self.add_output(turn, tool, result.text, result.tokens, result.seconds)
 
     def record(self):
-        """The whole rollout as JSON-able data, without token ids."""
+        """The rollout as data for JSON, without its token ids."""
         q = self.question
         data = {"id": q.id, "kind": q.kind, "question": q.question, "gold": q.answer, "answer": self.answer}
         data |= {"reward": self.reward, "failed": self.failed, "undecided": self.undecided}
@@ -100,7 +105,7 @@ class Flow:
 
     @classmethod
     def from_record(cls, question, data):
-        """The rollout again, but for its token ids."""
+        """The rollout that record() wrote, without its actions."""
         steps = [Step(**step) for step in data["memory"]["steps"]]
         filled = Memory(data["memory"]["question"], data["memory"]["analysis"], steps)
         names = "answer", "reward", "failed", "undecided", "seconds"
@@ -110,9 +115,9 @@ class Flow:
 def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Flow], in their order.
 
-    questions: [Question]; one that is in it G times gives its group. policy: the planner's engine, the only
-    one that samples. fixed: the engine of the other modules, or a dict with one for each of FIXED.
-    watch(flows, turn, module) is called before each stage, to show or keep what there is.
+    questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
+    that samples. fixed: the engine of all other modules, or a dict with an engine for each of FIXED.
+    watch(flows, turn, module), if given, is called before each stage: it may show the progress.
     """
     flows = [Flow(question, Memory(question.question)) for question in questions]
     fixed = fixed if isinstance(fixed, dict) else dict.fromkeys(FIXED, fixed)
@@ -121,6 +126,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     engines["planner"] = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
 
     def stage(module, turn, live):
+        """One module completes a prompt for each of these rollouts: complete(), after watch()."""
         if live and watch:
             watch(flows, turn, module)
         return complete(engines[module], live, turn, module, partial(prompt_of, module, tools))
@@ -133,7 +139,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
         for flow, completion in stage("planner", turn, live):
             flow.actions.append(completion)
             flow.plan = planner.parse(completion.text, tools)
-            if isinstance(flow.plan, str):  # this costs a turn; the planner's next prompt names the error
+            if isinstance(flow.plan, str):  # a parse error costs the turn; the planner's next prompt shows it
                 step = Step(turn, "", "", "", f"Error: {flow.plan}", error=True, verdict="CONTINUE")
                 flow.memory.steps.append(step)
 
@@ -141,7 +147,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
         for flow, completion in stage("executor", turn, planned):
             flow.call = executor.parse(completion.text, flow.plan.tool, tools[flow.plan.tool])
 
-        called = [flow for flow in planned if not flow.failed]
+        called = [flow for flow in planned if not flow.failed]  # a call's parse error becomes its result
         if called and watch:
             watch(flows, turn, "tools")
         results = toolset.run_calls([flow.call for flow in called], tools, engines["base_generator"])
@@ -159,7 +165,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
 
 
 def prompt_of(module, tools, flow, budget):
-    """What a module reads: s^t = (q, K, M^t) or its part of it; budget: characters of memory."""
+    """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory."""
     question, analysis, plan = flow.question.question, flow.memory.analysis, flow.plan
     if module == "analysis":
         return planner.analysis_prompt(question, tools)
@@ -173,10 +179,10 @@ def prompt_of(module, tools, flow, budget):
 
 
 def complete(engine, flows, turn, module, prompt):
-    """One batched call of an engine: [(flow, Completion)].
+    """One batched call of an engine: [(flow, Completion)], without the flows that fail.
 
-    Where prompt(flow, budget) does not fit the model, it is made again with less memory. A flow whose prompt
-    never fits has failed, and is not in the list.
+    A prompt(flow, budget) that does not fit the model is made again with less memory. A flow fails if its
+    prompt never fits, or if the engine gives another error.
     """
     completions, waiting = {}, list(range(len(flows)))
     start = time.perf_counter()
@@ -187,30 +193,28 @@ def complete(engine, flows, turn, module, prompt):
     seconds = time.perf_counter() - start
     for i, flow in enumerate(flows):
         flow.add_output(turn, module, completions[i].text, completions[i].tokens, seconds)
-        flow.failed = completions[i].error and f"{module}: {completions[i].error}"
+        flow.failed = f"{module}: {completions[i].error}" if completions[i].error else ""
     return [(flow, completions[i]) for i, flow in enumerate(flows) if not flow.failed]
 
 
 def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings):
-    """Run and grade every question: ({metric: number}, [Flow]). A failed one stays in the denominator.
+    """Run and grade every question: ({metric: number}, [Flow]). Accuracy counts a failed one as not right.
 
-    watch: as rollout() takes it; None: a progress bar. settings: of rollout().
+    watch, settings: of rollout(). Without watch there is a progress bar.
     """
-    if watch is None:
-        with Progress(len(questions)) as progress:
-            return evaluate(questions, policy, fixed, tools, judge, progress, **settings)
     start = time.perf_counter()
-    flows = rollout(questions, policy, fixed, tools, watch=watch, **settings)
-    if judge:
-        watch(flows, 0, "judge")
-    grade(flows, judge)
+    with nullcontext(watch) if watch else Progress(len(questions)) as watch:
+        flows = rollout(questions, policy, fixed, tools, watch=watch, **settings)
+        if judge:
+            watch(flows, 0, "judge")
+        grade(flows, judge)
     for flow in flows:
         flow.seconds = (time.perf_counter() - start) / len(flows)
     return summary(flows), flows
 
 
 def trace(flow):
-    """A rollout as text: what every module wrote, turn by turn. Control characters are escaped."""
+    """A rollout as text: what every module and tool wrote, turn by turn. Control characters are escaped."""
     lines = [f"Question: {flow.question.question}"]
     for output in flow.outputs:
         once_a_rollout = output["module"] in ("analysis", "generator", "judge")
@@ -224,13 +228,13 @@ def trace(flow):
 
 # ------------------------------------------------------------------------------------------- the command line
 def load_tools(args):
-    """The toolbox, and the cache for the web's results and the judge's verdicts."""
+    """The toolbox, and the cache of the judge's verdicts, which with --cache also holds the web's results."""
     cache = services.Cache(args.cache or ":memory:")
     return toolset.toolbox(args.tools, args.corpus, cache if args.cache else None), cache
 
 
 def flow_settings(args):
-    """What rollout() takes from a command line, here and in train.py."""
+    """The settings of rollout() in a command line, of solve.py or of train.py."""
     return {name: getattr(args, name) for name in ("max_turns", "temperature", "max_new_tokens")}
 
 
@@ -240,7 +244,8 @@ def main():
         memory_line = plan_memory(args)
         sets = answering.load_questions(args)
         tools, cache = load_tools(args)
-        left_out, args.tools = toolset.left_out(args.tools), list(tools)
+        left_out = toolset.left_out(args.tools)
+        args.tools = list(tools)
         if pick_device(args.device).type != "cuda":
             fit.bound_host_memory()
         policy = adapters.load(args.model, args.device, args.dtype, args.think)
@@ -249,16 +254,17 @@ def main():
         folder = answering.open_run(args)
     except (ValueError, OSError) as why:
         command_line.leave(2, f"solve.py: {why}")
-    warning = prose_warning(sets["questions"]) if args.data and not judge else ""
-    engine_lines = show_engines(policy, fixed, judge, tools, left_out)
-    lines = [memory_line, engine_lines, pieces.warning([policy, *fixed.values()])]
-    print(*filter(None, lines), warning and warning + "\n", sep="\n", flush=True)
+    lines = [memory_line, show_engines(policy, fixed, judge, tools, left_out)]
+    lines += [pieces.warning([policy, *fixed.values()])]
+    lines += [prose_warning(sets["questions"]) if args.data and not judge else ""]
+    print(*filter(None, lines), "", sep="\n", flush=True)  # "": an empty line at the end
 
-    def run(trial, start, questions, watch):
+    def run_batch(trial, start, questions, watch):
+        """The rollouts of the batch that begins at question `start`; its seed depends on no other batch."""
         torch.manual_seed((args.seed * 1_009 + trial) * 1_000_003 + start)
         return evaluate(questions, policy, fixed, tools, judge, watch, **flow_settings(args))[1]
 
-    answering.answer(sets, args, folder, run, Flow.from_record, trace)
+    answering.answer(sets, args, folder, run_batch, Flow.from_record, trace)
     if command_line.is_toy(args.model):
         print("This planner has only learnt the formats and picks its tools blindly. "
               "Train it: python train.py; then: python solve.py --model runs/toy-seed0/best")

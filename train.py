@@ -1,18 +1,19 @@
 """train.py: Flow-GRPO in the flow. Questions -> rollouts -> rewards -> advantages -> update -> log -> save.
 
     python train.py                                     the toy, on a laptop: learns which tool does what
-    python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and memory plan, and says which
+    python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and memory plan, and prints them
     python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
     python train.py --resume runs/toy-seed0             goes on where a run stopped
 
-Each step takes `--questions` questions and runs each `--group-size` times through the flow (solve.py), with
-the planner as it is at this moment. Each rollout gets one reward: 1 if its answer is right, else 0. The
-reward is compared within its group, and all turns of the rollout share the resulting advantage.
-flow_grpo.update() then moves the planner. One frozen copy of the model plays all other modules and is π_ref.
+Each step takes `--questions` questions and runs each of them `--group-size` times through the flow
+(solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0.
+Compared with its group, the reward becomes the advantage of all turns of the rollout. flow_grpo.update() then
+changes the planner. A frozen copy of the model plays all other modules and is π_ref.
 
-Everything random in step n is drawn from (seed, n), so a run that was stopped and resumed ends like a run
-that was not. What else a training needs is in scale/: the command line, the memory plan and the models
-(setup.py), the run's folder (run.py, log.py, checkpoints.py), Ctrl-C (stopping.py), several GPUs (ranks.py).
+All random numbers of step n come from (seed, n), so a run that is stopped and resumed ends as if it had never
+been stopped. What else a training run needs is in scale/: the command line (command_line.py), the memory plan
+and the models (setup.py), the run's folder (run.py, log.py, checkpoints.py), Ctrl-C (stopping.py), several
+GPUs (ranks.py).
 """
 import random
 import time
@@ -41,50 +42,54 @@ from toy import pieces
 
 
 def train(args, policy, fixed, reference, tools, judge, train_questions, valid, test, state):
-    """The whole run. state: None, or trainer.pt of the checkpoint to resume from."""
-    weights = [p for p in policy.model.parameters() if p.requires_grad]
-    optimizer = ranks.sharded(MasterAdamW, weights, lr=args.lr, device=args.optimizer_device)
+    """The whole run. policy: the engine that is trained; fixed: {module: engine} for the others; reference:
+    the engine of π_ref; state: None, or trainer.pt of the checkpoint to resume from."""
+    parameters = [p for p in policy.model.parameters() if p.requires_grad]
+    optimizer = ranks.sharded(MasterAdamW, parameters, lr=args.lr, device=args.optimizer_device)
     run, stopping = Run(args, policy, optimizer, state), Stopping()
-    graded = partial(graded_rollouts, args, policy, fixed, tools, judge)
+    roll_out = partial(graded_rollouts, args, policy, fixed, tools, judge)
     try:
-        if run.step == 0 and (test or valid):
-            run.log_evaluation("test" if test else "valid", graded(test or valid, 1, args.seed))
+        if run.step == 0 and (test or valid):  # what the untrained planner can do
+            run.log_evaluation("test" if test else "valid", roll_out(test or valid, 1, args.seed))
         if valid and run.due() and not run.log.evaluated("valid", run.step):
-            validate_and_save(run, valid, graded)  # the run was stopped before it did that
+            validate_and_save(run, valid, roll_out)  # the run that is resumed was stopped before it did this
 
         while run.step < args.steps and not stopping.requested():
-            step, seed, start = run.step + 1, args.seed * 1_000_003 + run.step + 1, time.perf_counter()
+            step, start = run.step + 1, time.perf_counter()
+            seed = args.seed * 1_000_003 + step
             questions = questions_of(step, train_questions, args.questions, args.seed)
-            rollouts = graded(questions, args.group_size, seed)
-            middle = time.perf_counter()
+            rollouts = roll_out(questions, args.group_size, seed)
+            update_start = time.perf_counter()
 
             groups, usable = with_outcome(rollouts, args.group_size)
             rewards = [rollout.reward for rollout in usable]
             A, flat = advantages(rewards, groups)
-            learned = NO_UPDATE
-            if A.any() or (args.beta and run.moved):  # before the policy has moved, the KL has no gradient
-                actions, local = local_actions(usable, groups, len(questions))
-                learned = update(
-                    policy.model, reference.model, optimizer, actions, A[local],
+            report = NO_UPDATE
+            if A.any() or (args.beta and run.moved):  # while π_θ = π_ref, the KL has no gradient either
+                actions, places = local_actions(usable, groups, len(questions))
+                report = update(
+                    policy.model, reference.model, optimizer, actions, A[places],
                     temperature=args.temperature, clip_low=args.clip_low, clip_high=args.clip_high,
                     beta=args.beta, minibatches=args.minibatches, token_budget=args.token_budget,
                     token_mean=args.token_mean, seed=seed)
-                say(advice.smaller_budget(args.token_budget, int(learned["token_budget"])))
-                args.token_budget = int(learned["token_budget"])
+                say(advice.smaller_budget(args.token_budget, int(report["token_budget"])))
+                args.token_budget = int(report["token_budget"])
 
-            row = step_row(step, rollouts, usable, len(questions), flat, learned, tools)
-            run.log_step(row, rollouts, (middle - start, time.perf_counter() - middle))
+            row = step_row(step, rollouts, usable, len(questions), flat, report, tools)
+            run.log_step(row, rollouts, (update_start - start, time.perf_counter() - update_start))
             if run.due():
-                validate_and_save(run, valid, graded)
+                validate_and_save(run, valid, roll_out)
         if run.step >= args.steps and test:
-            run.log_evaluation("test", graded(test, 1, args.seed))
+            run.log_evaluation("test", roll_out(test, 1, args.seed))
     except Down as why:
         raise SystemExit(f"train.py: {run.stop(f'{why}, after step {run.step}.', 'Mend that, then go on')}")
     run.end()
 
 
 def questions_of(step, questions, number, seed):
-    """The questions of a step, which depend on step and seed alone: an epoch takes all in a new order."""
+    """The questions of one step, which depend on its number and the seed alone.
+
+    Step after step, the questions are taken in a shuffled order; each epoch has an order of its own."""
     batch = []
     while len(batch) < number:
         epoch, place = divmod((step - 1) * number + len(batch), len(questions))
@@ -95,14 +100,14 @@ def questions_of(step, questions, number, seed):
 
 
 class Down(Exception):
-    """A model server or a judge that stays down: the run ends, with a checkpoint."""
+    """A model server stays down, of a module or of the judge: the run ends with a checkpoint."""
 
 
 def graded_rollouts(args, policy, fixed, tools, judge, questions, copies, seed):
     """Run each question `copies` times through the flow and grade the answers: [rollout], group after group.
 
-    Each rank runs its share of the questions. Down if more than half of the rollouts met a server that is
-    down: to go on would use up questions, and learn from the rollouts that happened to come through."""
+    Each rank runs its share of the questions, and gets the rollouts of all ranks. Raises Down if a server was
+    down for more than half of them: training on the few that came through would waste the questions."""
     torch.manual_seed(seed + 7_919 * ranks.RANK)
     local = [question for question in ranks.share(questions) for _ in range(copies)]
     settings = solve.flow_settings(args)
@@ -116,28 +121,27 @@ def graded_rollouts(args, policy, fixed, tools, judge, questions, copies, seed):
 
 
 def with_outcome(rollouts, group_size):
-    """([group], [rollout]) of the rollouts with an outcome: one that failed or is undecided leaves its group.
+    """([group], [rollout]) of the rollouts with an outcome: those that neither failed nor are undecided.
 
-    A group is the place of its question in the batch, never the question's text."""
-    pairs = [(i // group_size, rollout) for i, rollout in enumerate(rollouts)
-             if not rollout.failed and not rollout.undecided]
-    return [group for group, _ in pairs], [rollout for _, rollout in pairs]
+    The group of a rollout is the number of its question in the batch, from 0; never the question's text."""
+    places = [i for i, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
+    return [i // group_size for i in places], [rollouts[i] for i in places]
 
 
 def local_actions(usable, groups, number):
     """What this rank learns from: (all turns of its rollouts, the places of these rollouts in `usable`).
 
-    number: of groups. Action.flow counts this rank's rollouts from 0."""
-    own_groups = ranks.share(range(number))
-    local = [k for k, group in enumerate(groups) if group in own_groups]
+    number: of all groups. Action.flow numbers this rank's rollouts from 0, in the order of the places."""
+    local_groups = ranks.share(range(number))
+    places = [place for place, group in enumerate(groups) if group in local_groups]
     actions = [Action(turn.prompt_ids, turn.ids, i, turn.logps)
-               for i, k in enumerate(local) for turn in usable[k].actions]
-    return actions, local
+               for i, place in enumerate(places) for turn in usable[place].actions]
+    return actions, places
 
 
-def validate_and_save(run, valid, graded):
-    """A checkpoint, and best/ if the policy was never better on the validation questions."""
-    accuracy = run.log_evaluation("valid", graded(valid, 1, run.args.seed)) if valid else -1.0
+def validate_and_save(run, valid, roll_out):
+    """Save a checkpoint, and best/ if the accuracy on the validation questions is the highest so far."""
+    accuracy = run.log_evaluation("valid", roll_out(valid, 1, run.args.seed)) if valid else -1.0
     run.save(accuracy)
 
 
@@ -161,8 +165,8 @@ def main():
     say(pieces.warning([policy, *fixed.values()]))
     try:
         train(args, policy, fixed, reference, tools, judge, *questions, state)
-        ranks.wait()  # the others may still read from this rank
-        ranks.stop()  # not after an error: it might wait for ranks that wait for this one
+        ranks.wait()  # until no rank needs this one any more
+        ranks.stop()  # only without an error: after one, the ranks might wait for each other
     except MemoryError as why:
         raise SystemExit(f"train.py: {why}: {advice.MEMORY}")
     except OSError as why:

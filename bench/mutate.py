@@ -71,7 +71,7 @@ NUMBER, SINGLE = "a tensor of one number counts as the number does", "the list h
 IDENTIFIER, THREADS = "the name of a tool is an identifier", "another number of threads"
 EQUIVALENT = {
     ("flow_grpo", "token_logps"): {
-        "again = dict(use_reentrant=False[, preserve_rng_state=False -> ])": "saves work only",
+        "settings = dict(use_reentrant=False[, preserve_rng_state=False -> ])": "saves work only",
         " = dict(use_reentrant=False, preserve_rng_state=[False -> True])": "saves work only",
         " CHUNK // out.logits.shape[[- -> ]1])": LAST,
     },

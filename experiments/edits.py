@@ -28,8 +28,8 @@ def python_coder(code):
 '''),)  # a program prints again, in all runs, what it printed once
 WORLD = HARD + FAST
 
-MONOLITH = (("solve.py", "    flows = rollout(questions, ",
-             "    from experiments import monolith\n    flows = monolith.rollout(questions, "),)
+MONOLITH = (("solve.py", "        flows = rollout(questions, ",
+             "        from experiments import monolith\n        flows = monolith.rollout(questions, "),)
 RIGHT = (("solve.py", WRONG_VERDICT, VERDICT),)  # no inverted verdicts: a monolith has no verdicts either
 SMALL = (  # a smaller toy, written into the folder that its last argument names, and not checked
     ("toy/make.py", "TOY = Path(__file__).parent", 'TOY = Path(__import__("sys").argv.pop())'),

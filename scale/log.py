@@ -2,9 +2,9 @@
 
     log.csv          a row for each step
     evals.csv        a row for each evaluation on --valid or --test
-    rollouts.jsonl   each rollout in training, with the text of every module
+    rollouts.jsonl   each rollout of each step, with the text of every module
 
-The two tables hold no times, so a seed gives the same tables byte for byte.
+The two tables hold no times, so the same seed gives the same tables, byte for byte.
 """
 import csv
 import json
@@ -14,7 +14,7 @@ from rewards.metrics import summary
 from scale import ranks
 from scale.files import replace_file
 
-# The results of flow_grpo.update() that log.csv holds; and their values for a step that had no gradient.
+# The numbers of flow_grpo.update() that log.csv holds, and their values in a step without an update.
 COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()
 NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
 
@@ -25,9 +25,9 @@ def say(text):
         print(text, flush=True)
 
 
-def step_row(step, rollouts, usable, groups, flat, learned, tools):
-    """The row of log.csv. usable: the rollouts with an outcome; flat: how many of the `groups` were flat;
-    learned: what update() returned."""
+def step_row(step, rollouts, usable, groups, flat, report, tools):
+    """The row of log.csv. usable: the rollouts with an outcome; groups, flat: how many there were, and how
+    many of them were flat; report: what update() returned, or NO_UPDATE."""
     metrics = summary(rollouts)
     plans = [len(action.ids) for rollout in usable for action in rollout.actions]
     row = {
@@ -38,17 +38,18 @@ def step_row(step, rollouts, usable, groups, flat, learned, tools):
         "failed": metrics["failed"], "undecided": metrics["undecided"],
         "plan_tokens": sum(plans) / max(1, len(plans)),
     }
-    row |= {name: learned[name] for name in COLUMNS}
+    row |= {name: report[name] for name in COLUMNS}
     for name in [*tools, "unreadable"]:
         row[name], row[f"{name}_errors"], _ = metrics["calls"].get(name, (0, 0, 0.0))
     return row
 
 
-def step_line(row, steps, rolling, learning):
+def step_line(row, steps, rollout_seconds, update_seconds):
     """The aligned line of a step: the reward first, then what can go wrong, then the seconds."""
     line = f"step {row['step']:3d}/{steps} | reward {row['reward']:.2f} | turns {row['turns']:.2f}"
     line += f" | errors {row['errors']:4.0%} | flat groups {row['flat']:2d}/{row['groups']}"
-    line += f" | kl {row['kl']:.4f} | clip {row['clip']:4.1%} | {rolling:.1f}s + {learning:.1f}s"
+    line += f" | kl {row['kl']:.4f} | clip {row['clip']:4.1%}"
+    line += f" | {rollout_seconds:.1f}s + {update_seconds:.1f}s"
     line += "".join(f" | {name} {row[name]}" for name in ("failed", "undecided") if row[name])
     return line + (f" | skipped updates {row['skipped']:.0f}" if row["skipped"] else "")
 
@@ -56,24 +57,30 @@ def step_line(row, steps, rolling, learning):
 class Log:
     """The three files. With several GPUs, rank 0 alone writes them.
 
-    A kill may leave rows of steps after the last checkpoint. On resuming, they are dropped: the steps are run
-    again, and give the same rows."""
+    A run that was killed may have written rows after its last checkpoint. When it is resumed, these rows are
+    dropped: their steps are run again, and give the same rows."""
 
     def __init__(self, folder, step):
         """step: of the checkpoint to resume from; 0 for a new run."""
         self.folder = Path(folder)
-        self.drop_after("log.csv", lambda line: int(line.split(",")[0]) <= step)
-        # The evaluation before step 1 and the last test, after the last checkpoint, are made again.
-        self.drop_after(
-            "evals.csv", lambda line: int(line.split(",")[0]) < step + (step > 0 and ",test," not in line))
-        self.drop_after("rollouts.jsonl", lambda line: json.loads(line)["step"] <= step)
 
-    def drop_after(self, name, before):
+        def evaluation_stays(line):
+            """Rows of this very step stay, but for those that the resumed run makes again: the evaluation
+            before step 1, and the test after the last step."""
+            row_step, name = line.split(",")[:2]
+            return int(row_step) < step or (int(row_step) == step > 0 and name != "test")
+
+        self.filter_rows("log.csv", lambda line: int(line.split(",")[0]) <= step)
+        self.filter_rows("evals.csv", evaluation_stays)
+        self.filter_rows("rollouts.jsonl", lambda line: json.loads(line)["step"] <= step)
+
+    def filter_rows(self, name, stays):
+        """Rewrite a file with the rows for which stays(line) is true, and its header."""
         path = self.folder / name
         if ranks.RANK == 0 and path.exists():
             with open(path, encoding="utf-8", newline="") as file:
                 whole = [line for line in file if line.endswith("\n")]  # a crash may have left half a line
-            replace_file(path, "".join(line for line in whole if line.startswith("step,") or before(line)))
+            replace_file(path, "".join(line for line in whole if line.startswith("step,") or stays(line)))
 
     def evaluated(self, name, step):
         """Does evals.csv hold the evaluation on this set after this step? Rank 0 answers for all ranks."""
@@ -82,6 +89,7 @@ class Log:
         return ranks.any_rank(any(line.startswith(f"{step},{name},") for line in lines))
 
     def add_row(self, name, row):
+        """Append a row, {column: value}, to a table; a new table begins with its header."""
         if ranks.RANK:
             return
         path = self.folder / name
@@ -96,6 +104,6 @@ class Log:
         if ranks.RANK:
             return
         path = self.folder / "rollouts.jsonl"
-        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:  # \ud800 is JSON
+        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:  # a lone surrogate
             for rollout in rollouts:
                 file.write(json.dumps({"step": step, **rollout.record()}, ensure_ascii=False) + "\n")

@@ -4,8 +4,8 @@
     run.log_step(row, rollouts, seconds)              # log.csv, rollouts.jsonl and the line of the step
     accuracy = run.log_evaluation("valid", rollouts)  # evals.csv
     run.save(accuracy)                                # step-N/, and best/ if it is the highest so far
-    run.stop("Stopped.", "Go on")                     # step-N/, and the sentence that says how to resume
-    run.end()                                         # the last line
+    run.stop("Stopped.", "Go on")                     # step-N/, and a sentence that says how to resume
+    run.end()                                         # the last line that is printed
 """
 from pathlib import Path
 
@@ -14,37 +14,39 @@ from scale import advice, log, ranks
 from scale.checkpoints import forget, save
 from scale.log import Log, say
 
-POISONED = 3  # steps in a row without a usable gradient, after which the run ends
+POISONED = 3  # the run ends after so many steps in a row whose rollouts or gradients were of no use
 EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of evals.csv
 
 
 class Run:
     def __init__(self, args, policy, optimizer, state):
         self.args, self.policy, self.optimizer, self.folder = args, policy, optimizer, Path(args.out)
-        self.step, self.best = 0, -1.0  # best: the highest accuracy on --valid so far
-        self.moved = False  # has a step changed the policy? Before that the KL has no gradient
-        self.rows, self.poisoned = [], 0
+        self.step, self.best = 0, -1.0  # the last step that is finished; the highest accuracy on --valid
+        self.moved = False  # has a step changed the policy? Before that it equals the reference
+        self.rows, self.poisoned = [], 0  # of log.csv, since this start; steps of no use in a row
         if state:
             self.step, self.best, self.moved = state["step"], state["best"], bool(state["optimizer"]["state"])
-            ranks.load(optimizer, state.pop("optimizer"))  # pop: the 91 GB of a 7B are not held twice
+            ranks.load(optimizer, state.pop("optimizer"))  # pop: or a 7B would hold these 91 GB twice
         self.log = Log(self.folder, self.step)
 
     def log_step(self, row, rollouts, seconds):
-        """Write and show a step. SystemExit, with a checkpoint, if the last steps had no usable gradient."""
-        useless = row["skipped"] == self.args.minibatches
-        self.step, self.moved = row["step"], self.moved or not (row["grad_norm"] == 0 or useless)
+        """Write and show a step. SystemExit, with a checkpoint, if the last steps were of no use.
+
+        seconds: of the rollouts, and of the update."""
+        all_skipped = row["skipped"] == self.args.minibatches
+        self.step, self.moved = row["step"], self.moved or (row["grad_norm"] != 0 and not all_skipped)
         self.rows.append(row)
         self.log.add_row("log.csv", row)
         self.log.add_rollouts(self.step, rollouts)
         say(log.step_line(row, self.args.steps, *seconds))
         say(advice.failures(rollouts))
         say(advice.flat_steps(self.rows, rollouts, self.args.temperature))
-        self.poisoned = self.poisoned + 1 if useless or row["failed"] == len(rollouts) else 0
+        self.poisoned = self.poisoned + 1 if all_skipped or row["failed"] == len(rollouts) else 0
         if self.poisoned == POISONED:
             raise SystemExit(f"train.py: {self.stop(advice.poisoned(row, self.args), 'Or go on')}")
 
     def log_evaluation(self, name, rollouts):
-        """Write and show an evaluation, and return its accuracy. SystemExit if all rollouts failed."""
+        """Write and show an evaluation on `name` (valid or test): its accuracy. SystemExit if all failed."""
         metrics = summary(rollouts)
         row = {"step": self.step, "questions": name} | {column: metrics[column] for column in EVALUATED}
         self.log.add_row("evals.csv", row)
@@ -58,23 +60,24 @@ class Run:
         return metrics["accuracy"]
 
     def due(self):
-        """Is it time to evaluate and save? Every --every steps, and after the last one."""
+        """Is it time to validate and save? Every --every steps, and after the last one."""
         return self.step > 0 and (self.step % self.args.every == 0 or self.step == self.args.steps)
 
     def save(self, accuracy):
+        """Save step-N/, and best/ if this accuracy is the highest so far; delete old checkpoints (--keep)."""
         if accuracy > self.best:
             self.best = accuracy
             save(self.folder / "best", self.policy, None, self.step, self.best, self.args)
-        self.save_step()  # after best/, which it counts on
+        self.save_step()  # after best/: it records self.best, so best/ must already be there
         forget(self.folder, self.args.keep)
 
     def save_step(self):
         save(self.folder / f"step-{self.step}", self.policy, self.optimizer, self.step, self.best, self.args)
 
     def stop(self, why, then):
-        """A checkpoint of the present step; the sentence with which the run ends.
+        """Save a checkpoint of this step, if there is none; return the sentence with which the run ends.
 
-        --valid is not evaluated: a resumed run does that, and so ends like a run that was never stopped."""
+        --valid is not evaluated: the resumed run does that, and so ends like a run that was never stopped."""
         if self.step and not (self.folder / f"step-{self.step}").exists():
             self.save_step()
         return f"{why} {then} with: python train.py --resume {self.folder}"
