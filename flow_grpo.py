@@ -129,9 +129,9 @@ def token_weights(actions, turns, num_flows, num_tokens=None):
     """The three nested means of eq. 5 as one weight for each token, (K,): 1/N * 1/T_i * 1/|a|.
 
     1/N stands for both the mean over questions and the mean over the G rollouts of each. So every rollout
-    weighs the same, even in a group that has lost one. turns: T_i of each rollout. With num_tokens every
-    token weighs 1/num_tokens instead. N and num_tokens count the whole mini-batch, so the losses of its
-    micro-batches add up to its loss.
+    weighs the same, and a group that has lost a rollout weighs less than a whole one. turns: T_i of each
+    rollout. With num_tokens every token weighs 1/num_tokens instead. N and num_tokens count the whole
+    mini-batch, so the losses of its micro-batches add up to its loss.
     """
     if num_tokens:
         return per_token(actions, [1 / num_tokens] * len(actions))

@@ -102,6 +102,8 @@ def parse(text, tools):
     "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder"
                          -> Plan("none", "add 2 and 2", "python_coder")
     "I would search."    -> "no line 'Sub-goal: ...'. Answer in the four lines asked for."
+
+    A plan that was cut at the token limit is read like any other.
     """
     if (text := after_thinking(text)) is None:
         return "the plan never left its thinking: think less, raise --max-new-tokens or leave --think out."

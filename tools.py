@@ -27,7 +27,7 @@ RESULT_BUDGET = 4000  # characters of a result that reach memory
 
 @dataclass(frozen=True)
 class Tool:
-    run: Callable[..., str] | None  # None: a language model answers the query, see run_calls()
+    run: Callable[..., str] | None  # None: base_generator's engine answers, see run_calls()
     description: str  # what it does, for the planner
     arguments: dict[str, str]  # name -> meaning; all are strings, all are required
     limits: str  # what to know before choosing it
