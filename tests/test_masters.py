@@ -136,14 +136,6 @@ def test_bfloat16_weights_follow_the_float32_update_where_plain_adamw_loses_it()
     assert lost(wanted) == 0 and lost(ours) < 0.3 and lost(plain) > 0.9
 
 
-def test_a_weight_without_a_gradient_stays_and_has_no_state():
-    first, *others = small(torch.bfloat16).parameters()
-    optimizer, before = MasterAdamW([first, *others]), [weight.clone() for weight in others]
-    first.grad = torch.ones_like(first)
-    optimizer.step()
-    assert list(optimizer.state) == [first] and equal(others, before)
-
-
 @pytest.mark.parametrize("make", [MasterAdamW, Elsewhere])
 def test_one_float32_gradient_exists_at_a_time_and_the_weights_own_is_not_touched(make, monkeypatch):
     seen, alive, adamw, model = [], [], masters.adamw, small(torch.bfloat16)

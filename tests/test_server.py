@@ -189,8 +189,7 @@ def test_solve_is_a_client_for_all_modules_and_the_judge(server, monkeypatch, ca
     (solve, "--model {0}#m --fixed localhost:9/v1 1+1?", "write http://localhost:9/v1"),
     (solve, "--model {0}#m --fixed {0} 1+1?", "#MODEL"),
     (train, "--model {0}#m --data toy/train.jsonl", "local weights")])
-def test_a_wrong_address_or_a_server_to_train_is_one_sentence(
-        server, script, flags, sentence, monkeypatch, capsys):
+def test_a_wrong_address_is_one_sentence(server, script, flags, sentence, monkeypatch, capsys):
     server.list = lambda handler: handler.send(b"{}", 500)
     with pytest.raises(SystemExit) as stop:
         run(script, flags, server, monkeypatch)

@@ -326,8 +326,7 @@ def test_the_queries_to_the_language_model_are_one_batch_without_doubles():
     ("Fe", "", "Fe", [len(b"iron") + len(b"Fe") + 1, 0]), ("", "", "Error: no answer", [len(b"iron") + 1, 0]),
     (NO_ROOM, "", f"Error: {TOO_LONG}", [2, 0]),
     (Completion("", [1], [], "host is down"), "base_generator: host is down", None, [0])])
-def test_a_query_to_the_language_model_has_its_tokens_and_its_error_or_its_failure_and_another_call_has_not(
-        completion, failed, result, tokens):
+def test_only_a_query_to_the_language_model_has_its_tokens_and_errors(completion, failed, result, tokens):
     find = dataclasses.replace(TOOLS["double"], run=lambda query: "found", arguments={"query": "a query"})
     calls = ['base_generator(query="iron")', 'find(query="iron")']
     fixed = Script("a", "a", *calls, completion, STOP, STOP, ANSWER, ANSWER)
