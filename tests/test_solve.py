@@ -462,9 +462,7 @@ def place(tmp_path_factory):
     write(folder / "model", tokenizer(), max_position_embeddings=16_384)
     files = {"corpus.jsonl": '{"title": "Iron", "text": "Iron is a metal."}\n', "empty.jsonl": "\n",
              "file": "kept", "data.jsonl": '{"question": "2 + 2?", "answer": 4}\n' * 3,
-             "title.jsonl": '{"title": "Iron"}\n',
-             "words.jsonl": '{"question": "?", "answer": "4"}\n2 + 2?\n',
-             "lacks.jsonl": '{"question": "?", "answer": "4"}\n\n{"question": "?"}\n'}
+             "words.jsonl": '{"question": "?", "answer": "4"}\n2 + 2?\n'}
     for name, text in files.items():
         (folder / name).write_text(text)
     return folder
@@ -502,10 +500,9 @@ WRONG = ["q?|--max-turns|0", "q?|--max-turns|-1", "q?|--temperature|-1", "q?|--t
     ("q?|--benchmark|bamboogle", "not two"), ("q?|--tools|python_coder|python_coder", "twice"),
     ("q?|--tools|googel", "'googel': choose from base_generator, python_coder, google_search, wikipedia"),
     ("--data|@none.jsonl", "none.jsonl: no such file"), ("--data|@model", "cannot be read"),
-    ("--data|@words.jsonl", "words.jsonl, line 2: not JSON"), ("--data|@empty.jsonl", "the file is empty"),
-    ("--data|@lacks.jsonl", 'lacks.jsonl, line 3: lacks "answer"'),
-    ("q?|--corpus|@empty.jsonl", "no passages"), ("q?|--corpus|@none.jsonl", "none.jsonl: cannot read"),
-    ("q?|--corpus|@title.jsonl", "title.jsonl:1: "), ("q?|--corpus|wikipedia:../x", "names no Wikipedia"),
+    ("--data|@words.jsonl", "words.jsonl, line 2: not JSON"), ("q?|--corpus|@empty.jsonl", "no passages"),
+    ("q?|--corpus|@none.jsonl", "none.jsonl: cannot read"),
+    ("q?|--corpus|wikipedia:../x", "names no Wikipedia"),
     ("q?|--model|@none", "none"), ("q?|--model|@file", "no folder"),
     ("q?|--model|no-such/model", "no-such/model"), ("q?|--fixed|@none", "none"), ("q?|--judge|@none", "none"),
     ("q?|--device|toaster", "toaster"), ("q?|--dtype|float3", "float3"),

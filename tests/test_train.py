@@ -398,7 +398,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(whole, capsys):
 REFUSED = [
     (dict(max_new_tokens=100_000), "--max-new-tokens 100000 leaves too little room"),
     (dict(data="empty.jsonl"), "empty.jsonl: the file is empty"),
-    (dict(valid="keyless.jsonl"), 'keyless.jsonl, line 2: lacks "answer"'),
+    (dict(valid="keyless.jsonl"), 'keyless.jsonl, line 3: lacks "answer"'),
     (dict(data="one.jsonl", valid=None), "one.jsonl has too few questions"),
     (dict(data="bamboogle"), "bamboogle is a test benchmark"),
     (dict(tools="wikipedia_search", corpus="nowhere.jsonl"), "nowhere.jsonl: cannot read"),
@@ -409,7 +409,7 @@ REFUSED = [
 @pytest.mark.parametrize("changed, sentence", REFUSED, ids=[sentence for _, sentence in REFUSED])
 def test_what_cannot_work_is_refused_with_a_sentence_and_code_2(place, whole, capsys, changed, sentence):
     Path("empty.jsonl").touch()
-    Path("keyless.jsonl").write_text('{"question": "q", "answer": "a"}\n{"question": "q"}\n')
+    Path("keyless.jsonl").write_text('{"question": "q", "answer": "a"}\n\n{"question": "q"}\n')
     jsonl(Path("one.jsonl"), "q")
     if not Path("untold").exists():
         write(Path("untold"), tokenizer(template=None))
