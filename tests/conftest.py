@@ -3,6 +3,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -48,20 +49,27 @@ class Handler(faults.Handler):
             self.close_connection = True
 
 
+@contextmanager
+def serving(handler):
+    """A server on loopback that answers as this class of handlers does."""
+    running = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    running.daemon_threads = True
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    yield running
+    running.shutdown()
+    running.server_close()
+
+
 @pytest.fixture
 def server(monkeypatch):
     """A good server; a test may give it another reply."""
     monkeypatch.setattr(services, "PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    running.daemon_threads, running.lock, running.asked = True, threading.Lock(), []
-    running.models, running.owner = ["a-model"], None
-    models = lambda: {"data": [{"id": name, "owned_by": running.owner} for name in running.models]}
-    running.list = lambda handler: handler.send(json.dumps(models()).encode())
     echo = lambda body: faults.answer(f"echo {body['messages'][0]['content']}")
-    running.reply = lambda handler, body, turn: handler.send(echo(body))
-    running.url = f"http://127.0.0.1:{running.server_port}/v1"
-    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
-    yield running
-    running.shutdown()
-    running.server_close()
+    models = lambda: {"data": [{"id": name, "owned_by": running.owner} for name in running.models]}
+    with serving(Handler) as running:
+        running.lock, running.asked, running.models, running.owner = threading.Lock(), [], ["a-model"], None
+        running.list = lambda handler: handler.send(json.dumps(models()).encode())
+        running.reply = lambda handler, body, turn: handler.send(echo(body))
+        running.url = f"http://127.0.0.1:{running.server_port}/v1"
+        yield running

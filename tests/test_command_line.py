@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 from scale.command_line import solve_arguments, train_arguments
 from tools import TOOLS
+
+ROOT = Path(__file__).parents[1]
 
 
 def parsed(monkeypatch, arguments, *argv):

@@ -3,7 +3,6 @@
 Measured peaks: bench/memory.py, which takes too long for a test.
 """
 import functools
-import importlib.util
 import re
 import subprocess
 import sys
@@ -13,13 +12,10 @@ import pytest
 import torch
 from transformers import AutoConfig, GPT2Config, Qwen2Config, Qwen2ForCausalLM
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from bench import memory as bench
 from scale import fit
 
-spec = importlib.util.spec_from_file_location("bench_memory", ROOT / "bench" / "memory.py")
-bench = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bench)
+ROOT = Path(__file__).parents[1]
 CARD = 1.0737e9               # bytes of a "GB" on the box of a card
 SETTINGS = dict(dtype=torch.bfloat16, max_new_tokens=1024, gradient_checkpointing=True)
 

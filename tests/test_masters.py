@@ -6,40 +6,16 @@ elsewhere. Not covered: copies between GPU and host, and pinned memory. State ov
 test_ranks.py.
 """
 import io
-import os
-import sys
 import weakref
-from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers reads it: no test uses the network
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from scale import masters
 from scale.masters import MasterAdamW
 
 torch.set_num_threads(1)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-class Oracle(torch.optim.AdamW):
-    """The definition: torch's AdamW on float32 copies of all weights, which are then rounded into the
-    weights."""
-
-    def __init__(self, weights, **settings):
-        self.weights = list(weights)
-        copies = [w if w.dtype == torch.float32 else w.detach().float() for w in self.weights]
-        super().__init__(copies, **settings)
-
-    @torch.no_grad()
-    def step(self):
-        copies = self.param_groups[0]["params"]
-        for weight, master in zip(self.weights, copies):
-            master.grad = None if weight.grad is None else weight.grad.float()
-        super().step()
-        for weight, master in zip(self.weights, copies):
-            weight.copy_(master)
 
 
 class Elsewhere(MasterAdamW):
@@ -67,10 +43,10 @@ def small(dtype=torch.float32):
 
 
 def give_gradients(model, step, some_missing=True):
-    """Gradients that the step decides; every third time a weight gets none."""
+    """Gradients that the step decides, the same in every dtype; every third time a weight gets none."""
     generator = torch.Generator().manual_seed(step)
     for i, weight in enumerate(model.parameters()):
-        slope = torch.randn(weight.shape, generator=generator).to(weight.dtype)
+        slope = torch.randint(-99, 100, weight.shape, generator=generator).to(weight.dtype) / 64
         weight.grad = None if some_missing and (step + i) % 3 == 0 else slope
 
 
@@ -107,40 +83,29 @@ def saved(state):
 
 # torch's numbers
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_wide_weights_are_trained_as_by_torchs_adamw_bit_for_bit(weight_decay, dtype):
-    ours, optimizer = trained(MasterAdamW, dtype, weight_decay=weight_decay)
-    theirs, torchs = trained(torch.optim.AdamW, dtype, weight_decay=weight_decay)
-    assert same(ours, theirs) and not same(ours, small(dtype))
+@pytest.mark.parametrize("lr, weight_decay", [(1e-6, 0.0), (1e-3, 0.0), (1e-3, 0.1)])
+@pytest.mark.parametrize("dtype", [torch.float64, *DTYPES], ids=str)
+def test_weights_of_any_precision_are_trained_as_by_torchs_adamw_on_float32_copies(dtype, lr, weight_decay):
+    wide, settings = torch.promote_types(dtype, torch.float32), {"lr": lr, "weight_decay": weight_decay}
+    ours, optimizer = trained(MasterAdamW, dtype, **settings)
+    theirs, torchs = trained(torch.optim.AdamW, wide, **settings)
+    assert equal(masters_of(ours, optimizer), theirs.parameters()) and same(ours, theirs.to(dtype))
     for state, wanted in zip(optimizer.state.values(), torchs.state.values(), strict=True):
-        assert state.keys() == wanted.keys() and equal(state.values(), [wanted[name] for name in state])
-
-
-@pytest.mark.parametrize("lr", [1e-6, 1e-3])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_weights_of_any_precision_are_trained_as_by_float32_copies(dtype, lr):
-    ours, optimizer = trained(MasterAdamW, dtype, lr=lr)
-    theirs, oracle = trained(Oracle, dtype, lr=lr)
-    assert same(ours, theirs) and equal(masters_of(ours, optimizer), oracle.param_groups[0]["params"])
-    for state in optimizer.state.values():
-        assert ("master" in state) == (dtype != torch.float32)
-        assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+        assert state.keys() - wanted.keys() == ({"master"} if dtype != wide else set())
+        assert equal([state[name] for name in wanted], wanted.values())
+        assert {tensor.dtype for name, tensor in state.items() if name != "step"} == {wide}
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_groups_and_schedulers_are_obeyed_as_by_torch(dtype):
     ends = []
-    for make in (MasterAdamW, torch.optim.AdamW):
-        model = small(dtype) if make is MasterAdamW else small()
+    for make, model in ((MasterAdamW, small(dtype)), (torch.optim.AdamW, small())):
         first, *others = model.parameters()
         groups = [{"params": [first], "lr": 1e-2, "betas": (0.5, 0.6)}, {"params": others}]
         optimizer = make(groups, lr=1e-3, weight_decay=0.1)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
         for step in range(5):
-            torch.manual_seed(step)
-            for weight in model.parameters():
-                weight.grad = torch.randn(weight.shape).bfloat16().to(weight.dtype)
+            give_gradients(model, step)
             optimizer.step()
             scheduler.step()
         ends.append(masters_of(model, optimizer))
@@ -171,14 +136,6 @@ def test_bfloat16_weights_follow_the_float32_update_where_plain_adamw_loses_it()
     assert lost(wanted) == 0 and lost(ours) < 0.3 and lost(plain) > 0.9
 
 
-def test_a_weight_without_a_gradient_stays_and_has_no_state():
-    first, *others = small(torch.bfloat16).parameters()
-    optimizer, before = MasterAdamW([first, *others]), [weight.clone() for weight in others]
-    first.grad = torch.ones_like(first)
-    optimizer.step()
-    assert list(optimizer.state) == [first] and equal(others, before)
-
-
 @pytest.mark.parametrize("make", [MasterAdamW, Elsewhere])
 def test_one_float32_gradient_exists_at_a_time_and_the_weights_own_is_not_touched(make, monkeypatch):
     seen, alive, adamw, model = [], [], masters.adamw, small(torch.bfloat16)
@@ -207,18 +164,6 @@ def test_a_run_resumed_half_way_equals_one_that_was_not(dtype, make):
     fresh = make(model.parameters(), lr=5.0)                  # the state brings the settings as well
     fresh.load_state_dict(state["optimizer"])
     assert same(trained(fresh, dtype, model=model, first=9)[0], straight) and not same(half, straight)
-
-
-def test_loading_does_not_round_where_torchs_loading_would():
-    model, optimizer = trained(MasterAdamW, torch.bfloat16)
-    ours, torchs = MasterAdamW(model.parameters()), MasterAdamW(model.parameters())
-    ours.load_state_dict(optimizer.state_dict())
-    torch.optim.Optimizer.load_state_dict(torchs, optimizer.state_dict())
-    for weight in model.parameters():
-        for name in ("master", "exp_avg", "exp_avg_sq"):
-            before = optimizer.state[weight][name]
-            assert torch.equal(ours.state[weight][name], before)
-            assert not torch.equal(torchs.state[weight][name].float(), before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)

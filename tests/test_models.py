@@ -5,15 +5,15 @@ import hashlib
 import json
 import os
 import socket
-import threading
 import time
 from contextlib import nullcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 
 import pytest
 import tokenizers
 import torch
 import transformers
+from conftest import serving
 from torch.utils.checkpoint import checkpoint
 from transformers import AddedToken, Gemma3TextConfig, GPT2Config, LlamaConfig
 from transformers.utils.hub import constants
@@ -141,31 +141,18 @@ def test_tokens_come_as_often_as_softmax_of_logits_over_temperature(made):
     assert (seen - p).abs().sum() < mean * 1.3
 
 
-def test_the_ids_are_what_was_sampled_and_a_forward_pass_without_padding_gives_their_log_probs(engine):
-    spy = Spy(engine.model)
-    completions = engine(PROMPTS, temperature=1.3, max_new_tokens=10)
-    for row, c in enumerate(sorted(completions, key=lambda c: -len(c.prompt_ids))):
-        sampled = torch.stack(spy.scores)[: len(c.ids), row].log_softmax(-1)[range(len(c.ids)), c.ids]
-        torch.testing.assert_close(log_probs(engine, c, 1.3), sampled, atol=1e-4, rtol=0)
-    read = engine.tokenizer.decode(completions[0].prompt_ids)
-    assert read == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_equal_seeds_give_equal_samples_and_another_seed_does_not(engine):
-    samples = []
-    for seed in (7, 7, 8):
-        torch.manual_seed(seed)
-        samples.append(engine(PROMPTS, temperature=1.0, max_new_tokens=12))
-    assert samples[0] == samples[1] != samples[2]
-
-
-def test_the_completion_has_the_log_probs_of_its_ids_as_they_were_sampled(made):
+def test_ids_and_log_probs_are_what_was_sampled_and_a_forward_pass_without_padding_finds_them_again(made):
     engine = made(initializer_range=0.05)
+    spy = Spy(engine.model)
     torch.manual_seed(0)
     completions = engine(PROMPTS * 4, temperature=0.7, max_new_tokens=60)
     assert len({len(c.ids) for c in completions}) > 2
-    for c in completions:
-        torch.testing.assert_close(torch.tensor(c.logps), log_probs(engine, c, 0.7), atol=1e-5, rtol=0)
+    for row, c in enumerate(sorted(completions, key=lambda c: -len(c.prompt_ids))):
+        sampled = torch.stack(spy.scores)[: len(c.ids), row].log_softmax(-1)[range(len(c.ids)), c.ids]
+        for logps in (torch.tensor(c.logps), log_probs(engine, c, 0.7)):
+            torch.testing.assert_close(logps, sampled, atol=1e-5, rtol=0)
+    read = engine.tokenizer.decode(completions[0].prompt_ids)
+    assert read == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert [c.logps for c in engine(PROMPTS, max_new_tokens=8)] == [[]] * 4
 
 
@@ -265,14 +252,18 @@ def test_equal_prompts_are_generated_once_at_temperature_0_and_separately_above_
 
 # Stop tokens
 
-def test_the_stop_token_is_an_action_and_a_cut_text_has_none(made):
-    engine = made(initializer_range=0.02)
+@pytest.mark.parametrize("given, stops", [([2], [2]), ([33, 34, 35], [33, 34, 35, 2])])  # these have a text
+def test_each_stop_token_is_an_action_without_a_text_and_a_cut_completion_has_none(made, given, stops):
+    engine = made(generation={"eos_token_id": given}, initializer_range=0.02)
+    assert engine.stop_ids() == stops  # the checkpoint's and the tokenizer's
     torch.manual_seed(0)
     completions = engine(["hi"] * 64, temperature=1.0, max_new_tokens=100)
-    stopped = [c for c in completions if c.ids[-1] == 2]
-    assert 0 < len(stopped) < 64
+    stopped = [c for c in completions if c.ids[-1] in stops]
+    assert 0 < len(stopped) < 64 and {c.ids[-1] for c in stopped} == set(stops)
     for c in completions:
-        assert 2 not in c.ids[:-1] and (c in stopped or len(c.ids) == 100) and "<|im_end|>" not in c.text
+        ids = c.ids[:-1] if c in stopped else c.ids
+        assert not set(ids) & set(stops) and (c in stopped or len(ids) == 100)
+        assert c.text == engine.tokenizer.decode(ids, skip_special_tokens=True) and "<|im_end|>" not in c.text
 
 
 @pytest.mark.parametrize("pad", ["<|im_end|>", None])
@@ -283,16 +274,6 @@ def test_a_pad_token_that_is_the_stop_token_or_missing_changes_nothing(made, pad
         torch.manual_seed(0)
         samples.append(engine(PROMPTS * 4, temperature=1.0, max_new_tokens=80))
     assert samples[0] == samples[1] and any(c.ids[-1] == 2 for c in samples[0])
-
-
-def test_every_stop_token_of_a_list_stops_and_so_does_the_tokenizers(made):
-    engine = made(generation={"eos_token_id": [33, 34, 35]}, initializer_range=0.02)  # these have a text
-    assert engine.stop_ids() == [33, 34, 35, 2]
-    completions = engine(["hi"] * 64, temperature=1.0, max_new_tokens=100)
-    assert {c.ids[-1] for c in completions if len(c.ids) < 100} == {33, 34, 35, 2}
-    for c in completions:
-        ids = c.ids[:-1] if c.ids[-1] in engine.stop_ids() else c.ids
-        assert c.text == engine.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def test_generation_reads_each_token_once_and_ends_when_all_rows_have_stopped(made):
@@ -465,24 +446,20 @@ def test_only_embeddings_that_depend_on_the_longest_row_are_refused(config, kind
 
 # The model hub
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(SimpleHTTPRequestHandler):
     """A hub with one model, some-org/some-model, that takes 0.05 s for each answer."""
 
     def log_message(self, *_):
         pass
 
-    def do_HEAD(self):
-        time.sleep(0.05)
-        path = self.server.folder / self.path.partition("/resolve/main/")[2]
-        body = path.read_bytes() if path.is_file() else b""
-        self.send_response(200 if body or self.path == "/" else 404)
-        self.send_header("X-Repo-Commit", "a" * 40)
-        self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body if self.command == "GET" else b"")
+    def translate_path(self, path):
+        return str(self.server.folder / (path.partition("/resolve/main/")[2] or path[1:]))
 
-    do_GET = do_HEAD
+    def end_headers(self):
+        time.sleep(0.05)
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.send_header("ETag", f'"{hashlib.sha1(self.path.encode()).hexdigest()}"')
+        super().end_headers()
 
 
 @pytest.fixture
@@ -494,15 +471,12 @@ def hub(folder, tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
                             address + "/{repo_id}/resolve/{revision}/{filename}")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.folder, at.online, server.daemon_threads = folder, f"http://127.0.0.1:{server.server_port}", True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(loading, "HUB_SECONDS", 0.5)
-    yield at
-    server.shutdown()
-    server.server_close()
+    with serving(Hub) as server:
+        server.folder, at.online = folder, f"http://127.0.0.1:{server.server_port}"
+        yield at
     hub_is_down.cache_clear()
 
 
@@ -567,16 +541,6 @@ def test_a_device_or_dtype_that_does_not_exist_names_those_that_do(folder, setti
 def test_the_configuration_is_read_without_the_weights(folder):
     (folder / "model.safetensors").unlink()
     assert config_of(str(folder)).num_hidden_layers == 2
-
-
-def test_a_small_model_of_qwen2_5s_own_configuration_loads_and_answers(made):
-    generation = dict(bos_token_id=0, pad_token_id=0, do_sample=True, eos_token_id=[2, 0], temperature=0.7,
-                      repetition_penalty=1.1, top_p=0.8, top_k=20)
-    engine = made(generation=generation, hidden_act="silu", max_window_layers=28, rms_norm_eps=1e-6,
-                  rope_theta=1e6, sliding_window=32768, use_sliding_window=False, tie_word_embeddings=True,
-                  bos_token_id=0, max_position_embeddings=32768)
-    assert engine.stop_ids() == [2, 0] and engine.context() == 32768
-    assert all(c.text and c.ids for c in engine(PROMPTS, temperature=0.7, max_new_tokens=8))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

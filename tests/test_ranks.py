@@ -13,17 +13,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from test_masters import small
-from test_models import CHATML, tokenizer, write
-from test_train import command, jsonl, words
+from test_models import CHATML, write
+from test_train import command, jsonl, words, wordy
 
-import generator
 import memory
-import planner
 import solve
 from models.completion import Completion
 from scale import ranks
 from scale.masters import MasterAdamW
-from tools import TOOLS
 
 TESTS = Path(__file__).parent
 DTYPES = [torch.float32, torch.bfloat16]
@@ -60,10 +57,7 @@ def rollout(questions, policy, fixed, tools, bar=None, **settings):
 def place(tmp_path_factory):
     """A folder with a model and questions; tests run inside it."""
     folder = tmp_path_factory.mktemp("parallel")
-    texts = [planner.prompt("", TOOLS, "", ""), planner.analysis_prompt("", TOOLS), generator.PROMPT] * 2
-    tok = tokenizer().train_new_from_iterator(texts, 1000)
-    tok.chat_template = CHATML
-    write(folder / "model", tok, max_position_embeddings=4096)
+    write(folder / "model", wordy(CHATML), max_position_embeddings=4096)
     jsonl(folder / "data.jsonl", *[f"question {n}?" for n in range(8)])
     jsonl(folder / "valid.jsonl", "one?", "two?", "three?", "four?")
     (folder / "run.py").write_text(SCRIPT)

@@ -11,7 +11,7 @@ from test_solve import ANSWER, CALL, STOP, TOOLS, Cast, module_of
 import solve
 import train
 from bench import faults, hostile
-from models.completion import NEW_TOKENS, TOO_LONG, Completion
+from models.completion import NEW_TOKENS, TOO_LONG
 from models.loading import load_engine
 from models.server import Server
 from rewards.questions import Question
@@ -167,14 +167,6 @@ def test_helpers_without_token_ids_take_no_reward_away(server):
     assert flow.reward == 1 and not flow.failed and not flow.undecided and flow.actions[0].ids
 
 
-def test_a_failed_tool_engine_fails_the_flow_and_is_no_result_of_the_tool():
-    broken = lambda prompt: Completion("", [], [], "the server is down")
-    fixed = Cast(executor='base_generator(query="?")', other=broken)
-    planner = Cast(planner="Sub-goal: x\nTool: base_generator")
-    _, (flow,) = solve.evaluate([Question("q?", "42")], planner, fixed, TOOLS)
-    assert flow.failed == "base_generator: the server is down" and not flow.memory.steps and flow.reward == 0
-
-
 def test_each_module_may_have_an_engine_of_its_own():
     casts = {name: Cast() for name in solve.FIXED}
     flow = solve.rollout([Question("q?", "42")], Cast(), casts, TOOLS)[0]
@@ -197,8 +189,7 @@ def test_solve_is_a_client_for_all_modules_and_the_judge(server, monkeypatch, ca
     (solve, "--model {0}#m --fixed localhost:9/v1 1+1?", "write http://localhost:9/v1"),
     (solve, "--model {0}#m --fixed {0} 1+1?", "#MODEL"),
     (train, "--model {0}#m --data toy/train.jsonl", "local weights")])
-def test_a_wrong_address_or_a_server_to_train_is_one_sentence(
-        server, script, flags, sentence, monkeypatch, capsys):
+def test_a_wrong_address_is_one_sentence(server, script, flags, sentence, monkeypatch, capsys):
     server.list = lambda handler: handler.send(b"{}", 500)
     with pytest.raises(SystemExit) as stop:
         run(script, flags, server, monkeypatch)
@@ -217,4 +208,4 @@ def test_a_server_that_fails_a_third_of_its_requests_loses_and_rewards_nothing_w
 def test_hostile_texts_of_models_break_nothing():
     wrong, numbers = hostile.run(60)
     tools = {"base_generator", "python_coder", "wikipedia_search", "web_search"}
-    assert wrong == [] and set(numbers["calls"]) == {"unreadable", *tools}
+    assert wrong == [] and numbers["failed"] == 0 and set(numbers["calls"]) == {"unreadable", *tools}

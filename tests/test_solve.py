@@ -3,16 +3,11 @@
 import copy
 import dataclasses
 import json
-import os
-import random
-import subprocess
 import sys
 import threading
 import time
-import types
-from pathlib import Path
+from types import SimpleNamespace
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it: no test asks the network
 import pytest
 import torch
 from test_models import tokenizer, write
@@ -29,7 +24,6 @@ from models import cast
 from models.completion import TOO_LONG, Completion, outage
 from models.loading import config_of
 from models.local import HF
-from models.server import Server
 from rewards import rules
 from rewards.metrics import accuracy_line, summary
 from rewards.questions import Question
@@ -95,8 +89,8 @@ def questions(*texts):
     return [Question(text, "42") for text in texts]
 
 
-def flow_of(policy, fixed=None, question="q?", **settings):
-    return solve.rollout(questions(question), policy, fixed or Cast(), TOOLS, **settings)[0]
+def flow_of(policy, fixed=None, question="q?", tools=TOOLS, **settings):
+    return solve.rollout(questions(question), policy, fixed or Cast(), tools, **settings)[0]
 
 
 def outputs_of(flow):
@@ -190,9 +184,8 @@ def test_a_watcher_is_called_before_each_stage_and_sees_all_flows():
     (7_615_616_512, "cuda", 64),
 ])
 def test_a_large_model_on_a_cpu_gets_small_batches(parameters, device, size):
-    model = types.SimpleNamespace(device=torch.device(device), num_parameters=lambda: parameters)
-    large, server = object.__new__(HF), object.__new__(Server)
-    large.model = model
+    model = SimpleNamespace(device=torch.device(device), num_parameters=lambda: parameters)
+    server, large = Cast(), HF(model, None)
     assert fit.batch_size([server, large]) == fit.batch_size([large]) == size
     assert fit.batch_size([server]) == 64
 
@@ -213,20 +206,18 @@ def test_each_flow_has_a_memory_of_its_own(texts):
 
 def test_the_time_that_tools_take_changes_nothing_but_the_seconds():
     def run(pause):
-        slow = doubling(lambda number: time.sleep(pause) or str(2 * int(number)))
         policy, fixed = Cast(), Cast(verifier=GO_ON)
-        flows = solve.rollout(questions("a?", "b?"), policy, fixed, slow, max_turns=2)
-        seconds = [flow.memory.steps[0].seconds for flow in flows]
-        return policy.prompts + fixed.prompts, [outputs_of(flow) for flow in flows], seconds
+        flow = flow_of(policy, fixed, tools=doubling(lambda number: time.sleep(pause) or "42"), max_turns=2)
+        return policy.prompts + fixed.prompts, outputs_of(flow), flow.memory.steps[0].seconds
     *fast, _ = run(0)
     *slow, seconds = run(0.05)
-    assert fast == slow and min(seconds) >= 0.05
+    assert fast == slow and seconds >= 0.05
 
 
 def test_a_long_analysis_and_long_results_do_not_make_long_prompts():
     policy = Cast()
-    flow, = solve.rollout(questions("q?"), policy, Cast(analysis="so " * 10**5, verifier=GO_ON),
-                          doubling(lambda number: "x" * 10**6), max_turns=10)
+    fixed, tools = Cast(analysis="so " * 10**5, verifier=GO_ON), doubling(lambda number: "x" * 10**6)
+    flow = flow_of(policy, fixed, tools=tools, max_turns=10)
     assert len(flow.memory.analysis) <= memory.BUDGET // 4 and "characters cut" in flow.memory.analysis
     assert max(map(len, policy.prompts)) < len(policy.prompts[0]) + memory.BUDGET < 3 * memory.BUDGET
 
@@ -318,22 +309,6 @@ def test_the_mistake_of_a_flow_is_not_anothers():
     assert results == ["Error: no line 'Sub-goal", "Error: the call could no", "42"]
 
 
-def test_nothing_a_model_writes_can_stop_the_batch():
-    r = random.Random(0)
-    words = ["Sub-goal:", "Tool:", "double", "base_generator", "(", ")", "number=", "query=", '"', "4", "\n",
-             " ", "{", "}", "[", "]", "0xf" + "f" * 9000, '{"tool": "double", "arguments": {"number": ',
-             "Conclusion:", "STOP", "<answer>", "</answer>", "\\ud800", "\x00", "\u2028", "```", "{[]: 1}",
-             "%s"]
-    babble = lambda prompt: "".join(r.choices(words, k=r.randrange(12)))
-    call = lambda prompt: f"double(number={babble(prompt)})" if r.random() < 0.5 else babble(prompt)
-    plan = lambda prompt: r.choice([PLAN, GENERATE, babble(prompt)])
-    fixed = Cast(analysis=babble, executor=call, verifier=babble, generator=babble, other=babble)
-    asked = questions(*"abcdefgh" * 25)
-    metrics, flows = solve.evaluate(asked, Cast(planner=plan), fixed, TOOLS, max_turns=4)
-    assert len(flows) == 200 and metrics["failed"] == 0 and metrics["errors"] > 0.3
-    assert json.dumps([flow.record() for flow in flows]) and all(map(solve.trace, flows))
-
-
 # ---- tools in a batch
 def test_the_queries_to_the_language_model_are_one_batch_without_doubles():
     queries = [f'base_generator(query="{name}")' for name in ("iron", "gold", "iron")]
@@ -347,24 +322,19 @@ def test_the_queries_to_the_language_model_are_one_batch_without_doubles():
     assert fixed.prompts[12:14] == ["iron", "gold"]
 
 
-@pytest.mark.parametrize("completion, result", [("", "Error: no answer"), (NO_ROOM, f"Error: {TOO_LONG}")])
-def test_a_language_model_that_does_not_answer_is_an_error_of_the_tool(completion, result):
-    fixed = Script("a", 'base_generator(query="?")', completion, STOP, ANSWER)
-    step = flow_of(Script(GENERATE), fixed).memory.steps[0]
-    assert step.error and step.result == result
-
-
-@pytest.mark.parametrize("completion, failed, tokens", [
-    ("Fe", ["", ""], [len(b"iron") + len(b"Fe") + 1, 0]),
-    (Completion("", [1], [], "host is down"), ["base_generator: host is down", ""], [0]),
-])
-def test_only_a_query_to_the_language_model_has_its_tokens_and_its_failure(completion, failed, tokens):
+@pytest.mark.parametrize("completion, failed, result, tokens", [
+    ("Fe", "", "Fe", [len(b"iron") + len(b"Fe") + 1, 0]), ("", "", "Error: no answer", [len(b"iron") + 1, 0]),
+    (NO_ROOM, "", f"Error: {TOO_LONG}", [2, 0]),
+    (Completion("", [1], [], "host is down"), "base_generator: host is down", None, [0])])
+def test_only_a_query_to_the_language_model_has_its_tokens_and_errors(completion, failed, result, tokens):
     find = dataclasses.replace(TOOLS["double"], run=lambda query: "found", arguments={"query": "a query"})
     calls = ['base_generator(query="iron")', 'find(query="iron")']
     fixed = Script("a", "a", *calls, completion, STOP, STOP, ANSWER, ANSWER)
     plans = Script(GENERATE, PLAN.replace("Tool: double", "Tool: find"))
     flows = solve.rollout(questions("q", "r"), plans, fixed, TOOLS | {"find": find})
-    assert [flow.failed for flow in flows] == failed
+    assert [flow.failed for flow in flows] == [failed, ""]
+    steps = [[(step.result, step.error) for step in flow.memory.steps] for flow in flows]
+    assert steps == [[] if failed else [(result, result != "Fe")], [("found", False)]]
     outputs = [output for flow in flows for output in flow.outputs]
     assert [o["tokens"] for o in outputs if o["module"] in ("base_generator", "find")] == tokens
 
@@ -420,7 +390,7 @@ def test_a_flow_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on(mo
     metrics, (good, bad, last) = solve.evaluate(questions("good?", "bad?", "last?"), policy, fixed, TOOLS)
     stages = ["analysis", "planner", "executor", "double", "verifier", "generator"]
     assert [output["module"] for output in bad.outputs] == stages[: stages.index(module) + 1]
-    assert bad.failed == f"{module}: {TOO_LONG}"
+    assert bad.failed == f"{module}: {TOO_LONG}" and solve.trace(bad).endswith(f"\nFailed: {bad.failed}")
     assert (len(bad.actions), len(bad.memory.steps), bad.answer, bad.reward) == (actions, steps, "", 0)
     assert all((flow.failed, flow.answer, flow.reward) == ("", "42", 1) for flow in (good, last))
     assert metrics["failed"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)
@@ -435,13 +405,6 @@ def test_a_flow_that_fails_in_a_later_turn_does_not_act_on_its_old_plan():
 def test_an_engine_that_fails_otherwise_is_not_called_again():
     policy = Script(Completion("", [], [], "the server is down"))
     assert flow_of(policy).failed == "planner: the server is down" and len(policy.calls) == 1
-
-
-def test_no_engine_is_called_when_all_flows_have_failed():
-    policy, fixed = Cast(), Cast(analysis=NO_ROOM)
-    metrics, _ = solve.evaluate(questions("a?", "b?"), policy, fixed, TOOLS)
-    assert policy.calls == [] and len(fixed.calls) == len(BUDGETS)
-    assert metrics["failed"] == 2 and metrics["accuracy"] == 0
 
 
 # ---- numbers and text of a batch
@@ -490,11 +453,6 @@ def test_the_trace_is_text_that_any_terminal_can_show_and_none_obeys():
     assert solve.trace(flow).endswith(f"Answer: {shown}") and solve.trace(flow).encode()
 
 
-def test_the_trace_of_a_failed_flow_says_why():
-    flow = flow_of(Cast(), Cast(verifier=NO_ROOM))
-    assert solve.trace(flow).splitlines()[-1] == f"Failed: verifier: {TOO_LONG}"
-
-
 # ---- the command line
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -504,9 +462,7 @@ def place(tmp_path_factory):
     write(folder / "model", tokenizer(), max_position_embeddings=16_384)
     files = {"corpus.jsonl": '{"title": "Iron", "text": "Iron is a metal."}\n', "empty.jsonl": "\n",
              "file": "kept", "data.jsonl": '{"question": "2 + 2?", "answer": 4}\n' * 3,
-             "title.jsonl": '{"title": "Iron"}\n',
-             "words.jsonl": '{"question": "?", "answer": "4"}\n2 + 2?\n',
-             "lacks.jsonl": '{"question": "?", "answer": "4"}\n\n{"question": "?"}\n'}
+             "words.jsonl": '{"question": "?", "answer": "4"}\n2 + 2?\n'}
     for name, text in files.items():
         (folder / name).write_text(text)
     return folder
@@ -544,10 +500,9 @@ WRONG = ["q?|--max-turns|0", "q?|--max-turns|-1", "q?|--temperature|-1", "q?|--t
     ("q?|--benchmark|bamboogle", "not two"), ("q?|--tools|python_coder|python_coder", "twice"),
     ("q?|--tools|googel", "'googel': choose from base_generator, python_coder, google_search, wikipedia"),
     ("--data|@none.jsonl", "none.jsonl: no such file"), ("--data|@model", "cannot be read"),
-    ("--data|@words.jsonl", "words.jsonl, line 2: not JSON"), ("--data|@empty.jsonl", "the file is empty"),
-    ("--data|@lacks.jsonl", 'lacks.jsonl, line 3: lacks "answer"'),
-    ("q?|--corpus|@empty.jsonl", "no passages"), ("q?|--corpus|@none.jsonl", "none.jsonl: cannot read"),
-    ("q?|--corpus|@title.jsonl", "title.jsonl:1: "), ("q?|--corpus|wikipedia:../x", "names no Wikipedia"),
+    ("--data|@words.jsonl", "words.jsonl, line 2: not JSON"), ("q?|--corpus|@empty.jsonl", "no passages"),
+    ("q?|--corpus|@none.jsonl", "none.jsonl: cannot read"),
+    ("q?|--corpus|wikipedia:../x", "names no Wikipedia"),
     ("q?|--model|@none", "none"), ("q?|--model|@file", "no folder"),
     ("q?|--model|no-such/model", "no-such/model"), ("q?|--fixed|@none", "none"), ("q?|--judge|@none", "none"),
     ("q?|--device|toaster", "toaster"), ("q?|--dtype|float3", "float3"),
@@ -563,13 +518,6 @@ def test_a_bad_command_line_ends_with_one_sentence(run, capsys, place, text, why
     assert stop.value.code == 2 and out == "" and len(lines) == 1
     assert lines[0].startswith("solve.py: ") and why in lines[0]
     assert (place / "file").read_text() == "kept" and sorted(place.iterdir()) == before
-
-
-def test_a_bad_command_line_ends_the_process_without_a_traceback(place):
-    command, root = [sys.executable, *arguments(place, "--data|@words.jsonl")], Path(solve.__file__).parent
-    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 2 and ended.stdout == "" and ended.stderr.count("\n") == 1
-    assert ended.stderr.startswith(f"solve.py: {place}/words.jsonl, line 2: not JSON")
 
 
 def test_a_model_that_writes_nonsense_comes_to_a_normal_end(run):

@@ -13,7 +13,6 @@ import verifier
 from models.loading import load_engine
 from models.tokens import THINK, after_thinking, defuse
 from rewards import judge
-from rewards.metrics import summary
 from rewards.questions import Question
 
 START = "<|im_start|>assistant\n"
@@ -110,15 +109,6 @@ def test_what_base_generator_thinks_is_no_result(text, result):
     policy = Cast(planner=PLAN.replace("double", "base_generator"))
     flow = flow_of(policy, Cast(executor='base_generator(query="?")', other=text))
     assert flow.memory.steps[0].result == result
-
-
-def test_a_plan_that_never_leaves_its_thinking_costs_a_turn_and_is_counted():
-    policy = Script(THOUGHT, PLAN)
-    flow = flow_of(policy, Cast(), max_turns=2)
-    step = flow.memory.steps[0]
-    assert step.error and step.result.startswith("Error: the plan never left its thinking")
-    assert step.result in policy.prompts[1] and flow.answer == "42"
-    assert summary([flow])["calls"]["unreadable"][0] == 1
 
 
 def test_a_verdict_that_is_only_thought_is_requested_once_more():
