@@ -107,25 +107,20 @@ def oracle_advantages(rewards, groups):
             for r, g in zip(rewards, groups)]
 
 
-def oracle(model, old, reference, actions, A, flows, low, high, beta, token_mean=False):
-    """Eq. 5 as loops: loss (with gradient) and what the diagnostics should say."""
-    J, kls, seen = 0, 0, []
-    tokens = sum(len(a.ids) for a in actions if a.flow in flows)
-    for i in flows:
-        turns = [a for a in actions if a.flow == i]
-        for action in turns:
-            with torch.no_grad():
-                before, anchor = one_by_one(old, action), one_by_one(reference, action)
-            for new, was, ref in zip(one_by_one(model, action), before, anchor):
-                rho = torch.exp(new - was)
-                bounded = 1 - low if rho < 1 - low else 1 + high if rho > 1 + high else rho
-                gain = min(rho * A[i], bounded * A[i])
-                kl = torch.exp(ref - new) - (ref - new) - 1
-                share = 1 / tokens if token_mean else 1 / len(flows) / len(turns) / len(action.ids)
-                J = J + share * (gain - beta * kl)
-                kls += share * kl.item()
-                seen.append((rho.item(), A[i], -new.item()))
-    return -J, kls, seen
+def oracle(actions, A, logps, low, high, beta, token_mean=False):
+    """Eq. 5 as loops -> the loss (with gradient), and (ρ, A, -log π, KL, weight) of each token.
+    logps(action): its log-probs under the policy, the old policy and the reference."""
+    J, seen, turns, tokens = 0, [], Counter(a.flow for a in actions), sum(len(a.ids) for a in actions)
+    for action in actions:
+        a = A[action.flow]
+        for new, was, ref in zip(*logps(action)):
+            rho = torch.exp(new - was)
+            bounded = 1 - low if rho < 1 - low else 1 + high if rho > 1 + high else rho
+            kl = torch.exp(ref - new) - (ref - new) - 1
+            share = 1 / tokens if token_mean else 1 / len(turns) / turns[action.flow] / len(action.ids)
+            J = J + share * (min(rho * a, bounded * a) - beta * kl)
+            seen.append((rho.item(), a, -new.item(), kl.item(), share))
+    return -J, seen
 
 
 def size(action):
@@ -167,24 +162,24 @@ def compare_with_the_oracle(module, token_mean=False, budget=40, rows=None, chun
         minibatches=2, token_budget=budget, max_grad_norm=1e9, token_mean=token_mean, seed=3)
     parts = module.split(len(rewards), 2, 3)
     assert sorted(i for part in parts for i in part) == list(range(7))
-    losses, kls, seen, norms = [], [], [], []
+    losses, seen, norms = [], [], []
     assert len(optimizer.gradients) == len(parts)
     for part, weights, found in zip(parts, optimizer.weights, optimizer.gradients):
         now = copy.deepcopy(start)
         now.load_state_dict(weights)
-        value, kl, tokens = oracle(
-            now, start, reference, actions, expected_A, sorted(part), low, high, beta, token_mean)
+        logps = lambda action: [one_by_one(policy, action) for policy in (now, start, reference)]
+        learned = [a for a in actions if a.flow in part]
+        value, tokens = oracle(learned, expected_A, logps, low, high, beta, token_mean)
         value.backward()
         assert (gradient(now) - found).abs().max() < 1e-6
-        losses, kls, seen = losses + [value.item()], kls + [kl], seen + tokens
+        losses, seen = losses + [value.item()], seen + tokens
         norms.append(gradient(now).norm().item())
-    up, down = [r > 1 + high and a > 0 for r, a, _ in seen], [r < 1 - low and a < 0 for r, a, _ in seen]
-    assert any(up) and any(down)                    # the batch exercises both sides of the clip
-    assert any(r > 1 + high and a < 0 for r, a, _ in seen) and any(r < 1 - low and a > 0 for r, a, _ in seen)
-    ratios = [r for r, _, _ in seen]
+    up, down = ([a for r, a, *_ in seen if r > 1 + high], [a for r, a, *_ in seen if r < 1 - low])
+    assert min(up) < 0 < max(up) and min(down) < 0 < max(down)      # the batch has both sides of both clips
+    clipped, ratios = sum(a > 0 for a in up) + sum(a < 0 for a in down), [r for r, *_ in seen]
     mean = statistics.mean
-    want = dict(loss=mean(losses), kl=mean(kls), clip=mean(map(float, up + down)) * 2,
-                entropy=mean(h for _, _, h in seen), ratio_min=min(ratios), ratio_max=max(ratios),
+    want = dict(loss=mean(losses), kl=sum(kl * share for *_, kl, share in seen) / 2, clip=clipped / len(seen),
+                entropy=mean(h for _, _, h, *_ in seen), ratio_min=min(ratios), ratio_max=max(ratios),
                 ratio_first=0, sampling_gap=0, grad_norm=mean(norms), skipped=0, steps=2, tokens=len(seen))
     assert (got.pop("halved") > 0) == bool(rows) and (got.pop("token_budget") < budget) == bool(rows)
     assert got == pytest.approx(want, abs=1e-5)
@@ -200,21 +195,17 @@ def compare_with_loops(module):
     new, old, ref = torch.rand(3, TOKENS, generator=torch.Generator().manual_seed(0)) - 2
     turns = Counter(a.flow for a in actions)
     adv = module.per_token(actions, [A[a.flow] for a in actions])
-    for beta, anchor, total in ((0.2, ref, None), (0.2, ref, TOKENS), (0.2, None, None)):
-        weight, J, kls, K = module.token_weights(actions, turns, 7, total), 0, [], iter(range(TOKENS))
+    for anchor, total in ((ref, None), (ref, TOKENS), (None, None)):
+        weight = module.token_weights(actions, turns, 7, total)
         logp, loops = new.clone().requires_grad_(), new.clone().requires_grad_()
-        for action in actions:
-            share = 1 / total if total else 1 / 7 / turns[action.flow] / len(action.ids)
-            for k in [next(K) for _ in action.ids]:
-                rho, a = torch.exp(loops[k] - old[k]), expected[action.flow]
-                d = ref[k] - loops[k]
-                kl = torch.exp(d) - d - 1 if anchor is not None else torch.tensor(0.0)
-                J, kls = J + share * (min(rho * a, rho.clamp(0.9, 1.2) * a) - beta * kl), kls + [kl.item()]
-        value, ratio, kl = module.loss(logp, old, anchor, adv, weight, 0.1, 0.2, beta)
-        J.backward(), value.backward()
-        assert value.item() == pytest.approx(-J.item(), abs=1e-6)
-        assert (logp.grad + loops.grad).abs().max() < 1e-6
-        assert kl.tolist() == pytest.approx(kls, abs=1e-6)
+        rows = zip(loops, old, new if anchor is None else ref)
+        logps = lambda action: zip(*[next(rows) for _ in action.ids])
+        want, seen = oracle(actions, expected, logps, 0.1, 0.2, 0.2, token_mean=total)
+        value, ratio, kl = module.loss(logp, old, anchor, adv, weight, 0.1, 0.2, 0.2)
+        want.backward(), value.backward()
+        assert value.item() == pytest.approx(want.item(), abs=1e-6)
+        assert (logp.grad - loops.grad).abs().max() < 1e-6
+        assert kl.tolist() == pytest.approx([row[3] for row in seen], abs=1e-6)
         assert ratio.tolist() == pytest.approx((new - old).exp().tolist())
         assert not kl.requires_grad and not ratio.requires_grad
 
