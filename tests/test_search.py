@@ -54,11 +54,10 @@ def test_rows_may_be_anything():
 
 
 QUERIES = [
-    '"', "'", '" OR "', '" OR 1', "*", "iron AND", "NOT iron", "zinc OR NOT b", "iron*", "NEAR(iron, 2)",
-    "NEAR(", "title:iron*", "{c0} : iron", "{title} : ^iron", "c0: iron", "(iron", "iron)", "(" * 500,
-    "^iron", "-iron", "+", "iron\0metal", "\0", "iron \ud800", "\ud800", "iron; drop table passages",
-    "'; drop table passages; --", "%", "\\", "iron " * 5000, "x" * 100_000, "", "   ", "\n", "_", "the",
-    "∑ 漢字", "漢字 ½ ß ﬁ नमस्ते", " ".join(f"w{n}" for n in range(3000)), "iron\u0300", "🧲"]
+    '"', "'", '" OR 1', "*", "iron AND", "NOT iron", "zinc OR NOT b", "iron*", "NEAR(iron, 2)", "NEAR(",
+    "title:iron*", "{title} : ^iron", "c0: iron", "(iron", "iron)", "(" * 500, "-iron", "+", "iron\0metal",
+    "\0", "iron \ud800", "\ud800", "'; drop table passages; --", "%", "\\", "iron " * 5000, "x" * 100_000,
+    "", "\n", "_", "the", "漢字 ½ ß ﬁ नमस्ते", " ".join(f"w{n}" for n in range(3000)), "iron\u0300", "🧲"]
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: ascii(query)[:20])
@@ -76,11 +75,10 @@ CURACAO = "[1] Curaçao: Curaçao is an island. Its capital is Willemstad."
 
 
 @pytest.mark.parametrize("query, answer", [
-    ("atomic number of iron", IRON), ("What is the ATOMIC number of Iron?", IRON),  # all words
-    ("capital city Curacao", CURACAO),                                              # more than half of them
+    ("atomic number of iron", IRON), ("What is the ATOMIC number of Iron?", IRON),
     ("capital city", "Error: no passage matches 'capital city'. Try other or fewer words."),
-    ("value of 37 * 12", "Error: no passage matches 'value of 37 * 12'. Try other or fewer words."),
-    ("is an", CURACAO)])                                                            # stop words alone
+    ("capital city Curacao", CURACAO), ("is an", CURACAO),               # more than half; stop words alone
+    ("value of 37 * 12", "Error: no passage matches 'value of 37 * 12'. Try other or fewer words.")])
 def test_a_passage_is_found_by_all_or_by_more_than_half_of_the_words(corpus, query, answer):
     assert wikipedia_search(query, corpus).splitlines()[0] == answer
 
