@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from test_house import imported
 from transformers import GPT2LMHeadModel, LlamaForCausalLM, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -370,9 +371,9 @@ def test_the_stop_token_is_an_action_and_a_cut_plan_has_none():
     ended, cut = Action([1, 2, 3], [4, 5, STOP], 0), Action([1, 2, 3], [4, 5], 0)
     logp = flow_grpo.token_logps(model, [ended], T)
     assert len(logp) == 3 and len(flow_grpo.token_logps(model, [cut], T)) == 2
+    assert logp[-1].item() == pytest.approx(one_by_one(model, ended)[-1].item(), abs=1e-5)
     logp[-1].backward()
     assert gradient(model).norm() > 0.1
-    assert logp[-1].item() == pytest.approx(one_by_one(model, ended)[-1].item(), abs=1e-5)
 
 
 def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
@@ -386,12 +387,9 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
 
 
 def test_ids_come_in_and_text_never_does():
-    tree = ast.parse(SOURCE)
-    names = [getattr(n, "id", getattr(n, "attr", "")).lower() for n in ast.walk(tree)]
+    names = {getattr(node, "id", getattr(node, "attr", "")).lower() for node in ast.walk(ast.parse(SOURCE))}
     assert not [name for name in names if "tokenizer" in name or "encode" in name or "decode" in name]
-    modules = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
-    modules |= {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    assert modules == {"math", "collections", "contextlib", "dataclasses", "torch", "scale"}
+    assert set(imported(SOURCE)) == {"math", "collections", "contextlib", "dataclasses", "torch", "scale"}
 
 
 # ---- the update --------------------------------------------------------------------------------------------
@@ -475,12 +473,12 @@ def test_only_several_processes_need_every_gradient_and_frozen_weights_never_get
 
 
 def test_what_train_py_does_not_set_is_the_papers_and_what_it_sets_has_the_same_default():
-    parameters = inspect.signature(flow_grpo.update).parameters.items()
-    defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
     flags = vars(command_line.train_parser().parse_args([]))
     flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "token_budget": fit.BUDGETS[0]}
-    rest = {"max_grad_norm": 1.0}
-    assert defaults == {name: flags[name] for name in defaults if name not in rest} | rest
+    flags |= {"max_grad_norm": 1.0}
+    parameters = inspect.signature(flow_grpo.update).parameters.items()
+    defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
+    assert defaults == {name: flags[name] for name in defaults}
 
 
 def test_a_single_token_has_its_own_entropy_and_every_number_is_a_float():

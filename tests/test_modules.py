@@ -163,16 +163,15 @@ def test_a_plan_with_two_meanings_or_none_is_a_parse_error_that_names_its_reason
 @pytest.mark.parametrize("text", [
     *(LINES + tool for tool in (
         "python_coder or wikipedia_search", "python_coder, wikipedia_search", "none", "```",
-        "python_coder (or wikipedia_search)", "python_coder (and a calculator)", "python_coder (not suitable)",
-        "python_coder - no, none", "python_coder\n\nOr wikipedia_search.",
+        "python_coder (or wikipedia_search)", "python_coder (and a calculator)", "python_coder - no, none",
+        "python_coder (not suitable)", "python_coder\n\nOr wikipedia_search.",
         "\n- python_coder\n- wikipedia_search", "python_coder\n\nwikipedia_search is the alternative.",
         'wikipedia_search(query="python_coder")', "not python_coder", "no tool, as python_coder cannot help",
         "~~python_coder~~", "python_coder?", "python_coder is not what we need", "my_python_coder",
         "python_coder.run", "python_coder-based search", "python coder", "pythοn_coder",  # a Greek ο
         "ｐython_coder", "python_coder\u200b", "python_code\u0301r", "python_coder\x00",
         "python_coder\u2028wikipedia_search", "\ud800python_coder", "x " * 10**5, "Tool: x\n" * 10**4)),
-    f"{PLAN}\n```\nTool: wikipedia_search",
-    f"{PLAN}\n\n{LINES}wikipedia_search",
+    f"{PLAN}\n```\nTool: wikipedia_search", f"{PLAN}\n\n{LINES}wikipedia_search",
     f"{PLAN}\n\n{PLAN.replace('6 * 7', '6 * 8')}",
     f"Step 1\n{PLAN}\n\nStep 2\nSub-goal: look it up\nTool: wikipedia_search",
     "Context: Step 1\n  Tool: wikipedia_search\n  Result: 6\nSub-goal: compute 6 * 7\nTool: python_coder",
@@ -181,10 +180,6 @@ def test_a_plan_with_two_meanings_or_none_is_a_parse_error_that_names_its_reason
 def test_no_dressing_hides_a_second_meaning_and_the_parse_error_is_short(text):
     error = planner.parse(text, REAL)
     assert isinstance(error, str) and len(error) < 250 and error.encode()
-
-
-SUB_GOALS = ["Sub-goal", "sub goal", "Subgoal", "sub_goal"]
-TOOL_LABELS = ["Tool", "tool name", "Tool_Name", "Tool-name"]
 
 
 def test_a_random_dressing_changes_nothing_of_a_plan():
@@ -196,8 +191,9 @@ def test_a_random_dressing_changes_nothing_of_a_plan():
         label = r.choice(["{0}{1}{0}: ", "{0}{1}:{0} ", "{0}{1} :{0}\n"]).format
         tool = r.choice(["{}", "[{}]", "<{}>", "`{}`", "**{}**", "'{}'", "{}.", "{}()"]).format(plan.tool)
         tool += r.choice(["", " (it is (very) exact)", " - exact", ": exact", "\nexact", "\n\nDone."])
-        fields = {"Justification": "a step", "Context": plan.context, r.choice(SUB_GOALS): plan.sub_goal,
-                  r.choice(TOOL_LABELS): tool}
+        sub_goal = r.choice(["Sub-goal", "sub goal", "Subgoal", "sub_goal"])
+        fields = {"Justification": "a step", "Context": plan.context, sub_goal: plan.sub_goal,
+                  r.choice(["Tool", "tool name", "Tool_Name", "Tool-name"]): tool}
         lines = [start.format(i) + label(mark, r.choice([str, str.lower, str.upper])(name)) + value
                  for i, (name, value) in enumerate(fields.items(), 1)]
         text = r.choice(["\n", "\n\n", "\r\n"]).join(lines[r.choice([0, 1]):])
@@ -259,12 +255,10 @@ def test_a_call_is_read_in_the_dressing_that_real_models_give_it(call, dressing)
     assert read(dressing.format(call)) == CODE
 
 
-CODES = ['print("```")', "s = '''\n```python\nx\n```\n'''", "x\nCall: y", "`ls`", "<tool_call>{}</tool_call>",
-         'f"{x}"', "{'a': {1}}", 'python_coder("2")', '{"name": "join"}', "```\npython_coder('2')\n```",
-         "Call: python_coder('2')", "# ```", "\\n```\\n", "a```\n\n```b"]
-
-
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", [
+    'print("```")', "s = '''\n```python\nx\n```\n'''", "x\nCall: y", "`ls`", "<tool_call>{}</tool_call>",
+    'f"{x}"', "{'a': {1}}", '{"name": "join"}', "```\npython_coder('2')\n```", "Call: python_coder('2')",
+    "\\n```\\n", "a```\n\n```b"])
 @pytest.mark.parametrize("dressing", ["{}", "Call: {}", "`{}`", "```python\n{}\n```",
                                       "Here:\n```\n{}\n```\nDone.", "<tool_call>\n{}\n</tool_call>"])
 def test_no_text_inside_a_calls_literals_confuses_the_parser(code, dressing):
@@ -335,7 +329,8 @@ def test_what_is_not_one_call_of_the_planned_tool_is_a_parse_error_of_one_short_
     ("1\n2", "the call could not be read (there must be one call and nothing else). Write it as " + EXAMPLE),
     ("x.y()", "the call could not be read (there must be one call of the tool by its name). "
               "Write it as " + EXAMPLE),
-    ("{}", 'the call could not be read (JSON needs the keys "tool" and "arguments"). Write it as ' + EXAMPLE)])
+    ("{}", 'the call could not be read (JSON needs the keys "tool" and "arguments"). Write it as ' + EXAMPLE),
+])
 def test_the_parse_error_names_the_reason_but_no_file_and_no_line(text, error):
     assert read(text) == error
 
@@ -370,11 +365,8 @@ def test_the_longest_plan_or_call_is_read_and_a_longer_one_is_not(module, name, 
     assert parse(text.format("x" * (room + 1))).startswith(f"the {module} is longer than {limit} characters")
 
 
-DEEP = ["({})", "[{}]", "{{1: {}}}", "-{}", "not {}", "1 + {}", "{}.a", "{}()", "{}[0]", "lambda: {}",
-        "f'{{{}}}'", '{{"a": {}}}']
-
-
-@pytest.mark.parametrize("deep", DEEP)
+@pytest.mark.parametrize("deep", [
+    "({})", "[{}]", "{{1: {}}}", "-{}", "1 + {}", "{}.a", "{}()", "lambda: {}", "f'{{{}}}'", '{{"a": {}}}'])
 def test_deep_texts_are_refused_at_once(deep):
     for depth in (90, 900, 2000):
         text = "1"
@@ -387,14 +379,11 @@ def test_deep_texts_are_refused_at_once(deep):
             assert str(parsed)  # memory shows it
 
 
-PIECES = ["\n", " ", "\t", "x", "_", "-", "*", "#", "1.", "(", "[", "{", "{ ", '"', "`", "```", "```\n", ":",
-          ". ", " - ", "—", "\n(or ", "\r\n", "\u2028", "\ud800", "\x00", "Tool:", "Tool:\n",
-          "\nTool: python_coder", "Sub-goal: a\n", "Call:", "\nCall:", "<tool_call>", "</tool_call>",
-          "python_coder", "python_coder(", "python_coder   ", 'python_coder("', "Conclusion:",
-          "\nConclusion: STOP"]
-
-
-@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("piece", [
+    "\n", " ", "\t", "x", "_", "-", "*", "#", "1.", "(", "[", "{", "{ ", '"', "`", "```", "```\n", ":", ". ",
+    " - ", "—", "\n(or ", "\r\n", "\u2028", "\ud800", "\x00", "Tool:", "Tool:\n", "\nTool: python_coder",
+    "Sub-goal: a\n", "Call:", "\nCall:", "<tool_call>", "</tool_call>", "python_coder", "python_coder(",
+    "python_coder   ", 'python_coder("', "Conclusion:", "\nConclusion: STOP"])
 def test_a_hostile_text_of_any_kind_is_read_in_no_time(piece):
     start = time.process_time()
     for before, after in [("", ""), ("Sub-goal: a\nTool: python_coder", "wikipedia_search"), ("```", "no")]:

@@ -38,8 +38,7 @@ KINDS = [  # gold; responses that are right, wrong, and for a judge
     ("Paris", 'paris. | The answer is Paris. | "Paris" | paris | PARIS! | Answer: Paris', "",
      "not Paris | Paris or London | Paris, Texas | I do not know | A) Paris | Paris? | Paris, France | "
      "London | It is Paris | 5"),
-    ("yes", "Yes | YES.", "", "no | yes and no | Yes, both are | true"),
-    ("x^2+1", "$x^2 + 1$", "", "x^2-1"),
+    ("yes", "Yes | YES.", "", "no | yes and no | Yes, both are | true"), ("x^2+1", "$x^2 + 1$", "", "x^2-1"),
     ("(1, 2)", "(1,2) | 1, 2", "[1, 2] | (2, 1) | (1, 2, 3)", "(1, 2) or (2, 1) | x=1, y=2")]
 MORE = [
     ("1990", "", "", "1990s"), ("1234", "1,234", "", "1 234"), ("1,234", "", "1, 234", ""),
@@ -143,8 +142,7 @@ def test_a_response_names_one_option_and_none_is_a_fallback(choices, gold, verdi
 
 @pytest.mark.parametrize("text, value", [
     ("1,234.5", Fraction(2469, 2)), (".5", Fraction(1, 2)), ("-3/4", Fraction(-3, 4)),
-    ("€3.50", Fraction(7, 2)),
-    (r"2\frac{1}{2}", Fraction(5, 2)), ("-$5", -5),
+    ("€3.50", Fraction(7, 2)), (r"2\frac{1}{2}", Fraction(5, 2)), ("-$5", -5),
     *((text, None) for text in (
         "1 234", "1,23", "1.2.3", "1/0", "2 3/2", "3x", "5m", "", "one", "inf", "nan", "0x10", "1_000",
         "1e999999999", "9" * 1000, "$5%", "$5 euros", "26protons", "26-27", "5:30"))])
@@ -169,8 +167,7 @@ def test_normalise_keeps_what_changes_the_meaning(text, plain):
     ((3, 3, 8, 8), ["8 / (3 - 8 / 3)", r"$\frac{8}{3-\frac{8}{3}}$"], []),
     ((4, 4, 10, 10), ["(10×10−4)÷4 = 24"], []), ((2, 2, 2, 3), [], ["2*2*2*3*1"]),
     ((2, 4, 4, 8), [], ["(2**4)+4+8"]), ((3, 8, 1, 1), [], ["3*8//1//1"]),
-    ((1, 1, 3, 8), [], ["-(-1)*1*3*8"]),
-    ((4, 6, 1, 1), [], ["4*6/(1-1)"]), ((98, 97), [], ["99**98**97"]),
+    ((1, 1, 3, 8), [], ["-(-1)*1*3*8"]), ((4, 6, 1, 1), [], ["4*6/(1-1)"]), ((98, 97), [], ["99**98**97"]),
     ((1,), [], ["__import__('os').abort()"]),
     ((24, *[0] * 150), [], ["24" + "+0" * 150])])  # right, but longer than any game: refused unread
 def test_game_of_24_takes_one_expression_with_exactly_these_numbers(numbers, right, wrong):
@@ -352,7 +349,8 @@ def test_the_judge_is_not_called_for_what_the_rules_can_decide(question, answer,
 
 def test_the_judge_grades_what_the_rules_cannot_decide():
     _, flow, _ = graded("the author of Emma, Miss Austen", "Verdict: True")
-    assert flow.reward == 1 and flow.outputs[-1]["module"] == "judge" and flow.outputs[-1]["text"] == "Verdict: True"
+    assert flow.reward == 1
+    assert flow.outputs[-1]["module"] == "judge" and flow.outputs[-1]["text"] == "Verdict: True"
     assert graded("Charlotte Bronte", "Verdict: False")[1].reward == 0
 
 

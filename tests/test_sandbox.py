@@ -57,13 +57,12 @@ def alive(mark):
 
 # ------------------------------------------------------------ python_coder: what it answers
 @pytest.mark.parametrize("code, result", [
-    ("print(2 + 2)", "4"), ("2 + 2", "4"), ("'a'", "'a'"), ("x = 3\nx", "3"), ("print(1)\nNone", "1"),
-    ("print(1); 2", "1\n2"), ("for i in range(2): print(i)", "0\n1"), ("print('é ∑ 漢')", "é ∑ 漢"),
-    ("import sys; sys.stderr.write('seen\\n')\nprint(1)", "seen\n1"), ("print(1)\nexit()", "1"),
-    ("import sys\nprint(1)\nsys.exit(0)", "1"), ("print(__name__)", "__main__"),
-    ("from __future__ import annotations\n1", "1"), ("import os; os.listdir()", "[]"),
-    ("x = 1", "Nothing was printed. Use print() to show a result."),
-    ("", "Nothing was printed. Use print() to show a result."), ("x = 1\n" * 20_000 + "x", "1"),
+    ("2 + 2", "4"), ("'a'", "'a'"), ("x = 3\nx", "3"), ("print(1); 2", "1\n2"), ("print(1)\nNone", "1"),
+    ("for i in range(2): print(i)", "0\n1"), ("print('é ∑ 漢')", "é ∑ 漢"), ("print(1)\nexit()", "1"),
+    ("import sys; sys.stderr.write('seen\\n')\nprint(1)", "seen\n1"), ("import os; os.listdir()", "[]"),
+    ("import sys\nprint(1)\nsys.exit(0)", "1"), ("from __future__ import annotations\n1", "1"),
+    ("x = 1", "Nothing was printed. Use print() to show a result."), ("x = 1\n" * 20_000 + "x", "1"),
+    ("", "Nothing was printed. Use print() to show a result."),
     ("import os; os.write(1, b'a\\xff\\x00b')\nNone", "a\ufffd\x00b"),
     # an error names the exception and the line, and what was printed before is kept
     ("x", "Error: NameError: name 'x' is not defined (line 1)"),
@@ -263,9 +262,7 @@ CROWD = "too many processes|Resource temporarily unavailable|can't start new thr
 
 HOSTILE = [  # name, program, what the answer looks like: with namespaces and without
     # it never ends
-    ("a loop", "while True: pass", TIME),
-    ("sleeping for ever", "import time\ntime.sleep(10**6)", TIME),
-    ("an endless thread", "import threading as t\nt.Thread(target=t.Event().wait).start()", TIME),
+    ("a loop", "while True: pass", TIME), ("sleeping for ever", "import time\ntime.sleep(10**6)", TIME),
     ("an exit handler for ever", "import atexit\n@atexit.register\ndef f():\n  while True: pass", TIME),
     ("a destructor for ever", "class A:\n  def __del__(self):\n    while True: pass\na = A()", TIME),
     ("a repr for ever", "class A:\n  def __repr__(self):\n    while True: pass\nA()", TIME),
@@ -275,9 +272,7 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     ("every signal ignored", "import signal\nfor n in signal.valid_signals() - {9, 19}: signal.signal(n, 1)\n"
      "while True: pass", TIME),
     ("it stops itself", "import os\nos.kill(os.getpid(), 19)", TIME),
-    ("a lock that it holds", "import threading as t\nlock = t.Lock()\nlock.acquire(), lock.acquire()", TIME),
     # it takes too much
-    ("a memory bomb", "x = [0]\nwhile True: x += x", "^Error: MemoryError"),
     ("a huge mapping", "import mmap\nmmap.mmap(-1, 1 << 42)\nprint('escaped')", "Cannot allocate memory"),
     ("the digits of a huge integer", "print(10**10**7)", "^Error: ValueError|" + TIME),
     ("deep recursion", "def f(): f()\nf()", "^Error: RecursionError"),
@@ -291,7 +286,6 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
      "  threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\nprint('escaped')", CROWD),
     ("a hundred thousand files", "x = [open('/dev/null') for i in range(10**5)]", "Too many open files"),
     ("a huge file", "open('f', 'wb').write(bytes(99 << 20))", "File too large"),
-    ("a sparse file", "open('f', 'wb').truncate(1 << 40)", "File too large"),
     ("a folder deeper than any path", "import os\nfor i in range(600): os.mkdir('d' * 9); os.chdir('d' * 9)\n"
      "os.chmod('.', 0)", "^Nothing|^Error: stopped after"),
     # its source is the weapon
@@ -310,7 +304,6 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     ("terminal codes", "print('\\x1b[2J\\r\\0\\x07', end='')", "^\x1b\\[2J\r\0\x07$"),
     # its exceptions are traps
     ("a message that raises", "class E(Exception):\n  def __str__(self): 1 / 0\nraise E", TRAP),
-    ("a message that is no text", "class E(Exception):\n  def __str__(self): return 5\nraise E", TRAP),
     ("a class whose name raises", "class M(type):\n  __name__ = property(lambda c: 1 / 0)\n"
      "class E(Exception, metaclass=M): pass\nraise E", TRAP),
     ("one whose class raises", "class E(Exception):\n  __class__ = property(lambda e: 1 / 0)\nraise E", TRAP),
@@ -325,12 +318,8 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
      "^Error: NameError: .* not defined"),
     ("builtins replaced", "import builtins as b\nb.str = b.type = b.isinstance = None\nx", TRAP),
     ("no __main__", "import sys\ndel sys.modules['__main__']\nprint('done')", "^done$"),
-    ("stdout closed", "import sys\nsys.stdout.close()\nx", "^Error: NameError"),
     ("stdout replaced", "import sys\nsys.stdout = None\nprint('escaped')", "^Nothing was printed"),
     ("every file closed", "import os\nos.closerange(0, 256)\nx", "^Error: "),
-    ("aborted", "import os\nos.abort()", "^Error: killed by signal 6$"),
-    ("left through C", "import ctypes\nctypes.CDLL(None)._exit(7)",
-     "^Error: the code ended with exit status 7$"),
     ("another program in its place", "import os\nos.execvp('echo', ['echo', 'done'])", "^done$"),
     ("its group killed", "import os\nos.killpg(0, 9)", "^Error: killed by signal 9$"),
     # it forges or unsays the verdict
@@ -342,8 +331,6 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
      "  try: os.set_blocking(fd, False), os.write(fd, bytes(10**6))\n  except OSError: pass\nos._exit(3)",
      "^Error: the code ended with exit status 3"),
     # it leaves something behind
-    ("a daemon", "import os\nif os.fork() == 0:\n  os.setsid()\n"
-     "  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])", "^Nothing"),
     ("a child of a thread", "import os, threading\ndef f():\n"
      "  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])\nthreading.Thread(target=f).start()",
      "^Nothing"),
@@ -402,8 +389,7 @@ MOUNTS = (b"", b"/", b"", 32, None), (b"", b"/proc", b"", 32, None), (b"x", b"/t
 HOSTILE_TO_OTHERS = [
     # other processes
     attempts("everybody killed", "os.kill(-1, x) or -1", "(9, 19)"),  # -1 is also "everybody I may"
-    attempts("the supervisor killed", "os.kill(os.getppid(), x) or -1", "(2, 9, 11, 15)"),
-    attempts("the supervisor stopped", "os.kill(os.getppid(), x) or -1", "(19, 20)"),
+    attempts("the supervisor killed or stopped", "os.kill(os.getppid(), x) or -1", "(2, 9, 11, 15, 19, 20)"),
     attempts("the flow killed", "os.kill(FLOW, x)", "(9, 19)"),
     attempts("the flow killed by other calls", "C.syscall(*x)", SIGNALS),
     attempts("the flow killed by its pipe", "act_by_pipe(x)", "(FLOW, os.getppid())", BY_PIPE),
@@ -445,9 +431,8 @@ HOSTILE_TO_OTHERS = [
     # the network
     attempts("the server on our port", "socket.create_connection((x, PORT), 1)",
              "('127.0.0.1', 'localhost', '0.0.0.0')"),
-    attempts("our abstract socket", "socket.socket(socket.AF_UNIX).connect(x) or 1", "['\\0MARK']"),
-    attempts("our socket that is a file", "socket.socket(socket.AF_UNIX).connect(x) or 1",
-             "['OUTSIDE/socket']"),
+    attempts("our sockets without and with a file", "socket.socket(socket.AF_UNIX).connect(x) or 1",
+             "['\\0MARK', 'OUTSIDE/socket']"),
     attempts("a datagram from one of a pair", "pair()[0].sendto(b'x', x)", "('\\0MARK2', 'OUTSIDE/socket2')",
              DATAGRAM),
     attempts("sockets of every family", "socket.socket(*x)",
