@@ -260,9 +260,10 @@ CHATTY = "^Error: stopped after printing 65536 characters\nPrinted before: [1x]"
 TRAP = "^Error: an exception that cannot be shown$"
 CROWD = "too many processes|Resource temporarily unavailable|can't start new thread|MemoryError"
 
+ON_EACH_FILE = "for fd in range(3, 99):\n  try: {}\n  except OSError: pass\n"
 HOSTILE = [  # name, program, what the answer looks like: with namespaces and without
     # it never ends
-    ("a loop", "while True: pass", TIME), ("sleeping for ever", "import time\ntime.sleep(10**6)", TIME),
+    ("a loop", "while True: pass", TIME), ("sleeping for ever", "time.sleep(10**6)", TIME),
     ("an exit handler for ever", "import atexit\n@atexit.register\ndef f():\n  while True: pass", TIME),
     ("a destructor for ever", "class A:\n  def __del__(self):\n    while True: pass\na = A()", TIME),
     ("a repr for ever", "class A:\n  def __repr__(self):\n    while True: pass\nA()", TIME),
@@ -271,22 +272,22 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     ("a tower of powers", "9**9**9", TIME + "|MemoryError"),
     ("every signal ignored", "import signal\nfor n in signal.valid_signals() - {9, 19}: signal.signal(n, 1)\n"
      "while True: pass", TIME),
-    ("it stops itself", "import os\nos.kill(os.getpid(), 19)", TIME),
+    ("it stops itself", "os.kill(os.getpid(), 19)", TIME),
     # it takes too much
     ("a huge mapping", "import mmap\nmmap.mmap(-1, 1 << 42)\nprint('escaped')", "Cannot allocate memory"),
     ("the digits of a huge integer", "print(10**10**7)", "^Error: ValueError|" + TIME),
     ("deep recursion", "def f(): f()\nf()", "^Error: RecursionError"),
     ("deep recursion in C", "x = ()\nfor i in range(10**6): x = (x,)\nhash(x)",
      "^Error: (killed by signal|RecursionError|MemoryError)"),
-    ("a recursion without a limit", "import sys; sys.setrecursionlimit(10**9)\nclass A:\n"
+    ("a recursion without a limit", "sys.setrecursionlimit(10**9)\nclass A:\n"
      "  def __repr__(self): return repr([self])\nrepr(A())", "^Error: "),
-    ("a fork bomb", "import os\nwhile True: os.fork()", CROWD),
-    ("a fork bomb of sessions", "import os\nwhile True:\n  if os.fork() == 0: os.setsid()", CROWD),
-    ("ten thousand threads", "import threading, time\nfor i in range(10**4):\n"
+    ("a fork bomb", "while True: os.fork()", CROWD),
+    ("a fork bomb of sessions", "while True:\n  if os.fork() == 0: os.setsid()", CROWD),
+    ("ten thousand threads", "for i in range(10**4):\n"
      "  threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\nprint('escaped')", CROWD),
     ("a hundred thousand files", "x = [open('/dev/null') for i in range(10**5)]", "Too many open files"),
     ("a huge file", "open('f', 'wb').write(bytes(99 << 20))", "File too large"),
-    ("a folder deeper than any path", "import os\nfor i in range(600): os.mkdir('d' * 9); os.chdir('d' * 9)\n"
+    ("a folder deeper than any path", "for i in range(600): os.mkdir('d' * 9); os.chdir('d' * 9)\n"
      "os.chmod('.', 0)", "^Nothing|^Error: stopped after"),
     # its source is the weapon
     ("ten megabytes of source", "x = 1\n" * 1_700_000, TIME + "|MemoryError"),
@@ -296,10 +297,10 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     ("a source with NUL", "print('escaped')\0", "^Error: .*null bytes"),
     ("a source that is not Unicode", "print('a\ud800b')", r"^a\?b$"),
     # it prints what should not be printed
-    ("output for ever on one line", "import sys\nwhile True: sys.stdout.write('x')", CHATTY),
-    ("output by many", "import os\nfor i in range(3): os.fork()\nwhile True: print(1)", CHATTY),
+    ("output for ever on one line", "while True: sys.stdout.write('x')", CHATTY),
+    ("output by many", "for i in range(3): os.fork()\nwhile True: print(1)", CHATTY),
     ("a hundred megabytes at once", "print('x' * 10**8)", CHATTY),
-    ("output that is not UTF-8", "import os\nos.write(1, bytes(range(256)))", "\ufffd"),
+    ("output that is not UTF-8", "os.write(1, bytes(range(256)))", "\ufffd"),
     ("output that is not Unicode", "print('\\ud800')", "^Error: UnicodeEncodeError"),
     ("terminal codes", "print('\\x1b[2J\\r\\0\\x07', end='')", "^\x1b\\[2J\r\0\x07$"),
     # its exceptions are traps
@@ -308,39 +309,36 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
      "class E(Exception, metaclass=M): pass\nraise E", TRAP),
     ("one whose class raises", "class E(Exception):\n  __class__ = property(lambda e: 1 / 0)\nraise E", TRAP),
     ("an exit code that raises", "class C:\n  def __eq__(self, other): 1 / 0\nraise SystemExit(C())", TRAP),
-    ("an exception of nobody", "class B(BaseException): pass\nraise B('b')", r"^Error: B: b \(line 2\)$"),
+    ("an exception of nobody", "class B(BaseException): pass\nraise B('b')", r"^Error: B: b \(line 3\)$"),
     ("a message of ten megabytes", "raise ValueError('x' * 10**7)", "^Error: ValueError: xxx"),
-    ("errors in many children", "import os, time\nfor i in range(30):\n"
+    ("errors in many children", "for i in range(30):\n"
      "  if os.fork() == 0: raise ValueError('x' * 9000)\n\ntime.sleep(0.3)", "^Error: ValueError: xxx"),
     # it breaks what we stand on
-    ("sys.exit replaced", "import sys\nsys.exit = lambda *code: None\nprint('done')", "^done$"),
-    ("excepthook replaced", "import sys\nsys.excepthook = lambda *e: print('escaped')\nx",
+    ("sys.exit replaced", "sys.exit = lambda *code: None\nprint('done')", "^done$"),
+    ("excepthook replaced", "sys.excepthook = lambda *e: print('escaped')\nx",
      "^Error: NameError: .* not defined"),
     ("builtins replaced", "import builtins as b\nb.str = b.type = b.isinstance = None\nx", TRAP),
-    ("no __main__", "import sys\ndel sys.modules['__main__']\nprint('done')", "^done$"),
-    ("stdout replaced", "import sys\nsys.stdout = None\nprint('escaped')", "^Nothing was printed"),
-    ("every file closed", "import os\nos.closerange(0, 256)\nx", "^Error: "),
-    ("another program in its place", "import os\nos.execvp('echo', ['echo', 'done'])", "^done$"),
-    ("its group killed", "import os\nos.killpg(0, 9)", "^Error: killed by signal 9$"),
+    ("no __main__", "del sys.modules['__main__']\nprint('done')", "^done$"),
+    ("stdout replaced", "sys.stdout = None\nprint('escaped')", "^Nothing was printed"),
+    ("every file closed", "os.closerange(0, 256)\nx", "^Error: "),
+    ("another program in its place", "os.execvp('echo', ['echo', 'done'])", "^done$"),
+    ("its group killed", "os.killpg(0, 9)", "^Error: killed by signal 9$"),
     # it forges or unsays the verdict
-    ("the verdict erased", "import os\nfor fd in range(3, 99):\n"
-     "  try: os.ftruncate(fd, 0)\n  except OSError: pass\nwhile True: pass", TIME),
-    ("the verdict forged", "import os\nfor fd in range(3, 99):\n"
-     "  try: os.write(fd, b'KeyError')\n  except OSError: pass\nwhile True: pass", TIME),
-    ("the pipe filled", "import os\nfor fd in range(3, 99):\n"
-     "  try: os.set_blocking(fd, False), os.write(fd, bytes(10**6))\n  except OSError: pass\nos._exit(3)",
-     "^Error: the code ended with exit status 3"),
+    ("the verdict erased", ON_EACH_FILE.format("os.ftruncate(fd, 0)") + "while True: pass", TIME),
+    ("the verdict forged", ON_EACH_FILE.format("os.write(fd, b'KeyError')") + "while True: pass", TIME),
+    ("the pipe filled", ON_EACH_FILE.format("os.set_blocking(fd, False), os.write(fd, bytes(10**6))")
+     + "os._exit(3)", "^Error: the code ended with exit status 3"),
     # it leaves something behind
-    ("a child of a thread", "import os, threading\ndef f():\n"
+    ("a child of a thread", "def f():\n"
      "  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])\nthreading.Thread(target=f).start()",
      "^Nothing"),
-    ("a link out of the folder", "import os\nos.symlink('OUTSIDE', 'link')\n"
+    ("a link out of the folder", "os.symlink('OUTSIDE', 'link')\n"
      "os.mkfifo('pipe'); os.mkdir('d'); os.chmod('d', 0)\nos.chmod('.', 0)", "^Nothing"),
-    ("its folder deleted", "import os\nos.rmdir(os.getcwd())", "^Nothing|Read-only|denied"),
-    ("its folder a link", "import os\nfolder = os.getcwd()\nos.rmdir(folder); os.symlink('OUTSIDE', folder)",
+    ("its folder deleted", "os.rmdir(os.getcwd())", "^Nothing|Read-only|denied"),
+    ("its folder a link", "folder = os.getcwd()\nos.rmdir(folder); os.symlink('OUTSIDE', folder)",
      "^Nothing|Read-only|denied"),
     # it looks for what is ours
-    ("our environment", "import os\nos.system('env')\nprint(os.environ, open('/proc/self/environ').read())",
+    ("our environment", "os.system('env')\nprint(os.environ, open('/proc/self/environ').read())",
      "PYTHONHASHSEED"),
     ("our stdin", "input()", "^Error: EOFError"),
 ]
@@ -403,8 +401,6 @@ HOSTILE_TO_OTHERS = [
              "('mem', 'environ', 'fd/0', 'fd/1', 'fd/2')"),
     attempts("the flow's memory and files", "open('/proc/FLOW/' + x, 'rb', 0).read(1) or 1",
              "('mem', 'environ', 'fd/0', 'maps', 'cwd/ours')"),
-    attempts("everybody's environment", "open(x).read().count('escaped') or -1",
-             "glob.glob('/proc/[0-9]*/environ')", "import glob"),
     ("it outlives us", ORPHANS),
     # files and devices
     attempts("files outside", "open(x, 'a')", "('OUTSIDE/ours', 'OUTSIDE/new', '/tmp/new', '/dev/new')"),
@@ -490,7 +486,7 @@ def attack(tmp_path, monkeypatch):
                          ids=["namespaces", "no namespaces"])
 @pytest.mark.parametrize("code, expected", [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
 def test_a_hostile_program_gets_an_answer_and_leaves_nothing(attack, either_way, code, expected):
-    answer = attack(code, 0.2 if TIME in expected else 5)
+    answer = attack("import os, sys, threading, time\n" + code, 0.2 if TIME in expected else 5)
     assert re.search(expected, answer), answer[:300]
 
 
