@@ -22,7 +22,6 @@ import transformers
 from test_house import imported
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, Qwen2ForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import flow_grpo
 from bench import mutate
 from flow_grpo import Action
