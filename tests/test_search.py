@@ -57,7 +57,8 @@ def test_rows_may_be_anything():
     '"', "'", '" OR 1', "*", "iron AND", "NOT iron", "zinc OR NOT b", "iron*", "NEAR(iron, 2)", "NEAR(",
     "title:iron*", "{title} : ^iron", "c0: iron", "(iron", "iron)", "(" * 500, "-iron", "+", "iron\0metal",
     "\0", "iron \ud800", "\ud800", "'; drop table passages; --", "%", "\\", "iron " * 5000, "x" * 100_000,
-    "", "\n", "_", "the", "漢字 ½ ß ﬁ नमस्ते", " ".join(f"w{n}" for n in range(3000)), "iron\u0300", "🧲"], ids=lambda query: ascii(query)[:20])
+    "", "\n", "_", "the", "漢字 ½ ß ﬁ नमस्ते", " ".join(f"w{n}" for n in range(3000)), "iron\u0300", "🧲"],
+                         ids=lambda query: ascii(query)[:20])
 def test_no_query_is_an_operator_or_an_error(corpus, query):
     assert ranked(ROWS, query, 1) == ([0] if "iron" in query.lower() else [])
     box = toolbox(["wikipedia_search"], corpus)
