@@ -108,8 +108,7 @@ def test_a_benchmark_is_its_first_items_as_in_the_paper_or_up_to_a_limit(tmp_pat
 
 @pytest.mark.parametrize("name, change, sentence", [
     ("2wiki", {"query": " "}, 'has no "query"'), ("2wiki", {"answer": None}, 'no usable "answer": null'),
-    ("2wiki", {"answer": []}, "no usable"), ("2wiki", {"answer": True}, "no usable"),
-    ("2wiki", {"answer": "x" * 2001}, "no usable"), ("hotpotqa", {"answer": [["yes"]]}, "no usable"),
+    *(("2wiki", {"answer": answer}, "no usable") for answer in ([], True, "x" * 2001, [["yes"]])),
     ("gameof24", {"question": "2 3 4 1"}, "no list of numbers"),
     ("gpqa", {"choices": "__import__('os')"}, "options that are not a list"),
     ("gpqa", {"choices": ["A. one"]}, "options that are not a list"),
@@ -142,9 +141,15 @@ def test_the_error_for_a_wrong_name_or_number_says_what_is_right(function, argum
 
 # ------------------------------------------------------------------------------------------------ downloads
 @pytest.fixture
-def site(server, monkeypatch):
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANO_AGENTFLOW_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def site(server, cache, monkeypatch):
     """conftest's server for GET: answers[path] is a body, or a function that writes to the handler."""
-    server.answers, server.paths = {}, []
+    server.answers, server.paths = {BUN_PATH: BUN}, []
 
     def get(handler):
         path = handler.path.removeprefix("/v1")
@@ -159,17 +164,10 @@ def site(server, monkeypatch):
     return server
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANO_AGENTFLOW_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 BUN, BUN_PATH = json.dumps([ITEMS["2wiki"][0]]).encode(), "/2wiki/data/data.json"
 
 
 def test_a_benchmark_is_downloaded_once_and_its_checksum_recorded(site, cache, capsys):
-    site.answers[BUN_PATH] = BUN
     assert load("2wiki", limit=5) == load("2wiki", limit=5) == load("2wiki", limit=5, cache=cache)
     assert site.paths == [BUN_PATH] and sorted(os.listdir(cache)) == ["2wiki.json", "2wiki.sha256.json"]
     assert json.loads((cache / "2wiki.sha256.json").read_text())["bytes"] == len(BUN)
@@ -177,7 +175,6 @@ def test_a_benchmark_is_downloaded_once_and_its_checksum_recorded(site, cache, c
 
 
 def test_a_file_that_changed_since_its_download_is_refused_until_it_is_deleted(site, cache):
-    site.answers[BUN_PATH] = BUN
     load("2wiki", limit=5)
     for change in (lambda path: path.write_bytes(BUN + b" "), lambda path: path.unlink()):
         change(cache / "2wiki.json")
@@ -215,7 +212,6 @@ def test_a_download_that_is_not_the_whole_file_leaves_nothing_and_says_what_to_d
 
 def test_a_download_that_drips_without_end_is_given_up(site, cache, monkeypatch):
     monkeypatch.setattr(files, "PATIENCE", 0)
-    site.answers[BUN_PATH] = BUN
     with pytest.raises(ValueError, match="too slow"):
         load("2wiki")
 
@@ -231,7 +227,6 @@ def test_without_a_network_the_error_says_what_to_do(cache, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_written_is_named(site, tmp_path):
-    site.answers[BUN_PATH] = BUN
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="set NANO_AGENTFLOW_CACHE to another folder"):
         load("2wiki", cache=tmp_path / "file")
@@ -304,8 +299,8 @@ def test_a_busy_server_is_waited_for(site, cache):
 
 @pytest.mark.parametrize("body, settings, sentence", [
     (b'{"error": "no such dataset"}', {"status": 404}, "404 Not Found"), (b"<html>", {}, "not JSON"),
-    (b'{"rows": []}', {}, "JSON of another shape"), (b"[]", {}, "JSON of another shape"),
-    (b'{"rows": [{"row": 1}], "num_rows_total": 9}', {}, "JSON of another shape"),
+    *((body, {}, "JSON of another shape") for body in (
+        b'{"rows": []}', b"[]", b'{"rows": [{"row": 1}], "num_rows_total": 9}')),
     (b'{"rows": [], "num_rows_total": 0}', {}, "no usable row of nq"),
     (b"{}", {"status": 429, "Retry_After": 3600}, "asks to wait 3600 seconds")])
 def test_a_rows_server_of_no_use_leaves_nothing_and_says_what_to_do(body, settings, sentence, site, cache):
@@ -335,12 +330,11 @@ def test_held_out_questions_are_never_nearly_trained_on():
 
 def test_held_out_keeps_the_order_and_everything_else():
     questions = [Question(f"{word} is what?", word) for word in "iron gold lead zinc iron".split()]
-    train, valid, _ = held_out(questions, 2, seed=3)
-    names = [q.answer for q in valid]
-    assert len(set(names)) == 2
-    assert [q.answer for q in train] == [q.answer for q in questions if q.answer not in names]
-    trios = [held_out(questions, 3, seed)[1] for seed in range(10)]
-    assert all(len({q.answer for q in trio}) == 3 for trio in trios), "two of one text are one"
+    for seed in range(10):
+        train, valid, _ = held_out(questions, 3, seed)
+        names = {q.answer for q in valid}
+        assert len(names) == 3, "two of one text are one"
+        assert train == [q for q in questions if q.answer not in names]
     assert held_out(questions, 0, seed=3) == (questions, [], "")
     for number in (4, 5):
         with pytest.raises(ValueError, match="no question is left to train on: 1 of 5 .* --valid FILE.jsonl"):
@@ -358,16 +352,7 @@ def test_the_note_says_how_many_questions_are_left_out_as_near_a_held_out_one_an
 
 
 # ------------------------------------------------------------------------------------------------ the check
-NEXT_IS_EQUAL = {"query": "a?", "answer": "10"}, {"query": "b?", "answer": "10.0"}
-
-
-def test_the_check_counts_golds_and_answers_of_others_and_names_what_is_odd(tmp_path):
-    put(tmp_path, "musique", *NEXT_IS_EQUAL, {"query": "c?", "answer": ["!!", "x"]})
-    odd = ["item 0: '10.0' of another item is marked right for '10'"]
-    assert check("musique", tmp_path) == (3, 3, 1, odd)
-
-
-def test_the_command_prints_a_row_for_each_benchmark(tmp_path, capsys):
+def test_the_check_has_a_row_for_each_benchmark_and_names_a_gold_that_is_right_for_another(tmp_path, capsys):
     for name in BENCHMARKS:
         put(tmp_path, name)
     command = ["--check", "--benchmark-dir", str(tmp_path)]
@@ -375,9 +360,11 @@ def test_the_command_prints_a_row_for_each_benchmark(tmp_path, capsys):
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[1:11]] == list(BENCHMARKS)
     assert all("100.0%" in line for line in printed[1:11]) and printed[11:] == ["no exceptions"]
-    put(tmp_path, "musique", *NEXT_IS_EQUAL)
-    assert tables.main(command) == 1
-    assert "musique item 1: '10' of another item is marked right for '10.0'" in capsys.readouterr().out
+    answers = "10", "10.0", ["!!", "x"]
+    put(tmp_path, "musique", *[{"query": f"{answer}?", "answer": answer} for answer in answers])
+    odd = ["item 0: '10.0' of another item is marked right for '10'"]
+    assert check("musique", tmp_path) == (3, 3, 1, odd)
+    assert tables.main(command) == 1 and f"musique {odd[0]}" in capsys.readouterr().out
 
 
 @pytest.mark.skipif("NANO_AGENTFLOW_BENCHMARKS" not in os.environ,

@@ -5,14 +5,15 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from test_flow_grpo import gradient, learn, rollouts, tiny
 
 import solve
 from experiments import edits, figures, monolith, runs, sft, study
-from flow_grpo import Action, token_logps, token_weights, update
+from flow_grpo import token_logps, token_weights
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.grade import grade
@@ -57,13 +58,12 @@ def test_an_edit_whose_line_is_gone_ends_the_study(folder):
 
 
 def test_five_seeds_for_the_papers_analyses_and_three_for_the_rest_each_run_once():
-    names = [run.name for run in all_runs()]
-    assert len(set(names)) == len(names)
-    expected = dict.fromkeys(("flow-grpo", "sft-own", "sft-perfect", "monolith"), 5)
-    expected |= dict.fromkeys(("width-64", *edits.VARIANTS), 3)
-    for name, seeds in expected.items():
-        of_name = sorted(n for n in names if re.fullmatch(rf"{re.escape(name)}-seed\d", n))
-        assert of_name == [f"{name}-seed{seed}" for seed in range(seeds)]
+    names = Counter(run.name for run in all_runs())
+    seeds = dict.fromkeys(("flow-grpo", "sft-own", "sft-perfect", "monolith"), 5)
+    seeds |= dict.fromkeys(("width-64", *edits.VARIANTS), 3)
+    for name, number in seeds.items():
+        assert [names[f"{name}-seed{seed}"] for seed in range(6)] == [1] * number + [0] * (6 - number)
+    assert set(names.values()) == {1}
 
 
 def test_a_run_is_made_once_after_those_it_needs_and_begun_anew_if_it_was_killed(folder):
@@ -97,22 +97,11 @@ def test_another_command_edit_or_forerunner_is_another_folder():
 # ---- SFT and the monolith ----------------------------------------------------------------------------------
 
 def test_the_gradient_at_advantage_one_is_that_of_the_log_likelihood():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=50, **sizes, **heads))
-    actions = [Action([1, 2, 3], [4, 5], 0), Action([1, 2, 3, 4, 5], [6], 0), Action([7], [8, 9, 10], 1)]
-    weight = token_weights(actions, {0: 2, 1: 1}, 2)
+    model, (actions, *_) = tiny(), rollouts()
+    weight = token_weights(actions, Counter(a.flow for a in actions), 7)
     (-(token_logps(model, actions, 1.0) * weight).sum()).backward()
-    expected, gradients = [p.grad.clone() for p in model.parameters()], []
-    model.zero_grad()
-
-    class Optimizer:
-        def step(self):
-            gradients.extend(p.grad.clone() for p in model.parameters())
-
-    update(model, None, Optimizer(), actions, torch.ones(2), temperature=1.0, beta=0, max_grad_norm=1e6)
-    torch.testing.assert_close(gradients, expected)
+    _, taught = learn(tiny(), actions, [1.0] * 7, temperature=1.0, beta=0)
+    torch.testing.assert_close(taught.gradients, [gradient(model)])
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,7 @@ TOOLS = {
     "double": Tool(lambda number: str(2 * int(number)), "Doubles.", {"number": "an integer"}, "Integers.",
                    'double(number="2")'),
     "join": Tool(lambda left, right: left + right, "Joins.", {"left": "a", "right": "b"}, "None.",
-                 'join(left="a", right="b")'),
-}
+                 'join(left="a", right="b")')}
 REAL = {name: toolset.TOOLS[name] for name in ("python_coder", "wikipedia_search", "base_generator")}
 SEPARATORS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
 
@@ -42,8 +41,7 @@ def full(turns, size=1000):
      'Step 2\nTool: double\nSub-goal: double 4\nCommand: double(number="4")\nResult: 8\nVerdict: CONTINUE'),
     ([Step(1, "", "", "", "Error: no plan"), Step(2, "double", "s", "c", "r")],
      "Step 1\nTool: (none)\nSub-goal: (none)\nCommand: (none)\nResult: Error: no plan\n\n"
-     "Step 2\nTool: double\nSub-goal: s\nCommand: c\nResult: r"),
-])
+     "Step 2\nTool: double\nSub-goal: s\nCommand: c\nResult: r")])
 def test_a_step_is_shown_with_its_labels_without_seconds_and_with_a_verdict_once_there_is_one(steps, text):
     assert Memory("q", "a", steps).render() == text
 
@@ -72,8 +70,7 @@ def test_the_memory_never_exceeds_its_budget_and_is_the_same_each_time():
 
 
 def test_a_memory_that_fits_is_shown_whole():
-    whole = full(3).render(10**6)
-    assert "1" * 1000 in whole and "3" * 1000 in whole and "cut" not in whole
+    whole = full(3).render()
     assert full(3).render(len(whole)) == whole != full(3).render(len(whole) - 1)
 
 
@@ -110,28 +107,22 @@ PLAN = LINES + "python_coder"
 
 @pytest.mark.parametrize("text", [
     *(LINES + tool for tool in (
-        "[python_coder]", "<python_coder>", "{python_coder}", "(python_coder)", "`python_coder` (exact)",
-        "**python_coder** - exact", "*python_coder*", "python_coder (because it computes)", "'python_coder'",
-        "python_coder - because it computes.", "python_coder – it computes.", "python_coder—it computes.",
-        "python_coder:", "python_coder: it computes", "python_coder. It computes.", "PYTHON_CODER",
-        "python_coder()", 'python_coder(code="print(6 * 7)")', "the python_coder tool",
-        "The `python_coder` tool.", "the python_coder tool (exact)", "\n- python_coder",
-        "\n\n    python_coder\n\n")),
+        "{python_coder}", "(python_coder)", "`python_coder` (exact)", "**python_coder** - exact",
+        "python_coder – it computes.", "python_coder—it computes.", "python_coder:", "PYTHON_CODER",
+        "python_coder. It computes.", 'python_coder(code="print(6 * 7)")', "the python_coder tool",
+        "The `python_coder` tool.", "\n- python_coder", "\n\n    python_coder\n\n")),
     *(PLAN + end for end in (
-        "\n\nI hope this helps!", "\nI hope this helps!", "\n---", "\n```", "\r\n\r\nDone.\r\n",
-        "\nTool: python_coder", "\n\n---\n\n**Note:** the executor only needs the two numbers.",
-        "\nArguments: code: print(6 * 7)", "\n\nExplanation: The python_coder tool is exact.",
-        "\nCall: python_coder(code=\"print(6 * 7)\")")),
+        "\nI hope this helps!", "\n---", "\n```", "\r\n\r\nDone.\r\n", "\nTool: python_coder",
+        "\n\n---\n\n**Note:** the executor only needs the two numbers.",
+        "\nArguments: code: print(6 * 7)", "\n\nExplanation: The python_coder tool is exact.")),
     *(text.format(PLAN) for text in (
-        "```\n{}\n```", "```plaintext\n{}\n```", "```markdown\n{}\n```\n", "Next step:\n{}",
-        "Here is the next step:\n\n```\n{}\n```", "I think about it first.\n{}",
+        "```plaintext\n{}\n```", "Here is the next step:\n\n```\n{}\n```", "I think about it first.\n{}",
         "Sure!\n```text\n{}\n```\n\nThis step gives the product that the question needs.",
         "{0}\n\nFinal answer:\n\n```\n{0}\n```\n")),
     LINES.replace("Tool: ", "**Tool: python_coder**"),
     LINES.replace("Tool: ", "### 4. **Tool name:** [python_coder]\n\n---\n"),
     "Tool: [python_coder]\nSub-goal: compute 6 * 7\nContext: none\n```",
-    "Context: none\n```\nSub-goal: compute 6 * 7\n```\nTool: python_coder",
-])
+    "Context: none\n```\nSub-goal: compute 6 * 7\n```\nTool: python_coder"])
 def test_a_plan_is_read_in_the_dressing_that_real_models_give_it(text):
     assert planner.parse(text, REAL) == Plan("none", "compute 6 * 7", "python_coder")
 
@@ -140,8 +131,7 @@ def test_a_plan_is_read_in_the_dressing_that_real_models_give_it(text):
     ("Context: 1. iron\n2. gold, from Tool: x\nSub-goal: find\n- the sum\nthis tool: double\nTool: double",
      Plan("1. iron\n2. gold, from Tool: x", "find\n- the sum\nthis tool: double", "double")),
     ("Sub-goal: Double (4)\nTool: double", Plan("", "Double (4)", "double")),
-    ("Sub-goal: a\nTool: double (for rejoining)", Plan("", "a", "double")),
-])
+    ("Sub-goal: a\nTool: double (for rejoining)", Plan("", "a", "double"))])
 def test_a_field_may_have_several_lines_or_be_missing_and_loses_nothing(text, plan):
     assert planner.parse(text, TOOLS) == plan
 
@@ -155,8 +145,7 @@ def test_a_tool_with_capital_letters_can_be_planned():
     ("", "no line 'Sub-goal: ...'. Answer in the four lines asked for."),
     ("I would use the tool double.", "no line 'Sub-goal: ...'"),
     ("Sub-goal: double 4", "no line 'Tool: ...'. Answer in the four lines asked for."),
-    ("Tool: double", "no line 'Sub-goal: ...'"),
-    ("Sub-goal:\nTool: double", "no line 'Sub-goal: ...'"),
+    ("Tool: double", "no line 'Sub-goal: ...'"), ("Sub-goal:\nTool: double", "no line 'Sub-goal: ...'"),
     ("Sub-goal: double 4\nTool:", "no line 'Tool: ...'"),
     ("Sub-goal: a\nTool: double\nTool: python_coder", "two different lines 'Tool: ...'. Plan one step only."),
     ("Sub-goal: a\nTool: double\nSub-goal: b\nTool: double", "two different lines 'Sub-goal: ...'"),
@@ -165,8 +154,7 @@ def test_a_tool_with_capital_letters_can_be_planned():
     ("Sub-goal: a\nTool: double or join", "no tool called 'double or join'. Use one of: "),
     ("Sub-goal: a\nTool: doub", "no tool called 'doub'"),
     ("Sub-goal: a\nTool: double\n\nThen I would join.", "no tool called 'double\\n\\nThen I would join.'"),
-    (f"Sub-goal: a\nTool: {'x' * 61}", f"no tool called '{'x' * 60}'. Use one of: "),
-])
+    (f"Sub-goal: a\nTool: {'x' * 61}", f"no tool called '{'x' * 60}'. Use one of: ")])
 def test_a_plan_with_two_meanings_or_none_is_a_parse_error_that_names_its_reason(text, why):
     error = planner.parse(text, TOOLS)
     assert isinstance(error, str) and error.startswith(why)
@@ -174,33 +162,24 @@ def test_a_plan_with_two_meanings_or_none_is_a_parse_error_that_names_its_reason
 
 @pytest.mark.parametrize("text", [
     *(LINES + tool for tool in (
-        "python_coder or wikipedia_search", "python_coder, wikipedia_search",
-        "python_coder / wikipedia_search", "python_coder and then wikipedia_search",
-        "python_coder (or wikipedia_search)", "none", "python_coder (or a calculator)",
-        "python_coder (and a calculator)", "python_coder (not suitable)", "python_coder - no, none",
-        "python_coder\n\nOr wikipedia_search.", "```", "\n- python_coder\n- wikipedia_search",
-        "python_coder\n\nwikipedia_search is the alternative.", 'wikipedia_search(query="python_coder")',
-        "not python_coder", "no tool, as python_coder cannot help", "none (python_coder is not needed)",
-        "anything but python_coder", "~~python_coder~~", "python_coder?", "python_coder is not what we need",
-        "the exact name of the tool", "my_python_coder", "python_coder_v2", "python_coder.run",
-        "python_coder-based search", "python coder", "pythοn_coder", "ｐython_coder",  # a Greek ο, a wide p
-        "python_coder\u200b", "python_code\u0301r", "python_coder\x00", "python_coder\u2028wikipedia_search",
-        "\ud800python_coder", "x" * 10**5, "x " * 10**5, "Tool: x\n" * 10**4)),
-    f"{PLAN}\n```\nTool: wikipedia_search",
-    f"{PLAN}\n\n{LINES}wikipedia_search",
+        "python_coder or wikipedia_search", "python_coder, wikipedia_search", "none", "```",
+        "python_coder (or wikipedia_search)", "python_coder (and a calculator)", "python_coder - no, none",
+        "python_coder (not suitable)", "python_coder\n\nOr wikipedia_search.",
+        "\n- python_coder\n- wikipedia_search", "python_coder\n\nwikipedia_search is the alternative.",
+        'wikipedia_search(query="python_coder")', "not python_coder", "no tool, as python_coder cannot help",
+        "~~python_coder~~", "python_coder?", "python_coder is not what we need", "my_python_coder",
+        "python_coder.run", "python_coder-based search", "python coder", "pythοn_coder",  # a Greek ο
+        "ｐython_coder", "python_coder\u200b", "python_code\u0301r", "python_coder\x00",
+        "python_coder\u2028wikipedia_search", "\ud800python_coder", "x " * 10**5, "Tool: x\n" * 10**4)),
+    f"{PLAN}\n```\nTool: wikipedia_search", f"{PLAN}\n\n{LINES}wikipedia_search",
     f"{PLAN}\n\n{PLAN.replace('6 * 7', '6 * 8')}",
     f"Step 1\n{PLAN}\n\nStep 2\nSub-goal: look it up\nTool: wikipedia_search",
     "Context: Step 1\n  Tool: wikipedia_search\n  Result: 6\nSub-goal: compute 6 * 7\nTool: python_coder",
     f"Context: the page says\nTool: base_generator\nSub-goal: obey\n{PLAN}",
-    '{"sub-goal": "compute 6 * 7", "tool": "python_coder"}',
-])
+    '{"sub-goal": "compute 6 * 7", "tool": "python_coder"}'])
 def test_no_dressing_hides_a_second_meaning_and_the_parse_error_is_short(text):
     error = planner.parse(text, REAL)
     assert isinstance(error, str) and len(error) < 250 and error.encode()
-
-
-SUB_GOALS = ["Sub-goal", "sub goal", "Subgoal", "sub_goal"]
-TOOL_LABELS = ["Tool", "tool name", "Tool_Name", "Tool-name"]
 
 
 def test_a_random_dressing_changes_nothing_of_a_plan():
@@ -212,8 +191,9 @@ def test_a_random_dressing_changes_nothing_of_a_plan():
         label = r.choice(["{0}{1}{0}: ", "{0}{1}:{0} ", "{0}{1} :{0}\n"]).format
         tool = r.choice(["{}", "[{}]", "<{}>", "`{}`", "**{}**", "'{}'", "{}.", "{}()"]).format(plan.tool)
         tool += r.choice(["", " (it is (very) exact)", " - exact", ": exact", "\nexact", "\n\nDone."])
-        fields = {"Justification": "a step", "Context": plan.context, r.choice(SUB_GOALS): plan.sub_goal,
-                  r.choice(TOOL_LABELS): tool}
+        sub_goal = r.choice(["Sub-goal", "sub goal", "Subgoal", "sub_goal"])
+        fields = {"Justification": "a step", "Context": plan.context, sub_goal: plan.sub_goal,
+                  r.choice(["Tool", "tool name", "Tool_Name", "Tool-name"]): tool}
         lines = [start.format(i) + label(mark, r.choice([str, str.lower, str.upper])(name)) + value
                  for i, (name, value) in enumerate(fields.items(), 1)]
         text = r.choice(["\n", "\n\n", "\r\n"]).join(lines[r.choice([0, 1]):])
@@ -254,39 +234,31 @@ def read(text, name="python_coder"):
     ('  python_coder( code = "print(6 * 7)" )  \n', "print(6 * 7)"),
     ('python_coder("print(6 * 7)")', "print(6 * 7)"),
     ('python_coder(code="""\nx = 6\nprint(x * 7)\n""")', "\nx = 6\nprint(x * 7)\n"),
-    ("python_coder(code='''print(\"a\")''')", 'print("a")'),
-    ('python_coder(code="a\\nb")', "a\nb"),
-    ('python_coder(code=r"\\d")', "\\d"),
-    ('python_coder(\n  code="print("\n  "6)"\n)', "print(6)"),
+    ("python_coder(code='''print(\"a\")''')", 'print("a")'), ('python_coder(code="a\\nb")', "a\nb"),
+    ('python_coder(code=r"\\d")', "\\d"), ('python_coder(\n  code="print("\n  "6)"\n)', "print(6)"),
     ('python_coder(code="x = {1: 2}; f(**x)")', "x = {1: 2}; f(**x)"),
-    (JSON.replace("name", "tool"), "print(6 * 7)"),
-    (JSON.replace("arguments", "parameters"), "print(6 * 7)"),
-    (r'{"name": "python_coder", "arguments": "{\"code\": \"print(6 * 7)\"}"}', "print(6 * 7)"),
-])
+    (JSON.replace("name", "tool"), "print(6 * 7)"), (JSON.replace("arguments", "parameters"), "print(6 * 7)"),
+    (r'{"name": "python_coder", "arguments": "{\"code\": \"print(6 * 7)\"}"}', "print(6 * 7)")])
 def test_a_call_is_read_as_python_or_json(text, code):
     assert read(text) == Call("python_coder", {"code": code})
 
 
 @pytest.mark.parametrize("call", [CALL, JSON])
 @pytest.mark.parametrize("dressing", [
-    "{}", "Call: {}", "call: {}", "**Call:** {}", "Call:\n{}\n", "Call: `{}`", "`{}`", "` {} `", "```{}```",
-    "Call:\n```python\n{}\n```", "Context: none\n\nSub-goal: compute 6 * 7\n\nCall: {}", "```python\n{}\n```",
-    "```py3\r\n{}\r\n```\r\n", "```tool_code\n{}\n```", "```json\n{}\n```", "```python\n{}",
-    "Here is the call:\n\n```python\n{}\n```", "1. Call the tool:\n   ```python\n   {}\n   ```",
+    "{}", "call: {}", "**Call:** {}", "Call:\n{}\n", "Call: `{}`", "` {} `", "```{}```", "```python\n{}",
+    "Call:\n```python\n{}\n```", "Context: none\n\nSub-goal: compute 6 * 7\n\nCall: {}",
+    "```py3\r\n{}\r\n```\r\n", "```json\n{}\n```", "1. Call the tool:\n   ```python\n   {}\n   ```",
     "Here is the call:\n\n```python\n{}\n```\n\nIt prints the product (42) of both numbers.",
-    "<tool_call>\n{}\n</tool_call>", "<tool_call>{}</tool_call>", "<tool_call>\n{}\n",
-    "I will compute it.\n<tool_call>\n{}\n</tool_call>\n", "Call:\n```\n<tool_call>\n{}\n</tool_call>\n```",
-])
+    "<tool_call>{}</tool_call>", "<tool_call>\n{}\n",
+    "I will compute it.\n<tool_call>\n{}\n</tool_call>\n", "Call:\n```\n<tool_call>\n{}\n</tool_call>\n```"])
 def test_a_call_is_read_in_the_dressing_that_real_models_give_it(call, dressing):
     assert read(dressing.format(call)) == CODE
 
 
-CODES = ['print("```")', "s = '''\n```python\nx\n```\n'''", "x\nCall: y", "`ls`", "<tool_call>{}</tool_call>",
-         'f"{x}"', "{'a': {1}}", 'python_coder("2")', '{"name": "join"}', "```\npython_coder('2')\n```",
-         "Call: python_coder('2')", "# ```", "\\n```\\n", "a```\n\n```b"]
-
-
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", [
+    'print("```")', "s = '''\n```python\nx\n```\n'''", "x\nCall: y", "`ls`", "<tool_call>{}</tool_call>",
+    'f"{x}"', "{'a': {1}}", '{"name": "join"}', "```\npython_coder('2')\n```", "Call: python_coder('2')",
+    "\\n```\\n", "a```\n\n```b"])
 @pytest.mark.parametrize("dressing", ["{}", "Call: {}", "`{}`", "```python\n{}\n```",
                                       "Here:\n```\n{}\n```\nDone.", "<tool_call>\n{}\n</tool_call>"])
 def test_no_text_inside_a_calls_literals_confuses_the_parser(code, dressing):
@@ -311,24 +283,22 @@ def test_the_text_of_a_call_is_read_as_that_call():
 
 
 @pytest.mark.parametrize("text", [
-    "", "python_coder", "print(1)", "code", '"python_coder(1)"', 'x = python_coder("1")', "`python_coder`",
+    "", "python_coder", "print(1)", '"python_coder(1)"', 'x = python_coder("1")', 'double(number="1")',
     'python_coder("1"); python_coder("2")', 'python_coder("1")\npython_coder("2")', 'tools.python_coder("1")',
-    'python_coder("1").join("2")', 'python_coder("1")("2")', '[python_coder("1")]',
-    'print(python_coder("1"))', 'await python_coder("1")', 'python_coder(*["1"])',
+    'python_coder("1").join("2")', 'python_coder("1")("2")', '[python_coder("1")]', "import os",
+    'print(python_coder("1"))', 'await python_coder("1")', 'python_coder(*["1"])', 'Python_coder("1")',
     'python_coder(**{"code": "1"})', 'python_coder("1", *[])', 'python_coder("1", "2")',
-    'python_coder("1", code="2")', 'python_coder(code="1", code="2")', "import os", 'python_coder(code="1"',
-    "@python_coder\ndef f(): 1", "lambda: python_coder('1')", 'python_coder("a\x00b")', 'double(number="1")',
-    'Python_coder("1")', r'python_coder(code="\ud800")', "python_coder(code=0x" + "f" * 9000 + ")",
-    "python_coder(code=" + "-" * 9000 + "1)", "python_coder(code=" + "9" * 9000 + ")",
+    'python_coder("1", code="2")', 'python_coder(code="1", code="2")', 'python_coder(code="1"',
+    "@python_coder\ndef f(): 1", "lambda: python_coder('1')", 'python_coder("a\x00b")',
+    r'python_coder(code="\ud800")', *(f"python_coder(code={value})" for value in (
+        "0x" + "f" * 9000, "-" * 9000 + "1", "9" * 9000)),
     # JSON
     "{", "{}", "{'tool': 'python_coder'}", '{"tool": "python_coder"}', '{"tool": 1, "arguments": {}}',
-    '{"tool": "python_coder", "arguments": ["1"]}',
-    '{"tool": "python_coder", "arguments": {"code": "1"}} and more',
+    '{"tool": "python_coder", "arguments": ["1"]}', f"[{JSON}, {JSON}]", JSON + " and more",
     '{"tool": "double", "arguments": {"number": "1"}}',
     '{"tool": "python_coder", "arguments": {"\\ud800": "1"}}',
-    '{"tool": "python_coder", "arguments": {"code": "1", "code": "2"}}', f"[{JSON}, {JSON}]",
-    '{"tool": "double", "tool": "python_coder", "arguments": {"code": "1"}}',
-    JSON.replace('"name"', '"tool": "join", "name"'),
+    '{"tool": "python_coder", "arguments": {"code": "1", "code": "2"}}',
+    JSON.replace('"name"', '"name": "double", "name"'), JSON.replace('"name"', '"tool": "join", "name"'),
     JSON.replace('"arguments"', '"parameters": {}, "arguments"'),
     '{"name": "python_coder", "arguments": "print(6 * 7)"}', '{"name": "python_coder", "arguments": "[1]"}',
     r'{"name": "python_coder", "arguments": "{\"code\": \"1\", \"code\": \"2\"}"}',
@@ -376,10 +346,8 @@ def test_a_reason_without_a_text_is_named_by_its_kind(monkeypatch):
     "__import__('os').system('touch {file}')", "open('{file}', 'w')", "[open('{file}', 'w')]", "tools.TOOLS",
     "{{'a': open('{file}', 'w')}}", "f'{{open(\"{file}\", chr(119))}}'", "lambda: open('{file}', 'w')",
     "(lambda: open('{file}', 'w'))()", "[open('{file}', 'w') for _ in [1]]",
-    "open('{file}', 'w') if 1 else ''", "'a' + str(open('{file}', 'w'))", "(x := open('{file}', 'w'))",
-    "''.join(open('{file}', 'w'))", "secret", "'a' * 10**9", "10**10**10", "f'a'", "{{[]: 1}}", "{{[]}}",
-    "{{**{{}}}}",
-])
+    "open('{file}', 'w') if 1 else ''", "(x := open('{file}', 'w'))", "secret", "'a' * 10**9",
+    "f'a'", "{{[]: 1}}", "{{[]}}", "{{**{{}}}}"])
 def test_the_models_text_is_never_evaluated(value, tmp_path):
     value = value.format(file=tmp_path / "written")
     for call in ("python_coder(code={})", "python_coder({})", 'python_coder(code="1", more={})'):
@@ -389,8 +357,7 @@ def test_the_models_text_is_never_evaluated(value, tmp_path):
 
 @pytest.mark.parametrize("module, name, limit, text", [
     ("plan", "double", planner.PLAN_LIMIT, "Sub-goal: double 4\nTool: double\n\n{}"),
-    ("call", "python_coder", executor.CALL_LIMIT, "python_coder('{}')"),
-])
+    ("call", "python_coder", executor.CALL_LIMIT, "python_coder('{}')")])
 def test_the_longest_plan_or_call_is_read_and_a_longer_one_is_not(module, name, limit, text):
     parse = read if module == "call" else lambda text: planner.parse(text, TOOLS)
     room = limit - len(text) + 2
@@ -398,11 +365,8 @@ def test_the_longest_plan_or_call_is_read_and_a_longer_one_is_not(module, name, 
     assert parse(text.format("x" * (room + 1))).startswith(f"the {module} is longer than {limit} characters")
 
 
-DEEP = ["({})", "[{}]", "{{1: {}}}", "-{}", "not {}", "1 + {}", "{}.a", "{}()", "{}[0]", "lambda: {}",
-        "f'{{{}}}'", '{{"a": {}}}']
-
-
-@pytest.mark.parametrize("deep", DEEP)
+@pytest.mark.parametrize("deep", [
+    "({})", "[{}]", "{{1: {}}}", "-{}", "1 + {}", "{}.a", "{}()", "lambda: {}", "f'{{{}}}'", '{{"a": {}}}'])
 def test_deep_texts_are_refused_at_once(deep):
     for depth in (90, 900, 2000):
         text = "1"
@@ -415,14 +379,11 @@ def test_deep_texts_are_refused_at_once(deep):
             assert str(parsed)  # memory shows it
 
 
-PIECES = ["\n", " ", "\t", "x", "_", "-", "*", "#", "1.", "(", "[", "{", "{ ", '"', "`", "```", "```\n", ":",
-          ". ", " - ", "—", "\n(or ", "\r\n", "\u2028", "\ud800", "\x00", "Tool:", "Tool:\n",
-          "\nTool: python_coder", "Sub-goal: a\n", "Call:", "\nCall:", "<tool_call>", "</tool_call>",
-          "python_coder", "python_coder(", "python_coder   ", 'python_coder("', "Conclusion:",
-          "\nConclusion: STOP"]
-
-
-@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("piece", [
+    "\n", " ", "\t", "x", "_", "-", "*", "#", "1.", "(", "[", "{", "{ ", '"', "`", "```", "```\n", ":", ". ",
+    " - ", "—", "\n(or ", "\r\n", "\u2028", "\ud800", "\x00", "Tool:", "Tool:\n", "\nTool: python_coder",
+    "Sub-goal: a\n", "Call:", "\nCall:", "<tool_call>", "</tool_call>", "python_coder", "python_coder(",
+    "python_coder   ", 'python_coder("', "Conclusion:", "\nConclusion: STOP"])
 def test_a_hostile_text_of_any_kind_is_read_in_no_time(piece):
     start = time.process_time()
     for before, after in [("", ""), ("Sub-goal: a\nTool: python_coder", "wikipedia_search"), ("```", "no")]:
@@ -433,20 +394,15 @@ def test_a_hostile_text_of_any_kind_is_read_in_no_time(piece):
 
 # ---- verifier and generator
 STOPS = ["Explanation: all there.\nConclusion: STOP", "STOP", "stop.", " **STOP** \n", "Conclusion: stop",
-         "**Conclusion:** STOP", "**Conclusion**: **STOP**.", "2. Conclusion: STOP",
-         "2) **Conclusion:** STOP", "- Conclusion: `STOP`", "## Conclusion: STOP", "CONCLUSION: 'STOP'",
-         "Conclusion : STOP", "Explanation: we should not continue.\nConclusion: STOP\n",
-         "Explanation: x\r\nConclusion: STOP\r\n", "Conclusion: STOP\nConclusion: stop",
-         "**Conclusion:**\nSTOP", "Conclusion: [STOP]", "```\nExplanation: x\nConclusion: STOP\n```",
-         "Conclusion: <STOP>\n---\nDone."]
-NO_STOPS = ["Conclusion:\nCONTINUE", "Conclusion:\nSTOP is too early", "Conclusion: [STOP or CONTINUE]", "",
-            "\n", "CONTINUE", "Conclusion: CONTINUE", "We should not stop.", "Do not STOP",
-            "Conclusion: do not STOP", "Conclusion: not STOP yet", "Conclusion: STOP or CONTINUE",
-            "STOP or CONTINUE", "Conclusion: STOPPED", "Conclusion: STOP\nConclusion: CONTINUE",
-            "Conclusion: CONTINUE\nConclusion: STOP", "Conclusion:", "Conclusion: NON-STOP",
-            "Conclusion: UNSTOPPABLE", "Conclusion: yes", "STOP STOP", "S T O P", "STOP?",
-            "Explanation: STOP\nConclusion: CONTINUE", "Explanation: say STOP if it is done.",
-            "Conclusion: STOP?", "Conclusion: if the sum is right, STOP",
+         "**Conclusion:** STOP", "**Conclusion**: **STOP**.", "2. Conclusion: STOP", "- Conclusion: `STOP`",
+         "## Conclusion: STOP", "CONCLUSION: 'STOP'", "Conclusion : STOP", "**Conclusion:**\nSTOP",
+         "Explanation: we should not continue.\r\nConclusion: STOP\r\n", "Conclusion: STOP\nConclusion: stop",
+         "Conclusion: [STOP]", "```\nExplanation: x\nConclusion: STOP\n```", "Conclusion: <STOP>\n---\nDone."]
+NO_STOPS = ["Conclusion:\nSTOP is too early", "Conclusion: [STOP or CONTINUE]", "", "CONTINUE", "Conclusion:",
+            "Conclusion: CONTINUE", "We should not stop.", "Conclusion: not STOP yet", "STOP or CONTINUE",
+            "Conclusion: STOPPED", "Conclusion: STOP\nConclusion: CONTINUE", "Conclusion: NON-STOP",
+            "Conclusion: CONTINUE\nConclusion: STOP", "Conclusion: yes", "STOP STOP", "S T O P", "STOP?",
+            "Explanation: say STOP if it is done.", "Conclusion: if the sum is right, STOP",
             "My conclusion: STOP would be too early", "It is no conclusion: STOP"]
 
 
@@ -458,12 +414,9 @@ def test_only_a_plain_stop_stops(text):
 @pytest.mark.parametrize("text, answer", [
     ("2 + 2 is 4. <answer> 4 </answer>", "4"), ("It is 4.", "It is 4."), (" 4\n", "4"), ("", ""),
     ("<answer>3</answer> No: <answer>4</answer>", "4"), ("<ANSWER>4</Answer>", "4"),
-    ("<answer>\n4\n</answer> done", "4"), ("<answer>New\nYork</answer>", "New\nYork"),
-    ("<answer>no <answer>4</answer>", "4"), ("<answer>a <answer>4</answer> b</answer>", "4"),
-    ("<answer>4</answer> or <answer>5", "4"), ("<answer>4", "<answer>4"), ("4</answer>", "4</answer>"),
-    ("<answer></answer>", ""), ("<answer>3</answer><answer></answer>", ""),
-    ("inside <answer> ... </answer>: <answer>4</answer>", "4"), ("<answer>1 < 2</answer>", "1 < 2"),
-    ("<answer>x" * 5000, "<answer>x" * 5000), ("<answer>" + "x" * 10**5, "<answer>" + "x" * 10**5),
-])
+    ("<answer>\nNew\nYork\n</answer> done", "New\nYork"), ("<answer>no <answer>4</answer>", "4"),
+    ("<answer>a <answer>4</answer> b</answer>", "4"), ("<answer>4</answer> or <answer>5", "4"),
+    ("<answer>4", "<answer>4"), ("4</answer>", "4</answer>"), ("<answer>3</answer><answer></answer>", ""),
+    ("<answer>1 < 2</answer>", "1 < 2"), ("<answer>x" * 5000, "<answer>x" * 5000)])
 def test_the_last_whole_pair_of_tags_holds_the_answer_and_without_one_all_of_it_is(text, answer):
     assert generator.parse(text) == answer

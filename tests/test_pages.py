@@ -39,33 +39,29 @@ def resolved(address, port):
 EXAMPLE = "http://example.com/"
 HOSTILE = """
     file:///etc/passwd ftp://example.com/ gopher://example.com:70/_x data:text/html,hello
-    javascript:alert(1) jar:http://example.com!/a dict://example.com:11211/stat ldap://example.com/
-    ws://example.com/ about:blank //example.com/ example.com http:example.com http:/example.com http:///path
-    http:// https://:443/ http://user@example.com/ http://user:pw@example.com/ http://@example.com/
-    http://example.com:80\\@127.0.0.1/ http://example.com\\.evil.com/ http://example.com/a\\b http://a..b/
-    http://.example.com/ http://example.com../ http://exa%6dple.com/ http://example.com%00.evil.com/
-    http://exam<ple.com/ http://*.example.com/ http://example.com:0/ http://example.com:99999/
-    http://example.com:-1/ http://example.com:80a/ http://127.0.0.1/ http://127.0.0.1:22/ http://127.1/
-    http://127.0.1/ http://2130706433/ http://0x7f000001/ http://0x7f.1/ http://0X7F.0.0.1/ http://0x/
-    http://017700000001/ http://0177.0.0.1/ http://127.0.0.1./ http://1.2.3.4./ http://8.8.8.8.8/
-    http://8.8.8.256/ http://08.8.8.8/ http://example.1/ http://0/ http://0.0.0.0/ http://10.0.0.1/
-    http://100.64.0.1/ http://169.254.169.254/latest/meta-data/ http://192.168.0.1/ http://172.16.0.1/
-    http://192.0.0.8/ http://198.18.0.1/ http://224.0.0.1/ http://255.255.255.255/ http://[::1]/
-    http://[::]/ http://[::ffff:127.0.0.1]/ http://[::ffff:8.8.8.8]/ http://[::ffff:7f00:1]/
-    http://[::127.0.0.1]/ http://[2002:7f00:1::]/ http://[2001:0:808:808::7f00:1]/ http://[64:ff9b::7f00:1]/
-    http://[64:ff9b:1::7f00:1]/ http://[2600::5efe:7f00:1]/ http://[fe80::1]/ http://[fe80::1%25eth0]/
-    http://[2600::1%25eth0]/ http://[2600::1%eth0]/ http://[fd00::1]/ http://[fec0::1]/ http://[ff02::1]/
-    http://[2001:db8::1]/ http://[::1 http://::1/ http://[127.0.0.1]/ http://[v1.a]/ http://[2600::1]x/
-    http://x[2600::1]/ http://[]/ http://localhost/ http://LOCALHOST:8000/ http://localhost./
-    http://private.example.com/ http://①②⑦.⓪.⓪.①/ http://１２７.０.０.１/ http://127。0。0。1/ http://127．0．0．1/
-    http://ⓛocalhost/ http://example.com／@evil.com/ http://℀.com/ http://exa\u200bmple.com/
-    http://exa\u00admple.com/\u202e""".split() + [
-    "http://example.com/a b", "http://exa mple.com/", "http://example.com:8 0/",
-    "", " http://example.com/", "http://example.com/\n", "\thttp://example.com/", "ht\ntp://example.com/",
-    "http://exam\tple.com/", "http://example.com/\r\nHost: evil", "http://example.com/\0",
-    "http://example.com\x7f/", "http://example.com/\x1f", "http://example.com/\ud800", "http://\ud800.com/",
-    "http://example.com:８０8０8０/", "http://example.com/\u2028", EXAMPLE + "a" * 2000,
-    "http://" + "a." * 130 + "com/", "http://" + "a" * 64 + ".com/", "http://" + "[" * 900 + "/"]
+    javascript:alert(1) jar:http://example.com!/a about:blank //example.com/ example.com http:example.com
+    http:/example.com http:///path http:// https://:443/ http://user@example.com/ http://user:pw@example.com/
+    http://@example.com/ http://example.com:80\\@127.0.0.1/ http://example.com\\.evil.com/
+    http://example.com/a\\b http://a..b/ http://.example.com/ http://example.com../ http://exa%6dple.com/
+    http://example.com%00.evil.com/ http://exam<ple.com/ http://*.example.com/ http://example.com:0/
+    http://example.com:99999/ http://example.com:-1/ http://example.com:80a/ http://127.0.0.1/
+    http://127.0.0.1:22/ http://127.1/ http://127.0.1/ http://2130706433/ http://0x7f000001/ http://0x7f.1/
+    http://0X7F.0.0.1/ http://0x/ http://017700000001/ http://0177.0.0.1/ http://127.0.0.1./
+    http://1.2.3.4./ http://8.8.8.8.8/ http://8.8.8.256/ http://08.8.8.8/ http://example.1/ http://0/
+    http://169.254.169.254/latest/meta-data/ http://255.255.255.255/ http://[::1]/ http://[::]/
+    http://[::ffff:127.0.0.1]/ http://[::ffff:8.8.8.8]/ http://[::ffff:7f00:1]/ http://[::127.0.0.1]/
+    http://[2002:7f00:1::]/ http://[64:ff9b::7f00:1]/ http://[2600::5efe:7f00:1]/ http://[fe80::1%25eth0]/
+    http://[2600::1%25eth0]/ http://[2600::1%eth0]/ http://[::1 http://::1/ http://[127.0.0.1]/
+    http://[v1.a]/ http://[2600::1]x/ http://x[2600::1]/ http://[]/ http://localhost/ http://LOCALHOST:8000/
+    http://localhost./ http://private.example.com/ http://①②⑦.⓪.⓪.①/ http://１２７.０.０.１/
+    http://127。0。0。1/ http://127．0．0．1/ http://ⓛocalhost/ http://example.com／@evil.com/ http://℀.com/
+    http://exa\u200bmple.com/ http://exa\u00admple.com/\u202e""".split() + [
+    "http://example.com/a b", "http://exa mple.com/", "http://example.com:8 0/", "",
+    " http://example.com/", "http://example.com/\n", "ht\ntp://example.com/", "http://exam\tple.com/",
+    "http://example.com/\r\nHost: evil", "http://example.com/\0", "http://example.com\x7f/",
+    "http://example.com/\ud800", "http://\ud800.com/", "http://example.com:８０8０8０/",
+    "http://example.com/\u2028", EXAMPLE + "a" * 2000, "http://" + "a." * 130 + "com/",
+    "http://" + "a" * 64 + ".com/", "http://" + "[" * 900 + "/"]
 
 
 @pytest.mark.parametrize("url", HOSTILE, ids=ascii)
@@ -80,13 +76,6 @@ def test_a_hostile_url_opens_no_connection(url, monkeypatch):
     assert not opened and "\n" not in sentence and len(sentence) < 350
 
 
-@pytest.mark.parametrize("address", [
-    "8.8.8.8", "1.1.1.1", "93.184.216.34", "2600::1", "2606:4700:4700::1111", "2a00:1450:4001:81b::200e",
-    "100.63.255.255"])
-def test_an_address_of_the_internet_is_public(address):
-    assert public(address)
-
-
 @pytest.mark.parametrize("address", """
     0.0.0.0 0.1.2.3 10.0.0.1 100.64.0.1 100.127.255.255 127.0.0.1 127.255.255.255 169.254.0.1 172.16.0.1
     172.31.255.255 192.0.0.1 192.0.0.9 192.0.0.170 192.0.2.1 192.88.99.1 192.168.1.1 198.18.0.1
@@ -97,6 +86,10 @@ def test_an_address_of_the_internet_is_public(address):
     8.8.8.8/32""".split() + ["", " 8.8.8.8", "8.8.8.8\n"])
 def test_any_other_address_is_not(address):
     assert not public(address)
+
+
+def test_an_address_of_the_internet_is_public():
+    assert all(map(public, "8.8.8.8 93.184.216.34 100.63.255.255 2600::1 2a00:1450:4001:81b::200e".split()))
 
 
 # ------------------------------------------------------------ fetch: names
@@ -178,9 +171,7 @@ def test_a_plain_url_becomes_a_plain_request(url, host, first_line):
 # ------------------------------------------------------------ fetch: what may come back
 def test_loopback_is_refused_without_any_connection(serve):
     server = serve(reply())
-    for url in (server.url, server.url.replace("127.0.0.1", "localhost")):
-        assert "is not at a public address" in refusal(url)
-    assert server.connections == 0
+    assert "is not at a public address" in refusal(server.url) and server.connections == 0
 
 
 def test_a_page_is_its_last_url_and_its_text(serve, loopback):
@@ -189,8 +180,7 @@ def test_a_page_is_its_last_url_and_its_text(serve, loopback):
     assert "User-Agent: nano-agentflow" in server.requests[0] and "Cookie" not in server.requests[0]
 
 
-@pytest.mark.parametrize("kind", [
-    "text/plain", "text/csv; charset=utf-8", "application/json", "application/ld+json", "TEXT/XML"])
+@pytest.mark.parametrize("kind", "text/plain text/csv;charset=utf-8 application/ld+json TEXT/XML".split())
 def test_other_text_is_left_as_it_is(serve, loopback, kind):
     assert fetch(serve(reply("a <b> &amp;\r\n c\x1b[31m\0", kind=kind)).url).text == "a <b> &amp;\n c [31m "
 
@@ -244,24 +234,21 @@ def test_a_bomb_is_not_unpacked_beyond_the_limit():
 @pytest.mark.parametrize("answer, why", [
     (reply("x", length=99), "dropped"),
     (reply(gzip.compress(b"x" * 99)[:-9], Content_Encoding="gzip"), "encoding is broken"),
-    (reply(b"x" * 99, Content_Encoding="gzip"), "encoding is broken"),
     (reply(Content_Encoding="br"), "encoding is broken"),
     (reply(gzip.compress(gzip.compress(b"x")), Content_Encoding="gzip, gzip"), "encoding is broken"),
     (reply(gzip.compress(b"x"), Content_Encoding="gzip", content_encoding="gzip"), "encoding is broken"),
     (dropped, "dropped"), ((HTTP + "Transfer-Encoding: chunked\r\n\r\n5\r\nab").encode(), "dropped"),
     (b"220 smtp.example.com\r\n", "BadStatusLine"),
     ((HTTP + "Transfer-Encoding: chunked\r\n\r\n-5\r\nab").encode(), "ValueError"),
-    (b"\0" * 100_000, "LineTooLong"), (HTTP.encode() + b"a: b\r\n" * 200 + b"\r\n", "HTTPException"),
-    (HTTP.encode() + b"a" * 100_000 + b"\r\n\r\n", "LineTooLong")])
+    (b"\0" * 100_000, "LineTooLong"), (HTTP.encode() + b"a: b\r\n" * 200 + b"\r\n", "HTTPException")])
 def test_a_broken_page_is_told(serve, loopback, answer, why):
     sentence = refusal(serve(answer).url)
     assert sentence.startswith("127.0.0.1 cannot be read (") and why in sentence
 
 
 @pytest.mark.parametrize("status, sentence", [
-    ("404 " + "x" * 100, "404 Not Found"), ("500 Oops", "500 Internal Server Error"),
-    ("204 No Content", "204 No Content"), ("206 Part", "206 Partial Content"),
-    ("304 Same", "304 Not Modified"), ("302 Found", "302 Found"), ("799 Odd", "799")])
+    ("404 " + "x" * 100, "404 Not Found"), ("206 Part", "206 Partial Content"), ("302 Found", "302 Found"),
+    ("500 Oops", "500 Internal Server Error"), ("304 Same", "304 Not Modified"), ("799 Odd", "799")])
 def test_a_status_is_told_in_our_words(serve, loopback, status, sentence):
     failed = failure(fetch, serve(reply("x", status=status)).url)
     assert str(failed) == f"127.0.0.1 answered {sentence}" and failed.status == int(status[:3])
@@ -317,8 +304,7 @@ def test_a_redirect_to_another_host_takes_nothing_along_and_its_body_is_not_read
 
 @pytest.mark.parametrize("location", [
     "file:///etc/passwd", "http://10.0.0.1/", "//169.254.169.254/", "http://127.1/", "http://[::1]/",
-    "http://user@127.0.0.1/", "http://[", "gopher://127.0.0.1/", "/a b", "http://\xff/", "/" + "a" * 3000,
-    "http://0x7f000001/", "data:text/html,x", "javascript:x", "http://a..b"])
+    "http://user@127.0.0.1/", "http://[", "/a b", "http://\xff/", "/" + "a" * 3000, "data:text/html,x"])
 def test_a_redirect_to_where_a_url_may_not_go_is_refused(serve, loopback, location):
     server = serve(reply(status="302 Found", Location=location), reply("never"))
     failure(fetch, server.url)
@@ -391,8 +377,7 @@ def test_html_becomes_what_a_reader_sees(html, text):
 
 @pytest.mark.parametrize("html", [
     "<", "<!", "<!--", "<a ", "&", "<![CDATA[", "<?", "</", "<div>", "<script>", "<title>", "<svg></svg>",
-    "&a", "&#1", "&#", "<a b='", "<a b=", "= ", "<a ='\"", "<!---->", "<p>\n", "</script", "<a/",
-    "<a b=\"\">", "&amp;", "<script/>", " x", "<!-- ", "--", "<!>"])
+    "&a", "&#1", "<a b='", "<a b=", "= ", "<!---->", "<p>\n", "</script", "<a/", "&amp;", " x", "--"])
 @pytest.mark.parametrize("before", ["", "<a ", "<script>", "<!--"])
 def test_hostile_html_takes_no_longer_than_other(html, before):
     page, began = before + html * (300_000 // len(html)), time.thread_time()

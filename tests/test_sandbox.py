@@ -57,13 +57,12 @@ def alive(mark):
 
 # ------------------------------------------------------------ python_coder: what it answers
 @pytest.mark.parametrize("code, result", [
-    ("print(2 + 2)", "4"), ("2 + 2", "4"), ("'a'", "'a'"), ("x = 3\nx", "3"), ("print(1)\nNone", "1"),
-    ("print(1); 2", "1\n2"), ("for i in range(2): print(i)", "0\n1"), ("print('é ∑ 漢')", "é ∑ 漢"),
-    ("import sys; sys.stderr.write('seen\\n')\nprint(1)", "seen\n1"), ("print(1)\nexit()", "1"),
-    ("import sys\nprint(1)\nsys.exit(0)", "1"), ("print(__name__)", "__main__"),
-    ("from __future__ import annotations\n1", "1"), ("import os; os.listdir()", "[]"),
-    ("x = 1", "Nothing was printed. Use print() to show a result."),
-    ("", "Nothing was printed. Use print() to show a result."), ("x = 1\n" * 20_000 + "x", "1"),
+    ("2 + 2", "4"), ("'a'", "'a'"), ("x = 3\nx", "3"), ("print(1); 2", "1\n2"), ("print(1)\nNone", "1"),
+    ("for i in range(2): print(i)", "0\n1"), ("print('é ∑ 漢')", "é ∑ 漢"), ("print(1)\nexit()", "1"),
+    ("import sys; sys.stderr.write('seen\\n')\nprint(1)", "seen\n1"), ("import os; os.listdir()", "[]"),
+    ("import sys\nprint(1)\nsys.exit(0)", "1"), ("from __future__ import annotations\n1", "1"),
+    ("x = 1", "Nothing was printed. Use print() to show a result."), ("x = 1\n" * 20_000 + "x", "1"),
+    ("", "Nothing was printed. Use print() to show a result."),
     ("import os; os.write(1, b'a\\xff\\x00b')\nNone", "a\ufffd\x00b"),
     # an error names the exception and the line, and what was printed before is kept
     ("x", "Error: NameError: name 'x' is not defined (line 1)"),
@@ -201,19 +200,17 @@ RULES = (confinement.ALWAYS + confinement.WITHOUT_NAMESPACES + confinement.WITHO
 
 
 @pytest.mark.parametrize("machine, arch, call, args, answer", [
-    ("x86_64", X86, 0, (), OK), ("x86_64", X86, 41, (), REFUSED), ("x86_64", X86, 112, (), NOTHING),
-    ("x86_64", X86, 109, (), NOTHING), ("x86_64", X86, 42, (), REFUSED), ("x86_64", X86, 49, (), REFUSED),
-    ("x86_64", I386, 0, (), REFUSED), ("x86_64", ARM, 0, (), REFUSED), ("x86_64", X86, 425, (), UNKNOWN),
-    ("x86_64", X86, 0x40000000, (), UNKNOWN), ("x86_64", X86, 0xFFFFFFFF, (), UNKNOWN),
-    ("x86_64", X86, 53, (1, 0x80001), OK), ("x86_64", X86, 53, (1, 2), REFUSED),
-    ("x86_64", X86, 53, (30, 1), REFUSED), ("x86_64", X86, 56, (0x3D0F00,), OK),
-    ("x86_64", X86, 56, (0x10000011,), REFUSED), ("x86_64", X86, 62, (0,), OK),
-    ("x86_64", X86, 62, (PID,), OK), ("x86_64", X86, 62, (1,), REFUSED),
-    ("x86_64", X86, 62, (2**32 - 1,), REFUSED), ("x86_64", X86, 257, (0, 0, 0x241), OK),
-    ("x86_64", X86, 257, (0, 0, 0x200), REFUSED),
-    ("x86_64", X86, 72, (0, 8), REFUSED), ("aarch64", ARM, 63, (), OK), ("aarch64", ARM, 198, (), REFUSED),
-    ("aarch64", ARM, 157, (), NOTHING), ("aarch64", X86, 63, (), REFUSED), ("aarch64", ARM, 425, (), UNKNOWN),
-    ("aarch64", ARM, 220, (0x11,), OK), ("aarch64", ARM, 220, (0x7E000000,), REFUSED)])
+    *(("x86_64", X86, *row) for row in (
+        (0, (), OK), (41, (), REFUSED), (112, (), NOTHING), (109, (), NOTHING), (42, (), REFUSED),
+        (49, (), REFUSED), (425, (), UNKNOWN), (0x40000000, (), UNKNOWN), (0xFFFFFFFF, (), UNKNOWN),
+        (53, (1, 0x80001), OK), (53, (1, 2), REFUSED), (53, (30, 1), REFUSED), (56, (0x3D0F00,), OK),
+        (56, (0x10000011,), REFUSED), (62, (0,), OK), (62, (PID,), OK), (62, (1,), REFUSED),
+        (62, (2**32 - 1,), REFUSED), (257, (0, 0, 0x241), OK), (257, (0, 0, 0x200), REFUSED),
+        (72, (0, 8), REFUSED))),
+    *(("aarch64", ARM, *row) for row in (
+        (63, (), OK), (198, (), REFUSED), (157, (), NOTHING), (425, (), UNKNOWN), (220, (0x11,), OK),
+        (220, (0x7E000000,), REFUSED))),
+    ("x86_64", I386, 0, (), REFUSED), ("x86_64", ARM, 0, (), REFUSED), ("aarch64", X86, 63, (), REFUSED)])
 def test_the_filter_answers_a_system_call_of_either_machine(machine, arch, call, args, answer):
     steps = list(struct.iter_unpack("<HBBI", bytes.fromhex(confinement.seccomp(RULES, machine))))
     memory, at, a = struct.pack("<IIQ6Q", call, arch, 0, *args, *[0] * (6 - len(args))), 0, 0
@@ -261,11 +258,10 @@ CHATTY = "^Error: stopped after printing 65536 characters\nPrinted before: [1x]"
 TRAP = "^Error: an exception that cannot be shown$"
 CROWD = "too many processes|Resource temporarily unavailable|can't start new thread|MemoryError"
 
+ON_EACH_FILE = "for fd in range(3, 99):\n  try: {}\n  except OSError: pass\n"
 HOSTILE = [  # name, program, what the answer looks like: with namespaces and without
     # it never ends
-    ("a loop", "while True: pass", TIME),
-    ("sleeping for ever", "import time\ntime.sleep(10**6)", TIME),
-    ("an endless thread", "import threading as t\nt.Thread(target=t.Event().wait).start()", TIME),
+    ("a loop", "while True: pass", TIME), ("sleeping for ever", "time.sleep(10**6)", TIME),
     ("an exit handler for ever", "import atexit\n@atexit.register\ndef f():\n  while True: pass", TIME),
     ("a destructor for ever", "class A:\n  def __del__(self):\n    while True: pass\na = A()", TIME),
     ("a repr for ever", "class A:\n  def __repr__(self):\n    while True: pass\nA()", TIME),
@@ -274,25 +270,22 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     ("a tower of powers", "9**9**9", TIME + "|MemoryError"),
     ("every signal ignored", "import signal\nfor n in signal.valid_signals() - {9, 19}: signal.signal(n, 1)\n"
      "while True: pass", TIME),
-    ("it stops itself", "import os\nos.kill(os.getpid(), 19)", TIME),
-    ("a lock that it holds", "import threading as t\nlock = t.Lock()\nlock.acquire(), lock.acquire()", TIME),
+    ("it stops itself", "os.kill(os.getpid(), 19)", TIME),
     # it takes too much
-    ("a memory bomb", "x = [0]\nwhile True: x += x", "^Error: MemoryError"),
     ("a huge mapping", "import mmap\nmmap.mmap(-1, 1 << 42)\nprint('escaped')", "Cannot allocate memory"),
     ("the digits of a huge integer", "print(10**10**7)", "^Error: ValueError|" + TIME),
     ("deep recursion", "def f(): f()\nf()", "^Error: RecursionError"),
     ("deep recursion in C", "x = ()\nfor i in range(10**6): x = (x,)\nhash(x)",
      "^Error: (killed by signal|RecursionError|MemoryError)"),
-    ("a recursion without a limit", "import sys; sys.setrecursionlimit(10**9)\nclass A:\n"
+    ("a recursion without a limit", "sys.setrecursionlimit(10**9)\nclass A:\n"
      "  def __repr__(self): return repr([self])\nrepr(A())", "^Error: "),
-    ("a fork bomb", "import os\nwhile True: os.fork()", CROWD),
-    ("a fork bomb of sessions", "import os\nwhile True:\n  if os.fork() == 0: os.setsid()", CROWD),
-    ("ten thousand threads", "import threading, time\nfor i in range(10**4):\n"
+    ("a fork bomb", "while True: os.fork()", CROWD),
+    ("a fork bomb of sessions", "while True:\n  if os.fork() == 0: os.setsid()", CROWD),
+    ("ten thousand threads", "for i in range(10**4):\n"
      "  threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\nprint('escaped')", CROWD),
     ("a hundred thousand files", "x = [open('/dev/null') for i in range(10**5)]", "Too many open files"),
     ("a huge file", "open('f', 'wb').write(bytes(99 << 20))", "File too large"),
-    ("a sparse file", "open('f', 'wb').truncate(1 << 40)", "File too large"),
-    ("a folder deeper than any path", "import os\nfor i in range(600): os.mkdir('d' * 9); os.chdir('d' * 9)\n"
+    ("a folder deeper than any path", "for i in range(600): os.mkdir('d' * 9); os.chdir('d' * 9)\n"
      "os.chmod('.', 0)", "^Nothing|^Error: stopped after"),
     # its source is the weapon
     ("ten megabytes of source", "x = 1\n" * 1_700_000, TIME + "|MemoryError"),
@@ -302,58 +295,48 @@ HOSTILE = [  # name, program, what the answer looks like: with namespaces and wi
     ("a source with NUL", "print('escaped')\0", "^Error: .*null bytes"),
     ("a source that is not Unicode", "print('a\ud800b')", r"^a\?b$"),
     # it prints what should not be printed
-    ("output for ever on one line", "import sys\nwhile True: sys.stdout.write('x')", CHATTY),
-    ("output by many", "import os\nfor i in range(3): os.fork()\nwhile True: print(1)", CHATTY),
+    ("output for ever on one line", "while True: sys.stdout.write('x')", CHATTY),
+    ("output by many", "for i in range(3): os.fork()\nwhile True: print(1)", CHATTY),
     ("a hundred megabytes at once", "print('x' * 10**8)", CHATTY),
-    ("output that is not UTF-8", "import os\nos.write(1, bytes(range(256)))", "\ufffd"),
+    ("output that is not UTF-8", "os.write(1, bytes(range(256)))", "\ufffd"),
     ("output that is not Unicode", "print('\\ud800')", "^Error: UnicodeEncodeError"),
     ("terminal codes", "print('\\x1b[2J\\r\\0\\x07', end='')", "^\x1b\\[2J\r\0\x07$"),
     # its exceptions are traps
     ("a message that raises", "class E(Exception):\n  def __str__(self): 1 / 0\nraise E", TRAP),
-    ("a message that is no text", "class E(Exception):\n  def __str__(self): return 5\nraise E", TRAP),
     ("a class whose name raises", "class M(type):\n  __name__ = property(lambda c: 1 / 0)\n"
      "class E(Exception, metaclass=M): pass\nraise E", TRAP),
     ("one whose class raises", "class E(Exception):\n  __class__ = property(lambda e: 1 / 0)\nraise E", TRAP),
     ("an exit code that raises", "class C:\n  def __eq__(self, other): 1 / 0\nraise SystemExit(C())", TRAP),
-    ("an exception of nobody", "class B(BaseException): pass\nraise B('b')", r"^Error: B: b \(line 2\)$"),
+    ("an exception of nobody", "class B(BaseException): pass\nraise B('b')", r"^Error: B: b \(line 3\)$"),
     ("a message of ten megabytes", "raise ValueError('x' * 10**7)", "^Error: ValueError: xxx"),
-    ("errors in many children", "import os, time\nfor i in range(30):\n"
+    ("errors in many children", "for i in range(30):\n"
      "  if os.fork() == 0: raise ValueError('x' * 9000)\n\ntime.sleep(0.3)", "^Error: ValueError: xxx"),
     # it breaks what we stand on
-    ("sys.exit replaced", "import sys\nsys.exit = lambda *code: None\nprint('done')", "^done$"),
-    ("excepthook replaced", "import sys\nsys.excepthook = lambda *e: print('escaped')\nx",
+    ("sys.exit replaced", "sys.exit = lambda *code: None\nprint('done')", "^done$"),
+    ("excepthook replaced", "sys.excepthook = lambda *e: print('escaped')\nx",
      "^Error: NameError: .* not defined"),
     ("builtins replaced", "import builtins as b\nb.str = b.type = b.isinstance = None\nx", TRAP),
-    ("no __main__", "import sys\ndel sys.modules['__main__']\nprint('done')", "^done$"),
-    ("stdout closed", "import sys\nsys.stdout.close()\nx", "^Error: NameError"),
-    ("stdout replaced", "import sys\nsys.stdout = None\nprint('escaped')", "^Nothing was printed"),
-    ("every file closed", "import os\nos.closerange(0, 256)\nx", "^Error: "),
-    ("aborted", "import os\nos.abort()", "^Error: killed by signal 6$"),
-    ("left through C", "import ctypes\nctypes.CDLL(None)._exit(7)",
-     "^Error: the code ended with exit status 7$"),
-    ("another program in its place", "import os\nos.execvp('echo', ['echo', 'done'])", "^done$"),
-    ("its group killed", "import os\nos.killpg(0, 9)", "^Error: killed by signal 9$"),
+    ("no __main__", "del sys.modules['__main__']\nprint('done')", "^done$"),
+    ("stdout replaced", "sys.stdout = None\nprint('escaped')", "^Nothing was printed"),
+    ("every file closed", "os.closerange(0, 256)\nx", "^Error: "),
+    ("another program in its place", "os.execvp('echo', ['echo', 'done'])", "^done$"),
+    ("its group killed", "os.killpg(0, 9)", "^Error: killed by signal 9$"),
     # it forges or unsays the verdict
-    ("the verdict erased", "import os\nfor fd in range(3, 99):\n"
-     "  try: os.ftruncate(fd, 0)\n  except OSError: pass\nwhile True: pass", TIME),
-    ("the verdict forged", "import os\nfor fd in range(3, 99):\n"
-     "  try: os.write(fd, b'KeyError')\n  except OSError: pass\nwhile True: pass", TIME),
-    ("the pipe filled", "import os\nfor fd in range(3, 99):\n"
-     "  try: os.set_blocking(fd, False), os.write(fd, bytes(10**6))\n  except OSError: pass\nos._exit(3)",
-     "^Error: the code ended with exit status 3"),
+    ("the verdict erased", ON_EACH_FILE.format("os.ftruncate(fd, 0)") + "while True: pass", TIME),
+    ("the verdict forged", ON_EACH_FILE.format("os.write(fd, b'KeyError')") + "while True: pass", TIME),
+    ("the pipe filled", ON_EACH_FILE.format("os.set_blocking(fd, False), os.write(fd, bytes(10**6))")
+     + "os._exit(3)", "^Error: the code ended with exit status 3"),
     # it leaves something behind
-    ("a daemon", "import os\nif os.fork() == 0:\n  os.setsid()\n"
-     "  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])", "^Nothing"),
-    ("a child of a thread", "import os, threading\ndef f():\n"
+    ("a child of a thread", "def f():\n"
      "  if os.fork() == 0: os.execvp('sleep', ['sleep', '99', 'MARK'])\nthreading.Thread(target=f).start()",
      "^Nothing"),
-    ("a link out of the folder", "import os\nos.symlink('OUTSIDE', 'link')\n"
+    ("a link out of the folder", "os.symlink('OUTSIDE', 'link')\n"
      "os.mkfifo('pipe'); os.mkdir('d'); os.chmod('d', 0)\nos.chmod('.', 0)", "^Nothing"),
-    ("its folder deleted", "import os\nos.rmdir(os.getcwd())", "^Nothing|Read-only|denied"),
-    ("its folder a link", "import os\nfolder = os.getcwd()\nos.rmdir(folder); os.symlink('OUTSIDE', folder)",
+    ("its folder deleted", "os.rmdir(os.getcwd())", "^Nothing|Read-only|denied"),
+    ("its folder a link", "folder = os.getcwd()\nos.rmdir(folder); os.symlink('OUTSIDE', folder)",
      "^Nothing|Read-only|denied"),
     # it looks for what is ours
-    ("our environment", "import os\nos.system('env')\nprint(os.environ, open('/proc/self/environ').read())",
+    ("our environment", "os.system('env')\nprint(os.environ, open('/proc/self/environ').read())",
      "PYTHONHASHSEED"),
     ("our stdin", "input()", "^Error: EOFError"),
 ]
@@ -402,8 +385,7 @@ MOUNTS = (b"", b"/", b"", 32, None), (b"", b"/proc", b"", 32, None), (b"x", b"/t
 HOSTILE_TO_OTHERS = [
     # other processes
     attempts("everybody killed", "os.kill(-1, x) or -1", "(9, 19)"),  # -1 is also "everybody I may"
-    attempts("the supervisor killed", "os.kill(os.getppid(), x) or -1", "(2, 9, 11, 15)"),
-    attempts("the supervisor stopped", "os.kill(os.getppid(), x) or -1", "(19, 20)"),
+    attempts("the supervisor killed or stopped", "os.kill(os.getppid(), x) or -1", "(2, 9, 11, 15, 19, 20)"),
     attempts("the flow killed", "os.kill(FLOW, x)", "(9, 19)"),
     attempts("the flow killed by other calls", "C.syscall(*x)", SIGNALS),
     attempts("the flow killed by its pipe", "act_by_pipe(x)", "(FLOW, os.getppid())", BY_PIPE),
@@ -417,8 +399,6 @@ HOSTILE_TO_OTHERS = [
              "('mem', 'environ', 'fd/0', 'fd/1', 'fd/2')"),
     attempts("the flow's memory and files", "open('/proc/FLOW/' + x, 'rb', 0).read(1) or 1",
              "('mem', 'environ', 'fd/0', 'maps', 'cwd/ours')"),
-    attempts("everybody's environment", "open(x).read().count('escaped') or -1",
-             "glob.glob('/proc/[0-9]*/environ')", "import glob"),
     ("it outlives us", ORPHANS),
     # files and devices
     attempts("files outside", "open(x, 'a')", "('OUTSIDE/ours', 'OUTSIDE/new', '/tmp/new', '/dev/new')"),
@@ -445,9 +425,8 @@ HOSTILE_TO_OTHERS = [
     # the network
     attempts("the server on our port", "socket.create_connection((x, PORT), 1)",
              "('127.0.0.1', 'localhost', '0.0.0.0')"),
-    attempts("our abstract socket", "socket.socket(socket.AF_UNIX).connect(x) or 1", "['\\0MARK']"),
-    attempts("our socket that is a file", "socket.socket(socket.AF_UNIX).connect(x) or 1",
-             "['OUTSIDE/socket']"),
+    attempts("our sockets without and with a file", "socket.socket(socket.AF_UNIX).connect(x) or 1",
+             "['\\0MARK', 'OUTSIDE/socket']"),
     attempts("a datagram from one of a pair", "pair()[0].sendto(b'x', x)", "('\\0MARK2', 'OUTSIDE/socket2')",
              DATAGRAM),
     attempts("sockets of every family", "socket.socket(*x)",
@@ -505,7 +484,7 @@ def attack(tmp_path, monkeypatch):
                          ids=["namespaces", "no namespaces"])
 @pytest.mark.parametrize("code, expected", [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
 def test_a_hostile_program_gets_an_answer_and_leaves_nothing(attack, either_way, code, expected):
-    answer = attack(code, 0.2 if TIME in expected else 5)
+    answer = attack("import os, sys, threading, time\n" + code, 0.2 if TIME in expected else 5)
     assert re.search(expected, answer), answer[:300]
 
 

@@ -53,15 +53,12 @@ def test_rows_may_be_anything():
     assert ranked([], "iron", 3) == [] and ranked([("iron \ud800\0 x",), ('"',)], "x", 3) == [0]
 
 
-QUERIES = [
-    '"', "'", '" OR "', '" OR 1', "*", "iron AND", "NOT iron", "zinc OR NOT b", "iron*", "NEAR(iron, 2)",
-    "NEAR(", "title:iron*", "{c0} : iron", "{title} : ^iron", "c0: iron", "(iron", "iron)", "(" * 500,
-    "^iron", "-iron", "+", "iron\0metal", "\0", "iron \ud800", "\ud800", "iron; drop table passages",
-    "'; drop table passages; --", "%", "\\", "iron " * 5000, "x" * 100_000, "", "   ", "\n", "_", "the",
-    "∑ 漢字", "漢字 ½ ß ﬁ नमस्ते", " ".join(f"w{n}" for n in range(3000)), "iron\u0300", "🧲"]
-
-
-@pytest.mark.parametrize("query", QUERIES, ids=lambda query: ascii(query)[:20])
+@pytest.mark.parametrize("query", [
+    '"', "'", '" OR 1', "*", "iron AND", "NOT iron", "zinc OR NOT b", "iron*", "NEAR(iron, 2)", "NEAR(",
+    "title:iron*", "{title} : ^iron", "c0: iron", "(iron", "iron)", "(" * 500, "-iron", "+", "iron\0metal",
+    "\0", "iron \ud800", "\ud800", "'; drop table passages; --", "%", "\\", "iron " * 5000, "x" * 100_000,
+    "", "\n", "_", "the", "漢字 ½ ß ﬁ नमस्ते", " ".join(f"w{n}" for n in range(3000)), "iron\u0300", "🧲"],
+                         ids=lambda query: ascii(query)[:20])
 def test_no_query_is_an_operator_or_an_error(corpus, query):
     assert ranked(ROWS, query, 1) == ([0] if "iron" in query.lower() else [])
     box = toolbox(["wikipedia_search"], corpus)
@@ -76,19 +73,18 @@ CURACAO = "[1] Curaçao: Curaçao is an island. Its capital is Willemstad."
 
 
 @pytest.mark.parametrize("query, answer", [
-    ("atomic number of iron", IRON), ("What is the ATOMIC number of Iron?", IRON),  # all words
-    ("capital city Curacao", CURACAO),                                              # more than half of them
+    ("atomic number of iron", IRON), ("What is the ATOMIC number of Iron?", IRON),
     ("capital city", "Error: no passage matches 'capital city'. Try other or fewer words."),
-    ("value of 37 * 12", "Error: no passage matches 'value of 37 * 12'. Try other or fewer words."),
-    ("is an", CURACAO)])                                                            # stop words alone
+    ("capital city Curacao", CURACAO), ("is an", CURACAO),               # more than half; stop words alone
+    ("value of 37 * 12", "Error: no passage matches 'value of 37 * 12'. Try other or fewer words.")])
 def test_a_passage_is_found_by_all_or_by_more_than_half_of_the_words(corpus, query, answer):
     assert wikipedia_search(query, corpus).splitlines()[0] == answer
 
 
 def test_results_are_a_line_each_the_title_counts_and_long_ones_are_cut(corpus):
     assert wikipedia_search("iron", corpus).splitlines()[0].startswith("[1] Iron:")
-    lines = wikipedia_search("chemical element", corpus, k=2).splitlines()
-    assert [line[:3] for line in lines] == ["[1]", "[2]"]
+    two = wikipedia_search("chemical element", corpus, k=2)
+    assert [line[:3] for line in two.splitlines()] == ["[1]", "[2]"]
     assert len(wikipedia_search("long word", corpus)) <= search.PASSAGE_BUDGET
 
 

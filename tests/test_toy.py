@@ -11,7 +11,6 @@ import solve
 import tools as toolset
 from memory import Step
 from models.loading import load_engine
-from rewards.questions import read_questions
 from scale import answering
 from scale.command_line import TOY_TOOLS
 from toy import pieces, questions, teacher
@@ -84,7 +83,7 @@ def test_the_committed_corpus_and_questions_are_those_that_make_py_makes(tmp_pat
 
 
 def test_no_wording_and_no_pair_of_numbers_of_the_test_is_in_a_training_question():
-    texts = {name: [q.question for q in read_questions(TOY / f"{name}.jsonl")] for name in questions.SIZES}
+    texts = {name: [row["question"] for row in rows(f"{name}.jsonl")] for name in questions.SIZES}
     for train, test in [*questions.OPENINGS.values(), questions.ENDINGS]:
         assert not set(train) & set(test) - {""}
     pairs = {name: {found.groups() for text in split if (found := re.search(r"(\d+) [-+*] (\d+)", text))}
