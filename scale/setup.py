@@ -1,4 +1,4 @@
-"""What a training needs before its first step: memory plan, questions, models. Four lines say what was chosen:
+"""What a training needs before its first step: memory plan, questions, models; and four lines about it:
 
     memory  56.1 of 86 GB on the GPU, 107 of 128 GB on the host, with --optimizer-device cpu (without: 147 GB)
     data    nq+deepmath: 936 questions to train on, 64 to choose best/, 0 to test
@@ -92,8 +92,8 @@ def show_choices(args, train_questions, valid, test):
 
 
 def load_models(args, checkpoint):
-    """(policy, reference, {name: engine} in memory for the fixed modules). A frozen copy of the model is π_ref
-    and, by default, plays all fixed modules. With adapters, it is the policy with its adapters off."""
+    """(policy, reference, {name: engine} for the fixed modules). A frozen copy of the model is π_ref and, by
+    default, plays all fixed modules. With adapters, the copy is the policy with its adapters off."""
     if loading.pick_device(args.device).type != "cuda":
         fit.bound_host_memory()
     settings = args.device, args.dtype, args.think
