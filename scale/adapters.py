@@ -37,16 +37,12 @@ class Policy(HF):
     def merged(self):
         """{name: W + B A} on the host. Merging in place, as peft does, would round the frozen weights."""
         base, dice = self.model.get_base_model(), torch.Generator(self.model.device).manual_seed(0)
-        adapted = {n: layer for n, layer in base.named_modules() if hasattr(layer, "get_delta_weight")}
-        weights = {}
-        for name, weight in base.state_dict().items():
-            if "lora_" in name:
-                continue
-            layer = adapted.get(name.removesuffix(".base_layer.weight"))
-            if layer:
-                delta = layer.get_delta_weight("default").float()
-                weight = dithered(weight.float() + delta, weight.dtype, dice)
-            weights[name.replace(".base_layer.", ".")] = weight.cpu()
+        weights = {name.replace(".base_layer.", "."): weight.cpu()
+                   for name, weight in base.state_dict().items() if "lora_" not in name}
+        for name, layer in base.named_modules():
+            if hasattr(layer, "get_delta_weight"):
+                weight, delta = layer.base_layer.weight, layer.get_delta_weight("default").float()
+                weights[f"{name}.weight"] = dithered(weight.float() + delta, weight.dtype, dice).cpu()
         return weights
 
 

@@ -17,7 +17,6 @@ import torch
 from safetensors import SafetensorError
 
 from scale import ranks
-from scale.command_line import TAKEN
 from scale.files import replace_file, replace_folder
 
 DAMAGED = "{} is damaged: remove it, then --resume goes on from the one before"
@@ -26,7 +25,8 @@ DAMAGED = "{} is damaged: remove it, then --resume goes on from the one before"
 def open_folder(args):
     """Make the run's folder with its args.json; on --resume rewrite args.json, since --steps may be new.
 
-    A kill leaves no folder, or one to resume. ValueError if the folder exists or can't be made."""
+    A kill leaves no folder, or one to resume. ValueError if the folder can't be made, because another process
+    has just made it, for example."""
     folder = Path(args.out)
     beside = folder if args.resume else folder.with_name(f"{folder.name}.writing")
     if ranks.RANK == 0:
@@ -37,8 +37,7 @@ def open_folder(args):
         except OSError as why:
             if args.resume:
                 raise
-            cannot = f"{folder} can't be made ({why.strerror}): give another --out"
-            raise ValueError(TAKEN.format(folder) if folder.exists() else cannot) from why
+            raise ValueError(f"{folder} can't be made ({why.strerror}): give another --out") from why
     ranks.wait()
 
 

@@ -23,7 +23,6 @@ from world.services import is_server
 TOY = Path(__file__).parents[1] / "toy"
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
 MODULES = ("fixed", "executor", "verifier", "generator")
-TAKEN = "{} exists already and is not written over: give another --out, or remove it"
 
 # Defaults: the paper's, and the toy's. A small model learns at a larger rate, from smaller batches. The toy's
 # questions need one turn or two: with no turn to spare, each wrong tool costs the answer.
@@ -214,7 +213,8 @@ def settle_train(args, tool_names):
             setattr(args, name, str(Path(getattr(args, name)).resolve()))
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
     if Path(args.out).exists():
-        raise ValueError(TAKEN.format(args.out))
+        raise ValueError(f"{args.out} exists already and is not written over: give another --out, "
+                         "or remove it")
     return args
 
 

@@ -2,8 +2,8 @@
 
 A bfloat16 number has 8 significant bits. Around 0.02, the size of a language model's weights, neighbouring
 numbers are 1.2e-4 apart, but an AdamW step at the paper's learning rate is 1e-6. That is less than half the
-gap, so the sum is rounded back to the old weight, at every step, and the model never moves. So each weight has
-a float32 master. The step moves the master, and the model computes with the rounded master:
+gap: the sum is rounded back to the old weight, at every step, and the model never moves. So each weight has a
+float32 master. The step moves the master, and the model computes with the rounded master:
 
     g       = gradient in float32
     m, v    = AdamW's two moments, float32
@@ -118,9 +118,9 @@ class MasterAdamW(torch.optim.Optimizer):
 def on_host(tensor, dtype, weight):
     """A copy in the host's memory, on its way from or to a weight's GPU. It is pinned: that copies faster.
 
-    Only gradients and rounded weights are copied, 2 bytes a weight each way, one tensor at a time. Masters and
-    moments stay on the host, not pinned: torch rounds pinned memory up to powers of two, so the 91 GB of a 7B
-    would take 174. Copies and arithmetic take turns. For a 7B, 15 GB each way take about a second
+    Only gradients and rounded weights are copied, 2 bytes a weight each way, one tensor at a time. Masters
+    and moments stay on the host, not pinned: torch rounds pinned memory up to powers of two, so the 91 GB of
+    a 7B would take 174. Copies and arithmetic take turns. For a 7B, 15 GB each way take about a second
     (estimated), and the arithmetic 45 s on one core (6 ns a weight, measured), less on several cores.
     """
     return torch.empty(tensor.shape, dtype=dtype, pin_memory=weight.is_cuda).copy_(tensor)
