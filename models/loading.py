@@ -111,8 +111,8 @@ def hub_is_down():
 def pick_device(device):
     """The torch.device of that name; None: the fastest that this machine has."""
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    available = ["cuda", *gpus] if torch.cuda.is_available() else []
-    available += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    available = ["cuda", *gpus] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
+    available.append("cpu")
     device = str(device or available[0])
     if device not in available:
         raise ValueError(f"There is no device {device!r} here: use one of {', '.join(available)}.")
@@ -149,7 +149,7 @@ def fingerprint(name):
     It tells two models apart that were saved in the same folder, one after the other: a run must not mix
     their answers. "" for a name on the hub and for a server.
     """
-    files = [] if is_server(name) else sorted(Path(os.path.expanduser(name)).glob("*.safetensors"))
+    files = sorted(Path(os.path.expanduser(name)).glob("*.safetensors"))  # none for a server
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size

@@ -12,18 +12,13 @@ import torch
 CHUNK = 2**26  # logits that exist in float32 at a time: 256 MiB, 441 action tokens of a vocabulary of 152k
 
 
-def short_of_memory(error):
-    """Is this RuntimeError a lack of memory? CUDA's has a class of its own, the CPU's only a message."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
 @contextmanager
 def memory_errors(what):
     """Turn torch's RuntimeError for a lack of memory into a MemoryError that names what did not fit."""
     try:
         yield
-    except RuntimeError as why:
-        if not short_of_memory(why):
+    except RuntimeError as why:  # CUDA's has a class of its own, the CPU's only a message
+        if not isinstance(why, torch.OutOfMemoryError) and "can't allocate memory" not in str(why):
             raise
         raise MemoryError(f"{what} does not fit into memory") from why
 
@@ -50,16 +45,15 @@ def in_memory(work, items, length, budget, extra=0, restart=None):
     while waiting:
         longest = length(waiting[0]) + extra
         batch, states = waiting[: max(1, budget // longest)], random_states()
+        row = f"one row of {longest - extra} tokens" + (f" and {extra} new ones" if extra else "")
         try:
-            results.append(work(batch))
+            with memory_errors(row):
+                results.append(work(batch))
             waiting = waiting[len(batch) :]
             continue
-        except RuntimeError as why:
-            if not short_of_memory(why):
-                raise
+        except MemoryError:
             if len(batch) == 1:
-                row = f"one row of {longest - extra} tokens" + (f" and {extra} new ones" if extra else "")
-                raise MemoryError(f"{row} does not fit into memory") from why
+                raise
         # Not inside `except`: while the exception lives, its traceback holds the failed attempt's tensors.
         torch.cuda.empty_cache()  # does nothing without a GPU
         budget, halved = len(batch) * longest // 2, halved + 1

@@ -53,9 +53,8 @@ def save(folder, policy, optimizer, step, best, args):
         (path / "train.json").write_text(json.dumps(settings, indent=1))
         if optimizer:
             torch.save({"step": step, "best": best, "optimizer": state}, path / "trainer.pt")
-        for file in path.rglob("*"):  # safetensors ignores the umask and makes private files
-            if file.is_file():
-                file.chmod((path / "train.json").stat().st_mode & 0o777)
+        for file in filter(Path.is_file, path.rglob("*")):  # safetensors ignores the umask
+            file.chmod((path / "train.json").stat().st_mode & 0o777)
 
     try:
         if ranks.RANK == 0:

@@ -41,8 +41,7 @@ def plan_memory(args):
         others=sum(fit.shapes(other)["parameters"] for other in others), ranks=ranks.WORLD,
         dtype=loading.pick_dtype(args.dtype, device), max_new_tokens=new,
         **{name: getattr(args, name) for name in choices})
-    for name, value in changes.items():
-        setattr(args, name, value)
+    vars(args).update(changes)
     if args.lr is None:
         args.lr = 1e-5 if args.lora else 1e-6
     say(f"memory  {text}")

@@ -4,13 +4,13 @@
     python toy/make.py --check     check the toy that is there
 
 toy/ is an ordinary checkpoint folder (a Qwen2 of about a million parameters, its tokenizer, a chat template),
-an ordinary corpus and ordinary JSONL questions. solve.py and train.py use it by default, through the code that
-runs a 7B.
+an ordinary corpus and ordinary JSONL questions. It is the default of solve.py and train.py, whose code treats
+it like a 7B.
 
 A million parameters can play planner, executor, verifier and generator for two reasons: the prompts are only
 some tens of tokens long for this model (pieces.py), and it is warm-started in two stages:
 
-    copying        the answer repeats a random sequence from the prompt, so that numbers are copied without error
+    copying        the answer repeats a random sequence from the prompt: numbers are then copied right
     supervision    the answers of all modules in real flows (solve.rollout, real tools), written by a teacher
                    that knows every format and sub-goal, but picks its tools by chance (teacher.py)
 """
