@@ -88,7 +88,8 @@ def flag_group(parser, title):
 
 def add_engines(parser):
     add, rare = flag_group(parser, "the modules that are not trained, and the tools")
-    add("--fixed", "model of all modules but the planner; None: the one --model was trained with, or --model")
+    add("--fixed", "all modules but the planner: folder, hub name or http://host:8000/v1#model; "
+                   "None: the one --model was trained with, or --model")
     for module in MODULES[1:]:
         rare(f"--{module}", f"another model for the {module} alone; None: --fixed")
     add("--judge", "model that grades what the rules cannot read, or none; None: --fixed, for the toy none")
@@ -157,7 +158,7 @@ def train_parser():
     add("--lora", "train adapters of this rank (needs peft); None: all weights, or 32 if these do not fit",
         type=int, metavar="RANK")
     rare("--token-budget", "tokens of a micro-batch: bounds memory; None: 16384, or what fits", type=int)
-    rare("--optimizer-device", "cpu: float32 masters and moments in the host's memory; None: if they must be",
+    rare("--optimizer-device", "cpu: float32 masters and moments in the host's memory; None: if need be",
          choices=["cpu"])
     rare("--gradient-checkpointing", "less memory, a third more time; None: on cuda, or if nothing else fits",
          action=argparse.BooleanOptionalAction)
@@ -233,7 +234,7 @@ def check_numbers(args):
 
 
 def check_counts(args):
-    """Every flag that takes an integer, except --seed, counts something."""
+    """ValueError for an integer below 1: every flag that takes an integer, except --seed, counts something."""
     for name, value in vars(args).items():
         if type(value) is int and name != "seed" and value < 1:  # not isinstance(): a switch is a bool
             raise ValueError(f"--{name.replace('_', '-')} {value} does nothing: use 1 or more")
