@@ -234,7 +234,7 @@ def check_numbers(args):
 
 
 def check_counts(args):
-    """ValueError for an integer below 1: every flag that takes an integer, except --seed, counts something."""
+    """Refuse integers below 1: every flag that takes an integer, except --seed, counts something."""
     for name, value in vars(args).items():
         if type(value) is int and name != "seed" and value < 1:  # not isinstance(): a switch is a bool
             raise ValueError(f"--{name.replace('_', '-')} {value} does nothing: use 1 or more")
