@@ -7,8 +7,8 @@ Four kinds: arithmetic; one fact; a fact, then arithmetic; two facts compared. "
 planner finds, in this order; "{0}" in a step is the value that the first step has found.
 
 Test questions differ from training questions: no pair of numbers and no opening is in both. But 48 of the 75
-test questions for a single fact ask for one that training asks for, too, in other words; and of the 75 that
-compare two countries 58 are answered no, so always answering no is right in 77 % of them.
+test questions that ask for a single fact ask for one that training asks for, too, in other words; and of the
+75 that compare two countries 58 are answered no, so always answering no is right in 77 %.
 """
 
 import random
