@@ -1,7 +1,7 @@
 """The cast: which engine plays which module, and whether all of them fit into memory.
 
-The planner is the policy. The other modules are fixed: one engine plays them all, unless the command line
-names another for one of them. An engine that plays several parts is loaded once.
+The planner is the policy. The other modules are fixed: --fixed plays them all, unless the command line names
+another model for one of them. A model that plays several modules is loaded once.
 """
 
 import torch
@@ -9,15 +9,14 @@ import torch
 from models.completion import Cached
 from models.loading import config_of, pick_device, pick_dtype
 from scale import adapters, fit
-from scale.command_line import MODULES
-from world import services
+from scale.command_line import local_models
 from world.sandbox import protection
 
 FIXED = ("analysis", "executor", "base_generator", "verifier", "generator")  # everything but the planner
 
 
 def load_engines(args, loaded, cache):
-    """({module: engine} for rollout(), the judge or None). loaded: {name: engine}, those that are there."""
+    """({module: engine} for rollout(), the judge or None). loaded: {name: engine} of models in memory."""
 
     def engine(name):
         if name not in loaded:
@@ -29,7 +28,7 @@ def load_engines(args, loaded, cache):
 
 
 def show_engines(policy, fixed, judge, tools, left_out):
-    """The first lines of a run: who plays what, with which tools. left_out: why some tools are missing."""
+    """The first lines of a run: the model of each module, and the tools. left_out: why tools are missing."""
     main = fixed["analysis"]
     lines = [f"planner {policy}", f"fixed   {main}"]
     lines += [f"{module} {engine}" for module, engine in fixed.items() if engine is not main]
@@ -42,13 +41,13 @@ def show_engines(policy, fixed, judge, tools, left_out):
 
 
 def plan_memory(args):
-    """The line "memory ..." about the weights of all local models; ValueError, before a download, if they do
-    not fit. Without a GPU, models that do not fit in float32 are loaded in bfloat16, unless --dtype is given.
+    """Do the weights of all local models fit into memory? The line "memory ..." says so; ValueError if not,
+    before any weights are downloaded. Without --dtype, and without a GPU, weights that do not fit in float32
+    are loaded in bfloat16.
     """
-    names = {args.model, args.judge, *(getattr(args, name) for name in MODULES)} - {None}
-    configs = [config_of(name) for name in sorted(names) if not services.is_server(name)]
+    configs = [config_of(name) for name in local_models(args)]
     for config in configs:
-        fit.context(config, args.max_new_tokens)
+        fit.context(config, args.max_new_tokens)  # ValueError if prompts have no room
     device = pick_device(args.device)
     weights = sum(fit.shapes(config)["parameters"] for config in configs)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else fit.host_memory()

@@ -1,11 +1,11 @@
-"""Completion, an engine's answer to one prompt: all that training needs to know of it.
+"""Completion: what an engine returns for one prompt, and all that training needs of it.
 
     prompt_ids  s^t   the prompt exactly as the model read it, chat template included
     ids         a^t   what the model sampled, token by token, its stop token included
 
-The ids travel from the engine to the loss and are never made again from text: decoding and tokenising
-again gives, now and then, tokens that nobody sampled. The stop token is an action like any other (the policy
-has to learn to end), and a completion that was cut at max_new_tokens has none.
+The loss gets the very ids that the engine sampled. They are never made again from text: decoding and
+tokenising again gives, now and then, other tokens. The stop token is an action like any other, since the
+policy has to learn to end; a completion that was cut at max_new_tokens has none.
 """
 
 import copy
@@ -21,9 +21,9 @@ class Completion:
     text: str  # ids as text, without control tokens
     prompt_ids: list[int]  # a server gives neither these nor ids: both are empty
     ids: list[int]
-    error: str = ""  # why there is no answer, e.g. TOO_LONG; text and ids are then empty
-    usage: int = 0  # tokens, prompt and answer, as a server counted them
-    logps: list[float] = field(default_factory=list, compare=False)  # log π of ids, if they were sampled
+    error: str = ""  # why there is no completion, e.g. TOO_LONG; text and ids are then empty
+    usage: int = 0  # tokens of prompt and completion, as a server counted them
+    logps: list[float] = field(default_factory=list, compare=False)  # log π of ids; empty at temperature 0
 
     @property
     def tokens(self):
@@ -31,18 +31,18 @@ class Completion:
 
 
 def outage(error):
-    """Is this error of a Completion worth another try later?
+    """Is this error of a Completion an outage, which any prompt would have met?
 
-    Not if the prompt is too long or the server refuses this very prompt (400, 413, 415, 422). Other refusals
-    (401, 402, 403, 404: an expired key, a model that is gone) would meet every prompt, so they are outages.
+    Not if the prompt is too long, nor if the server refuses this very prompt (400, 413, 415, 422). Other
+    refusals (401, 402, 403, 404: an expired key, a model that is gone) are outages.
     """
     return error != "" and TOO_LONG not in error and not re.search(r"answered 4(00|13|15|22)\b", error)
 
 
 def once_each(answer, prompts, temperature):
-    """answer(prompts) -> [Completion], but at temperature 0 equal prompts are answered once.
+    """answer(prompts), but at temperature 0 each distinct prompt is answered once and its Completion copied.
 
-    Above temperature 0 each copy of a prompt is a sample of its own. No two completions share a list of ids.
+    Above temperature 0 each copy of a prompt is sampled separately.
     """
     if temperature != 0:
         return answer(list(prompts))
@@ -52,7 +52,8 @@ def once_each(answer, prompts, temperature):
 
 
 class Cached:
-    """An engine with a services.Cache of its answers at temperature 0: a verdict of the judge is paid once.
+    """An engine whose completions at temperature 0 are kept in a services.Cache. The judge is one: with
+    --cache no verdict is computed or paid twice.
 
     A cached Completion has a text and no ids. Errors are not cached.
     """
@@ -68,10 +69,10 @@ class Cached:
         if temperature != 0:
             return self.engine(prompts, **settings)
         key = ("engine", str(self.engine), str(max_new_tokens))
-        cached = {prompt: self.cache.get(*key, prompt) for prompt in prompts}
-        missing = [prompt for prompt, text in cached.items() if text is None]
+        texts = {prompt: self.cache.get(*key, prompt) for prompt in prompts}
+        missing = [prompt for prompt, text in texts.items() if text is None]
         new = dict(zip(missing, self.engine(missing, **settings))) if missing else {}
         for prompt, completion in new.items():
             if not completion.error:
                 self.cache.put(completion.text, *key, prompt)
-        return [new.get(prompt) or Completion(cached[prompt], [], []) for prompt in prompts]
+        return [new.get(prompt) or Completion(texts[prompt], [], []) for prompt in prompts]

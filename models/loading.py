@@ -1,13 +1,13 @@
-"""From a name to an engine, or to one sentence that says why there is none.
+"""Load the engine that a name stands for, or raise one sentence that says why there is none.
 
     engine = load_engine("Qwen/Qwen2.5-0.5B-Instruct")           # on the hub, or a folder
     engine = load_engine("http://localhost:8000/v1#my-model")    # a server: vLLM, SGLang, Ollama, ...
     completions = engine(["What is 2 + 2?"], temperature=0.7)    # [Completion], in the prompts' order
 
-Every module of the agent talks to its model through this one call. A server can play any module, but
-training needs local weights. Servers can return token ids (vLLM: return_token_ids); two things are missing to
-train through one: sending it the new weights after each step, and truncated importance weights, because its
-kernels compute other log-probs than the update.
+All modules call their models in this one way. A server can play any module, but training needs local
+weights. To sample training rollouts from a server that returns token ids (vLLM: return_token_ids), two things
+are missing: sending it the new weights after each step, and truncated importance weights, because its kernels
+compute other log-probs than the update.
 """
 
 import functools
@@ -28,14 +28,14 @@ from models.server import Server
 from world.services import is_server
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-HUB_SECONDS = 6  # the hub's time to answer at all
+HUB_SECONDS = 6  # after which a hub that has not answered is taken to be down
 
 
 def load_engine(name, device=None, dtype=None, think=False):
     """The engine of a folder, a name on the hub or a server's address. ValueError says why there is none.
 
-    device: cuda, else mps, else cpu. dtype: bfloat16 on cuda where the hardware computes in it, else float32.
-    think: let a model think whose chat template leaves the choice.
+    device None: cuda, else mps, else cpu. dtype None: bfloat16 on a GPU that computes in it, else float32.
+    think: let models think whose chat template leaves the choice.
     """
     if is_server(name):
         return Server(name, think=think)
@@ -53,7 +53,7 @@ def load_engine(name, device=None, dtype=None, think=False):
 
 
 def config_of(name):
-    """The configuration of a model in a folder or on the hub, without its weights; ValueError if none."""
+    """The configuration of a model in a folder or on the hub; no weights are loaded. ValueError if none."""
     name = os.path.expanduser(name)
     if os.path.isdir(name):
         logging.disable_progress_bar()  # a download shows its progress, a local folder does not
@@ -68,7 +68,7 @@ def config_of(name):
 
 
 def from_pretrained(kind, name, **settings):
-    """kind.from_pretrained(name), whose errors become one sentence each."""
+    """kind.from_pretrained(name); an error becomes a ValueError of one sentence."""
     try:
         local = not os.path.isdir(name) and hub_is_down()
         return kind.from_pretrained(name, local_files_only=local, **settings)
@@ -85,10 +85,10 @@ def from_pretrained(kind, name, **settings):
 
 @functools.cache
 def hub_is_down():
-    """Does the model hub give no answer within HUB_SECONDS? Looked at once; the cache then serves alone.
+    """Does the model hub give no answer within HUB_SECONDS? Found out once; then only local files are read.
 
-    Otherwise from_pretrained() would try a file up to twelve times: 45 s where nothing listens, minutes where
-    connections hang. A thread, because the look-up of a host's name obeys no timeout.
+    Without this, from_pretrained() tries each file up to twelve times: 45 s if nothing listens, minutes if
+    connections hang. It needs a thread, because the look-up of a host's name has no timeout.
     """
     answers = []
 
@@ -109,10 +109,10 @@ def hub_is_down():
 
 
 def pick_device(device):
-    """The torch.device of that name, by default the fastest that this machine has."""
+    """The torch.device of that name; None: the fastest that this machine has."""
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    available = ["cuda", *gpus] if torch.cuda.is_available() else []
-    available += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    available = ["cuda", *gpus] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
+    available.append("cpu")
     device = str(device or available[0])
     if device not in available:
         raise ValueError(f"There is no device {device!r} here: use one of {', '.join(available)}.")
@@ -120,7 +120,7 @@ def pick_device(device):
 
 
 def pick_dtype(dtype, device):
-    """The torch.dtype of that name, by default bfloat16 on a GPU that computes in it, else float32."""
+    """The torch.dtype of that name; None: bfloat16 on a GPU that computes in it, else float32."""
     if dtype is None:
         half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if half else torch.float32
@@ -131,10 +131,10 @@ def pick_dtype(dtype, device):
 
 
 def refuse_to_train(config):
-    """ValueError for rotary embeddings that depend on the longest row of a batch (longrope).
+    """ValueError if the rotary embeddings of a row depend on the longest row of its batch (longrope).
 
-    A rollout is sampled in one batch and scored in another, so its ratio would leave 1 before anything is
-    learnt. "dynamic" ones differ beyond the context only, which no rollout reaches.
+    A rollout is sampled in one batch and scored in another, so its ratio ρ would leave 1 before anything is
+    learnt. "dynamic" ones depend on it only beyond the context, which no rollout reaches.
     """
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope, *rope.values()]  # one for all layers, or one for each kind of layer
@@ -144,12 +144,12 @@ def refuse_to_train(config):
 
 
 def fingerprint(name):
-    """A hash of the weights in a folder: of their sizes and of 64 blocks spread over each file.
+    """A hash of the weights in a folder: of each file's size and of 64 blocks spread over it.
 
-    It shows that a checkpoint was trained on and saved under the same name: another model, to which the old
-    one's answers do not belong. "" for a name on the hub and for a server.
+    It tells two models apart that were saved in the same folder, one after the other: a run must not mix
+    their answers. "" for a name on the hub and for a server.
     """
-    files = [] if is_server(name) else sorted(Path(os.path.expanduser(name)).glob("*.safetensors"))
+    files = sorted(Path(os.path.expanduser(name)).glob("*.safetensors"))  # none for a server
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size

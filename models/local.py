@@ -1,4 +1,4 @@
-"""HF, the engine of a local transformers model: encode the prompts, sample, decode, keep the log-probs.
+"""HF, the engine of a local transformers model: it encodes prompts, samples, decodes, records log-probs.
 
     engine = HF(model, tokenizer)
     completions = engine(["What is 2 + 2?"], temperature=0.7, max_new_tokens=256)      # in the prompts' order
@@ -7,9 +7,10 @@ What is sampled is softmax(logits / temperature) over the whole vocabulary, beca
 log-probs flow_grpo.py computes. Checkpoints bring sampling settings with them (Qwen2.5-Instruct: top_k 20,
 top_p 0.8, a repetition penalty of 1.05); only their stop tokens are used, and save() keeps the rest.
 
-Temperature 0 takes the likeliest token each time. The batch changes nothing but rounding: in half precision
-its shape can tip a near tie. Sampling draws from torch's global generator: torch.manual_seed(s) before a call
-decides all of it, given the same prompts, settings and hardware.
+Temperature 0 takes the likeliest token each time. How prompts are batched changes nothing but rounding; in
+half precision that can decide between two tokens of nearly equal probability. Sampling draws from torch's
+global generator: torch.manual_seed(s) before a call decides the samples, given the same prompts, settings and
+hardware.
 
 Thinking models: a chat template that knows `enable_thinking` gets False, unless the engine's `think` is set.
 The thinking stays in ids and text; the parsers read what follows it (tokens.after_thinking).
@@ -30,12 +31,12 @@ from scale.batches import in_memory
 
 @contextmanager
 def sampling_mode(model):
-    """Make generate() sample from the model's softmax and nothing else; afterwards restore what was changed.
+    """Make generate() sample from the model's softmax and nothing else; restore all settings afterwards.
 
-    training, gradient_checkpointing: with both on, transformers drops the cache, so every token after the
-    first is sampled without its context. generation_config: generate() fills each setting that is None from
-    the checkpoint's, and some have no neutral value to pass instead (sequence_bias), so the model gets an
-    empty one. Each module gets its former values back: a model in training may have parts in eval.
+    training, gradient_checkpointing: if both are on, transformers drops the cache, and every token after the
+    first is sampled without its context. generation_config: generate() takes each setting that is None from
+    the checkpoint, and some (sequence_bias) have no neutral value that could be passed, so the model gets an
+    empty one. Each module gets its own values back, because a model in training may have parts in eval.
     """
     sampling = {"training": False, "gradient_checkpointing": False, "generation_config": GenerationConfig()}
     before = [(m, name, vars(m)[name]) for m in model.modules() for name in sampling if name in vars(m)]
@@ -51,15 +52,15 @@ def sampling_mode(model):
 class HF:
     """A transformers model with its tokenizer, called with prompts.
 
-    token_budget bounds the tokens of a batch (a 7B's cache is 57 KB a token: 3.8 GB for the default). Where
-    memory is short, it is halved, for good (scale/batches.py). think: let the model think, if it can.
+    token_budget: tokens of a batch at most (a 7B's cache is 57 KB a token: 3.8 GB for the default). If memory
+    is short, it is halved for all later calls, too (scale/batches.py). think: let the model think, if it can.
     """
 
     def __init__(self, model, tokenizer, token_budget=65_536, think=False):
         self.model, self.tokenizer, self.token_budget, self.think = model, tokenizer, token_budget, think
 
     def __str__(self):
-        """name | parameters | device | dtype, for the first line of a script."""
+        """name | parameters | device | dtype, for the first lines of a run."""
         millions = sum(p.numel() for p in self.model.parameters()) / 1e6
         dtype = str(self.model.dtype).removeprefix("torch.")
         name = self.model.config.name_or_path.removeprefix(os.getcwd() + os.sep)
@@ -82,23 +83,23 @@ class HF:
             for c, (ids, logps) in zip(batch, rows):
                 c.ids, c.text, c.logps = ids, self.decode(ids, c.prompt_ids), logps
 
-        fits = [c for c in completions if not c.error]
+        valid = [c for c in completions if not c.error]
         prompt_length = lambda c: len(c.prompt_ids)
-        _, self.token_budget, _ = in_memory(complete, fits, prompt_length, self.token_budget, max_new_tokens)
+        _, self.token_budget, _ = in_memory(complete, valid, prompt_length, self.token_budget, max_new_tokens)
         return completions
 
     def generate(self, prompts, temperature, max_new_tokens):
         """Sample one batch: token lists in, [(ids, log π of each)] out.
 
-        transformers' generate() runs without gradients but not in inference mode, whose tensors could stay in
-        the model's buffers (dynamic rotary embeddings) and break the update.
+        Not in torch.inference_mode(): its tensors could stay in the model's buffers (dynamic rotary
+        embeddings) and break the update. transformers' generate() itself uses no_grad().
         """
         stops = self.stop_ids()
-        pad = stops[0] if stops else 0  # any id will do: masked on the left, cut off on the right
+        pad = stops[0] if stops else 0  # any id will do: it is masked on the left and cut off on the right
         P, device = max(map(len, prompts)), self.model.device
         ids = torch.tensor([[pad] * (P - len(s)) + s for s in prompts], device=device)  # (N, P)
         mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in prompts], device=device)  # (N, P)
-        # top_k 0 is the whole vocabulary: transformers' default is 50. Temperature 0 reads none of these.
+        # top_k 0 is the whole vocabulary; the default would be 50. At temperature 0 none of these is read.
         sampling = dict(temperature=float(temperature), top_k=0, top_p=1.0) if temperature != 0 else {}
         settings = GenerationConfig(
             do_sample=temperature != 0, **sampling, num_beams=1, repetition_penalty=1.0, use_cache=True,
@@ -112,7 +113,7 @@ class HF:
 
     @functools.cached_property
     def control_tokens(self):
-        """{id: text} of all control tokens; all_special_tokens has only the named ones, 3 of SmolLM2's 17."""
+        """{id: text} of all control tokens. all_special_tokens alone has only 3 of SmolLM2's 17."""
         added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         return added | dict(zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens))
 
@@ -125,8 +126,8 @@ class HF:
     def decode(self, ids, prompt_ids=()):
         """The text of a completion, without its control tokens.
 
-        The stop token goes even where the tokenizer does not call it special; <think> stays even where it
-        does. If the template opens the thinking (R1: the prompt ends with "<think>"), so does the text.
+        The stop token is always left out, and <think> always stays, whatever the tokenizer calls special. If
+        the template opens the thinking (R1: the prompt ends with "<think>"), the text gets a <think>, too.
         """
         ids = ids[:-1] if ids and ids[-1] in self.stop_ids() else ids
         ids = [i for i in ids if self.control_tokens.get(i) in (None, *THINK)]
@@ -144,8 +145,8 @@ class HF:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
     def save(self, folder, model=None, weights=None):
-        """Write a folder that load_engine(), vLLM or transformers can read, generation_config unchanged. An
-        adapters.Policy gives the model below its adapters, and the merged weights."""
+        """Write a folder that load_engine(), vLLM or transformers can read, with the generation_config as it
+        came. model, weights: from adapters.Policy, the model below the adapters and the merged weights."""
         model = model or self.model
         with sampling_mode(model):  # transformers refuses to save some published generation_configs
             model.save_pretrained(folder, state_dict=weights)
@@ -154,7 +155,7 @@ class HF:
 
 
 def upto_stop(ids, stops):
-    """What was sampled: all tokens up to the first stop token, that one included. The rest is padding.
+    """The sampled tokens: all up to and including the first stop token. The rest is padding.
 
     >>> upto_stop([5, 6, 2, 2, 2], stops=[2])
     [5, 6, 2]
@@ -166,8 +167,9 @@ def upto_stop(ids, stops):
 class SampledLogps:
     """A logits processor that changes nothing and records the log-prob of each sampled token.
 
-    It holds the logits of one step until the next call shows which tokens were drawn from them: N x T numbers
-    in all, where output_logits would hold N x T x V. update() compares them with its scores (sampling_gap).
+    It holds the logits of one step until the next call shows which tokens were sampled from them. So it keeps
+    N x T numbers, where generate()'s output_logits would keep N x T x V. update() compares them with the
+    log-probs that it computes (sampling_gap).
     """
 
     def __init__(self, temperature):
@@ -181,6 +183,6 @@ class SampledLogps:
         return logits
 
     def rows(self, ids):
-        """[log-probs] of each row of what generate() returned, padding included; empty at temperature 0."""
+        """[log-probs] of each row that generate() returned, padding included; empty at temperature 0."""
         self(ids, None)
         return torch.cat(self.logps, 1).tolist() if self.logps else [[] for _ in ids]

@@ -1,13 +1,13 @@
-"""Server, the engine of a server that speaks OpenAI's chat API: vLLM, SGLang, llama.cpp, Ollama, OpenAI, ...
+"""Server, the engine for servers with OpenAI's chat API: vLLM, SGLang, llama.cpp, Ollama, OpenAI, ...
 
     engine = Server("http://localhost:8000/v1#my-model")       # a server with one model needs no name
     completions = engine(["What is 2 + 2?"])                   # texts only: prompt_ids and ids are empty
 
-A request that fails for now (429, 5xx, a dropped connection, a broken answer) is repeated with growing
-pauses, by world/services.py. If it fails for good, Completion.error says why: that is never an answer.
+world/services.py retries, with growing pauses, what may work later (429, 5xx, a dropped connection, a broken
+answer). If a request fails for good, Completion.error says why, and no rollout takes that for an answer.
 
-The key is OPENAI_API_KEY. It travels over https or to this machine, never in the clear. A server may sample
-with settings of the checkpoint (top-k, a repetition penalty): it is no policy to train.
+The key is OPENAI_API_KEY. It is sent over https or to this machine only, never in the clear. A server may
+sample with the checkpoint's settings (top-k, a repetition penalty), so it cannot be the policy in training.
 """
 
 import os
@@ -21,17 +21,17 @@ from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from models.tokens import defuse
 from world import services
 
-# Servers that hand chat_template_kwargs to the chat template, as their lists of models name them (owned_by).
-# Others get no such field: some (OpenAI) refuse what they do not know.
+# The kinds of servers (owned_by in their list of models) that pass chat_template_kwargs to the chat template.
+# Others do not get this field, because some (OpenAI) refuse unknown fields.
 TEMPLATE_SERVERS = ("vllm", "sglang", "llamacpp")
 FULL = re.compile(r"context[ _](length|window|size)|too long|too many tokens|maximum", re.IGNORECASE)
 MESSAGE = re.compile(r'"(?:message|detail)"\s*:\s*"([^"\\]{1,200})')
 
 
 class Server:
-    """A model server, called with prompts. url: http://host:8000/v1#model.
+    """A model server, called with prompts. url: http://host:8000/v1#model. at_once: requests at a time.
 
-    think: let the model think, if the server is one of TEMPLATE_SERVERS.
+    think: let the model think; needs one of TEMPLATE_SERVERS.
     """
 
     def __init__(self, url, at_once=16, seconds=300, think=False):
@@ -45,12 +45,12 @@ class Server:
         key = key if local or parts.scheme == "https" else ""
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.session = services.session(tries=6)
-        self.session.trust_env = not local  # a proxy is not needed on this machine, and would see the key
-        self.extra = {}  # fields of a request that only some servers understand
+        self.session.trust_env = not local  # a proxy would see the key, and this machine needs none
+        self.extra = {}  # fields of a request that only TEMPLATE_SERVERS understand
         self.name = self.find(name)
 
     def find(self, name):
-        """The model's name, given or the only one served. Shows, before any work, that the server runs."""
+        """The model's name: the given one, or the only one served. ValueError if the server does not run."""
         session = services.session(tries=1)
         session.trust_env = self.session.trust_env
         try:
@@ -61,7 +61,7 @@ class Server:
                 raise ValueError(f"{why}: start the model server, or correct its address.") from why
             if not name:
                 raise ValueError(f"{why} instead of its models: name it, as in {self.url}#MODEL.") from why
-            return name  # the server runs but lists no models, like transformers' without a hub
+            return name  # the server runs but lists no models, like transformers' own server offline
         if not name and len(owners) != 1:
             names = ", ".join(owners) or "no model"
             raise ValueError(f"{self.host} serves {names}: name one, as in {self.url}#MODEL.")
@@ -78,10 +78,9 @@ class Server:
         return once_each(lambda distinct: self.answer(distinct, settings), prompts, temperature)
 
     def answer(self, prompts, settings):
-        """A Completion for each prompt, from up to `at_once` requests at a time.
-
-        Sampled ones have a seed each, where the server takes one: so torch.manual_seed decides them, too, and
-        copies of a prompt still differ.
+        """A Completion for each prompt. Above temperature 0 each request has a seed of its own, drawn from
+        torch: if the server takes seeds, torch.manual_seed decides its samples, too, and copies of a prompt
+        differ.
         """
         shared = {"model": self.name, **settings, **self.extra}
         bodies = [shared | {"messages": [{"role": "user", "content": defuse(prompt)}]} for prompt in prompts]
@@ -92,7 +91,7 @@ class Server:
             return list(pool.map(self.request, bodies))
 
     def request(self, body):
-        """The Completion of one request, or one with the reason why there is none."""
+        """The Completion of one request; if the request fails, a Completion with its error."""
         url = f"{self.url}/chat/completions"
         try:
             (text, usage), _ = services.api(self.session, "POST", url, self.seconds, again=4,
@@ -101,17 +100,17 @@ class Server:
         except services.Failed as why:
             if why.status in (400, 413, 422) and FULL.search(why.body):
                 return Completion("", [], [], TOO_LONG)
-            # The message of another status, as 401, is not shown: it may quote the key.
+            # Messages of other statuses are not shown: that of 401 may quote the key.
             message = MESSAGE.search(why.body) if why.status in (400, 404, 422) else None
             return Completion("", [], [], f"{why}: {message[1]}" if message else str(why))
 
 
 def owners_of(data):
-    """{name of a model: the kind of its server} from a list of models."""
+    """{name of a model: the kind of server} from a server's list of models."""
     return {str(model["id"]): model.get("owned_by") for model in data["data"]}
 
 
 def text_and_usage(data):
-    """(text, number of tokens) of a chat completion. A model that has nothing to say sends null."""
+    """(text, number of tokens) of a chat completion. null stands for an empty text."""
     text, usage = data["choices"][0]["message"]["content"], (data.get("usage") or {}).get("total_tokens")
     return (text or "").strip("\0"), min(int(usage or 0), 10**9)

@@ -1,14 +1,14 @@
-"""Adapters: train a few million weights beside the frozen ones (LoRA, arXiv 2106.09685). Needs peft.
+"""Adapters (LoRA, arXiv 2106.09685): train a few million weights beside the frozen ones. Needs peft.
 
     policy, frozen = adapted(load_engine("Qwen/Qwen2.5-7B-Instruct"), rank=32)
     policy = load("runs/Qwen2.5-7B-Instruct-seed0/best")
 
-A layer computes W x + B A x; A and B, of rank r, are trained, W is not. So one copy of a 7B serves
-everything: with its adapters it is the policy, without them π_ref and all fixed modules.
+A layer computes W x + B A x. A and B, of rank r, are trained; W is not. So one copy of a 7B serves for
+everything: with its adapters it is the policy, without them it is π_ref and all fixed modules.
 
-A checkpoint holds the merged model, W + B A, rounded to W's dtype, which needs no peft; and in adapters/, in
-peft's format, A and B in float32. With the base model these are exactly the policy that was trained and
-graded on --valid, so load() prefers them.
+A checkpoint holds the policy twice. The folder itself is the merged model, W + B A rounded to W's dtype: it
+needs neither peft nor the base model. adapters/ holds A and B in float32, in peft's format: with the base
+model they are exactly the policy that was trained and graded on --valid, so load() prefers them.
 """
 import json
 import os
@@ -20,11 +20,12 @@ from safetensors import SafetensorError
 
 from models.loading import fingerprint, load_engine
 from models.local import HF
-from world import services
+from scale.checkpoints import DAMAGED
+from world.services import is_server
 
 
 class Policy(HF):
-    """The model with its adapters."""
+    """The policy: the model with its adapters on."""
 
     def save(self, folder):
         """Write the merged model, the adapters, and the fingerprint of the base model that they belong to."""
@@ -34,33 +35,29 @@ class Policy(HF):
         Path(folder, "adapters", "base.sha256").write_text(weights)
 
     def merged(self):
-        """{name: W + B A} on the host. (Merging in place, and back, would round the frozen weights.)"""
+        """{name: W + B A} on the host. Merging in place, as peft does, would round the frozen weights."""
         base, dice = self.model.get_base_model(), torch.Generator(self.model.device).manual_seed(0)
-        adapted = {n: layer for n, layer in base.named_modules() if hasattr(layer, "get_delta_weight")}
-        weights = {}
-        for name, weight in base.state_dict().items():
-            if "lora_" in name:
-                continue
-            layer = adapted.get(name.removesuffix(".base_layer.weight"))
-            if layer:
-                delta = layer.get_delta_weight("default").float()
-                weight = dithered(weight.float() + delta, weight.dtype, dice)
-            weights[name.replace(".base_layer.", ".")] = weight.cpu()
+        weights = {name.replace(".base_layer.", "."): weight.cpu()
+                   for name, weight in base.state_dict().items() if "lora_" not in name}
+        for name, layer in base.named_modules():
+            if hasattr(layer, "get_delta_weight"):
+                weight, delta = layer.base_layer.weight, layer.get_delta_weight("default").float()
+                weights[f"{name}.weight"] = dithered(weight.float() + delta, weight.dtype, dice).cpu()
         return weights
 
 
 def dithered(weight, dtype, dice=None):
-    """To bfloat16, rounded up or down by chance, so that the mean is right. W is a bfloat16 number, and B A
-    is mostly less than half the way to the next one: rounded to the nearest, W + B A would be W again."""
+    """Round to bfloat16, up or down by chance, so that the mean is right. W is a bfloat16 number, and B A is
+    mostly smaller than half the gap to the next one: rounded to the nearest, W + B A would be W again."""
     if dtype != torch.bfloat16:
         return weight.to(dtype)
-    # below: a random number of the 16 bits that float32 has and bfloat16 lacks
+    # bfloat16 is float32 without its last 16 bits: add 16 random bits, then cut 16 bits off.
     below = torch.randint(1 << 16, weight.shape, generator=dice, device=weight.device, dtype=torch.int32)
     return (weight.view(torch.int32) + below & -(1 << 16)).view(torch.float32).to(dtype)
 
 
 class Frozen(HF):
-    """The same model as it was before training."""
+    """π_ref and the fixed modules: the same model with its adapters off."""
 
     def generate(self, *prompts_and_settings):
         with self.model.disable_adapter():
@@ -68,7 +65,7 @@ class Frozen(HF):
 
 
 def peft():
-    """The package, which is optional."""
+    """The optional package peft; ValueError if it is not installed."""
     try:
         import peft
     except ImportError as why:
@@ -77,10 +74,10 @@ def peft():
 
 
 def adapted(engine, rank, checkpoint=None):
-    """(policy, frozen): the engine's model with new adapters on all linear layers but the head, or with the
-    adapters of a checkpoint."""
+    """(policy, frozen): the engine's model with the adapters of a checkpoint, or with new adapters on all
+    linear layers but the head."""
     if checkpoint:
-        model = with_saved(engine.model, Path(checkpoint))
+        model = with_saved(engine.model, checkpoint)
     else:
         settings = peft().LoraConfig(
             r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -89,30 +86,29 @@ def adapted(engine, rank, checkpoint=None):
 
 
 def with_saved(model, checkpoint):
-    """The model with a checkpoint's adapters, to be trained further; ValueError if they belong to another."""
+    """The model with a checkpoint's adapters, ready to train; ValueError if they belong to another model."""
     base = model.config.name_or_path
     try:
         weights = (checkpoint / "adapters" / "base.sha256").read_text()
         model = peft().PeftModel.from_pretrained(
             model, checkpoint / "adapters", is_trainable=True, torch_device=str(model.device))
     except (OSError, SafetensorError) as why:
-        sentence = f"{checkpoint} is damaged: remove it, then --resume goes on from the one before"
-        raise ValueError(sentence) from why
+        raise ValueError(DAMAGED.format(checkpoint)) from why
     if weights != fingerprint(base):
         raise ValueError(f"{base} is not the model that {checkpoint} was trained on, or has changed since")
     return model
 
 
 def load(name, device=None, dtype=None, think=False):
-    """load_engine(), but a checkpoint with adapters becomes its base model with these adapters. Where the
-    base model or peft is missing, it becomes the merged model, and a sentence says so."""
+    """load_engine(), but a checkpoint with adapters is loaded as its base model with these adapters. Without
+    the base model or without peft, the merged model is loaded, with a warning."""
     config = Path(os.path.expanduser(name)) / "adapters" / "adapter_config.json"
     if not config.exists():
         return load_engine(name, device, dtype, think)
     try:
         peft()  # ValueError if it is missing, before the base model is loaded
         name_of_base = json.loads(config.read_text())["base_model_name_or_path"]
-        if services.is_server(name_of_base):  # a downloaded folder must not choose who gets our key
+        if is_server(name_of_base):  # a downloaded folder must not choose who gets our key
             raise ValueError(f"its base model is said to be a server, {name_of_base}")
         base = load_engine(name_of_base, device, dtype)
         policy = Policy(with_saved(base.model, config.parents[1]), base.tokenizer, think=think)

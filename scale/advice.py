@@ -1,33 +1,34 @@
-"""What to tell the user of a run that cannot learn, or whose rollouts fail.
+"""Advice for a run that cannot learn, or whose rollouts fail. Each function returns text; "" means no advice.
 
-A run that learns nothing looks like any other: aligned lines, a reward, "Done". Flow-GRPO learns from the
-differences between the rollouts of a question. There are none where no plan can be parsed (a model that is
-too small, cut off, or still thinking), nor where every question is too easy or too hard.
+A run that learns nothing prints the same lines as any other. Flow-GRPO learns from differences between the
+rollouts of a question. There are none if no plan can be parsed (the model is too small, is cut off, or is
+still thinking), nor if every question is too easy or too hard.
 """
 from collections import Counter
+from itertools import takewhile
 
 from world.text import printable, truncate
 
-FEW = 0.1  # of the plans: if fewer can be parsed, the model does not know the format
-FLAT_STEPS = 3  # in a row, after which the user is told
+FEW = 0.1  # if a smaller part of the plans can be parsed, the model does not know the format
+FLAT_STEPS = 3  # steps in a row with flat groups only, after which there is advice
 MEMORY = "give --gradient-checkpointing, --optimizer-device cpu, --lora 32 or a smaller --max-new-tokens"
 
 
 def failures(rollouts):
-    """'failed 3 times: the prompt is too long', a line for each of the three commonest reasons."""
+    """The three commonest reasons, a line each: 'failed 3 times: the prompt is too long'."""
     counts = Counter(rollout.failed for rollout in rollouts if rollout.failed)
     return "\n".join(f"failed {times} times: {truncate(why, 400)}" for why, times in counts.most_common(3))
 
 
 def unparsed(rollouts):
-    """If fewer than a tenth of the plans could be parsed: the reasons, an example and what helps; else ""."""
+    """If less than a tenth of the plans could be parsed: the reasons, an example and what helps."""
     steps = [step for rollout in rollouts for step in rollout.memory.steps]
     errors = [step.result.removeprefix("Error: ") for step in steps if not step.tool]
     if not errors or len(errors) < (1 - FEW) * len(steps):
         return ""
-    outputs = (output for rollout in rollouts for output in rollout.outputs)
-    example = next((output["text"] for output in outputs if output["module"] == "planner"), "")
-    lines = printable(truncate(example, 600)).splitlines() or ["(empty)"]
+    plans = [output["text"] for rollout in rollouts for output in rollout.outputs
+             if output["module"] == "planner"]
+    lines = printable(truncate(plans[0], 600)).splitlines() or ["(empty)"]
     example = "\n".join(f"    {line}" for line in lines)
     reasons = "\n".join(f"  {times} x {why}" for why, times in Counter(errors).most_common(3))
     return (
@@ -39,12 +40,8 @@ def unparsed(rollouts):
 
 
 def flat_steps(rows, rollouts, temperature):
-    """After exactly three steps in a row with flat groups only: why, and what to change; else ""."""
-    streak = []
-    for row in reversed(rows):
-        if row["flat"] < row["groups"]:
-            break
-        streak.append(row)
+    """After the third step in a row with flat groups only: why that may be, and what to change."""
+    streak = list(takewhile(lambda row: row["flat"] == row["groups"], reversed(rows)))
     if len(streak) != FLAT_STEPS:
         return ""
     reward, drift = sum(row["reward"] for row in streak) / len(streak), max(row["kl"] for row in streak)
@@ -62,15 +59,16 @@ def flat_steps(rows, rollouts, temperature):
 
 
 def poisoned(row, args):
-    """Why the last steps had no usable gradient, and what to change."""
+    """Why the last steps had no usable gradient, and what to change. row: of the last step."""
     if row["failed"] and not row["skipped"]:
         return "no rollout of the last steps came to an end. Begin anew with a smaller --max-new-tokens."
-    colder = args.temperature < 0.2
-    change = f"a higher --temperature than {args.temperature}" if colder else f"a lower --lr than {args.lr:g}"
+    change = f"a lower --lr than {args.lr:g}"
+    if args.temperature < 0.2:
+        change = f"a higher --temperature than {args.temperature}"
     return ("the last steps taught nothing: their gradients were not finite or far too large. "
             f"Begin anew with {change}.")
 
 
 def smaller_budget(before, after):
-    """A line if the update had to halve its micro-batches."""
+    """If the update had to halve its micro-batches: the budget that was enough."""
     return f"memory was short: next time --token-budget {after}" if after < before else ""

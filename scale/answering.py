@@ -1,6 +1,7 @@
-"""Answering many questions: a file or benchmarks, batch by batch, with traces, a summary and a table.
+"""solve.py's run: which questions it answers, what it prints of them, and its folder.
 
-A run with a folder can be stopped at any time; the same command goes on where it stopped.
+benchmarks/runs.py answers the questions, batch by batch, and keeps the rollouts in the folder. A run with a
+folder can be stopped at any time; the same command goes on.
 """
 
 import re
@@ -19,25 +20,28 @@ from rewards.questions import Question, read_questions
 from scale import advice
 from scale.command_line import TOY, is_toy, leave
 
-EXAMPLES = 4  # questions of the toy that are answered where the command line names none
-FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials"}  # may change on resuming
+EXAMPLES = 4  # how many of the toy's questions are answered if the command line names no question
+FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials"}  # may differ on resuming
 
 
 def load_questions(args):
-    """{name: [Question]}: the benchmarks, or under the name "questions" the file or the one question."""
+    """{name: [Question]} of each benchmark; or {"questions": [Question]} of the file or the one question."""
     if args.benchmark:
-        model = "toy" if is_toy(args.model) else re.sub(r"[^\w.]+", "-", args.model).strip("-")
-        args.out = args.out or f"runs/{model}-benchmarks"
         names = list(tables.BENCHMARKS) if "all" in args.benchmark else args.benchmark
         return {name: tables.load(name, args.benchmark_dir, args.limit) for name in names}
     if args.question:
         return {"questions": [Question(args.question, "")]}
     questions = read_questions(args.data or TOY / "test.jsonl")
-    return {"questions": questions[: args.limit or (len(questions) if args.data else EXAMPLES)]}
+    return {"questions": questions[: args.limit or (None if args.data else EXAMPLES)]}
 
 
 def open_run(args):
-    """The folder of --out, which must be new or hold this very run; None without --out."""
+    """The run's folder, which must be new or belong to a run with the same settings; None without --out.
+
+    Benchmarks always have a folder."""
+    if args.benchmark and not args.out:
+        model = "toy" if is_toy(args.model) else re.sub(r"[^\w.]+", "-", args.model).strip("-")
+        args.out = f"runs/{model}-benchmarks"
     if not args.out:
         return None
     models = [args.model, args.fixed, args.executor, args.verifier, args.generator, args.judge]
@@ -48,10 +52,10 @@ def open_run(args):
 
 
 def answer(sets, args, folder, run, restore, trace):
-    """Answer every set of questions, as often as --trials says, and print what came of each.
+    """Answer every set of questions --trials times, and print the results.
 
-    sets: {name: [Question]}. run(trial, start, questions, watch) -> [Flow], a batch of them.
-    restore(question, data): a flow from its record. trace(flow): its text.
+    sets: {name: [Question]}. run(trial, start, questions, watch) -> [Flow] answers one batch.
+    restore(question, data): the flow of a record. trace(flow): a flow as text.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, questions in sets.items():
@@ -100,7 +104,7 @@ def show_summary(name, questions, flows, seconds, args):
 
 
 def show_table(args, folder, restore):
-    """Print and write table.md: a row for each benchmark with whole trials in the folder, old ones too."""
+    """Print table.md and write it: a row for each benchmark that has a complete trial in the folder."""
     rows = []
     for name in tables.BENCHMARKS:
         if any(folder.glob(f"{name}-*.jsonl")):

@@ -1,6 +1,6 @@
-"""Replace a file or a folder in one step: after a kill or on a full disk, the old or the new one is whole.
+"""Replace a file or a folder in one step: after a kill or on a full disk, the old or the new one is complete.
 
-The new content is written beside the old one and then renamed.
+The new content is written under another name beside the old one, and renamed when it is complete.
 """
 import os
 import shutil

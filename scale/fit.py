@@ -1,6 +1,6 @@
-"""Will it fit? The memory that a training needs at its peak, from the model's configuration alone.
+"""Will a training fit into memory? Its peak is predicted from the model's configuration alone.
 
-    python -m scale.fit --model Qwen/Qwen2.5-7B-Instruct --gpu 80     # what train.py would do
+    python -m scale.fit --model Qwen/Qwen2.5-7B-Instruct --gpu 80     # what train.py would choose
 
     of = shapes(config_of("Qwen/Qwen2.5-7B-Instruct"))
     fit = predict(of, dtype=torch.bfloat16, token_budget=16384, max_new_tokens=1024,
@@ -8,17 +8,17 @@
     fit.gpu, fit.host                     # bytes: 147e9, 15e9
     plan(config, 80e9, 128e9, ...)        # {"optimizer_device": "cpu", ...}, "56 of 80 GB on the GPU, ..."
 
-The policy, the frozen copy (π_ref and all fixed modules) and the optimizer's state are always in memory. Two
-phases need more, and the peak is the larger of them: generate() has a cache, which is gone when the update
-begins; the update has gradients and activations, of the layers or of the logits.
+The policy, the frozen copy (π_ref and all fixed modules) and the optimizer's state are always in memory. The
+peak is reached in one of two phases: generate() also has a cache, which is freed before the update; the
+update also has gradients and activations.
 
 Letters: n tokens of a micro-batch, K of them actions, d hidden size, f intermediate size, q and k widths of
 queries and of keys, V vocabulary, s bytes of a number in the dtype. The formulas count what autograd saves in
 a decoder layer of transformers (RMSNorm in float32, sdpa, gated MLP); other layers mostly need less.
 
-Terms are dropped where all measured peaks (bench/memory.py) are predicted within 15 % without them: what
-generate() needs beside its cache, the gradient of the embeddings before it is added, and the float32 copies
-in the optimizer's step. Fragmentation, tools and NCCL's buffers are not counted: a tenth should stay free.
+All peaks that bench/memory.py measures are predicted within 15 %. Small terms are dropped: what generate()
+needs beside its cache, the gradient of the embeddings before it is added, the float32 copies in the
+optimizer's step. Fragmentation, tools and NCCL's buffers are not counted: a tenth should stay free.
 """
 import argparse
 import os
@@ -43,7 +43,7 @@ Fit = namedtuple("Fit", "gpu host parts phases")
 
 
 def shapes(config):
-    """The numbers in the formulas. Parameters are counted on the meta device, where tensors have no bytes."""
+    """The sizes that the formulas need. On the meta device tensors have no bytes, so no weights are made."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     head = model.get_output_embeddings()
@@ -59,7 +59,7 @@ def shapes(config):
 
 
 def layer(d, f, q, k, s, lora):
-    """Bytes a token: (that one layer keeps for its backward pass, that come and go in this pass)."""
+    """Bytes a token in one layer: (kept for the backward pass, needed for a moment in the backward pass)."""
     wide = 4 if lora else s                                     # peft copies the inputs of linears to float32
     norms, attention = 2 * 4 * d, s * 2 * (q + k)               # float32 inputs; q, output, k, v
     mlp, inputs = s * 3 * f, wide * (4 * d + f)                 # gate, silu(gate), up; inputs of the linears
@@ -67,7 +67,7 @@ def layer(d, f, q, k, s, lora):
 
 
 def activations(of, n, K, s, gradient_checkpointing, lora):
-    """Bytes of the forward and backward pass, beside weights and gradients: (in a layer, at the logits)."""
+    """Bytes of activations at the two moments that may be the peak: (in a layer, at the logits)."""
     kept, passing = layer(of["d"], of["f"], of["q"], of["k"], s, lora)
     inputs = n * of["layers"] * (s * of["d"] if gradient_checkpointing else kept)
     logits = K * of["V"]
@@ -78,10 +78,10 @@ def activations(of, n, K, s, gradient_checkpointing, lora):
 
 def predict(of, *, dtype, token_budget, max_new_tokens, gradient_checkpointing, optimizer_device=None,
             lora=None, ranks=1, prompt=4096, generate_budget=None, context=CONTEXT, others=0):
-    """The Fit of a training in `dtype` of the model whose shapes() are given.
+    """The Fit of a training. of: shapes() of the model.
 
     token_budget: of a micro-batch. generate_budget: of generate(); None is 4 x token_budget, as in train.py.
-    prompt, max_new_tokens: tokens of the longest turn. lora: rank of the adapters, None trains all weights.
+    prompt, max_new_tokens: tokens of the longest turn. lora: rank of the adapters; None trains all weights.
     optimizer_device "cpu": masters and moments are on the host. ranks: GPUs that share masters and moments.
     others: parameters of other models (--judge, ...).
     """
@@ -107,19 +107,21 @@ def predict(of, *, dtype, token_budget, max_new_tokens, gradient_checkpointing, 
 def plan(config, gpu, host, given=(), token_budget=None, prompt=4096, **settings):
     """How to train in the free memory: (settings of train.py to change, the text of its "memory" line).
 
-    gpu, host: free bytes; gpu 0 means that there is no GPU, and everything is in the host's memory. given:
-    names of settings that the user chose; they stay. settings: the others of predict().
+    gpu, host: free bytes; gpu 0: there is no GPU, and everything is in the host's memory. given: names of
+    settings that the user chose, which stay. settings: the others of predict().
 
-    The first way that fits is taken: all weights; the optimizer on the host (without a GPU: gradient
-    checkpointing); adapters; each with large micro-batches first. A tenth of the memory stays free. If
-    nothing is that small, up to 1.15 times the memory is tried, because predict() can be wrong by 15 %.
-    ValueError if nothing fits.
+    Three ways are tried, each with large micro-batches first, and the first that fits is taken: all weights;
+    the optimizer on the host (without a GPU: gradient checkpointing); adapters. A tenth of the memory stays
+    free. If nothing fits so, up to 1.15 times the memory is tried, since predict() can be wrong by 15 %.
+    ValueError if nothing fits then, either.
     """
-    second = {"optimizer_device": "cpu"} if gpu else {"gradient_checkpointing": True}
-    third = {"lora": 32} if gpu else second | {"lora": 32}
-    where = {"lora", "optimizer_device"}                        # with one of them the user has chosen the way
-    fixed = set(given) | (where if where & set(given) else set())
-    ways = [way for way in ({}, second, third) if not fixed & way.keys()]
+    ways = [{}, {"optimizer_device": "cpu"}, {"lora": 32}]
+    if not gpu:
+        ways = [{}, {"gradient_checkpointing": True}, {"gradient_checkpointing": True, "lora": 32}]
+    fixed = set(given)
+    if fixed & {"lora", "optimizer_device"}:                    # with one of them the user has chosen the way
+        fixed |= {"lora", "optimizer_device"}
+    ways = [way for way in ways if not fixed & way.keys()]
     turn, of = prompt + settings["max_new_tokens"], shapes(config)
     budgets = [token_budget] if token_budget else [b for b in BUDGETS if b > turn] + [turn]
     # generate_budget 1: generate() halves its batches down to a single row if it must.
@@ -129,7 +131,7 @@ def plan(config, gpu, host, given=(), token_budget=None, prompt=4096, **settings
     for share in (0.9, 1.15):
         for changes, need in tried:
             if need.gpu <= share * (gpu or host) and (need.host <= share * host or not gpu):
-                return changes, in_words(changes, need, gpu, host, share, without=tried[0][1].gpu)
+                return changes, memory_line(changes, need, gpu, host, share, without=tried[0][1].gpu)
     changes, need = min(tried, key=lambda way: way[1].gpu)
     on_host = f" and {need.host / 1e9:.0f} of the host's, where {host / 1e9:.0f} are free"
     raise ValueError(
@@ -144,7 +146,7 @@ def flags(changes):
     return " ".join(shown).replace("_", "-")
 
 
-def in_words(changes, need, gpu, host, share, without):
+def memory_line(changes, need, gpu, host, share, without):
     """'56 of 80 GB on the GPU, 107 of 128 GB on the host, with --optimizer-device cpu (without: 147 GB)'"""
     changes = {name: value for name, value in changes.items() if value != BUDGETS[0]}
     text = f"{need.gpu / 1e9:.1f} of {(gpu or host) / 1e9:.0f} GB"
@@ -154,7 +156,7 @@ def in_words(changes, need, gpu, host, share, without):
 
 
 def context(config, max_new_tokens=None):
-    """The model's context in tokens; ValueError if plans of max_new_tokens leave no room for a prompt."""
+    """The model's context in tokens; ValueError if max_new_tokens leaves no room in it for prompts."""
     tokens = getattr(config.get_text_config(), "max_position_embeddings", None) or 10**9
     most = tokens - min(1000, tokens // 2)  # the shortest prompts have some hundred tokens
     if max_new_tokens and max_new_tokens > most:
@@ -164,7 +166,7 @@ def context(config, max_new_tokens=None):
 
 
 def host_memory():
-    """Bytes of the host's memory that are free; in a container, those that it may still take."""
+    """Free bytes of the host's memory; in a container, at most the bytes that it may still take."""
     try:
         free = 1024 * int(re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())[1])
         limit, used = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
@@ -176,8 +178,8 @@ def host_memory():
 
 
 def bound_host_memory():
-    """Let an allocation fail that the machine cannot hold: then a batch is halved, or an error says what to
-    do. Without this bound Linux grants the allocation, and later kills the process without an error."""
+    """Let allocations beyond the machine's memory fail: then a batch is halved, or an error says what to do.
+    Without this bound, Linux grants such an allocation and later kills the process without an error."""
     status = Path("/proc/self/status")
     if status.exists():
         used = 1024 * int(re.search(r"VmData:\s*(\d+)", status.read_text())[1])
@@ -187,8 +189,9 @@ def bound_host_memory():
 
 def batch_size(engines):
     """How many questions run in lock-step: 64; on a CPU 1e9 / parameters (7 for a 135M model), at least 2.
-    Results are written when a batch ends: with 64 that takes hours on a CPU, where 8 are only 3 % slower per
-    question than 32."""
+
+    Results are written when a batch ends, and on a CPU a batch of 64 takes hours. Small batches cost little
+    there: 8 questions take only 3 % longer per question than 32."""
     models = [engine.model for engine in engines if isinstance(engine, HF)]
     largest = max([model.num_parameters() for model in models if model.device.type == "cpu"], default=1)
     return max(2, min(64, round(1e9 / largest)))

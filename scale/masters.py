@@ -1,9 +1,9 @@
 """AdamW on float32 masters, because bfloat16 weights round small steps away.
 
-A bfloat16 number has 8 significant bits. Around 0.02, where the weights of a language model are, two
-neighbours are 1.2e-4 apart; an AdamW step at the paper's learning rate is 1e-6. That is less than half the
-gap: added to the weight it is rounded away, at every step, and the model does not move. So each weight has a
-float32 master. The step moves the master, and the weight that the model computes with is the rounded master:
+A bfloat16 number has 8 significant bits. Around 0.02, the size of a language model's weights, neighbouring
+numbers are 1.2e-4 apart, but an AdamW step at the paper's learning rate is 1e-6. That is less than half the
+gap: the sum is rounded back to the old weight, at every step, and the model never moves. So each weight has a
+float32 master. The step moves the master, and the model computes with the rounded master:
 
     g       = gradient in float32
     m, v    = AdamW's two moments, float32
@@ -34,14 +34,14 @@ from torch.optim.adamw import adamw
 class MasterAdamW(torch.optim.Optimizer):
     """torch.optim.AdamW on float32 masters of the weights.
 
-    params: the model's weights, of any floating dtype, or torch's list of groups. device: where masters and
-    moments are: None, beside the weight, or "cpu", in the host's memory. From its first gradient on, a weight
-    has
+    params: the model's weights, of any floating dtype, or torch's list of groups. device: of masters and
+    moments; None keeps them on the weight's device, "cpu" in the host's memory. After its first gradient a
+    weight has
 
-        optimizer.state[weight] = {"step", "exp_avg", "exp_avg_sq", and "master" unless it is its own}
+        optimizer.state[weight] = {"step", "exp_avg", "exp_avg_sq", "master"}    no master if it is its own
 
-    all in float32 (float64 for a float64 weight) and all in state_dict(). Whoever changes the weights in
-    another way must clear optimizer.state: the next step overwrites each weight from its master.
+    all in float32 (float64 for a float64 weight) and all in state_dict(). If you change the weights yourself,
+    clear optimizer.state: the next step would overwrite each weight from its master.
     """
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, device=None):
@@ -50,7 +50,7 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self):
-        """One weight after the other: all gradients of a 7B in float32 would be 30 GB at once."""
+        """One weight at a time, because all gradients of a 7B in float32 would take 30 GB."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -59,8 +59,8 @@ class MasterAdamW(torch.optim.Optimizer):
     def move(self, weight, group):
         """AdamW on the master of one weight, then round the master into the weight.
 
-        For state beside the weight torch chooses the kernel, as in torch.optim.AdamW. State on the host gets
-        the fused kernel: three times as fast there, and equal but for a last bit.
+        Beside the weight torch chooses the kernel, as in torch.optim.AdamW. On the host it is the fused one,
+        which is three times as fast there and equal but for a last bit.
         """
         state, apart = self.ready(weight), self.apart(weight)
         master = state.get("master", weight)
@@ -78,18 +78,18 @@ class MasterAdamW(torch.optim.Optimizer):
         return self.device is not None and self.device.type != weight.device.type
 
     def ready(self, weight):
-        """The state of one weight, made at its first step, on its device and in its dtype.
+        """The state of one weight, with the device and dtype that it must have. Made at the first step.
 
-        Each step calls this, because ZeroRedundancyOptimizer's load_state_dict() bypasses ours and moves all
-        state to the weights; a tensor that is in its place is not copied. A checkpoint may come from other
-        settings: a missing master (plain AdamW's) is made from the weight; a float32 weight's master, which
-        only state on the host has, is dropped beside the weight.
+        Every step checks this, because ZeroRedundancyOptimizer's load_state_dict() bypasses ours and moves
+        all state to the weights. A tensor that is right already is not copied. A checkpoint may come from a
+        run with other settings: a missing master (from plain AdamW) is made from the weight; the master of a
+        float32 weight, needed only on the host, is dropped if the state is beside the weight.
         """
         state, apart = self.state[weight], self.apart(weight)
         place = self.device if apart else weight.device
         wide = torch.promote_types(weight.dtype, torch.float32)
         if not state:
-            state["step"] = torch.tensor(0.0)                 # on the host always, as torch.optim.AdamW's
+            state["step"] = torch.tensor(0.0)                 # always on the host, as in torch.optim.AdamW
             state["exp_avg"] = torch.zeros_like(weight, dtype=wide, device=place)
             state["exp_avg_sq"] = torch.zeros_like(weight, dtype=wide, device=place)
         if weight.dtype == wide and not apart:
@@ -103,10 +103,8 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict):
-        """torch's load_state_dict() without its rounding: it would cast the masters to the dtype of the
-        weights.
-
-        torch loads the settings, and this the tensors, in torch's order; a tensor in its place is not copied.
+        """torch's load_state_dict(), which would round the masters to the weights' dtype, loads the settings
+        alone. The tensors are loaded here, in torch's order; one that is right already is not copied.
         """
         super().load_state_dict(state_dict | {"state": {}})
         places = [place for group in state_dict["param_groups"] for place in group["params"]]
@@ -118,12 +116,11 @@ class MasterAdamW(torch.optim.Optimizer):
 
 
 def on_host(tensor, dtype, weight):
-    """A copy in the host's memory, on its way to or from a weight's GPU; pinned, since that copies faster.
+    """A copy in the host's memory, on its way from or to a weight's GPU. It is pinned: that copies faster.
 
-    Only gradients and rounded weights travel, 2 bytes a weight each way, and only one tensor at a time is
-    pinned. Masters and moments stay on the host and are not pinned: torch rounds pinned memory up to powers
-    of two, so the 91 GB of a 7B would take 174. Copies and arithmetic wait for each other: for a 7B, 15 GB
-    each way take about a second (estimated), the arithmetic 45 s on one core (6 ns a weight, measured),
-    divided by the cores until the memory is the limit.
+    Only gradients and rounded weights are copied, 2 bytes a weight each way, one tensor at a time. Masters
+    and moments stay on the host, not pinned: torch rounds pinned memory up to powers of two, so the 91 GB of
+    a 7B would take 174. Copies and arithmetic take turns. For a 7B, 15 GB each way take about a second
+    (estimated), and the arithmetic 45 s on one core (6 ns a weight, measured), less on several cores.
     """
     return torch.empty(tensor.shape, dtype=dtype, pin_memory=weight.is_cuda).copy_(tensor)

@@ -1,6 +1,6 @@
-"""Progress: which module a run is at, and how many rollouts have ended.
+"""Progress: how many rollouts have ended, and which module is at work.
 
-A bar on a terminal, else a line a minute:
+On a terminal a bar shows it, elsewhere a line each minute:
 
     bamboogle, accuracy 0.500:  10%|██▍             | 12/125 [04:10<39:20, 20.9s/rollout, turn 3 executor]
     bamboogle, accuracy 0.500: 12 of 125 rollouts ended, turn 3 executor, 4 min
@@ -13,14 +13,14 @@ import time
 
 from tqdm import tqdm
 
-RANK = os.environ.get("RANK", "0")  # under torchrun, rank 0 shows its own share and the others show nothing
+RANK = os.environ.get("RANK", "0")  # with several GPUs, rank 0 shows its share of the rollouts
 MINUTE = 60  # seconds between two lines where there is no terminal
 
 
 class Progress:
     """with Progress(125, "bamboogle") as progress: rollout(questions, policy, fixed, tools, watch=progress)
 
-    A slow model computes for minutes between two calls, so a thread shows that time passes.
+    Minutes may pass between two calls of a slow model, so a thread keeps the clock of the bar running.
     """
 
     def __init__(self, total, name="", before=0):
@@ -40,11 +40,11 @@ class Progress:
             self.show()
 
     def show(self):
-        if self.terminal:
+        if self.terminal:  # on other ranks than 0 the bar is disabled
             self.bar.n = self.ended
             self.bar.set_description(self.name, refresh=False)
             self.bar.set_postfix_str(self.module)
-        else:
+        elif RANK == "0":
             name, minutes = self.name and f"{self.name}: ", (time.monotonic() - self.start) / 60
             line = f"{name}{self.ended} of {self.total} rollouts ended, {self.module}, {minutes:.0f} min"
             print(line, file=sys.stderr, flush=True)
@@ -54,12 +54,10 @@ class Progress:
             self.show()
 
     def __enter__(self):
-        if RANK == "0":
-            self.thread.start()
+        self.thread.start()
         return self
 
     def __exit__(self, *exception):
         self.closed.set()
-        if RANK == "0":
-            self.thread.join()
+        self.thread.join()
         self.bar.close()

@@ -30,10 +30,10 @@ HOSTS = None  # a gloo group of all ranks for tensors on the host; None: the def
 
 
 def start(device=None, minutes=60):
-    """Join the other ranks and return this rank's device ("cuda:3"); with one process, `device` as it is.
+    """Join the other ranks and return this rank's device ("cuda:3"); with one process, `device` unchanged.
 
-    If a rank dies, the next sum of the others fails, or torchrun ends them. None waits longer than `minutes`:
-    more than the slowest rollouts of a step may take."""
+    If a rank dies, the next sum fails on the others, or torchrun ends them. A rank waits for the others at
+    most `minutes`, which must be longer than the slowest rollouts of a step take."""
     global HOSTS
     if WORLD == 1:
         return device
@@ -59,20 +59,19 @@ def add_up(tensor):
 
 
 def add_up_gradients(weights):
-    """The sums of all gradients over the ranks. A weight without a gradient on this rank may have one
-    elsewhere."""
+    """Sum all gradients over the ranks. A weight without a gradient on this rank may have one elsewhere."""
     for weight in weights if WORLD > 1 else ():
         weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         add_up(weight.grad)
 
 
 def share(items):
-    """This rank's part of a list; together() of the parts is the list again."""
+    """This rank's part of a list; together() joins the parts again."""
     return items[RANK::WORLD]
 
 
 def together(part, number):
-    """The list of `number` items whose share() each rank brings, on all ranks."""
+    """The whole list of `number` items, on all ranks; each rank gives its share() as `part`."""
     if WORLD == 1:
         return part
     parts, whole = [None] * WORLD, [None] * number
@@ -83,7 +82,7 @@ def together(part, number):
 
 
 def any_rank(flag):
-    """Is the flag set on any rank? All ranks must do the same, or some would wait for the others."""
+    """Is the flag set on any rank? For decisions that all ranks must make alike, or they would hang."""
     return any(together([bool(flag)], WORLD))
 
 
@@ -96,13 +95,13 @@ def sharded(optimizer, params, **settings):
 
 
 def state_of(optimizer):
-    """The optimizer's whole state, as one process has it, on the host of rank 0; None on the other ranks.
+    """The optimizer's whole state on the host of rank 0, as one process has it; None on the other ranks.
 
-    ZeroRedundancyOptimizer.consolidate_state_dict() sends the state through all GPUs, twice: 91 GB of a 7B on
-    two GPUs, where there is no room. Here it goes from host to host, tensor by tensor."""
+    ZeroRedundancyOptimizer.consolidate_state_dict() would send the state through the GPUs, which have no room
+    for it (91 GB for a 7B). Here it goes from host to host, tensor by tensor."""
     if WORLD == 1:
         return optimizer.state_dict()
-    weights, part, whole = every_weight(optimizer), optimizer.optim.state, {}
+    weights, part, whole = optimizer.param_groups[0]["params"], optimizer.optim.state, {}
     local = [(i, name, value.shape, value.dtype)
              for i, weight in enumerate(weights) for name, value in part.get(weight, {}).items()]
     for rank, tensors in enumerate(together([local], WORLD)):
@@ -117,22 +116,18 @@ def state_of(optimizer):
 
 
 def load(optimizer, state):
-    """Continue from state_of(): each rank takes the part of its own weights, at any number of ranks."""
+    """Load what state_of() returned, at any number of ranks: each takes the state of its weights."""
     if WORLD == 1:
         return optimizer.load_state_dict(state)
-    place = {weight: i for i, weight in enumerate(every_weight(optimizer))}
-    places = [place[weight] for weight in optimizer.optim.param_groups[0]["params"]]
-    part = {k: state["state"][i] for k, i in enumerate(places) if i in state["state"]}
-    settings = state["param_groups"][0] | {"params": list(range(len(places)))}
+    number_of = {weight: i for i, weight in enumerate(optimizer.param_groups[0]["params"])}
+    numbers = [number_of[weight] for weight in optimizer.optim.param_groups[0]["params"]]  # of this rank's
+    part = {k: state["state"][i] for k, i in enumerate(numbers) if i in state["state"]}
+    settings = state["param_groups"][0] | {"params": list(range(len(numbers)))}
     optimizer.optim.load_state_dict({"state": part, "param_groups": [settings]})
     optimizer.param_groups[0].update({name: value for name, value in settings.items() if name != "params"})
 
 
-def every_weight(optimizer):
-    return [weight for group in optimizer.param_groups for weight in group["params"]]
-
-
 def wait():
-    """Until all ranks are here: the others go on when rank 0 has saved."""
+    """Wait for all ranks: nobody goes on before rank 0 has saved."""
     if WORLD > 1:
         dist.barrier()

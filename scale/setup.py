@@ -1,4 +1,4 @@
-"""What a training begins with: memory plan, questions, models, and four lines that say what was chosen.
+"""What a training needs before its first step: memory plan, questions, models; and four lines about it:
 
     memory  56.1 of 86 GB on the GPU, 107 of 128 GB on the host, with --optimizer-device cpu (without: 147 GB)
     data    nq+deepmath: 936 questions to train on, 64 to choose best/, 0 to test
@@ -14,15 +14,15 @@ from benchmarks import training
 from models import loading
 from models.completion import NEW_TOKENS
 from rewards.questions import prose_warning, read_questions
-from scale import adapters, command_line, fit, ranks
+from scale import adapters, fit, ranks
+from scale.command_line import local_models, named_set
 from scale.log import say
-from world.services import is_server
 
 
 def plan_memory(args):
-    """Choose how to train in the free memory, before anything large is downloaded. Fills in those of --lora,
-    --optimizer-device, --gradient-checkpointing, --token-budget and --lr that were not given. ValueError if
-    nothing fits."""
+    """Choose how to train in the free memory, before anything large is downloaded: fill in --lora,
+    --optimizer-device, --gradient-checkpointing, --token-budget and --lr where they were not given.
+    ValueError if nothing fits."""
     device = loading.pick_device(args.device)
     if device.type == "cpu" and args.device is None and not Path(args.model).is_dir():
         raise ValueError(f"there is no GPU here, and {args.model} is not in a folder here: train it on a "
@@ -31,18 +31,17 @@ def plan_memory(args):
     config = loading.config_of(args.model)
     loading.refuse_to_train(config)
     context, new = fit.context(config, args.max_new_tokens), args.max_new_tokens or NEW_TOKENS
-    choices = "lora", "optimizer_device", "gradient_checkpointing"  # --resume keeps them
+    choices = "lora", "optimizer_device", "gradient_checkpointing"  # a resumed run has made them
     given = [name for name in choices if args.resume or getattr(args, name) is not None]
     if args.gradient_checkpointing is None:
         args.gradient_checkpointing = device.type == "cuda"
-    gpu, host = free_memory(device)
+    others = [loading.config_of(name) for name in local_models(args) if name != args.model]
     changes, text = fit.plan(
-        config, gpu, host, given, args.token_budget, prompt=max(1, min(4096, context - new)),
-        others=other_parameters(args), dtype=loading.pick_dtype(args.dtype, device), ranks=ranks.WORLD,
-        max_new_tokens=new, lora=args.lora, optimizer_device=args.optimizer_device,
-        gradient_checkpointing=args.gradient_checkpointing)
-    for name, value in changes.items():
-        setattr(args, name, value)
+        config, *free_memory(device), given, args.token_budget, prompt=max(1, min(4096, context - new)),
+        others=sum(fit.shapes(other)["parameters"] for other in others), ranks=ranks.WORLD,
+        dtype=loading.pick_dtype(args.dtype, device), max_new_tokens=new,
+        **{name: getattr(args, name) for name in choices})
+    vars(args).update(changes)
     if args.lr is None:
         args.lr = 1e-5 if args.lora else 1e-6
     say(f"memory  {text}")
@@ -51,29 +50,23 @@ def plan_memory(args):
 
 
 def free_memory(device):
-    """(bytes free on the GPU, or 0; bytes free on the host), the least of all ranks: all choose alike."""
+    """(bytes free on the GPU, or 0; bytes free on the host): the least of all ranks, so all choose alike."""
     gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     memories = ranks.together([(gpu, fit.host_memory())], ranks.WORLD)
     return tuple(map(min, zip(*memories)))
 
 
-def other_parameters(args):
-    """Parameters of the local models beside the one that is trained: --fixed, --judge, ..."""
-    names = {getattr(args, name) for name in (*command_line.MODULES, "judge")} - {args.model, None}
-    local = [name for name in names if not is_server(name)]
-    return sum(fit.shapes(loading.config_of(name))["parameters"] for name in local)
-
-
 def load_questions(args):
-    """Training, validation and test questions; [] for a set that is "none".
+    """(training, validation, test questions); "none" is an empty set.
 
-    Without --valid, up to 64 of --data are held out, and training leaves out what is nearly one of them."""
-    if command_line.named_set(args.data):
+    Without --valid, up to 64 of --data are held out for validation, and training leaves out their
+    near-duplicates."""
+    if named_set(args.data):
         questions = training.training(args.data, args.limit or 1000, args.seed)
     else:
         questions = read_questions(args.data)[: args.limit]
-    paths = args.valid, args.test
-    valid, test = (read_questions(path) if path and path != "none" else [] for path in paths)
+    valid, test = (read_questions(path) if path not in (None, "none") else []
+                   for path in (args.valid, args.test))
     if not args.valid:
         if len(questions) < 2:
             raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl "
@@ -84,7 +77,7 @@ def load_questions(args):
 
 
 def show_choices(args, train_questions, valid, test):
-    """The other three lines: what is learnt from what, and who grades."""
+    """Print the lines "data", "judge" and "learn"."""
     folder = f"{Path.cwd()}{os.sep}"
     copy = " (the frozen copy)" if args.judge == args.model else ""
     judge = f"{(args.judge or '').removeprefix(folder)}{copy}, for answers that the rules cannot read"
@@ -99,7 +92,7 @@ def show_choices(args, train_questions, valid, test):
 
 def load_models(args, checkpoint):
     """(policy, reference, {name: engine} for the fixed modules). A frozen copy of the model is π_ref and, by
-    default, plays all fixed modules. With adapters, the policy with its adapters off is the frozen copy."""
+    default, plays all fixed modules. With adapters, the copy is the policy with its adapters off."""
     if loading.pick_device(args.device).type != "cuda":
         fit.bound_host_memory()
     settings = args.device, args.dtype, args.think

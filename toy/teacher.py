@@ -1,9 +1,9 @@
-"""The teacher: an engine of rules that plays all modules of the flow, for the toy to learn from.
+"""The teacher: an engine of rules that plays all modules of the flow. The toy learns from its texts.
 
-It gets the very prompts that a language model gets, and answers each by rules, from the question's steps (see
-questions.py). With blind=None its plans are perfect; with a random.Random they are right but for the tool,
-which is drawn by chance: the toy is to know every format and sub-goal, but not which tool does what. That
-choice is left to Flow-GRPO. Wrong tools fail by themselves: a search for "value of 37 * 12" finds nothing,
+It gets the same prompts as a language model, and answers each one by rules, from the question's steps
+(questions.py). With blind=None its plans are perfect. With a random.Random they have the right sub-goal but
+a tool drawn by chance: the toy learns every format and sub-goal, but not which tool does what, because
+Flow-GRPO is to teach that. A wrong tool fails by itself: a search for "value of 37 * 12" finds nothing,
 "capital = France" is a NameError, base_generator makes things up.
 """
 
@@ -17,7 +17,7 @@ from scale.command_line import TOY_TOOLS
 from toy.questions import FACTS
 
 STEP = re.compile(r"Sub-goal: (.*)\nCommand: .*\nResult: (.*)")
-READ = {  # how a value is read off a passage of the corpus
+READ = {  # what to look for -> the pattern that finds it in a passage of the corpus
     "atomic number": r"atomic number (\d+)",
     "symbol": r"symbol (\w+)",
     "capital": r"capital is (.+?)\.",
@@ -40,7 +40,7 @@ UNKNOWN = "The results do not hold the answer.\n<answer> unknown</answer>"
 
 
 class Teacher:
-    """The engine, for questions from questions.make(). `examples` collects (prompt, text), to learn from."""
+    """The engine, for questions from questions.make(). `examples` collects all (prompt, text)."""
 
     def __init__(self, made, blind=None):
         self.made = {question["question"]: question for question in made}
@@ -71,12 +71,12 @@ class Teacher:
         return conclude(question, known)
 
     def sub_goal(self, question, known):
-        """What to find next (or once more, if nothing is left to find), and the sub-goal that says so."""
+        """(what to find next, the sub-goal for it). If nothing is left to find, the last step again."""
         what, whom = question["steps"][min(len(known), len(question["steps"]) - 1)]
         return what, f"Find the {what} of {whom.format(*known)}"
 
     def known(self, question, steps):
-        """The values that the memory's steps have found so far, true or made up."""
+        """The values found so far, true or made up; steps: (sub-goal, result) of each step in memory."""
         known = []
         for sub_goal, result in steps:
             if len(known) < len(question["steps"]):
@@ -104,14 +104,14 @@ class Teacher:
         return f'{tool}(query="{what} of {whom}")'
 
     def invent(self, query):
-        """The completion of base_generator: made up, as by a small model without tools."""
+        """base_generator's answer: a random value of the right kind, as a small model would make it up."""
         what = query.split(" of ")[0]
         values = [value for (name, _), value in FACTS.items() if name == what]
         return f"I think it is {self.blind.choice(values or [str(n) for n in range(1000)])}."
 
 
 def conclude(question, known):
-    """The generator's text."""
+    """The generator's text, from the values found."""
     if len(known) < len(question["steps"]):
         return UNKNOWN
     answer = known[-1]
