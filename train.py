@@ -15,6 +15,7 @@ been stopped. What else a training run needs is in scale/: the command line (com
 and the models (setup.py), the run's folder (run.py, log.py, checkpoints.py), Ctrl-C (stopping.py), several
 GPUs (ranks.py).
 """
+import math
 import random
 import time
 from functools import partial
@@ -141,7 +142,7 @@ def local_actions(usable, groups, number):
 
 def validate_and_save(run, valid, roll_out):
     """Save a checkpoint, and best/ if the accuracy on the validation questions is the highest so far."""
-    accuracy = run.log_evaluation("valid", roll_out(valid, 1, run.args.seed)) if valid else -1.0
+    accuracy = run.log_evaluation("valid", roll_out(valid, 1, run.args.seed)) if valid else -math.inf
     run.save(accuracy)
 
 

@@ -7,6 +7,7 @@
     run.stop("Stopped.", "Go on")                     # step-N/, and a sentence that says how to resume
     run.end()                                         # the last line that is printed
 """
+import math
 from pathlib import Path
 
 from rewards.metrics import accuracy_line, calls_line, summary
@@ -21,7 +22,7 @@ EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of e
 class Run:
     def __init__(self, args, policy, optimizer, state):
         self.args, self.policy, self.optimizer, self.folder = args, policy, optimizer, Path(args.out)
-        self.step, self.best = 0, -1.0  # the last step that is finished; the highest accuracy on --valid
+        self.step, self.best = 0, -math.inf  # the last finished step; the highest accuracy on --valid
         self.moved = False  # has a step changed the policy? Before that it equals the reference
         self.rows, self.poisoned = [], 0  # of log.csv, since this start; steps of no use in a row
         if state:
@@ -85,7 +86,7 @@ class Run:
     def end(self):
         """The last line: how to resume, or whether anything was learnt."""
         rollouts = self.args.questions * self.args.group_size
-        best = self.folder / ("best" if self.best >= 0 else f"step-{self.step}")
+        best = self.folder / (f"step-{self.step}" if self.best == -math.inf else "best")
         if self.step < self.args.steps:
             say(self.stop(f"Stopped after step {self.step}.", "Go on"))
         elif self.rows and all(row["failed"] == rollouts for row in self.rows):
