@@ -111,15 +111,6 @@ def finished_trials(folder, name, number, restore):
     return [[restore(Question(data["question"], data["gold"]), data) for data in trial] for trial in trials]
 
 
-def markdown(rows):
-    """An aligned Markdown table. rows: [{column: text}], all with the same columns."""
-    lines = [list(rows[0])] + [list(row.values()) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    lines.insert(1, ["-" * width for width in widths])
-    lines = [" | ".join(text.ljust(width) for text, width in zip(line, widths)) for line in lines]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
 def row_of(name, trials):
     """A row of the benchmarks' table, from the flows of each trial.
 

@@ -11,10 +11,15 @@ import argparse
 import csv
 import re
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))
+
+from rewards.metrics import markdown
+
 RESULTS = FOLDER / "results"
 # n -> t(0.975) of n - 1 degrees of freedom
 T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
@@ -65,14 +70,6 @@ def gather(rows, key, value):
 def select(rows, run, first=0, last=1000):
     """The rows of this run in these steps."""
     return [row for row in rows if row["run"] == run and first <= int(row["step"]) <= last]
-
-
-def table(lines):
-    """Markdown from rows of texts, the first being the head."""
-    wide = [max(map(len, column)) for column in zip(*lines)]
-    lines = [lines[0], ["-" * width for width in wide], *lines[1:]]
-    padded = [[text.ljust(width) for text, width in zip(line, wide)] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
 def fill(name, text):
@@ -136,7 +133,7 @@ def ways(plt):
     for name in order:
         gain = f"{100 * (statistics.fmean(accuracy[name]) - frozen):+.1f} points" if name != "frozen" else ""
         lines.append([name, pm(accuracy[name]), gain, pm(errors[name], 1, 100), pm(turns[name], 2)])
-    fill("ways", table(lines))
+    fill("ways", markdown(lines))
 
 
 def tools(plt):
@@ -173,7 +170,7 @@ def tools(plt):
         for when in whens:
             cells = [pm(share[when, kind, tool], 0, 100) for tool in TOOLS]
             lines.append([kind if when == "before" else "", when, *cells])
-    fill("tools", table(lines))
+    fill("tools", markdown(lines))
 
 
 def over(rows, run, first, last, value):
@@ -203,7 +200,7 @@ def training(plt):
     ):
         ends = [over(rows, "Flow-GRPO", low, low + 2, value) for low in (1, last - 2)]
         lines.append([label, *(pm(end, digits, scale) for end in ends)])
-    fill("training", table(lines))
+    fill("training", markdown(lines))
 
 
 def budget(plt):
@@ -226,7 +223,7 @@ def budget(plt):
     accuracy, used = gather(rows, "max_turns", "accuracy"), gather(rows, "max_turns", "turns")
     lines += [[turns, pm(accuracy[turns]), pm(used[turns], 2)] for turns in accuracy]
     save(figure, "budget", f"Turn budget when used: {len(accuracy['3'])} seeds (dots), mean, 95 %")
-    fill("budget", table(lines))
+    fill("budget", markdown(lines))
 
 
 def compare(plt, name, runs, title, labels):
@@ -248,7 +245,7 @@ def compare(plt, name, runs, title, labels):
         parts = [over(rows, run, *ends, "reward") for ends in ((1, 3), (last - 2, last), (1, last))]
         tests = [over(rows, run, 1, 1, when) for when in ("test_before", "test_after")]
         lines.append([label, *map(pm, parts + tests)])
-    fill(name, table(lines))
+    fill(name, markdown(lines))
 
 
 def monolith(plt):
@@ -281,7 +278,7 @@ def variants(plt):
             middle, half = mean(apart)
             told = "yes" if abs(middle) > half else "no"
             lines.append([f"{topic}: {label}", pm([whole[run, seed] for seed in seeds]), pm(apart), told])
-    fill("variants", table(lines))
+    fill("variants", markdown(lines))
 
 
 FIGURES = {"training": training, "ways": ways, "tools": tools, "budget": budget, "monolith": monolith,

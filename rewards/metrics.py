@@ -43,3 +43,11 @@ def calls_line(metrics):
     """'python_coder 4 (0 errors, 0.1 s) | wikipedia_search 2 (1 errors, 0.0 s)'"""
     calls = metrics["calls"].items()
     return " | ".join(f"{name} {n} ({errors} errors, {s:.1f} s)" for name, (n, errors, s) in calls) or "none"
+
+
+def markdown(lines):
+    """An aligned Markdown table. lines: the texts of each line, the head first."""
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    lines = [lines[0], ["-" * width for width in widths], *lines[1:]]
+    padded = [[text.ljust(width) for text, width in zip(line, widths)] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)

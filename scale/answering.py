@@ -13,9 +13,9 @@ from functools import partial
 from tqdm import tqdm
 
 from benchmarks import tables
-from benchmarks.runs import answer_all, finished_trials, markdown, open_folder, row_of
+from benchmarks.runs import answer_all, finished_trials, open_folder, row_of
 from models.loading import fingerprint, pick_device, pick_dtype
-from rewards.metrics import accuracy_line, calls_line, summary
+from rewards.metrics import accuracy_line, calls_line, markdown, summary
 from rewards.questions import Question, read_questions
 from scale import advice
 from scale.command_line import TOY, is_toy, leave
@@ -111,6 +111,6 @@ def show_table(args, folder, restore):
             number = len(tables.load(name, args.benchmark_dir, args.limit))
             if trials := finished_trials(folder, name, number, restore):
                 rows.append(row_of(name, trials))
-    text = markdown(rows)
+    text = markdown([list(rows[0]), *(list(row.values()) for row in rows)])
     (folder / "table.md").write_text(text + "\n")
     print(f"\n{text}\nKept in {folder}")
