@@ -84,6 +84,7 @@ EQUIVALENT = {
         " turns = (torch.as_tensor(advantages)[.tolist() -> ], Counter((a.flow": NUMBER,
         " A[a.flow]], *counts[.tolist() -> ]))": NUMBER,
         "math.isfinite(value) and norm <[ -> =] EXPLODED * max_grad_norm)": "a norm exactly at the limit",
+        ".nn.utils.clip_grad_norm_(parameters, max_grad_norm)[.item() -> ]": NUMBER,
     },
     ("scale/report", "measure"): {
         "logp = logp[.detach() -> ]": "the same numbers; backward() is through already",

@@ -217,6 +217,7 @@ def test_planner_and_verifier_see_every_tool_in_order_and_the_executor_only_its_
     assert every in planner.prompt("q", TOOLS, "a", "m") and every in verifier.prompt("q", TOOLS, "a", "m")
     call, double = executor.prompt("q", "", "s", "double", TOOLS["double"]), TOOLS["double"]
     assert planner.describe("double", double) in call and "join" not in call and "Context: none" in call
+    assert "Context: 6 is even\n" in executor.prompt("q", "6 is even", "s", "double", double)
 
 
 # ---- executor
