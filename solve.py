@@ -240,7 +240,7 @@ def flow_settings(args):
 
 def main():
     args = command_line.solve_arguments(toolset.TOOLS)
-    try:
+    with command_line.errors_leave("solve.py"):
         memory_line = plan_memory(args)
         sets = answering.load_questions(args)
         tools, cache = load_tools(args)
@@ -252,8 +252,6 @@ def main():
         fixed, judge = load_engines(args, {args.model: policy}, cache)
         args.batch = args.batch or fit.batch_size([policy, *fixed.values()])
         folder = answering.open_run(args)
-    except (ValueError, OSError) as why:
-        command_line.leave(2, f"solve.py: {why}")
     lines = [memory_line, show_engines(policy, fixed, judge, tools, left_out)]
     lines += [pieces.warning([policy, *fixed.values()])]
     lines += [prose_warning(sets["questions"]) if args.data and not judge else ""]

@@ -148,7 +148,7 @@ def validate_and_save(run, valid, roll_out):
 
 def main():
     args = command_line.train_arguments(toolset.TOOLS)
-    try:
+    with command_line.errors_leave("train.py"):
         checkpoint = last_checkpoint(args.resume) if args.resume else None
         args.device = ranks.start(args.device)
         setup.plan_memory(args)
@@ -160,8 +160,6 @@ def main():
         fixed, judge = load_engines(args, loaded, cache)
         left_out, args.tools = toolset.left_out(args.tools), list(tools)
         open_folder(args)
-    except (ValueError, OSError) as why:
-        command_line.leave(2, f"train.py: {why}")
     say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
     say(pieces.warning([policy, *fixed.values()]))
     try:

@@ -54,7 +54,7 @@ def leave(code, text):
 
 @contextmanager
 def errors_leave(script):
-    """Show an error in the command line, or in a file that it names, as one sentence, with exit code 2."""
+    """One sentence and exit code 2 for a run that cannot begin: a wrong flag, a bad file, ..."""
     try:
         yield
     except (ValueError, OSError) as why:
