@@ -89,6 +89,12 @@ EQUIVALENT = {
     ("scale/report", "measure"): {
         "logp = logp[.detach() -> ]": "the same numbers; backward() is through already",
         ".stack([kl * weight, clipped[.float() -> ], -logp, torch.": "torch.stack makes it a float",
+        "(), sums, ratio.min()[.item() -> ], ratio.max().": NUMBER,
+        ").item(), ratio.max()[.item() -> ], gap.item())": NUMBER,
+        "ratio.max().item(), gap[.item() -> ])": NUMBER,
+    },
+    ("scale/report", "Report.summary"): {
+        ", entropy, tokens = self.sums[.tolist() -> ]": NUMBER,
     },
     ("scale/report", "Report.micro_batches"): {
         "[self.first = max(self.first, abs(low - 1), abs(high - 1)) -> pass]": ONE,
@@ -98,6 +104,8 @@ EQUIVALENT = {
         "self.first = [max(self.first, abs(low - 1), abs(high - 1) -> abs(high - 1])": ONE,
         ".first = max(self.first, [abs(low - 1) -> low - 1], abs(high - ": ONE,
         "if [not self.losses -> False]: self.first = ": ONE,
+        ", abs(low - 1), [abs(high - 1) -> high - 1])": ONE,
+        "self.losses.append(total[.item() -> ]": NUMBER,
     },
     ("verifier", "parse"): {
         "text = after_thinking(text) or '[ -> x]'": "neither is a conclusion",

@@ -213,6 +213,7 @@ def test_two_states_of_a_question_share_everything_up_to_the_memory():
 
 def test_planner_and_verifier_see_every_tool_in_order_and_the_executor_only_its_own():
     every = "".join(planner.describe(name, tool) for name, tool in TOOLS.items())
+    assert "  Arguments: left (string): a; right (string): b\n" in every
     assert every == planner.describe_all(TOOLS) and every in planner.analysis_prompt("q", TOOLS)
     assert every in planner.prompt("q", TOOLS, "a", "m") and every in verifier.prompt("q", TOOLS, "a", "m")
     call, double = executor.prompt("q", "", "s", "double", TOOLS["double"]), TOOLS["double"]
