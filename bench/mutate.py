@@ -105,7 +105,7 @@ EQUIVALENT = {
         ".first = max(self.first, [abs(low - 1) -> low - 1], abs(high - ": ONE,
         "if [not self.losses -> False]: self.first = ": ONE,
         ", abs(low - 1), [abs(high - 1) -> high - 1])": ONE,
-        "self.losses.append(total[.item() -> ]": NUMBER,
+        "self.losses.append(total[.item() -> ])": NUMBER,
     },
     ("verifier", "parse"): {
         "text = after_thinking(text) or '[ -> x]'": "neither is a conclusion",
