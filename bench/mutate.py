@@ -114,6 +114,9 @@ EQUIVALENT = {
         "return named[[0 -> -1]] if [first] ": SINGLE,
         "if re.search(f'\\\\b{[re.escape(name) -> name]}\\\\b', field": IDENTIFIER,
     },
+    ("models/dressing", "labelled"): {
+        "return [list(zip(parts[1::2], values) -> zip(parts[1::2], values])": "it is read once",
+    },
     ("models/dressing", "unwrapped"): {
         "if re.search(SECOND_CALL.format(name=[re.escape(name) -> name]), outside, re.": IDENTIFIER,
     },

@@ -110,7 +110,8 @@ PLAN = LINES + "python_coder"
         "{python_coder}", "(python_coder)", "`python_coder` (exact)", "**python_coder** - exact",
         "python_coder – it computes.", "python_coder—it computes.", "python_coder:", "PYTHON_CODER",
         "python_coder. It computes.", 'python_coder(code="print(6 * 7)")', "the python_coder tool",
-        "The `python_coder` tool.", "\n- python_coder", "\n\n    python_coder\n\n")),
+        "The `python_coder` tool.", "the python_coder tool** (exact)", "\n- python_coder",
+        "\n\n    python_coder\n\n")),
     *(PLAN + end for end in (
         "\nI hope this helps!", "\n---", "\n```", "\r\n\r\nDone.\r\n", "\nTool: python_coder",
         "\n\n---\n\n**Note:** the executor only needs the two numbers.",
