@@ -165,7 +165,7 @@ def main():
     try:
         train(args, policy, fixed, reference, tools, judge, *questions, state)
         ranks.wait()  # until no rank needs this one any more
-        ranks.stop()  # only without an error: after one, the ranks might wait for each other
+        ranks.stop()  # ends a rank; not after an error: the ranks might wait for each other
     except MemoryError as why:
         raise SystemExit(f"train.py: {why}: {advice.MEMORY}")
     except OSError as why:
