@@ -211,13 +211,15 @@ def test_log_and_line_say_the_reward_first_and_never_times_or_the_loss(whole):
     assert line.startswith(f"step   1/4 | reward {numbers['reward']:.2f} | turns") and "loss" not in line
 
 
-def test_evaluations_are_made_before_the_first_step_when_saving_and_at_the_end(whole, tmp_path):
+def test_evaluations_are_made_before_the_first_step_when_saving_and_at_the_end(whole, tmp_path, capsys):
     def evaluated(folder):
         return [(row["step"], row["questions"]) for row in rows(folder, "evals.csv")]
     assert evaluated(whole) == [("0", "test"), ("2", "valid"), ("4", "valid"), ("4", "test")]
     assert list(rows(whole, "evals.csv")[0]) == ["step", "questions", "accuracy", "turns", "errors", "failed",
                                                  "undecided"]
     untested = run(tmp_path / "run", steps=2, test=None)
+    calls = re.findall(r"^calls   (.*), \d\.\d s\)$", capsys.readouterr().out, re.M)
+    assert calls == ["unreadable 4 (4 errors"]  # of the first evaluation alone
     assert evaluated(untested) == [("0", "valid"), ("2", "valid")] == evaluated(resume(untested))
 
 
