@@ -7,10 +7,12 @@ import shutil
 
 
 def replace_file(path, content):
-    """content: text or bytes."""
+    """content: text, bytes, or an iterable of texts, which are written one by one."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.writing")  # two processes may write the same file
     try:
-        beside.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+        with beside.open("wb") as file:
+            for piece in [content] if isinstance(content, (str, bytes)) else content:
+                file.write(piece if isinstance(piece, bytes) else piece.encode("utf-8"))
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -79,8 +79,8 @@ class Log:
         path = self.folder / name
         if ranks.RANK == 0 and path.exists():
             with open(path, encoding="utf-8", newline="") as file:
-                whole = [line for line in file if line.endswith("\n")]  # a crash may have left half a line
-            replace_file(path, "".join(line for line in whole if line.startswith("step,") or stays(line)))
+                whole = (line for line in file if line.endswith("\n"))  # a crash may have left half a line
+                replace_file(path, (line for line in whole if line.startswith("step,") or stays(line)))
 
     def evaluated(self, name, step):
         """Does evals.csv hold the evaluation on this set after this step? Rank 0 answers for all ranks."""

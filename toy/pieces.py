@@ -77,11 +77,11 @@ def changed(tokenizer):
 
 def warning(engines):
     """A warning if an engine is the toy, or was trained from it, and the prompts have changed; else ""."""
-    tokenizers = [engine.tokenizer for engine in engines if hasattr(engine, "tokenizer")]  # a server has none
+    distinct = {id(engine): engine for engine in engines if hasattr(engine, "tokenizer")}  # a server has none
     names = []
-    for tokenizer in tokenizers:
-        if NUMBERS[-1] in tokenizer.get_added_vocab():  # only the toy has a token " 999"
-            names = changed(tokenizer) or names
+    for engine in distinct.values():  # one engine may play several modules
+        if NUMBERS[-1] in engine.tokenizer.get_added_vocab():  # only the toy has a token " 999"
+            names = changed(engine.tokenizer) or names
     if not names:
         return ""
     verb = "have" if len(names) > 1 else "has"
