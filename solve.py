@@ -35,7 +35,7 @@ import tools as toolset
 from scale import command_line
 
 if __name__ == "__main__":
-    command_line.before_imports(command_line.solve_arguments, toolset.TOOLS)  # before torch: it takes seconds
+    command_line.before_imports(command_line.solve_arguments, toolset)  # before torch: it takes seconds
 
 import torch
 
@@ -252,6 +252,7 @@ def main():
         fixed, judge = load_engines(args, {args.model: policy}, cache)
         args.batch = args.batch or fit.batch_size([policy, *fixed.values()])
         folder = answering.open_run(args)
+    command_line.after_loading()
     lines = [memory_line, show_engines(policy, fixed, judge, tools, left_out)]
     lines += [pieces.warning([policy, *fixed.values()])]
     lines += [prose_warning(sets["questions"]) if args.data and not judge else ""]

@@ -24,8 +24,8 @@ import tools as toolset
 from scale import command_line
 
 if __name__ == "__main__":
-    # --help and typos are answered before torch is imported, which takes seconds.
-    command_line.before_imports(command_line.train_arguments, toolset.TOOLS)
+    # --help and mistakes are answered before torch is imported, which takes seconds.
+    command_line.before_imports(command_line.train_arguments, toolset)
 
 import torch
 
@@ -160,6 +160,7 @@ def main():
         fixed, judge = load_engines(args, loaded, cache)
         left_out, args.tools = toolset.left_out(args.tools), list(tools)
         open_folder(args)
+    command_line.after_loading()
     say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
     say(pieces.warning([policy, *fixed.values()]))
     try:

@@ -13,7 +13,6 @@ compute other log-probs than the update.
 import functools
 import hashlib
 import os
-import re
 import threading
 from pathlib import Path
 
@@ -24,10 +23,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import hub, logging
 
 from models.local import HF
+from models.names import check_dtype, check_model
 from models.server import Server
 from world.services import is_server
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 HUB_SECONDS = 6  # after which a hub that has not answered is taken to be down
 
 
@@ -54,16 +53,10 @@ def load_engine(name, device=None, dtype=None, think=False):
 
 def config_of(name):
     """The configuration of a model in a folder or on the hub; no weights are loaded. ValueError if none."""
+    check_model(name)
     name = os.path.expanduser(name)
     if os.path.isdir(name):
         logging.disable_progress_bar()  # a download shows its progress, a local folder does not
-        if not os.path.exists(os.path.join(name, "config.json")):
-            raise ValueError(f"The folder {name!r} holds no model: there is no config.json in it.")
-    elif os.path.exists(name) or name.startswith((os.sep, ".")):
-        raise ValueError(f"There is no folder {name!r}: "
-                         "give the folder of a saved model, or a model's name on the hub.")
-    elif re.fullmatch(r"[\w.-]+(:\d+.*|/v\d(#.*)?)", name):  # localhost:8000/v1, api.example.com/v1
-        raise ValueError(f"{name!r} is no folder and no model's name: for a server, write http://{name}")
     return from_pretrained(AutoConfig, name)
 
 
@@ -124,10 +117,7 @@ def pick_dtype(dtype, device):
     if dtype is None:
         half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if half else torch.float32
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise ValueError(f"There is no dtype {name!r} here: use one of {', '.join(DTYPES)}.")
-    return getattr(torch, name)
+    return getattr(torch, check_dtype(dtype))
 
 
 def refuse_to_train(config):

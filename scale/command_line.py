@@ -4,11 +4,13 @@
     args = train_arguments(tools)        # the same; with --resume RUN, the settings of that run
 
 Importing torch and transformers takes seconds. So that --help and typos are answered at once, both scripts
-call before_imports() first: it ends the process with one sentence if the command line cannot work.
+call before_imports() first: it ends the process with one sentence if the command line cannot work, a file of
+questions or a corpus is wrong, or a folder holds no model.
 
 --help shows the flags that most people need, --help-all shows all of them.
 """
 import argparse
+import gc
 import json
 import re
 import signal
@@ -18,6 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import tables, training
+from models.names import check_dtype, check_model
+from rewards.questions import read_questions
 from world.services import is_server
 
 TOY = Path(__file__).parents[1] / "toy"
@@ -37,13 +41,37 @@ def is_toy(model):
     return Path(model).resolve() == TOY.resolve()
 
 
-def before_imports(arguments, tool_names):
+def before_imports(arguments, toolset):
     """Refuse a command line that cannot work, and prevent two tracebacks: of Ctrl-C during the imports, and
-    of a letter that the terminal cannot show."""
+    of a letter that the terminal cannot show. toolset: the module tools."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
-    arguments(tool_names)
+    args = arguments(toolset.TOOLS)
+    with errors_leave(Path(sys.argv[0]).name):
+        check_files(args, toolset)
+    gc.disable()  # imports make a million objects and no garbage: searching it is a fifth of their time
+
+
+def check_files(args, toolset):
+    """ValueError if a file or a folder that the command line names cannot work."""
+    for name in ("data", "valid", "test"):
+        path = getattr(args, name, None)
+        if path not in (None, "none") and not named_set(path):
+            read_questions(path)
+    check_dtype(args.dtype)
+    for name in local_models(args):
+        check_model(name)
+    toolset.toolbox(args.tools, args.corpus)  # the index that it makes of the corpus stays
+
+
+def after_loading():
+    """Collect garbage again, but not among what there is now, since modules and models stay until the end.
+
+    So Python ends at once: its last search through them would take half a second."""
+    if not gc.isenabled():  # before_imports() was called: this is a process of its own, not a test
+        gc.freeze()
+        gc.enable()
 
 
 def leave(code, text):

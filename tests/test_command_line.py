@@ -1,4 +1,5 @@
 """scale/command_line.py: it answers at once, and refuses in one sentence what cannot work."""
+import gc
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scale.command_line import solve_arguments, train_arguments
+from scale.command_line import after_loading, solve_arguments, train_arguments
 from tools import TOOLS
 
 ROOT = Path(__file__).parents[1]
@@ -29,13 +30,28 @@ def refused(monkeypatch, capsys, arguments, *argv):
 
 
 @pytest.mark.parametrize("command", [
-    "solve.py --help", "train.py --help-all", "train.py --data nowhere.jsonl", "solve.py --tools googel"])
-def test_help_and_typos_are_answered_before_torch_is_imported(command):
+    "solve.py --help", "train.py --help-all", "train.py --data nowhere.jsonl", "solve.py --tools googel",
+    "solve.py --data README.md", "train.py --valid LICENSE", "solve.py --model bench", "train.py --fixed ./no",
+    "train.py --judge localhost:8000/v1", "solve.py --dtype float3", "train.py --corpus nowhere.jsonl"])
+def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_imported(command):
     script, *flags = command.split()
-    code = (f"import runpy, sys; sys.modules['torch'] = None; sys.argv = {[script, *flags]!r}\n"
-            f"runpy.run_path({script!r}, run_name='__main__')")
+    code = ("import runpy, sys; sys.modules |= dict.fromkeys(['torch', 'transformers', 'tokenizers'])\n"
+            f"sys.argv = {[script, *flags]!r}; runpy.run_path({script!r}, run_name='__main__')")
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == (0 if "--help" in command else 2) and "Traceback" not in ended.stderr
+    assert "--help" in command or ended.stderr.startswith(f"{script}: ") and ended.stderr.count("\n") == 1
+
+
+def test_garbage_is_collected_again_once_the_models_are_loaded():
+    gc.disable()
+    try:
+        after_loading()
+        assert gc.isenabled() and (frozen := gc.get_freeze_count())
+        after_loading()
+        assert gc.get_freeze_count() == frozen  # only once: what is frozen is never freed
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("arguments, hidden", [
