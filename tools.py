@@ -173,15 +173,15 @@ class Result:
 def run_calls(calls, tools, base_generator):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    calls: [executor.Call, or a parse error]. base_generator: an engine. It first answers all queries to it
-    in one batch, equal queries once. Then all calls run, eight at a time; its own look their answers up.
+    calls: [executor.Call, or a parse error]. base_generator: an engine. The calls of the other tools begin
+    first, eight at a time. While they run, the engine answers all queries to it in one batch, equal queries
+    once. More does not overlap: if the first rollouts with a result were verified while others still wait for
+    theirs, batches would depend on timing, and with them the last bits of what is sampled.
     """
-    queries = [call.arguments.get("query") for call in calls
-               if not isinstance(call, str) and tools[call.tool].run is None]
-    queries = list(dict.fromkeys(query for query in queries if isinstance(query, str)))
-    start = time.perf_counter()
-    completions = dict(zip(queries, base_generator(queries))) if queries else {}
-    generating = time.perf_counter() - start
+    completions, generating = {}, 0.0
+
+    def generated(parsed):
+        return not isinstance(parsed, str) and tools[parsed.tool].run is None
 
     def look_up(query):
         completion = completions[query]
@@ -195,7 +195,7 @@ def run_calls(calls, tools, base_generator):
         start = time.perf_counter()
         text, error = call(runnable, parsed.tool, parsed.arguments)
         result = Result(text, error, time.perf_counter() - start)
-        if tools[parsed.tool].run is None:
+        if generated(parsed):
             result.seconds += generating
             completion = completions.get(str(parsed.arguments.get("query")), Completion("", [], []))
             result.tokens = completion.tokens
@@ -203,5 +203,14 @@ def run_calls(calls, tools, base_generator):
                 result.failed = f"{parsed.tool}: {completion.error}"
         return result
 
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(run_call, calls))
+    pool = ThreadPoolExecutor(max_workers=8)
+    try:
+        running = [None if generated(parsed) else pool.submit(run_call, parsed) for parsed in calls]
+        queries = [parsed.arguments.get("query") for parsed in calls if generated(parsed)]
+        queries = list(dict.fromkeys(query for query in queries if isinstance(query, str)))
+        start = time.perf_counter()
+        completions |= zip(queries, base_generator(queries)) if queries else {}
+        generating = time.perf_counter() - start
+        return [future.result() if future else run_call(parsed) for future, parsed in zip(running, calls)]
+    finally:
+        pool.shutdown(cancel_futures=True)  # if the engine fails, or after Ctrl-C, no further call begins

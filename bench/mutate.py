@@ -129,9 +129,9 @@ EQUIVALENT = {
         "Expr) or (not isinstance(body[[0 -> -1]].value, ast.Call": SINGLE,
     },
     ("tools", "run_calls"): {
-        "with ThreadPoolExecutor(max_workers=[8 -> 9]) as pool: return": THREADS,
-        "with ThreadPoolExecutor(max_workers=[8 -> 7]) as pool: return": THREADS,
-        "with ThreadPoolExecutor([max_workers=8 -> ]) as pool: return": THREADS,
+        "pool = ThreadPoolExecutor(max_workers=[8 -> 9])": THREADS,
+        "pool = ThreadPoolExecutor(max_workers=[8 -> 7])": THREADS,
+        "pool = ThreadPoolExecutor([max_workers=8 -> ])": THREADS,
     },
 }
 

@@ -8,10 +8,12 @@ shows it beside its result.
 # for no reason, and one verdict in ten is inverted. Both draw from torch's generator, so a seed decides all.
 CALLS_FAIL = (
     ("tools.py", "import time\n", "import time\nimport torch\n"),
-    ("tools.py", "        return list(pool.map(run_call, calls))", """\
-        results = list(pool.map(run_call, calls))
+    ("tools.py", "        return [future.result() if", "        results = [future.result() if"),
+    ("tools.py", "no further call begins\n", """\
+no further call begins
     failed = {"text": "Error: NameError: name 'value' is not defined (line 1)", "error": True}
-    return [replace(result, **failed) if torch.rand(()) < 0.1 else result for result in results]"""),
+    return [replace(result, **failed) if torch.rand(()) < 0.1 else result for result in results]
+"""),
 )
 VERDICT = "flow.stopped = verifier.parse(completion.text)"
 WRONG_VERDICT = "flow.stopped = verifier.parse(completion.text) ^ bool(torch.rand(()) < 0.1)"

@@ -106,14 +106,23 @@ def test_a_result_is_cut_to_the_budget_and_is_an_error_only_if_the_tool_says_so(
 
 
 def test_a_batch_gives_results_in_order_and_generates_only_the_queries_of_base_generator(monkeypatch):
-    clock, batches = [100], []
+    """The engine waits for the other tools, which end only if they run meanwhile, and adds 5 s afterwards."""
+    clock, batches, doubled = [100], [], threading.Semaphore(0)
     monkeypatch.setattr(tools, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    Result = tools.Result
 
     def engine(queries):
         batches.append(queries)
+        assert doubled.acquire(timeout=20) and doubled.acquire(timeout=20), "the tools waited for the engine"
         clock[0] += 5
         return [Completion(f"<think>?</think>{query}!", [1], [2]) for query in queries]
 
+    def noticed(text, error, seconds=0.0):
+        if text.startswith(("8", "Error: double")):
+            doubled.release()
+        return Result(text, error, seconds)
+
+    monkeypatch.setattr(tools, "Result", noticed)
     box = {"base_generator": TOOLS["base_generator"], "double": tool_of(lambda query: str(2 * int(query)))}
     queries = [("double", "4"), ("base_generator", "q"), ("double", "four"), ("base_generator", "q")]
     calls = [Call(name, {"query": query}) for name, query in queries]
@@ -122,3 +131,28 @@ def test_a_batch_gives_results_in_order_and_generates_only_the_queries_of_base_g
     assert results[2].text.startswith("Error: double failed: ") and results[4].text == "Error: no call"
     numbers = [(result.error, result.seconds, result.tokens) for result in results]
     assert numbers == [(False, 0, 0), (False, 5, 2), (True, 0, 0), (False, 5, 2), (True, 0, 0)]
+
+
+def test_if_the_engine_fails_the_calls_that_wait_are_not_begun(monkeypatch):
+    begun, ending = threading.Semaphore(0), threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, **settings):
+            super().shutdown(wait=False, **settings)
+            ending.set()  # the calls that run end only now
+            super().shutdown()
+
+    def slow(query):
+        begun.release()
+        return str(ending.wait(20))
+
+    def engine(queries):
+        assert all(begun.acquire(timeout=20) for _ in range(8))  # as many as run at a time
+        raise MemoryError
+
+    monkeypatch.setattr(tools, "ThreadPoolExecutor", Pool)
+    box = {"base_generator": TOOLS["base_generator"], "slow": tool_of(slow)}
+    calls = [Call("slow", {"query": str(n)}) for n in range(99)] + [Call("base_generator", {"query": "q"})]
+    with pytest.raises(MemoryError):
+        tools.run_calls(calls, box, engine)
+    assert not begun.acquire(blocking=False)
