@@ -52,7 +52,7 @@ from models.tokens import after_thinking
 from rewards.grade import grade
 from rewards.metrics import summary
 from rewards.questions import Question, prose_warning
-from scale import adapters, answering, fit
+from scale import adapters, answering, fit, threads
 from scale.progress import Progress
 from toy import pieces
 from world import services
@@ -253,7 +253,7 @@ def main():
         args.batch = args.batch or fit.batch_size([policy, *fixed.values()])
         folder = answering.open_run(args)
     command_line.after_loading()
-    lines = [memory_line, show_engines(policy, fixed, judge, tools, left_out)]
+    lines = [memory_line, threads.choose(policy), show_engines(policy, fixed, judge, tools, left_out)]
     lines += [pieces.warning([policy, *fixed.values()])]
     lines += [prose_warning(sets["questions"]) if args.data and not judge else ""]
     print(*filter(None, lines), "", sep="\n", flush=True)  # "": an empty line at the end

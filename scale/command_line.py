@@ -196,6 +196,7 @@ def train_parser():
     add("--out", "the run's folder, which must not exist; None: runs/MODEL-seedN")
     rare("--keep", "checkpoints step-N to keep, the newest, and best/; None: all", type=int)
     add("--resume", "go on with the run in this folder; only --steps may be given anew", metavar="RUN")
+    parser.set_defaults(threads=None)  # no flag: chosen when the run begins (scale/threads.py)
     return parser
 
 

@@ -14,7 +14,7 @@ from benchmarks import training
 from models import loading
 from models.completion import NEW_TOKENS
 from rewards.questions import prose_warning, read_questions
-from scale import adapters, fit, ranks
+from scale import adapters, fit, ranks, threads
 from scale.command_line import local_models, named_set
 from scale.log import say
 
@@ -104,6 +104,8 @@ def load_models(args, checkpoint):
         policy = loading.load_engine(checkpoint or args.model, *settings)
         reference = frozen = loading.load_engine(args.model, *settings)
         frozen.model.requires_grad_(False)
+    say(threads.choose(policy, args.threads))
+    args.threads = torch.get_num_threads()  # open_folder() writes it to args.json: a resumed run takes as many
     if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
     return policy, reference, {args.model: frozen}

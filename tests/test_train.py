@@ -301,6 +301,17 @@ def test_what_a_crash_left_after_the_last_checkpoint_is_dropped_and_made_again(w
     assert everything(resume("crashed")) == everything(whole)
 
 
+def test_a_resumed_run_computes_with_as_many_threads_as_it_began_with(place):
+    before, settings = torch.get_num_threads(), run("threaded", steps=1) / "args.json"
+    began = json.loads(settings.read_text())
+    try:
+        settings.write_text(json.dumps(began | {"threads": before + 1}))
+        resume("threaded", "--steps", "2")
+        assert began["threads"] == before and torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_newest_checkpoints_are_kept_and_none_counts_on_a_best_that_is_not_on_the_disk(monkeypatch):
     def replace_folder(folder, write):
         REPLACE_FOLDER(folder, write)

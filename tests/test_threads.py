@@ -1,0 +1,61 @@
+"""scale/threads.py: torch's number of threads is measured once, and a resumed run keeps it."""
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_flow_grpo import tiny
+
+from models.local import HF
+from scale import threads
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    before = torch.get_num_threads()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("one, four, number", [(1.0, 0.5, 4), (1.0, 0.76, 4), (1.0, 0.78, 1), (1.0, 30.0, 1)])
+def test_all_cores_are_taken_only_if_they_are_clearly_faster(one, four, number):
+    chosen, why = threads.faster(4, {1: one, 4: four}.get)
+    assert chosen == number and f"4 compute {one / four:.2f} times as fast as 1" in why
+
+
+def test_one_slow_moment_does_not_decide():
+    times = iter([1.0, 50.0, 1.0, 0.5, 90.0, 0.5, 1.0, 0.5, 1.0, 0.5])
+    assert threads.faster(2, lambda threads: next(times))[0] == 2
+
+
+def test_a_measurement_that_takes_long_is_not_repeated(monkeypatch):
+    monkeypatch.setattr(threads, "SECONDS", 1e-9)
+    assert threads.faster(2, lambda threads: threads)[0] == 1
+    calls = []
+    monkeypatch.setattr(threads, "SECONDS", 0.02)
+    threads.faster(2, lambda number: calls.append(number) or threads.time.sleep(0.02) or 1.0)
+    assert calls == [1, 2]
+
+
+def test_where_nobody_has_chosen_it_is_measured_without_a_random_number(monkeypatch):
+    torch.set_num_threads(2)
+    engine, asked, state = HF(tiny(), None), [], torch.get_rng_state()
+    monkeypatch.setattr(threads, "faster", lambda cores, seconds_of: asked.append(seconds_of(1)) or (1, "so"))
+    assert threads.choose(engine) == "threads 1 of 2: so" and torch.get_num_threads() == 1
+    assert asked[0] > 0 and torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_the_users_choice_and_that_of_a_resumed_run_are_not_measured(monkeypatch, name):
+    monkeypatch.setattr(threads, "faster", None)
+    torch.set_num_threads(2)
+    assert threads.choose(HF(tiny(), None), 3).startswith("threads 3 of 2: ") and torch.get_num_threads() == 3
+    monkeypatch.setenv(name, "3")
+    assert threads.choose(HF(tiny(), None)).startswith("threads 3 of 3: ") and torch.get_num_threads() == 3
+
+
+def test_on_a_gpu_and_for_a_server_nothing_is_chosen(monkeypatch):
+    monkeypatch.setattr(threads, "faster", None)
+    on_gpu = HF(SimpleNamespace(device=torch.device("cuda")), None)
+    assert threads.choose(on_gpu) == threads.choose(SimpleNamespace(model="a-name")) == ""
