@@ -39,6 +39,7 @@ from torch.utils.checkpoint import checkpoint
 
 from scale import ranks
 from scale.batches import CHUNK, in_memory, memory_errors
+from scale.laps import lap
 from scale.report import Report, measure
 
 EXPLODED = 1000     # times max_grad_norm: one token dominates a gradient so large, and its step is skipped
@@ -209,6 +210,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
 
     @torch.no_grad()
     def score(batch):
+        lap("old")
         logps = token_logps(model, batch, temperature).split([len(a.ids) for a in batch])
         return dict(zip(map(id, batch), logps))                             # {id of an action: (|a|,)}
 
@@ -220,18 +222,22 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
     for k, (part, N, tokens) in enumerate(parts):
         def learn(batch):
             """Add the gradient of one micro-batch to .grad; return what to report of it."""
+            lap("reference")
             logp_ref = reference_logps(reference, model, batch, temperature) if beta else None
+            lap("forward")
             logp     = token_logps(model, batch, temperature)
             logp_old = torch.cat([old[id(a)] for a in batch]) if k else logp.detach()
             adv      = per_token(batch, [A[a.flow] for a in batch]).to(logp.device)     # the broadcast of A_i
             weight   = token_weights(batch, turns, N, tokens if token_mean else None).to(logp.device)
             minus_J, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip_low, clip_high, beta)
+            lap("backward")
             minus_J.backward()
             return measure(batch, minus_J, logp, ratio, kl, adv, weight, clip_low, clip_high)
 
         # model.zero_grad, not optimizer.zero_grad: the optimizer may hold float32 copies of the parameters.
         measured = in_memory(learn, part, length, report.token_budget, restart=model.zero_grad)
         value = report.micro_batches(report.results(measured))              # the loss of the mini-batch
+        lap("optimiser")
         ranks.add_up_gradients(parameters)
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()             # before clipping
         # One bad mini-batch must not end the run; a norm of nan is not below the limit either.
@@ -240,6 +246,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         if step:
             with memory_errors("the optimiser's state"):
                 optimizer.step()
+        lap("rest")
         report.mini_batch(norm, skipped, step)
     model.zero_grad()
     model.eval()

@@ -33,7 +33,7 @@ import solve
 from flow_grpo import Action, advantages, update
 from models.cast import load_engines, show_engines
 from models.completion import outage
-from scale import advice, ranks, setup
+from scale import advice, laps, ranks, setup
 from scale.checkpoints import last_checkpoint, load_state, open_folder
 from scale.log import NO_UPDATE, say, step_row
 from scale.masters import MasterAdamW
@@ -60,6 +60,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
             seed = args.seed * 1_000_003 + step
             questions = questions_of(step, train_questions, args.questions, args.seed)
             rollouts = roll_out(questions, args.group_size, seed)
+            laps.lap("rest")  # --profile: see scale/laps.py
             update_start = time.perf_counter()
 
             groups, usable = with_outcome(rollouts, args.group_size)
@@ -78,6 +79,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, tools)
             run.log_step(row, rollouts, (update_start - start, time.perf_counter() - update_start))
+            say(laps.table(f"step {step}", report.get("padding")))
             if run.due():
                 validate_and_save(run, valid, roll_out)
         if run.step >= args.steps and test:

@@ -8,6 +8,7 @@ import time
 
 from rewards import rules
 from rewards.judge import verdicts_on
+from scale.laps import lap
 
 
 def reward(flow, verdict):
@@ -24,6 +25,7 @@ def grade(flows, judge=None):
     If the judge gives no verdict, the rollout is undecided; if the judge is down, it has failed. Training
     leaves both out. Without a judge, an answer that the rules cannot decide counts as wrong.
     """
+    lap("grade")
     answered = [flow for flow in flows if not flow.failed]
     verdicts = [rules.decide(flow.question, flow.answer) for flow in answered]
     for flow, verdict in zip(answered, verdicts):

@@ -196,6 +196,7 @@ def train_parser():
     add("--out", "the run's folder, which must not exist; None: runs/MODEL-seedN")
     rare("--keep", "checkpoints step-N to keep, the newest, and best/; None: all", type=int)
     add("--resume", "go on with the run in this folder; only --steps may be given anew", metavar="RUN")
+    rare("--profile", "print where the seconds of each step go", action="store_true")
     parser.set_defaults(threads=None)  # no flag: chosen when the run begins (scale/threads.py)
     return parser
 
@@ -316,13 +317,14 @@ def resumed(parser, args):
     if not file.exists():
         raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
     flags = [word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")]
-    wrong = [flag for flag in flags if flag not in ("--resume", "--steps")]
+    wrong = [flag for flag in flags if flag not in ("--resume", "--steps", "--profile")]
     if args.steps is not None and args.steps < 1:
         wrong.append(f"--steps {args.steps}")
     if wrong:
         raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong[0]}")
     settings = read_json(file, "begin anew")
-    settings |= {"out": args.resume, "resume": args.resume, "steps": args.steps or settings["steps"]}
+    settings |= {"out": args.resume, "resume": args.resume, "steps": args.steps or settings["steps"],
+                 "profile": args.profile}
     return argparse.Namespace(**vars(parser.parse_args([])) | settings)
 
 

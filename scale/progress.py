@@ -13,6 +13,8 @@ import time
 
 from tqdm import tqdm
 
+from scale.laps import lap
+
 RANK = os.environ.get("RANK", "0")  # with several GPUs, rank 0 shows its share of the rollouts
 MINUTE = 60  # seconds between two lines where there is no terminal
 
@@ -34,6 +36,7 @@ class Progress:
 
     def __call__(self, flows, turn, module):
         """solve.rollout() calls this before each stage."""
+        lap(module)
         self.ended = self.before + sum(flow.stopped or flow.failed != "" for flow in flows)
         self.module = module if module in ("analysis", "generator", "judge") else f"turn {turn} {module}"
         if self.terminal:

@@ -10,8 +10,10 @@
 import math
 from pathlib import Path
 
+import torch
+
 from rewards.metrics import accuracy_line, calls_line, summary
-from scale import advice, log, ranks
+from scale import advice, laps, log, ranks
 from scale.checkpoints import forget, save
 from scale.log import Log, say
 
@@ -29,6 +31,8 @@ class Run:
             self.step, self.best, self.moved = state["step"], state["best"], bool(state["optimizer"]["state"])
             ranks.load(optimizer, state.pop("optimizer"))  # pop: or a 7B would hold these 91 GB twice
         self.log = Log(self.folder, self.step)
+        if args.profile:
+            laps.start(torch.cuda.synchronize if policy.model.device.type == "cuda" else None)
 
     def log_step(self, row, rollouts, seconds):
         """Write and show a step. SystemExit, with a checkpoint, if the last steps were of no use.
@@ -58,6 +62,7 @@ class Run:
             why = self.stop(f"no rollout of {name} ended.", "Mend that, then go on")
             raise SystemExit(f"train.py: {why}")
         say(advice.unparsed(rollouts) if self.step == 0 else "")
+        say(laps.table(f"{name} after step {self.step}"))
         return metrics["accuracy"]
 
     def due(self):
@@ -71,6 +76,7 @@ class Run:
             save(self.folder / "best", self.policy, None, self.step, self.best, self.args)
         self.save_step()  # after best/: it records self.best, so best/ must already be there
         forget(self.folder, self.args.keep)
+        say(laps.table("checkpoint"))
 
     def save_step(self):
         save(self.folder / f"step-{self.step}", self.policy, self.optimizer, self.step, self.best, self.args)

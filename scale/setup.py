@@ -105,7 +105,7 @@ def load_models(args, checkpoint):
         reference = frozen = loading.load_engine(args.model, *settings)
         frozen.model.requires_grad_(False)
     say(threads.choose(policy, args.threads))
-    args.threads = torch.get_num_threads()  # open_folder() writes it to args.json: a resumed run takes as many
+    args.threads = torch.get_num_threads()  # in args.json, for --resume
     if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
     return policy, reference, {args.model: frozen}

@@ -1,8 +1,8 @@
 """How many threads torch computes with on a CPU, where OMP_NUM_THREADS does not say.
 
-Left alone, torch takes every core. Where other programs compute, that is a trap: the threads of a product wait
-for each other, and on two busy cores two threads were 20 times as slow as one. For a small model they do not
-pay on a quiet machine either. So one thread is the default, and all cores are taken if they are clearly
+Left alone, torch takes every core. Where other programs compute, that is a trap: the threads of a product
+wait for each other, and on two busy cores two threads were 20 times as slow as one. For a small model they do
+not pay on a quiet machine either. So one thread is the default, and all cores are taken if they are clearly
 faster now, in matrix products of the model's size. This takes a fifth of a second.
 """
 import os
@@ -38,7 +38,7 @@ def choose(engine, number=None):
 
 
 def faster(cores, seconds_of):
-    """(1 or cores, why). seconds_of(threads) measures once; they take turns, so that both meet the same load."""
+    """(1 or cores, why). seconds_of(threads) measures once; they take turns, and so meet the same load."""
     times, start = [], time.perf_counter()
     while len(times) < REPEATS and time.perf_counter() - start < SECONDS and cores > 1:
         times.append((seconds_of(1), seconds_of(cores)))

@@ -32,7 +32,7 @@ from models.completion import TOO_LONG
 from models.loading import load_engine
 from models.local import HF
 from rewards.questions import Question
-from scale import adapters, advice, checkpoints, files, fit, log
+from scale import adapters, advice, checkpoints, files, fit, laps, log
 from scale import run as run_module
 from scale.stopping import Stopping
 from tools import TOOLS
@@ -200,6 +200,21 @@ def test_the_same_seed_gives_the_same_files_byte_for_byte_and_another_seed_anoth
     assert everything(run("again", seed=0)) == everything(whole)
     other = run("other-seed", seed=1, steps=2)
     assert rows(other) != rows(whole)[:2] and texts(other) != texts(whole)[:16]
+
+
+def test_a_profile_changes_nothing_and_its_phases_add_up_to_the_seconds_of_a_step(whole, monkeypatch, capsys):
+    monkeypatch.setattr(laps, "seconds", None)
+    assert everything(run("profiled", profile=True)) == everything(whole)
+    out = capsys.readouterr().out
+    profiles = re.findall(r"profile (.+): ([\d.]+) s\n((?:        \w+ .*\n)*)", out)
+    assert [title for title, _, _ in profiles[:2]] == ["test after step 0", "step 1"]
+    for title, seconds, lines in profiles:
+        parts = dict(re.findall(r"(\w+) +([\d.]+) s", lines))
+        assert not parts or abs(sum(map(float, parts.values())) - float(seconds)) < 0.006 * (len(parts) + 1)
+        if title.startswith("step"):
+            step = re.search(rf"{title}/.* \| ([\d.]+)s \+ ([\d.]+)s", re.sub(" +", " ", out))
+            assert {"planner", "tools", "grade", "forward", "backward", "optimiser", "rest"} <= set(parts)
+            assert float(seconds) >= sum(map(float, step.groups())) - 0.11  # of the step's own line
 
 
 def test_log_and_line_say_the_reward_first_and_never_times_or_the_loss(whole):
