@@ -246,7 +246,6 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         if step:
             with memory_errors("the optimiser's state"):
                 optimizer.step()
-        lap("rest")
         report.mini_batch(norm, skipped, step)
     model.zero_grad()
     model.eval()

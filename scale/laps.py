@@ -10,15 +10,15 @@ at once. With it, lap() first waits until CUDA has done the work of the phase be
 import time
 from collections import Counter
 
-seconds = None  # {phase: seconds} since the last table, in the order in which they began; None: no --profile
+seconds = None  # {phase: seconds} since the last table, in the order in which they began; None: --profile off
 phase, since = "rest", 0.0  # the phase that runs, and when it began
 finish = None  # waits for the device; None: nothing to wait for
 
 
 def start(wait=None):
     """Begin to time the laps. wait: torch.cuda.synchronize on CUDA."""
-    global seconds, since, finish
-    seconds, since, finish = Counter(), time.perf_counter(), wait
+    global seconds, phase, since, finish
+    seconds, phase, since, finish = Counter(), "rest", time.perf_counter(), wait
 
 
 def lap(name):
@@ -40,8 +40,8 @@ def table(title, padding=None):
     lap("rest")
     if seconds is None:
         return ""
-    whole, rest = sum(seconds.values()), {"rest": seconds.pop("rest")}
-    parts = seconds | rest if seconds else {}
+    whole, rest = sum(seconds.values()), seconds.pop("rest")
+    parts = {**seconds, "rest": rest} if seconds else {}
     seconds.clear()
     lines = [f"profile {title}: {whole:.2f} s"]
     lines += [f"        {name:<12}{part:8.2f} s {part / whole:6.1%}" for name, part in parts.items()]

@@ -21,6 +21,7 @@ clip and entropy are means over the scored tokens; all sums are over all process
 import torch
 
 from scale import ranks
+from scale.laps import lap
 
 
 def measure(batch, loss, logp, ratio, kl, A, weight, clip_low, clip_high):
@@ -64,6 +65,7 @@ class Report:
 
     def mini_batch(self, norm, skipped, step):
         """Note the gradient's norm of a mini-batch, and whether its step was skipped or taken."""
+        lap("rest")  # what came before was the optimiser
         self.norms.append(norm)
         self.skipped += skipped
         self.steps += step

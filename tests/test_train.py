@@ -213,7 +213,7 @@ def test_a_profile_changes_nothing_and_its_phases_add_up_to_the_seconds_of_a_ste
         assert not parts or abs(sum(map(float, parts.values())) - float(seconds)) < 0.006 * (len(parts) + 1)
         if title.startswith("step"):
             step = re.search(rf"{title}/.* \| ([\d.]+)s \+ ([\d.]+)s", re.sub(" +", " ", out))
-            assert {"planner", "tools", "grade", "forward", "backward", "optimiser", "rest"} <= set(parts)
+            assert {"planner", "grade", "forward", "backward", "optimiser", "rest"} <= set(parts)
             assert float(seconds) >= sum(map(float, step.groups())) - 0.11  # of the step's own line
 
 
