@@ -1,13 +1,15 @@
 """The supervisor: the first process of each call of python_coder. It runs the code in a child, and stops it.
 
-This file is a program, never imported: world/sandbox.py sends it, compiled, to a new Python.
+This file is a program, never imported: world/sandbox.py sends it, compiled, to a new process of the fork
+server (forkserver.py).
 
     python_coder -> supervisor [-> process 1 of new namespaces] -> the code, and whatever it starts
 
 The supervisor has no secrets and outlives the code, so it can kill whatever the code has started.
-stdin brings the code and stays open, so that each side notices when the other has ended. stdout is a file
-with what the code prints, on both its streams; stderr is a file with the verdict, "Error: ...". Only the
-supervisor can write the verdict: the code's process sends its exception to it through a pipe.
+stdin is a socket that brings the code and stays open, so that each side notices when the other has ended;
+a last "!" there says that all went well. stdout is a file with what the code prints, on both its streams;
+stderr is a file with the verdict, "Error: ...". Only the supervisor can write the verdict: the code's process
+sends its exception to it through a pipe.
 signal, ast and traceback are not imported: each takes milliseconds, in thousands of calls of a training run.
 """
 import _signal
@@ -22,8 +24,8 @@ if __name__ != "__main__":
 if linux := sys.platform == "linux":
     import ctypes
     libc, numbers64 = ctypes.CDLL(None), ctypes.c_uint64 * 4
-seconds, (size, memory, cap, namespaces, landlock) = float(sys.argv[2]), map(int, sys.argv[3:8])
-filters = sys.argv[8:]
+seconds, (size, memory, cap, namespaces, landlock) = float(sys.argv[1]), map(int, sys.argv[2:7])
+filters = sys.argv[7:]
 source = sys.stdin.buffer.read(size)
 _signal.signal(2, 0)                    # SIG_DFL: then SIGINT cannot end process 1 of a namespace
 os.ftruncate(2, 0), os.lseek(2, 0, 0)   # removes what Python wrote when it started
@@ -271,5 +273,7 @@ if reason := watch(code_process):
 if select.select([error_out], [], [], 0)[0]:
     os.write(verdict, b"Error: " + os.read(error_out, 8193))
 if isolated:
+    os.write(0, b"!")
     os._exit(0)                                           # process 1 ends: the kernel kills all others
 kill_all(code_process)
+os.write(0, b"!")
