@@ -10,13 +10,14 @@ ours while it waits. Its stdin is a socket to our process. Each message there is
 files that become stdin, stdout and stderr of the supervisor. It ends when the socket does, so with us.
 """
 import _signal
+import _socket
 import ctypes
 import gc
 import marshal
 import os
 import resource  # noqa: F401
 import select  # noqa: F401
-import socket
+import struct
 import sys
 import time  # noqa: F401
 
@@ -44,11 +45,12 @@ dumpable(0)
 _signal.signal(_signal.SIGCHLD, reap)
 compile("0", "", "exec", 0x400)                   # makes the classes of syntax trees
 gc.freeze()                                       # then no collection touches, and so copies, what is there
-server = socket.socket(fileno=0)
+server = _socket.socket(fileno=0)
 while True:
-    message, files, *_ = socket.recv_fds(server, 8, 3)
+    message, attached, *_ = server.recvmsg(8, _socket.CMSG_LEN(12))
     if not message:
         os._exit(0)                               # our process has ended
+    files = struct.unpack("3i", attached[0][2])
     try:
         if os.fork() == 0:
             break

@@ -91,22 +91,26 @@ def begin(size, files, folder):
 
 
 def supervise(request, text, output, verdict, folder, seconds):
-    """Send a supervisor its work and wait for its end: its process id and "!" if all went well; is it late?"""
-    line, other_end = socket.socketpair()
-    answer = b""
-    with line:
-        with other_end:
-            begin(len(request), [file.fileno() for file in (other_end, output, verdict)], folder)
-        line.settimeout(seconds + GRACE)  # the supervisor keeps the time limit
-        try:
-            with contextlib.suppress(ConnectionError):  # it has ended: the answer shows it
-                line.sendall(request + text)
-            with contextlib.suppress(ConnectionError):
-                while part := line.recv(9):
-                    answer += part
-        except TimeoutError:
-            kill(int.from_bytes(answer, "little")) if answer else end_server()
-            return answer, True
+    """Send a supervisor its work, and wait until it has ended: its last word, and whether it was late."""
+    for _ in range(2):  # again, if the fork server ended before it forked
+        line, other_end = socket.socketpair()
+        supervisor, answer = b"", b""
+        with line:
+            with other_end:
+                begin(len(request), [file.fileno() for file in (other_end, output, verdict)], folder)
+            line.settimeout(seconds + GRACE)  # the supervisor keeps the time limit
+            try:
+                with contextlib.suppress(ConnectionError):  # it has ended
+                    line.sendall(request + text)
+                with contextlib.suppress(ConnectionError):
+                    supervisor = line.recv(8)
+                    while part := line.recv(8):
+                        answer += part
+            except TimeoutError:
+                kill(int.from_bytes(supervisor, "little")) if supervisor else end_server()
+                return answer, True
+        if supervisor:
+            break
     return answer, False
 
 
@@ -156,16 +160,16 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       the process group is not found, and macOS ignores some limits. Windows is not supported.
     """
     source = code.encode("utf-8", "replace")
-    settings = seconds, len(source), memory_mb, OUTPUT_CAP, int(NAMESPACES), confinement.LANDLOCK
-    arguments = ["", *map(str, settings), *confinement.filters()]
     file = tempfile.TemporaryFile
     new_folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with new_folder as folder, file() as output, file() as verdict:
-        request = marshal.dumps((folder, arguments, compiled(SUPERVISOR)))
-        for _ in range(2):
+        for namespaces in int(NAMESPACES), 0:
+            settings = seconds, len(source), memory_mb, OUTPUT_CAP, namespaces, confinement.LANDLOCK
+            arguments = ["", *map(str, settings), *confinement.filters()]
+            request = marshal.dumps((folder, arguments, compiled(SUPERVISOR)))
             answer, late = supervise(request, source, output, verdict, folder, seconds)
-            if answer or late:
-                break  # else the fork server has ended before it forked
+            if answer != b"refused":
+                break
         printed, problem = (os.pread(f.fileno(), OUTPUT_CAP + 1, 0) for f in (output, verdict))
         remove(folder)
     endless = len(printed) > OUTPUT_CAP
@@ -175,7 +179,7 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
         problem = f"Error: stopped after printing {OUTPUT_CAP} characters"
     elif late:
         problem = problem if is_verdict else f"Error: stopped after {seconds:g} seconds"
-    elif answer[8:] != b"!" or (problem and not is_verdict):
+    elif answer != b"!" or (problem and not is_verdict):
         last_line = "".join(problem.splitlines()[-1:])
         problem = f"Error: Python was ended from outside or did not start. {last_line}".strip()
     if problem:
