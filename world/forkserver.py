@@ -55,7 +55,7 @@ while True:
         if os.fork() == 0:
             break
     except OSError:
-        pass                                      # too many processes: sandbox.py sees the call's files closed
+        pass                                      # too many processes: sandbox.py sees that the files close
     for file in files:
         os.close(file)
 
