@@ -185,6 +185,7 @@ if os.fork() == 0:
     os.execvp("sleep", ["sleep", "{mark}"])
 time.sleep(99)""")
     assert python_coder("", seconds=0.1) == (answer or verdict) and not alive(mark)
+    assert soon(lambda: not supervisors())
 
 
 def test_the_supervisor_and_the_fork_server_are_programs_that_nobody_imports():
@@ -270,6 +271,12 @@ def server_pid():
     return sandbox.SERVER[0].pid
 
 
+def supervisors():
+    """The process ids of all supervisors, also of those that are zombies."""
+    pid = sandbox.SERVER[0].pid
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 def command(pid):
     """The command line of a process; none when it has ended."""
     try:
@@ -291,7 +298,7 @@ def test_one_fork_server_serves_calls_from_many_threads_each_with_its_own_answer
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda n: python_coder(f"x = {n}\nx * x"), range(40)))
     assert answers == [str(n * n) for n in range(40)] and sandbox.SERVER[0].pid == pid
-    assert soon(lambda: not Path(f"/proc/{pid}/task/{pid}/children").read_text())  # nor a zombie
+    assert soon(lambda: not supervisors())
 
 
 def test_no_call_finds_what_another_call_changed_nor_draws_its_random_numbers(either_way):
@@ -316,6 +323,18 @@ for fd in os.listdir('/proc/self/fd'):
         assert "secret" not in answer and "socket" not in answer, answer
         paths = {line for line in answer.splitlines() if line.startswith(tempfile.gettempdir())}
         assert len(paths) <= 2, answer  # its output and its folder
+
+
+def test_the_fork_server_keeps_no_file_and_nobody_reads_its_memory_even_without_both_layers(monkeypatch):
+    sandbox.end_server()
+    pid = server_pid()
+    files = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()] if os.geteuid() == 0 else []
+    assert all(re.match("socket:|/dev/null$", file) for file in files)
+    monkeypatch.setattr(sandbox, "NAMESPACES", False)
+    monkeypatch.setattr(confinement, "LANDLOCK", 0)
+    for name in "mem", "environ", "fd/0", "cwd":
+        answer = python_coder(f"import os\nos.stat('/proc/{pid}/{name}')\nopen('/proc/{pid}/{name}').read(1)")
+        assert re.match("Error: PermissionError", answer), answer
 
 
 def test_a_fork_server_that_was_killed_is_started_anew_and_no_call_is_lost():
