@@ -3,21 +3,24 @@
     python_coder("print(2 + 2)")            # "4"
     python_coder("while True: pass")        # "Error: stopped after 10 seconds"
 
-Such code is hostile, if only by accident. It never runs in our process. sandbox.py starts a new Python, the
-supervisor, without our environment and in a new folder. The supervisor (supervisor.py) forks a process for
-the code, confines it, and stops it at a limit; what the code has started is gone before the answer returns.
+Such code is hostile, if only by accident. It never runs in our process. At the first call, sandbox.py starts
+a Python without our environment, the fork server (forkserver.py). For each call the fork server forks a
+supervisor (supervisor.py) in a new folder. The supervisor forks a process for the code, confines it, and
+stops it at a limit; what the code has started is gone before the answer returns.
 confinement.py lists the system calls that the code may not use. The docstring of python_coder says what is
 covered and what is not; tests/test_sandbox.py has a test for each promise.
 """
+import atexit
 import contextlib
 import functools
 import marshal
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -27,6 +30,8 @@ OUTPUT_CAP = 65536       # bytes the code may print before it is stopped
 NAMESPACES = True        # False: use no Linux namespaces (the tests run both ways)
 GRACE = 5                # seconds beyond the time limit, after which a silent supervisor is killed
 SUPERVISOR = Path(__file__).with_name("supervisor.py").read_text(encoding="utf-8")
+FORKSERVER = Path(__file__).with_name("forkserver.py").read_text(encoding="utf-8")
+LOCK, SERVER = threading.Lock(), None  # the fork server: its process, and our socket to it
 
 
 @functools.cache
@@ -43,18 +48,87 @@ def remove(folder):
         subprocess.run(["sh", "-c", steps, folder], stderr=subprocess.DEVNULL)
 
 
+@atexit.register
+def end_server():
+    """End the fork server. Calls that have begun do not need it."""
+    global SERVER
+    if SERVER:
+        (process, line), SERVER = SERVER, None
+        process.kill(), process.wait(), line.close()
+
+
+def forget_server():
+    """In a fork of our process: its calls get a fork server of their own."""
+    global LOCK, SERVER
+    if SERVER:
+        SERVER[1].close()
+    LOCK, SERVER = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=forget_server)
+
+
+def start_server(folder, errors):
+    """A new fork server: its process, and our socket to it. If Python does not start, errors says why."""
+    line, other_end = socket.socketpair()
+    env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads take memory
+    # not -I: it ignores PYTHONHASHSEED, and then a printed set differs from run to run
+    command = [sys.executable, "-c", FORKSERVER]
+    with other_end:  # a session of its own: Ctrl-C in our terminal does not end it
+        return subprocess.Popen(command, stdin=other_end, stdout=subprocess.DEVNULL, stderr=errors,
+                                cwd=folder, env=env, start_new_session=True), line
+
+
+def begin(size, files, folder):
+    """Tell the fork server to fork a supervisor whose stdin, stdout and stderr are these files.
+
+    size: how many bytes the supervisor reads first. Returns the fork server's process.
+    """
+    global SERVER
+    with LOCK:
+        for _ in range(2):
+            SERVER = SERVER or start_server(folder, files[2])
+            with contextlib.suppress(ConnectionError):
+                socket.send_fds(SERVER[1], [size.to_bytes(8, "little")], files)
+                break
+            end_server()  # it ended by itself: the next is new
+        return SERVER and SERVER[0]
+
+
+def supervise(request, source, output, verdict, folder, seconds):
+    """Send a supervisor its work, and wait until it has ended: its last word, and whether it was late."""
+    for _ in range(2):  # again, if the fork server ended before it forked
+        line, other_end = socket.socketpair()
+        supervisor, answer = b"", b""
+        with line:
+            with other_end:
+                server = begin(len(request), [f.fileno() for f in (other_end, output, verdict)], folder)
+            line.settimeout(seconds + GRACE)  # the supervisor keeps the time limit
+            try:
+                with contextlib.suppress(ConnectionError):  # it has ended
+                    line.sendall(request + source)
+                with contextlib.suppress(ConnectionError):
+                    supervisor = line.recv(8)
+                    while part := line.recv(8):
+                        answer += part
+            except TimeoutError:
+                kill(int.from_bytes(supervisor, "little")) if supervisor else server.kill()
+                return answer, True
+        if supervisor:
+            break
+    return answer, False
+
+
 def kill(supervisor, seconds=20):
     """Kill a supervisor that does not answer, and the code, and wait until all their processes are gone."""
     # with namespaces all end with the supervisor; without them the code has its own process group
-    groups = [supervisor.pid]
+    groups = [supervisor]
     with contextlib.suppress(OSError):
-        groups += map(int, Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split())
+        groups += map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
     end = time.monotonic() + seconds
-    while groups and time.monotonic() < end:
-        groups = [group for group in groups if kill_group(group)]
-        supervisor.poll()
+    while (groups := [group for group in groups if kill_group(group)]) and time.monotonic() < end:
         time.sleep(0.01)
-    supervisor.wait()
 
 
 def kill_group(group):
@@ -66,7 +140,8 @@ def kill_group(group):
 def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
     """What the code prints, and the value of a last bare expression; or "Error: ..." and what was printed.
 
-    A new Python with the same packages runs the code once, in one scope, in a new folder.
+    A new process with the same packages runs the code once, in one scope, in a new folder. Its user, priority
+    and limits are those that our process had at the first call.
     Covered: time on the clock, and of the CPU; memory of each process; size of a file; 128 open files;
       processes (1000 in all, threads too; without namespaces 64 at a time); endless output; the answer's
       length; our environment is not passed on; stdin is empty; the folder is empty before, holds 64 MB, and
@@ -91,31 +166,17 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       With none of the three (macOS): hostile code has all our rights. Outside Linux, a process that leaves
       the process group is not found, and macOS ignores some limits. Windows is not supported.
     """
-    source, program = code.encode("utf-8", "replace"), compiled(SUPERVISOR)
-    settings = len(program), seconds, len(source), memory_mb, OUTPUT_CAP, int(NAMESPACES)
-    start = "import marshal, sys; exec(marshal.loads(sys.stdin.buffer.read(int(sys.argv[1]))))"
-    # not -I: it ignores PYTHONHASHSEED, and then a printed set differs from run to run
-    command = [sys.executable, "-c", start, *map(str, (*settings, confinement.LANDLOCK))]
-    command += confinement.filters()
-    env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
-    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads take memory
-    file, late = tempfile.TemporaryFile, False
+    source = code.encode("utf-8", "replace")
+    file = tempfile.TemporaryFile
     new_folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with new_folder as folder, file() as output, file() as verdict:
-        # no preexec_fn, which is not safe in threads: the supervisor sets the limits
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=verdict,
-                                   cwd=folder, env=env, start_new_session=True)
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # broken: see the return code
-            pipe.write(program + source)
-            pipe.flush()
-            hung_up = select.poll()
-            hung_up.register(pipe, 0)
-            hung_up.poll(1000 * (seconds + GRACE))  # until the supervisor ends; it keeps the time limit
-        try:
-            process.wait(timeout=3)
-        except subprocess.TimeoutExpired:
-            late = True
-            kill(process)
+        for namespaces in int(NAMESPACES), 0:
+            settings = seconds, len(source), memory_mb, OUTPUT_CAP, namespaces, confinement.LANDLOCK
+            arguments = ["", *map(str, settings), *confinement.filters()]
+            request = marshal.dumps((folder, arguments, compiled(SUPERVISOR)))
+            answer, late = supervise(request, source, output, verdict, folder, seconds)
+            if answer != b"refused":
+                break
         printed, problem = (os.pread(f.fileno(), OUTPUT_CAP + 1, 0) for f in (output, verdict))
         remove(folder)
     endless = len(printed) > OUTPUT_CAP
@@ -125,7 +186,7 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
         problem = f"Error: stopped after printing {OUTPUT_CAP} characters"
     elif late:
         problem = problem if is_verdict else f"Error: stopped after {seconds:g} seconds"
-    elif process.returncode or (problem and not is_verdict):
+    elif answer != b"!" or (problem and not is_verdict):
         last_line = "".join(problem.splitlines()[-1:])
         problem = f"Error: Python was ended from outside or did not start. {last_line}".strip()
     if problem:

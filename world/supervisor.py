@@ -1,16 +1,21 @@
 """The supervisor: the first process of each call of python_coder. It runs the code in a child, and stops it.
 
-This file is a program, never imported: world/sandbox.py sends it, compiled, to a new Python.
+This file is a program, never imported: world/sandbox.py sends it, compiled, to a new process of the fork
+server (forkserver.py).
 
-    python_coder -> supervisor [-> process 1 of new namespaces] -> the code, and whatever it starts
+    fork server -> supervisor [-> process 1 of new namespaces] -> the code, and whatever it starts
 
 The supervisor has no secrets and outlives the code, so it can kill whatever the code has started.
-stdin brings the code and stays open, so that each side notices when the other has ended. stdout is a file
-with what the code prints, on both its streams; stderr is a file with the verdict, "Error: ...". Only the
-supervisor can write the verdict: the code's process sends its exception to it through a pipe.
-signal, ast and traceback are not imported: each takes milliseconds, in thousands of calls of a training run.
+stdin is a socket that brings the code and stays open, so that each side notices when the other has ended;
+a last "!" there says that all went well. stdout is a file with what the code prints, on both its streams;
+stderr is a file with the verdict, "Error: ...". Only the supervisor can write the verdict: the code's process
+sends its exception to it through a pipe.
+The fork server has imported what is imported here. signal, ast and traceback are not: each takes milliseconds
+in every call, and a training run has thousands of calls.
 """
 import _signal
+import atexit
+import gc
 import os
 import resource
 import select
@@ -22,13 +27,12 @@ if __name__ != "__main__":
 if linux := sys.platform == "linux":
     import ctypes
     libc, numbers64 = ctypes.CDLL(None), ctypes.c_uint64 * 4
-seconds, (size, memory, cap, namespaces, landlock) = float(sys.argv[2]), map(int, sys.argv[3:8])
-filters = sys.argv[8:]
+seconds, (size, memory, cap, namespaces, landlock) = float(sys.argv[1]), map(int, sys.argv[2:7])
+filters = sys.argv[7:]
 source = sys.stdin.buffer.read(size)
 _signal.signal(2, 0)                    # SIG_DFL: then SIGINT cannot end process 1 of a namespace
 os.ftruncate(2, 0), os.lseek(2, 0, 0)   # removes what Python wrote when it started
-error_out, error_in = os.pipe()         # both ends and `verdict` are closed on exec
-verdict = os.dup(2)
+verdict = os.dup(2)                     # is closed on exec
 
 
 def say(text):
@@ -37,22 +41,18 @@ def say(text):
 
 # ------------------------------------------------------------ namespaces
 def isolate():
-    """Enter new namespaces: all files read-only but for a new folder of 64 MB. False if that is refused."""
+    """Enter new namespaces, if we are to: all files read-only but for a new folder of 64 MB. Have we?"""
     if not linux:
         return False
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: no rights through sudo and the like
-    if child := namespaces and os.fork():  # a child tries, so that a refusal half-way does not change us
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status != 99:
-            os._exit(status != 0)
-    if child or not namespaces:
-        libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become our children
-        return False
-    try:
-        separate()
-    except OSError:
-        os._exit(99)
-    return True
+    if namespaces:
+        try:
+            separate()
+            return True
+        except OSError:  # perhaps half-way: sandbox.py starts another supervisor, which does not try
+            os.write(0, b"refused"), os._exit(0)
+    libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become our children
+    return False
 
 
 def separate():
@@ -170,7 +170,7 @@ def limit():
 def run():
     """Run the code once, in one scope, and show a last bare expression as a REPL shows it."""
     main = sys.modules["__main__"] = type(sys)("__main__")
-    sys.argv, reserve = [""], bytearray(1 << 20)
+    sys.argv, reserve = [""], bytes(1 << 20)
     try:                                                  # 0x400: compile() returns a syntax tree
         tree, show = compile(source, "<code>", "exec", 0x400), compile("0", "<code>", "single", 0x400)
         show.body = [tree.body.pop()] if tree.body and type(tree.body[-1]).__name__ == "Expr" else []
@@ -211,16 +211,34 @@ def start():
     os.dup2(null, 0), os.dup2(1, 2), os.close(null)
     sys.stdout.reconfigure(line_buffering=True)           # keeps what was printed before a kill
     limit()
+    streams = sys.stdout, sys.stderr
     run()
+    try:
+        leave(*streams)
+    except BaseException:                                 # the code has replaced what leave() uses
+        pass
     raise SystemExit  # waits for the code's threads; the code may replace sys.exit
+
+
+def leave(stdout, stderr):
+    """End a plain program at once. Python would clear all modules first: a third of a call's time."""
+    if "threading" in sys.modules or atexit._ncallbacks() or (stdout, stderr) != (sys.stdout, sys.stderr):
+        return                                            # Python's own end waits, calls and writes more
+    sys.modules.pop("__main__", None)
+    gc.collect()                                          # the code's objects are deleted: destructors run
+    stdout.flush(), stderr.flush()
+    os._exit(0)
 
 
 # ------------------------------------------------------------ the supervisor's process
 def watch(child):
     """Wait until the code ends or must be stopped. Returns why, or "" if it ended well."""
-    end, pause = time.monotonic() + seconds, 0.001
+    end, pause, waiting = time.monotonic() + seconds, 0.001, [0, error_out]
     while True:
-        hung_up = select.select([0], [], [], pause)[0]    # waits `pause`, or until sandbox.py is gone
+        # waits `pause`, or until sandbox.py is gone, or the code (or has sent its exception)
+        ready = select.select(waiting, [], [], pause)[0]
+        if error_out in ready:
+            waiting, pause = [0], 0.0005
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
@@ -230,7 +248,7 @@ def watch(child):
             return "stopped after starting too many processes"
         if time.monotonic() > end:
             return f"stopped after {seconds:g} seconds"
-        if hung_up:
+        if 0 in ready:
             return "stopped by the flow"
         if not isolated and full():
             return "stopped after writing too much to its folder"
@@ -263,13 +281,17 @@ except OSError:
 supervisor, isolated = sys.modules["__main__"], isolate()
 # PR_SET_DUMPABLE: the code cannot open our memory and files (the verdict) in /proc
 linux and libc.prctl(4, 0, 0, 0, 0)
+error_out, error_in = os.pipe()                           # both are closed on exec
 code_process = os.fork()
 if code_process == 0:
     start()
+os.close(error_in)
 if reason := watch(code_process):
     say("Error: " + reason)
-if select.select([error_out], [], [], 0)[0]:
-    os.write(verdict, b"Error: " + os.read(error_out, 8193))
+if select.select([error_out], [], [], 0)[0] and (text := os.read(error_out, 8193)):
+    os.write(verdict, b"Error: " + text)
 if isolated:
+    os.write(0, b"!")
     os._exit(0)                                           # process 1 ends: the kernel kills all others
 kill_all(code_process)
+os.write(0, b"!")
