@@ -7,10 +7,10 @@ What is sampled is softmax(logits / temperature) over the whole vocabulary, beca
 log-probs flow_grpo.py computes. Checkpoints bring sampling settings with them (Qwen2.5-Instruct: top_k 20,
 top_p 0.8, a repetition penalty of 1.05); only their stop tokens are used, and save() keeps the rest.
 
-Temperature 0 takes the likeliest token each time. How prompts are batched changes nothing but rounding; in
-half precision that can decide between two tokens of nearly equal probability. Sampling draws from torch's
-global generator: torch.manual_seed(s) before a call decides the samples, given the same prompts, settings and
-hardware.
+Temperature 0 takes the likeliest token each time. Above it, torch's global generator gives each prompt its own
+random numbers before anything is sampled: torch.manual_seed(s) before a call decides the samples, given the
+same prompts, settings and hardware. How prompts are batched changes nothing but rounding; in half precision
+that can decide between two tokens of nearly equal probability.
 
 Thinking models: a chat template that knows `enable_thinking` gets False, unless the engine's `think` is set.
 The thinking stays in ids and text; the parsers read what follows it (tokens.after_thinking).
@@ -75,32 +75,34 @@ class HF:
 
     def answer(self, prompts, temperature, max_new_tokens):
         """A Completion for each prompt. A prompt without room for max_new_tokens is TOO_LONG."""
-        completions = [Completion("", self.encode(prompt), []) for prompt in prompts]
+        encoded = {prompt: self.encode(prompt) for prompt in dict.fromkeys(prompts)}
+        completions = [Completion("", list(encoded[prompt]), []) for prompt in prompts]
         for c in completions:
             c.error = TOO_LONG if len(c.prompt_ids) + max_new_tokens > self.context() else ""
 
-        sampled = max_new_tokens if temperature != 0 else 0
-        draws = torch.rand(len(prompts), sampled, dtype=torch.float64)  # in [0, 1)
+        numbers = max_new_tokens if temperature != 0 else 0
+        draws = torch.rand(len(prompts), numbers, dtype=torch.float64)
 
         def complete(batch):
-            rows = self.generate([completions[i].prompt_ids for i in batch], draws[batch], temperature, max_new_tokens)
-            for i, (ids, logps) in zip(batch, rows):
-                c = completions[i]
+            rows = self.generate([c.prompt_ids for c, _ in batch], [u for _, u in batch],
+                                 temperature, max_new_tokens)
+            for (c, _), (ids, logps) in zip(batch, rows):
                 c.ids, c.text, c.logps = ids, self.decode(ids, c.prompt_ids), logps
 
-        valid = [i for i, c in enumerate(completions) if not c.error]
-        prompt_length = lambda i: len(completions[i].prompt_ids)
-        _, self.token_budget, _ = in_memory(complete, valid, prompt_length, self.token_budget, max_new_tokens)
+        valid = [(c, u) for c, u in zip(completions, draws) if not c.error]
+        length = lambda item: len(item[0].prompt_ids)
+        _, self.token_budget, _ = in_memory(complete, valid, length, self.token_budget, max_new_tokens)
         return completions
 
     def generate(self, prompts, draws, temperature, max_new_tokens):
-        """Sample one batch: token lists in, [(ids, log π of each)] out.
+        """Sample one batch: token lists in, [(ids, log π of each)] out. draws: the random numbers of each row.
 
         Not in torch.inference_mode(): its tensors could stay in the model's buffers (dynamic rotary
         embeddings) and break the update. transformers' generate() itself uses no_grad().
         """
+        stops = self.stop_ids()  # of the checkpoint's generation_config, which sampling_mode() takes away
         with sampling_mode(self.model):
-            return sample(self.model, prompts, self.stop_ids(), draws, temperature, max_new_tokens)
+            return sample(self.model, prompts, stops, draws, temperature, max_new_tokens)
 
     @functools.cached_property
     def control_tokens(self):

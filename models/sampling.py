@@ -35,7 +35,7 @@ LEAVING = 4, 0.25  # finished rows leave if there are so many, and they are this
 def sample(model, prompts, stops, draws, temperature, max_new_tokens):
     """Complete token lists: [(ids, log π of each)].
 
-    draws (N, max_new_tokens): the random numbers in [0, 1) that decide what is sampled (see Sampler).
+    draws: of each row, max_new_tokens random numbers in [0, 1), which decide what is sampled (see Sampler).
     """
     pad = stops[0] if stops else 0  # any id will do: it is masked in prompts and cut off from completions
     ids, mask, cache = prefill(model, prompts, pad)
@@ -43,7 +43,8 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
     settings = GenerationConfig(
         do_sample=False, num_beams=1, repetition_penalty=1.0, use_cache=True, max_length=P + max_new_tokens,
         eos_token_id=stops or None, pad_token_id=pad)
-    sampler = Sampler(temperature, draws.to(ids.device, torch.float32 if ids.device.type == "mps" else torch.float64), P)
+    wide = torch.float32 if ids.device.type == "mps" else torch.float64  # mps has no float64
+    sampler = Sampler(temperature, torch.stack(draws).to(ids.device, wide), P)
     leave = FinishedLeave(stops, ids.device)
     rows, completions = torch.arange(N, device=ids.device), [([], [])] * N  # rows: those still in the batch
     while len(rows):
