@@ -212,6 +212,15 @@ def test_what_is_sampled_does_not_depend_on_how_far_the_failed_attempt_came(fold
     assert samples[0] == samples[1] == samples[2] and all(len(ids) == len(logps) for ids, logps in samples[0])
 
 
+@pytest.mark.parametrize("budget", [1, 200, 65_536])
+def test_a_seed_decides_what_is_sampled_whatever_the_batches(engine, budget):
+    samples = []
+    for engine.token_budget in (65_536, budget):
+        torch.manual_seed(0)
+        samples.append(engine(PROMPTS * 3, temperature=1.0, max_new_tokens=12))
+    assert samples[0] == samples[1] != engine(PROMPTS * 3, temperature=1.0, max_new_tokens=12)
+
+
 def test_one_prompt_that_does_not_fit_is_one_sentence(engine):
     small_memory(engine.model, 0)
     with pytest.raises(MemoryError, match="^one row of 26 tokens and 12 new ones does not fit") as why:
@@ -290,10 +299,15 @@ def states(model):
 
 def test_a_rollout_in_training_with_checkpointing_equals_one_in_eval(made):
     engine = made(attention_dropout=0.5)
-    in_eval = engine(PROMPTS, max_new_tokens=12)
+
+    def completions():
+        torch.manual_seed(0)
+        return engine(PROMPTS, max_new_tokens=12), engine(PROMPTS[1:2] * 8, 1.0, max_new_tokens=12)  # shared
+
+    in_eval, shared = completions()
     before, settings = checkpointed(engine)
     spy = Spy(engine.model)
-    assert engine(PROMPTS, max_new_tokens=12) == in_eval
+    assert completions() == (in_eval, shared)
     assert set(spy.states) == {(False, False)}
     assert states(engine.model) == before and engine.model.generation_config is settings
     engine.model(torch.tensor([in_eval[0].prompt_ids])).logits.sum().backward()  # training can go on
