@@ -7,10 +7,10 @@ What is sampled is softmax(logits / temperature) over the whole vocabulary, beca
 log-probs flow_grpo.py computes. Checkpoints bring sampling settings with them (Qwen2.5-Instruct: top_k 20,
 top_p 0.8, a repetition penalty of 1.05); only their stop tokens are used, and save() keeps the rest.
 
-Temperature 0 takes the likeliest token each time. How prompts are batched changes nothing but rounding; in
-half precision that can decide between two tokens of nearly equal probability. Sampling draws from torch's
-global generator: torch.manual_seed(s) before a call decides the samples, given the same prompts, settings and
-hardware.
+Temperature 0 takes the likeliest token each time. Above it, torch's global generator gives each prompt its own
+random numbers before anything is sampled: torch.manual_seed(s) before a call decides the samples, given the
+same prompts, settings and hardware. How prompts are batched changes nothing but rounding; in half precision
+that can decide between two tokens of nearly equal probability.
 
 Thinking models: a chat template that knows `enable_thinking` gets False, unless the engine's `think` is set.
 The thinking stays in ids and text; the parsers read what follows it (tokens.after_thinking).
@@ -25,6 +25,7 @@ import torch
 from transformers import GenerationConfig
 
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
+from models.sampling import sample
 from models.tokens import THINK, defuse
 from scale.batches import in_memory
 
@@ -74,42 +75,34 @@ class HF:
 
     def answer(self, prompts, temperature, max_new_tokens):
         """A Completion for each prompt. A prompt without room for max_new_tokens is TOO_LONG."""
-        completions = [Completion("", self.encode(prompt), []) for prompt in prompts]
+        encoded = {prompt: self.encode(prompt) for prompt in dict.fromkeys(prompts)}
+        completions = [Completion("", list(encoded[prompt]), []) for prompt in prompts]
         for c in completions:
             c.error = TOO_LONG if len(c.prompt_ids) + max_new_tokens > self.context() else ""
 
+        numbers = max_new_tokens if temperature != 0 else 0
+        draws = torch.rand(len(prompts), numbers, dtype=torch.float64)
+
         def complete(batch):
-            rows = self.generate([c.prompt_ids for c in batch], temperature, max_new_tokens)
-            for c, (ids, logps) in zip(batch, rows):
+            rows = self.generate([c.prompt_ids for c, _ in batch], [u for _, u in batch],
+                                 temperature, max_new_tokens)
+            for (c, _), (ids, logps) in zip(batch, rows):
                 c.ids, c.text, c.logps = ids, self.decode(ids, c.prompt_ids), logps
 
-        valid = [c for c in completions if not c.error]
-        prompt_length = lambda c: len(c.prompt_ids)
-        _, self.token_budget, _ = in_memory(complete, valid, prompt_length, self.token_budget, max_new_tokens)
+        valid = [(c, u) for c, u in zip(completions, draws) if not c.error]
+        length = lambda item: len(item[0].prompt_ids)
+        _, self.token_budget, _ = in_memory(complete, valid, length, self.token_budget, max_new_tokens)
         return completions
 
-    def generate(self, prompts, temperature, max_new_tokens):
-        """Sample one batch: token lists in, [(ids, log π of each)] out.
+    def generate(self, prompts, draws, temperature, max_new_tokens):
+        """Sample one batch: token lists in, [(ids, log π of each)] out. draws: the random numbers of each row.
 
         Not in torch.inference_mode(): its tensors could stay in the model's buffers (dynamic rotary
         embeddings) and break the update. transformers' generate() itself uses no_grad().
         """
-        stops = self.stop_ids()
-        pad = stops[0] if stops else 0  # any id will do: it is masked on the left and cut off on the right
-        P, device = max(map(len, prompts)), self.model.device
-        ids = torch.tensor([[pad] * (P - len(s)) + s for s in prompts], device=device)  # (N, P)
-        mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in prompts], device=device)  # (N, P)
-        # top_k 0 is the whole vocabulary; the default would be 50. At temperature 0 none of these is read.
-        sampling = dict(temperature=float(temperature), top_k=0, top_p=1.0) if temperature != 0 else {}
-        settings = GenerationConfig(
-            do_sample=temperature != 0, **sampling, num_beams=1, repetition_penalty=1.0, use_cache=True,
-            max_new_tokens=max_new_tokens, eos_token_id=stops or None, pad_token_id=pad)
-        watch = SampledLogps(temperature)
+        stops = self.stop_ids()  # of the checkpoint's generation_config, which sampling_mode() takes away
         with sampling_mode(self.model):
-            out = self.model.generate(ids, attention_mask=mask, generation_config=settings,
-                                      logits_processor=[watch] if temperature != 0 else [])  # (N, P + T)
-        rows = [upto_stop(row, stops) for row in out[:, P:].tolist()]
-        return [(row, logps[:len(row)]) for row, logps in zip(rows, watch.rows(out))]
+            return sample(self.model, prompts, stops, draws, temperature, max_new_tokens)
 
     @functools.cached_property
     def control_tokens(self):
@@ -152,37 +145,3 @@ class HF:
             model.save_pretrained(folder, state_dict=weights)
         model.generation_config.to_json_file(os.path.join(folder, "generation_config.json"))
         self.tokenizer.save_pretrained(folder)
-
-
-def upto_stop(ids, stops):
-    """The sampled tokens: all up to and including the first stop token. The rest is padding.
-
-    >>> upto_stop([5, 6, 2, 2, 2], stops=[2])
-    [5, 6, 2]
-    """
-    end = next((j + 1 for j, i in enumerate(ids) if i in stops), len(ids))
-    return ids[:end]
-
-
-class SampledLogps:
-    """A logits processor that changes nothing and records the log-prob of each sampled token.
-
-    It holds the logits of one step until the next call shows which tokens were sampled from them. So it keeps
-    N x T numbers, where generate()'s output_logits would keep N x T x V. update() compares them with the
-    log-probs that it computes (sampling_gap).
-    """
-
-    def __init__(self, temperature):
-        self.temperature, self.logits, self.logps = temperature, None, []
-
-    def __call__(self, ids, logits):  # (N, tokens so far), (N, V)
-        if self.logits is not None:
-            logps = (self.logits / self.temperature).log_softmax(-1)
-            self.logps.append(logps.gather(-1, ids[:, -1:]))  # (N, 1)
-        self.logits = logits
-        return logits
-
-    def rows(self, ids):
-        """[log-probs] of each row that generate() returned, padding included; empty at temperature 0."""
-        self(ids, None)
-        return torch.cat(self.logps, 1).tolist() if self.logps else [[] for _ in ids]
