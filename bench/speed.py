@@ -49,7 +49,9 @@ CASES = {
               ("train.py --help", "solve.py --help", "solve.py")],
     "toy": [dict(work="toy", command=["train.py"])]}
 PEERS = {"update": "trl", "step": "trl", "flows": "literal"}
-HEAD = ["work", "beside", "its s", "its CPU s", "our s", "our CPU s", "faster", "leaner", "command"]
+HEAD = ["work", "beside", "its s", "its CPU s", "our s", "our CPU s", "faster", "leaner", "both did",
+        "command"]
+FLAGS = {"TRL": " --trl-python PYTHON", "before": " --against FOLDER"}
 SHORT = 10      # seconds: work that takes less in all its repetitions is repeated up to five times as often
 
 
@@ -134,22 +136,29 @@ def measure(case, sides, repetitions, say, memory=False):
 
     Short work is repeated more often. memory: the peak is measured, too, at the end and each side alone.
     """
-    running, laps = {}, {}
+    running, laps = {}, {name: [] for name in sides}
+
+    def attempt(name, work):
+        try:
+            work(name)
+        except ChildProcessError as why:
+            say(f"{name} is left out: {why}")
+            laps.pop(name)
+
     try:
-        for name, start in sides.items():
-            try:
-                running[name], laps[name] = start(case), []
-            except ChildProcessError as why:
-                say(f"{name} is left out: {why}")
+        for name in list(laps):
+            attempt(name, lambda name: running.update({name: sides[name](case)}))
         start = time.perf_counter()
         for number in range(5 * repetitions):
             if number >= repetitions and time.perf_counter() - start > SHORT:
                 break
-            for name, peer in running.items():
-                laps[name].append(peer.lap())
+            for name in list(laps):
+                attempt(name, lambda name: laps[name].append(running[name].lap()))
     finally:
         for peer in running.values():
             peer.__exit__()
+    if "ours" not in laps:
+        sys.exit("this checkout cannot do the work itself")
     results = {name: {key: statistics.median(lap[key] for lap in of_side) for key in ("wall", "cpu")}
                | {"laps": of_side} for name, of_side in laps.items()}
     for name, result in results.items():
@@ -185,6 +194,17 @@ def label(case):
             f"V {case['vocabulary']}")
 
 
+def both_did(laps, others):
+    """What the sides did, the other side before ours: '1024 tokens', 'accuracy 0.9 0.9 / 0.9 0.91'."""
+    sides = [others, laps] if others else [laps]
+    if "accuracy" in laps[0]:
+        return "accuracy " + " / ".join(" ".join(str(lap.get("accuracy")) for lap in side) for side in sides)
+    if "turns" in laps[0]:
+        names = "turns", "python_coder"
+        return ", ".join(f"{name} " + " / ".join(str(side[0][name]) for side in sides) for name in names)
+    return f"{laps[0]['tokens']} tokens" if "tokens" in laps[0] else ""
+
+
 def lines_of(case, results, command):
     """The lines of the table: one for each side but ours, or a line of ours alone."""
     ours, lines = results["ours"], []
@@ -196,7 +216,8 @@ def lines_of(case, results, command):
         peaks = [result["peak"] / 2**20 for result in (other, ours) if result and "peak" in result]
         many = len(peaks) == 2
         line.append(f"{peaks[0] / peaks[1]:.1f} ({peaks[0]:.0f} / {peaks[1]:.0f} MiB)" if many else "")
-        lines.append(line + [command])
+        line.append(both_did(ours["laps"], other and other["laps"]))
+        lines.append(line + [command + FLAGS.get(name, "")])
     return lines
 
 

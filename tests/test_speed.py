@@ -61,20 +61,23 @@ def test_a_flow_that_never_stops_takes_all_its_turns():
 
 def test_the_sides_work_in_turn_after_their_warm_up(side, tmp_path):
     make = lambda name: lambda case, malloc=None: speed.Peer(name, str(side), tmp_path, case, malloc)
-    sides = {name: make(name) for name in "ab"}
+    sides = {name: make(name) for name in ("ours", "b")}
     results = speed.measure({}, sides, 1, lambda text: None)
     order = (tmp_path / "order").read_text().split()
-    assert order == ["a", "b"] * 6        # short work is repeated five times
-    assert results["a"]["cpu"] == 2 and len(results["b"]["laps"]) == 5
+    assert order == ["ours", "b"] * 6        # short work is repeated five times
+    assert results["ours"]["cpu"] == 2 and len(results["b"]["laps"]) == 5
 
 
 def test_a_side_that_cannot_run_is_left_out_and_named(side, tmp_path):
+    command = speed.Command(tmp_path, {"work": "start", "command": ["missing.py"]})
     sides = {"ours": lambda case, malloc=None: speed.Peer("a", str(side), tmp_path, case, malloc),
-             "TRL": lambda case, malloc=None: speed.Peer("b", "false", tmp_path, case, malloc)}
+             "TRL": lambda case, malloc=None: speed.Peer("b", "false", tmp_path, case, malloc),
+             "before": lambda case: command}
     lines = []
     results = speed.measure({}, sides, 1, lines.append, memory=True)
     assert list(results) == ["ours"] and results["ours"]["peak"] == 3145728
     assert lines[0] == "TRL is left out: ended without a word"
+    assert lines[1].startswith("before is left out: ") and "missing.py" in lines[1]
 
 
 @pytest.mark.parametrize("key, value, problem", [
@@ -91,6 +94,7 @@ def test_a_command_is_run_in_both_checkouts_and_its_table_has_a_line(tmp_path, m
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").write_text(f"print('test after step 2: accuracy 0.{len(name)}00 of')")
     monkeypatch.setattr(speed, "REPO", tmp_path / "new")
+    monkeypatch.setattr(speed, "SHORT", 0)
     monkeypatch.setattr(speed, "adopt_orphans", lambda: None)
     monkeypatch.setattr(speed.os, "sched_setaffinity", lambda pid, cores: None)
     monkeypatch.setattr(sys, "argv", ["speed.py", "toy", "--against", str(tmp_path / "old"), "--steps", "2",
@@ -98,6 +102,7 @@ def test_a_command_is_run_in_both_checkouts_and_its_table_has_a_line(tmp_path, m
     speed.main()
     head, _, line = capsys.readouterr().out.strip().splitlines()[-3:]
     assert "| beside |" in head and line.startswith("| train.py --steps 2 | before |")
+    assert "| accuracy 0.3 / 0.3 |" in line and line.endswith("speed.py toy --case 1 --against FOLDER |")
     results = json.loads((tmp_path / "raw.json").read_text())["rows"][0]["results"]
     assert results["before"]["laps"][0]["accuracy"] == 0.3 and results["ours"]["wall"] > 0
 
