@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from bench.memory import SIZES, config
+from bench.peers import engine_of
 from flow_grpo import Action, update
-from models.local import HF
 from rewards.metrics import markdown
 from scale import fit
 
@@ -77,7 +77,7 @@ def measure(args):
         model = AutoModelForCausalLM.from_config(config(args.model_size), dtype=dtype).eval()
     if args.checkpointing:
         model.activation_checkpointing_enable()
-    engine = HF(model, SimpleNamespace(eos_token_id=None))          # no stop token: all rows are equally long
+    engine = engine_of(model)
     draw = lambda number: random.choices(range(10, SIZES[args.model_size][5]), k=number)
     prompt, nothing = draw(args.prompt), SimpleNamespace(step=lambda: None)
     actions = [Action(prompt, draw(args.new), row) for row in range(args.group)]
@@ -87,7 +87,7 @@ def measure(args):
         update(model, None, nothing, actions, A, temperature=1.0, beta=0, token_budget=args.token_budget)
 
     def sample(new):
-        return lambda: engine.generate([prompt] * args.group, 1.0, new)
+        return lambda: engine([tuple(prompt)] * args.group, 1.0, new)
 
     short, long = args.new // 4, args.new
     for name, work in (("update", learn), ("generate", sample(long))):

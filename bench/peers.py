@@ -5,7 +5,7 @@
 speed.py starts such processes and lets them work in turn. A process prepares its work, does it once to warm
 up, and says so; then it does the work again for each line that it reads, and writes what it cost.
 
-    ours       flow_grpo.update(), models.local.HF.generate(), solve.rollout() of that CHECKOUT
+    ours       flow_grpo.update(), the engine models.local.HF, solve.rollout() of that CHECKOUT
     trl        TRL's GRPOTrainer.train() as it is shipped; for "update" its rollouts are given to it
     literal    each question of the toy alone, each completion by model.generate(): what people write first
 
@@ -97,17 +97,25 @@ def ours_update(case):
     return work
 
 
+def engine_of(model):
+    """An engine whose prompts are tuples of token ids. It has no stop token, so all rows are equally long."""
+    from models.local import HF
+    engine = HF(model, SimpleNamespace(eos_token_id=None))
+    engine.encode, engine.decode = list, lambda ids, prompt_ids: ""
+    return engine
+
+
 def ours_step(case):
     from flow_grpo import Action, advantages, update
-    from models.local import HF
     model = model_of(case)
-    engine, optimizer = HF(model, SimpleNamespace(eos_token_id=None)), Watched(model)
-    prompts = batch_of(case)[0]
+    engine, optimizer = engine_of(model), Watched(model)
+    prompts = [tuple(prompt) for prompt in batch_of(case)[0]]
 
     def work():
-        rows = [ids for ids, _ in engine.generate(prompts, 1.0, case["new"])]
+        completions = engine(prompts, 1.0, case["new"])
+        rows = [completion.ids for completion in completions]
         A, _ = advantages([reward(ids) for ids in rows], [row // case["group"] for row in range(len(rows))])
-        actions = [Action(prompt, ids, row) for row, (prompt, ids) in enumerate(zip(prompts, rows))]
+        actions = [Action(list(prompt), ids, row) for row, (prompt, ids) in enumerate(zip(prompts, rows))]
         update(model, None, optimizer, actions, A, temperature=1.0, beta=0)
         return {"tokens": sum(map(len, rows))}
 
@@ -115,9 +123,8 @@ def ours_step(case):
 
 
 def ours_generate(case):
-    from models.local import HF
-    engine, prompts = HF(model_of(case), SimpleNamespace(eos_token_id=None)), batch_of(case)[0]
-    return lambda: {"tokens": sum(len(ids) for ids, _ in engine.generate(prompts, 1.0, case["new"]))}
+    engine, prompts = engine_of(model_of(case)), [tuple(prompt) for prompt in batch_of(case)[0]]
+    return lambda: {"tokens": sum(len(completion.ids) for completion in engine(prompts, 1.0, case["new"]))}
 
 
 def toy(case):

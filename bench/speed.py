@@ -77,10 +77,7 @@ class Peer:
         print(file=self.process.stdin, flush=True)
         return self.answer()
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
+    def close(self):
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
@@ -107,11 +104,8 @@ class Command:
         accuracies = re.findall(r"test.*accuracy ([0-9.]+)", result.stdout)
         return {"wall": cost["wall"], "cpu": cost["cpu"]} | {"accuracy": float(a) for a in accuracies[-1:]}
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
+    def close(self):
+        """Nothing is left to end."""
 
 
 def sides_of(row, args):
@@ -156,15 +150,16 @@ def measure(case, sides, repetitions, say, memory=False):
                 attempt(name, lambda name: laps[name].append(running[name].lap()))
     finally:
         for peer in running.values():
-            peer.__exit__()
+            peer.close()
     if "ours" not in laps:
         sys.exit("this checkout cannot do the work itself")
     results = {name: {key: statistics.median(lap[key] for lap in of_side) for key in ("wall", "cpu")}
                | {"laps": of_side} for name, of_side in laps.items()}
     for name, result in results.items():
         if memory:
-            with sides[name](case, malloc=MALLOC) as peer:
-                result["peak"] = peer.lap()["peak"]
+            peer = sides[name](case, malloc=MALLOC)
+            result["peak"] = peer.lap()["peak"]
+            peer.close()
         peak = f", {result['peak'] / 2**20:.0f} MiB" if memory else ""
         say(f"{name} {result['wall']:.2f} s, CPU {result['cpu']:.2f} s{peak} ({len(laps[name])} repetitions)")
     return results
