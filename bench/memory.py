@@ -6,7 +6,7 @@
     python bench/memory.py --table               what the four public sizes need, computed, and the cards
 
 Each case is one real generate(), one update() of two equal micro-batches and one step of the optimizer. On a
-CPU the peak is the process's VmHWM, reset before each phase (malloc returns what is freed: MALLOC below),
+CPU the peak is the process's VmHWM, reset before each phase (malloc returns what is freed: meter.MALLOC),
 less what it had before the model was there; on a GPU it is torch.cuda.max_memory_allocated(). A step that is
 not measured makes the optimizer's state. "computed" means: from the formulas of scale/fit.py, without a
 measurement.
@@ -27,6 +27,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 from transformers.utils import logging
 
+from bench.meter import MALLOC, status
 from flow_grpo import Action, update
 from models.local import HF
 from scale import adapters, fit
@@ -51,8 +52,7 @@ KNOWN = [(1, 4096, 1024, True, 2.75), (2, 4096, 1024, True, 5.50), (4, 4096, 102
 # dense bfloat16 operations a second, as the vendor says
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12}
 CARDS = {24: 25.7e9, 48: 48.3e9, 80: 85.5e9, 141: 149e9}      # bytes that nvidia-smi shows of a "24 GB" card
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144", "MALLOC_TOP_PAD_": "0",
-          "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = MALLOC | {"OMP_NUM_THREADS": "1"}
 
 
 def config(name):
@@ -71,14 +71,10 @@ class Meter:
         self.base = self.now()
 
     def now(self):
-        return torch.cuda.memory_allocated() if self.cuda else self.status("VmRSS") - self.base
+        return torch.cuda.memory_allocated() if self.cuda else status("VmRSS") - self.base
 
     def peak(self):
-        return torch.cuda.max_memory_allocated() if self.cuda else self.status("VmHWM") - self.base
-
-    def status(self, key):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+        return torch.cuda.max_memory_allocated() if self.cuda else status("VmHWM") - self.base
 
     def reset(self):
         if self.cuda:
@@ -267,7 +263,7 @@ def main():
     plain = vars(args) | (dict(optimizer_device=None, lora=None) if small else {})
     for case in CASES if small else [{}]:
         command = [sys.executable, __file__, "--child", json.dumps(plain | case)]
-        result = subprocess.run(command, env=os.environ | MALLOC, stdout=subprocess.PIPE, text=True)
+        result = subprocess.run(command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, text=True)
         if result.returncode:
             sys.exit(f"{case} failed (exit code {result.returncode})")
         measured, case = json.loads(result.stdout.splitlines()[-1]), SimpleNamespace(**plain | case)

@@ -1,0 +1,297 @@
+"""The work that bench/speed.py compares: done by this project, and by a peer. One process does one of them.
+
+    python bench/peers.py ours CHECKOUT '{"work": "update", "vocabulary": 1024, ...}'
+
+speed.py starts such processes and lets them work in turn. A process prepares its work, does it once to warm
+up, and says so; then it does the work again for each line that it reads, and writes what it cost.
+
+    ours       flow_grpo.update(), the engine models.local.HF, solve.rollout() of that CHECKOUT
+    trl        TRL's GRPOTrainer.train() as it is shipped; for "update" its rollouts are given to it
+    literal    each question of the toy alone, each completion by model.generate(): what people write first
+
+Both sides have the same weights and the same prompts, and sample the same number of tokens: the id of the
+stop token is outside the vocabulary of the model. For "update" they have the same tokens and advantages, and
+the warm-up returns a few projections of the gradient, which speed.py compares.
+"""
+import json
+import os
+import random
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+REPO = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[2])     # before bench/, which has a memory.py of its own
+sys.path.append(str(REPO))              # bench/meter.py, which an older checkout does not have
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers.utils import logging
+
+from bench.meter import Meter
+
+LR = 1e-6
+
+
+def model_of(case):
+    """A small Qwen2 with random weights, the same in each process."""
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=case["vocabulary"], hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None)).eval()
+
+
+def tokens(case, number, seed):
+    return random.Random(seed).choices(range(1, case["vocabulary"]), k=number)
+
+
+def batch_of(case):
+    """(prompts, completions, advantages) of all rows: `groups` prompts, each with `group` completions."""
+    prompts = [tokens(case, case["prompt"], group) for group in range(case["groups"])]
+    rows = [prompt for prompt in prompts for _ in range(case["group"])]
+    completions = [tokens(case, case["new"], 1000 + row) for row in range(len(rows))]
+    return rows, completions, [(-1.0) ** row * (1 + row % 3) / 2 for row in range(len(rows))]
+
+
+def projections(model):
+    """The gradient, projected on three random directions."""
+    noise = torch.Generator().manual_seed(0)
+    sums = torch.zeros(3)
+    for weight in model.parameters():
+        for k in range(3):
+            sums[k] += (weight.grad * torch.randn(weight.shape, generator=noise)).sum()
+    return sums.tolist()
+
+
+def reward(ids):
+    """Any number that differs between the completions of a group: no group is flat."""
+    return float(sum(ids))
+
+
+# ---------------------------------------------------------------------------------------------- this project
+class Watched:
+    """The optimizer; before its first step it projects the gradient."""
+
+    def __init__(self, model):
+        from scale.masters import MasterAdamW
+        self.model, self.optimizer, self.gradient = model, MasterAdamW(model.parameters(), lr=LR), None
+
+    def step(self):
+        self.gradient = self.gradient or projections(self.model)
+        self.optimizer.step()
+
+
+def ours_update(case):
+    from flow_grpo import Action, update
+    model = model_of(case)
+    optimizer, (prompts, completions, A) = Watched(model), batch_of(case)
+    actions = [Action(prompt, ids, row) for row, (prompt, ids) in enumerate(zip(prompts, completions))]
+
+    def work():
+        update(model, None, optimizer, actions, A, temperature=1.0, beta=0)
+        return {"tokens": sum(len(action.ids) for action in actions), "gradient": optimizer.gradient}
+
+    return work
+
+
+def engine_of(model):
+    """An engine whose prompts are tuples of token ids. It has no stop token, so all rows are equally long."""
+    from models.local import HF
+    engine = HF(model, SimpleNamespace(eos_token_id=None))
+    engine.encode, engine.decode = list, lambda ids, prompt_ids: ""
+    return engine
+
+
+def ours_step(case):
+    from flow_grpo import Action, advantages, update
+    model = model_of(case)
+    engine, optimizer = engine_of(model), Watched(model)
+    prompts = [tuple(prompt) for prompt in batch_of(case)[0]]
+
+    def work():
+        completions = engine(prompts, 1.0, case["new"])
+        rows = [completion.ids for completion in completions]
+        A, _ = advantages([reward(ids) for ids in rows], [row // case["group"] for row in range(len(rows))])
+        actions = [Action(list(prompt), ids, row) for row, (prompt, ids) in enumerate(zip(prompts, rows))]
+        update(model, None, optimizer, actions, A, temperature=1.0, beta=0)
+        return {"tokens": sum(map(len, rows))}
+
+    return work
+
+
+def ours_generate(case):
+    engine, prompts = engine_of(model_of(case)), [tuple(prompt) for prompt in batch_of(case)[0]]
+    return lambda: {"tokens": sum(len(completion.ids) for completion in engine(prompts, 1.0, case["new"]))}
+
+
+def toy(case):
+    """(the toy's engine, its tools, as many of its training questions)."""
+    from models.loading import load_engine
+    from rewards.questions import read_questions
+    from scale.command_line import TOY_TOOLS
+    from tools import toolbox
+    engine = load_engine(str(REPO / "toy"), "cpu")
+    return engine, toolbox(TOY_TOOLS, str(REPO / "toy" / "corpus.jsonl")), read_questions(
+        REPO / "toy" / "train.jsonl")[:case["flows"]]
+
+
+def flows_done(flows):
+    """What a batch of rollouts did, to see that both sides do the same."""
+    calls = [step.tool for flow in flows for step in flow.memory.steps]
+    return {"turns": len(calls), "python_coder": calls.count("python_coder"),
+            "tokens": sum(output["tokens"] for flow in flows for output in flow.outputs),
+            "answers": [flow.answer for flow in flows]}
+
+
+class NeverStops:
+    """A verifier that costs what the toy's costs, and never ends the flow."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def __call__(self, prompts, **settings):
+        completions = self.engine(prompts, **settings)
+        return [replace(completion, text="Verdict: CONTINUE") for completion in completions]
+
+
+def ours_flows(case):
+    from models.cast import FIXED
+    from solve import rollout
+    engine, tools, questions = toy(case)
+    fixed = dict.fromkeys(FIXED, engine)
+    if case.get("never_stops"):
+        fixed["verifier"] = NeverStops(engine)
+
+    def work():
+        torch.manual_seed(0)
+        return flows_done(rollout(questions, engine, fixed, tools, max_turns=case["turns"],
+                                  temperature=case["temperature"]))
+
+    return work
+
+
+# ------------------------------------------------------------------------------------------------- the peers
+class Literal:
+    """The engine that people write first: model.generate() for one prompt after the other."""
+
+    def __init__(self, engine):
+        self.model, self.tokenizer = engine.model, engine.tokenizer
+
+    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
+        return [self.complete(prompt, temperature) for prompt in prompts]
+
+    def complete(self, prompt, temperature):
+        from models.completion import Completion
+        inputs = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt",
+            return_dict=True)
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+        row = self.model.generate(**inputs, **{"do_sample": False} | sampling, max_new_tokens=64)[0].tolist()
+        prompt_ids, ids = row[:inputs["input_ids"].shape[1]], row[inputs["input_ids"].shape[1]:]
+        return Completion(self.tokenizer.decode(ids, skip_special_tokens=True), prompt_ids, ids)
+
+
+def literal_flows(case):
+    """rollout() with one question is the plain loop: plan, call, verdict, and again."""
+    from solve import rollout
+    engine, tools, questions = toy(case)
+    literal = Literal(engine)
+
+    def work():
+        torch.manual_seed(0)
+        return flows_done([flow for question in questions for flow in rollout(
+            [question], literal, literal, tools, max_turns=case["turns"],
+            temperature=case["temperature"])])
+
+    return work
+
+
+def trl(case, turns):
+    """GRPOTrainer.train(), whose steps are the work. Checkpointing and bfloat16 are off, as in ours."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+    rows, done = case["groups"] * case["group"], {}
+
+    def rewards(completion_ids, **_):
+        done["tokens"] = sum(map(len, completion_ids))
+        return [reward(ids) for ids in completion_ids]
+
+    class EachStep(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+            if case["work"] == "update" and "gradient" not in done:
+                done["gradient"] = projections(model)
+
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = not turns.next(done)
+
+    texts = [" ".join(map(str, prompt)) for prompt in batch_of(case)[0][::case["group"]]]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = GRPOConfig(
+            output_dir=folder, per_device_train_batch_size=rows, num_generations=case["group"],
+            max_completion_length=case["new"], beta=0.0, learning_rate=LR, lr_scheduler_type="constant",
+            temperature=1.0, max_steps=10**6, use_cpu=True, bf16=False, gradient_checkpointing=False,
+            report_to="none", save_strategy="no", disable_tqdm=True)
+        trainer = GRPOTrainer(
+            model=model_of(case), reward_funcs=rewards, args=settings, callbacks=[EachStep()],
+            train_dataset=Dataset.from_dict({"prompt": texts}), processing_class=tokenizer_of(case))
+        if case["work"] == "update":
+            trainer._generate_and_score_completions = lambda _: given(case)
+            done["tokens"] = rows * case["new"]
+        trainer.train()
+
+
+def given(case):
+    """A batch of rollouts as GRPOTrainer's own method returns it."""
+    prompts, completions, A = map(torch.tensor, batch_of(case))
+    return {"prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts), "completion_ids": completions,
+            "completion_mask": torch.ones_like(completions), "advantages": A,
+            "num_items_in_batch": torch.tensor(completions.numel())}
+
+
+def tokenizer_of(case):
+    """The word "17" is token 17; the stop token is one that the model does not have."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    words = {str(number): number for number in range(case["vocabulary"])} | {"<stop>": case["vocabulary"]}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<stop>", pad_token="0")
+
+
+# ----------------------------------------------------------------------------------------------- the process
+class Turns:
+    """Waits before each repetition until it is asked for, and writes what the last one cost."""
+
+    def __init__(self, channel):
+        self.channel, self.meter = channel, Meter()
+
+    def next(self, done):
+        """False: there is no other turn. done: what the work of this one was."""
+        print(json.dumps(done | self.meter.cost()), file=self.channel, flush=True)
+        line = sys.stdin.readline()
+        self.meter = Meter()
+        return line != ""       # "": speed.py has closed the pipe
+
+
+WORKS = {("ours", "update"): ours_update, ("ours", "step"): ours_step, ("ours", "flows"): ours_flows,
+         ("ours", "generate"): ours_generate, ("literal", "flows"): literal_flows}
+
+
+def main(peer, case):
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)       # what libraries print is not an answer
+    logging.disable_progress_bar()
+    turns = Turns(channel)
+    if peer == "trl":
+        return trl(case, turns)
+    work = WORKS[peer, case["work"]](case)
+    turns.meter = Meter()
+    while turns.next(work()):
+        pass
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[3]))
