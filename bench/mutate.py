@@ -48,8 +48,8 @@ PARSERS = ["planner", "executor", "verifier", "generator", "models/dressing"]
 MODULES = ["tests/test_modules.py", "tests/test_thinking.py"]
 TRAIN = ["tests/test_train.py"]
 TARGETS = {
-    "flow_grpo": ([], ["tests/test_flow_grpo.py", "-k", "not mutant"]),
-    "scale/report": ([], ["tests/test_flow_grpo.py", "-k", "not mutant"]),
+    "flow_grpo": ([], ["tests/test_flow_grpo.py", "tests/test_laps.py", "-k", "not mutant"]),
+    "scale/report": ([], ["tests/test_flow_grpo.py", "tests/test_laps.py", "-k", "not mutant"]),
     "planner": ([], MODULES),
     "executor": ([], MODULES),
     "verifier": ([], MODULES),

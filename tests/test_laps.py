@@ -2,8 +2,10 @@
 from types import SimpleNamespace
 
 import pytest
+from test_flow_grpo import learn, lesson, tiny
 
-from scale import laps
+import flow_grpo
+from scale import laps, report
 from scale.laps import lap, table
 
 
@@ -46,3 +48,12 @@ def test_a_lap_waits_for_the_device_before_it_reads_the_clock(clock):
     lap("forward")
     lap("backward")
     assert "forward         5.00 s" in table("step 1") and clock[0] == 115
+
+
+def test_an_update_names_its_phases_in_the_order_of_its_work(monkeypatch):
+    names = []
+    for module in (flow_grpo, report):
+        monkeypatch.setattr(module, "lap", names.append)
+    learn(tiny(), *lesson(), reference=tiny(1), minibatches=2)
+    mini_batch = ["reference", "forward", "backward", "optimiser", "rest"]
+    assert names == ["old", *mini_batch, *mini_batch]
