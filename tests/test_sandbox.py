@@ -79,6 +79,17 @@ def test_the_answer_is_what_the_code_prints_and_its_last_expression_or_its_error
     assert python_coder(code) == result
 
 
+@pytest.mark.parametrize("code, result", [
+    ("class A:\n  def __del__(self): print('end', n)\nn = 3\na = A()\na.me = a", "end 3"),
+    ("import atexit\natexit.register(print, 'end')\nNone", "end"),
+    ("import threading\nthreading.Timer(0.1, print, ['end']).start()", "end"),
+    ("import os\nf = os.fdopen(os.dup(1), 'w')\nn = f.write('end')", "end"),
+    ("import io, sys\nprint('seen', end='')\nsys.stdout = io.StringIO()\nprint('not seen')", "seen"),
+    ("import os, sys\nprint('seen')\nos.close(1)\nsys.modules = None", "seen")])
+def test_the_code_ends_as_python_ends(code, result):
+    assert python_coder(code) == result
+
+
 def test_the_code_runs_once_in_one_scope():
     code = """import math
 def fact(n): return 1 if n < 2 else n * fact(n - 1)
@@ -174,11 +185,14 @@ if os.fork() == 0:
     os.execvp("sleep", ["sleep", "{mark}"])
 time.sleep(99)""")
     assert python_coder("", seconds=0.1) == (answer or verdict) and not alive(mark)
+    assert soon(lambda: not supervisors())
 
 
-def test_the_supervisor_is_a_program_that_nobody_imports():
+def test_the_supervisor_and_the_fork_server_are_programs_that_nobody_imports():
     with pytest.raises(ImportError):
         import world.supervisor  # noqa: F401
+    with pytest.raises(ImportError):
+        import world.forkserver  # noqa: F401
 
 
 @needs_namespaces
@@ -250,9 +264,157 @@ def test_a_run_can_say_that_the_sandbox_does_not_work(monkeypatch):
     assert "does not run here. Error: " in sandbox.protection.__wrapped__()
 
 
+# ------------------------------------------------------------ the fork server
+def server_pid():
+    """The fork server's process id; it is started if none runs."""
+    assert python_coder("2 + 2") == "4"
+    return sandbox.SERVER[0].pid
+
+
+def supervisors():
+    """The process ids of all supervisors, also of those that are zombies."""
+    pid = sandbox.SERVER[0].pid
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def command(pid):
+    """The command line of a process; none when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def soon(condition):
+    """Is it true, within LATE seconds?"""
+    end = time.monotonic() + LATE
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_one_fork_server_serves_calls_from_many_threads_each_with_its_own_answer():
+    pid = server_pid()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda n: python_coder(f"x = {n}\nx * x"), range(40)))
+    assert answers == [str(n * n) for n in range(40)] and sandbox.SERVER[0].pid == pid
+    assert soon(lambda: not supervisors())
+
+
+def test_no_call_finds_what_another_call_changed_nor_draws_its_random_numbers(either_way):
+    look = "import os, time\nprint(len('ab'), 'NEW' in os.environ, os.umask(0), time.process_time() < 1)"
+    before = python_coder(look)
+    python_coder("import builtins, os, sys\n"
+                 "builtins.len = os.environ['NEW'] = 'x'\nsys.modules['time'] = None\nos.umask(0)")
+    assert before == python_coder(look) and re.fullmatch(r"2 False \d+ True", before)
+    assert len({python_coder("import random; print(random.random())") for _ in range(3)}) == 3
+
+
+def test_the_code_holds_no_file_of_ours_or_of_another_call(either_way, tmp_path):
+    sandbox.end_server()
+    with open(tmp_path / "secret", "w") as file, ThreadPoolExecutor(4) as pool:
+        os.set_inheritable(file.fileno(), True)
+        code = """import os
+for fd in os.listdir('/proc/self/fd'):
+    try: print(os.readlink('/proc/self/fd/' + fd))
+    except OSError: pass"""
+        seen = list(pool.map(python_coder, [code] * 4))
+    for answer in seen:
+        assert "secret" not in answer and "socket" not in answer, answer
+        paths = {line for line in answer.splitlines() if line.startswith(tempfile.gettempdir())}
+        assert len(paths) <= 2, answer  # its output and its folder
+
+
+def test_the_fork_server_keeps_no_file_and_nobody_reads_its_memory_even_without_both_layers(monkeypatch):
+    sandbox.end_server()
+    pid = server_pid()
+    files = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()] if os.geteuid() == 0 else []
+    assert all(re.match("socket:|/dev/null$", file) for file in files)
+    monkeypatch.setattr(sandbox, "NAMESPACES", False)
+    monkeypatch.setattr(confinement, "LANDLOCK", 0)
+    for name in "mem", "environ", "fd/0", "cwd":
+        answer = python_coder(f"import os\nos.stat('/proc/{pid}/{name}')\nopen('/proc/{pid}/{name}').read(1)")
+        assert re.match("Error: PermissionError", answer), answer
+
+
+def test_a_fork_server_that_was_killed_is_started_anew_and_no_call_is_lost():
+    first = server_pid()
+    os.kill(first, 9)
+    second = server_pid()
+    with ThreadPoolExecutor(2) as pool:
+        begun = pool.submit(python_coder, "import time; time.sleep(0.3); print('begun')")
+        time.sleep(0.1)
+        os.kill(second, 19)  # SIGSTOP
+        waiting = pool.submit(python_coder, "print('waited')")
+        time.sleep(0.1)
+        os.kill(second, 9)
+    assert (begun.result(), waiting.result()) == ("begun", "waited")
+    third = server_pid()
+    assert len({first, second, third}) == 3
+
+
+def test_a_fork_server_that_does_not_answer_costs_one_call(monkeypatch):
+    stopped = server_pid()
+    os.kill(stopped, 19)
+    monkeypatch.setattr(sandbox, "GRACE", 0)
+    assert python_coder("1", seconds=0.1) == "Error: stopped after 0.1 seconds"
+    monkeypatch.undo()
+    assert server_pid() != stopped
+
+
+def test_a_python_that_does_not_start_is_an_error_that_says_why(monkeypatch, tmp_path):
+    sandbox.end_server()
+    (tmp_path / "python").write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    (tmp_path / "python").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert python_coder("1") == "Error: Python was ended from outside or did not start. broken"
+
+
+def test_a_fork_of_our_process_gets_its_own_fork_server():
+    pid = server_pid()
+    with sandbox.LOCK:  # as another thread may hold it
+        child = os.fork()
+    if child == 0:
+        os._exit(sandbox.SERVER is not None or server_pid() == pid or sandbox.end_server() or 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and server_pid() == pid
+
+
+def ours(script):
+    """A process of its own session that runs this script with python_coder."""
+    script = f"import os, sys, threading, time\nfrom world import sandbox\n{script}"
+    folder, pipe = Path(__file__).parents[1], subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", script], cwd=folder, stdin=pipe, stdout=pipe, text=True,
+                            start_new_session=True)
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise SystemExit"])
+def test_the_fork_server_and_all_calls_end_with_our_process(either_way, end):
+    mark = f"8{time.time_ns() % 10**9:09d}"
+    code = f"import os; os.execvp('sleep', ['sleep', '{mark}'])"
+    with ours(f"""sandbox.NAMESPACES = {sandbox.NAMESPACES}
+threading.Thread(target=sandbox.python_coder, args=({code!r},), daemon=True).start()
+while not sandbox.SERVER: time.sleep(0.01)
+print(sandbox.SERVER[0].pid, flush=True)
+sys.stdin.read(1)
+{end}""") as process:
+        server = int(process.stdout.readline())
+        assert soon(lambda: alive(mark))
+        process.stdin.close()
+    assert soon(lambda: not command(server) and not alive(mark))
+
+
+def test_ctrl_c_does_not_end_the_fork_server():
+    with ours("""sandbox.python_coder("1")
+pid = sandbox.SERVER[0].pid
+try: os.killpg(0, 2), time.sleep(9)
+except KeyboardInterrupt: print(sandbox.python_coder("2"), sandbox.SERVER[0].pid == pid)""") as process:
+        assert process.stdout.read() == "2 True\n"
+
+
 # ------------------------------------------------------------ hostile programs
 # A program that gets what it wants prints "escaped". MARK is a word that no other process has on its command
-# line, OUTSIDE a folder of ours with the file "ours", FLOW our process, PORT where we listen.
+# line, OUTSIDE a folder of ours with the file "ours", FLOW our process, SERVER the fork server, PORT where we
+# listen.
 TIME = "^Error: stopped after 0.2"
 CHATTY = "^Error: stopped after printing 65536 characters\nPrinted before: [1x]"
 TRAP = "^Error: an exception that cannot be shown$"
@@ -437,6 +599,8 @@ HOSTILE_TO_OTHERS = [
     attempts("the web and DNS", "x()", "(lambda: urllib.request.urlopen('http://127.0.0.1:PORT', timeout=1), "
              "lambda: socket.getaddrinfo('example.com', 80))", "import urllib.request"),
 ]
+HOSTILE_TO_OTHERS += [(name.replace("flow", "fork server"), code.replace("FLOW", "SERVER"))
+                      for name, code in HOSTILE_TO_OTHERS if "FLOW" in code]
 
 
 @pytest.fixture
@@ -467,6 +631,7 @@ def attack(tmp_path, monkeypatch):
                 one.type == 1 and one.listen()
             before = state()
             code = code.replace("MARK", mark).replace("OUTSIDE", str(tmp_path / "outside"))
+            code = code.replace("SERVER", str(server_pid())) if "SERVER" in code else code
             code = code.replace("FLOW", str(os.getpid())).replace("PORT", str(server.getsockname()[1]))
             answer = python_coder(code, float(mark))
             for one in (server, *sockets):

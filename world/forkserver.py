@@ -55,7 +55,7 @@ while True:
         if os.fork() == 0:
             break
     except OSError:
-        pass                                      # too many processes: sandbox.py sees the call's files closed
+        pass                                      # too many processes: sandbox.py sees that the files close
     for file in files:
         os.close(file)
 
@@ -63,9 +63,8 @@ while True:
 _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
 dumpable(1)
 os.setsid()
-server.detach()                                   # its number, 0, becomes that of the call's socket
 for number, file in enumerate(files):
-    os.dup2(file, number), os.close(file)
+    os.dup2(file, number), os.close(file)         # the first replaces the socket of the fork server
 os.write(0, os.getpid().to_bytes(8, "little"))    # from here on, the call has begun
 folder, sys.argv, program = marshal.loads(sys.stdin.buffer.read(int.from_bytes(message, "little")))
 os.chdir(folder)

@@ -58,7 +58,7 @@ def end_server():
 
 
 def forget_server():
-    """In a fork of our process: its calls get their own fork server."""
+    """In a fork of our process: its calls get a fork server of their own."""
     global LOCK, SERVER
     if SERVER:
         SERVER[1].close()
@@ -69,6 +69,7 @@ os.register_at_fork(after_in_child=forget_server)
 
 
 def start_server(folder, errors):
+    """A new fork server: its process, and our socket to it. If Python does not start, errors says why."""
     line, other_end = socket.socketpair()
     env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads take memory
@@ -80,34 +81,36 @@ def start_server(folder, errors):
 
 
 def begin(size, files, folder):
-    """Have the fork server fork a supervisor that has these files as stdin, stdout and stderr."""
+    """Have the fork server fork a supervisor with these files as stdin, stdout and stderr. Who is asked?"""
     global SERVER
     with LOCK:
         for _ in range(2):
             SERVER = SERVER or start_server(folder, files[2])
             with contextlib.suppress(ConnectionError):
-                return socket.send_fds(SERVER[1], [size.to_bytes(8, "little")], files)
-            end_server()  # it has ended, and is started anew
+                socket.send_fds(SERVER[1], [size.to_bytes(8, "little")], files)
+                break
+            end_server()  # it ended by itself: the next is new
+        return SERVER and SERVER[0]
 
 
-def supervise(request, text, output, verdict, folder, seconds):
+def supervise(request, source, output, verdict, folder, seconds):
     """Send a supervisor its work, and wait until it has ended: its last word, and whether it was late."""
     for _ in range(2):  # again, if the fork server ended before it forked
         line, other_end = socket.socketpair()
         supervisor, answer = b"", b""
         with line:
             with other_end:
-                begin(len(request), [file.fileno() for file in (other_end, output, verdict)], folder)
+                server = begin(len(request), [f.fileno() for f in (other_end, output, verdict)], folder)
             line.settimeout(seconds + GRACE)  # the supervisor keeps the time limit
             try:
                 with contextlib.suppress(ConnectionError):  # it has ended
-                    line.sendall(request + text)
+                    line.sendall(request + source)
                 with contextlib.suppress(ConnectionError):
                     supervisor = line.recv(8)
                     while part := line.recv(8):
                         answer += part
             except TimeoutError:
-                kill(int.from_bytes(supervisor, "little")) if supervisor else end_server()
+                kill(int.from_bytes(supervisor, "little")) if supervisor else server.kill()
                 return answer, True
         if supervisor:
             break
