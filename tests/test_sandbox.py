@@ -3,6 +3,7 @@ import os
 import platform
 import re
 import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -85,6 +86,7 @@ def test_the_answer_is_what_the_code_prints_and_its_last_expression_or_its_error
     ("import threading\nthreading.Timer(0.1, print, ['end']).start()", "end"),
     ("import os\nf = os.fdopen(os.dup(1), 'w')\nn = f.write('end')", "end"),
     ("import io, sys\nprint('seen', end='')\nsys.stdout = io.StringIO()\nprint('not seen')", "seen"),
+    ("import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\nprint('seen')", "seen"),
     ("import os, sys\nprint('seen')\nos.close(1)\nsys.modules = None", "seen")])
 def test_the_code_ends_as_python_ends(code, result):
     assert python_coder(code) == result
@@ -374,8 +376,9 @@ def test_a_fork_of_our_process_gets_its_own_fork_server():
     pid = server_pid()
     with sandbox.LOCK:  # as another thread may hold it
         child = os.fork()
-    if child == 0:
-        os._exit(sandbox.SERVER is not None or server_pid() == pid or sandbox.end_server() or 0)
+        if child == 0:
+            signal.alarm(LATE)
+            os._exit(sandbox.SERVER is not None or server_pid() == pid or sandbox.end_server() or 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and server_pid() == pid
 
 
