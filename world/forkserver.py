@@ -4,10 +4,11 @@ This file is a program, never imported: world/sandbox.py starts it once, at the 
 
     our process -> fork server -> a supervisor for each call -> the code, and whatever it starts
 
-A Python takes milliseconds to start and to import what a supervisor needs; a copy of one that runs takes a
-tenth of that. The fork server has imported nothing of ours, has none of our environment, and holds no file of
-ours while it waits. Its stdin is a socket to our process. Each message there is a call: a number, and the
-files that become stdin, stdout and stderr of the supervisor. It ends when the socket does, so with us.
+To start a Python and import what a supervisor needs takes ten times as long as to fork one that has done so.
+The fork server has imported nothing of ours, has none of our environment, and holds no file of ours while it
+waits. Its stdin is a socket to our process. Each message there is a call: the length of what the supervisor
+reads first, and the files that become its stdin, stdout and stderr. The fork server ends with our process,
+which closes the socket. Calls that have begun do not need it.
 """
 import _signal
 import _socket
@@ -15,11 +16,11 @@ import ctypes
 import gc
 import marshal
 import os
-import resource  # noqa: F401
-import select  # noqa: F401
+import resource  # noqa: F401  (the supervisor imports it)
+import select  # noqa: F401  (the supervisor imports it)
 import struct
 import sys
-import time  # noqa: F401
+import time  # noqa: F401  (the supervisor imports it)
 
 if __name__ != "__main__":
     raise ImportError("world/forkserver.py is a program that world/sandbox.py starts")

@@ -81,7 +81,10 @@ def start_server(folder, errors):
 
 
 def begin(size, files, folder):
-    """Have the fork server fork a supervisor with these files as stdin, stdout and stderr. Who is asked?"""
+    """Tell the fork server to fork a supervisor whose stdin, stdout and stderr are these files.
+
+    size: how many bytes the supervisor reads first. Returns the fork server's process.
+    """
     global SERVER
     with LOCK:
         for _ in range(2):
@@ -137,7 +140,8 @@ def kill_group(group):
 def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
     """What the code prints, and the value of a last bare expression; or "Error: ..." and what was printed.
 
-    A new process with the same packages runs the code once, in one scope, in a new folder.
+    A new process with the same packages runs the code once, in one scope, in a new folder. Its user, priority
+    and limits are those that our process had at the first call.
     Covered: time on the clock, and of the CPU; memory of each process; size of a file; 128 open files;
       processes (1000 in all, threads too; without namespaces 64 at a time); endless output; the answer's
       length; our environment is not passed on; stdin is empty; the folder is empty before, holds 64 MB, and

@@ -3,14 +3,15 @@
 This file is a program, never imported: world/sandbox.py sends it, compiled, to a new process of the fork
 server (forkserver.py).
 
-    python_coder -> supervisor [-> process 1 of new namespaces] -> the code, and whatever it starts
+    fork server -> supervisor [-> process 1 of new namespaces] -> the code, and whatever it starts
 
 The supervisor has no secrets and outlives the code, so it can kill whatever the code has started.
 stdin is a socket that brings the code and stays open, so that each side notices when the other has ended;
 a last "!" there says that all went well. stdout is a file with what the code prints, on both its streams;
 stderr is a file with the verdict, "Error: ...". Only the supervisor can write the verdict: the code's process
 sends its exception to it through a pipe.
-signal, ast and traceback are not imported: each takes milliseconds, in thousands of calls of a training run.
+The fork server has imported what is imported here. signal, ast and traceback are not: each takes milliseconds
+in every call, and a training run has thousands of calls.
 """
 import _signal
 import atexit
