@@ -206,29 +206,6 @@ def toy(dtype):
     return load_engine(str(ROOT / "toy"), "cpu", dtype)
 
 
-def sampled(engine, prompts, temperature, max_new_tokens):
-    """(completions of the engine, the log-probs of their tokens as generate() computed them)."""
-    heard, generate = [], engine.model.generate
-
-    def overhear(ids, attention_mask, generation_config, **others):
-        generation_config.output_logits = generation_config.return_dict_in_generate = True
-        out = generate(ids, attention_mask=attention_mask, generation_config=generation_config, **others)
-        every = (torch.stack(out.logits, 1).float() / temperature).log_softmax(-1)          # (N, T, V)
-        answers = out.sequences[:, ids.shape[1]:]                                           # (N, T)
-        logps = every.gather(-1, answers[..., None]).squeeze(-1)                            # (N, T)
-        rows = [row[mask.bool()].tolist() for row, mask in zip(ids, attention_mask)]
-        heard.extend(zip(rows, answers.tolist(), logps))
-        return out.sequences
-
-    def of(c):  # HF may have sorted the prompts
-        return next(logps[: len(c.ids)] for prompt, answer, logps in heard
-                    if prompt == c.prompt_ids and answer[: len(c.ids)] == c.ids)
-
-    engine.model.generate = overhear
-    done = engine(prompts, temperature=temperature, max_new_tokens=max_new_tokens)
-    return done, torch.cat([of(c) for c in done])
-
-
 def ratio_table():
     questions = read_questions(ROOT / "toy" / "test.jsonl")[:16]
     tools = {name: TOOLS[name] for name in command_line.TOY_TOOLS}
@@ -239,7 +216,8 @@ def ratio_table():
     for (name, make), dtype in itertools.product(models.items(), ("bfloat16", "float32")):
         engine = make(getattr(torch, dtype))
         torch.manual_seed(0)
-        done, seen = sampled(engine, prompts, TEMPERATURE, 64)
+        done = engine(prompts, temperature=TEMPERATURE, max_new_tokens=64)
+        seen = torch.tensor([logp for c in done for logp in c.logps])
         actions = [Action(c.prompt_ids, c.ids, i) for i, c in enumerate(done)]
         with torch.no_grad():
             new, again = (token_logps(engine.model, actions, TEMPERATURE) for _ in range(2))

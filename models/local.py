@@ -7,10 +7,10 @@ What is sampled is softmax(logits / temperature) over the whole vocabulary, beca
 log-probs flow_grpo.py computes. Checkpoints bring sampling settings with them (Qwen2.5-Instruct: top_k 20,
 top_p 0.8, a repetition penalty of 1.05); only their stop tokens are used, and save() keeps the rest.
 
-Temperature 0 takes the likeliest token each time. Above it, torch's global generator gives each prompt its own
-random numbers before anything is sampled: torch.manual_seed(s) before a call decides the samples, given the
-same prompts, settings and hardware. How prompts are batched changes nothing but rounding; in half precision
-that can decide between two tokens of nearly equal probability.
+Temperature 0 takes the likeliest token each time. Above it, each prompt gets random numbers of its own before
+anything is sampled. They come from torch's global generator: torch.manual_seed(s) before a call decides the
+samples, given the same prompts, settings and hardware. How prompts are batched changes nothing but rounding;
+in half precision that can decide between two tokens of nearly equal probability.
 
 Thinking models: a chat template that knows `enable_thinking` gets False, unless the engine's `think` is set.
 The thinking stays in ids and text; the parsers read what follows it (tokens.after_thinking).
@@ -95,7 +95,7 @@ class HF:
         return completions
 
     def generate(self, prompts, draws, temperature, max_new_tokens):
-        """Sample one batch: token lists in, [(ids, log π of each)] out. draws: the random numbers of each row.
+        """Sample one batch: token lists in, [(ids, log π of each)] out. draws: each row's random numbers.
 
         Not in torch.inference_mode(): its tensors could stay in the model's buffers (dynamic rotary
         embeddings) and break the update. transformers' generate() itself uses no_grad().

@@ -33,7 +33,8 @@ def draws(n, tokens=30):
 def watched(model):
     """[(rows, tokens)] of each call of the model from here on."""
     shapes = []
-    model.get_input_embeddings().register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
+    hook = lambda _, args: shapes.append(tuple(args[0].shape))
+    model.get_input_embeddings().register_forward_pre_hook(hook)
     return shapes
 
 
@@ -107,14 +108,14 @@ def test_a_rows_number_decides_its_token_as_the_cumulated_probabilities_say():
 
 
 SMALL = dict(vocab_size=99, num_hidden_layers=2, initializer_range=0.3)
-LONGROPE = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[4.0] * 4, factor=4.0,
-                original_max_position_embeddings=64)
+LONGROPE = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[4.0] * 4,
+                factor=4.0, original_max_position_embeddings=64)
 PERIOD = ["linear_attention", "full_attention"]
 
 
 @pytest.mark.parametrize("parts, kind, settings", [
     (True, "Llama", TINY), (True, "Mistral", TINY | dict(sliding_window=None)),
-    (True, "GPT2", dict(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)),
+    (True, "GPT2", SMALL | dict(n_embd=32, n_head=4, n_positions=256)),
     (False, "Mistral", TINY | dict(sliding_window=16)),
     (False, "Gemma2", TINY | dict(sliding_window=16, head_dim=8)),
     (False, "Qwen3Next", TINY | dict(layer_types=PERIOD, num_experts=4, num_experts_per_tok=2, head_dim=8)),
@@ -122,7 +123,7 @@ PERIOD = ["linear_attention", "full_attention"]
     (False, "Bloom", SMALL | dict(hidden_size=32, n_head=4)),
     (False, "Mpt", dict(vocab_size=99, d_model=32, n_layers=2, n_heads=4, initializer_range=0.3)),
     (False, "Phi3", TINY | dict(rope_parameters=LONGROPE, pad_token_id=0, eos_token_id=2, bos_token_id=1))])
-def test_a_cache_that_cannot_be_cut_is_left_to_one_call_of_generate_and_all_complete_as_alone(parts, kind, settings):
+def test_a_cache_that_cannot_be_cut_is_left_to_one_call_of_generate_and_all_are_right(parts, kind, settings):
     model = tiny(kind, "LMHeadModel" if kind == "GPT2" else "ForCausalLM", **settings)
     prompts, shapes = PROMPTS["ragged"][:6], watched(model)
     settings = ([2, 5, 6, 7, 8, 9], draws(6), 0.8, 12)
