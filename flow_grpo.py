@@ -32,13 +32,12 @@ import math
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint
 
-from scale import ranks
-from scale.batches import CHUNK, in_memory, memory_errors
+from scale import head, ranks, trees
+from scale.batches import in_memory, memory_errors
 from scale.laps import lap
 from scale.report import Report, measure
 
@@ -80,33 +79,25 @@ def token_logps(model, actions, temperature):
     """log π(a_j | s, a_<j) of every action token: (K,) float32, one action after the other, K = Σ |a|.
 
     New, old and reference log-probs all come from this function, so a difference between them is a
-    difference of models. Rows are padded on the right, where no token of a causal model looks, so no
-    attention mask is needed. Logits are computed only where an action token is predicted: with a vocabulary
-    of 152k, logits for the prompts too would cost eight times the time and seven times the memory.
+    difference of models. Rows are padded on the right, where no token of a causal model looks.
 
-    Where there are many logits, the log-softmax runs chunk by chunk, and the backward pass computes each
-    chunk again: 5 instead of 12 bytes for each logit. The logits come from the model's own forward and not
-    from lm_head, because some architectures (Gemma, Granite, Cohere) scale them after it.
+    Two things save time and memory and change no number. A prefix that actions of a micro-batch share, such
+    as the prompt of a group, is computed once (scale/trees.py). Logits are computed only where an action
+    token is predicted, and a chunk at a time, so that no (K, V) matrix exists (scale/head.py).
     """
     if temperature <= 0:
         raise ValueError("temperature must be > 0: a greedy planner is no distribution that can be trained")
     if not all(a.prompt_ids for a in actions):
         raise ValueError("an action without a prompt: nothing predicts its first token")
-    rows = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
-    predicts = [torch.tensor([False] * (len(row) - len(a.ids) - 1) + [True] * len(a.ids) + [False])
-                for a, row in zip(actions, rows)]
-    x    = pad_sequence(rows, batch_first=True).to(model.device)            # (B, L)
-    keep = pad_sequence(predicts, batch_first=True).to(model.device)    # (B, L) True *before* an action token
-    y    = torch.tensor([token for a in actions for token in a.ids]).to(model.device)   # (K,)
-    out  = model(x, logits_to_keep=keep, use_cache=False)                   # out.logits: (K, V), where True
+    # x (B, L); keep (B, L): True at the N nodes *before* an action token; P distinct pairs (node, token after
+    # it); y (P,): their tokens; pair (K,): the pair of each action token
+    x, keep, node, y, pair, settings = trees.layout(actions, model)
+    with head.off(model, log_probs) as lm_head:
+        out = model(x, logits_to_keep=keep, use_cache=False, **settings)    # (N, d), before the head
     # No prompt may hide in a cache: gradient checkpointing drops it silently (the gradient was 78 % off).
     assert getattr(out, "past_key_values", None) is None, "the update reads whole sequences: no cache here"
-    size = max(1, CHUNK // out.logits.shape[-1])                            # rows of a chunk
-    if len(y) <= size:
-        return log_probs(out.logits, y, temperature)
-    settings = dict(use_reentrant=False, preserve_rng_state=False)          # nothing in log_probs is random
-    return torch.cat([checkpoint(log_probs, logits, ids, temperature, **settings)
-                      for logits, ids in zip(out.logits.split(size), y.split(size))])   # (K,)
+    states = out.logits if node is None else out.logits[node]               # (P, d)
+    return head.log_probs(log_probs, states, y, temperature, lm_head)[pair]     # (P,) -> (K,)
 
 
 def log_probs(logits, y, temperature):
@@ -158,10 +149,16 @@ def loss(logp, logp_old, logp_ref, A, weight, clip_low, clip_high, beta):
     return -(J * weight).sum(), ratio.detach(), kl.detach()                 # -1/N Σ_i 1/T_i Σ_t 1/|a| Σ_j
 
 
-def split(num_flows, minibatches, seed):
-    """Rollouts 0..N-1, shuffled, in `minibatches` sets of equal size (± 1); a rollout is never divided."""
-    order = torch.randperm(num_flows, generator=torch.Generator().manual_seed(seed)).tolist()
-    return [order[k::minibatches] for k in range(minibatches)]
+def split(groups, minibatches, seed):
+    """Rollouts 0..N-1 in `minibatches` sets of equal size (± 1). groups: the group of each, N ints.
+
+    Whole groups, in shuffled order, because copies of a prompt are cheaper together (scale/trees.py). Only a
+    group on the border of two sets is divided, and never a rollout."""
+    numbers, N = sorted(set(groups)), len(groups)
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)).tolist()
+    place = dict(zip(numbers, order))
+    flows = sorted(range(N), key=lambda flow: place[groups[flow]])
+    return [flows[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
 
 def ready_to_update(model):
@@ -176,16 +173,20 @@ def ready_to_update(model):
             module.training = True
 
 
-def update(model, reference, optimizer, actions, advantages, *, temperature, clip_low=0.2, clip_high=0.3,
-           beta=0.001, minibatches=1, token_budget=16384, max_grad_norm=1.0, token_mean=False, seed=0):
+def update(model, reference, optimizer, actions, advantages, groups=None, *, temperature, clip_low=0.2,
+           clip_high=0.3, beta=0.001, minibatches=1, token_budget=16384, max_grad_norm=1.0, token_mean=False,
+           seed=0):
     """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
     actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.flow.
+    groups: the group of each rollout, (N,), which a mini-batch keeps together; None: each is its own. That
+    decides which rollouts share an optimiser step, and not the objective of the batch.
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; or None. With None or
     beta = 0 there is no KL, and no forward pass for it.
 
     π_θold is the model as it comes in. It scores the later mini-batches before the first step. The first
-    mini-batch needs no such pass: there logp.detach() is the old log-prob, and ρ is exactly 1.
+    mini-batch needs no such pass: there logp.detach() is the old log-prob, and ρ is exactly 1. Nor does a
+    rollout with A = 0, whose gain is 0 at any ρ.
     With several GPUs each process brings its part of the rollouts. Counts and gradients are summed over the
     processes, so the objective is that of the joint batch. The model leaves in eval mode, ready to sample.
     """
@@ -197,11 +198,11 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         reference.eval()
     ready_to_update(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    length = lambda a: len(a.prompt_ids) + len(a.ids)
+    length, cut = lambda a: len(a.prompt_ids) + len(a.ids), partial(trees.micro_batches, model)
     report = Report(model.device, token_budget)
 
     parts = []                                       # (actions, N, tokens) of each mini-batch
-    for flows in split(len(A), minibatches, seed):
+    for flows in split(range(len(A)) if groups is None else groups, minibatches, seed):
         part = [a for a in actions if a.flow in flows and a.ids]
         counts = torch.tensor([len(flows), sum(len(a.ids) for a in part)], device=model.device)
         ranks.add_up(counts)
@@ -215,18 +216,20 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
         return dict(zip(map(id, batch), logps))                             # {id of an action: (|a|,)}
 
     old = {}                                                                # log π_θold, as score() gives it
-    for later, _, _ in parts[1:]:
-        for logps in report.results(in_memory(score, later, length, report.token_budget)):
+    for part, _, _ in parts[1:]:
+        later = [a for a in part if A[a.flow]]
+        for logps in report.results(in_memory(score, later, length, report.token_budget, cut=cut)):
             old |= logps
 
-    for k, (part, N, tokens) in enumerate(parts):
+    for part, N, tokens in parts:
         def learn(batch):
             """Add the gradient of one micro-batch to .grad; return what to report of it."""
             lap("reference")
             logp_ref = reference_logps(reference, model, batch, temperature) if beta else None
             lap("forward")
             logp     = token_logps(model, batch, temperature)
-            logp_old = torch.cat([old[id(a)] for a in batch]) if k else logp.detach()
+            new      = logp.detach().split([len(a.ids) for a in batch])
+            logp_old = torch.cat([old.get(id(a), logps) for a, logps in zip(batch, new)])
             adv      = per_token(batch, [A[a.flow] for a in batch]).to(logp.device)     # the broadcast of A_i
             weight   = token_weights(batch, turns, N, tokens if token_mean else None).to(logp.device)
             minus_J, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip_low, clip_high, beta)
@@ -235,7 +238,7 @@ def update(model, reference, optimizer, actions, advantages, *, temperature, cli
             return measure(batch, minus_J, logp, ratio, kl, adv, weight, clip_low, clip_high)
 
         # model.zero_grad, not optimizer.zero_grad: the optimizer may hold float32 copies of the parameters.
-        measured = in_memory(learn, part, length, report.token_budget, restart=model.zero_grad)
+        measured = in_memory(learn, part, length, report.token_budget, restart=model.zero_grad, cut=cut)
         value = report.micro_batches(report.results(measured))              # the loss of the mini-batch
         lap("optimiser")
         ranks.add_up_gradients(parameters)

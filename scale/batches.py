@@ -6,10 +6,9 @@ generate() and the update both call in_memory(). How the items are split into ba
 """
 import warnings
 from contextlib import contextmanager
+from functools import partial
 
 import torch
-
-CHUNK = 2**26  # logits that exist in float32 at a time: 256 MiB, 441 action tokens of a vocabulary of 152k
 
 
 @contextmanager
@@ -23,45 +22,57 @@ def memory_errors(what):
         raise MemoryError(f"{what} does not fit into memory") from why
 
 
-def in_memory(work, items, length, budget, extra=0, restart=None):
+def by_length(items, budget, length, extra=0):
+    """[(batch, its tokens)]. A batch holds the longest items that are left, as many as fit: rows x (longest +
+    extra) <= budget, or one row alone. Sorting leaves little padding."""
+    left, batches = sorted(items, key=length, reverse=True), []
+    while left:
+        longest = length(left[0]) + extra
+        batch = left[: max(1, budget // longest)]
+        batches.append((batch, len(batch) * longest))
+        left = left[len(batch) :]
+    return batches
+
+
+def in_memory(work, items, length, budget, extra=0, restart=None, cut=None):
     """Call work(batch) for batches of the items; return (results in batch order, last budget, halvings).
 
-    A batch holds the longest items that are left: rows x (longest + extra) <= budget, or one row alone.
-    Sorting leaves little padding. The largest batch comes first, so a lack of memory shows at once.
+    cut(items, budget) -> [(batch, its tokens)]: by_length(), unless given. The largest batch should come
+    first, so that a lack of memory shows at once.
 
     length(item): its tokens. extra: tokens that each row needs beyond them. Out of memory: the budget is
-    halved, and the items of the failed batch are batched anew. What is sampled does not depend on failures:
-    the random state goes back to what it was before the failed batch.
+    halved, and the items that are left are batched anew. What is sampled does not depend on failures: the
+    random state goes back to what it was before the failed batch.
 
     restart(): for work that leaves something half-done. A failed backward pass, for example, has added an
     unknown part of its gradient. It is called first, and after each failure, when all items begin again.
 
     MemoryError if one item alone does not fit.
     """
-    longest_first = sorted(items, key=length, reverse=True)
-    results, waiting, halved = [], longest_first, 0
+    cut = cut or partial(by_length, length=length, extra=extra)
+    results, waiting, halved = [], cut(items, budget), 0
     if restart:
         restart()
     while waiting:
-        longest = length(waiting[0]) + extra
-        batch, states = waiting[: max(1, budget // longest)], random_states()
-        row = f"one row of {longest - extra} tokens" + (f" and {extra} new ones" if extra else "")
+        (batch, tokens), states = waiting[0], random_states()
+        row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
         try:
             with memory_errors(row):
                 results.append(work(batch))
-            waiting = waiting[len(batch) :]
+            waiting = waiting[1:]
             continue
         except MemoryError:
             if len(batch) == 1:
                 raise
         # Not inside `except`: while the exception lives, its traceback holds the failed attempt's tensors.
         torch.cuda.empty_cache()  # does nothing without a GPU
-        budget, halved = len(batch) * longest // 2, halved + 1
+        budget, halved = tokens // 2, halved + 1
         warnings.warn(f"Out of memory: from here on batches of at most {budget} tokens.")
         if restart:
-            results, waiting = [], longest_first
+            results, waiting = [], cut(items, budget)
             restart()
         else:
+            waiting = cut([item for batch, _ in waiting for item in batch], budget)
             torch.set_rng_state(states[0])
             torch.cuda.set_rng_state_all(states[1])
     return results, budget, halved

@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM
 from models.completion import NEW_TOKENS
 from models.loading import config_of
 from models.local import HF
-from scale.batches import CHUNK
+from scale.head import CHUNK
 
 CONTEXT = 1 << 30         # bytes of CUDA's context and of the libraries' workspaces: assumed, not measured
 BUDGETS = 16384, 8192     # tokens of a micro-batch that plan() tries before the length of one turn

@@ -15,8 +15,11 @@
     skipped     mini-batches without a step, because the loss or gradient was not finite or far too large
     steps       optimiser steps taken; a mini-batch whose gradient is exactly 0 takes none
     tokens      action tokens scored: with beta = 0 only those of rollouts with A ≠ 0
+    padding     share of the slots of the micro-batches that hold no token
+    shared      share of the tokens of the scored turns that were not computed: the beginnings that they share
 
-clip and entropy are means over the scored tokens; all sums are over all processes.
+clip, entropy and kl count all scored tokens. Tokens with A = 0 have no gain that the clip could bound, and
+their old log-probs are not computed: they count as ρ = 1. All sums are over all processes.
 """
 import torch
 
@@ -25,10 +28,12 @@ from scale.laps import lap
 
 
 def measure(batch, loss, logp, ratio, kl, A, weight, clip_low, clip_high):
-    """The numbers of one micro-batch: loss (), sums over its tokens (4,), min ρ, max ρ, sampling gap."""
+    """The numbers of one micro-batch: loss (), sums over its tokens (7,), min ρ, max ρ, sampling gap."""
     logp = logp.detach()
     clipped = ((A > 0) & (ratio > 1 + clip_high)) | ((A < 0) & (ratio < 1 - clip_low))
     sums = torch.stack([kl * weight, clipped.float(), -logp, torch.ones_like(kl)]).sum(1)
+    tokens = sum(len(a.prompt_ids) + len(a.ids) - 1 for a in batch)  # the last one predicts nothing
+    sums = torch.cat([sums, sums.new_tensor([batch.slots, batch.nodes, tokens])])
     sampled = torch.tensor([number for a in batch for number in a.logps], device=logp.device)
     gap = (sampled - logp).abs().mean() if len(sampled) == len(logp) else torch.zeros(())
     return loss.detach(), sums, ratio.min().item(), ratio.max().item(), gap.item()
@@ -39,7 +44,8 @@ class Report:
 
     def __init__(self, device, token_budget):
         self.token_budget, self.halved, self.skipped, self.steps = token_budget, 0, 0, 0
-        self.sums = torch.zeros(4, device=device)  # over tokens: kl * weight, clipped, -log π, 1
+        # over tokens: kl * weight, clipped, -log π, 1; over micro-batches: slots, nodes, tokens of all turns
+        self.sums = torch.zeros(7, device=device)
         self.losses, self.norms = [], []  # of each mini-batch
         self.low, self.high, self.first, self.gap = 1.0, 1.0, 0.0, 0.0  # ratio_min, ratio_max, ...
 
@@ -73,11 +79,12 @@ class Report:
     def summary(self):
         """{name: number}, as described above."""
         ranks.add_up(self.sums)
-        kl, clipped, entropy, tokens = self.sums.tolist()
+        kl, clipped, entropy, tokens, slots, nodes, unshared = self.sums.tolist()
         number = len(self.losses)
         numbers = dict(
             loss=sum(self.losses) / number, kl=kl / number, clip=clipped / max(tokens, 1),
             entropy=entropy / max(tokens, 1), ratio_min=self.low, ratio_max=self.high, ratio_first=self.first,
             sampling_gap=self.gap, grad_norm=sum(self.norms) / number, halved=self.halved,
-            token_budget=self.token_budget, skipped=self.skipped, steps=self.steps, tokens=tokens)
+            token_budget=self.token_budget, skipped=self.skipped, steps=self.steps, tokens=tokens,
+            padding=1 - nodes / max(slots, 1) if slots else 0, shared=1 - nodes / unshared if unshared else 0)
         return {name: float(value) for name, value in numbers.items()}

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, Qwen2ForCausalLM
 import flow_grpo
 from bench import mutate
 from flow_grpo import Action
-from scale import batches, command_line, fit, ranks
+from scale import batches, command_line, fit, head, ranks, trees
 
 SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
 STOP, T = 63, 0.7                                # the stop token of these tests, and the sampling temperature
@@ -57,6 +57,20 @@ def rollouts(seed=0):
     return actions, [1, 0, 0, 1, 0, 1, 1], [0, 0, 0, 1, 1, 2, 2]
 
 
+def family():
+    """9 rollouts of 3 groups, the last one flat, with copies of prompts, completions that begin or are alike,
+    and second turns whose prompts go on where the first ones and their plans end."""
+    first, second, third = [5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 20, 21], [30, 31, 32]
+    plans = [[1, 2, STOP], [1, 2, STOP], [1, 3, 4, STOP], [2], [1, 2, 9, STOP], [1, 2, 9, STOP], [4, STOP],
+             [4, STOP], [4, 5, STOP]]
+    prompts = [first] * 4 + [second] * 3 + [third] * 2
+    actions = [Action(prompt, plan, flow) for flow, (prompt, plan) in enumerate(zip(prompts, plans))]
+    actions += [Action(first + plans[flow][:2] + [40], [3, 1 + flow % 2, STOP], flow) for flow in range(4)]
+    actions += [Action(second[:5], [21, 1, STOP], 4)]           # it predicts what is prompt for others
+    actions = [actions[i] for i in torch.randperm(14, generator=torch.Generator().manual_seed(0))]
+    return actions, [1, 0, 0, 1, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 2, 2]
+
+
 def lesson():
     """Those actions, and the advantages of their rollouts."""
     actions, rewards, groups = rollouts()
@@ -85,7 +99,7 @@ def unchanged(model, seed=0):
 
 
 def same_gradients(one, other):
-    return all((x - y).abs().max() < 1e-9 for x, y in zip(one.gradients, other.gradients, strict=True))
+    return all((x - y).abs().max() < 1e-6 for x, y in zip(one.gradients, other.gradients, strict=True))
 
 
 def gradient(model):
@@ -127,6 +141,9 @@ def size(action):
     return len(action.prompt_ids) + len(action.ids)
 
 
+SLOTS = "padding", "shared"  # numbers of the report that depend on how a batch is cut into micro-batches
+
+
 def small_memory(model, rows, broken=None):
     """`model` on a device where more than `rows` sequences are too many: out of memory in the middle of the
     backward pass, when the upper layer has its gradient already; where none is asked for, at once. broken
@@ -143,25 +160,27 @@ def small_memory(model, rows, broken=None):
     return model
 
 
-def compare_with_the_oracle(module, token_mean=False, budget=40, rows=None, chunk=None):
+def compare_with_the_oracle(module, token_mean=False, budget=40, rows=None, batch=None, change=None, seed=1):
     """Two optimiser steps of `module` on the same rollouts as the oracle; AssertionError at the first
-    difference. rows: how many sequences fit into memory, see small_memory(); chunk: the logits that are in
-    float32 at a time."""
-    module.CHUNK = chunk or 2**26
-    actions, rewards, groups = rollouts()
+    difference. rows: how many sequences fit into memory, see small_memory(); batch: other rollouts();
+    change(model): is applied to the policy and the reference."""
+    actions, rewards, groups = batch or rollouts()
     low, high, beta = 0.05, 0.2, 0.2
     start, reference = tiny(0), tiny(1)
     model = copy.deepcopy(start)
+    for changed in (model, reference) if change else ():
+        change(changed)
     optimizer = Recorder(small_memory(model, rows) if rows else model)
     A, flat = module.advantages(rewards, groups)
     expected_A = oracle_advantages(rewards, groups)
-    assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-6)
+    assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-5)
     copies = [module.Action(a.prompt_ids, a.ids, a.flow) for a in actions]
     got = module.update(
-        model, reference, optimizer, copies, A, temperature=T, clip_low=low, clip_high=high, beta=beta,
-        minibatches=2, token_budget=budget, max_grad_norm=1e9, token_mean=token_mean, seed=3)
-    parts = module.split(len(rewards), 2, 3)
-    assert sorted(i for part in parts for i in part) == list(range(7))
+        model, reference, optimizer, copies, A, groups, temperature=T,
+        clip_low=low, clip_high=high, beta=beta, minibatches=2, token_budget=budget, max_grad_norm=1e9,
+        token_mean=token_mean, seed=seed)
+    parts = module.split(groups, 2, seed)
+    assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
     losses, seen, norms = [], [], []
     assert len(optimizer.gradients) == len(parts)
     for part, weights, found in zip(parts, optimizer.weights, optimizer.gradients):
@@ -171,18 +190,21 @@ def compare_with_the_oracle(module, token_mean=False, budget=40, rows=None, chun
         learned = [a for a in actions if a.flow in part]
         value, tokens = oracle(learned, expected_A, logps, low, high, beta, token_mean)
         value.backward()
-        assert (gradient(now) - found).abs().max() < 1e-6
+        assert (gradient(now) - found).abs().max() < 1e-6 * max(1, found.norm())
         losses, seen = losses + [value.item()], seen + tokens
         norms.append(gradient(now).norm().item())
     up, down = ([a for r, a, *_ in seen if r > 1 + high], [a for r, a, *_ in seen if r < 1 - low])
-    assert min(up) < 0 < max(up) and min(down) < 0 < max(down)      # the batch has both sides of both clips
-    clipped, ratios = sum(a > 0 for a in up) + sum(a < 0 for a in down), [r for r, *_ in seen]
+    both = min(up) < 0 < max(up) and min(down) < 0 < max(down)
+    assert both or batch                                            # the batch has both sides of both clips
+    clipped, ratios = sum(a > 0 for a in up) + sum(a < 0 for a in down), [r for r, a, *_ in seen if a]
     mean = statistics.mean
     want = dict(loss=mean(losses), kl=sum(kl * share for *_, kl, share in seen) / 2, clip=clipped / len(seen),
                 entropy=mean(h for _, _, h, *_ in seen), ratio_min=min(ratios), ratio_max=max(ratios),
                 ratio_first=0, sampling_gap=0, grad_norm=mean(norms), skipped=0, steps=2, tokens=len(seen))
     assert (got.pop("halved") > 0) == bool(rows) and (got.pop("token_budget") < budget) == bool(rows)
-    assert got == pytest.approx(want, abs=1e-5)
+    padding, shared = got.pop("padding"), got.pop("shared")
+    assert 0 <= padding < 1 and (shared > 0.2 or not batch or budget == 1)
+    assert got == pytest.approx(want, abs=1e-5, rel=1e-5)
 
 
 def compare_with_loops(module):
@@ -229,8 +251,9 @@ def test_the_loss_alone_is_the_formula_on_log_probs_drawn_by_chance():
 
 @pytest.mark.parametrize("rows, chunk", [(None, 3 * 64), (None, 1), (2, None), (1, 7 * 64)])
 @pytest.mark.filterwarnings("ignore:Out of memory")
-def test_neither_chunks_nor_a_small_memory_change_the_formula(rows, chunk):
-    compare_with_the_oracle(flow_grpo, rows=rows, chunk=chunk)
+def test_neither_chunks_nor_a_small_memory_change_the_formula(rows, chunk, monkeypatch):
+    monkeypatch.setattr(head, "CHUNK", chunk or head.CHUNK)
+    compare_with_the_oracle(flow_grpo, rows=rows)
 
 
 def test_the_clip_stops_a_good_token_above_and_a_bad_token_below_and_nothing_else():
@@ -295,7 +318,7 @@ def test_the_scored_policy_is_the_one_generate_samples_from():
 def whole_and_in_chunks(score, monkeypatch):
     """What score() gives with all logits at once, and with those of five tokens at a time."""
     for chunk in (2**26, 5 * 64):
-        monkeypatch.setattr(flow_grpo, "CHUNK", chunk)
+        monkeypatch.setattr(head, "CHUNK", chunk)
         yield score()
 
 
@@ -311,35 +334,37 @@ def test_log_probs_are_those_of_any_architectures_full_logits_divided_by_the_tem
     model, (actions, _, _) = AutoModelForCausalLM.from_config(config).double().eval(), rollouts()
     expected = torch.stack([x for a in actions for x in one_by_one(model, a)])
     found = [*whole_and_in_chunks(lambda: flow_grpo.token_logps(model, actions, T), monkeypatch)]
-    assert (expected - found[1]).abs().max() < 1e-5 and torch.equal(*found)
+    assert all((expected - logp).abs().max() < 1e-5 for logp in found)
     weights = list(model.parameters())
     wanted, chunked = (torch.autograd.grad(x.sum(), weights, allow_unused=True) for x in found)
     assert all(x is y is None or (x - y).abs().max() <= 1e-6 * x.abs().max() for x, y in zip(wanted, chunked))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_change_no_bit_of_the_log_probs_and_of_the_gradient_only_rounding(dtype, monkeypatch):
+def test_chunks_change_log_probs_and_gradient_by_rounding_only(dtype, monkeypatch):
     def score():
         model = tiny().to(dtype)
         logp = flow_grpo.token_logps(model, rollouts()[0], T)
         logp.sum().backward()
         return logp, gradient(model)
     (whole, g), (chunked, h) = whole_and_in_chunks(score, monkeypatch)
-    assert torch.equal(whole, chunked) and whole.dtype == torch.float32 and (g - h).norm() <= 1e-6 * g.norm()
+    assert (whole - chunked).abs().max() < 1e-5 and whole.dtype == chunked.dtype == torch.float32
+    assert (g - h).norm() <= 2 * torch.finfo(dtype).eps * g.norm()
 
 
 @pytest.mark.parametrize("chunk, rows, times", [
     (10 * 64, 10, 2), (1, 1, 2), (64 * TOKENS - 1, TOKENS - 1, 2), (64 * TOKENS, TOKENS, 1)])
 def test_the_whole_vocabulary_is_in_float32_for_one_chunk_at_a_time(chunk, rows, times, monkeypatch):
-    seen, original = [], flow_grpo.log_probs
-
-    def log_probs(logits, *rest):
-        seen.append(len(logits))
-        return original(logits, *rest)
-    monkeypatch.setattr(flow_grpo, "log_probs", log_probs)
-    monkeypatch.setattr(flow_grpo, "CHUNK", chunk)
-    flow_grpo.token_logps(tiny(), rollouts()[0], T).sum().backward()
-    assert max(seen) == rows and sum(seen) == times * TOKENS  # chunks are computed twice
+    model, seen = tiny(), []
+    flow_grpo.token_logps(model, rollouts()[0], T)              # the model's head is found to be plain
+    for module, name in ((head, "linear"), (torch.nn.functional, "linear")):
+        def linear(states, weight, bias=None, original=getattr(module, name)):
+            seen.extend([len(states)] * (len(weight) == 64 and states.dim() == 2))
+            return original(states, weight, bias)
+        monkeypatch.setattr(module, name, linear)
+    monkeypatch.setattr(head, "CHUNK", chunk)
+    flow_grpo.token_logps(model, rollouts()[0], T).sum().backward()
+    assert max(seen) == rows and sum(seen) == times * TOKENS    # chunks are computed twice
 
 
 def test_half_precision_logits_are_divided_by_the_temperature_in_float32():
@@ -380,7 +405,8 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
 def test_ids_come_in_and_text_never_does():
     names = {getattr(node, "id", getattr(node, "attr", "")).lower() for node in ast.walk(ast.parse(SOURCE))}
     assert not [name for name in names if "tokenizer" in name or "encode" in name or "decode" in name]
-    assert set(imported(SOURCE)) == {"math", "collections", "contextlib", "dataclasses", "torch", "scale"}
+    modules = {"math", "collections", "contextlib", "dataclasses", "functools", "torch", "scale"}
+    assert set(imported(SOURCE)) == modules
 
 
 # ---- the update --------------------------------------------------------------------------------------------
@@ -401,10 +427,10 @@ def test_cutting_into_micro_batches_does_not_change_the_gradient(budget):
 
 @pytest.mark.parametrize("flows, parts", [(7, 1), (7, 2), (8, 4), (3, 3), (2, 4)])
 def test_mini_batches_hold_every_rollout_once_and_divide_none(flows, parts):
-    split = flow_grpo.split(flows, parts, seed=5)
-    assert len(split) == parts and sorted(i for part in split for i in part) == list(range(flows))
-    assert max(map(len, split)) - min(map(len, split)) <= 1 and split == flow_grpo.split(flows, parts, seed=5)
-    assert parts == 1 or any(flow_grpo.split(flows, parts, seed) != split for seed in range(5))
+    deal = lambda seed: flow_grpo.split(range(flows), parts, seed)
+    assert len(deal(5)) == parts and sorted(i for part in deal(5) for i in part) == list(range(flows))
+    assert max(map(len, deal(5))) - min(map(len, deal(5))) <= 1 and deal(5) == deal(5)
+    assert parts == 1 or any(deal(seed) != deal(5) for seed in range(5))
 
 
 def test_an_update_changes_none_of_its_inputs_and_repeats_exactly():
@@ -443,6 +469,7 @@ def test_what_a_micro_batch_leaves_behind_holds_no_graph(monkeypatch):
 @pytest.mark.parametrize("minibatches, forward", [(1, 1), (3, 1 + 2 * 2)])
 def test_the_first_mini_batch_is_scored_while_it_is_learned_and_only_later_ones_before(minibatches, forward):
     model, passes = tiny(), []
+    learn(model, *lesson())  # what must be found out once about a model is known
     model.register_forward_pre_hook(lambda *_: passes.append(1))
     learn(model, rollouts()[0], [1.0] * 7, minibatches=minibatches)
     assert len(passes) == forward
@@ -466,7 +493,7 @@ def test_only_several_processes_need_every_gradient_and_frozen_weights_never_get
 def test_what_train_py_does_not_set_is_the_papers_and_what_it_sets_has_the_same_default():
     flags = vars(command_line.train_parser().parse_args([]))
     flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "token_budget": fit.BUDGETS[0]}
-    flags |= {"max_grad_norm": 1.0}
+    flags |= {"max_grad_norm": 1.0, "groups": None}
     parameters = inspect.signature(flow_grpo.update).parameters.items()
     defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
     assert defaults == {name: flags[name] for name in defaults}
@@ -507,6 +534,7 @@ def test_out_of_memory_halves_the_micro_batches_and_the_result_is_the_same(check
         cut, b = learn(small_memory(model, 3, broken), *lesson(), tiny(1), minibatches=2)
     assert whole.pop("halved") == 0 and cut.pop("halved") == len(broken) == len(warned) > 0
     assert cut.pop("token_budget") < whole.pop("token_budget") == 16384
+    whole, cut = ({name: x for name, x in r.items() if name not in SLOTS} for r in (whole, cut))
     assert cut == pytest.approx(whole, abs=1e-6) and same_gradients(a, b)
 
 
@@ -548,9 +576,8 @@ def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_pro
     actions, model, A = rollouts()[0], tiny(), [1.0] * 7
     for n, a in enumerate(actions):
         a.logps = [logp.item() + (0.5 if n % 2 else -0.25 * n) for logp in one_by_one(model, a)]
-    flows = flow_grpo.split(7, 2, 0)[0]
-    part = [a for a in actions if a.flow in flows]
-    first = batches.in_memory(list, part, size, 40)[0][0]
+    flows = flow_grpo.split(range(7), 2, 0)[0]
+    first, _ = trees.micro_batches(model, [a for a in actions if a.flow in flows], 40)[0]
     gaps = [abs(was - now.item()) for a in first for was, now in zip(a.logps, one_by_one(model, a))]
     got, _ = learn(model, actions, A, minibatches=2, token_budget=40)
     mean = statistics.mean(gaps)
@@ -601,14 +628,14 @@ def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(
     got, _ = learn(alone, actions, [poison] + [1.0] * 6)
     assert got["skipped"] == 1 and got["steps"] == 0 and not math.isfinite(got["grad_norm"])
     assert unchanged(alone)
-    for part in flow_grpo.split(7, 2, seed=0):      # the poison in the first mini-batch, then in the second
+    for part in flow_grpo.split(range(7), 2, seed=0):      # the poison in the first part, then in the second
         A = [poison if flow == part[0] else 1.0 for flow in range(7)]
         got, _ = learn(both, actions, A, minibatches=2)
         assert got["skipped"] == got["steps"] == 1 and all(p.isfinite().all() for p in both.parameters())
 
 
 def test_a_mini_batch_without_a_lesson_takes_no_step_whatever_the_other_does():
-    for part in flow_grpo.split(7, 2, seed=0):
+    for part in flow_grpo.split(range(7), 2, seed=0):
         got, _ = learn(tiny(), rollouts()[0], [float(flow in part) for flow in range(7)], minibatches=2)
         assert got["steps"] == 1 and got["skipped"] == 0
 
@@ -657,16 +684,14 @@ def test_no_dropout_in_the_update_and_the_model_comes_back_ready_to_sample(kind,
 
 
 def test_with_adapters_the_reference_is_the_model_with_its_adapters_off():
-    class Adapted(Qwen2ForCausalLM):         # peft in miniature: inside disable_adapter() it is another model
+    class Adapted(Qwen2ForCausalLM):     # peft in miniature: inside disable_adapter() it has other weights
         @contextlib.contextmanager
         def disable_adapter(self):
-            self.off = True
+            adapted = copy.deepcopy(self.state_dict())
+            self.load_state_dict(base)
             yield
-            self.off = False
-
-        def forward(self, *args, **kwargs):
-            return base(*args, **kwargs) if getattr(self, "off", False) else super().forward(*args, **kwargs)
-    base, model = tiny(1), tiny(0)
+            self.load_state_dict(adapted)
+    base, model = tiny(1).state_dict(), tiny(0)
     model.__class__ = Adapted
     with_adapter, _ = learn(model, *lesson(), reference=model, lr=0.0)
     with_copy, _ = learn(tiny(0), *lesson(), reference=tiny(1), lr=0.0)
@@ -690,7 +715,7 @@ def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference, 
     def process(rank):
         share = shares[rank]
         part = [Action(a.prompt_ids, a.ids, a.flow - share[0]) for a in actions if a.flow in share]
-        results[rank] = learn(models[rank], part, A[list(share)], reference, token_budget=30)
+        results[rank] = learn(models[rank], part, A[list(share)], copy.deepcopy(reference), token_budget=30)
 
     alone, single = learn(tiny(), actions, A, reference, token_budget=30)
     monkeypatch.setattr(ranks, "WORLD", 2)
@@ -698,6 +723,7 @@ def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference, 
     threads = [threading.Thread(target=process, args=(rank,), name=str(rank)) for rank in (0, 1)]
     [t.start() for t in threads], [t.join() for t in threads]
     for got, optimizer in (results[0], results[1]):
+        got |= {name: alone[name] for name in SLOTS}
         assert got == pytest.approx(alone, abs=1e-5)
         assert (optimizer.gradients[0] - single.gradients[0]).abs().max() < 1e-6
 

@@ -1,0 +1,254 @@
+"""scale/trees.py and scale/head.py: what is shared and chunked changes neither log-probs nor gradient."""
+import copy
+from functools import partial
+
+import pytest
+import torch
+import transformers
+from test_flow_grpo import SIZE, compare_with_the_oracle, family, learn, one_by_one, tiny
+from transformers import AutoModelForCausalLM
+
+import flow_grpo
+from flow_grpo import Action
+from scale import batches, head, trees
+
+T = 0.7
+HYBRID = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, head_dim=16,
+              linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"])
+# Rows must not be trees where there are windows, ALiBi or a recurrent state.
+ALONE = dict(
+    Mistral=dict(sliding_window=4), Gemma2=dict(head_dim=8), Gemma3Text=dict(head_dim=8, sliding_window=4),
+    Bloom={}, Mamba={}, Qwen3_5Text=HYBRID,
+    GPTNeo=dict(attention_types=[[["global", "local"], 1]], num_layers=2))
+TREES = dict(Qwen2={}, Llama={}, GPT2={}, Granite=dict(logits_scaling=3.0), Phi3={})
+WIDE = dict(initializer_range=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+
+
+def made(name, **changes):
+    torch.manual_seed(0)
+    size = {**SIZE, **WIDE, **changes}
+    if name == "Mamba":
+        size = {key: size[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size", *WIDE)}
+    return AutoModelForCausalLM.from_config(getattr(transformers, f"{name}Config")(**size)).eval()
+
+
+def rows_of(model):
+    return [row for batch, _ in trees.micro_batches(model, family()[0], 99) for row in batch.rows]
+
+
+def score(model, budget=10_000):
+    """The log-probs of the actions of family(), in their order, computed in micro-batches."""
+    actions, found = family()[0], {}
+    for batch, _ in trees.micro_batches(model, actions, budget):
+        logps = flow_grpo.token_logps(model, batch, T).split([len(a.ids) for a in batch])
+        found |= dict(zip(map(id, batch), logps))
+    return torch.cat([found[id(a)] for a in actions])
+
+
+# ---- trees -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("budget", [1, 12, 30, 10_000])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_shared_prompts_change_neither_the_loss_nor_the_gradient(budget, checkpointing):
+    change = (lambda model: model.activation_checkpointing_enable()) if checkpointing else None
+    compare_with_the_oracle(flow_grpo, budget=budget, batch=family(), change=change)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", TREES)
+def test_a_tree_scores_as_its_sequences_alone_do(name, attention):
+    model = made(name)
+    model.set_attn_implementation(attention)
+    assert trees.shares(model) and max(map(len, rows_of(model))) > 1
+    expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
+    found = score(model)
+    assert (found - expected).abs().max() < 2e-5
+    found, expected = (torch.autograd.grad(x.sum(), list(model.parameters())) for x in (found, expected))
+    assert all((x - y).abs().max() <= 1e-4 * y.abs().max() for x, y in zip(found, expected))
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_models_with_windows_alibi_or_a_state_get_a_row_for_each_sequence_and_are_right(name):
+    model = made(name, **ALONE[name])
+    assert not trees.shares(model) and max(map(len, rows_of(model))) == 1
+    expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
+    assert (score(model) - expected).abs().max() < 2e-5
+
+
+def test_the_probe_alone_finds_out_that_a_mask_is_not_obeyed():
+    for name in ("Bloom", "Mamba", "Qwen3_5Text"):
+        assert not trees.tree_is_right(made(name, **ALONE[name]))
+    assert trees.tree_is_right(made("Qwen2"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_half_precision_trees_differ_from_rows_by_rounding_only(dtype):
+    model = made("Qwen2", initializer_range=0.1).to(dtype)
+    assert trees.shares(model)
+    expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model.float(), a)])
+    with torch.no_grad():
+        found = score(model.to(dtype))
+    assert (found - expected).abs().mean() < 2 * torch.finfo(dtype).eps
+
+
+def test_a_node_sees_its_own_sequence_and_nothing_else():
+    row = [Action([1, 2], [3, 4, 0], 0), Action([1, 2], [3, 5, 0], 0), Action([1], [6, 0], 0)]
+    ids, depths, ends, before = trees.tree(row)
+    assert (ids, depths, ends) == ([1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 3, 1], [6, 5, 5, 4, 5, 6])
+    assert before == [[1, 2, 3], [1, 2, 4], [0, 5]]
+    sees = trees.mask(torch.tensor([ends + [0]]), torch.float32)[0, 0] == 0        # and a place of padding
+    assert [[j for j in range(7) if line[j]] for line in sees.tolist()] == [
+        [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 5], [6]]
+
+
+def test_equal_completions_of_a_prompt_are_computed_once():
+    model, copies = tiny(), [Action([1, 2, 3], [4, 5], flow) for flow in range(4)]
+    (batch, slots), = trees.micro_batches(model, copies, 100)
+    x, keep, _, y, pair, _ = trees.layout(batch, model)
+    assert slots == x.numel() == 4 and keep.sum() == len(y) == 2 and pair.tolist() == [0, 1] * 4
+    report, _ = learn(model, copies, [1.0, 1.0, 1.0, -1.0])
+    assert report["shared"] == 0.75 and report["padding"] == 0 and report["tokens"] == 8
+
+
+def test_a_row_ends_where_attention_would_cost_more_than_sharing_saves():
+    group = [Action(list(range(64)), [100 + i] * 65, i) for i in range(64)]
+    rows = trees.share_rows(group, 10**6, width=32)
+    assert sorted(a.flow for _, row in rows for a in row) == list(range(64))
+    assert 1 < len(rows) < 64 and len(trees.share_rows(group, 10**6, width=4096)) < len(rows)
+    assert all(nodes <= 300 for nodes, _ in trees.share_rows(group, 300, width=4096))
+
+
+def test_padding_is_at_most_a_tenth_though_the_budget_allows_more_and_none_is_lost():
+    actions = [Action([i, *range(40 + 9 * i)], [1], i) for i in range(60)]
+    for budget in (1, 2000, 10**6):
+        micro_batches = trees.micro_batches(tiny(), actions, budget)
+        assert sorted(a.flow for batch, _ in micro_batches for a in batch) == list(range(60))
+        for batch, slots in micro_batches:
+            assert len(batch.rows) == 1 or slots <= budget
+            assert batch.nodes >= 0.9 * slots or slots <= trees.SMALL
+
+
+def test_a_row_that_does_not_fit_is_cut_down_to_single_sequences():
+    tried = []
+
+    def work(batch):
+        tried.append(len(batch))
+        if len(batch) > 1:
+            raise torch.OutOfMemoryError("a test says so")
+        return batch[0].flow
+    cut, copies = partial(trees.micro_batches, tiny()), [Action([1, 2, 3], [4, 5], n) for n in range(5)]
+    with pytest.warns(UserWarning, match="Out of memory"):
+        flows, *_ = batches.in_memory(work, copies, lambda a: 5, 100, cut=cut)
+    assert sorted(flows) == list(range(5)) and tried[0] == 5
+
+
+# ---- mini-batches, flat groups -----------------------------------------------------------------------------
+
+def test_a_mini_batch_divides_a_group_only_at_its_border():
+    groups = [3, 3, 3, 3, 0, 0, 7, 7, 7, 7]
+    for seed in range(5):
+        parts = flow_grpo.split(groups, 2, seed)
+        assert [len(part) for part in parts] == [5, 5] and sorted(sum(parts, [])) == list(range(10))
+        divided = [group for group in {*groups} if all(group in [groups[i] for i in part] for part in parts)]
+        assert len(divided) <= 1
+    assert len({str(flow_grpo.split(groups, 2, seed)) for seed in range(5)}) > 1
+
+
+def test_the_ratio_is_exactly_one_at_first_with_trees_too():
+    actions, rewards, groups = family()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    one, _ = learn(tiny(), actions, A, groups=groups, reference=tiny(1))
+    three, _ = learn(tiny(), actions, A, groups=groups, minibatches=3, lr=1.0)
+    assert one["ratio_min"] == one["ratio_max"] == 1 and one["shared"] > 0.2
+    assert three["ratio_first"] == 0 and three["ratio_max"] > 1
+
+
+def test_a_flat_group_has_no_old_log_probs_and_with_beta_its_kl_alone(monkeypatch):
+    scored, original = [], flow_grpo.token_logps
+
+    def token_logps(model, actions, temperature):
+        scored.append((model, {a.flow for a in actions}, torch.is_grad_enabled()))
+        return original(model, actions, temperature)
+    monkeypatch.setattr(flow_grpo, "token_logps", token_logps)
+    actions, rewards, groups = family()
+    A, _ = flow_grpo.advantages(rewards, groups)                    # rollouts 7 and 8 are flat
+    for beta in (0, 0.1):
+        model, reference = tiny(), tiny(1)
+        scored.clear()
+        learn(model, actions, A, reference, groups=groups, minibatches=3, beta=beta)
+        union = lambda rows: {flow for _, flows, _ in rows for flow in flows}
+        assert union(row for row in scored if row[2]) == set(range(9 if beta else 7))
+        assert union(row for row in scored if row[0] is reference) == (set(range(9)) if beta else set())
+        assert not union(row for row in scored if row[0] is model and not row[2]) & {7, 8}
+
+
+# ---- the head ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_lean_log_probs_are_the_definitions_in_value_and_gradient(dtype, bias, monkeypatch):
+    monkeypatch.setattr(head, "CHUNK", 3 * 64)
+    layer, y = torch.nn.Linear(16, 64, bias=bias), torch.randint(64, (20,))
+    layer, states, upstream = layer.to(dtype), torch.randn(20, 16).to(dtype), torch.randn(20)
+    found = []
+    for score in (lambda s: head.log_probs(flow_grpo.log_probs, s, y, T, layer),
+                  lambda s: flow_grpo.log_probs(layer(s), y, T)):
+        inputs = states.clone().requires_grad_()
+        logps = score(inputs)
+        found.append((logps, *torch.autograd.grad(logps, [inputs, *layer.parameters()], upstream)))
+    for lean, defined in zip(*found):
+        assert (lean - defined).float().norm() <= 4 * torch.finfo(dtype).eps * defined.float().norm()
+        assert lean.dtype == defined.dtype
+
+
+def test_a_frozen_head_gets_no_gradient_and_its_states_do(monkeypatch):
+    monkeypatch.setattr(head, "CHUNK", 64)
+    layer, states = torch.nn.Linear(16, 64).requires_grad_(False), torch.randn(5, 16, requires_grad=True)
+    head.log_probs(flow_grpo.log_probs, states, torch.arange(5), T, layer).sum().backward()
+    assert layer.weight.grad is None and states.grad.norm() > 0.1
+
+
+@pytest.mark.parametrize("name, changes, plain", [
+    ("Qwen2", {}, True), ("Llama", {}, True), ("Granite", dict(logits_scaling=3.0), False),
+    ("Cohere", dict(logit_scale=0.3), False),
+    ("Gemma2", dict(head_dim=8, final_logit_softcapping=5.0), False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_is_plain_if_nothing_changes_the_logits_behind_it(name, changes, plain, dtype):
+    model = made(name, **changes).to(dtype)
+    assert head.is_plain(model, flow_grpo.log_probs) == plain
+
+
+def test_another_definition_of_log_probs_is_followed_not_replaced():
+    other = lambda logits, y, temperature: flow_grpo.log_probs(logits, y, 2 * temperature)
+    assert not head.is_plain(tiny(), other)
+
+
+def test_the_head_is_put_back_after_an_error_and_a_model_can_be_copied():
+    model = tiny()
+    with pytest.raises(ZeroDivisionError), head.off(model, flow_grpo.log_probs):
+        1 / 0
+    logits = copy.deepcopy(model)(torch.tensor([[1, 2]])).logits
+    assert logits.shape[-1] == 64 and "forward" not in vars(model.get_output_embeddings())
+
+
+def test_what_is_found_out_about_a_model_draws_no_random_number_and_is_asked_once():
+    model, calls = tiny(), []
+    before = torch.get_rng_state()
+    model.register_forward_hook(lambda *_: calls.append(1))
+    for _ in range(2):
+        trees.shares(model), head.is_plain(model, flow_grpo.log_probs)
+        assert len(calls) == 5
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.extras("peft")
+def test_adapters_share_prompts_and_have_no_gradient_of_the_head():
+    import peft
+    settings = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    model = peft.get_peft_model(made("Qwen2"), settings).eval()
+    assert trees.shares(model) and head.is_plain(model, flow_grpo.log_probs)
+    expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
+    assert (score(model) - expected).abs().max() < 2e-5
+    report, optimizer = learn(model, family()[0], [1.0, -1.0] * 4 + [1.0], reference=model, lr=0.0)
+    assert report["kl"] > 0.01 and report["shared"] > 0.2 and optimizer.gradients[0].norm() > 0
+    assert not model.get_output_embeddings().weight.requires_grad
