@@ -62,6 +62,8 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
         mask = torch.nn.functional.pad(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
         if len(rows):
             cache.batch_select_indices(live)
+    if sampler.logps.isnan().any():
+        raise ValueError("The model computes nan: its weights are damaged, or too large for its dtype.")
     return completions
 
 
@@ -71,7 +73,8 @@ def prefill(model, prompts, pad):
 
     generate() computes what is not in the cache: of each row at least the last token.
     """
-    distinct = list(dict.fromkeys(map(tuple, prompts)))
+    number = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    distinct = list(number)
     prefix = os.path.commonprefix([prompt[:-1] for prompt in distinct])  # works on any sequences
     N, D, L, P = len(prompts), len(distinct), len(prefix), max(map(len, prompts))
     cache = DynamicCache(config=model.config) if in_parts(model) else None
@@ -93,7 +96,7 @@ def prefill(model, prompts, pad):
     if D < N:
         if L < P - 1:
             compute(slice(D), L, P - 1)
-        copies = torch.tensor([distinct.index(tuple(prompt)) for prompt in prompts], device=ids.device)
+        copies = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=ids.device)
         cache.batch_select_indices(copies)
         ids, mask = ids[copies], mask[copies]
     return ids, mask, cache

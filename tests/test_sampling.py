@@ -132,6 +132,13 @@ def test_a_cache_that_cannot_be_cut_is_left_to_one_call_of_generate_and_all_are_
     same(completions, plainly(model, prompts, *settings), 0.8)
 
 
+def test_a_model_that_computes_nan_is_an_error_and_no_sample():
+    model = tiny()
+    model.model.norm.weight.data[0] = torch.nan
+    with pytest.raises(ValueError, match="nan"):
+        sample(model, [A], [2], draws(1), 1.0, 4)
+
+
 def test_bfloat16_shares_and_leaves_too():
     model = tiny().bfloat16()
     shapes = watched(model)
