@@ -172,7 +172,8 @@ def compare(args, measured):
                                  measured["weights"] + measured["frozen copy"]),
         "optimizer": (parts["optimizer"] + extra, measured["optimizer"]),
         "cache of generate": (parts["cache of generate"], measured["generate"] - always),
-        "gradients, activations": (parts["gradients"] + parts["activations"], measured["update"] - always),
+        "gradients, activations": (fitted.phases["update"] - fitted.phases["generate"]
+                                   + parts["cache of generate"], measured["update"] - always),
         "generate": (fitted.phases["generate"] + extra, measured["generate"]),
         "update": (fitted.phases["update"] + extra, measured["update"]),
         "PEAK, with the step": (fitted.gpu + extra, peak)}

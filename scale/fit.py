@@ -16,11 +16,16 @@ Letters: n tokens of a micro-batch, K of them actions, d hidden size, f intermed
 queries and of keys, V vocabulary, s bytes of a number in the dtype. The formulas count what autograd saves in
 a decoder layer of transformers (RMSNorm in float32, sdpa, gated MLP); other layers mostly need less.
 
+A prompt that several turns share is computed once, as a tree (scale/trees.py). A micro-batch of trees has as
+many tokens as any other, and an attention mask; so what is predicted for turns without shared prompts is, with
+that mask added, an upper bound. Logits exist in chunks where the model's head is plain (scale/head.py).
+
 All peaks that bench/memory.py measures are predicted within 15 %. Small terms are dropped: what generate()
 needs beside its cache, the gradient of the embeddings before it is added, the float32 copies in the
 optimizer's step. Fragmentation, tools and NCCL's buffers are not counted: a tenth should stay free.
 """
 import argparse
+import math
 import os
 import re
 import resource
@@ -54,7 +59,8 @@ def shapes(config):
     return dict(
         parameters=model.num_parameters(), layers=text.num_hidden_layers, d=d, V=text.vocab_size,
         q=heads * width, k=(getattr(text, "num_key_value_heads", None) or heads) * width,
-        f=getattr(text, "intermediate_size", None) or 4 * d,
+        f=getattr(text, "intermediate_size", None) or 4 * d, plain=not any(
+            getattr(text, name, None) for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")),
         adapter=sum(m.in_features + m.out_features for m in linears))       # LoRA weights of rank 1
 
 
@@ -70,9 +76,13 @@ def activations(of, n, K, s, gradient_checkpointing, lora):
     """Bytes of activations at the two moments that may be the peak: (in a layer, at the logits)."""
     kept, passing = layer(of["d"], of["f"], of["q"], of["k"], s, lora)
     inputs = n * of["layers"] * (s * of["d"] if gradient_checkpointing else kept)
-    logits = K * of["V"]
-    # The log-softmax makes three float32 copies of CHUNK logits at a time. More logits have a gradient, too.
-    at_logits = 12 * logits if logits <= CHUNK else 2 * s * logits + 12 * CHUNK
+    logits, head = K * of["V"], of["V"] * of["d"]
+    if logits <= CHUNK:
+        at_logits = 12 * logits                                 # three float32 copies in the log-softmax
+    elif of["plain"]:                                           # one copy of CHUNK logits at a time
+        at_logits = (4 + s % 4) * CHUNK + 2 * s * K * of["d"] + s * head * (not lora)
+    else:                                                       # all logits with their gradient
+        at_logits = 2 * s * logits + 12 * CHUNK
     return inputs + n * (kept * gradient_checkpointing + passing), inputs + at_logits
 
 
@@ -89,18 +99,20 @@ def predict(of, *, dtype, token_budget, max_new_tokens, gradient_checkpointing, 
     turn = prompt + max_new_tokens
     n = max(token_budget, turn)                                 # a turn above the budget goes alone
     K = min(n, max(1, token_budget // turn) * max_new_tokens)
+    row = min(n, prompt + math.isqrt(prompt * (prompt + 6 * of["d"])))       # nodes of a tree: scale/trees.py
     state = 8 * trained if lora else P * (8 if s >= 4 and not optimizer_device else 12)     # moments, masters
     cached = max(turn, (generate_budget or 4 * token_budget) // turn * turn)
     parts = {
         "weights": P * s + trained * 4, "frozen copy": 0 if lora else P * s, "other models": others * s,
         "optimizer": 0 if optimizer_device else state // ranks, "gradients": trained * 4 if lora else P * s,
         "activations": max(activations(of, n, K, s, gradient_checkpointing, lora)),
+        "masks": s * n * row,
         "cache of generate": cached * of["layers"] * 2 * of["k"] * s,       # keys and values
         "host: optimizer": state if optimizer_device else 0,
         "host: checkpoint": P * s + (state if ranks > 1 else 0)}            # rank 0 gathers all state
     always = context + sum(parts[name] for name in ("weights", "frozen copy", "other models", "optimizer"))
     phases = {"generate": always + parts["cache of generate"],
-              "update": always + parts["gradients"] + parts["activations"]}
+              "update": always + sum(parts[name] for name in ("gradients", "activations", "masks"))}
     return Fit(max(phases.values()), parts["host: optimizer"] + parts["host: checkpoint"], parts, phases)
 
 

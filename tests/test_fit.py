@@ -91,13 +91,13 @@ def test_a_7b_with_adapters_fits_on_one_card_of_24_gb_and_on_eight_gpus_57_gib_e
 
 
 @pytest.mark.parametrize("name, less, more", [
-    ("token_budget", 32768, 65536), ("max_new_tokens", 1024, 8192), ("lora", 8, 64),
+    ("token_budget", 32768, 65536), ("max_new_tokens", 1024, 16384), ("lora", 8, 64),
     ("generate_budget", 1 << 18, 1 << 21), ("prompt", 1024, 32768)])
 def test_more_of_anything_is_never_less_memory(name, less, more):
     for settings in ({}, {"gradient_checkpointing": False}, {"optimizer_device": "cpu"}):
         assert predict(**settings | {name: less}).gpu <= predict(**settings | {name: more}).gpu
     phase = "generate" if name == "generate_budget" else "update"
-    assert predict(**{name: less}).phases[phase] < predict(**{name: more}).phases[phase] or name == "prompt"
+    assert predict(**{name: less}).phases[phase] < predict(**{name: more}).phases[phase]
 
 
 def test_checkpointing_the_host_adapters_and_more_gpus_each_save_memory():
@@ -109,11 +109,11 @@ def test_checkpointing_the_host_adapters_and_more_gpus_each_save_memory():
 # The plan
 
 @pytest.mark.parametrize("gigabytes, host, changes, text", [
-    (200, 128, {"token_budget": 16384}, r"^147\.0 of 215 GB on the GPU, 15 of 128 GB on the host$"),
+    (200, 128, {"token_budget": 16384}, r"^147\.5 of 215 GB on the GPU, 15 of 128 GB on the host$"),
     (80, 128, {"optimizer_device": "cpu", "token_budget": 16384},
      r"with --optimizer-device cpu \(without: 147 GB\)$"),
     (80, 64, {"lora": 32, "token_budget": 16384}, "with --lora 32"),      # the optimizer's state needs 91 GB
-    (48, 128, {"lora": 32, "token_budget": 16384}, r"^29\.4 of 52 GB .* with --lora 32 \(without: 147 GB\)$"),
+    (48, 128, {"lora": 32, "token_budget": 16384}, r"^29\.9 of 52 GB .* with --lora 32 \(without: 147 GB\)$"),
     (24, 128, {"lora": 32, "token_budget": 5120}, "with --lora 32 --token-budget 5120"),
     (21, 128, {"lora": 32, "token_budget": 8192}, "that may not suffice, since a tenth should stay free$")])
 def test_a_7b_is_trained_in_the_first_way_that_fits_the_card(gigabytes, host, changes, text):
@@ -152,7 +152,7 @@ def test_where_nothing_fits_a_sentence_says_the_least_that_is_needed(gigabytes, 
 def test_without_a_gpu_everything_is_in_the_hosts_memory_and_the_toy_keeps_its_settings():
     chosen, text = plan(0, 23, name="0.5b", dtype=torch.float32, gradient_checkpointing=False)
     assert chosen == {"gradient_checkpointing": True, "token_budget": 16384}
-    assert text.startswith("15.8 of 23 GB, with --gradient-checkpointing")
+    assert text.startswith("14.7 of 23 GB, with --gradient-checkpointing")
     toy = fit.plan(AutoConfig.from_pretrained(ROOT / "toy"), 0, 4e9, prompt=1024,
                    **SETTINGS | {"dtype": torch.float32})
     assert toy[0] == {"token_budget": 16384}
