@@ -1,6 +1,7 @@
 """What a fork changes: five diffs (tests/forks), each of one place, each run in a copy of the code."""
 
 import csv
+import json
 import os
 import re
 import subprocess
@@ -39,7 +40,7 @@ def fork(tmp_path, request):
         run(*TRAIN, *arguments)
         return list(csv.DictReader(open(folder / "run" / "log.csv", newline="")))
 
-    run.log = log
+    run.log, run.folder = log, folder
     return run
 
 
@@ -51,8 +52,9 @@ def test_each_fork_is_one_place_in_one_file():
 
 
 def test_another_reward_is_what_training_sees(fork):
-    rewards = [float(row["reward"]) for row in fork.log()]
-    assert min(rewards) == pytest.approx(-0.1)  # every answer of a step is wrong, and each costs a turn
+    fork.log()
+    rollouts = [json.loads(line) for line in (fork.folder / "run" / "rollouts.jsonl").open()]
+    assert {round(rollout["reward"] + 0.1 * rollout["turns"], 6) for rollout in rollouts} == {0, 1}
 
 
 def test_another_objective_is_what_training_follows(fork):
