@@ -106,7 +106,7 @@ def warm_up(lora):
     model = AutoModelForCausalLM.from_config(Qwen2Config(
         hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, vocab_size=64))
-    HF(model, SimpleNamespace(eos_token_id=None)).generate([[1, 2, 3]], 1.0, 4)
+    HF(model, SimpleNamespace(eos_token_id=None)).generate([[1, 2, 3]], [torch.rand(4)], 1.0, 4)
     optimizer = MasterAdamW(model.parameters(), lr=1e-6)
     update(model, None, optimizer, [Action([1, 2], [3, 4], 0)], [1.0], temperature=0.7)
     if lora:
@@ -150,7 +150,8 @@ def measure(args):
     measured["seconds update"] = learn() - measured["seconds step"]
     meter.reset()
     start = time.perf_counter()
-    policy.generate([a.prompt_ids for a in actions[: args.rows]], 0.7, args.new)
+    prompts = [a.prompt_ids for a in actions[: args.rows]]
+    policy.generate(prompts, list(torch.rand(len(prompts), args.new)), 0.7, args.new)
     return measured | {"seconds generate": meter.seconds(start), "generate": meter.peak()}
 
 
