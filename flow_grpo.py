@@ -154,9 +154,9 @@ def split(groups, minibatches, seed):
 
     Whole groups, in shuffled order, because copies of a prompt are cheaper together (scale/trees.py). Only a
     group on the border of two sets is divided, and never a rollout."""
-    numbers, N = sorted(set(groups)), len(groups)
+    numbers, N = {*groups}, len(groups)
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)).tolist()
-    place = dict(zip(numbers, order))
+    place = dict(zip(numbers, order))                                       # {group: its place}
     flows = sorted(range(N), key=lambda flow: place[groups[flow]])
     return [flows[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 

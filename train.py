@@ -70,8 +70,9 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
             if A.any() or (args.beta and run.moved):  # while π_θ = π_ref, the KL has no gradient either
                 actions, places = local_actions(usable, groups, len(questions))
                 report = update(
-                    policy.model, reference.model, optimizer, actions, A[places], [groups[i] for i in places],
-                    temperature=args.temperature, clip_low=args.clip_low, clip_high=args.clip_high,
+                    policy.model, reference.model, optimizer, actions, A[places],
+                    groups=[groups[i] for i in places], temperature=args.temperature,
+                    clip_low=args.clip_low, clip_high=args.clip_high,
                     beta=args.beta, minibatches=args.minibatches, token_budget=args.token_budget,
                     token_mean=args.token_mean, seed=seed)
                 say(advice.smaller_budget(args.token_budget, int(report["token_budget"])))
