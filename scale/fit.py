@@ -16,9 +16,9 @@ Letters: n tokens of a micro-batch, K of them actions, d hidden size, f intermed
 queries and of keys, V vocabulary, s bytes of a number in the dtype. The formulas count what autograd saves in
 a decoder layer of transformers (RMSNorm in float32, sdpa, gated MLP); other layers mostly need less.
 
-A prompt that several turns share is computed once, as a tree (scale/trees.py). A micro-batch of trees has as
-many tokens as any other, and an attention mask; so what is predicted for turns without shared prompts is, with
-that mask added, an upper bound. Logits exist in chunks where the model's head is plain (scale/head.py).
+A prompt that several turns share is computed once, as a tree (scale/trees.py). A micro-batch of trees has no
+more tokens than any other, but an attention mask. What is predicted is an upper bound: the mask is counted,
+and nothing is assumed to be shared. Logits exist in chunks where the head is plain (scale/head.py).
 
 All peaks that bench/memory.py measures are predicted within 15 %. Small terms are dropped: what generate()
 needs beside its cache, the gradient of the embeddings before it is added, the float32 copies in the
@@ -41,6 +41,7 @@ from models.local import HF
 from scale.head import CHUNK
 
 CONTEXT = 1 << 30         # bytes of CUDA's context and of the libraries' workspaces: assumed, not measured
+CHANGED_LOGITS = "final_logit_softcapping", "logits_scaling", "logit_scale"     # the head is not plain
 BUDGETS = 16384, 8192     # tokens of a micro-batch that plan() tries before the length of one turn
 
 # All in bytes. gpu: the larger of phases["generate"] and phases["update"]; host: of all ranks of one machine.
@@ -59,8 +60,8 @@ def shapes(config):
     return dict(
         parameters=model.num_parameters(), layers=text.num_hidden_layers, d=d, V=text.vocab_size,
         q=heads * width, k=(getattr(text, "num_key_value_heads", None) or heads) * width,
-        f=getattr(text, "intermediate_size", None) or 4 * d, plain=not any(
-            getattr(text, name, None) for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")),
+        f=getattr(text, "intermediate_size", None) or 4 * d,
+        plain=not any(getattr(text, name, None) for name in CHANGED_LOGITS),
         adapter=sum(m.in_features + m.out_features for m in linears))       # LoRA weights of rank 1
 
 
@@ -99,14 +100,14 @@ def predict(of, *, dtype, token_budget, max_new_tokens, gradient_checkpointing, 
     turn = prompt + max_new_tokens
     n = max(token_budget, turn)                                 # a turn above the budget goes alone
     K = min(n, max(1, token_budget // turn) * max_new_tokens)
-    row = min(n, prompt + math.isqrt(prompt * (prompt + 6 * of["d"])))       # nodes of a tree: scale/trees.py
+    tree = min(n, prompt + math.isqrt(prompt * (prompt + 6 * of["d"])))      # nodes of a row: scale/trees.py
     state = 8 * trained if lora else P * (8 if s >= 4 and not optimizer_device else 12)     # moments, masters
     cached = max(turn, (generate_budget or 4 * token_budget) // turn * turn)
     parts = {
         "weights": P * s + trained * 4, "frozen copy": 0 if lora else P * s, "other models": others * s,
         "optimizer": 0 if optimizer_device else state // ranks, "gradients": trained * 4 if lora else P * s,
         "activations": max(activations(of, n, K, s, gradient_checkpointing, lora)),
-        "masks": s * n * row,
+        "masks": s * n * tree,
         "cache of generate": cached * of["layers"] * 2 * of["k"] * s,       # keys and values
         "host: optimizer": state if optimizer_device else 0,
         "host: checkpoint": P * s + (state if ranks > 1 else 0)}            # rank 0 gathers all state

@@ -86,5 +86,5 @@ class Report:
             entropy=entropy / max(tokens, 1), ratio_min=self.low, ratio_max=self.high, ratio_first=self.first,
             sampling_gap=self.gap, grad_norm=sum(self.norms) / number, halved=self.halved,
             token_budget=self.token_budget, skipped=self.skipped, steps=self.steps, tokens=tokens,
-            padding=1 - nodes / max(slots, 1) if slots else 0, shared=1 - nodes / unshared if unshared else 0)
+            padding=1 - nodes / slots if slots else 0, shared=1 - nodes / unshared if unshared else 0)
         return {name: float(value) for name, value in numbers.items()}

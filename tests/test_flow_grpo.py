@@ -547,9 +547,9 @@ def test_what_was_enough_is_returned_and_is_enough_the_next_time():
 
 
 def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
-    model = small_memory(tiny(), 0)
-    with pytest.raises(MemoryError, match=r"^one row of \d+ tokens does not fit into memory$") as why:
-        learn(model, [max(rollouts()[0], key=size)], [1.0] * 7)
+    model, longest = small_memory(tiny(), 0), max(rollouts()[0], key=size)
+    with pytest.raises(MemoryError, match=f"^one row of {size(longest)} tokens does not fit into") as why:
+        learn(model, [longest], [1.0] * 7)
     assert isinstance(why.value.__cause__, torch.OutOfMemoryError) and unchanged(model)
 
 
