@@ -461,7 +461,7 @@ def test_two_equal_questions_in_a_batch_are_two_groups(tmp_path, monkeypatch):
 def test_what_is_learnt_from_is_the_very_ids_that_were_sampled_stop_token_included(tmp_path, monkeypatch):
     update, batches = spy(monkeypatch, "update"), rollouts_with(monkeypatch)
     run(tmp_path / "run", steps=1)
-    _, _, _, actions, A, _ = update.call_args.args
+    _, _, _, actions, A = update.call_args.args
     completions = [(i, action) for i, rollout in enumerate(batches[1]) for action in rollout.actions]
     assert len(completions) == len(actions) == 16 and len(A) == 8
     for a, (i, completion) in zip(actions, completions):
@@ -476,8 +476,8 @@ def test_rollouts_without_an_outcome_leave_their_groups(tmp_path, monkeypatch, c
     rollouts_with(monkeypatch, slice(5, None), **{name: value})  # 5 of 8 remain: a step need not be even
     advantages, update = spy(monkeypatch, "advantages"), spy(monkeypatch, "update")
     row, = rows(run(tmp_path / "run", steps=1, max_turns=3, seed=1))
-    (rewards, groups), (_, _, _, actions, A, in_groups) = advantages.call_args.args, update.call_args.args
-    assert groups == in_groups == [0] * 4 + [1] and len(A) == 5
+    (rewards, groups), (_, _, _, actions, A) = advantages.call_args.args, update.call_args.args
+    assert groups == update.call_args.kwargs["groups"] == [0] * 4 + [1] and len(A) == 5
     assert sorted(action.flow for action in actions) == [i for i in range(5) for _ in range(3)]
     assert row[name] == "3" and f"| {name} 3" in capsys.readouterr().out
     assert float(row["reward"]) == sum(rewards) / 5
