@@ -8,9 +8,8 @@ tokenising again gives, now and then, other tokens. The stop token is an action 
 policy has to learn to end; a completion that was cut at max_new_tokens has none.
 """
 
-import copy
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 NEW_TOKENS = 1024  # the limit of a completion, unless the caller or the checkpoint sets one
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
@@ -48,7 +47,8 @@ def once_each(answer, prompts, temperature):
         return answer(list(prompts))
     distinct = list(dict.fromkeys(prompts))
     completions = dict(zip(distinct, answer(distinct)))
-    return [copy.deepcopy(completions[prompt]) for prompt in prompts]
+    return [replace(c, prompt_ids=c.prompt_ids[:], ids=c.ids[:], logps=c.logps[:])
+            for c in (completions[prompt] for prompt in prompts)]
 
 
 class Cached:
