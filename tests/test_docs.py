@@ -45,6 +45,11 @@ def test_no_line_is_longer_than_110_characters():
 
 
 @every_page
+def test_every_page_says_something(page):
+    assert len(page.read_text(encoding="utf-8").split()) > 100
+
+
+@every_page
 def test_every_relative_link_leads_to_a_file(page):
     links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
     assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
