@@ -89,10 +89,11 @@ def token_logps(model, actions, temperature):
         raise ValueError("temperature must be > 0: a greedy planner is no distribution that can be trained")
     if not all(a.prompt_ids for a in actions):
         raise ValueError("an action without a prompt: nothing predicts its first token")
-    # x (B, L); keep (B, L): True at the N nodes *before* an action token; P distinct pairs (node, token after
-    # it); y (P,): their tokens; pair (K,): the pair of each action token
+    # A node is a token that the model reads; actions that begin alike share nodes. x (B, L): the nodes.
+    # keep (B, L): the N nodes that predict an action token. Of the P different predictions, node (P,) is the
+    # place among the N, and y (P,) the token; pair (K,) is the prediction of each action token.
     x, keep, node, y, pair, settings = trees.layout(actions, model)
-    with head.off(model, log_probs) as lm_head:
+    with head.without_head(model, log_probs) as lm_head:
         out = model(x, logits_to_keep=keep, use_cache=False, **settings)    # (N, d), before the head
     # No prompt may hide in a cache: gradient checkpointing drops it silently (the gradient was 78 % off).
     assert getattr(out, "past_key_values", None) is None, "the update reads whole sequences: no cache here"
@@ -154,6 +155,7 @@ def split(groups, minibatches, seed):
 
     Whole groups, in shuffled order, because copies of a prompt are cheaper together (scale/trees.py). Only a
     group on the border of two sets is divided, and never a rollout."""
+    groups = torch.as_tensor(groups).tolist()
     numbers, N = {*groups}, len(groups)
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)).tolist()
     place = dict(zip(numbers, order))                                       # {group: its place}
@@ -179,8 +181,8 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
     """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
     actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.flow.
-    groups: the group of each rollout, (N,), which a mini-batch keeps together; None: each is its own. That
-    decides which rollouts share an optimiser step, and not the objective of the batch.
+    groups: the group of each rollout, (N,); split() keeps a group in one mini-batch where it can. None: there
+    are no groups. It decides which rollouts share an optimiser step, and not the objective of the batch.
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; or None. With None or
     beta = 0 there is no KL, and no forward pass for it.
 
@@ -198,7 +200,10 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
         reference.eval()
     ready_to_update(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    length, cut = lambda a: len(a.prompt_ids) + len(a.ids), partial(trees.micro_batches, model)
+    length = lambda a: len(a.prompt_ids) + len(a.ids)
+    # Rollouts with A = 0 go apart: they have no old log-probs, and if the others met other rows in their
+    # second pass, rounding alone would make ρ ≠ 1.
+    batches_of = partial(trees.micro_batches, model, apart=lambda a: A[a.flow] == 0)
     report = Report(model.device, token_budget)
 
     parts = []                                       # (actions, N, tokens) of each mini-batch
@@ -218,7 +223,8 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
     old = {}                                                                # log π_θold, as score() gives it
     for part, _, _ in parts[1:]:
         later = [a for a in part if A[a.flow]]
-        for logps in report.results(in_memory(score, later, length, report.token_budget, cut=cut)):
+        scored = in_memory(score, later, length, report.token_budget, batches_of=batches_of)
+        for logps in report.results(scored):
             old |= logps
 
     for part, N, tokens in parts:
@@ -228,8 +234,7 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
             logp_ref = reference_logps(reference, model, batch, temperature) if beta else None
             lap("forward")
             logp     = token_logps(model, batch, temperature)
-            new      = logp.detach().split([len(a.ids) for a in batch])
-            logp_old = torch.cat([old.get(id(a), logps) for a, logps in zip(batch, new)])
+            logp_old = torch.cat([old[id(a)] for a in batch]) if id(batch[0]) in old else logp.detach()
             adv      = per_token(batch, [A[a.flow] for a in batch]).to(logp.device)     # the broadcast of A_i
             weight   = token_weights(batch, turns, N, tokens if token_mean else None).to(logp.device)
             minus_J, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip_low, clip_high, beta)
@@ -238,7 +243,8 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
             return measure(batch, minus_J, logp, ratio, kl, adv, weight, clip_low, clip_high)
 
         # model.zero_grad, not optimizer.zero_grad: the optimizer may hold float32 copies of the parameters.
-        measured = in_memory(learn, part, length, report.token_budget, restart=model.zero_grad, cut=cut)
+        measured = in_memory(learn, part, length, report.token_budget, restart=model.zero_grad,
+                             batches_of=batches_of)
         value = report.micro_batches(report.results(measured))              # the loss of the mini-batch
         lap("optimiser")
         ranks.add_up_gradients(parameters)

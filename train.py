@@ -80,7 +80,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, tools)
             run.log_step(row, rollouts, (update_start - start, time.perf_counter() - update_start))
-            say(laps.table(f"step {step}", report.get("padding")))
+            say(laps.table(f"step {step}", report))
             if run.due():
                 validate_and_save(run, valid, roll_out)
         if run.step >= args.steps and test:

@@ -34,11 +34,8 @@ def by_length(items, budget, length, extra=0):
     return batches
 
 
-def in_memory(work, items, length, budget, extra=0, restart=None, cut=None):
+def in_memory(work, items, length, budget, extra=0, restart=None, batches_of=None):
     """Call work(batch) for batches of the items; return (results in batch order, last budget, halvings).
-
-    cut(items, budget) -> [(batch, its tokens)]: by_length(), unless given. The largest batch should come
-    first, so that a lack of memory shows at once.
 
     length(item): its tokens. extra: tokens that each row needs beyond them. Out of memory: the budget is
     halved, and the items that are left are batched anew. What is sampled does not depend on failures: the
@@ -47,10 +44,13 @@ def in_memory(work, items, length, budget, extra=0, restart=None, cut=None):
     restart(): for work that leaves something half-done. A failed backward pass, for example, has added an
     unknown part of its gradient. It is called first, and after each failure, when all items begin again.
 
+    batches_of(items, budget) -> [(batch, its tokens)]: by_length(), unless given. The largest batch should
+    come first, so that a lack of memory shows at once.
+
     MemoryError if one item alone does not fit.
     """
-    cut = cut or partial(by_length, length=length, extra=extra)
-    results, waiting, halved = [], cut(items, budget), 0
+    batches_of = batches_of or partial(by_length, length=length, extra=extra)
+    results, waiting, halved = [], batches_of(items, budget), 0
     if restart:
         restart()
     while waiting:
@@ -69,10 +69,10 @@ def in_memory(work, items, length, budget, extra=0, restart=None, cut=None):
         budget, halved = tokens // 2, halved + 1
         warnings.warn(f"Out of memory: from here on batches of at most {budget} tokens.")
         if restart:
-            results, waiting = [], cut(items, budget)
+            results, waiting = [], batches_of(items, budget)
             restart()
         else:
-            waiting = cut([item for batch, _ in waiting for item in batch], budget)
+            waiting = batches_of([item for batch, _ in waiting for item in batch], budget)
             torch.set_rng_state(states[0])
             torch.cuda.set_rng_state_all(states[1])
     return results, budget, halved

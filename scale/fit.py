@@ -17,8 +17,9 @@ queries and of keys, V vocabulary, s bytes of a number in the dtype. The formula
 a decoder layer of transformers (RMSNorm in float32, sdpa, gated MLP); other layers mostly need less.
 
 A prompt that several turns share is computed once, as a tree (scale/trees.py). A micro-batch of trees has no
-more tokens than any other, but an attention mask. What is predicted is an upper bound: the mask is counted,
-and nothing is assumed to be shared. Logits exist in chunks where the head is plain (scale/head.py).
+more tokens than any other, but an attention mask, which is counted. With shared prompts more of its tokens
+are actions; that is not counted, and takes tens of MB. Logits exist in chunks where the head is plain
+(scale/head.py).
 
 All peaks that bench/memory.py measures are predicted within 15 %. Small terms are dropped: what generate()
 needs beside its cache, the gradient of the embeddings before it is added, the float32 copies in the

@@ -1,15 +1,16 @@
 """Log-probs without the matrix of all logits: the output layer, chunk by chunk, forward and backward.
 
-    with off(model, definition) as head:                              # None if the head is not plain
+    with without_head(model, definition) as head:                     # None if the head is not plain
         states = model(x, logits_to_keep=keep).logits                 # (K, d): what the head would have read
     logps = log_probs(definition, states, y, temperature, head)       # definition(head(states), ...): (K,)
 
 A vocabulary of 152k makes the logits of 1000 tokens 600 MB in float32, and their log-softmax and gradient as
 much again. Here at most CHUNK logits exist at a time, and the backward pass computes them again.
 
-A head is plain if the model's logits are head(states) to the last bit, and their log-probs those of the
-definition, flow_grpo.log_probs(). Gemma 2, Granite and Cohere scale or bound their logits behind the head,
-so for them the model's own logits are taken, all of them.
+A head is plain if the model's logits are head(states) to the last bit, and if the definition,
+flow_grpo.log_probs(), has the log-probs and the gradient that this file computes: a fork may change it. Some
+models bound or scale their logits behind the head (Gemma 2). For them the model's own logits are taken, all
+of them.
 """
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
@@ -19,12 +20,14 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 CHUNK = 2**25  # logits in float32 at a time: 128 MiB, 220 action tokens of a vocabulary of 152k
-PLAIN = WeakKeyDictionary()  # {model: is its head plain?}
+PLAIN = WeakKeyDictionary()  # {model: {definition: is the head plain?}}
 
 
 @contextmanager
-def off(model, definition):
-    """The model returns hidden states instead of logits; yields its head, or None if the head must stay."""
+def without_head(model, definition):
+    """The model returns hidden states instead of logits; yields its head, or None if the head must stay.
+
+    Not for two threads at once: what is changed is the model itself."""
     if is_plain(model, definition):
         with removed(model.get_output_embeddings()) as head:
             yield head
@@ -43,18 +46,29 @@ def removed(head):
 
 @torch.no_grad()
 def is_plain(model, definition):
-    """Found out once for each model, with four tokens."""
-    if model not in PLAIN:
+    """Found out once for each model and definition, with four tokens."""
+    found = PLAIN.setdefault(model, {})
+    if definition not in found:
         head, y = model.get_output_embeddings(), torch.arange(1, 5, device=model.device)
-        PLAIN[model] = False
+        found[definition] = False
         if isinstance(head, torch.nn.Linear):
             logits = model(y[None], use_cache=False).logits[0]
             with removed(head):
                 states = model(y[None], use_cache=False).logits[0]
-            if states.shape[-1] == head.in_features and torch.equal(head(states), logits):
-                lean = Lean.apply(states, y, 0.7, head.weight, head.bias)
-                PLAIN[model] = torch.allclose(lean, definition(logits, y, 0.7))
-    return PLAIN[model]
+            same_kind = states.shape[-1] == head.in_features and states.dtype == head.weight.dtype
+            if same_kind and torch.equal(head(states), logits):
+                found[definition] = is_lean(definition, states, y, head)
+    return found[definition]
+
+
+def is_lean(definition, states, y, head):
+    """Has the definition the values and gradient of ChunkedLogProbs? In float32, on a part of the head."""
+    states, weight = states.float().requires_grad_(), head.weight[:64].float()
+    with torch.enable_grad():
+        ways = ChunkedLogProbs.apply(states, y, 0.7, weight, None), definition(states @ weight.T, y, 0.7)
+        gradients = [torch.autograd.grad(logps.sum(), states)[0] for logps in ways]
+    tolerance = 1e-5 * gradients[1].abs().max().item()
+    return torch.allclose(*ways) and torch.allclose(*gradients, rtol=1e-3, atol=tolerance)
 
 
 def log_probs(definition, states, y, temperature, head):
@@ -63,7 +77,7 @@ def log_probs(definition, states, y, temperature, head):
     if len(y) <= size:
         return definition(head(states) if head else states, y, temperature)
     if head:
-        return Lean.apply(states, y, temperature, head.weight, head.bias)
+        return ChunkedLogProbs.apply(states, y, temperature, head.weight, head.bias)
     settings = dict(use_reentrant=False, preserve_rng_state=False)  # nothing in the definition is random
     return torch.cat([checkpoint(definition, logits, ids, temperature, **settings)
                       for logits, ids in zip(states.split(size), y.split(size))])
@@ -73,7 +87,7 @@ def chunk(vocabulary):
     return max(1, CHUNK // vocabulary)
 
 
-class Lean(torch.autograd.Function):
+class ChunkedLogProbs(torch.autograd.Function):
     """log softmax(head(states) / temperature) at y, with its gradient: (one-hot(y) - softmax) / temperature.
 
     All chunks add to one gradient of the head. With a torch.utils.checkpoint for each, several would exist at
@@ -82,7 +96,7 @@ class Lean(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states, y, temperature, weight, bias):
         chosen, totals = [], []
-        for part, ids in split(weight, states, y):
+        for part, ids in in_chunks(weight, states, y):
             logits = linear(part, weight, bias).float().div_(temperature)  # (k, V), the only such tensor
             most = logits.amax(-1, keepdim=True)
             chosen.append(logits.gather(-1, ids[:, None]))
@@ -98,7 +112,7 @@ class Lean(torch.autograd.Function):
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[3] else None
         d_bias = torch.zeros_like(bias) if ctx.needs_input_grad[4] else None
         d_logps = d_logps[:, None] / ctx.temperature
-        for part, ids, d, log_sum, d_part in split(weight, states, y, d_logps, total, d_states):
+        for part, ids, d, log_sum, d_part in in_chunks(weight, states, y, d_logps, total, d_states):
             softmax = linear(part, weight, bias).float().div_(ctx.temperature).sub_(log_sum).exp_()  # (k, V)
             d_logits = softmax.mul_(-d).scatter_add_(-1, ids[:, None], d).to(weight.dtype)
             torch.mm(d_logits, weight, out=d_part)
@@ -109,5 +123,5 @@ class Lean(torch.autograd.Function):
         return d_states, None, None, d_weight, d_bias
 
 
-def split(weight, *tensors):
+def in_chunks(weight, *tensors):
     return zip(*(tensor.split(chunk(len(weight))) for tensor in tensors))

@@ -33,10 +33,10 @@ def lap(name):
     phase, since = name, now
 
 
-def table(title, padding=None):
+def table(title, report=None):
     """The phases since the last table, as lines of text, and their sum; "" without --profile.
 
-    padding: the share of the update's slots that held no token; None: there was no update."""
+    report: of update(), which knows how many slots held no token, and how many tokens were not computed."""
     lap("rest")
     if seconds is None:
         return ""
@@ -45,5 +45,7 @@ def table(title, padding=None):
     seconds.clear()
     lines = [f"profile {title}: {whole:.2f} s"]
     lines += [f"        {name:<12}{part:8.2f} s {part / whole:6.1%}" for name, part in parts.items()]
-    lines += [f"        padding     {padding:.1%} of the update's slots"] if padding is not None else []
+    if report and "padding" in report:
+        lines += [f"        padding     {report['padding']:.1%} of the update's slots",
+                  f"        shared      {report['shared']:.1%} of its tokens, computed once"]
     return "\n".join(lines)

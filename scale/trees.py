@@ -10,11 +10,11 @@ before it does not begin with: the nodes of a tree, in pre-order. So node j is a
 itself, exactly if j <= i < end[j], where the subtree of j ends. That comparison is the attention mask: each
 node sees its own sequence and nothing else. Equal completions of a prompt share all of their nodes.
 
-A mask, and not the KV cache: gradient checkpointing drops a cache silently (the gradient was 78 % off).
+A mask, and not the KV cache: why, flow_grpo.token_logps() says.
 
-Trees are right only for plain causal attention. shares() tries it out and rules sliding windows out; models
-with windows, ALiBi or a recurrent state (Mistral 0.1, Gemma, Bloom, Mamba, Qwen3.5) get each sequence as a
-row of its own.
+Trees are right only for plain causal attention. shares(model) says no if the configuration has windows, or if
+two short sequences get other logits in a tree than alone. Then each sequence is a row of its own: so with
+Mistral 0.1 and Gemma (windows), Bloom (ALiBi), Mamba and Qwen3.5 (a recurrent state).
 """
 from types import SimpleNamespace
 from weakref import WeakKeyDictionary
@@ -36,10 +36,14 @@ class MicroBatch(list):
         self.nodes, self.slots = sum(sizes), len(sizes) * max(sizes)
 
 
-def micro_batches(model, actions, budget):
+def micro_batches(model, actions, budget, apart=lambda action: False):
     """[(MicroBatch, slots)]: rows of similar length, at most `budget` slots unless one sequence has more.
 
-    A batch ends, too, where the next row would make more than a tenth of it padding."""
+    A batch ends, too, where the next row would make more than a tenth of it padding. Actions for which
+    apart(action) is true share no batch with the others."""
+    if others := [action for action in actions if apart(action)]:
+        rest = [action for action in actions if not apart(action)]
+        return micro_batches(model, rest, budget) + micro_batches(model, others, budget)
     rows = share_rows(actions, budget, width(model)) if shares(model) else alone(actions)
     batches = []
     for nodes, row in sorted(rows, key=lambda row: row[0], reverse=True):
@@ -53,13 +57,13 @@ def micro_batches(model, actions, budget):
     return [(batch, batch.slots) for batch in map(MicroBatch, batches)]
 
 
-def tokens(action):
+def sequence(action):
     """What the model reads: all but the last token, which predicts nothing."""
     return (action.prompt_ids + action.ids)[:-1]
 
 
 def alone(actions):
-    return [(len(tokens(action)), [action]) for action in actions]
+    return [(len(sequence(action)), [action]) for action in actions]
 
 
 def share_rows(actions, budget, width):
@@ -69,8 +73,8 @@ def share_rows(actions, budget, width):
     With p shared tokens and k others, a row costs 6 width (p + k) + (p + k)^2, which for each of the k is
     least at k^2 = p (p + 6 width). Longer rows would lose in attention what they save in layers."""
     rows, before = [], []
-    for action in sorted(actions, key=tokens):
-        ids = tokens(action)
+    for action in sorted(actions, key=sequence):
+        ids = sequence(action)
         shared = common(before, ids) if rows else 0
         nodes, row = rows[-1] if rows else (0, [])
         others, new, before = nodes - shared, len(ids) - shared, ids
@@ -91,14 +95,14 @@ def tree(row):
     """The nodes of a row: (tokens, positions, ends) of each, and for each action those before its tokens."""
     ids, depths, ends, path, before = [], [], [], [], []  # path: the nodes of the sequence before
     for action in row:
-        sequence = tokens(action)
-        shared = common([ids[node] for node in path], sequence)
+        read = sequence(action)
+        shared = common([ids[node] for node in path], read)
         for node in path[shared:]:
             ends[node] = len(ids)
-        path = path[:shared] + list(range(len(ids), len(ids) + len(sequence) - shared))
-        ids += sequence[shared:]
-        depths += range(shared, len(sequence))
-        ends += [None] * (len(sequence) - shared)
+        path = path[:shared] + list(range(len(ids), len(ids) + len(read) - shared))
+        ids += read[shared:]
+        depths += range(shared, len(read))
+        ends += [None] * (len(read) - shared)
         before.append(path[len(action.prompt_ids) - 1:])
     for node in path:
         ends[node] = len(ids)

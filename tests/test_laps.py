@@ -24,13 +24,14 @@ def test_every_second_counts_for_one_phase_and_a_phase_that_comes_again_adds_up(
     for phase, seconds in [("planner", 1), ("tools", 2), ("rest", 4), ("planner", 8), ("forward", 16)]:
         lap(phase)
         clock[0] += seconds
-    assert table("step 1", 0.25).splitlines() == [
+    assert table("step 1", {"padding": 0.25, "shared": 0.8}).splitlines() == [
         "profile step 1: 31.00 s",
         "        planner         9.00 s  29.0%",
         "        tools           2.00 s   6.5%",
         "        forward        16.00 s  51.6%",
         "        rest            4.00 s  12.9%",
-        "        padding     25.0% of the update's slots"]
+        "        padding     25.0% of the update's slots",
+        "        shared      80.0% of its tokens, computed once"]
     clock[0] += 3
     assert table("checkpoint") == "profile checkpoint: 3.00 s"  # it begins where the one before ended
 
@@ -55,5 +56,6 @@ def test_an_update_names_its_phases_in_the_order_of_its_work(monkeypatch):
     for module in (flow_grpo, report):
         monkeypatch.setattr(module, "lap", names.append)
     learn(tiny(), *lesson(), reference=tiny(1), minibatches=2)
-    mini_batch = ["reference", "forward", "backward", "optimiser", "rest"]
+    micro_batch = ["reference", "forward", "backward"]
+    mini_batch = [*micro_batch, *micro_batch, "optimiser", "rest"]  # flat rollouts are a micro-batch apart
     assert names == ["old", *mini_batch, *mini_batch]
