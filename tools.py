@@ -175,8 +175,9 @@ def run_calls(calls, tools, base_generator):
 
     calls: [executor.Call, or a parse error]. base_generator: an engine. The calls of the other tools begin
     first, eight at a time. While they run, the engine answers all queries to it in one batch, equal queries
-    once. More does not overlap: if the first rollouts with a result were verified while others still wait for
-    theirs, batches would depend on timing, and with them the last bits of what is sampled.
+    once. A tool's time limit counts the seconds in which the engine computes, too. More does not overlap: if
+    the first rollouts with a result were verified while others still wait for theirs, batches would depend on
+    timing, and with them the last bits of what is sampled.
     """
     completions, generating = {}, 0.0
 
@@ -197,7 +198,8 @@ def run_calls(calls, tools, base_generator):
         result = Result(text, error, time.perf_counter() - start)
         if generated(parsed):
             result.seconds += generating
-            completion = completions.get(str(parsed.arguments.get("query")), Completion("", [], []))
+            query = parsed.arguments.get("query")
+            completion = completions[query] if isinstance(query, str) else Completion("", [], [])
             result.tokens = completion.tokens
             if completion.error not in ("", TOO_LONG):
                 result.failed = f"{parsed.tool}: {completion.error}"

@@ -60,7 +60,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
             seed = args.seed * 1_000_003 + step
             questions = questions_of(step, train_questions, args.questions, args.seed)
             rollouts = roll_out(questions, args.group_size, seed)
-            laps.lap("rest")  # --profile: see scale/laps.py
+            laps.lap("rest")  # for --profile: what follows is no longer grading
             update_start = time.perf_counter()
 
             groups, usable = with_outcome(rollouts, args.group_size)

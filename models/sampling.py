@@ -29,7 +29,7 @@ from transformers import DynamicCache, GenerationConfig, StoppingCriteria
 from transformers.cache_utils import DynamicLayer
 
 SAVED_TOKENS = 64  # prompt tokens that sharing must save, since it costs one or two more calls of the model
-LEAVING = 4, 0.25  # finished rows leave if there are so many, and they are this part of the batch
+LEAVING = 4, 0.25  # finished rows leave once they are at least 4 and a quarter of the batch
 ROOM = 64  # tokens by which a cache grows
 
 
@@ -185,7 +185,9 @@ class Sampler:
     """
 
     def __init__(self, temperature, draws, start):
-        self.temperature, self.draws, self.start, self.rows = temperature, draws, start, None
+        # a draw below 1 can round to 1.0 in float32 (on mps), and the sum exceeds 1.0 at no token
+        self.draws = draws.clamp(max=1 - torch.finfo(draws.dtype).eps)
+        self.temperature, self.start, self.rows = temperature, start, None
         self.logps = torch.zeros_like(draws, dtype=torch.float32)
 
     def __call__(self, ids, logits):  # (n, tokens so far), (n, V)

@@ -21,15 +21,16 @@ REPEATS, SECONDS = 5, 0.2  # of a measurement, at most; one repeat may be longer
 def choose(engine, number=None):
     """Set torch's number of threads; return the line "threads ...", or "" on a GPU and for a server.
 
-    number: of the run that is resumed. Another number could change the last bits of its results.
+    number: of the run that is resumed. Another number could change the last bits of its results. It counts
+    only if the user has not chosen, and if there are so many cores here.
     """
     if not isinstance(engine, HF) or engine.model.device.type != "cpu":
         return ""
     model, cores = engine.model, torch.get_num_threads()
-    if number:
-        why = "as when the run began"
-    elif {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & set(os.environ):
+    if {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & set(os.environ):
         number, why = cores, "by OMP_NUM_THREADS or MKL_NUM_THREADS"
+    elif number and number <= cores:
+        why = "as when the run began"
     else:
         size = model.config.get_text_config().hidden_size
         number, why = faster(cores, lambda threads: products(threads, size, model.dtype))

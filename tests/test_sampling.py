@@ -107,6 +107,14 @@ def test_a_rows_number_decides_its_token_as_the_cumulated_probabilities_say():
         assert scores.argmax() == token and sampler.logps[0, 0] == pytest.approx(p[0, token].log())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_number_that_was_rounded_to_one_takes_no_token_without_probability(dtype):
+    p = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]])
+    sampler = Sampler(1.0, torch.ones(1, 1, dtype=dtype), 3)
+    sampler.rows = torch.tensor([0])
+    assert sampler(torch.zeros(1, 3), p.log()).argmax() == 4 and sampler.logps.isfinite().all()
+
+
 SMALL = dict(vocab_size=99, num_hidden_layers=2, initializer_range=0.3)
 LONGROPE = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[4.0] * 4,
                 factor=4.0, original_max_position_embeddings=64)
@@ -144,4 +152,7 @@ def test_bfloat16_shares_and_leaves_too():
     shapes = watched(model)
     completions = sample(model, [A] * 16, [2, 5, 6, 7, 8, 9], draws(16), 1.0, 30)
     assert shapes[0] == (1, 39) and shapes[-1][0] < 16
-    assert all(len(ids) == len(logps) > 0 for ids, logps in completions)
+    for ids, logps in completions:
+        logits = model(torch.tensor([A + ids])).logits[0, len(A) - 1 : -1].float()
+        fresh = logits.log_softmax(-1)[range(len(ids)), ids]
+        torch.testing.assert_close(torch.tensor(logps), fresh, atol=0.1, rtol=0)

@@ -355,13 +355,35 @@ def test_a_fork_server_that_was_killed_is_started_anew_and_no_call_is_lost():
     assert len({first, second, third}) == 3
 
 
-def test_a_fork_server_that_does_not_answer_costs_one_call(monkeypatch):
-    stopped = server_pid()
+def test_a_fork_server_that_does_not_answer_is_replaced_and_costs_no_call(monkeypatch):
+    stopped, start_server = server_pid(), sandbox.start_server
     os.kill(stopped, 19)
-    monkeypatch.setattr(sandbox, "GRACE", 0)
-    assert python_coder("1", seconds=0.1) == "Error: stopped after 0.1 seconds"
-    monkeypatch.undo()
-    assert server_pid() != stopped
+
+    def start(*files):  # the new one may take its time
+        monkeypatch.setattr(sandbox, "GRACE", LATE)
+        return start_server(*files)
+
+    monkeypatch.setattr(sandbox, "start_server", start)
+    monkeypatch.setattr(sandbox, "GRACE", 0.1 - LATE)  # the stopped one is given up after 0.1 seconds
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda n: python_coder(f"print({n})", seconds=LATE), range(4)))
+    assert answers == ["0", "1", "2", "3"] and server_pid() != stopped
+
+
+def test_a_program_is_not_said_to_take_too_long_if_no_fork_server_answers(monkeypatch):
+    def start(*files):
+        server, line = start_server(*files)
+        os.kill(server.pid, 19)
+        return server, line
+
+    start_server = sandbox.start_server
+    sandbox.end_server()
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox, "start_server", start)
+        patch.setattr(sandbox, "GRACE", 0)
+        answer = python_coder("1", seconds=0.1)
+    assert answer == "Error: Python was ended from outside or did not start."
+    assert server_pid()
 
 
 def test_a_python_that_does_not_start_is_an_error_that_says_why(monkeypatch, tmp_path):

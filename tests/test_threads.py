@@ -6,7 +6,7 @@ import torch
 from test_flow_grpo import tiny
 
 from models.local import HF
-from scale import threads
+from scale import setup, threads
 
 
 @pytest.fixture(autouse=True)
@@ -47,15 +47,33 @@ def test_where_nobody_has_chosen_it_is_measured_without_a_random_number(monkeypa
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_the_users_choice_and_that_of_a_resumed_run_are_not_measured(monkeypatch, name):
+def test_the_users_choice_comes_before_that_of_a_resumed_run_and_neither_is_measured(monkeypatch, name):
     monkeypatch.setattr(threads, "faster", None)
+    torch.set_num_threads(3)
+    assert threads.choose(HF(tiny(), None), 2).startswith("threads 2 of 3: ") and torch.get_num_threads() == 2
+    monkeypatch.setenv(name, "2")
+    assert threads.choose(HF(tiny(), None), 1).startswith("threads 2 of 2: ") and torch.get_num_threads() == 2
+
+
+def test_a_resumed_run_that_had_more_cores_measures_anew(monkeypatch):
+    monkeypatch.setattr(threads, "faster", lambda cores, seconds_of: (1, "so"))
     torch.set_num_threads(2)
-    assert threads.choose(HF(tiny(), None), 3).startswith("threads 3 of 2: ") and torch.get_num_threads() == 3
-    monkeypatch.setenv(name, "3")
-    assert threads.choose(HF(tiny(), None)).startswith("threads 3 of 3: ") and torch.get_num_threads() == 3
+    assert threads.choose(HF(tiny(), None), 3) == "threads 1 of 2: so" and torch.get_num_threads() == 1
 
 
 def test_on_a_gpu_and_for_a_server_nothing_is_chosen(monkeypatch):
     monkeypatch.setattr(threads, "faster", None)
     on_gpu = HF(SimpleNamespace(device=torch.device("cuda")), None)
     assert threads.choose(on_gpu) == threads.choose(SimpleNamespace(model="a-name")) == ""
+
+
+@pytest.mark.parametrize("line, stored", [("threads 2 of 2: so", 2), ("", None)])
+def test_a_number_that_nobody_chose_is_not_stored_for_a_resumed_run(monkeypatch, capsys, line, stored):
+    monkeypatch.setattr(setup.loading, "load_engine", lambda *settings: HF(tiny(), None))
+    monkeypatch.setattr(setup.fit, "bound_host_memory", lambda: None)
+    monkeypatch.setattr(threads, "choose", lambda engine, number: line)
+    torch.set_num_threads(2)
+    args = SimpleNamespace(model="a-name", device="cpu", dtype=None, think=None, lora=None, threads=None,
+                           gradient_checkpointing=False)
+    setup.load_models(args, None)
+    assert args.threads == stored and capsys.readouterr().out.strip() == line

@@ -133,6 +133,16 @@ def test_a_batch_gives_results_in_order_and_generates_only_the_queries_of_base_g
     assert numbers == [(False, 0, 0), (False, 5, 2), (True, 0, 0), (False, 5, 2), (True, 0, 0)]
 
 
+def test_a_query_that_is_no_string_has_no_tokens_and_no_outage_of_another_rollouts_query():
+    calls = [Call("base_generator", {"query": query}) for query in ("5", 5, ["5"])]
+    box, down = {"base_generator": TOOLS["base_generator"]}, Completion("", [1], [2], "the server is down")
+    results = tools.run_calls(calls, box, lambda queries: [down])
+    assert [(result.failed, result.tokens) for result in results] == [
+        ("base_generator: the server is down", 2), ("", 0), ("", 0)]
+    assert [result.text for result in results[1:]] == [
+        check(box, "base_generator", call.arguments) for call in calls[1:]]
+
+
 def test_if_the_engine_fails_the_calls_that_wait_are_not_begun(monkeypatch):
     begun, ending = threading.Semaphore(0), threading.Event()
 

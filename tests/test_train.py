@@ -316,11 +316,14 @@ def test_what_a_crash_left_after_the_last_checkpoint_is_dropped_and_made_again(w
     assert everything(resume("crashed")) == everything(whole)
 
 
-def test_a_resumed_run_computes_with_as_many_threads_as_it_began_with(place):
+def test_a_resumed_run_computes_with_as_many_threads_as_it_began_with(place, monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # the user's choice would come first
+        monkeypatch.delenv(name, raising=False)
     before, settings = torch.get_num_threads(), run("threaded", steps=1) / "args.json"
     began = json.loads(settings.read_text())
     try:
         settings.write_text(json.dumps(began | {"threads": before + 1}))
+        torch.set_num_threads(before + 2)  # "cores"
         resume("threaded", "--steps", "2")
         assert began["threads"] == before and torch.get_num_threads() == before + 1
     finally:

@@ -97,8 +97,12 @@ def begin(size, files, folder):
 
 
 def supervise(request, source, output, verdict, folder, seconds):
-    """Send a supervisor its work, and wait until it has ended: its last word, and whether it was late."""
-    for _ in range(2):  # again, if the fork server ended before it forked
+    """Send a supervisor its work, and wait until it has ended.
+
+    It sends its process id first. Returns what it wrote last ("!": all went well; "refused": no namespaces
+    here), and whether it exceeded its time.
+    """
+    for _ in range(2):  # again, if the fork server ended before it forked, or did not answer
         line, other_end = socket.socketpair()
         supervisor, answer = b"", b""
         with line:
@@ -113,8 +117,10 @@ def supervise(request, source, output, verdict, folder, seconds):
                     while part := line.recv(8):
                         answer += part
             except TimeoutError:
-                kill(int.from_bytes(supervisor, "little")) if supervisor else server.kill()
-                return answer, True
+                if supervisor:
+                    kill(int.from_bytes(supervisor, "little"))
+                    return answer, True
+                server.kill(), server.wait()  # no code has begun
         if supervisor:
             break
     return answer, False
@@ -176,7 +182,7 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
             request = marshal.dumps((folder, arguments, compiled(SUPERVISOR)))
             answer, late = supervise(request, source, output, verdict, folder, seconds)
             if answer != b"refused":
-                break
+                break  # else the system refuses namespaces: once more without them
         printed, problem = (os.pread(f.fileno(), OUTPUT_CAP + 1, 0) for f in (output, verdict))
         remove(folder)
     endless = len(printed) > OUTPUT_CAP

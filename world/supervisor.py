@@ -235,7 +235,7 @@ def watch(child):
     """Wait until the code ends or must be stopped. Returns why, or "" if it ended well."""
     end, pause, waiting = time.monotonic() + seconds, 0.001, [0, error_out]
     while True:
-        # waits `pause`, or until sandbox.py is gone, or the code (or has sent its exception)
+        # until sandbox.py has gone, the code has ended or sent its exception, or `pause` is over
         ready = select.select(waiting, [], [], pause)[0]
         if error_out in ready:
             waiting, pause = [0], 0.0005
