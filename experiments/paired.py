@@ -17,10 +17,11 @@ from experiments import figures
 from experiments.wordings import SETS
 from rewards.metrics import interval, markdown
 
-ORDER = ("untrained", "warm-started", "router bm25", "router word", "router words", "Flow-GRPO",
-         "perfect planner")
+ORDER = ("untrained", "warm-started", "router bm25", "router word", "router words", "SFT own", "SFT perfect",
+         "Flow-GRPO", "perfect planner")
 PAIRS = (("untrained", "Flow-GRPO"), ("warm-started", "Flow-GRPO"), ("router bm25", "Flow-GRPO"),
-         ("router words", "Flow-GRPO"), ("Flow-GRPO", "perfect planner"))
+         ("router words", "Flow-GRPO"), ("SFT own", "Flow-GRPO"), ("SFT perfect", "Flow-GRPO"),
+         ("Flow-GRPO", "perfect planner"))
 
 
 def mcnemar(before, after):

@@ -19,7 +19,6 @@ network, --model HuggingFaceTB/SmolLM2-135M-Instruct takes the weights as they w
 import argparse
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -86,14 +85,9 @@ def questions_file(name, made):
     return f"../{name}"
 
 
-def training_questions(roles):
-    """The toy's questions for the toy's modules; else these and as many in other wordings, in turn."""
-    toy = wordings.of_the_toy()
-    if roles == "planner":
-        return toy
-    made = toy + wordings.training(len(toy), seed=7)
-    random.Random("training").shuffle(made)
-    return made
+def flags(settings):
+    """{"max-turns": 2} -> ("--max-turns", "2")"""
+    return tuple(word for key, value in settings.items() for word in (f"--{key}", str(value)))
 
 
 class Plan:
@@ -101,37 +95,49 @@ class Plan:
 
     def __init__(self, args):
         self.args, self.model = args, str(args.model)
-        self.machine = tuple(word for name in ("device", "dtype") if getattr(args, name)
-                             for word in (f"--{name}", getattr(args, name)))
+        given = {name: getattr(args, name) for name in ("device", "dtype")}
+        self.machine = flags({name: value for name, value in given.items() if value})
         self.limit = ("--limit", str(args.limit)) if args.limit else ()
         self.name = Path(self.model).name
 
-    def run(self, name, command, after=(), flows=0, resume=None):
+    def run(self, name, command, after=(), flows=0, resume=()):
         name = f"smollm-{self.name}-{name}"
-        return Run(name, command, (), after, flows, resume or command, self.args.threads)
+        return Run(name, command, (), after, flows, resume, self.args.threads)
 
     def warm(self, roles, seed):
         command = ("experiments/warm.py", "--model", self.model, "--roles", roles, "--seed", str(seed),
                    "--steps", str(self.args.warm_steps), *self.machine, "--out", "{out}")
-        return self.run(f"warm-{roles}-seed{seed}", command, flows=200)
+        return self.run(f"warm-{roles}-seed{seed}", command, flows=200, resume=command)
 
     def train(self, roles, seed):
         settings = {
-            "model": "{0}/best", "fixed": "toy" if roles == "planner" else "{0}/best", "judge": "none",
-            "corpus": "toy/corpus.jsonl", "data": f"../smollm-{roles}.jsonl", "valid": "none", "test": "none",
-            "questions": 4, "group-size": 8, "minibatches": 2, "steps": self.args.steps, "max-turns": 2,
-            "max-new-tokens": 80, "lr": self.args.lr, "beta": self.args.beta, "token-budget": 4096,
-            "every": self.args.every, "keep": 1, "seed": seed, "out": "{out}"}
-        words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-        command = ("train.py", *words, *self.machine, "--tools", *TOOLS)
+            "judge": "none", "corpus": "toy/corpus.jsonl", "data": f"../smollm-{roles}.jsonl",
+            "valid": "none", "test": "none", "beta": self.args.beta, "every": self.args.every, "keep": 1}
+        command = ("train.py", *self.learning(roles, seed), *flags(settings), *self.machine,
+                   "--tools", *TOOLS)
         return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles, seed),), self.args.steps * 32,
                         ("train.py", "--resume", "{out}"))
+
+    def sft(self, roles, seed, traces):
+        """Supervised learning on as many rollouts, in as many steps; it cannot be resumed."""
+        dtype = flags({"dtype": self.args.dtype}) if self.args.dtype else ()
+        command = ("experiments/sft.py", "--traces", traces, "--roles", roles,
+                   *self.learning(roles, seed), *dtype)
+        return self.run(f"sft-{traces}-{roles}-seed{seed}", command, (self.warm(roles, seed),),
+                        self.args.steps * 32)
+
+    def learning(self, roles, seed):
+        """The flags that train.py and sft.py share."""
+        return flags({
+            "model": "{0}/best", "fixed": "toy" if roles == "planner" else "{0}/best", "questions": 4,
+            "group-size": 8, "minibatches": 2, "steps": self.args.steps, "max-turns": 2,
+            "max-new-tokens": 80, "lr": self.args.lr, "token-budget": 4096, "seed": seed, "out": "{out}"})
 
     def answers(self, who, planner, fixed, seed, after, route="none"):
         """held_out.py for a planner. planner, fixed: "{0}/best" is the best checkpoint of after[0]."""
         command = ("experiments/held_out.py", "--model", planner, "--fixed", fixed, "--route", route,
                    "--seed", str(seed), *self.limit, *self.machine, "--out", "{out}")
-        return self.run(f"{who}-seed{seed}", command, after, ASKED)
+        return self.run(f"{who}-seed{seed}", command, after, ASKED, command)
 
     def all_answers(self, roles, seeds):
         """{(planner, seed): Run} for a table: what the held-out sets say about each planner."""
@@ -146,6 +152,9 @@ class Plan:
                 add("perfect planner", "perfect", fixed, seed, after)
                 for route in self.args.routes:
                     add(f"router {route}", "{0}/best", fixed, seed, after, route=route)
+            for traces in ("own", "perfect") if seed < self.args.sft else ():
+                sft = self.sft(roles, seed, traces)
+                add(f"SFT {traces}", "{1}/best", fixed, seed, (warm, sft))
             add("warm-started", "{0}/best", fixed, seed, after)
             add("Flow-GRPO", f"{{1}}/step-{self.args.steps}", fixed, seed, (warm, train))
         return found
@@ -190,6 +199,7 @@ def main():
     add("--lr", type=float, default=2e-5, help="learning rate of Flow-GRPO")
     add("--beta", type=float, default=0, help="weight of the KL in Flow-GRPO")
     add("--routes", nargs="*", choices=ROUTES, default=ROUTES, help="routers to compare with")
+    add("--sft", type=int, default=1, help="seeds of supervised learning, on its own and on perfect traces")
     add("--limit", type=int, help="questions of each held-out set at most, for a trial")
     add("--device", help="cuda, mps or cpu; None: the first there is")
     add("--dtype", help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
@@ -210,7 +220,7 @@ def main():
     if args.left or args.what == "get":
         return
     for roles in args.roles:
-        questions_file(f"smollm-{roles}.jsonl", training_questions(roles))
+        questions_file(f"smollm-{roles}.jsonl", wordings.asked(roles))
     make_all(runs, args.workers)
     if tables:
         paired.report(tables)

@@ -112,6 +112,16 @@ def of_the_toy():
     return [made for made in splits()["train"] if not names_held_out(made)]
 
 
+def asked(roles):
+    """The questions of Flow-GRPO: the toy's, if the toy plays the other modules (roles "planner"); else these
+    and as many in other wordings, shuffled."""
+    made = of_the_toy()
+    if roles == "all":
+        made += training(len(made), seed=7)
+        random.Random("asked").shuffle(made)
+    return made
+
+
 def facts(n=120, seed=0):
     """Questions about held-out elements and countries alone: a fact, a fact with arithmetic, a comparison."""
     rng, found = random.Random(f"facts {seed}"), {}

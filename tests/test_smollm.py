@@ -25,7 +25,7 @@ from toy.teacher import Teacher
 NAMES = sorted([name for name, _ in ELEMENTS] + [name for name, *_ in COUNTRIES], key=len, reverse=True)
 NAME = re.compile(rf"\b({'|'.join(NAMES)})\b", re.IGNORECASE)
 HELD_OUT = {name: held_out.made_of(name) for name in wordings.SETS}
-TRAINING = wordings.of_the_toy() + wordings.training(1200, seed=7) + warm.questions_for("all", 120, 0)
+TRAINING = wordings.asked("all") + warm.questions_for("all", 120, 0)
 
 
 @pytest.fixture(scope="module")
@@ -269,8 +269,8 @@ def test_a_run_with_a_resume_command_goes_on_where_a_kill_left_it(tmp_path, monk
 
 
 def settings(tiny):
-    return Namespace(model=tiny, device=None, dtype="bfloat16", threads=1, limit=None, warm_steps=3, steps=2, every=1,
-                     lr=2e-5, beta=0, routes=router.ROUTES)
+    return Namespace(model=tiny, device=None, dtype="bfloat16", threads=1, limit=None, sft=1,
+                     warm_steps=3, steps=2, every=1, lr=2e-5, beta=0, routes=router.ROUTES)
 
 
 def test_every_training_command_is_one_that_train_py_takes(tiny):
@@ -284,10 +284,12 @@ def test_every_training_command_is_one_that_train_py_takes(tiny):
 def test_no_two_runs_share_a_folder_and_every_planner_meets_every_seed(tiny):
     plan = smollm.Plan(settings(tiny))
     table = plan.all_answers("all", 2)
-    assert len({run.folder for run in table.values()}) == len(table) == 5 + 2 + 2
+    assert len({run.folder for run in table.values()}) == len(table) == 5 + 2 + 2 + 2
     assert {key for key in table if key[1] == 1} == {("warm-started", 1), ("Flow-GRPO", 1)}
-    assert {run.after[1].name for run in table.values() if len(run.after) == 2} == {
-        plan.train("all", seed).name for seed in range(2)}
+    learned = {who: run.after[1].name for (who, seed), run in table.items()
+               if len(run.after) == 2 and seed == 0}
+    assert learned == {"Flow-GRPO": plan.train("all", 0).name, "SFT own": plan.sft("all", 0, "own").name,
+                       "SFT perfect": plan.sft("all", 0, "perfect").name}
 
 
 def test_what_is_missing_to_convert_the_model_is_named_before_anything_is_downloaded(tmp_path, monkeypatch):
