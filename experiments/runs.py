@@ -29,7 +29,8 @@ class Run:
     """One command in a copy of the code with `edits`; "{out}" in it is this run's folder, "{0}" after[0]'s.
 
     flows: how many rollouts it costs, for the progress bar. resume: the command that goes on in the folder
-    that a kill has left; (): the folder is removed, and the run begun anew. threads: of torch.
+    that a kill has left; (): the folder is removed, and the run begun anew. makes: a path in the folder that
+    only a run that came to its end has (train.py also leaves without an error when Ctrl-C stops it).
     """
 
     name: str
@@ -39,6 +40,7 @@ class Run:
     flows: int = 0
     resume: tuple = ()
     threads: int = 1
+    makes: str = ""
 
     @property
     def folder(self):
@@ -67,6 +69,8 @@ class Run:
             result = subprocess.run(command, cwd=code, env=environment, stdout=file, stderr=file)
         if result.returncode:
             raise SystemExit(f"study.py: {self.name} failed: {' '.join(words)}\n{log.read_text()[-2000:]}")
+        if not (self.folder / self.makes).exists():
+            raise SystemExit(f"study.py: {self.name} was stopped; the same command goes on")
         (self.folder / "done").touch()
 
 

