@@ -6,8 +6,9 @@
 A small instruct model writes no plan that can be parsed, so all its groups are flat and Flow-GRPO learns
 nothing. Here it imitates a few hundred texts of the teacher, who knows every format, but picks its tools
 blindly (wordings.py). The prompts go through the model's own chat template and tokenizer, and the loss is the
-cross-entropy of the completions' tokens alone. It ends at the first check in which nine tenths of the plans
-that it samples for held-out questions parse, and, with all roles, nine tenths of its calls, too.
+cross-entropy of the completions' tokens alone. It ends at the first check on held-out questions in which nine
+tenths of its sampled plans parse and all tools are about equally likely; with all roles, nine tenths of its
+calls must parse, too, and eight tenths of its answers be right if the plans are perfect.
 
 --roles planner    the other modules are the toy, which knows one grammar: so the questions are the toy's
 --roles all        the model learns all modules, in many wordings; base_generator stays as it came
@@ -18,7 +19,7 @@ import json
 import random
 import sys
 import time
-from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ import solve
 import verifier
 from experiments import wordings
 from experiments.router import with_tool
-from flow_grpo import Action, update
+from flow_grpo import Action, token_logps, update
 from models.loading import load_engine
 from scale.checkpoints import forget, last_checkpoint, load_state, save
 from scale.command_line import TOY, TOY_TOOLS
@@ -46,10 +47,11 @@ from toy.teacher import Teacher
 PROMPTS = {"analysis": planner.ANALYSIS_PROMPT, "planner": planner.PROMPT, "executor": executor.PROMPT,
            "verifier": verifier.PROMPT, "generator": generator.PROMPT}
 SHARES = {  # examples of each role in a step
-    "planner": {"planner": 9},
-    "all": {"planner": 3, "executor": 2, "verifier": 2, "generator": 1, "analysis": 1},
+    "planner": {"planner": 8},
+    "all": {"planner": 4, "executor": 3, "verifier": 3, "generator": 2, "analysis": 1},
 }
-ENOUGH = 0.9  # of the plans, and of the calls, that have to parse
+ENOUGH = {"plans": 0.9, "calls": 0.9, "right": 0.8}  # the numbers of check() with which the warm start ends
+BLIND = 0.07  # how far the share of each tool may be from a third
 
 
 def questions_for(roles, n, seed, avoid=()):
@@ -84,53 +86,62 @@ def examples(teacher, made, tools):
 
 
 def batch_of(found, shares, rng):
-    """The examples of one step: [(prompt, text)]. The plans get the tools in turn, whatever they plan, so
-    that no step teaches one tool more than another."""
+    """The examples of one step: [(prompt, [text])]. A plan comes three times, once with each tool: so it
+    teaches that all are equally likely, whatever is planned."""
     batch = []
     for role, number in shares.items():
-        chosen = rng.sample(found[role], number)
-        if role == "planner":
-            tools = [sorted(TOY_TOOLS)[n % len(TOY_TOOLS)] for n in range(number)]
-            rng.shuffle(tools)
-            chosen = [(prompt, with_tool(text, tool)) for (prompt, text), tool in zip(chosen, tools)]
-        batch += chosen
+        for prompt, text in rng.sample(found[role], number):
+            texts = [with_tool(text, tool) for tool in sorted(TOY_TOOLS)] if role == "planner" else [text]
+            batch.append((prompt, texts))
     return batch
 
 
 def actions_of(engine, batch):
-    """The examples as Actions: in the loss are the tokens of each text and its stop token, and no others."""
+    """The examples as Actions: in the loss are the tokens of each text and its stop token, and no others. The
+    texts of an example are the turns of one rollout, and weigh as much as one text together."""
     encode, end = engine.tokenizer.encode, [engine.tokenizer.eos_token_id]
     return [Action(engine.encode(prompt), encode(text, add_special_tokens=False) + end, n)
-            for n, (prompt, text) in enumerate(batch)]
+            for n, (prompt, texts) in enumerate(batch) for text in texts]
 
 
 def learn(engine, optimizer, batch, token_budget):
-    """One step of cross-entropy, the mean over examples of the mean over tokens: its value before the step.
+    """One step of cross-entropy, the mean over examples, texts and tokens: -log π a token before the step.
 
     At ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood."""
-    actions = actions_of(engine, batch)
-    ones = torch.ones(len(actions))
-    report = update(engine.model, None, optimizer, actions, ones, temperature=1.0, beta=0,
-                    token_budget=token_budget)
+    report = update(engine.model, None, optimizer, actions_of(engine, batch), torch.ones(len(batch)),
+                    temperature=1.0, beta=0, token_budget=token_budget)
     return report["entropy"]  # of on-policy tokens it estimates the entropy; here it is the mean -log π
+
+
+@torch.no_grad()
+def probabilities(engine, planned, temperature):
+    """{tool: the probability with which a sampled plan names it}, the mean over these plans."""
+    encode = partial(engine.tokenizer.encode, add_special_tokens=False)
+    means = dict.fromkeys(sorted(TOY_TOOLS), 0.0)
+    for flow in planned:
+        before = engine.decode(flow.actions[0].ids).rpartition("Tool:")[0] + "Tool:"
+        prompt_ids = flow.actions[0].prompt_ids + encode(before)
+        logps = [token_logps(engine.model, [Action(prompt_ids, encode(f" {tool}"), 0)], temperature).sum()
+                 for tool in means]
+        for tool, share in zip(means, torch.stack(logps).softmax(0).tolist()):
+            means[tool] += share / len(planned)
+    return means
 
 
 def check(engine, teacher, made, tools, roles, fixed, max_new_tokens=80):
     """What the model can do on held-out questions: {name: number}.
 
-    plans: share of its sampled plans that parse; the share of each tool in them; calls: share of calls that
-    parse; right: accuracy of the modules that are not trained, given perfect plans; verdicts: share of theirs
+    plans: share of its sampled plans that parse; then the probability of each tool in them; calls: share of
+    calls that parse; right: accuracy of the other modules, given perfect plans; verdicts: share of theirs
     that are as the teacher's."""
     torch.manual_seed(0)
     settings = {"max_turns": 2, "max_new_tokens": max_new_tokens, "watch": quietly}
     batch = for_flow(made)
     planned = solve.rollout(batch, engine, fixed, tools, **settings | {"max_turns": 1})
-    plans = [flow.plan for flow in planned if flow.actions]
-    chosen = Counter(plan.tool for plan in plans if not isinstance(plan, str))
-    numbers = {"plans": sum(chosen.values()) / len(plans)}
-    numbers |= {tool: chosen[tool] / max(1, sum(chosen.values())) for tool in sorted(TOY_TOOLS)}
-    called = [flow.call for flow in planned if not isinstance(flow.plan, str)]
-    numbers["calls"] = sum(not isinstance(call, str) for call in called) / max(1, len(called))
+    parsed = [flow for flow in planned if not isinstance(flow.plan, str)]
+    numbers = {"plans": len(parsed) / len(planned)}
+    numbers |= probabilities(engine, parsed, 0.7) if parsed else {}
+    numbers["calls"] = sum(not isinstance(flow.call, str) for flow in parsed) / max(1, len(parsed))
     if roles == "all":
         metrics, flows = solve.evaluate(batch, teacher(made), fixed, tools, **settings)
         steps = [(step, len(one["steps"])) for flow, one in zip(flows, made) for step in flow.memory.steps]
@@ -142,8 +153,10 @@ def check(engine, teacher, made, tools, roles, fixed, max_new_tokens=80):
     return numbers
 
 
-def good_enough(numbers, roles):
-    return numbers["plans"] >= ENOUGH and (roles == "planner" or numbers["calls"] >= ENOUGH)
+def good_enough(numbers):
+    """Does everything parse that has to, and are the tools still blind? {}: nothing is known yet."""
+    enough = all(numbers[name] >= least for name, least in ENOUGH.items() if name in numbers)
+    return enough and all(abs(numbers.get(tool, 1) - 1 / len(TOY_TOOLS)) <= BLIND for tool in TOY_TOOLS)
 
 
 def line_of(numbers):
@@ -167,7 +180,7 @@ def warm_start(args):
     file, step = args.out / "formats.json", state["step"] if state else 0
     numbers = json.loads(file.read_text()) if file.exists() else {}
     numbers = numbers if numbers.get("step") == step else {}  # a kill came between check and checkpoint
-    while step < args.steps and not (numbers and good_enough(numbers, args.roles)):
+    while step < args.steps and not good_enough(numbers):
         step, start = step + 1, time.process_time()
         batch = batch_of(found, SHARES[args.roles], random.Random(f"{args.seed} {step}"))
         loss = learn(engine, optimizer, batch, args.token_budget)
