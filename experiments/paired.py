@@ -82,34 +82,34 @@ def in_order(planners):
 
 
 def accuracy_text(rows):
-    """'0.34 [0.29, 0.40]' of one seed; of several, their mean and the lowest and highest seed."""
-    values = [row["accuracy"] for row in rows]
+    """'0.34 [.29, .40]' of one seed; of several, their mean and the lowest and highest seed, (.31-.36)."""
+    values, short = [row["accuracy"] for row in rows], lambda value: f"{value:.2f}".removeprefix("0")
     if len(rows) == 1:
-        return f"{values[0]:.2f} [{rows[0]['low']:.2f}, {rows[0]['high']:.2f}]"
-    return f"{sum(values) / len(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+        return f"{values[0]:.2f} [{short(rows[0]['low'])}, {short(rows[0]['high'])}]"
+    return f"{sum(values) / len(values):.2f} ({short(min(values))}-{short(max(values))})"
 
 
 def table_of(rows):
-    """The accuracies of one table's planners on each set, and the errors on the first."""
-    lines = [["planner", *SETS, "tool-calling errors, %", "seeds"]]
+    """The accuracies of one table's planners on each set, and the tool-calling errors on the first."""
+    lines = [["planner", *SETS, "errors, %"]]
     for planner in in_order({row["planner"] for row in rows}):
         of_planner = [row for row in rows if row["planner"] == planner]
         cells = [accuracy_text([row for row in of_planner if row["set"] == name]) for name in SETS]
         errors = [100 * row["errors"] for row in of_planner if row["set"] == SETS[0]]
-        lines.append([planner, *cells, f"{sum(errors) / len(errors):.0f}", str(len(errors))])
+        lines.append([planner, *cells, f"{sum(errors) / len(errors):.0f}"])
     return markdown(lines)
 
 
 def paired_table(pairs):
-    """The paired comparisons of one table, of the seed in which the gain is the least certain."""
-    lines = [["before → after", *SETS]]
+    """The paired comparisons of one table: questions won and lost, and p, of the least certain seed."""
+    lines = [["won, lost (p)", *SETS]]
     for first, second in PAIRS:
         cells = []
         for name in SETS:
             chosen = [row for row in pairs
                       if (row["before"], row["after"], row["set"]) == (first, second, name)]
             worst = max(chosen, key=lambda row: (row["p"], row["lost"] - row["won"]), default=None)
-            cells.append(worst and f"+{worst['won']} -{worst['lost']}, p {worst['p']:.2g}")
+            cells.append(worst and f"+{worst['won']} -{worst['lost']} ({worst['p']:.1g})")
         if all(cells):
             lines.append([f"{first} → {second}", *cells])
     return markdown(lines)

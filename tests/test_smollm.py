@@ -263,7 +263,7 @@ def test_the_report_pairs_rollouts_of_the_same_questions(tmp_path, monkeypatch, 
     table = {("warm-started", 0): answered("warm", [0] * 10)}
     table |= {("Flow-GRPO", 0): answered("grpo", [1] * 9 + [0])}
     paired.report({"all": table})
-    assert "warm-started → Flow-GRPO | +9 -0, p 0.0039" in capsys.readouterr().out
+    assert "warm-started → Flow-GRPO | +9 -0 (0.004)" in capsys.readouterr().out
     assert (tmp_path / "smollm-paired.csv").read_text().count("warm-started,Flow-GRPO,0,0,9,") == 4
 
 
@@ -329,3 +329,14 @@ def test_what_is_missing_to_convert_the_model_is_named_before_anything_is_downlo
     ("smollm2-135m", 134_515_008), ("qwen2.5-0.5b", 494_032_768), ("qwen3-0.6b", 596_049_920)])
 def test_random_models_have_as_many_weights_as_the_published_ones(name, parameters):
     assert fit.shapes(random_model.CONFIGS[name])["parameters"] == parameters
+
+
+def test_the_tables_of_results_show_what_is_in_the_csv_files():
+    page = (runs.ROOT / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
+    rows = [row | {name: float(row[name]) for name in ("accuracy", "low", "high", "errors")}
+            for row in figures.read("smollm")]
+    shown = re.findall(r"<!-- smollm-(\w+) -->\n(.+?)<!-- /", page, re.DOTALL)
+    assert "toy" in dict(shown)
+    for roles, tables in shown:
+        table = paired.table_of([row for row in rows if row["roles"] == roles])
+        assert tables.startswith(f"{table}\n\n")
