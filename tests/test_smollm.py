@@ -103,6 +103,11 @@ def test_training_names_no_element_or_country_whose_facts_are_held_out():
         assert {whom for what, whom in made["steps"] if what != "value"} <= wordings.HELD_OUT
 
 
+def test_half_of_the_comparisons_in_other_wordings_are_answered_yes():
+    answers = Counter(made["answer"] for made in wordings.training(400, 0) if made["kind"] == "compare")
+    assert answers == {"yes": 50, "no": 50}
+
+
 def test_training_has_no_number_as_large_as_the_held_out_numbers():
     largest = max(int(number) for made in TRAINING for number in re.findall(r"\d+", made["question"]))
     smallest = min(max(map(int, re.findall(r"\d+", made["question"]))) for made in HELD_OUT["numbers"])
