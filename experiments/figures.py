@@ -27,6 +27,8 @@ LINES = [{"color": "black"}, {"color": "0.5", "linestyle": "--"}, {"color": "0.3
          {"color": "0.65", "linestyle": "-."}]
 TOOLS = {"base_generator": ("0.85", ""), "python_coder": ("0.25", ""), "wikipedia_search": ("0.55", "///"),
          "unreadable": ("white", "xxx")}
+STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
+         "svg.hashsalt": "nano-agentflow", "svg.fonttype": "none"}
 TOPICS = {  # the variants of a small figure: {name: (runs, what the paper's Flow-GRPO has)}
     "statistics": {"turn-stats": "over turns"},
     "mean": {"token-mean": "all tokens alike"},
@@ -293,8 +295,7 @@ def main():
         import matplotlib.pyplot as plt
     except ImportError:
         parser.exit(2, "figures.py: needs matplotlib, which the project does not: pip install matplotlib\n")
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    plt.rcParams.update({"svg.hashsalt": "nano-agentflow", "svg.fonttype": "none"})
+    plt.rcParams.update(STYLE)
     for name in args.names or FIGURES:
         if name not in FIGURES:
             parser.exit(2, f"figures.py: there is no figure {name}: choose from {', '.join(FIGURES)}\n")

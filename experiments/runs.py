@@ -1,7 +1,8 @@
 """The runs of the study: one command each, in an edited copy of the code, made once, after the runs it needs.
 
 Runs stay in runs/study/. A folder's name holds a hash of its command and its edits, but not of the rest of
-the code: remove runs/study after you change that. A run that was killed is begun anew.
+the code: remove runs/study after you change that. A run that was killed is begun anew, unless it has a
+command that resumes it.
 """
 
 import functools
@@ -27,7 +28,9 @@ LOCK = threading.Lock()
 class Run:
     """One command in a copy of the code with `edits`; "{out}" in it is this run's folder, "{0}" after[0]'s.
 
-    flows: how many rollouts it costs, for the progress bar.
+    flows: how many rollouts it costs, for the progress bar. resume: the command that goes on in the folder
+    that a kill has left; (): the folder is removed, and the run begun anew. makes: a path in the folder that
+    only a run that came to its end has (train.py also leaves without an error when Ctrl-C stops it).
     """
 
     name: str
@@ -35,6 +38,9 @@ class Run:
     edits: tuple = ()
     after: tuple = ()
     flows: int = 0
+    resume: tuple = ()
+    threads: int = 1
+    makes: str = ""
 
     @property
     def folder(self):
@@ -49,17 +55,22 @@ class Run:
         """Run the command unless it is finished; a folder that a kill has left incomplete is begun anew."""
         if self.finished:
             return
-        shutil.rmtree(self.folder, ignore_errors=True)
-        words = [word.format(*(run.folder for run in self.after), out=self.folder) for word in self.command]
+        begun = self.resume and self.folder.exists()
+        if not begun:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        words = self.resume if begun else self.command
+        words = [word.format(*(run.folder for run in self.after), out=self.folder) for word in words]
         log = RUNS / f"{self.folder.name}.log"  # not with_suffix: there are dots in names
         with LOCK:
             code = edited(RUNS, self.edits)
-        with open(log, "w") as file:
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        with open(log, "a" if begun else "w") as file:
+            environment = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
             command = [sys.executable, *words]
             result = subprocess.run(command, cwd=code, env=environment, stdout=file, stderr=file)
         if result.returncode:
             raise SystemExit(f"study.py: {self.name} failed: {' '.join(words)}\n{log.read_text()[-2000:]}")
+        if not (self.folder / self.makes).exists():
+            raise SystemExit(f"study.py: {self.name} was stopped; the same command goes on")
         (self.folder / "done").touch()
 
 
@@ -83,8 +94,8 @@ def edited(runs, edits):
     return folder
 
 
-def make_all(runs, workers):
-    """Make the runs, `workers` at a time, each after those it needs, with a bar that shows the time left."""
+def with_forerunners(runs):
+    """These runs and all that they need, each once, and none before those it needs."""
     needed = {}
 
     def add(run):
@@ -94,7 +105,13 @@ def make_all(runs, workers):
 
     for run in runs:
         add(run)
-    waiting, running = [run for run in needed.values() if not run.finished], {}
+    return list(needed.values())
+
+
+def make_all(runs, workers):
+    """Make the runs, `workers` at a time, each after those it needs, with a bar that shows the time left."""
+    needed = with_forerunners(runs)
+    waiting, running = [run for run in needed if not run.finished], {}
     flows = sum(run.flows for run in waiting)
     print(f"{len(needed)} runs, {len(needed) - len(waiting)} of them finished already")
     with tqdm(total=flows, unit=" flows") as bar, ThreadPoolExecutor(workers) as pool:

@@ -2,6 +2,7 @@
 
     python experiments/sft.py --traces perfect --out runs/sft    imitate a planner that picks the right tools
     python experiments/sft.py --traces own --out runs/sft        imitate the untrained planner's successes
+    python experiments/sft.py --traces own --model WARM --fixed WARM --roles all --out runs/sft
 
 As many rollouts are collected as Flow-GRPO would make, on the same questions, once, before any learning. The
 right ones are kept, and the planner takes as many optimiser steps on them, each on as many rollouts. The loss
@@ -22,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import solve
+from experiments.wordings import Linguist, asked
 from flow_grpo import Action, update
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
-from rewards.questions import read_questions
 from scale.command_line import TOY, TOY_TOOLS
 from scale.masters import MasterAdamW
 from tools import toolbox
@@ -38,8 +39,8 @@ from train import questions_of
 class Perfect:
     """The teacher with the right tools, as an engine whose texts are also the planner's token ids."""
 
-    def __init__(self, made, engine):
-        self.teacher, self.engine = Teacher(made), engine
+    def __init__(self, made, engine, teacher=Teacher):
+        self.teacher, self.engine = teacher(made), engine
 
     def __call__(self, prompts, **settings):
         encode, end = self.engine.tokenizer.encode, [self.engine.tokenizer.eos_token_id]
@@ -55,7 +56,7 @@ def collect(planner, fixed, tools, questions, args):
         torch.manual_seed(args.seed * 1_000_003 + step)
         distinct = questions_of(step, questions, args.questions, args.seed)
         batch = [question for question in distinct for _ in range(args.group_size)]
-        metrics, flows = solve.evaluate(batch, planner, fixed, tools, max_turns=args.max_turns)
+        metrics, flows = solve.evaluate(batch, planner, fixed, tools, **solve.flow_settings(args))
         right += [flow for flow in flows if flow.reward]
         print(f"batch {step}/{args.steps}: {accuracy_line(metrics, len(batch))}", flush=True)
     return right
@@ -70,7 +71,8 @@ def imitate(engine, flows, args):
         turns = [(i, turn) for i, flow in enumerate(batch) for turn in flow.actions]
         actions = [Action(turn.prompt_ids, turn.ids, i) for i, turn in turns]
         ones = torch.ones(len(batch))
-        learned = update(engine.model, None, optimizer, actions, ones, temperature=1.0, beta=0)
+        learned = update(engine.model, None, optimizer, actions, ones, temperature=1.0, beta=0,
+                         token_budget=args.token_budget)
         if step % 8 == 0:
             numbers = f"-log π a token {learned['entropy']:.4f} | gradient {learned['grad_norm']:.2f}"
             print(f"step {step} | {numbers}", flush=True)
@@ -87,21 +89,30 @@ def main():
     add("--minibatches", type=int, default=4, help="optimiser steps for each batch")
     add("--max-turns", type=int, default=3, help="turns of a rollout")
     add("--lr", type=float, default=3e-4, help="learning rate of AdamW")
+    add("--model", default=str(TOY), help="the planner that learns")
+    add("--fixed", default=str(TOY), help="the model of all other modules")
+    add("--roles", choices=["planner", "all"], help="questions and teacher of smollm.py; None: the toy's own")
+    add("--temperature", type=float, default=0.7, help="of the planner's sampling")
+    add("--max-new-tokens", type=int, help="longest completion of a module; None: the checkpoint's, or 1024")
+    add("--token-budget", type=int, default=16384, help="tokens of a micro-batch: bounds memory")
+    add("--dtype", help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
     add("--seed", type=int, default=0, help="decides everything random")
     add("--out", type=Path, required=True,
         help="folder: best/ is the checkpoint, questions-0.jsonl the perfect planner's test rollouts")
     args = parser.parse_args()
-    engine, fixed = load_engine(str(TOY)), load_engine(str(TOY))
+    engine, fixed = (load_engine(name, dtype=args.dtype) for name in (args.model, args.fixed))
     tools, made = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), splits()
-    planner = Perfect(made["train"] + made["test"], engine) if args.traces == "perfect" else engine
-    flows = collect(planner, fixed, tools, read_questions(TOY / "train.jsonl"), args)
+    made["train"] = asked(args.roles) if args.roles else made["train"]
+    teacher = Linguist if args.roles == "all" else Teacher
+    planner = engine if args.traces == "own" else Perfect(made["train"] + made["test"], engine, teacher)
+    flows = collect(planner, fixed, tools, for_flow(made["train"]), args)
     print(f"{len(flows)} rollouts ended well")
     imitate(engine, flows, args)
     engine.save(args.out / "best")
-    if args.traces == "perfect":  # how far the best plans get in this world
+    if args.traces == "perfect" and not args.roles:  # how far the best plans get in this world
         torch.manual_seed(args.seed)
         test = for_flow(made["test"])
-        metrics, flows = solve.evaluate(test, planner, fixed, tools, max_turns=args.max_turns)
+        metrics, flows = solve.evaluate(test, planner, fixed, tools, **solve.flow_settings(args))
         print(f"the perfect planner: {accuracy_line(metrics, len(flows))}")
         records = "".join(json.dumps(flow.record()) + "\n" for flow in flows)
         (args.out / "questions-0.jsonl").write_text(records, encoding="utf-8")

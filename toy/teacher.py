@@ -82,10 +82,15 @@ class Teacher:
             if len(known) < len(question["steps"]):
                 what, wanted = self.sub_goal(question, known)
                 if sub_goal == wanted and not result.startswith("Error:"):
-                    invented = re.search(r"I think it is (.+)\.", result)
-                    found = invented or re.search(READ.get(what, r"(.+)"), result)
-                    known += [found[1]] if found else []
+                    value = self.read(what, result)
+                    known += [value] if value else []
         return known
+
+    def read(self, what, result):
+        """The value in a result, or None."""
+        invented = re.search(r"I think it is (.+)\.", result)
+        found = invented or re.search(READ.get(what, r"(.+)"), result)
+        return found and found[1]
 
     def plan(self, question, known):
         what, sub_goal = self.sub_goal(question, known)

