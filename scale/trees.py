@@ -50,7 +50,7 @@ def micro_batches(model, actions, budget, apart=lambda action: False):
         if batches:
             slots = (len(batches[-1]) + 1) * batches[-1][0][0]  # if it joins the rows of the last batch
             filled = sum(n for n, _ in batches[-1]) + nodes
-            if slots <= budget and filled >= (1 - PADDING) * (slots if slots > SMALL else 0):
+            if slots <= budget and (slots <= SMALL or filled >= (1 - PADDING) * slots):
                 batches[-1].append((nodes, row))
                 continue
         batches.append([(nodes, row)])
