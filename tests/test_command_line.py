@@ -111,7 +111,8 @@ def test_tools_are_named_with_commas_or_spaces_and_swallow_no_question(monkeypat
     assert args.tools == tools and args.question == question
 
 
-def test_another_model_has_data_and_a_judge_and_the_toy_has_its_own(monkeypatch):
+def test_another_model_has_data_and_a_judge_and_the_toy_has_its_own(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # without a runs/ of an earlier training
     args, qwen = parsed(monkeypatch, train_arguments, "--model", "Qwen/Qwen2.5-7B"), "Qwen/Qwen2.5-7B"
     assert (args.data, args.valid, args.test, args.judge) == ("nq+deepmath", None, None, qwen)
     assert (args.steps, args.questions, args.group_size, args.max_turns, args.lr) == (32, 32, 8, 3, None)
@@ -131,9 +132,9 @@ def test_one_question_has_no_gold_and_needs_no_judge(monkeypatch):
     assert parsed(monkeypatch, solve_arguments, "--model", "a/b", "Who?").judge is None
 
 
-def test_ctrl_c_during_the_imports_leaves_no_traceback():
-    process = subprocess.Popen([sys.executable, "train.py"], cwd=ROOT, stderr=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True)
+def test_ctrl_c_during_the_imports_leaves_no_traceback(tmp_path):
+    process = subprocess.Popen([sys.executable, "train.py", "--out", tmp_path / "run"], cwd=ROOT,
+                               stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     maps, deadline = Path(f"/proc/{process.pid}/maps"), time.time() + 60
     while "libtorch" not in maps.read_text() and time.time() < deadline:  # the imports have begun
         time.sleep(0.01)
