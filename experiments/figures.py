@@ -22,7 +22,8 @@ from rewards.metrics import markdown
 
 RESULTS = FOLDER / "results"
 # n -> t(0.975) of n - 1 degrees of freedom
-T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 11: 2.23, 12: 2.20,
+     13: 2.18, 14: 2.16, 15: 2.14, 16: 2.13, 17: 2.12, 18: 2.11, 19: 2.10, 20: 2.09}
 LINES = [{"color": "black"}, {"color": "0.5", "linestyle": "--"}, {"color": "0.3", "linestyle": ":"},
          {"color": "0.65", "linestyle": "-."}]
 TOOLS = {"base_generator": ("0.85", ""), "python_coder": ("0.25", ""), "wikipedia_search": ("0.55", "///"),
@@ -283,8 +284,13 @@ def variants(plt):
     fill("variants", markdown(lines))
 
 
+def forks(plt):
+    from experiments import power  # which imports this file
+    power.forks(plt)
+
+
 FIGURES = {"training": training, "ways": ways, "tools": tools, "budget": budget, "monolith": monolith,
-           "sizes": sizes, "variants": variants}
+           "sizes": sizes, "variants": variants, "forks": forks}
 
 
 def main():

@@ -1,5 +1,7 @@
 """The runs of the study: one command each, in an edited copy of the code, made once, after the runs it needs.
 
+An edit is a diff beside this file: edits/NAME.diff, or forks/NAME.diff, which `git apply` makes yours.
+
 Runs stay in runs/study/. A folder's name holds a hash of its command and its edits, but not of the rest of
 the code: remove runs/study after you change that. A run that was killed is begun anew, unless it has a
 command that resumes it.
@@ -8,6 +10,7 @@ command that resumes it.
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,9 +27,26 @@ NO_CODE = shutil.ignore_patterns(".*", "runs", "docs", "tests", "results", "__py
 LOCK = threading.Lock()
 
 
+def path_of(edit):
+    """"forks/rloo" -> .../experiments/forks/rloo.diff"""
+    return ROOT / "experiments" / f"{edit}.diff"
+
+
+def head_and_changes(edit):
+    """The text before the diff, which `git apply` skips, and the diff."""
+    return re.split(r"(?m)^(?=diff --git |--- )", path_of(edit).read_text(encoding="utf-8"), maxsplit=1)
+
+
+def note(edit, name):
+    """What the line `name: ...` of the head says: the source, the flags or the result of a fork."""
+    return next(iter(re.findall(rf"(?m)^{name}: (.*)$", head_and_changes(edit)[0])), "")
+
+
 @dataclass(frozen=True)
 class Run:
     """One command in a copy of the code with `edits`; "{out}" in it is this run's folder, "{0}" after[0]'s.
+
+    edits: names of diffs, which are applied in this order.
 
     flows: how many rollouts it costs, for the progress bar. resume: the command that goes on in the folder
     that a kill has left; (): the folder is removed, and the run begun anew. makes: a path in the folder that
@@ -44,7 +64,8 @@ class Run:
 
     @property
     def folder(self):
-        parts = repr((self.command, self.edits, [run.folder.name for run in self.after]))
+        changes = [head_and_changes(edit)[1] for edit in self.edits]
+        parts = repr((self.command, changes, [run.folder.name for run in self.after]))
         return RUNS / f"{self.name}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
 
     @property
@@ -86,11 +107,13 @@ def edited(runs, edits):
     folder = runs / f"code-{hashlib.sha256(repr(edits).encode()).hexdigest()[:8]}"
     shutil.rmtree(folder, ignore_errors=True)
     copy_code(folder)
-    for name, old, new in edits:
-        text = (folder / name).read_text(encoding="utf-8")
-        if text.count(old) != 1:
-            raise SystemExit(f"study.py: {name} has the line to change {text.count(old)} times: {old}")
-        (folder / name).write_text(text.replace(old, new), encoding="utf-8")
+    # Inside a repository, git apply would skip the files of a folder that the repository ignores.
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    for edit in edits:
+        command = ["git", "apply", path_of(edit)]
+        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        if result.returncode:
+            raise SystemExit(f"study.py: {edit}.diff does not fit the code: {result.stderr.strip()}")
     return folder
 
 

@@ -12,7 +12,7 @@ import torch
 from test_flow_grpo import gradient, learn, rollouts, tiny
 
 import solve
-from experiments import edits, figures, monolith, runs, sft, study
+from experiments import figures, monolith, power, runs, sft, study
 from flow_grpo import token_logps, token_weights
 from models.completion import Completion
 from models.loading import load_engine
@@ -43,24 +43,41 @@ def folder(tmp_path, monkeypatch):
 
 # ---- edits and runs ----------------------------------------------------------------------------------------
 
-def test_every_edit_finds_its_line_and_leaves_python(folder):
-    for changes in {run.edits for run in all_runs()}:
-        code = runs.edited(folder, changes)
-        for name, _, new in changes:
-            assert new in (code / name).read_text() or any(old in new for _, old, _ in changes)
-            compile((code / name).read_text(), name, "exec")
+def changed_lines(edit):
+    """The lines that a diff removes and adds, without their signs and without imports."""
+    lines = re.findall(r"(?m)^[-+](?!-- |\+\+ )(.*)$", runs.head_and_changes(edit)[1])
+    return [line.strip() for line in lines if line.strip() and not line.startswith(("import ", "from "))]
+
+
+def test_every_edit_fits_the_code_and_leaves_python(folder):
+    for edits in {run.edits for run in all_runs()}:
+        code = runs.edited(folder, edits)
+        for edit in edits:
+            for name in re.findall(r"(?m)^\+\+\+ b/(.*\.py)$", runs.head_and_changes(edit)[1]):
+                compile((code / name).read_text(), name, "exec")
         assert (code / "toy" / "config.json").exists() and not (code / "tests").exists()
 
 
-def test_an_edit_whose_line_is_gone_ends_the_study(folder):
-    with pytest.raises(SystemExit, match="solve.py has the line to change 0 times"):
-        runs.edited(folder, (("solve.py", "a line that is not in it", ""),))
+def test_an_edit_that_does_not_fit_ends_the_study(folder, monkeypatch):
+    gone = "--- a/solve.py\n+++ b/solve.py\n@@ -1 +1 @@\n-a line that is not in it\n+another\n"
+    (folder / "gone.diff").write_text(f"What it is.\n{gone}")
+    monkeypatch.setattr(runs, "path_of", lambda edit: folder / f"{edit}.diff")
+    with pytest.raises(SystemExit, match="gone.diff does not fit the code: .*solve.py"):
+        runs.edited(folder, ("gone",))
+
+
+def test_a_copy_inside_an_ignored_folder_of_the_repository_is_edited_too(folder):
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    (folder / ".gitignore").write_text("*\n")
+    code = runs.edited(folder, ("edits/never-stops",))
+    assert "flow.stopped = False\n" in (code / "solve.py").read_text()
 
 
 def test_five_seeds_for_the_papers_analyses_and_three_for_the_rest_each_run_once():
     names = Counter(run.name for run in all_runs())
-    seeds = dict.fromkeys(("flow-grpo", "sft-own", "sft-perfect", "monolith"), 5)
-    seeds |= dict.fromkeys(("width-64", *edits.VARIANTS), 3)
+    forks = (f"fork-{name}" for name in study.FORKS)
+    seeds = dict.fromkeys(("flow-grpo", "sft-own", "sft-perfect", "monolith", "fork-token-mean", *forks), 5)
+    seeds |= dict.fromkeys(("width-64", *study.VARIANTS), 3)
     for name, number in seeds.items():
         assert [names[f"{name}-seed{seed}"] for seed in range(6)] == [1] * number + [0] * (6 - number)
     assert set(names.values()) == {1}
@@ -88,7 +105,7 @@ def test_a_run_that_fails_ends_the_study_with_its_last_lines(folder):
 
 def test_another_command_edit_or_forerunner_is_another_folder():
     first = runs.Run("run", ("a",))
-    others = [runs.Run("run", ("b",)), runs.Run("run", ("a",), edits=(("x", "y", "z"),))]
+    others = [runs.Run("run", ("b",)), runs.Run("run", ("a",), edits=("forks/rloo",))]
     others += [runs.Run("run", ("a",), after=(runs.Run("before", (word,)),)) for word in ("c", "d")]
     assert len({run.folder for run in (first, *others)}) == 5
     assert runs.Run("run", ("a",)).folder == first.folder
@@ -170,10 +187,41 @@ def test_the_tables_show_what_is_in_the_csv_files(name, key):
 
 def test_every_change_is_shown_beside_its_result():
     shown = re.sub("(?m)^[-+]", "", RESULTS)
-    for flags, changes in [((), edits.HARD[1:]), *edits.VARIANTS.values()]:
+    for flags, edits in [((), study.WORLD), *study.VARIANTS.values()]:
         assert " ".join(flags) in shown
-        for _, old, new in changes:
-            assert old.strip() in shown and new.strip() in shown
+        for edit in {*edits} - {"edits/programs-kept"}:
+            assert all(line in shown for line in changed_lines(edit))
+
+
+# ---- forks -------------------------------------------------------------------------------------------------
+
+def test_a_forks_result_does_not_change_its_run_but_its_diff_does(folder, monkeypatch):
+    (folder / "one.diff").write_text("result: not measured yet\n--- a/x\n")
+    monkeypatch.setattr(runs, "path_of", lambda edit: folder / f"{edit}.diff")
+    name = lambda: runs.Run("run", ("a",), edits=("one",)).folder.name
+    first = name()
+    (folder / "one.diff").write_text("result: better\n--- a/x\n")
+    assert name() == first and runs.note("one", "result") == "better"
+    (folder / "one.diff").write_text("result: better\n--- a/y\n")
+    assert name() != first
+
+
+@pytest.mark.parametrize("sd, alpha, found", [(0.046, 0.05, 9), (0.046, 0.005, 16), (0.05, 0.05, 10)])
+def test_so_many_pairs_find_five_points_in_four_of_five_studies(sd, alpha, found):
+    n = power.seeds_needed(sd, alpha=alpha)
+    assert n == found
+    changes = 0.05 + sd * torch.randn(20_000, n, generator=torch.Generator().manual_seed(0))
+    nulls = torch.randn(200_000, n, generator=torch.Generator().manual_seed(1))
+    t_of = lambda sample: (sample.mean(1) / (sample.std(1) / n**0.5)).abs()
+    limit = t_of(nulls).sort()[0][int(len(nulls) * (1 - alpha))]
+    assert 0.78 < (t_of(changes) > limit).float().mean() < 0.87
+
+
+def test_the_pairs_of_a_fork_are_those_of_the_same_seed():
+    rows = [{"run": run, "seed": seed, "accuracy": value} for run, seed, value in
+            (("as it is", "0", "0.5"), ("as it is", "1", "0.7"), ("rloo", "1", "0.8"), ("rloo", "0", "0.4"))]
+    assert power.differences(rows, "rloo", "as it is", "accuracy") == pytest.approx([-0.1, 0.1])
+    assert power.pooled([[0.0, 2.0], [5.0, 7.0, 9.0]]) == pytest.approx(((2 + 8) / 3) ** 0.5)
 
 
 @pytest.mark.extras("matplotlib")

@@ -1,73 +1,267 @@
-"""What a fork changes: five diffs (tests/forks), each of one place, each run in a copy of the code."""
+"""The forks (experiments/forks/*.diff): each fits the code, and does what it says, which the code does not.
 
+A fork has a check: a number that holds for it. The check runs twice, in the copy that the diff has changed,
+and in the code as it is, where it must fail. .ci/run also trains two steps of the toy in each copy.
+"""
 import csv
 import json
+import math
 import os
-import re
+import runpy
 import subprocess
 import sys
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from test_flow_grpo import Recorder, T, one_by_one, rollouts, same_gradients, tiny
+from test_house import ORDER, ROOMS
 
-from experiments.runs import copy_code
+from experiments import runs
+from models.loading import load_engine
 
-FORKS = Path(__file__).parent / "forks"
-PLACES = {"reward": "rewards/grade.py", "objective": "flow_grpo.py", "tool": "tools.py",
-          "prompt": "planner.py", "dataset": "my_questions.jsonl"}
-TRAIN = ["train.py", "--steps", "2", "--questions", "2", "--group-size", "4", "--max-turns", "1",
+FORKS = sorted(path.stem for path in (runs.ROOT / "experiments" / "forks").glob("*.diff"))
+TRAIN = ["train.py", "--steps", "2", "--questions", "2", "--group-size", "4", "--max-turns", "2",
          "--valid", "none", "--test", "none", "--out", "run"]
-COUNT = """
-import executor, tools
-chosen = tools.toolbox(["word_count"])
-call = executor.parse('word_count(text="one two three")', "word_count", chosen["word_count"])
-print(tools.run_calls([call], chosen, None))
-"""
+MISSING = AssertionError, AttributeError, ImportError, OSError
+
+
+@contextmanager
+def modules_of(folder):
+    """Inside, `import train` and the like give the modules of this copy of the code."""
+    def ours():
+        return [name for name in sys.modules if name.split(".")[0] in ORDER + ROOMS + ["toy"]]
+
+    before = {name: sys.modules.pop(name) for name in ours()}
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in ours():
+            del sys.modules[name]
+        sys.modules.update(before)
 
 
 @pytest.fixture
-def fork(tmp_path, request):
-    """run(arguments) -> what Python prints in the copy with the diff that the test is named after."""
-    folder, name = tmp_path / "fork", re.search(r"another_(\w+?)_", request.node.name)[1]
-    copy_code(folder)
-    subprocess.run(["git", "apply", FORKS / f"{name}.diff"], cwd=folder, check=True)
-
-    def run(*arguments):
-        settings = {"cwd": folder, "env": os.environ | {"OMP_NUM_THREADS": "1"}}
-        return subprocess.check_output([sys.executable, *arguments], text=True, **settings)
-
-    def log(*arguments):
-        run(*TRAIN, *arguments)
-        return list(csv.DictReader(open(folder / "run" / "log.csv", newline="")))
-
-    run.log, run.folder = log, folder
-    return run
+def fork(tmp_path):
+    """fork(name) -> the folder of a copy of the code with this diff."""
+    return lambda name: runs.edited(tmp_path, (f"forks/{name}",))
 
 
-def test_each_fork_is_one_place_in_one_file():
-    for name, file in PLACES.items():
-        diff = (FORKS / f"{name}.diff").read_text()
-        assert re.findall(r"(?m)^\+\+\+ b/(.*)", diff) == [file] and diff.count("@@ -") == 1
-    assert {path.stem for path in FORKS.iterdir()} == set(PLACES)
+# ---- what is the same for all ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", FORKS)
+def test_a_fork_is_at_most_15_lines_of_the_nine_and_says_what_it_is_and_what_came_of_it(name):
+    head, changes = runs.head_and_changes(f"forks/{name}")
+    assert all(runs.note(f"forks/{name}", key) for key in ("source", "result"))
+    assert head.splitlines()[0] and max(map(len, (head + changes).splitlines())) <= 111
+    lines, script = 0, False
+    for line in changes.splitlines():
+        if line.startswith(("--- ", "+++ ")):
+            script = line[6:].removesuffix(".py") in ORDER if line[4:].strip() != "/dev/null" else script
+        elif line.startswith(("+", "-")):
+            lines += script
+    assert lines <= 15
 
 
-def test_another_reward_is_what_training_sees(fork):
-    fork.log()
-    rollouts = [json.loads(line) for line in (fork.folder / "run" / "rollouts.jsonl").open()]
-    assert {round(rollout["reward"] + 0.1 * rollout["turns"], 6) for rollout in rollouts} == {0, 1}
+@pytest.mark.parametrize("name", FORKS)
+def test_the_check_of_a_fork_holds_in_it_and_not_in_the_code_as_it_is(name, fork):
+    check = globals()[f"check_{name.replace('-', '_')}"]
+    with modules_of(fork(name)):
+        check()
+    with modules_of(runs.ROOT), pytest.raises(MISSING):
+        check()
 
 
-def test_another_objective_is_what_training_follows(fork):
-    assert float(fork.log()[-1]["loss"]) > 0.01  # without the new term it is 0 but for rounding, clip and KL
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FORKS)
+def test_the_toy_trains_in_each_fork(name, fork):
+    folder, settings = fork(name), {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "text": True}
+    if name == "sql":
+        subprocess.run([sys.executable, "-m", "world.sql"], cwd=folder, check=True, **settings)
+    command = [sys.executable, *TRAIN, *runs.note(f"forks/{name}", "flags").split()]
+    printed = subprocess.check_output(command, cwd=folder, **settings)
+    rows = list(csv.DictReader(open(folder / "run" / "log.csv", newline="")))
+    assert len(rows) == 2 and all(math.isfinite(float(row["loss"])) for row in rows)
+    records = [json.loads(line) for line in (folder / "run" / "rollouts.jsonl").open()]
+    seen = {
+        "entropy": lambda: float(rows[-1]["loss"]) > 0.01,  # without the bonus 0 but for rounding, clip, KL
+        "turn-cost": lambda: {round(one["reward"] + 0.1 * one["turns"], 6) for one in records} <= {0, 1},
+        "asymmetric": lambda: min(one["reward"] for one in records) == -1,
+        "tracker": lambda: len((folder / "run" / "scalars.jsonl").open().readlines()) == 2 * len(rows[0]),
+        "dataset": lambda: {one["gold"] for one in records} <= {"42", "Fe", "Paris"},
+        "sql": lambda: all("product(name TEXT" in one["question"] for one in records),
+        "prompt": lambda: "planner.PROMPT has changed" in printed,
+    }
+    assert seen.get(name, lambda: True)()
 
 
-def test_another_dataset_is_a_file(fork):
-    assert {row["groups"] for row in fork.log("--data", "my_questions.jsonl")} == {"2"}
+# ---- objectives: the gradient of the second mini-batch, in plain loops -------------------------------------
+
+def check_gradient(objective, step=lambda a: 0.0, **settings):
+    """Is the gradient of update() that of objective(logp, logp_old, A, T_i), the part of J of one turn?
+
+    In the second mini-batch, where π_θ is no longer π_θold, and in micro-batches of all sizes."""
+    import flow_grpo
+    turns_of, rewards, groups = rollouts()
+    actions = [flow_grpo.Action(a.prompt_ids, a.ids, a.flow) for a in turns_of]
+    for number, action in enumerate(actions):
+        action.step = step(number)
+    A = flow_grpo.advantages(rewards, groups)[0].double()
+    recorders = []
+    for budget in (1, 40, 10_000):
+        model = tiny()
+        recorders.append(Recorder(model, lr=0.3))
+        flow_grpo.update(model, None, recorders[-1], actions, A, groups, temperature=T, minibatches=2,
+                         token_budget=budget, max_grad_norm=1e6, **settings)
+    assert all(same_gradients(one, recorders[0]) for one in recorders)
+
+    old, model = tiny(), tiny()
+    model.load_state_dict(recorders[0].weights[1])
+    flows = flow_grpo.split(groups, 2, 0)[1]
+    J = 0
+    for number, a in enumerate(actions):
+        if a.flow in flows:
+            logp, logp_old = torch.stack(one_by_one(model, a)), torch.stack(one_by_one(old, a)).detach()
+            count = sum(other.flow == a.flow for other in actions)
+            J = J + objective(logp, logp_old, A[a.flow] + step(number), count) / len(flows)
+    (-J).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(recorders[0].gradients[1], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_another_tool_can_be_called_after_one_entry(fork):
-    assert "text='3', error=False" in fork("-c", COUNT)
+def clipped(ratio, A, low, high):
+    return torch.min(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
 
 
-def test_another_prompt_works_but_for_the_toy_which_says_so(fork):
-    assert "planner.PROMPT has changed" in fork("solve.py", "--max-turns", "1", "Compute 21 * 2.")
+def check_dr_grpo():
+    import flow_grpo
+    assert flow_grpo.advantages([1, 0, 0, 0], [0] * 4)[0].tolist() == [0.75, -0.25, -0.25, -0.25]
+    length = flow_grpo.LENGTH
+    check_gradient(lambda new, old, A, T_i: clipped((new - old).exp(), A, 0.2, 0.3).sum() / length)
+
+
+def check_rloo():
+    from flow_grpo import advantages
+    one_right = torch.tensor([1, -1 / 3, -1 / 3, -1 / 3])
+    torch.testing.assert_close(advantages([1, 0, 0, 0], [0] * 4)[0], one_right)
+    torch.testing.assert_close(advantages([0, 1, 0, 1, 1], [0, 1, 0, 1, 2])[0], torch.zeros(5))
+
+
+def check_gspo():
+    ratio = lambda new, old: (new - old).mean().exp()  # one for the turn
+    low, high = 0.03, 0.04
+    check_gradient(lambda new, old, A, T_i: clipped(ratio(new, old), A, low, high) / T_i,
+                   clip_low=low, clip_high=high)
+
+
+def check_cispo():
+    weight = lambda new, old: (new - old).exp().clamp(max=1.3).detach()
+    check_gradient(lambda new, old, A, T_i: (weight(new, old) * A * new).mean() / T_i, clip_low=1.0)
+
+
+def check_entropy():
+    gain = lambda new, old, A: clipped((new - old).exp(), A, 0.2, 0.3) - 0.1 * new.detach() * new
+    # Without a KL, as here, a rollout with A = 0 is not scored and gets no bonus either.
+    check_gradient(lambda new, old, A, T_i: (gain(new, old, A) if A else 0 * new).mean() / T_i)
+
+
+def check_gigpo():
+    from flow_grpo import Action, advantages
+    from scale.states import GAMMA, returns, states
+    # Two rollouts of a group, in two turns and in one; a third, of another group, has the same first prompt.
+    actions = [Action([5], [1], 0), Action([5, 6], [1], 0), Action([5], [2], 1), Action([5], [1], 2)]
+    assert returns(actions, [1, 0, 1]) == [GAMMA, 1, 0, 1]
+    numbers = states(actions, groups=[3, 3, 4], places=[0, 1, 2])
+    assert numbers == [0, 1, 0, 2]
+    assert [round(x, 3) for x in advantages([GAMMA, 1, 0, 1], numbers)[0].tolist()] == [0.707, 0, -0.707, 0]
+    check_gradient(lambda new, old, A, T_i: clipped((new - old).exp(), A, 0.2, 0.3).mean() / T_i,
+                   step=lambda number: number % 3 - 1.0)
+
+
+# ---- rollouts and rewards ----------------------------------------------------------------------------------
+
+def finished(*rewards):
+    return [SimpleNamespace(reward=reward, failed="", undecided=False) for reward in rewards]
+
+
+def check_dapo():
+    from train import without_flat_groups
+    asked = []
+
+    def sample(n, again):
+        asked.append((n, again))
+        return finished(*[0, 1] * n)
+
+    rollouts = without_flat_groups(finished(1, 1, 0, 1, 0, 0), 2, sample)
+    assert [one.reward for one in rollouts] == [0, 1, 0, 1, 0, 1] and asked == [(2, 1), (0, 2), (0, 3)]
+    never = without_flat_groups(finished(1, 1, 0, 1), 2, lambda n, again: finished(*[0] * 2 * n))
+    assert [one.reward for one in never] == [0, 1, 0, 0]  # after three times
+
+
+def check_last_turn():
+    from train import local_actions
+    turn = lambda number: SimpleNamespace(prompt_ids=[1] * number, ids=[number], logps=[])
+    usable = [SimpleNamespace(actions=[turn(1), turn(2), turn(3)]), SimpleNamespace(actions=[turn(4)])]
+    actions, _ = local_actions(usable, [0, 0], 1)
+    assert [(action.flow, action.ids) for action in actions] == [(0, [3]), (1, [4])]
+
+
+def check_turn_cost():
+    from rewards.grade import reward
+    flow = SimpleNamespace(actions=[1, 2], answer="6")
+    assert [reward(flow, verdict) for verdict in (True, False, None)] == [0.8, -0.2, -0.2]
+
+
+def check_asymmetric():
+    from rewards.grade import reward
+    answers = [("6", True), (" Unknown", False), ("7", False), ("7", None)]
+    assert [reward(SimpleNamespace(answer=text), verdict) for text, verdict in answers] == [1, 0, -1, -1]
+
+
+# ---- a tracker, a prompt, questions, a tool ----------------------------------------------------------------
+
+def check_tracker():
+    from scale.log import Log
+    with tempfile.TemporaryDirectory() as folder:
+        log = Log(folder, 0)
+        log.add_row("log.csv", {"step": 7, "reward": 0.5})
+        log.add_row("evals.csv", {"step": 7, "questions": "test", "accuracy": 0.25})
+        lines = [json.loads(line) for line in (Path(folder) / "scalars.jsonl").open()]
+    assert {"tag": "train/reward", "value": 0.5, "step": 7} in lines and len(lines) == 4
+    assert {"tag": "test/accuracy", "value": 0.25, "step": 7} in lines
+
+
+def check_prompt():
+    from scale.command_line import TOY
+    from toy import pieces
+    assert "planner.PROMPT has changed" in pieces.warning([load_engine(str(TOY))])
+
+
+def check_dataset():
+    import memory
+    from rewards.questions import read_questions
+    path = Path(memory.__file__).with_name("my_questions.jsonl")
+    assert [one.answer for one in read_questions(path)] == ["42", "Fe", "Paris"]
+
+
+def check_sql():
+    import tools
+    runpy.run_module("world.sql", run_name="__main__")
+    from rewards.questions import read_questions
+    from world.sql import FILE
+    before, chosen = FILE.read_bytes(), tools.toolbox(["sql_query"])
+    run = lambda query: tools.call(chosen, "sql_query", {"query": query})
+    questions = read_questions(FILE.with_suffix(".jsonl"))
+    assert len({one.question for one in questions}) == 40 and questions[0].answer == "3"
+    assert run("SELECT kind, count(*) FROM product GROUP BY kind")[0].startswith("fruit | 3\nkitchen | 2")
+    for query in ("DROP TABLE sale", "INSERT INTO sale VALUES ('saw', 2025, 1)", "PRAGMA query_only = 0",
+                  f"ATTACH '{FILE}2' AS other", "SELECT hex(zeroblob(900000000))", "SELECT 1; SELECT 2",
+                  "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+                  "SELECT count(*) FROM sale a, sale b, sale c, sale d, sale e", "SELECT no FROM sale"):
+        assert run(query)[1], query
+    assert FILE.read_bytes() == before and not Path(f"{FILE}2").exists()

@@ -1,0 +1,106 @@
+"""How many seeds does it take? And what the forks of section 8 did, seed by seed.
+
+    python experiments/power.py
+
+Each seed trains the planner as it is and the fork: the same questions in the same order, and the accuracies
+of the two are a pair. How much the differences of such pairs vary decides how many pairs a test needs. That
+is measured on the runs there are: Flow-GRPO beside each other planner that was trained and tested with it.
+"""
+
+import math
+import re
+import statistics
+import sys
+from pathlib import Path
+from statistics import NormalDist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiments import figures, runs
+from rewards.metrics import markdown
+
+POINTS, POWER, ALPHA = 0.05, 0.8, 0.05
+TRAINED = ("SFT, perfect planner's traces", "SFT, its own successes", "monolith", "right verdicts",
+           "width 64")
+
+
+def seeds_needed(sd, difference=POINTS, power=POWER, alpha=ALPHA):
+    """Pairs with which a two-sided t-test finds this mean difference so often; sd: of the differences.
+
+    The formula of the normal distribution, and Guenther's correction for the sd being estimated, too."""
+    z = NormalDist().inv_cdf(1 - alpha / 2)
+    both = z + NormalDist().inv_cdf(power)
+    return math.ceil((both * sd / difference) ** 2 + z**2 / 2)
+
+
+def differences(rows, name, base, column, key="run"):
+    """name's value minus base's, for each seed that both have."""
+    values = {(row[key], row["seed"]): float(row[column]) for row in rows}
+    seeds = [seed for run, seed in values if run == base and (name, seed) in values]
+    return [values[name, seed] - values[base, seed] for seed in seeds]
+
+
+def past_pairs():
+    """{planner: [its accuracy minus Flow-GRPO's, ...]} of the runs of sections 1, 6 and 7."""
+    tables = [("ways", "planner", "accuracy", "Flow-GRPO"), ("monolith", "run", "test_after", "Flow-GRPO"),
+              ("sizes", "run", "test_after", "width 128")]
+    for table, key, column, base in tables:
+        rows = figures.read(table)
+        for name in dict.fromkeys(row[key] for row in rows):
+            if name in TRAINED:
+                yield name, differences(rows, name, base, column, key)
+
+
+def pooled(samples):
+    """The standard deviation that these samples share, whatever the mean of each."""
+    squares = sum(statistics.variance(sample) * (len(sample) - 1) for sample in samples)
+    return math.sqrt(squares / sum(len(sample) - 1 for sample in samples))
+
+
+def forks(plt):
+    """forks.svg, the table of RESULTS.md, and the line `result:` in the head of each diff."""
+    rows = figures.read("forks")
+    names = [name for name in dict.fromkeys(row["run"] for row in rows) if name != "as it is"]
+    gathered = {column: figures.gather(rows, "run", column) for column in ("accuracy", "turns", "errors")}
+    figure, (axis,) = figures.panels(plt, 1, 5.6, 3.2)
+    lines = [["fork", "accuracy", "difference, seed by seed", "told apart?", "turns", "errors, %"]]
+    for place, name in enumerate(["as it is", *names]):
+        turns, errors = figures.pm(gathered["turns"][name], 2), figures.pm(gathered["errors"][name], 1, 100)
+        cells, change = ["", ""], differences(rows, name, "as it is", "accuracy")
+        if place:
+            middle, half = figures.mean(change)
+            axis.plot(change, [place + 0.25] * len(change), "o", color="0.6", markersize=3)
+            axis.errorbar(middle, place, xerr=half, fmt="s", color="black", markersize=4, capsize=3)
+            cells = [figures.pm(change), "yes" if abs(middle) > half else "no"]
+            write_result(name, f"{cells[0]} in accuracy, {len(change)} seeds (experiments/RESULTS.md, 8)")
+        lines.append([name, figures.pm(gathered["accuracy"][name]), *cells, turns, errors])
+    axis.axvline(0, color="0.6", linewidth=0.8)
+    axis.set_yticks(range(1, len(names) + 1), names)
+    axis.invert_yaxis()
+    axis.set_xlabel("accuracy on the test questions, minus that of the planner as it is")
+    figures.save(figure, "forks", f"Forks: {len(change)} seeds (dots), mean, 95 %")
+    figures.fill("forks", markdown(lines))
+
+
+def write_result(name, result):
+    """Put it into the head of the diff; --token-mean is a flag and has none."""
+    path = runs.path_of(f"forks/{name}")
+    if path.exists():
+        before = path.read_text(encoding="utf-8")
+        after = re.sub("(?m)^result: .*$", lambda _: f"result: {result}", before, count=1)
+        path.write_text(after, encoding="utf-8")
+
+
+def main():
+    pairs = list(past_pairs())
+    for name, change in pairs:
+        mean = statistics.fmean(change)
+        print(f"{name:30} {mean:+.3f}, sd {statistics.stdev(change):.3f}, {len(change)} seeds")
+    sd = pooled([change for _, change in pairs])
+    needed, strict = seeds_needed(sd), seeds_needed(sd, alpha=ALPHA / 11)
+    print(f"sd of a paired difference: {sd:.3f}. Telling {100 * POINTS:.0f} points apart at {POWER:.0%} power "
+          f"takes {needed} seeds at alpha {ALPHA}; {strict} at {ALPHA} / 11, for eleven forks at once")
+
+
+if __name__ == "__main__":
+    main()
