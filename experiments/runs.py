@@ -107,7 +107,7 @@ def edited(runs, edits):
     folder = runs / f"code-{hashlib.sha256(repr(edits).encode()).hexdigest()[:8]}"
     shutil.rmtree(folder, ignore_errors=True)
     copy_code(folder)
-    # Inside a repository, git apply would skip the files of a folder that the repository ignores.
+    # If git saw the repository around the copy, it would skip diffs with a new file, and not say so.
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
     for edit in edits:
         command = ["git", "apply", path_of(edit)]

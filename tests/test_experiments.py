@@ -69,8 +69,7 @@ def test_an_edit_that_does_not_fit_ends_the_study(folder, monkeypatch):
 def test_a_copy_inside_an_ignored_folder_of_the_repository_is_edited_too(folder):
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     (folder / ".gitignore").write_text("*\n")
-    code = runs.edited(folder, ("edits/never-stops",))
-    assert "flow.stopped = False\n" in (code / "solve.py").read_text()
+    assert (runs.edited(folder, ("forks/tracker",)) / "scale" / "tracker.py").exists()
 
 
 def test_five_seeds_for_the_papers_analyses_and_three_for_the_rest_each_run_once():
