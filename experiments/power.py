@@ -72,7 +72,7 @@ def forks(plt):
             axis.plot(change, [place + 0.25] * len(change), "o", color="0.6", markersize=3)
             axis.errorbar(middle, place, xerr=half, fmt="s", color="black", markersize=4, capsize=3)
             cells = [figures.pm(change), "yes" if abs(middle) > half else "no"]
-            write_result(name, f"{cells[0]} in accuracy, {len(change)} seeds (experiments/RESULTS.md, 8)")
+            write_result(name, result_of(change))
         lines.append([name, figures.pm(gathered["accuracy"][name]), *cells, turns, errors])
     axis.axvline(0, color="0.6", linewidth=0.8)
     axis.set_yticks(range(1, len(names) + 1), names)
@@ -80,6 +80,10 @@ def forks(plt):
     axis.set_xlabel("accuracy on the test questions, minus that of the planner as it is")
     figures.save(figure, "forks", f"Forks: {len(change)} seeds (dots), mean, 95 %")
     figures.fill("forks", markdown(lines))
+
+
+def result_of(change):
+    return f"{figures.pm(change)} in accuracy, {len(change)} seeds (experiments/RESULTS.md, section 8)"
 
 
 def write_result(name, result):

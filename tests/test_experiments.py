@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -221,6 +222,31 @@ def test_the_pairs_of_a_fork_are_those_of_the_same_seed():
             (("as it is", "0", "0.5"), ("as it is", "1", "0.7"), ("rloo", "1", "0.8"), ("rloo", "0", "0.4"))]
     assert power.differences(rows, "rloo", "as it is", "accuracy") == pytest.approx([-0.1, 0.1])
     assert power.pooled([[0.0, 2.0], [5.0, 7.0, 9.0]]) == pytest.approx(((2 + 8) / 3) ** 0.5)
+
+
+def test_the_result_in_the_head_of_a_fork_is_that_of_forks_csv():
+    measured = (study.RESULTS / "forks.csv").exists() and table("forks")
+    for name in study.FORKS:
+        change = measured and power.differences(measured, name, "as it is", "accuracy")
+        found = power.result_of(change) if measured else "not measured yet"
+        assert runs.note(f"forks/{name}", "result") == found
+
+
+@pytest.mark.extras("matplotlib")
+def test_the_forks_numbers_reach_the_figure_the_table_and_the_heads(folder, monkeypatch):
+    import matplotlib.pyplot as plt
+    (folder / "forks.csv").write_text("run,seed,accuracy,turns,errors\n" + "".join(
+        f"{run},{seed},{accuracy + 0.01 * seed},2,0.1\n" for seed in range(3)
+        for run, accuracy in (("as it is", 0.7), ("rloo", 0.6 + 0.01 * seed), ("token-mean", 0.8))))
+    (folder / "rloo.diff").write_text("RLOO\nresult: not measured yet\n--- a/x\n")
+    filled = {}
+    monkeypatch.setattr(figures, "RESULTS", folder)
+    monkeypatch.setattr(figures, "fill", filled.__setitem__)
+    monkeypatch.setattr(runs, "path_of", lambda edit: folder / f"{Path(edit).name}.diff")
+    power.forks(plt)
+    assert re.search(r"-0.090 ± 0.025 +\| yes", filled["forks"]) and (folder / "forks.svg").exists()
+    assert (folder / "rloo.diff").read_text() == (
+        "RLOO\nresult: -0.090 ± 0.025 in accuracy, 3 seeds (experiments/RESULTS.md, section 8)\n--- a/x\n")
 
 
 @pytest.mark.extras("matplotlib")
