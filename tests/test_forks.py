@@ -26,7 +26,7 @@ from models.loading import load_engine
 FORKS = sorted(path.stem for path in (runs.ROOT / "experiments" / "forks").glob("*.diff"))
 TRAIN = ["train.py", "--steps", "2", "--questions", "2", "--group-size", "4", "--max-turns", "2",
          "--valid", "none", "--test", "none", "--out", "run"]
-MISSING = AssertionError, AttributeError, ImportError, OSError
+MISSING = AssertionError, AttributeError, ImportError, ValueError  # no such name, module or file
 
 
 @contextmanager
@@ -211,16 +211,26 @@ def check_last_turn():
     assert [(action.flow, action.ids) for action in actions] == [(0, [3]), (1, [4])]
 
 
+def check_accuracy(*rewards):
+    """It stays the share of the right answers, of which there is one here."""
+    from rewards.metrics import summary
+    from solve import Flow, Memory, Question
+    flows = [Flow(Question("?", "!"), Memory("?"), reward=reward) for reward in rewards]
+    assert summary(flows)["accuracy"] == 1 / len(rewards)
+
+
 def check_turn_cost():
     from rewards.grade import reward
     flow = SimpleNamespace(actions=[1, 2], answer="6")
     assert [reward(flow, verdict) for verdict in (True, False, None)] == [0.8, -0.2, -0.2]
+    check_accuracy(0.8, -0.2)
 
 
 def check_asymmetric():
     from rewards.grade import reward
     answers = [("6", True), (" Unknown", False), ("7", False), ("7", None)]
     assert [reward(SimpleNamespace(answer=text), verdict) for text, verdict in answers] == [1, 0, -1, -1]
+    check_accuracy(1, 0, -1, -1)
 
 
 # ---- a tracker, a prompt, questions, a tool ----------------------------------------------------------------
