@@ -102,8 +102,8 @@ def main():
         print(f"{name:30} {mean:+.3f}, sd {statistics.stdev(change):.3f}, {len(change)} seeds")
     sd = pooled([change for _, change in pairs])
     needed, strict = seeds_needed(sd), seeds_needed(sd, alpha=ALPHA / 11)
-    print(f"sd of a paired difference: {sd:.3f}. Telling {100 * POINTS:.0f} points apart at {POWER:.0%} power "
-          f"takes {needed} seeds at alpha {ALPHA}; {strict} at {ALPHA} / 11, for eleven forks at once")
+    print(f"sd of a paired difference: {sd:.3f}. To tell {100 * POINTS:.0f} points apart with a power of "
+          f"{POWER}: {needed} seeds at alpha {ALPHA}; {strict} at {ALPHA} / 11, for eleven forks at once")
 
 
 if __name__ == "__main__":

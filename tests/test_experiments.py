@@ -1,6 +1,7 @@
 """The study behind RESULTS.md: its edits fit the code, its runs are made once, its numbers are the CSV's."""
 
 import csv
+import json
 import re
 import statistics
 import subprocess
@@ -215,6 +216,25 @@ def test_so_many_pairs_find_five_points_in_four_of_five_studies(sd, alpha, found
     t_of = lambda sample: (sample.mean(1) / (sample.std(1) / n**0.5)).abs()
     limit = t_of(nulls).sort()[0][int(len(nulls) * (1 - alpha))]
     assert 0.78 < (t_of(changes) > limit).float().mean() < 0.87
+
+
+def test_forks_csv_holds_the_mean_over_the_trials_of_a_planner_and_over_its_steps(folder, monkeypatch):
+    monkeypatch.setattr(study, "FORKS", ("rloo",))
+    analysis = study.forks(2)
+    for number, test in enumerate(next(analysis)):
+        test.folder.mkdir()
+        steps = [{"error": number % 3 == 1}, {"error": False}]
+        record = {"reward": number % 3 == 0, "memory": {"steps": steps}}
+        (test.folder / "questions-0.jsonl").write_text(json.dumps(record))
+        (run,) = test.after
+        run.folder.mkdir(exist_ok=True)
+        (run.folder / "log.csv").write_text("step,flat,clip\n1,4,0.1\n2,2,0.3\n")
+    name, rows = next(analysis)
+    assert name == "forks.csv" and len(rows) == 6
+    assert {row["run"] for row in rows} == {"as it is", "token-mean", "rloo"}
+    for row in rows:
+        assert [row[key] for key in ("accuracy", "turns", "errors", "flat", "clip")] == pytest.approx(
+            [1 / 3, 2, 1 / 6, 3, 0.2])
 
 
 def test_the_pairs_of_a_fork_are_those_of_the_same_seed():

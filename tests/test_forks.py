@@ -26,7 +26,7 @@ from models.loading import load_engine
 FORKS = sorted(path.stem for path in (runs.ROOT / "experiments" / "forks").glob("*.diff"))
 TRAIN = ["train.py", "--steps", "2", "--questions", "2", "--group-size", "4", "--max-turns", "2",
          "--valid", "none", "--test", "none", "--out", "run"]
-MISSING = AssertionError, AttributeError, ImportError, ValueError  # no such name, module or file
+MISSING = AssertionError, AttributeError, ImportError, OSError, ValueError  # no such name, module or file
 
 
 @contextmanager
