@@ -3,6 +3,7 @@
     pip install matplotlib
     python experiments/study.py                        everything: about two hours on 2 cores
     python experiments/study.py --only ways budget     some of it
+    python experiments/study.py --only forks --seeds 9     section 8: so many seeds, says power.py
     python experiments/figures.py                      only the pictures, from results/*.csv
 
 Each analysis below is a generator. It first yields the runs that it needs: commands of this repository
