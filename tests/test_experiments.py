@@ -3,8 +3,6 @@
 import csv
 import re
 import statistics
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -174,11 +172,3 @@ def test_every_change_is_shown_beside_its_result():
         assert " ".join(flags) in shown
         for _, old, new in changes:
             assert old.strip() in shown and new.strip() in shown
-
-
-@pytest.mark.extras("matplotlib")
-def test_curve_py_draws_a_run_into_the_runs_own_folder(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "log.csv").write_text("step,reward,errors,turns\n1,0.4,0.3,1.8\n2,0.6,0.2,1.7\n")
-    subprocess.run([sys.executable, runs.ROOT / "experiments" / "curve.py", "run"], cwd=tmp_path, check=True)
-    assert {file.name for file in tmp_path.rglob("*")} == {"run", "log.csv", "curve.svg"}
