@@ -109,7 +109,8 @@ def shown(value):
 
 def ticks(low, high, most=5):
     """Round numbers from at most `low` to at least `high`, about `most` of them: 0, 0.2, 0.4, ..."""
-    rough = (high - low) / most or 1.0
+    high = high if high > low else low + 1  # a column of zeros, such as the KL with --beta 0
+    rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     return [n * step for n in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
