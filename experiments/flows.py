@@ -43,7 +43,7 @@ from world.text import truncate
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 MODULES = ("analysis", "planner", "executor", "verifier", "generator")
-LIMIT = 20  # megabytes of a page: a browser opens it at once
+LIMIT = 50  # megabytes of a page: a browser opens it in two seconds
 
 
 def steps_of(folder):

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -94,7 +95,12 @@ def test_the_log_ratios_are_the_difference_of_the_log_probs_and_only_of_one_grou
     apart = lambda: [token_logps(policy.model, [turn], 0.7).detach() for flow in flows[2:4]
                      for turn in flow.actions if turn.ids]
     before = apart()
-    add = ratios.score_sample(token_logps, policy, flows, [0, 0, 1, 1, 2, 2], A, 0.7, 16)
+
+    def without_gradient(*args):
+        assert not torch.is_grad_enabled()
+        return token_logps(*args)
+
+    add = ratios.score_sample(without_gradient, policy, flows, [0, 0, 1, 1, 2, 2], A, 0.7, 16)
     with torch.no_grad():
         policy.model.lm_head.weight.add_(torch.randn_like(policy.model.lm_head.weight) / 10)
     add()
@@ -129,7 +135,14 @@ def test_the_pieces_of_a_plan_are_its_text_whatever_characters_share_tokens(poli
     pieces = ratios.pieces(policy.tokenizer, ids + [policy.tokenizer.eos_token_id])
     assert "".join(pieces[:-1]) == text and pieces[-1] == policy.tokenizer.eos_token
     assert "😀" in pieces and len(ids) > len(text)
-    assert "".join(ratios.pieces(policy.tokenizer, ids[: ids.index(ids[8])])).endswith("�")
+    assert "".join(ratios.pieces(policy.tokenizer, ids[:3])) == "na�"  # the plan was cut inside a character
+
+
+def test_a_tokenizer_that_drops_the_first_space_loses_none_in_the_pieces():
+    def decode(ids, **settings):  # as Llama 2's does
+        return "".join("▁Tool ▁: ▁x".split()[i] for i in ids).replace("▁", " ").removeprefix(" ")
+
+    assert ratios.pieces(SimpleNamespace(decode=decode), [0, 1, 2]) == ["Tool", " :", " x"]
 
 
 def test_a_run_of_train_py_keeps_log_ratios_and_learns_the_same_without(tmp_path, monkeypatch):
@@ -242,6 +255,8 @@ def test_in_a_browser_the_page_shows_filters_and_lets_no_text_run(run):
     flags = "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=9000", "--dump-dom"
     shown = subprocess.run([CHROMIUM, *flags, f"--user-data-dir={folder / 'profile'}", page],
                            capture_output=True, text=True, timeout=60).stdout
+    if "<html" not in shown:
+        pytest.skip("Chromium does not start here")
     assert 'data-shown="4.0"' in shown and "1 of 8 rollouts." in shown
     assert shown.count("<img") == 0 and "&lt;img src=x" in shown and shown.count("<script") == 6
     title = re.search("<title>(.*?)</title>", shown)[1]
@@ -266,7 +281,7 @@ def trained(folder, rewards, seed=0, **settings):
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_line_in_a_band(tmp_path):
-    one, two = trained(tmp_path / "a", [0.0, 0.5], seed=1), trained(tmp_path / "b", [0.2, 0.7, 0.9], seed=2)
+    one, two = trained(tmp_path / "a", [0.0, 0.7], seed=1), trained(tmp_path / "b", [0.2, 0.5, 0.9], seed=2)
     [line] = curves.lines_of([one, two])
     assert line.points("reward") == [(1, 0.0, pytest.approx(0.1), 0.2), (2, 0.5, pytest.approx(0.6), 0.7)]
     drawn = curves.picture([line], ["reward"])
