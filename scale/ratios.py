@@ -10,8 +10,8 @@ temperature. This is what the whole update did, all mini-batches together, while
 mini-batch on the way. experiments/flows.py colours the plans by these numbers.
 
 The log-probs that were recorded while sampling would save the first of the two passes. But generate()
-computes them in other batches, and in bfloat16 that difference is larger than a step of 1e-6. It costs no
-random number, and neither the update nor what is sampled depends on it.
+computes them in other batches, and in bfloat16 their rounding could hide a small step. It costs no random
+number, and neither the update nor what is sampled depends on it. On the toy it takes 1 % of a step.
 """
 from functools import partial
 
