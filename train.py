@@ -30,13 +30,14 @@ if __name__ == "__main__":
 import torch
 
 import solve
-from flow_grpo import Action, advantages, update
+from flow_grpo import Action, advantages, token_logps, update
 from models.cast import load_engines, show_engines
 from models.completion import outage
 from scale import advice, laps, ranks, setup
 from scale.checkpoints import last_checkpoint, load_state, open_folder
 from scale.log import NO_UPDATE, say, step_row
 from scale.masters import MasterAdamW
+from scale.ratios import score_sample
 from scale.run import Run
 from scale.stopping import Stopping
 from toy import pieces
@@ -69,12 +70,15 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
             report = NO_UPDATE
             if A.any() or (args.beta and run.moved):  # while π_θ = π_ref, the KL has no gradient either
                 actions, places = local_actions(usable, groups, len(questions))
+                add_log_ratios = score_sample(  # of one group, for experiments/flows.py
+                    token_logps, policy, usable, groups, A, args.temperature, args.token_budget)
                 report = update(
                     policy.model, reference.model, optimizer, actions, A[places],
                     groups=[groups[i] for i in places], temperature=args.temperature,
                     clip_low=args.clip_low, clip_high=args.clip_high,
                     beta=args.beta, minibatches=args.minibatches, token_budget=args.token_budget,
                     token_mean=args.token_mean, seed=seed)
+                add_log_ratios()
                 say(advice.smaller_budget(args.token_budget, int(report["token_budget"])))
                 args.token_budget = int(report["token_budget"])
 

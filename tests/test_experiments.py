@@ -4,8 +4,6 @@ import csv
 import json
 import re
 import statistics
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -267,11 +265,3 @@ def test_the_forks_numbers_reach_the_figure_the_table_and_the_heads(folder, monk
     assert re.search(r"-0.090 ± 0.025 +\| yes", filled["forks"]) and (folder / "forks.svg").exists()
     assert (folder / "rloo.diff").read_text() == (
         "RLOO\nresult: -0.090 ± 0.025 in accuracy, 3 seeds (experiments/RESULTS.md, section 8)\n--- a/x\n")
-
-
-@pytest.mark.extras("matplotlib")
-def test_curve_py_draws_a_run_into_the_runs_own_folder(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "log.csv").write_text("step,reward,errors,turns\n1,0.4,0.3,1.8\n2,0.6,0.2,1.7\n")
-    subprocess.run([sys.executable, runs.ROOT / "experiments" / "curve.py", "run"], cwd=tmp_path, check=True)
-    assert {file.name for file in tmp_path.rglob("*")} == {"run", "log.csv", "curve.svg"}
