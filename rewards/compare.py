@@ -59,7 +59,7 @@ def lines(first, second):
     A  accuracy 0.340 [0.29, 0.40] of 300 | turns 1.66 | errors 31.4% | 119 tokens a flow
     B  accuracy 0.970 [0.94, 0.98] of 300 | turns 1.50 | errors 0.2% | 118 tokens a flow
     questions that differ: A alone right 2, B alone right 191, exact McNemar p = 3e-54
-    B - A: +63.0 points, 95 % interval +56.6 to +68.3 (Newcombe's, paired)
+    B - A: +63.0 points, 95 % interval +56.9 to +68.3 (Newcombe's, paired)
     """
     for name, trials in (("A", first), ("B", second)):
         metrics = summary([flow for flows in trials for flow in flows])

@@ -173,7 +173,8 @@ def show_questions(first, second, args):
             yield f"\n{name} is better on:"
             yield from map(question_line, better[:SHOWN])
             if len(better) > SHOWN:
-                yield f"    ... and {len(better) - SHOWN} more{'' if args.out else '; --out FOLDER keeps all'}"
+                hint = "" if args.out else "; --out FOLDER keeps all"
+                yield f"    ... and {len(better) - SHOWN} more{hint}"
     if args.out:
         file = Path(args.out, "differences.jsonl")
         file.parent.mkdir(parents=True, exist_ok=True)
