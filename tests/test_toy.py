@@ -173,11 +173,11 @@ PLAIN = {"What is the capital of France?": "Paris", "What is 15 + 27?": "42", "s
          "What is the atomic number of gold?": "79", "hello": ""}
 
 
-def answers_of(model, names, tools, fixed):
+def answers_of(model, asked, tools, fixed):
     """The greedy answers to these questions, each alone, as solve.py gives them to a typed question."""
-    planner = load_engine(str(model))
-    return {name: solve.rollout([Question(name, "")], planner, fixed, tools, 10, temperature=0.0)[0].answer
-            for name in names}
+    policy = load_engine(str(model))
+    return {text: solve.rollout([Question(text, "")], policy, fixed, tools, 10, temperature=0.0)[0].answer
+            for text in asked}
 
 
 def test_a_toy_that_has_learnt_to_use_one_tool_knows_the_capital_of_france(trained, engine, tools):
