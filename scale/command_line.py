@@ -217,7 +217,6 @@ def solve_arguments(tool_names):
     if len(given) > 1 or given and not str(given[0]).strip():
         raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, "
                          "not two of them and not an empty one")
-    must_exist(args.data)
     settle_engines(args, tool_names, graded=args.question is None)
     return args
 
