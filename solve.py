@@ -6,6 +6,7 @@
     python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --fixed http://localhost:8000/v1 --data my.jsonl
+    python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
 
 rollout() runs a batch of questions through the modules:
 
@@ -32,10 +33,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import tools as toolset
-from scale import command_line
+from scale import command_line, comparing
 
 if __name__ == "__main__":
     command_line.before_imports(command_line.solve_arguments, toolset)  # before torch: it takes seconds
+    comparing.leave_if_compared(toolset.TOOLS)
 
 import torch
 

@@ -1,8 +1,7 @@
 """Compare planners question by question, on the sets that experiments/held_out.py answered.
 
-Two planners that answer the same questions are compared by McNemar's exact test: of the questions that only
-one of them answers right, each is a coin toss if the planners are equally good. Two accuracies with their
-intervals say less, because most questions are easy or hard for both.
+Two planners that answer the same questions are compared by McNemar's exact test, as in solve.py --compare
+(rewards/compare.py).
 
 report() writes results/smollm.csv (a row for each planner, seed and set), results/smollm-paired.csv (a row
 for each pair), a figure, and the tables of RESULTS.md.
@@ -10,11 +9,11 @@ for each pair), a figure, and the tables of RESULTS.md.
 
 import csv
 import json
-import math
 from importlib.util import find_spec
 
 from experiments import figures
 from experiments.wordings import SETS
+from rewards.compare import mcnemar
 from rewards.metrics import interval, markdown
 
 ORDER = ("untrained", "warm-started", "router bm25", "router word", "router words", "SFT own", "SFT perfect",
@@ -22,15 +21,6 @@ ORDER = ("untrained", "warm-started", "router bm25", "router word", "router word
 PAIRS = (("untrained", "Flow-GRPO"), ("warm-started", "Flow-GRPO"), ("router bm25", "Flow-GRPO"),
          ("router words", "Flow-GRPO"), ("SFT own", "Flow-GRPO"), ("SFT perfect", "Flow-GRPO"),
          ("Flow-GRPO", "perfect planner"))
-
-
-def mcnemar(before, after):
-    """(questions lost, questions won, two-sided exact p) of two lists of rewards for the same questions."""
-    lost = sum(a > b for a, b in zip(before, after, strict=True))
-    won = sum(a < b for a, b in zip(before, after, strict=True))
-    n = lost + won
-    tail = sum(math.comb(n, k) for k in range(min(lost, won) + 1)) / 2**n
-    return lost, won, min(1.0, 2 * tail)
 
 
 def records(run, name):

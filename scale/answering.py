@@ -4,7 +4,6 @@ benchmarks/runs.py answers the questions, batch by batch, and keeps the rollouts
 folder can be stopped at any time; the same command goes on.
 """
 
-import re
 import signal
 import sys
 import time
@@ -19,9 +18,11 @@ from rewards.metrics import accuracy_line, calls_line, markdown, summary
 from rewards.questions import Question, read_questions
 from scale import advice
 from scale.command_line import TOY, is_toy, leave
+from scale.files import folder_name
 
 EXAMPLES = 4  # how many of the toy's questions are answered if the command line names no question
-FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials"}  # may differ on resuming
+FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials",
+        "compare"}  # may differ on resuming
 
 
 def load_questions(args):
@@ -40,7 +41,7 @@ def open_run(args):
 
     Benchmarks always have a folder."""
     if args.benchmark and not args.out:
-        model = "toy" if is_toy(args.model) else re.sub(r"[^\w.]+", "-", args.model).strip("-")
+        model = "toy" if is_toy(args.model) else folder_name(args.model)
         args.out = f"runs/{model}-benchmarks"
     if not args.out:
         return None

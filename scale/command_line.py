@@ -139,10 +139,11 @@ def solve_parser():
     add("--benchmark", f"all, or some of {', '.join(tables.BENCHMARKS)}", nargs="+", metavar="NAME")
     add("--benchmark-dir", "folder that holds the benchmarks' files, for a machine without network")
     add("--limit", "only the first so many questions", type=int)
+    add("--compare", "the better of two: folders of --out, or models and --data", nargs=2, metavar=("A", "B"))
     add("--trials", "how many times each benchmark is run; the paper: 3", type=int, default=1)
     add, _ = flag_group(parser, "the planner")
     add("--model", "folder, hub name or http://host:8000/v1#model", default=str(TOY))
-    add("--temperature", "of the planner's sampling; 0 is greedy", type=float, default=0.7)
+    add("--temperature", "of the planner's sampling; None: 0 (greedy) for one question, else 0.7", type=float)
     add_engines(parser)
     add, _ = flag_group(parser, "the run")
     add("--max-turns", "turns of a rollout at most", type=int, default=10)
@@ -205,16 +206,17 @@ def train_parser():
 @errors_leave("solve.py")
 def solve_arguments(tool_names):
     args = solve_parser().parse_args()
-    if not 0 <= args.temperature < float("inf"):  # refuses nan, too
-        raise ValueError(f"--temperature {args.temperature} is no temperature: use 0 or more")
     check_counts(args)
     if args.tools and len(args.tools) > 1 and not args.question and re.search(r"[^\w,]", args.tools[-1]):
         args.question = args.tools.pop()  # --tools a b "2 + 2?": argparse takes it for a third tool
+    if args.temperature is None:  # who types one question wants the likeliest plans, not a sample of them
+        args.temperature = 0.0 if args.question else 0.7
+    if not 0 <= args.temperature < float("inf"):  # refuses nan, too
+        raise ValueError(f"--temperature {args.temperature} is no temperature: use 0 or more")
     given = [value for value in (args.question, args.data, args.benchmark) if value is not None]
     if len(given) > 1 or given and not str(given[0]).strip():
         raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, "
                          "not two of them and not an empty one")
-    must_exist(args.data)
     settle_engines(args, tool_names, graded=args.question is None)
     return args
 

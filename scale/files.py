@@ -3,7 +3,13 @@
 The new content is written under another name beside the old one, and renamed when it is complete.
 """
 import os
+import re
 import shutil
+
+
+def folder_name(model):
+    """A name for a folder of this model's answers: 'runs/toy-seed0/best' -> 'runs-toy-seed0-best'."""
+    return re.sub(r"[^\w.]+", "-", model).strip("-")
 
 
 def replace_file(path, content):

@@ -32,7 +32,8 @@ def refused(monkeypatch, capsys, arguments, *argv):
 @pytest.mark.parametrize("command", [
     "solve.py --help", "train.py --help-all", "train.py --data nowhere.jsonl", "solve.py --tools googel",
     "solve.py --data README.md", "train.py --valid LICENSE", "solve.py --model bench", "train.py --fixed ./x",
-    "train.py --judge localhost:8000/v1", "solve.py --dtype float3", "train.py --corpus nowhere.jsonl"])
+    "train.py --judge localhost:8000/v1", "solve.py --dtype float3", "train.py --corpus nowhere.jsonl",
+    "solve.py --compare bench toy"])
 def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_imported(command):
     script, *flags = command.split()
     code = ("import runpy, sys; sys.modules |= dict.fromkeys(['torch', 'transformers', 'tokenizers'])\n"

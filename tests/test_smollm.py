@@ -243,12 +243,6 @@ def test_bm25_finds_the_tool_whose_description_shares_the_rare_words(tools):
 
 # ---- paired tests and the report ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize("lost, won, p", [(1, 9, 22 / 1024), (2, 15, 308 / 2**17), (0, 0, 1.0), (3, 3, 1.0)])
-def test_mcnemars_exact_p_is_twice_the_tail_of_the_binomial(lost, won, p):
-    before, after = [1] * lost + [0] * won + [1, 0], [0] * lost + [1] * won + [1, 0]
-    assert paired.mcnemar(before, after) == (lost, won, pytest.approx(p))
-
-
 def test_the_report_pairs_rollouts_of_the_same_questions(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     monkeypatch.setattr(figures, "FOLDER", tmp_path)

@@ -580,6 +580,24 @@ def test_a_seed_decides_what_is_sampled(run, tmp_path):
     assert outputs[0] == outputs[1] != outputs[2]
 
 
+@pytest.mark.parametrize("text, temperature", [
+    ("q?", 0), ("q?|--temperature|0.7", 0.7), ("--tools|base_generator|q?", 0), ("--quiet", 0.7),
+    ("--data|@data.jsonl", 0.7), ("--data|@data.jsonl|--temperature|0", 0), ("--benchmark|gameof24", 0.7)])
+def test_only_one_typed_question_is_answered_greedily_unless_the_temperature_is_given(
+        monkeypatch, place, text, temperature):
+    monkeypatch.setattr(sys, "argv", arguments(place, text))
+    assert command_line.solve_arguments(toolset.TOOLS).temperature == temperature
+
+
+def test_a_typed_question_has_the_same_answer_with_every_seed_and_a_file_has_not(run, tmp_path):
+    def outputs(i, question):
+        run(f"{question}|--seed|{i % 2}|--quiet|--max-new-tokens|9|--max-turns|1|--out|{tmp_path}/{i}")
+        return [output["text"] for output in rows_of(tmp_path / str(i))[0]["words"]]
+    assert outputs(0, "q?") == outputs(1, "q?")
+    data = "--data|@data.jsonl|--limit|1|--judge|none"
+    assert outputs(2, data) != outputs(3, data)
+
+
 def test_a_question_longer_than_the_models_context_fails_and_says_so(run, capsys):
     with pytest.raises(SystemExit) as stop:
         run("why? " * 5000)

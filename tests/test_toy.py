@@ -1,7 +1,9 @@
 """The toy: are the committed files those that toy/make.py makes, and does the model play its parts?"""
 
+import io
 import json
 import re
+from contextlib import redirect_stdout
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import solve
 import tools as toolset
 from memory import Step
 from models.loading import load_engine
+from rewards.questions import Question
 from scale import answering
 from scale.command_line import TOY_TOOLS
 from toy import pieces, questions, teacher
@@ -138,16 +141,54 @@ def test_solve_without_arguments_shows_toy_questions_and_says_what_is_missing(mo
     assert "python train.py" in shown
 
 
-def test_a_few_steps_of_training_teach_the_planner_something(monkeypatch, tmp_path, capsys):
-    """On questions that need one tool, once, it is soon learnt: from about 0.33 to 0.9, whatever the seed."""
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A toy after five steps on questions that need one tool, once: (its folder, what train.py printed)."""
     import train
 
-    arguments = f"--steps 5 --every 5 --questions 8 --max-turns 1 --lr 5e-4 --out {tmp_path / 'run'}".split()
+    folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
+    arguments = f"--steps 5 --every 5 --questions 8 --max-turns 1 --lr 5e-4 --out {folder / 'run'}".split()
     for flag, name, number in [("data", "train", 2000), ("valid", "valid", 4), ("test", "test", 40)]:
         simple = [row for row in rows(f"{name}.jsonl") if row["kind"] in ("arithmetic", "fact")][:number]
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in simple))
-        arguments += [f"--{flag}", str(tmp_path / name)]
-    monkeypatch.setattr("sys.argv", ["train.py", *arguments])
-    train.main()
-    accuracy = re.findall(r"test after step \d+: accuracy ([\d.]+)", capsys.readouterr().out)
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in simple))
+        arguments += [f"--{flag}", str(folder / name)]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setattr("sys.argv", ["train.py", *arguments])
+        train.main()
+    return folder / "run" / "best", printed.getvalue()
+
+
+def test_a_few_steps_of_training_teach_the_planner_something(trained):
+    """On questions that need one tool, once, it is soon learnt: from about 0.33 to 0.9, whatever the seed."""
+    accuracy = re.findall(r"test after step \d+: accuracy ([\d.]+)", trained[1])
     assert float(accuracy[1]) > float(accuracy[0]) + 0.2
+
+
+# Ten questions as people type them. The toy knows names as its passages write them, and sums with spaces:
+# with each of three seeds, `python train.py` made it right on the first five, and on none of the others.
+PLAIN = {"What is the capital of France?": "Paris", "What is 15 + 27?": "42", "symbol of Iron": "Fe",
+         "Are Japan and Kenya on the same continent?": "no",
+         "how much is the atomic number of Tin times 3?": "150",
+         "capital of france?": "Paris", "12*7": "84", "which continent is Kenya on": "Africa",
+         "What is the atomic number of gold?": "79", "hello": ""}
+
+
+def answers_of(model, asked, tools, fixed):
+    """The greedy answers to these questions, each alone, as solve.py gives them to a typed question."""
+    policy = load_engine(str(model))
+    return {text: solve.rollout([Question(text, "")], policy, fixed, tools, 10, temperature=0.0)[0].answer
+            for text in asked}
+
+
+def test_a_toy_that_has_learnt_to_use_one_tool_knows_the_capital_of_france(trained, engine, tools):
+    question, gold = next(iter(PLAIN.items()))
+    assert answers_of(trained[0], [question], tools, engine) == {question: gold}
+
+
+@pytest.mark.exhaustive
+def test_a_toy_that_train_py_has_trained_answers_half_of_ten_plain_questions(engine, tools):
+    model = TOY.parent / "runs" / "toy-seed0" / "best"
+    if not model.exists():
+        pytest.skip("needs python train.py")
+    answers = answers_of(model, PLAIN, tools, engine)
+    assert list(answers.values())[:5] == list(PLAIN.values())[:5], answers

@@ -1,0 +1,194 @@
+"""solve.py --compare A B: which of two planners is better on the same questions.
+
+    python solve.py --compare runs/before runs/after                          two folders that --out wrote
+    python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl   two models: each answers first
+
+Two folders are compared at once, without torch. Two models answer in two runs of solve.py, which get all
+other flags, and keep their answers in two folders below --out: a run that was stopped goes on there.
+
+A question without an outcome (failed, undecided) counts as not right, as in every accuracy here. Only whole
+trials count. Rewards of several trials of a question are averaged. What cannot be compared (other questions,
+no answers, nothing graded) is one sentence. rewards/compare.py has the statistics.
+"""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+from models.names import check_model
+from rewards.compare import lines, mean_rewards
+from scale.command_line import errors_leave, solve_arguments
+from scale.files import folder_name
+from world.services import is_server
+from world.text import printable
+
+SHOWN = 5  # how many questions of each kind are printed; --out keeps all of them
+WIDTH = 50  # characters of a question or an answer that are printed
+UNSHOWN = {"set of weights", "batch", "data", "limit"}  # of the settings; data and limit: see check_questions
+
+
+def leave_if_compared(tool_names):
+    """With --compare: compare, and end the process."""
+    args = solve_arguments(tool_names)
+    if args.compare:
+        with errors_leave("solve.py"):
+            check_flags(args)
+            folders = answer_both(args) if args.data or args.benchmark else args.compare
+            print(*compare(folders, args), sep="\n")
+        raise SystemExit
+
+
+def check_flags(args):
+    """ValueError if a flag would be ignored: it may have been meant for the runs that are compared."""
+    flags = {word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")}
+    models = args.data or args.benchmark
+    if wrong := sorted(flags & {"--model"} if models else flags - {"--compare", "--out", "--quiet"}):
+        raise ValueError(f"--compare: leave out {wrong[0]}. Two folders of answers take only --out and "
+                         "--quiet; two models need --data or --benchmark, and no --model")
+    if args.question:
+        raise ValueError("--compare needs answers that are graded: give --data FILE.jsonl, not one question")
+
+
+def answer_both(args):
+    """The folders with the answers of two models, after both have answered all questions."""
+    args.out = args.out or "runs/compare"
+    folders = [Path(args.out, folder_name(model)) for model in args.compare]
+    if folders[0] == folders[1]:
+        raise ValueError("--compare needs two different models")
+    for model in args.compare:
+        if not is_server(model):
+            check_model(model)
+    at = sys.argv.index("--compare")
+    flags = sys.argv[1:at] + sys.argv[at + 3 :]
+    for model, folder in zip(args.compare, folders):
+        print(f"{model} answers, kept in {folder}", flush=True)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which says how to go on
+        run = [sys.executable, sys.argv[0], *flags, "--model", model, "--out", str(folder), "--quiet"]
+        if code := subprocess.run(run).returncode:
+            raise SystemExit(code)
+        print()
+    return folders
+
+
+def compare(folders, args):
+    """The lines to print: settings that differ, the comparison of each set, questions that differ."""
+    names, sets = args.compare, [read_answers(folder) for folder in folders]
+    common = [name for name in sets[0] if name in sets[1]]
+    if not common:
+        raise ValueError(f"nothing to compare: {names[0]} has answered {', '.join(sets[0])}, "
+                         f"and {names[1]} {', '.join(sets[1])}")
+    first, second = ({(name, *key): flows for name in common for key, flows in answers[name].items()}
+                     for answers in sets)
+    check_questions(first, second, names)
+    yield from (f"{letter}  {name}" for letter, name in zip("AB", names))
+    yield f"settings that differ, A | B: {'; '.join(different_settings(folders)) or 'none'}"
+    for name in common if len(common) == 1 else [*common, "all"]:
+        keys = [key for key in first if name in (key[0], "all")]
+        yield f"\n{name}"
+        yield from lines([first[key] for key in keys], [second[key] for key in keys])
+    yield from show_questions(first, second, args)
+
+
+# ------------------------------------------------------------------------------------- reading the answers
+def read_answers(folder):
+    """{name of a set: {(question, gold, its number among equal ones): rollouts, one a trial}} of a folder."""
+    sets = {}
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        if found := re.fullmatch(r"(?!unfinished-)(.+)-\d+\.jsonl", path.name):
+            sets.setdefault(found[1], []).append(read_trial(path))
+    answers = {}
+    for name, trials in sets.items():
+        number = max(map(len, trials))  # a trial with fewer questions is unfinished
+        whole = [trial for trial in trials if len(trial) == number]
+        if number:
+            answers[name] = {key: [trial[key] for trial in whole] for key in whole[0]}
+    if not answers:
+        raise ValueError(f"{folder} holds no answers: give a folder that solve.py --out wrote; "
+                         "two models need --data FILE.jsonl")
+    return answers
+
+
+def read_trial(path):
+    """{(question, gold, its number among equal ones): rollout} of a file, in its order."""
+    flows, seen = {}, Counter()
+    try:
+        for line in path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n"):  # a kill may leave half a line
+                data = json.loads(line)
+                question = data["question"], data["gold"]
+                seen[question] += 1
+                steps = [SimpleNamespace(**step) for step in data["memory"]["steps"]]
+                memory, outputs = SimpleNamespace(steps=steps), data["words"]
+                flow = SimpleNamespace(**data | {"memory": memory, "outputs": outputs})
+                flows[*question, seen[question]] = flow
+    except (KeyError, TypeError, ValueError) as why:
+        raise ValueError(f"{path} is not a file of answers that solve.py wrote ({why!r})") from why
+    return flows
+
+
+def check_questions(first, second, names):
+    """ValueError if the two have not answered the same questions, or nothing was graded."""
+    missing = [key for key in second if key not in first], [key for key in first if key not in second]
+    for i, (has, other) in enumerate(((first, second), (second, first))):
+        if missing[i] and not missing[1 - i]:
+            raise ValueError(f"{names[i]} has answered {len(has)} of the {len(other)} questions that "
+                             f"{names[1 - i]} has: let its command finish, or give both the same --limit")
+    if missing[0]:
+        raise ValueError(f"different questions cannot be compared: {len(missing[1])} were answered by "
+                         f"{names[0]} alone, {len(missing[0])} by {names[1]} alone, "
+                         f"such as {clip(missing[0][0][1])!r}")
+    if not any(gold for _, _, gold, _ in first):
+        raise ValueError("nothing to compare: no question has a gold answer, so none was graded")
+
+
+def different_settings(folders):
+    """'temperature 0.7 | 0.0' for each setting that differs: it may be the cause, and not the planner."""
+    files = [Path(folder, "settings.json") for folder in folders]
+    first, second = (json.loads(file.read_text()) if file.exists() else {} for file in files)
+    for name in [name for name in first if name in second and name not in UNSHOWN]:
+        values = [str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
+                  for value in (first[name], second[name])]
+        if values[0] != values[1]:
+            yield f"{name} {first[name]} | {second[name]}"
+
+
+# ---------------------------------------------------------------------------------- questions that differ
+def show_questions(first, second, args):
+    """Lines with the first questions on which the two differ. With --out, all of them become a file."""
+    rows = []
+    for key in first:
+        pair = first[key], second[key]
+        a, b = mean_rewards(pair)
+        if a != b:
+            answers = [flows[0].answer or flows[0].failed for flows in pair]  # of the first trial
+            rows.append(dict(zip(("set", "question", "gold"), key)) | {"rewards": [a, b], "answers": answers})
+    for name, sign in (("A", 1), ("B", -1)):
+        better = [row for row in rows if sign * (row["rewards"][0] - row["rewards"][1]) > 0]
+        if better and not args.quiet:
+            yield f"\n{name} is better on:"
+            yield from map(question_line, better[:SHOWN])
+            if len(better) > SHOWN:
+                hint = "" if args.out else "; --out FOLDER keeps all"
+                yield f"    ... and {len(better) - SHOWN} more{hint}"
+    if args.out:
+        file = Path(args.out, "differences.jsonl")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        yield f"\nAll {len(rows)} questions that differ: {file}"
+
+
+def question_line(row):
+    """'    What is 2 + 2? | gold 4 | A 5 | B 4'"""
+    parts = zip(("", "gold ", "A ", "B "), (row["question"], row["gold"], *row["answers"]))
+    return "    " + " | ".join(f"{label}{clip(text)}" for label, text in parts)
+
+
+def clip(text):
+    """The beginning of a text, as one line that a terminal can show."""
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
