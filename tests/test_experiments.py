@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import statistics
+import subprocess
 from collections import Counter
 from pathlib import Path
 
