@@ -22,12 +22,14 @@ import solve
 from benchmarks.runs import answer_all
 from experiments import wordings
 from experiments.router import ROUTES, router
-from models.loading import load_engine
+from models.completion import Cached
 from rewards.metrics import accuracy_line, summary
+from scale import adapters
 from scale.command_line import TOY, TOY_TOOLS, is_toy
 from tools import toolbox
 from toy.questions import for_flow, splits
 from toy.teacher import Teacher
+from world.services import Cache
 
 FREE = ROOT / "experiments" / "freely.jsonl"
 
@@ -72,7 +74,8 @@ def main():
     add("--max-turns", type=int, default=2, help="turns of a rollout at most")
     add("--max-new-tokens", type=int, default=80, help="longest completion of a module")
     add("--temperature", type=float, default=0.7, help="of the planner's sampling")
-    add("--batch", type=int, default=16, help="questions in lock-step")
+    add("--batch", type=int, default=64, help="questions in lock-step")
+    add("--cache", help="SQLite file of what the fixed modules answered: other planners ask much the same")
     add("--seed", type=int, default=0, help="decides what is sampled")
     add("--device", help="cuda, mps or cpu; None: the first there is")
     add("--dtype", help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
@@ -81,7 +84,8 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     tools, loaded = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), {}
     for name in {args.fixed, args.model} - {"perfect"}:
-        loaded[name] = load_engine(name, args.device, args.dtype)
+        loaded[name] = adapters.load(name, args.device, args.dtype)
+    fixed = Cached(loaded[args.fixed], Cache(args.cache)) if args.cache else loaded[args.fixed]
     rollout = {name: getattr(args, name) for name in ("max_turns", "max_new_tokens", "temperature")}
     for name in args.sets:
         made = made_of(name)[: args.limit]
@@ -89,7 +93,7 @@ def main():
 
         def run(start, questions, watch):
             torch.manual_seed(args.seed * 1_000_003 + start)
-            return solve.evaluate(questions, policy, loaded[args.fixed], tools, watch=watch, **rollout)[1]
+            return solve.evaluate(questions, policy, fixed, tools, watch=watch, **rollout)[1]
 
         file = args.out / f"{name}.jsonl"
         flows = answer_all(name, for_flow(made), file, args.batch, run, solve.Flow.from_record)

@@ -37,7 +37,6 @@ def row_of(rollouts):
         "questions": n, "accuracy": right / n, "low": low, "high": high, "turns": len(steps) / n,
         "errors": sum(step["error"] for step in steps) / max(1, len(steps)),
         "unparsed plans": sum(not step["tool"] for step in steps) / max(1, len(steps)),
-        "tokens": sum(word["tokens"] for rollout in rollouts for word in rollout["words"]) / n,
     }
 
 

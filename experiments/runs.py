@@ -9,12 +9,14 @@ command that resumes it.
 
 import functools
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +89,16 @@ class Run:
         with open(log, "a" if begun else "w") as file:
             environment = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
             command = [sys.executable, *words]
-            result = subprocess.run(command, cwd=code, env=environment, stdout=file, stderr=file)
-        if result.returncode:
+            start = time.perf_counter()
+            process = subprocess.Popen(command, cwd=code, env=environment, stdout=file, stderr=file)
+            _, status, used = os.wait4(process.pid, 0)  # used: by the run and all its children
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
             raise SystemExit(f"study.py: {self.name} failed: {' '.join(words)}\n{log.read_text()[-2000:]}")
         if not (self.folder / self.makes).exists():
             raise SystemExit(f"study.py: {self.name} was stopped; the same command goes on")
-        (self.folder / "done").touch()
+        cost = {"seconds": time.perf_counter() - start, "cpu_seconds": used.ru_utime + used.ru_stime}
+        (self.folder / "done").write_text(json.dumps(cost))  # of the last part, if a kill came between
 
 
 def copy_code(folder):

@@ -28,6 +28,7 @@ from flow_grpo import Action, update
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
+from scale import adapters
 from scale.command_line import TOY, TOY_TOOLS
 from scale.masters import MasterAdamW
 from tools import toolbox
@@ -64,17 +65,18 @@ def collect(planner, fixed, tools, questions, args):
 
 def imitate(engine, flows, args):
     """Supervised learning on random samples of the rollouts, each as large as a mini-batch of Flow-GRPO."""
-    optimizer, rng = MasterAdamW(list(engine.model.parameters()), lr=args.lr), random.Random(args.seed)
+    learned = [weight for weight in engine.model.parameters() if weight.requires_grad]
+    optimizer, rng = MasterAdamW(learned, lr=args.lr), random.Random(args.seed)
     size = args.questions * args.group_size // args.minibatches
     for step in range(1, args.steps * args.minibatches + 1):
         batch = rng.sample(flows, min(size, len(flows)))
         turns = [(i, turn) for i, flow in enumerate(batch) for turn in flow.actions]
         actions = [Action(turn.prompt_ids, turn.ids, i) for i, turn in turns]
         ones = torch.ones(len(batch))
-        learned = update(engine.model, None, optimizer, actions, ones, temperature=1.0, beta=0,
-                         token_budget=args.token_budget)
+        report = update(engine.model, None, optimizer, actions, ones, temperature=1.0, beta=0,
+                        token_budget=args.token_budget)
         if step % 8 == 0:
-            numbers = f"-log π a token {learned['entropy']:.4f} | gradient {learned['grad_norm']:.2f}"
+            numbers = f"-log π a token {report['entropy']:.4f} | gradient {report['grad_norm']:.2f}"
             print(f"step {step} | {numbers}", flush=True)
 
 
@@ -89,6 +91,7 @@ def main():
     add("--minibatches", type=int, default=4, help="optimiser steps for each batch")
     add("--max-turns", type=int, default=3, help="turns of a rollout")
     add("--lr", type=float, default=3e-4, help="learning rate of AdamW")
+    add("--lora", type=int, help="train adapters of this rank (needs peft); None: all weights")
     add("--model", default=str(TOY), help="the planner that learns")
     add("--fixed", default=str(TOY), help="the model of all other modules")
     add("--roles", choices=["planner", "all"], help="questions and teacher of smollm.py; None: the toy's own")
@@ -101,6 +104,7 @@ def main():
         help="folder: best/ is the checkpoint, questions-0.jsonl the perfect planner's test rollouts")
     args = parser.parse_args()
     engine, fixed = (load_engine(name, dtype=args.dtype) for name in (args.model, args.fixed))
+    engine = adapters.adapted(engine, args.lora)[0] if args.lora else engine
     tools, made = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), splits()
     made["train"] = asked(args.roles) if args.roles else made["train"]
     teacher = Linguist if args.roles == "all" else Teacher

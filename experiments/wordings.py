@@ -117,12 +117,15 @@ def of_the_toy():
 
 def asked(roles):
     """The questions of Flow-GRPO: the toy's, if the toy plays the other modules (roles "planner"); else these
-    and as many in other wordings, shuffled."""
-    made = of_the_toy()
-    if roles == "all":
-        made += training(len(made), seed=7)
-        random.Random("asked").shuffle(made)
-    return made
+    and as many in other wordings.
+
+    One half begins with a calculation, the other with a search. Without that, three of four begin with a
+    search, and the planner learns to search always, before it learns to tell the questions apart."""
+    made, rng = of_the_toy(), random.Random("asked")
+    made += training(len(made), seed=7) if roles == "all" else []
+    calculations = [one for one in made if one["kind"] == "arithmetic"]
+    searches = [one for one in made if one["kind"] != "arithmetic"]
+    return rng.sample(calculations + rng.sample(searches, len(calculations)), 2 * len(calculations))
 
 
 def facts(n=120, seed=0):

@@ -108,6 +108,13 @@ def test_half_of_the_comparisons_in_other_wordings_are_answered_yes():
     assert answers == {"yes": 50, "no": 50}
 
 
+@pytest.mark.parametrize("roles", smollm.ROLES)
+def test_half_of_the_questions_of_flow_grpo_begin_with_a_calculation(roles):
+    made = wordings.asked(roles)
+    first = Counter(one["steps"][0][0] == "value" for one in made)
+    assert first[True] == first[False] and len({one["question"] for one in made}) == len(made) >= 16 * 30
+
+
 def test_training_has_no_number_as_large_as_the_held_out_numbers():
     largest = max(int(number) for made in TRAINING for number in re.findall(r"\d+", made["question"]))
     smallest = min(max(map(int, re.findall(r"\d+", made["question"]))) for made in HELD_OUT["numbers"])
@@ -187,23 +194,37 @@ def arguments(model, out, steps):
 
 
 def test_a_warm_start_that_was_killed_ends_with_the_weights_of_one_that_was_not(tiny, tmp_path, monkeypatch):
-    numbers = {"plans": 0.0, "calls": 0.0}
+    numbers, learn, left = {"plans": 0.0, "calls": 0.0}, warm.learn, iter([0, 0, 0, 0, 1])
     monkeypatch.setattr(warm, "check", lambda *anything: numbers)
-    for out, steps in (("whole", 3), ("killed", 2), ("killed", 3)):
-        warm.warm_start(arguments(tiny, tmp_path / out, steps))
+
+    def killed_once(*args):
+        if next(left, 0):
+            raise KeyboardInterrupt
+        return learn(*args)
+
+    monkeypatch.setattr(warm, "learn", killed_once)
+    warm.warm_start(arguments(tiny, tmp_path / "whole", 3))
+    with pytest.raises(KeyboardInterrupt):
+        warm.warm_start(arguments(tiny, tmp_path / "killed", 3))
+    warm.warm_start(arguments(tiny, tmp_path / "killed", 3))
     weights = [load_engine(str(tmp_path / out / "best")).model.state_dict() for out in ("whole", "killed")]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
-    assert json.loads((tmp_path / "killed" / "formats.json").read_text()) ["step"] == 3
+    assert json.loads((tmp_path / "killed" / "formats.json").read_text()) == numbers
 
 
-def test_the_warm_start_ends_when_all_parses_and_the_tools_are_blind(tiny, tmp_path, monkeypatch):
+def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(tiny, tmp_path, monkeypatch):
+    rates, rate_of = [], lambda optimizer: optimizer.param_groups[0]["lr"]
+    monkeypatch.setattr(warm, "check", lambda *anything: {"plans": 0.0})
+    monkeypatch.setattr(warm, "learn", lambda _, optimizer, *rest: rates.append(rate_of(optimizer)) or 0)
+    warm.warm_start(arguments(tiny, tmp_path, 4))
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
+def test_a_warm_start_is_good_enough_if_all_parses_and_the_tools_are_blind():
     good = {"plans": 0.9, "calls": 0.9, "right": 0.8} | dict.fromkeys(TOY_TOOLS, 1 / 3)
-    rising = iter([good | {"plans": 0.8}, good | {"calls": 0.8}, good | {"right": 0.7},
-                   good | {TOY_TOOLS[0]: 0.5}, good])
-    monkeypatch.setattr(warm, "check", lambda *anything: next(rising))
-    for _ in range(2):  # the second time nothing is left to do
-        warm.warm_start(arguments(tiny, tmp_path, 9))
-        assert json.loads((tmp_path / "formats.json").read_text())["step"] == 5
+    assert warm.good_enough(good)
+    for worse in ({"plans": 0.8}, {"calls": 0.8}, {"right": 0.7}, {TOY_TOOLS[0]: 0.5}):
+        assert not warm.good_enough(good | worse)
 
 
 def test_the_check_of_a_teacher_says_that_every_format_is_known(tools, monkeypatch):
@@ -290,8 +311,8 @@ def test_a_run_that_was_stopped_is_not_finished_though_its_command_made_no_error
 
 
 def settings(tiny):
-    return Namespace(model=tiny, device=None, dtype="bfloat16", answer_dtype=None, threads=1, limit=None,
-                     sft=1, warm_steps=3, steps=2, every=1, lr=2e-5, beta=0, routes=router.ROUTES)
+    return Namespace(model=tiny, device=None, dtype="bfloat16", threads=1, limit=None, sft=1, warm_steps=3,
+                     steps=2, every=1, lr=2e-5, beta=0, routes=router.ROUTES)
 
 
 def test_every_training_command_is_one_that_train_py_takes(tiny):
@@ -302,11 +323,11 @@ def test_every_training_command_is_one_that_train_py_takes(tiny):
         assert run.resume[:2] == ("train.py", "--resume") and len(run.after) == 1
 
 
-def test_no_two_runs_share_a_folder_and_every_planner_meets_every_seed(tiny):
+def test_no_two_runs_share_a_folder_and_every_trained_planner_answers(tiny):
     plan = smollm.Plan(settings(tiny))
     table = plan.all_answers("all", 2)
-    assert len({run.folder for run in table.values()}) == len(table) == 5 + 2 + 2 + 2
-    assert {key for key in table if key[1] == 1} == {("warm-started", 1), ("Flow-GRPO", 1)}
+    assert len({run.folder for run in table.values()}) == len(table) == 3 + 3 + 2 + 2
+    assert {key for key in table if key[1] == 1} == {("Flow-GRPO", 1)}
     learned = {who: run.after[1].name for (who, seed), run in table.items()
                if len(run.after) == 2 and seed == 0}
     assert learned == {"Flow-GRPO": plan.train("all", 0).name, "SFT own": plan.sft("all", 0, "own").name,
