@@ -11,13 +11,17 @@ from functools import partial
 import torch
 
 
+# torch's allocator; oneDNN, which multiplies bfloat16 matrices on a CPU
+CPU_ERRORS = "can't allocate memory", "could not create a primitive"
+
+
 @contextmanager
 def memory_errors(what):
     """Turn torch's RuntimeError for a lack of memory into a MemoryError that names what did not fit."""
     try:
         yield
     except RuntimeError as why:  # CUDA's has a class of its own, the CPU's only a message
-        if not isinstance(why, torch.OutOfMemoryError) and "can't allocate memory" not in str(why):
+        if not isinstance(why, torch.OutOfMemoryError) and not any(text in str(why) for text in CPU_ERRORS):
             raise
         raise MemoryError(f"{what} does not fit into memory") from why
 

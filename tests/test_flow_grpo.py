@@ -555,6 +555,7 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
 
 @pytest.mark.parametrize("text, memory", [
     ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", True),
+    ("could not create a primitive", True),
     ("CUDA error: an illegal address", False)])
 def test_only_an_error_of_memory_is_taken_for_one(text, memory):
     class Failing:
