@@ -58,7 +58,7 @@ def planner_for(args, engine, tools, made):
         return teacher(made)
     if args.route == "none":
         return engine
-    asked = wordings.of_the_toy() if is_toy(args.fixed) else wordings.training(1000, 0)
+    asked = wordings.training(1000, 0)
     return router(args.route, engine, tools, asked, teacher(asked))
 
 

@@ -106,7 +106,7 @@ def main():
     engine, fixed = (load_engine(name, dtype=args.dtype) for name in (args.model, args.fixed))
     engine = adapters.adapted(engine, args.lora)[0] if args.lora else engine
     tools, made = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), splits()
-    made["train"] = asked(args.roles) if args.roles else made["train"]
+    made["train"] = asked() if args.roles else made["train"]
     teacher = Linguist if args.roles == "all" else Teacher
     planner = engine if args.traces == "own" else Perfect(made["train"] + made["test"], engine, teacher)
     flows = collect(planner, fixed, tools, for_flow(made["train"]), args)

@@ -115,7 +115,7 @@ class Plan:
 
     def train(self, roles, seed):
         settings = {
-            "judge": "none", "corpus": "toy/corpus.jsonl", "data": f"../smollm-{roles}.jsonl",
+            "judge": "none", "corpus": "toy/corpus.jsonl", "data": "../smollm-asked.jsonl",
             "valid": "none", "test": "none", "beta": self.args.beta, "every": self.args.every, "keep": 1}
         command = ("train.py", *self.learning(roles, seed), *flags(settings), *self.machine,
                    "--tools", *TOOLS)
@@ -228,8 +228,7 @@ def main():
     show_left(runs)
     if args.left or args.what == "get":
         return
-    for name in roles:
-        questions_file(f"smollm-{name}.jsonl", wordings.asked(name))
+    questions_file("smollm-asked.jsonl", wordings.asked())
     make_all(runs, args.workers)
     if tables:
         paired.report(tables)

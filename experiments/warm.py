@@ -11,8 +11,10 @@ last few examples do not tip the balance between the tools. A check on held-out 
 tenths of the sampled plans parse and all tools are about equally likely; with all roles, if nine tenths of
 the calls parse, too, and eight tenths of the answers are right when the plans are perfect.
 
---roles planner    the other modules are the toy, which knows one grammar: so the questions are the toy's
---roles all        the model learns all modules, in many wordings; base_generator stays as it came
+Questions come in many wordings. A planner that is warm-started in one wording copies it into every plan.
+
+--roles planner    the other modules are the toy: sub-goals are in its words, "Find the capital of Norway"
+--roles all        the model learns all modules, and sub-goals in many words; base_generator stays as it came
 """
 
 import argparse
@@ -55,14 +57,6 @@ ENOUGH = {"plans": 0.9, "calls": 0.9, "right": 0.8}  # the numbers of check() th
 BLIND = 0.07  # how far the share of each tool may be from a third
 
 
-def questions_for(roles, n, seed, avoid=()):
-    """The questions of the warm start, with their steps. None names what is held out."""
-    if roles == "all":
-        return wordings.training(n, seed, avoid)
-    made = [one for one in wordings.of_the_toy() if one["question"] not in avoid]
-    return random.Random(f"warm {seed}").sample(made, n)
-
-
 def teacher_for(roles):
     """The toy's executor only reads the toy's sub-goals: there the toy's own teacher teaches."""
     return wordings.Linguist if roles == "all" else Teacher
@@ -76,9 +70,11 @@ def quietly(flows, turn, module):
     """solve.evaluate() shows no bar where a watch is given."""
 
 
-def examples(teacher, made, tools):
-    """{role: [(prompt, text)]} of the teacher's flows on these questions, with real tools."""
-    solve.evaluate(for_flow(made), teacher, teacher, tools, watch=quietly)
+def examples(teacher, fixed, made, tools):
+    """{role: [(prompt, text)]}: what the teacher wrote in flows on these questions, with real tools.
+
+    fixed: the other modules; the teacher again, if the model is to learn them, too."""
+    solve.evaluate(for_flow(made), teacher, fixed, tools, watch=quietly)
     found = {role: [] for role in PROMPTS}
     for prompt, text in dict.fromkeys(teacher.examples):
         if (role := role_of(prompt)) in found:
@@ -173,10 +169,11 @@ def warm_start(args):
     if state:
         optimizer.load_state_dict(state["optimizer"])
     tools, teacher = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), teacher_for(args.roles)
-    made = questions_for(args.roles, args.flows, args.seed)
-    held_out = questions_for(args.roles, args.check, 1_000 + args.seed, [one["question"] for one in made])
-    found = examples(teacher(made, blind=random.Random(args.seed)), made, tools)
+    made = wordings.training(args.flows, args.seed)
+    held_out = wordings.training(args.check, 1_000 + args.seed, [one["question"] for one in made])
     fixed = engine if args.roles == "all" else load_engine(str(TOY), args.device)
+    blind = teacher(made, blind=random.Random(args.seed))
+    found = examples(blind, blind if args.roles == "all" else fixed, made, tools)
     args.fixed, args.tools, args.corpus = str(TOY), TOY_TOOLS, str(TOY / "corpus.jsonl")
     for step in range(state["step"] + 1 if state else 1, args.steps + 1):
         start = time.process_time()

@@ -115,14 +115,13 @@ def of_the_toy():
     return [made for made in splits()["train"] if not names_held_out(made)]
 
 
-def asked(roles):
-    """The questions of Flow-GRPO: the toy's, if the toy plays the other modules (roles "planner"); else these
-    and as many in other wordings.
+def asked():
+    """The questions of Flow-GRPO: the toy's, and as many in other wordings.
 
     One half begins with a calculation, the other with a search. Without that, three of four begin with a
     search, and the planner learns to search always, before it learns to tell the questions apart."""
     made, rng = of_the_toy(), random.Random("asked")
-    made += training(len(made), seed=7) if roles == "all" else []
+    made += training(len(made), seed=7)
     calculations = [one for one in made if one["kind"] == "arithmetic"]
     searches = [one for one in made if one["kind"] != "arithmetic"]
     return rng.sample(calculations + rng.sample(searches, len(calculations)), 2 * len(calculations))

@@ -27,7 +27,7 @@ from toy.teacher import Teacher
 NAMES = sorted([name for name, _ in ELEMENTS] + [name for name, *_ in COUNTRIES], key=len, reverse=True)
 NAME = re.compile(rf"\b({'|'.join(NAMES)})\b", re.IGNORECASE)
 HELD_OUT = {name: held_out.made_of(name) for name in wordings.SETS}
-TRAINING = wordings.asked("all") + warm.questions_for("all", 120, 0)
+TRAINING = wordings.asked() + wordings.training(400, 0)
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +108,8 @@ def test_half_of_the_comparisons_in_other_wordings_are_answered_yes():
     assert answers == {"yes": 50, "no": 50}
 
 
-@pytest.mark.parametrize("roles", smollm.ROLES)
-def test_half_of_the_questions_of_flow_grpo_begin_with_a_calculation(roles):
-    made = wordings.asked(roles)
+def test_half_of_the_questions_of_flow_grpo_begin_with_a_calculation():
+    made = wordings.asked()
     first = Counter(one["steps"][0][0] == "value" for one in made)
     assert first[True] == first[False] and len({one["question"] for one in made}) == len(made) >= 16 * 30
 
@@ -134,8 +133,9 @@ def test_perfect_plans_lead_to_every_answer_with_the_toys_tools_in_two_turns(nam
 @pytest.fixture(scope="module")
 def found(tools):
     """{role: examples} of a dozen flows of the blind teacher."""
-    made = warm.questions_for("all", 12, 0)
-    return warm.examples(wordings.Linguist(made, blind=random.Random(0)), made, tools)
+    made = wordings.training(12, 0)
+    teacher = wordings.Linguist(made, blind=random.Random(0))
+    return warm.examples(teacher, teacher, made, tools)
 
 
 def test_the_loss_is_the_cross_entropy_of_the_completions_tokens_alone(tiny, found):
@@ -177,6 +177,21 @@ def test_a_model_that_has_learnt_one_example_is_blind_and_knows_its_text(tiny, f
     flow = SimpleNamespace(actions=[Completion("", action.prompt_ids, action.ids)])
     shares = warm.probabilities(engine, [flow], 0.7)
     assert loss < 0.2 and all(abs(share - 1 / 3) < warm.BLIND for share in shares.values())
+
+
+def test_where_the_toy_plays_the_other_modules_the_planners_prompts_show_what_the_toy_wrote(tools):
+    made, written = wordings.training(2, 0), []
+    teacher, toy = Teacher(made, blind=random.Random(0)), load_engine(str(TOY))
+
+    def listening(prompts, **settings):
+        completions = toy(prompts, **settings)
+        written.extend(completion.text for completion in completions)
+        return completions
+
+    found = warm.examples(teacher, listening, made, tools)
+    assert {role for role, pairs in found.items() if pairs} == {"planner"}
+    for prompt, _ in found["planner"]:
+        assert any(f"Query analysis:\n{text}\n" in prompt for text in written)
 
 
 def test_the_teachers_sub_goals_calls_and_inventions_have_several_wordings(found):
@@ -229,7 +244,7 @@ def test_a_warm_start_is_good_enough_if_all_parses_and_the_tools_are_blind():
 
 def test_the_check_of_a_teacher_says_that_every_format_is_known(tools, monkeypatch):
     monkeypatch.setattr(warm, "probabilities", lambda *anything: {})  # a teacher has none
-    made = warm.questions_for("all", 6, 1)
+    made = wordings.training(6, 1)
     teacher = wordings.Linguist(made)
     numbers = warm.check(teacher, lambda made: teacher, made, tools, "all", teacher)
     assert set(numbers.values()) == {1.0} and len(numbers) == 5
