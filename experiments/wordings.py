@@ -22,6 +22,7 @@ from toy.questions import COUNTRIES, ELEMENTS, FACTS, OPERATORS, calculate, make
 from toy.teacher import Teacher
 
 HELD_OUT = {name for name, _ in ELEMENTS[3::8]} | {name for name, *_ in COUNTRIES[3::8]}
+MIX = {"fact_math": 4, "arithmetic": 2, "fact": 1, "compare": 1}  # of the questions of Flow-GRPO
 SETS = ("toy", "free", "facts", "numbers")
 
 WORDINGS = {
@@ -118,13 +119,15 @@ def of_the_toy():
 def asked():
     """The questions of Flow-GRPO: the toy's, and as many in other wordings.
 
-    One half begins with a calculation, the other with a search. Without that, three of four begin with a
-    search, and the planner learns to search always, before it learns to tell the questions apart."""
+    MIX keeps both tools equally often right: with four equal kinds, two of three steps are a search, and the
+    planner learns to search always before it learns to tell the sub-goals apart. And half of the questions
+    need the right tool in both of their turns; those with a turn to spare are soon right with either tool."""
     made, rng = of_the_toy(), random.Random("asked")
     made += training(len(made), seed=7)
-    calculations = [one for one in made if one["kind"] == "arithmetic"]
-    searches = [one for one in made if one["kind"] != "arithmetic"]
-    return rng.sample(calculations + rng.sample(searches, len(calculations)), 2 * len(calculations))
+    kinds = {kind: [one for one in made if one["kind"] == kind] for kind in MIX}
+    n = min(len(kinds[kind]) // share for kind, share in MIX.items())
+    chosen = [one for kind, share in MIX.items() for one in rng.sample(kinds[kind], share * n)]
+    return rng.sample(chosen, len(chosen))
 
 
 def facts(n=120, seed=0):

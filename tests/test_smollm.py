@@ -108,10 +108,12 @@ def test_half_of_the_comparisons_in_other_wordings_are_answered_yes():
     assert answers == {"yes": 50, "no": 50}
 
 
-def test_half_of_the_questions_of_flow_grpo_begin_with_a_calculation():
+def test_in_the_questions_of_flow_grpo_both_tools_are_about_equally_often_right():
     made = wordings.asked()
-    first = Counter(one["steps"][0][0] == "value" for one in made)
-    assert first[True] == first[False] and len({one["question"] for one in made}) == len(made) >= 16 * 30
+    right = Counter(what == "value" for one in made for what, _ in one["steps"])
+    assert right[True] / right[False] == pytest.approx(1, abs=0.15)
+    assert sum(one["kind"] == "fact_math" for one in made) == len(made) / 2
+    assert len({one["question"] for one in made}) == len(made) >= 12 * 40
 
 
 def test_training_has_no_number_as_large_as_the_held_out_numbers():
