@@ -43,6 +43,7 @@ FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
 TOOLS = ("base_generator", "python_coder", "wikipedia_search")
 ASKED = 750  # questions in the held-out sets
 ROLES = ("planner", "all")  # what the model plays
+EDITS = ("edits/kinds-spread",)  # of the code that learns
 
 
 # ------------------------------------------------------------------------------------------------- the model
@@ -104,9 +105,9 @@ class Plan:
         self.limit = flags({"limit": args.limit})
         self.name = Path(self.model).name
 
-    def run(self, name, command, after=(), flows=0, resume=(), makes=""):
+    def run(self, name, command, after=(), flows=0, resume=(), makes="", edits=()):
         name = f"smollm-{self.name}-{name}"
-        return Run(name, command, (), after, flows, resume, self.args.threads, makes)
+        return Run(name, command, edits, after, flows, resume, self.args.threads, makes)
 
     def warm(self, roles):
         command = ("experiments/warm.py", "--model", self.model, "--roles", roles,
@@ -120,14 +121,14 @@ class Plan:
         command = ("train.py", *self.learning(roles, seed), *flags(settings), *self.machine,
                    "--tools", *TOOLS)
         return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles),), self.args.steps * 96,
-                        ("train.py", "--resume", "{out}"), f"step-{self.args.steps}")
+                        ("train.py", "--resume", "{out}"), f"step-{self.args.steps}", EDITS)
 
     def sft(self, roles, seed, traces):
         """Supervised learning on as many rollouts, in as many steps; it cannot be resumed."""
         command = ("experiments/sft.py", "--traces", traces, "--roles", roles,
                    *self.learning(roles, seed), *flags({"dtype": self.args.dtype}))
         name, flows = f"sft-{traces}-{roles}-seed{seed}", self.args.steps * 96
-        return self.run(name, command, (self.warm(roles),), flows)
+        return self.run(name, command, (self.warm(roles),), flows, edits=EDITS)
 
     def learning(self, roles, seed):
         """The flags that train.py and sft.py share."""

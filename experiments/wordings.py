@@ -17,6 +17,7 @@ Four sets of questions are held out, and reported apart:
 
 import random
 import re
+from collections import Counter
 
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, OPERATORS, calculate, make, splits
 from toy.teacher import Teacher
@@ -128,6 +129,15 @@ def asked():
     n = min(len(kinds[kind]) // share for kind, share in MIX.items())
     chosen = [one for kind, share in MIX.items() for one in rng.sample(kinds[kind], share * n)]
     return rng.sample(chosen, len(chosen))
+
+
+def spread(order, kinds):
+    """The same order of questions, but each kind evenly spread over it (edits/kinds-spread.diff)."""
+    seen, place = Counter(), {}
+    for i in order:
+        seen[kinds[i]] += 1
+        place[i] = seen[kinds[i]]
+    return sorted(order, key=lambda i: (place[i] - 0.5) / seen[kinds[i]])
 
 
 def facts(n=120, seed=0):

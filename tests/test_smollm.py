@@ -116,6 +116,16 @@ def test_in_the_questions_of_flow_grpo_both_tools_are_about_equally_often_right(
     assert len({one["question"] for one in made}) == len(made) >= 12 * 40
 
 
+def test_every_step_has_its_share_of_each_kind_of_question():
+    kinds = [kind for kind, share in wordings.MIX.items() for _ in range(50 * share)]
+    order = random.Random(0).sample(range(400), 400)
+    spread = wordings.spread(order, kinds)
+    assert sorted(spread) == list(range(400)) and spread != sorted(spread)
+    for start in range(0, 400, 16):
+        counts = Counter(kinds[i] for i in spread[start : start + 16])
+        assert all(abs(counts[kind] - 2 * share) <= 1 for kind, share in wordings.MIX.items())
+
+
 def test_training_has_no_number_as_large_as_the_held_out_numbers():
     largest = max(int(number) for made in TRAINING for number in re.findall(r"\d+", made["question"]))
     smallest = min(max(map(int, re.findall(r"\d+", made["question"]))) for made in HELD_OUT["numbers"])
