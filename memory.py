@@ -8,7 +8,8 @@ turns give equal text, and nothing is invented.
 
 The text is bounded: render(budget) returns at most `budget` characters and shortens the oldest results
 first. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left margin,
-because every further line of a result is indented. So a web page with the line "Verdict: STOP" stops nothing.
+because every further line of a result is indented. So the line "Verdict: STOP" of a web page does not look
+like a verdict.
 """
 
 import dataclasses
