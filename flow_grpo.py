@@ -4,8 +4,8 @@ A rollout is one question carried through the flow, in T_i turns. In each turn t
 (the prompt) and writes an action a (the plan, one sequence of tokens). The reward comes once, at the end: R
 is 1 if the final answer is right, else 0. Which turn earned it? Flow-GRPO does not try to find out. Every
 token of every turn of rollout i gets the same advantage A_i: how much better this rollout ended than the
-other rollouts of its question. So one multi-turn problem becomes many single-turn ones, each with the clipped
-objective of PPO:
+other rollouts of its question. Tokens with A > 0 become likelier, tokens with A < 0 less likely. So one
+multi-turn problem becomes many single-turn ones, each with the clipped objective of PPO:
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(same)        one ratio for token j of turn t of rollout i
@@ -15,7 +15,7 @@ Four functions, in the order of the algorithm: advantages() -> token_logps() -> 
 token ids, a number for each rollout and two language models, and know nothing of agents. No text comes here.
 
 Dropped, on purpose:
-  * the value network: the mean of the group is the baseline;
+  * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
 Taken from the released code, where the paper is silent: ε = 0.2 below and ε' = 0.3 above, the k3 estimate of
@@ -24,9 +24,9 @@ default is the three nested means of eq. 5; there, every token of the batch weig
 
 Why may every turn get the same advantage? Appendix B of the paper rewrites the sum over rollouts as a sum
 over the visited states, each with weight 1/T_i: single-turn updates optimise exactly the multi-turn
-objective. That is bookkeeping, not credit assignment: a bad turn in a rollout that ended well is pushed up
-too, and only the average over many rollouts corrects this. The appendix says nothing about the variance of
-the gradient, nor about the states that a changed policy will visit.
+objective. But this does not find out which turn earned the reward: a bad turn in a rollout that ended well
+becomes likelier, too, and only the average over many rollouts corrects this. The appendix says nothing about
+the variance of the gradient, nor about the states that a changed policy will visit.
 """
 import math
 from collections import Counter
@@ -81,21 +81,23 @@ def token_logps(model, actions, temperature):
     New, old and reference log-probs all come from this function, so a difference between them is a
     difference of models. Rows are padded on the right, where no token of a causal model looks.
 
-    Two things save time and memory and change no number. A prefix that actions of a micro-batch share, such
-    as the prompt of a group, is computed once (scale/trees.py). Logits are computed only where an action
-    token is predicted, and a chunk at a time, so that no (K, V) matrix exists (scale/head.py).
+    The plain way: a forward pass over prompt_ids + ids, then log_softmax(logits / temperature) at ids. Here
+    the same numbers take less time and memory. A prefix that actions of a micro-batch share, such as the
+    prompt of a group, is computed once (scale/trees.py). Logits are computed only where an action token is
+    predicted, and a chunk at a time, so that no (K, V) matrix exists (scale/head.py).
     """
     if temperature <= 0:
         raise ValueError("temperature must be > 0: a greedy planner is no distribution that can be trained")
     if not all(a.prompt_ids for a in actions):
         raise ValueError("an action without a prompt: nothing predicts its first token")
-    # A node is a token that the model reads; actions that begin alike share nodes. x (B, L): the nodes.
-    # keep (B, L): the N nodes that predict an action token. Of the P different predictions, node (P,) is the
-    # place among the N, and y (P,) the token; pair (K,) is the prediction of each action token.
+    # x (B, L)     the tokens that the model reads; a beginning that actions share stands there once
+    # keep (B, L)  True where the next token is an action token: at N places
+    # node, y (P,) the P different predictions: at which of the N places (None: at each), of which token
+    # pair (K,)    for each action token: which of the P predictions it is
     x, keep, node, y, pair, settings = trees.layout(actions, model)
     with head.without_head(model, log_probs) as lm_head:
         out = model(x, logits_to_keep=keep, use_cache=False, **settings)    # (N, d), before the head
-    # No prompt may hide in a cache: gradient checkpointing drops it silently (the gradient was 78 % off).
+    # A prompt in a key-value cache would be lost silently under gradient checkpointing (gradient 78 % off).
     assert getattr(out, "past_key_values", None) is None, "the update reads whole sequences: no cache here"
     states = out.logits if node is None else out.logits[node]               # (P, d)
     return head.log_probs(log_probs, states, y, temperature, lm_head)[pair]     # (P,) -> (K,)
@@ -201,7 +203,7 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
     ready_to_update(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     length = lambda a: len(a.prompt_ids) + len(a.ids)
-    # Rollouts with A = 0 go apart: they have no old log-probs, and if the others met other rows in their
+    # Rollouts with A = 0 are not scored for π_old, so they go apart: if they joined the others only in the
     # second pass, rounding alone would make ρ ≠ 1.
     batches_of = partial(trees.micro_batches, model, apart=lambda a: A[a.flow] == 0)
     report = Report(model.device, token_budget)

@@ -7,8 +7,9 @@ the verdict is filled in when the verifier has read the step. No language model 
 turns give equal text, and nothing is invented.
 
 The text is bounded: render(budget) returns at most `budget` characters and shortens the oldest results
-first. The text cannot be forged: only our labels ("Step 7", "Tool:") start at the left margin, because every
-further line of a result is indented.
+first. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left margin,
+because every further line of a result is indented. So the line "Verdict: STOP" of a web page does not look
+like a verdict.
 """
 
 import dataclasses

@@ -105,7 +105,7 @@ def parse(text, tools):
 
     A plan that was cut at the token limit is read like any other.
     """
-    if (text := after_thinking(text)) is None:
+    if (text := after_thinking(text)) is None:  # of a thinking model: what follows its thoughts, if anything
         return "the plan never left its thinking: think less, raise --max-new-tokens or leave --think out."
     if len(text) > PLAN_LIMIT:
         return f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for."

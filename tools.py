@@ -175,9 +175,10 @@ def run_calls(calls, tools, base_generator):
 
     calls: [executor.Call, or a parse error]. base_generator: an engine. The calls of the other tools begin
     first, eight at a time. While they run, the engine answers all queries to it in one batch, equal queries
-    once. A tool's time limit counts the seconds in which the engine computes, too. More does not overlap: if
-    the first rollouts with a result were verified while others still wait for theirs, batches would depend on
-    timing, and with them the last bits of what is sampled.
+    once. The time limit of a tool runs on while the engine computes.
+
+    Nothing else overlaps. The verifier waits until all rollouts have their results: if it began with the
+    first ones, its batches would depend on timing, and with them the last bits of what is sampled.
     """
     completions, generating = {}, 0.0
 

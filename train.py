@@ -7,8 +7,8 @@
 
 Each step takes `--questions` questions and runs each of them `--group-size` times through the flow
 (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0.
-Compared with its group, the reward becomes the advantage of all turns of the rollout. flow_grpo.update() then
-changes the planner. A frozen copy of the model plays all other modules and is π_ref.
+Compared with the other rewards of its question, the reward becomes the advantage of all turns of the rollout.
+flow_grpo.update() then changes the planner. A frozen copy of the model plays all other modules and is π_ref.
 
 All random numbers of step n come from (seed, n), so a run that is stopped and resumed ends as if it had never
 been stopped. What else a training run needs is in scale/: the command line (command_line.py), the memory plan
@@ -54,7 +54,7 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
         if run.step == 0 and (test or valid):  # what the untrained planner can do
             run.log_evaluation("test" if test else "valid", roll_out(test or valid, 1, args.seed))
         if valid and run.due() and not run.log.evaluated("valid", run.step):
-            validate_and_save(run, valid, roll_out)  # the run that is resumed was stopped before it did this
+            validate_and_save(run, valid, roll_out)  # resumed, and stopped before it did this
 
         while run.step < args.steps and not stopping.requested():
             step, start = run.step + 1, time.perf_counter()
@@ -169,7 +169,7 @@ def main():
         open_folder(args)
     command_line.after_loading()
     say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
-    say(pieces.warning([policy, *fixed.values()]))
+    say(pieces.warning([policy, *fixed.values()], tools))
     try:
         train(args, policy, fixed, reference, tools, judge, *questions, state)
         ranks.wait()  # until no rank needs this one any more

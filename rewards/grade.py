@@ -1,7 +1,8 @@
 """The reward R(o) of a rollout. The rules grade its answer; what they cannot decide, a judge may grade.
 
 To train on another reward, change reward(): it gets the whole rollout and the verdict on its answer.
-Accuracy, and with it the choice of best/, is the mean of this reward.
+Accuracy, and with it the choice of best/, is the mean of this reward. So that it stays the share of right
+answers, two more lines must change, as in experiments/forks/turn-cost.diff.
 """
 
 import time

@@ -1,18 +1,26 @@
-"""README.md and docs/ agree with the code: their links, names, commands, flags and lengths are checked."""
+"""README.md and docs/ agree with the code: their links, names, commands, flags and lengths are checked.
+
+So are the excerpts of docs/tour.md, what it types into Python, and the numbers of its tables."""
 
 import ast
+import doctest
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
+from test_house import ORDER
 
+from flow_grpo import advantages
 from scale import command_line
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = [README, *sorted((ROOT / "docs").glob("*.md"))]
+TOUR = ROOT / "docs" / "tour.md"
 PAGES = [*DOCS, ROOT / "experiments" / "RESULTS.md"]
 REFERENCE = re.compile(r"\[`([\w/]+\.py):\s+([\w,\s]+)`\]\(([^)]+)\)")  # [`flow_grpo.py: loss`](flow_grpo.py)
+EXCERPT = re.compile(r"^\[`([\w/]+\.py): (\w+)`\]\(\S+\)\n```python\n(.*?)```$", re.M | re.S)
 COMMAND = re.compile(r"(?:python3?|torchrun --\S+ \d+) (-m (?!venv|pytest))?([\w/.]+)((?: (?!&&)\S+)*)")
 PARSERS = {"solve.py": command_line.solve_parser(), "train.py": command_line.train_parser()}
 FLAGS = {file: set(parser._option_string_actions) for file, parser in PARSERS.items()}
@@ -69,3 +77,41 @@ def test_every_shown_command_and_flag_exists(page):
         known = FLAGS.get(file) or (ROOT / file).read_text(encoding="utf-8")
         assert not [flag for flag in flags if flag not in known], file
     assert set(re.findall(r"`(--[\w-]+)", text)) <= set().union(*FLAGS.values())
+
+
+# ---- docs/tour.md ------------------------------------------------------------------------------------------
+
+def lines_of(file, name):
+    """The source lines of one function or class of a file."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    [node] = [node for node in ast.walk(ast.parse(source)) if getattr(node, "name", None) == name]
+    return source.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno]
+
+
+def test_each_excerpt_of_the_tour_is_in_the_function_that_it_names():
+    text = TOUR.read_text(encoding="utf-8")
+    excerpts = EXCERPT.findall(text)
+    assert len(excerpts) == text.count("```python") > 3
+    for file, name, excerpt in excerpts:
+        lines, length = lines_of(file, name), excerpt.count("\n")
+        assert 3 <= length <= 12
+        windows = ("".join(lines[start : start + length]) for start in range(len(lines)))
+        assert excerpt in map(textwrap.dedent, windows), f"{file}: {name}"
+
+
+def test_the_tour_visits_all_nine_scripts():
+    headings = re.findall("^## .*", TOUR.read_text(encoding="utf-8"), re.M)
+    assert {name for heading in headings for name in re.findall(r"(\w+)\.py", heading)} == set(ORDER)
+
+
+def test_what_the_tour_types_into_python_prints_what_it_shows(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    failed, tried = doctest.testfile(str(TOUR), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert tried > 40 and not failed
+
+
+def test_the_advantages_in_the_tours_table_are_those_of_its_rewards():
+    text = TOUR.read_text(encoding="utf-8").replace("**", "")
+    rows = re.findall(r"^\| \d .* (\d) \| (\S+) \|$", text, re.M)
+    A, _ = advantages([float(reward) for reward, _ in rows], [0] * len(rows))
+    assert [f"{a:.3f}" for a in A.tolist()] == [a for _, a in rows] and len(rows) == 8

@@ -67,6 +67,11 @@ def test_the_warning_is_for_the_toy_alone(engine, monkeypatch):
     assert pieces.warning([engine]) == ""
 
 
+def test_a_tool_that_the_toy_has_not_learnt_is_named_in_one_sentence(engine, tools):
+    assert "has not learnt to use sql_query. " in pieces.warning([engine], [*tools, "sql_query"])
+    assert pieces.warning([engine], tools) == "" == pieces.warning([object()], ["sql_query"])
+
+
 def test_the_tools_results_are_those_that_the_toy_has_read(tools):
     calls = [("python_coder", {"code": "capital = France; print(capital)"}, ["NameError", "defined"]),
              ("python_coder", {"code": "value = ; print(value)"}, ["SyntaxError"]),

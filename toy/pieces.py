@@ -6,7 +6,7 @@ which the model finds and copies the right ones.
 
 The price: an edited prompt becomes hundreds of tokens that the toy has never read in such a place, and it
 answers badly, without an error. changed() notices this from the tokenizer, and solve.py and train.py print
-the warning().
+the warning(). They also warn of tools that the toy has never used.
 """
 
 import re
@@ -75,13 +75,18 @@ def changed(tokenizer):
     return list(dict.fromkeys(where for piece, where in pieces().items() if piece not in vocabulary))
 
 
-def warning(engines):
-    """A warning if an engine is the toy, or was trained from it, and the prompts have changed; else ""."""
+def warning(engines, tools=()):
+    """A warning if an engine is the toy, or was trained from it, and the prompts have changed or one of these
+    tools is new to it; else ""."""
     distinct = {id(engine): engine for engine in engines if hasattr(engine, "tokenizer")}  # a server has none
-    names = []
+    names, unknown = [], []
     for engine in distinct.values():  # one engine may play several modules
         if NUMBERS[-1] in engine.tokenizer.get_added_vocab():  # only the toy has a token " 999"
             names = changed(engine.tokenizer) or names
+            unknown = [name for name in tools if name not in TOY_TOOLS]
+    if unknown:
+        return (f"The toy has not learnt to use {', '.join(unknown)}. It will answer badly: "
+                f"use a real model, or --tools {' '.join(TOY_TOOLS)}.")
     if not names:
         return ""
     verb = "have" if len(names) > 1 else "has"
