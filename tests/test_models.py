@@ -487,6 +487,7 @@ def test_a_hub_that_cannot_be_reached_is_found_out_within_seconds_and_once(hub, 
         assert time.perf_counter() - start < 5
 
 
+@pytest.mark.exhaustive
 def test_a_model_comes_from_a_slow_hub_and_from_the_cache_when_the_hub_is_gone(hub, folder, monkeypatch):
     hub(hub.online)
     assert config_of("some-org/some-model").hidden_size == 32
