@@ -159,6 +159,7 @@ def test_without_a_gpu_everything_is_in_the_hosts_memory_and_the_toy_keeps_its_s
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux grants memory that it does not have")
+@pytest.mark.exhaustive
 def test_an_allocation_beyond_the_hosts_memory_fails_and_halves_the_batch():
     script = ("import torch\nfrom scale import batches, fit\n"
               "fit.host_memory = lambda: 1e9\nfit.bound_host_memory()\n"

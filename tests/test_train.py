@@ -282,7 +282,9 @@ def test_without_validation_all_questions_are_trained_on_and_the_last_checkpoint
 
 # Interrupted and resumed
 
-@pytest.mark.parametrize("step, signals", [(0, [SIGINT]), (1, [SIGINT]), (2, [SIGTERM, SIGTERM])])
+@pytest.mark.parametrize("step, signals", [
+    (1, [SIGINT]), *(pytest.param(*case, marks=pytest.mark.exhaustive)
+                     for case in ((0, [SIGINT]), (2, [SIGTERM, SIGTERM])))])
 def test_a_run_that_a_signal_ended_equals_another_once_resumed(whole, monkeypatch, capsys, step, signals):
     def end(*args):
         for number in signals:  # two SIGTERMs: from a scheduler and from torchrun
@@ -519,8 +521,8 @@ def test_a_step_in_which_every_rollout_failed_is_survived_and_said(tmp_path, mon
 
 # The calls of rollout(): test, step 1, step 2, valid, step 3, step 4, valid, test.
 @pytest.mark.parametrize("call, number, step", [
-    (0, 2, 0), (1, 8, 0), (6, 2, 4), pytest.param(3, 2, 2, marks=pytest.mark.exhaustive),
-    pytest.param(7, 2, 4, marks=pytest.mark.exhaustive)])
+    (1, 8, 0), *(pytest.param(*case, marks=pytest.mark.exhaustive)
+                 for case in ((0, 2, 0), (6, 2, 4), (3, 2, 2), (7, 2, 4)))])
 def test_a_server_that_is_down_ends_the_run(whole, tmp_path, monkeypatch, call, number, step):
     down = "judge: host:8000 cannot be reached"
     with monkeypatch.context() as patch:
