@@ -36,8 +36,8 @@ import tools as toolset
 from scale import command_line, comparing
 
 if __name__ == "__main__":
-    command_line.before_imports(command_line.solve_arguments, toolset)  # before torch: it takes seconds
-    comparing.leave_if_compared(toolset.TOOLS)
+    # before torch: it takes seconds
+    comparing.leave_if_compared(command_line.before_imports(command_line.solve_arguments, toolset))
 
 import torch
 

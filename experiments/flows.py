@@ -87,6 +87,7 @@ def error_of(step):
 
 
 def state_of(flow):
+    """Why a flow has no outcome; "" if it has one."""
     return "failed" if flow.failed else "undecided" if flow.undecided else ""
 
 
@@ -94,14 +95,14 @@ def advantages_of(flows, group_size):
     """A_i of each rollout, as train.py computed it; None for those without an outcome."""
     groups, usable = with_outcome(flows, group_size)
     A = iter(advantages([flow.reward for flow in usable], groups)[0].tolist())
-    return [None if flow.failed or flow.undecided else next(A) for flow in flows]
+    return [None if state_of(flow) else next(A) for flow in flows]
 
 
 def overview(flows, group_size):
     """The groups of a step as the page's list shows them: the question, and a few facts of each rollout."""
     rollouts = [{
         "reward": flow.reward, "advantage": a, "answer": truncate(flow.answer, 200),
-        "state": "failed" if flow.failed else "undecided" if flow.undecided else "",
+        "state": state_of(flow),
         "turns": [[step.tool or "(no tool)", error_of(step)] for step in flow.memory.steps],
         "sample": any("log_ratios" in output for output in flow.outputs),
     } for flow, a in zip(flows, advantages_of(flows, group_size))]

@@ -28,7 +28,6 @@ from scale import adapters
 from scale.command_line import TOY, TOY_TOOLS, is_toy
 from tools import toolbox
 from toy.questions import for_flow, splits
-from toy.teacher import Teacher
 from world.services import Cache
 
 FREE = ROOT / "experiments" / "freely.jsonl"
@@ -46,14 +45,9 @@ def made_of(name):
     return {"free": freely, "facts": wordings.facts, "numbers": wordings.numbers}[name]()
 
 
-def teacher_for(fixed):
-    """The toy's executor only reads the sub-goals of the toy's own teacher."""
-    return Teacher if is_toy(fixed) else wordings.Linguist
-
-
 def planner_for(args, engine, tools, made):
     """The engine that plans: a model, the perfect teacher of the questions `made`, or a routed model."""
-    teacher = teacher_for(args.fixed)
+    teacher = wordings.teacher_for("planner" if is_toy(args.fixed) else "all")
     if args.model == "perfect":
         return teacher(made)
     if args.route == "none":

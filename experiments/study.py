@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments.runs import RUNS, Run, make_all, note
+from experiments.runs import RUNS, Run, as_flags, make_all, note
 
 RESULTS = ROOT / "experiments" / "results"
 FEW = "../few.jsonl"  # questions that choose best/: with one checkpoint four are enough
@@ -65,8 +65,7 @@ def training(name, seed, model="toy", steps=STEPS, flags=(), edits=WORLD, after=
         "group-size": 8, "lr": 3e-4, "minibatches": 4, "data": "toy/train.jsonl", "valid": FEW,
         "test": f"toy/{graded}.jsonl" if graded else FEW, "out": "{out}",
     }
-    words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-    command = ("train.py", *words, *MODULES, *flags)  # of two equal flags argparse takes the last
+    command = ("train.py", *as_flags(settings), *MODULES, *flags)  # of two equal ones the last counts
     return Run(f"{name}-seed{seed}", command, edits, after, steps * 96 + (300 if graded else 0))
 
 

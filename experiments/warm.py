@@ -45,7 +45,6 @@ from scale.files import replace_file
 from scale.masters import MasterAdamW
 from tools import toolbox
 from toy.questions import for_flow
-from toy.teacher import Teacher
 
 PROMPTS = {"analysis": planner.ANALYSIS_PROMPT, "planner": planner.PROMPT, "executor": executor.PROMPT,
            "verifier": verifier.PROMPT, "generator": generator.PROMPT}
@@ -55,11 +54,6 @@ SHARES = {  # examples of each role in a step
 }
 ENOUGH = {"plans": 0.9, "calls": 0.9, "right": 0.8}  # the numbers of check() that should be reached
 BLIND = 0.07  # how far the share of each tool may be from a third
-
-
-def teacher_for(roles):
-    """The toy's executor only reads the toy's sub-goals: there the toy's own teacher teaches."""
-    return wordings.Linguist if roles == "all" else Teacher
 
 
 def role_of(prompt):
@@ -168,7 +162,7 @@ def warm_start(args):
     optimizer, state = MasterAdamW(engine.model.parameters(), lr=args.lr), load_state(checkpoint)
     if state:
         optimizer.load_state_dict(state["optimizer"])
-    tools, teacher = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), teacher_for(args.roles)
+    tools, teacher = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), wordings.teacher_for(args.roles)
     made = wordings.training(args.flows, args.seed)
     held_out = wordings.training(args.check, 1_000 + args.seed, [one["question"] for one in made])
     fixed = engine if args.roles == "all" else load_engine(str(TOY), args.device)

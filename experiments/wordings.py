@@ -167,6 +167,12 @@ def numbers(n=100, seed=0):
     return list(found.values())
 
 
+def teacher_for(roles):
+    """The class of the teacher. Beside the toy (roles "planner") it is the toy's own, because the toy's
+    executor reads no other sub-goals."""
+    return Linguist if roles == "all" else Teacher
+
+
 class Linguist(Teacher):
     """The toy's teacher (toy/teacher.py), who writes each sub-goal, call and made-up answer in several ways.
 

@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-
 # torch's allocator; oneDNN, which multiplies bfloat16 matrices on a CPU
 CPU_ERRORS = "can't allocate memory", "could not create a primitive"
 

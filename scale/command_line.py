@@ -43,7 +43,7 @@ def is_toy(model):
 
 def before_imports(arguments, toolset):
     """Refuse a command line that cannot work, and prevent two tracebacks: of Ctrl-C during the imports, and
-    of a letter that the terminal cannot show. toolset: the module tools."""
+    of a letter that the terminal cannot show. toolset: the module tools. Returns the arguments."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
@@ -51,6 +51,7 @@ def before_imports(arguments, toolset):
     with errors_leave(Path(sys.argv[0]).name):
         check_files(args, toolset)
     gc.disable()  # imports make a million objects and no garbage: searching it is a fifth of their time
+    return args
 
 
 def check_files(args, toolset):

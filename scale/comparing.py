@@ -22,7 +22,7 @@ from types import SimpleNamespace
 
 from models.names import check_model
 from rewards.compare import lines, mean_rewards
-from scale.command_line import errors_leave, solve_arguments
+from scale.command_line import errors_leave
 from scale.files import folder_name
 from world.services import is_server
 from world.text import printable
@@ -32,9 +32,8 @@ WIDTH = 50  # characters of a question or an answer that are printed
 UNSHOWN = {"set of weights", "batch", "data", "limit"}  # of the settings; data and limit: see check_questions
 
 
-def leave_if_compared(tool_names):
+def leave_if_compared(args):
     """With --compare: compare, and end the process."""
-    args = solve_arguments(tool_names)
     if args.compare:
         with errors_leave("solve.py"):
             check_flags(args)

@@ -14,6 +14,7 @@ from memory import Memory, Step
 from rewards.compare import difference, lines, mcnemar
 from rewards.questions import Question
 from scale import comparing
+from scale.command_line import solve_arguments
 from tools import TOOLS
 
 
@@ -80,7 +81,7 @@ def compare(monkeypatch, capsys, tmp_path):
     def compare(*words):
         monkeypatch.setattr(sys, "argv", ["solve.py", "--compare", *words])
         with pytest.raises(SystemExit) as stop:
-            comparing.leave_if_compared(TOOLS)
+            comparing.leave_if_compared(solve_arguments(TOOLS))
         return stop.value.code or 0, *capsys.readouterr()
     yield compare
     signal.signal(signal.SIGINT, before)
