@@ -13,6 +13,7 @@ import re
 import statistics
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -114,29 +115,29 @@ def save(figure, name, title):
 
 
 # ---------------------------------------------------------------------------------------------- the analyses
-def ways(plt):
-    rows = read("ways")
-    order = ["frozen", "SFT, its own successes", "SFT, perfect planner's traces", "Flow-GRPO",
-             "perfect planner"]
+def planners(plt, name, title):
+    """Section 1: the accuracy of each planner."""
+    rows = read(name)
+    order = list(dict.fromkeys(row["planner"] for row in rows))
     accuracy, turns, errors = (gather(rows, "planner", name) for name in ("accuracy", "turns", "errors"))
     figure, (axis,) = panels(plt, 1, 5.6, 2.5)
-    for place, name in enumerate(order):
-        middle, half = mean(accuracy[name])
-        axis.plot(accuracy[name], [place + 0.3] * len(accuracy[name]), "o", color="0.6", markersize=3)
+    for place, who in enumerate(order):
+        middle, half = mean(accuracy[who])
+        axis.plot(accuracy[who], [place + 0.3] * len(accuracy[who]), "o", color="0.6", markersize=3)
         axis.errorbar(middle, place, xerr=half, fmt="s", color="black", markersize=5, capsize=3)
         beside = {"textcoords": "offset points", "xytext": (6, -3)}
         axis.annotate(f"{middle:.2f}", (middle + half, place), fontsize=8, **beside)
     axis.set_yticks(range(len(order)), order)
     axis.set_ylim(len(order) - 0.4, -0.5)
     axis.set_xlim(0, 1)
-    axis.set_xlabel("accuracy on 300 test questions")
-    save(figure, "ways", f"Ways to train the planner: {len(accuracy['frozen'])} seeds (dots), mean, 95 %")
+    axis.set_xlabel("accuracy on the test questions")
+    save(figure, name, f"{title}: {len(accuracy['frozen'])} seeds (dots), mean, 95 %")
     frozen = statistics.fmean(accuracy["frozen"])
     lines = [["planner", "accuracy", "against frozen", "tool-calling errors, %", "turns"]]
-    for name in order:
-        gain = f"{100 * (statistics.fmean(accuracy[name]) - frozen):+.1f} points" if name != "frozen" else ""
-        lines.append([name, pm(accuracy[name]), gain, pm(errors[name], 1, 100), pm(turns[name], 2)])
-    fill("ways", markdown(lines))
+    for who in order:
+        gain = f"{100 * (statistics.fmean(accuracy[who]) - frozen):+.1f} points" if who != "frozen" else ""
+        lines.append([who, pm(accuracy[who]), gain, pm(errors[who], 1, 100), pm(turns[who], 2)])
+    fill(name, markdown(lines))
 
 
 def tools(plt):
@@ -289,7 +290,9 @@ def forks(plt):
     power.forks(plt)
 
 
-FIGURES = {"training": training, "ways": ways, "tools": tools, "budget": budget, "monolith": monolith,
+FIGURES = {"training": training, **{name: partial(planners, name=name, title=title) for name, title in {
+               "ways": "Ways to train the planner", "foreign": "A teacher with words of its own",
+               "rarely": "A planner that is rarely right"}.items()}, "tools": tools, "budget": budget, "monolith": monolith,
            "sizes": sizes, "variants": variants, "forks": forks}
 
 

@@ -2,6 +2,8 @@
 
     python experiments/sft.py --traces perfect --out runs/sft    imitate a planner that picks the right tools
     python experiments/sft.py --traces own --out runs/sft        imitate the untrained planner's successes
+    python experiments/sft.py --traces foreign --out runs/sft    imitate a teacher with other words (section 1)
+    python experiments/sft.py --traces lazy --out runs/lazy      make a planner that is rarely right (section 1)
     python experiments/sft.py --traces own --model WARM --fixed WARM --roles all --out runs/sft
 
 As many rollouts are collected as Flow-GRPO would make, on the same questions, once, before any learning. The
@@ -9,12 +11,17 @@ right ones are kept, and the planner takes as many optimiser steps on them, each
 needs no code: at ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood. So the
 two differ in whose actions are learned, in when these were made, and in that here no rollout is called worse
 than another.
+
+The foreign teacher plays all modules, so its rollouts end well, and picks the right tools. But it says "Look
+up the capital of Norway" where the toy's executor has only read "Find the capital of Norway". The lazy
+planner names base_generator in three plans of five, and all its rollouts are imitated, right or wrong.
 """
 
 import argparse
 import json
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import solve
-from experiments.wordings import asked, teacher_for
+from experiments.wordings import Foreigner, asked, teacher_for
 from flow_grpo import Action, update
 from models.completion import Completion
 from models.loading import load_engine
@@ -37,8 +44,15 @@ from toy.teacher import Teacher
 from train import questions_of
 
 
+class Lazy(random.Random):
+    """For Teacher(blind=...): draws base_generator three times as often as each other tool."""
+
+    def choice(self, options):
+        return super().choice([*options, *["base_generator"] * 2 * ("base_generator" in options)])
+
+
 class Perfect:
-    """The teacher with the right tools, as an engine whose texts are also the planner's token ids."""
+    """The teacher, with the right tools, as an engine whose texts are also the planner's token ids."""
 
     def __init__(self, made, engine, teacher=Teacher):
         self.teacher, self.engine = teacher(made), engine
@@ -51,14 +65,14 @@ class Perfect:
 
 
 def collect(planner, fixed, tools, questions, args):
-    """The rollouts that ended well, of `--steps` batches of the questions that train.py would take."""
+    """The rollouts that are imitated, of `--steps` batches of the questions that train.py would take."""
     right = []
     for step in range(1, args.steps + 1):
         torch.manual_seed(args.seed * 1_000_003 + step)
         distinct = questions_of(step, questions, args.questions, args.seed)
         batch = [question for question in distinct for _ in range(args.group_size)]
         metrics, flows = solve.evaluate(batch, planner, fixed, tools, **solve.flow_settings(args))
-        right += [flow for flow in flows if flow.reward]
+        right += [flow for flow in flows if flow.reward or args.traces == "lazy"]
         print(f"batch {step}/{args.steps}: {accuracy_line(metrics, len(batch))}", flush=True)
     return right
 
@@ -84,7 +98,8 @@ def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
     add = parser.add_argument
-    add("--traces", required=True, choices=["perfect", "own"], help="whose rollouts are imitated")
+    add("--traces", required=True, choices=["perfect", "own", "foreign", "lazy"],
+        help="whose rollouts are imitated")
     add("--steps", type=int, default=24, help="batches of rollouts, as train.py's --steps")
     add("--questions", type=int, default=12, help="questions a batch")
     add("--group-size", type=int, default=8, help="rollouts a question")
@@ -94,6 +109,7 @@ def main():
     add("--lora", type=int, help="train adapters of this rank (needs peft); None: all weights")
     add("--model", default=str(TOY), help="the planner that learns")
     add("--fixed", default=str(TOY), help="the model of all other modules")
+    add("--kind", help="learn from questions of this kind alone")
     add("--roles", choices=["planner", "all"], help="questions and teacher of smollm.py; None: the toy's own")
     add("--temperature", type=float, default=0.7, help="of the planner's sampling")
     add("--max-new-tokens", type=int, help="longest completion of a module; None: the checkpoint's, or 1024")
@@ -107,17 +123,20 @@ def main():
     engine = adapters.adapted(engine, args.lora)[0] if args.lora else engine
     tools, made = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), splits()
     made["train"] = asked() if args.roles else made["train"]
-    questions, teacher = made["train"] + made["test"], teacher_for(args.roles)
-    planner = engine if args.traces == "own" else Perfect(questions, engine, teacher)
-    flows = collect(planner, fixed, tools, for_flow(made["train"]), args)
-    print(f"{len(flows)} rollouts ended well")
+    teacher = {"foreign": Foreigner, "lazy": partial(Teacher, blind=Lazy(args.seed))}.get(
+        args.traces, teacher_for(args.roles))
+    planner = engine if args.traces == "own" else Perfect(made["train"] + made["test"], engine, teacher)
+    asked_about = [one for one in made["train"] if args.kind in (None, one["kind"])]
+    others = planner.teacher if args.traces == "foreign" else fixed
+    flows = collect(planner, others, tools, for_flow(asked_about), args)
+    print(f"{len(flows)} rollouts to imitate")
     imitate(engine, flows, args)
     engine.save(args.out / "best")
-    if args.traces == "perfect" and not args.roles:  # how far the best plans get in this world
+    if args.traces in ("perfect", "foreign") and not args.roles:  # how far the teacher's own plans get here
         torch.manual_seed(args.seed)
         test = for_flow(made["test"])
         metrics, flows = solve.evaluate(test, planner, fixed, tools, **solve.flow_settings(args))
-        print(f"the perfect planner: {accuracy_line(metrics, len(flows))}")
+        print(f"the teacher's plans: {accuracy_line(metrics, len(flows))}")
         records = "".join(json.dumps(flow.record()) + "\n" for flow in flows)
         (args.out / "questions-0.jsonl").write_text(records, encoding="utf-8")
 

@@ -14,10 +14,12 @@ changed (edits/, forks/, runs.py). When they are finished, it yields its tables.
 import argparse
 import csv
 import json
+import re
 import statistics
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -52,6 +54,13 @@ VARIANTS = {  # name -> (flags, edits): what each changes, and nothing else
     "always-stops": ((), (*RIGHT_VERDICTS, "edits/always-stops")),
     "never-stops": ((), (*RIGHT_VERDICTS, "edits/never-stops")),
 }
+TWO_STEPS = {"train": "../two-steps-train.jsonl", "test": "../two-steps-test.jsonl"}
+TRACES = {"SFT, its own successes": "own", "SFT, perfect planner's traces": "perfect"}
+RARE = {  # how the lazy planner learns: name -> (flags, edits)
+    "Flow-GRPO": ((), WORLD),
+    "Flow-GRPO, G = 32": (("--group-size", "32", "--questions", "3"), WORLD),
+    "Flow-GRPO, flat groups replaced": ((), (*WORLD, "forks/dapo")),
+}
 FORKS = ("dr-grpo", "rloo", "dapo", "gspo", "cispo", "gigpo", "last-turn", "turn-cost", "asymmetric",
          "entropy")
 TRIALS = 3  # how often each planner of section 8 answers the test questions
@@ -69,25 +78,40 @@ def training(name, seed, model="toy", steps=STEPS, flags=(), edits=WORLD, after=
     return Run(f"{name}-seed{seed}", command, edits, after, steps * 96 + (300 if graded else 0))
 
 
-def solving(name, seed, model, turns=3, after=()):
+def solving(name, seed, model, turns=3, after=(), data="toy/test.jsonl"):
     """solve.py on the 300 test questions: a JSONL of whole rollouts."""
-    command = ("solve.py", "--model", model, "--data", "toy/test.jsonl", "--max-turns", str(turns),
+    command = ("solve.py", "--model", model, "--data", data, "--max-turns", str(turns),
                "--seed", str(seed), "--batch", "300", "--quiet", "--out", "{out}", *MODULES)
     return Run(f"{name}-solving-seed{seed}-turns{turns}", command, WORLD, after, 150)
 
 
-def trained(run, seed, turns=3):
+def trained(run, seed, turns=3, data="toy/test.jsonl"):
     """solve.py with the planner that this run trained."""
-    return solving(run.name, seed, "{0}/best", turns, after=(run,))
+    return solving(run.name, seed, "{0}/best", turns, (run,), data)
 
 
 def flow_grpo(seed):
     return training("flow-grpo", seed)
 
 
-def sft(seed, traces):
-    settings = ("--traces", traces, "--seed", str(seed), "--steps", str(STEPS), "--out", "{out}")
-    return Run(f"sft-{traces}-seed{seed}", ("experiments/sft.py", *settings), WORLD, (), STEPS * 50)
+def sft(seed, traces, flags=(), after=(), name="sft"):
+    settings = ("--traces", traces, "--seed", str(seed), "--steps", str(STEPS), "--out", "{out}", *flags)
+    return Run(f"{name}-{traces}-seed{seed}", ("experiments/sft.py", *settings), WORLD, after, STEPS * 50)
+
+
+def lazy():
+    """A planner that names base_generator in three plans of five: its first flows rarely end well."""
+    return sft(0, "lazy", ("--steps", "8"))
+
+
+def rare(name, seed):
+    """The lazy planner learns, from questions with two steps alone."""
+    if name in TRACES:
+        flags = ("--model", "{0}/best", "--kind", "fact_math")
+        return sft(seed, TRACES[name], flags, (lazy(),), "rare-sft")
+    flags, edits = RARE[name]
+    name, flags = re.sub(r"\W+", "-", f"rare-{name}"), ("--data", TWO_STEPS["train"], *flags)
+    return training(name, seed, "{0}/best", STEPS, flags, edits, (lazy(),), None)
 
 
 def monolith(seed):
@@ -135,19 +159,39 @@ def outcome(rollouts):
     }
 
 
+def outcomes(file, runs):
+    """An analysis of {(planner, seed): Run}: how each did on the questions it was tested on."""
+    yield runs.values()
+    numbers = {key: outcome(rollouts_of(run)) for key, run in runs.items()}
+    yield file, [{"planner": name, "seed": seed} | row for (name, seed), row in numbers.items()]
+
+
 def ways(seeds):
     """1. Frozen, offline SFT on two kinds of traces, Flow-GRPO, on the same test questions."""
     runs = {("frozen", seed): solving("frozen", seed, "toy") for seed in range(seeds)}
-    for seed in range(seeds):
-        runs["Flow-GRPO", seed] = trained(flow_grpo(seed), seed)
-    for seed in range(seeds):
-        runs["SFT, perfect planner's traces", seed] = trained(sft(seed, "perfect"), seed)
-    for seed in range(seeds):
-        runs["SFT, its own successes", seed] = trained(sft(seed, "own"), seed)
+    runs |= {(name, seed): trained(sft(seed, TRACES[name]), seed) for name in TRACES for seed in range(seeds)}
+    runs |= {("Flow-GRPO", seed): trained(flow_grpo(seed), seed) for seed in range(seeds)}
     runs |= {("perfect planner", seed): sft(seed, "perfect") for seed in range(seeds)}
-    yield runs.values()
-    numbers = {key: outcome(rollouts_of(run)) for key, run in runs.items()}
-    yield "ways.csv", [{"planner": name, "seed": seed} | row for (name, seed), row in numbers.items()]
+    yield from outcomes("ways.csv", runs)
+
+
+def foreign(seeds):
+    """1. The same with a teacher whose sub-goals are in words that the executor does not know."""
+    runs = {("frozen", seed): solving("frozen", seed, "toy") for seed in range(seeds)}
+    planners = {"SFT, perfect planner's traces": partial(sft, traces="perfect"), "Flow-GRPO": flow_grpo,
+                "SFT, foreign teacher's traces": partial(sft, traces="foreign")}
+    for name, make in planners.items():
+        runs |= {(name, seed): trained(make(seed), seed) for seed in range(seeds)}
+    runs |= {("foreign teacher's plans", seed): sft(seed, "foreign") for seed in range(seeds)}
+    yield from outcomes("foreign.csv", runs)
+
+
+def rarely(seeds):
+    """1. The same where the first successes are rare: a lazy planner, and questions with two steps alone."""
+    found = {("frozen", seed): lazy() for seed in range(seeds)}
+    found |= {(name, seed): rare(name, seed) for name in (*TRACES, *RARE) for seed in range(seeds)}
+    runs = {key: trained(run, key[1], 3, TWO_STEPS["test"]) for key, run in found.items()}
+    yield from outcomes("rarely.csv", runs)
 
 
 def tools(seeds):
@@ -268,8 +312,9 @@ def forks(seeds):
     yield "forks.csv", rows
 
 
-ANALYSES = {"training": training_curves, "ways": ways, "tools": tools, "budget": budget,
-            "monolith": against_monolith, "sizes": sizes, "variants": variants, "forks": forks}
+ANALYSES = {"training": training_curves, "ways": ways, "foreign": foreign, "rarely": rarely, "tools": tools,
+            "budget": budget, "monolith": against_monolith, "sizes": sizes, "variants": variants,
+            "forks": forks}
 
 
 def main():
@@ -288,6 +333,10 @@ def main():
     RUNS.mkdir(parents=True, exist_ok=True)
     few = (ROOT / "toy" / "valid.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:4]
     (RUNS / "few.jsonl").write_text("".join(few), encoding="utf-8")
+    for name in TWO_STEPS:
+        lines = (ROOT / "toy" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        chosen = "".join(line for line in lines if json.loads(line)["kind"] == "fact_math")
+        (RUNS / f"two-steps-{name}.jsonl").write_text(chosen, encoding="utf-8")
     analyses = [ANALYSES[name](args.seeds) for name in args.only]
     make_all([run for analysis in analyses for run in next(analysis)], args.workers)
     for name, rows in chain.from_iterable(analyses):

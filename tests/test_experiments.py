@@ -7,13 +7,14 @@ import statistics
 import subprocess
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from test_flow_grpo import gradient, learn, rollouts, tiny
 
 import solve
-from experiments import figures, monolith, power, runs, sft, study
+from experiments import figures, monolith, power, runs, sft, study, wordings
 from flow_grpo import token_logps, token_weights
 from models.completion import Completion
 from models.loading import load_engine
@@ -77,7 +78,8 @@ def test_five_seeds_for_the_papers_analyses_and_three_for_the_rest_each_run_once
     names = Counter(run.name for run in all_runs())
     forks = (f"fork-{name}" for name in study.FORKS)
     seeds = dict.fromkeys(("flow-grpo", "sft-own", "sft-perfect", "monolith", "fork-token-mean", *forks), 5)
-    seeds |= dict.fromkeys(("width-64", *study.VARIANTS), 3)
+    seeds |= dict.fromkeys(("sft-foreign", "rare-sft-own", "rare-sft-perfect", "rare-Flow-GRPO-G-32"), 5)
+    seeds |= dict.fromkeys(("width-64", *study.VARIANTS), 3) | {"sft-lazy": 1}
     for name, number in seeds.items():
         assert [names[f"{name}-seed{seed}"] for seed in range(6)] == [1] * number + [0] * (6 - number)
     assert set(names.values()) == {1}
@@ -161,6 +163,32 @@ def test_the_perfect_planners_ids_are_those_of_its_text(taught):
     text = next(word["text"] for word in one.outputs if word["module"] == "planner")
     assert engine.decode(one.actions[0].ids) == text
     assert one.actions[0].ids[-1] == engine.tokenizer.eos_token_id
+
+
+def test_the_foreign_teacher_says_nothing_in_the_words_of_the_toy(taught):
+    made, engine = questions(40, False, seed=5), load_engine(str(TOY))
+    planner = sft.Perfect(made, engine, wordings.Foreigner)
+    flows = solve.evaluate(for_flow(made), planner, planner.teacher, taught[0])[1]
+    sub_goals = [step.sub_goal for flow in flows for step in flow.memory.steps]
+    assert all(flow.reward == 1 for flow in flows) and len(sub_goals) > 40
+    assert not any(re.match("Find the", text) for text in sub_goals)
+
+
+def test_the_lazy_planner_names_base_generator_in_three_plans_of_five_in_any_words():
+    rng = sft.Lazy(0)
+    drawn = Counter(rng.choice(sorted(TOY_TOOLS)) for _ in range(10_000))
+    assert [drawn[tool] / 10_000 for tool in sorted(TOY_TOOLS)] == pytest.approx([0.6, 0.2, 0.2], abs=0.015)
+    assert Counter(rng.choice(["a", "b"]) for _ in range(1000))["a"] == pytest.approx(500, abs=60)
+
+
+@pytest.mark.parametrize("traces, kept", [("own", 1), ("lazy", 2)])
+def test_only_the_lazy_planner_imitates_what_ended_badly(monkeypatch, traces, kept):
+    flows = [SimpleNamespace(reward=1.0), SimpleNamespace(reward=0.0)]
+    metrics = {"accuracy": 0.5, "turns": 1, "errors": 0, "tokens": 1, "failed": 0, "undecided": 0}
+    monkeypatch.setattr(sft.solve, "evaluate", lambda *given, **settings: (metrics, flows))
+    monkeypatch.setattr(sft.solve, "flow_settings", lambda args: {})
+    args = SimpleNamespace(steps=1, seed=0, questions=1, group_size=2, traces=traces)
+    assert len(sft.collect(None, None, None, for_flow(questions(2, False, seed=5)), args)) == kept
 
 
 # ---- the numbers -------------------------------------------------------------------------------------------
