@@ -290,10 +290,11 @@ def forks(plt):
     power.forks(plt)
 
 
-FIGURES = {"training": training, **{name: partial(planners, name=name, title=title) for name, title in {
-               "ways": "Ways to train the planner", "foreign": "A teacher with words of its own",
-               "rarely": "A planner that is rarely right"}.items()}, "tools": tools, "budget": budget, "monolith": monolith,
-           "sizes": sizes, "variants": variants, "forks": forks}
+PLANNERS = {"ways": "Ways to train the planner", "foreign": "A teacher with words of its own",
+            "rarely": "A planner that is rarely right"}
+FIGURES = {name: partial(planners, name=name, title=title) for name, title in PLANNERS.items()}
+FIGURES |= {"training": training, "tools": tools, "budget": budget, "monolith": monolith, "sizes": sizes,
+            "variants": variants, "forks": forks}
 
 
 def main():

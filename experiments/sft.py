@@ -2,8 +2,8 @@
 
     python experiments/sft.py --traces perfect --out runs/sft    imitate a planner that picks the right tools
     python experiments/sft.py --traces own --out runs/sft        imitate the untrained planner's successes
-    python experiments/sft.py --traces foreign --out runs/sft    imitate a teacher with other words (section 1)
-    python experiments/sft.py --traces lazy --out runs/lazy      make a planner that is rarely right (section 1)
+    python experiments/sft.py --traces foreign --out runs/sft    imitate a teacher with words of its own
+    python experiments/sft.py --traces lazy --out runs/lazy      make a planner that is rarely right
     python experiments/sft.py --traces own --model WARM --fixed WARM --roles all --out runs/sft
 
 As many rollouts are collected as Flow-GRPO would make, on the same questions, once, before any learning. The
