@@ -45,6 +45,8 @@ HELD_OUT = 750  # questions in the held-out sets
 DATA = "smollm-asked.jsonl"  # the questions of Flow-GRPO, beside the runs
 ROLES = ("planner", "all")  # what the model plays
 EDITS = ("edits/kinds-spread",)  # of the code that learns
+WARM_STEPS = {"planner": 40, "all": 90}  # as few as suffice: a longer warm start unlearns more
+QUESTIONS, GROUP = 14, 8  # of a step; 14: each kind has its whole share in each step
 
 
 # ------------------------------------------------------------------------------------------------- the model
@@ -98,6 +100,7 @@ class Plan:
         self.machine = as_flags({"device": args.device, "dtype": args.dtype})
         self.limit = as_flags({"limit": args.limit})
         self.name = Path(self.model).name
+        self.flows = self.args.steps * QUESTIONS * GROUP
 
     def run(self, name, command, after=(), flows=0, resume=(), makes="", edits=()):
         name = f"smollm-{self.name}-{name}"
@@ -105,7 +108,7 @@ class Plan:
 
     def warm(self, roles):
         command = ("experiments/warm.py", "--model", self.model, "--roles", roles,
-                   "--steps", str(self.args.warm_steps), *self.machine, "--out", "{out}")
+                   "--steps", str(self.args.warm_steps or WARM_STEPS[roles]), *self.machine, "--out", "{out}")
         return self.run(f"warm-{roles}", command, flows=600, resume=command)
 
     def train(self, roles, seed):
@@ -114,21 +117,21 @@ class Plan:
             "valid": "none", "test": "none", "beta": self.args.beta, "every": self.args.every, "keep": 1}
         command = ("train.py", *self.learning(roles, seed), *as_flags(settings), *self.machine,
                    "--tools", *TOY_TOOLS)
-        return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles),), self.args.steps * 96,
+        return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles),), self.flows,
                         ("train.py", "--resume", "{out}"), f"step-{self.args.steps}", EDITS)
 
     def sft(self, roles, seed, traces):
         """Supervised learning on as many rollouts, in as many steps; it cannot be resumed."""
         command = ("experiments/sft.py", "--traces", traces, "--roles", roles,
                    *self.learning(roles, seed), *as_flags({"dtype": self.args.dtype}))
-        name, flows = f"sft-{traces}-{roles}-seed{seed}", self.args.steps * 96
-        return self.run(name, command, (self.warm(roles),), flows, edits=EDITS)
+        name = f"sft-{traces}-{roles}-seed{seed}"
+        return self.run(name, command, (self.warm(roles),), self.flows, edits=EDITS)
 
     def learning(self, roles, seed):
         """The flags that train.py and sft.py share."""
         return as_flags({
-            "model": "{0}/best", "fixed": "toy" if roles == "planner" else "{0}/best", "questions": 16,
-            "group-size": 6, "minibatches": 1, "steps": self.args.steps, "max-turns": 2,
+            "model": "{0}/best", "fixed": "toy" if roles == "planner" else "{0}/best", "questions": QUESTIONS,
+            "group-size": GROUP, "minibatches": 1, "steps": self.args.steps, "max-turns": 2,
             "max-new-tokens": 80, "lora": 16, "lr": self.args.lr, "token-budget": 4096, "seed": seed,
             "out": "{out}"})
 
@@ -194,9 +197,9 @@ def main():
     add("--seeds", type=int, default=5, help="seeds")
     add("--workers", type=int, default=1, help="runs at a time")
     add("--threads", type=int, default=os.cpu_count(), help="threads of a run")
-    add("--warm-steps", type=int, default=90, help="steps of the warm start")
-    add("--steps", type=int, default=30, help="steps of Flow-GRPO")
-    add("--every", type=int, default=5, help="steps between two checkpoints of Flow-GRPO")
+    add("--warm-steps", type=int, help=f"steps of the warm start; None: {WARM_STEPS}")
+    add("--steps", type=int, default=24, help="steps of Flow-GRPO")
+    add("--every", type=int, default=4, help="steps between two checkpoints of Flow-GRPO")
     add("--lr", type=float, default=2e-4, help="learning rate of Flow-GRPO")
     add("--beta", type=float, default=0, help="weight of the KL in Flow-GRPO")
     add("--routes", nargs="*", choices=ROUTES, default=ROUTES, help="routers to compare with")

@@ -23,7 +23,7 @@ from toy.questions import COUNTRIES, ELEMENTS, FACTS, OPERATORS, calculate, make
 from toy.teacher import Teacher
 
 HELD_OUT = {name for name, _ in ELEMENTS[3::8]} | {name for name, *_ in COUNTRIES[3::8]}
-MIX = {"fact_math": 4, "arithmetic": 2, "fact": 1, "compare": 1}  # of the questions of Flow-GRPO
+MIX = {"fact_math": 3, "arithmetic": 2, "fact": 1, "compare": 1}  # of the questions of Flow-GRPO
 SETS = ("toy", "free", "facts", "numbers")
 
 WORDINGS = {

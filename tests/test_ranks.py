@@ -186,6 +186,7 @@ def alike(one, two, within=0.0):
     return all(torch.allclose(one[name], two[name], rtol=0, atol=within) for name in one)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_each_process_has_about_half_of_the_state_and_resumes_exactly(two, dtype):
     _, (straight, resumed, first, _), (straight_1, resumed_1, second, _) = two(dtype)
@@ -195,6 +196,7 @@ def test_each_process_has_about_half_of_the_state_and_resumes_exactly(two, dtype
     assert first + second == whole and max(first, second) < 0.65 * whole
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_checkpoint_of_two_processes_is_whole_float32_and_good_for_one(two, dtype):
     (weights, state), (end, _, _, late), _ = two(dtype)
