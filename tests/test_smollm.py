@@ -343,7 +343,7 @@ def settings(tiny):
 
 
 def test_every_training_command_is_one_that_train_py_takes(tiny):
-    for roles in smollm.ROLES:
+    for roles in set(smollm.LEARNS.values()):
         run = smollm.Plan(settings(tiny)).train(roles, 0)
         args = train_parser().parse_args(run.command[1:])
         assert (args.steps, args.dtype, args.judge, args.tools) == (2, "bfloat16", "none", TOY_TOOLS)
@@ -359,6 +359,15 @@ def test_no_two_runs_share_a_folder_and_every_trained_planner_answers(tiny):
                if len(run.after) == 2 and seed == 0}
     assert learned == {"Flow-GRPO": plan.train("all", 0).name, "SFT own": plan.sft("all", 0, "own").name,
                        "SFT perfect": plan.sft("all", 0, "perfect").name}
+
+
+def test_a_planner_that_learnt_beside_the_toy_answers_beside_the_model(tiny):
+    plan = smollm.Plan(settings(tiny))
+    run = plan.all_answers("transfer", 1)["Flow-GRPO", 0]
+    assert [before.name for before in run.after] == [
+        plan.warm("planner").name, plan.warm("all").name, plan.train("planner", 0).name]
+    words = dict(zip(run.command, run.command[1:]))
+    assert words["--model"] == "{2}/step-2" and words["--fixed"] == "{1}/best"
 
 
 def test_what_is_missing_to_convert_the_model_is_named_before_anything_is_downloaded(tmp_path, monkeypatch):
