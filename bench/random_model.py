@@ -42,9 +42,9 @@ CONFIGS = {  # configurations as published; all tie the embeddings
         num_attention_heads=8, num_key_value_heads=2, linear_num_key_heads=16, linear_num_value_heads=16,
         max_position_embeddings=262144, tie_word_embeddings=True),
 }
-# A step of smollm.py: 96 rollouts of two turns; prompt and completion tokens of planner, executor, verifier
+# A step of smollm.py: 112 rollouts of two turns; prompt and completion tokens of planner, executor, verifier
 # and generator. A forward pass takes 2 operations a weight and token, an update three forward passes.
-ROLLOUTS, TURNS, PROMPT, COMPLETION = 96, 2, 530, 40
+ROLLOUTS, TURNS, PROMPT, COMPLETION = 112, 2, 530, 40
 OTHER_PROMPTS = 200 + 500  # of executor and verifier, each turn
 
 

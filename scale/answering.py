@@ -72,7 +72,7 @@ def answer_set(name, questions, args, folder, run, restore, trace):
         flows.extend(batch)
         if not (args.quiet or args.benchmark):
             for flow in batch:
-                grade = "right" if flow.reward else f"wrong: {flow.question.answer}"
+                grade = "right" if flow.reward > 0 else f"wrong: {flow.question.answer}"
                 tqdm.write(trace(flow) + ("" if args.question else f"  ({grade})") + "\n")  # above the bar
         sys.stdout.flush()
 
