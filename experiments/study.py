@@ -1,7 +1,7 @@
 """Remake the paper's analyses at toy scale: every run, every number and every picture of RESULTS.md.
 
     pip install matplotlib
-    python experiments/study.py                        everything: about two hours on 2 cores
+    python experiments/study.py                        everything: four hours or more on 2 cores
     python experiments/study.py --only ways budget     some of it
     python experiments/study.py --only forks --seeds 9     section 8: so many seeds, says power.py
     python experiments/figures.py                      only the pictures, from results/*.csv
@@ -328,7 +328,7 @@ def main():
     args = parser.parse_args()
     if not 2 <= args.seeds <= 20 or args.workers < 1:
         parser.exit(2, "study.py: --seeds from 2 (one seed has no interval) to 20, --workers from 1\n")
-    if find_spec("matplotlib") is None:  # before the runs, which take two hours
+    if find_spec("matplotlib") is None:  # before the runs, which take hours
         parser.exit(2, "study.py: needs matplotlib, which the project does not: pip install matplotlib\n")
     RUNS.mkdir(parents=True, exist_ok=True)
     few = (ROOT / "toy" / "valid.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:4]
