@@ -66,15 +66,15 @@ class Perfect:
 
 def collect(planner, fixed, tools, questions, args):
     """The rollouts that are imitated, of `--steps` batches of the questions that train.py would take."""
-    right = []
+    kept = []
     for step in range(1, args.steps + 1):
         torch.manual_seed(args.seed * 1_000_003 + step)
         distinct = questions_of(step, questions, args.questions, args.seed)
         batch = [question for question in distinct for _ in range(args.group_size)]
         metrics, flows = solve.evaluate(batch, planner, fixed, tools, **solve.flow_settings(args))
-        right += [flow for flow in flows if flow.reward or args.traces == "lazy"]
+        kept += [flow for flow in flows if flow.reward or args.traces == "lazy"]
         print(f"batch {step}/{args.steps}: {accuracy_line(metrics, len(batch))}", flush=True)
-    return right
+    return kept
 
 
 def imitate(engine, flows, args):
@@ -117,25 +117,23 @@ def main():
     add("--dtype", help="float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
     add("--seed", type=int, default=0, help="decides everything random")
     add("--out", type=Path, required=True,
-        help="folder: best/ is the checkpoint, questions-0.jsonl the perfect planner's test rollouts")
+        help="folder: best/ is the checkpoint, questions-0.jsonl a teacher's test rollouts")
     args = parser.parse_args()
     engine, fixed = (load_engine(name, dtype=args.dtype) for name in (args.model, args.fixed))
     engine = adapters.adapted(engine, args.lora)[0] if args.lora else engine
-    tools, made = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), splits()
-    made["train"] = asked() if args.roles else made["train"]
+    tools, made = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), asked() if args.roles else splits()["train"]
+    made, tested = [one for one in made if args.kind in (None, one["kind"])], splits()["test"]
     teacher = {"foreign": Foreigner, "lazy": partial(Teacher, blind=Lazy(args.seed))}.get(
         args.traces, teacher_for(args.roles))
-    planner = engine if args.traces == "own" else Perfect(made["train"] + made["test"], engine, teacher)
-    asked_about = [one for one in made["train"] if args.kind in (None, one["kind"])]
+    planner = engine if args.traces == "own" else Perfect(made + tested, engine, teacher)
     others = planner.teacher if args.traces == "foreign" else fixed
-    flows = collect(planner, others, tools, for_flow(asked_about), args)
+    flows = collect(planner, others, tools, for_flow(made), args)
     print(f"{len(flows)} rollouts to imitate")
     imitate(engine, flows, args)
     engine.save(args.out / "best")
     if args.traces in ("perfect", "foreign") and not args.roles:  # how far the teacher's own plans get here
         torch.manual_seed(args.seed)
-        test = for_flow(made["test"])
-        metrics, flows = solve.evaluate(test, planner, fixed, tools, **solve.flow_settings(args))
+        metrics, flows = solve.evaluate(for_flow(tested), planner, fixed, tools, **solve.flow_settings(args))
         print(f"the teacher's plans: {accuracy_line(metrics, len(flows))}")
         records = "".join(json.dumps(flow.record()) + "\n" for flow in flows)
         (args.out / "questions-0.jsonl").write_text(records, encoding="utf-8")

@@ -2,7 +2,7 @@
 
 To train on another reward, change reward(): it gets the whole rollout and the verdict on its answer.
 Accuracy, and with it the choice of best/, is the mean of this reward. So that it stays the share of right
-answers, two more lines must change, as in experiments/forks/turn-cost.diff.
+answers, one more line must change, as in experiments/forks/turn-cost.diff.
 """
 
 import time
