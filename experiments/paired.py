@@ -4,7 +4,8 @@ Two planners that answer the same questions are compared by McNemar's exact test
 (rewards/compare.py).
 
 report() writes results/smollm.csv (a row for each planner, seed and set), results/smollm-paired.csv (a row
-for each pair), a figure, and the tables of RESULTS.md.
+for each pair), a figure, and the tables of RESULTS.md. Rows that it does not make anew stay in the files, so
+that a report on some planners or seeds keeps what is there about the others.
 """
 
 import csv
@@ -21,6 +22,7 @@ ORDER = ("untrained", "warm-started", "router bm25", "router word", "router word
 PAIRS = (("untrained", "Flow-GRPO"), ("warm-started", "Flow-GRPO"), ("router bm25", "Flow-GRPO"),
          ("router words", "Flow-GRPO"), ("SFT own", "Flow-GRPO"), ("SFT perfect", "Flow-GRPO"),
          ("Flow-GRPO", "perfect planner"))
+WORDS = ("roles", "planner", "set", "before", "after")  # the columns that hold no numbers
 
 
 def records(run, name):
@@ -98,7 +100,7 @@ def paired_table(pairs):
             chosen = [row for row in pairs
                       if (row["before"], row["after"], row["set"]) == (first, second, name)]
             worst = max(chosen, key=lambda row: (row["p"], row["lost"] - row["won"]), default=None)
-            cells.append(worst and f"+{worst['won']} -{worst['lost']} ({worst['p']:.1g})")
+            cells.append(worst and f"+{worst['won']:.0f} -{worst['lost']:.0f} ({worst['p']:.1g})")
         if all(cells):
             lines.append([f"{first} → {second}", *cells])
     return markdown(lines)
@@ -123,19 +125,30 @@ def draw(plt, rows, name, title):
     figures.save(figure, name, title)
 
 
-def write(name, rows):
-    with open(figures.RESULTS / f"{name}.csv", "w", newline="") as file:
+def read(name):
+    """The rows of results/NAME.csv, with numbers as numbers."""
+    return [{column: text if column in WORDS else float(text) for column, text in row.items()}
+            for row in figures.read(name)]
+
+
+def write(name, rows, number):
+    """Put the rows into the file in the place of those with the same first `number` columns. Returns all."""
+    path = figures.RESULTS / f"{name}.csv"
+    key = lambda row: tuple(map(str, row.values()))[:number]
+    known = {key(row): row for row in (figures.read(name) if path.exists() else [])}
+    rows = list((known | {key(row): row for row in rows}).values())
+    with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
     print(f"experiments/results/{name}.csv: {len(rows)} rows")
+    return read(name)
 
 
 def report(tables):
     """Write the CSV files, print the tables, fill those of RESULTS.md that have their markers there."""
     rows, pairs = outcomes(tables)
-    write("smollm", rows)
-    write("smollm-paired", pairs)
+    rows, pairs = write("smollm", rows, 4), write("smollm-paired", pairs, 5)
     plt = None
     if find_spec("matplotlib") is None:
         print("no figure: it needs matplotlib, which the project does not: pip install matplotlib")

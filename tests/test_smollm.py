@@ -314,6 +314,15 @@ def test_the_report_pairs_rollouts_of_the_same_questions(tmp_path, monkeypatch, 
     assert (tmp_path / "smollm-paired.csv").read_text().count("warm-started,Flow-GRPO,0,0,9,") == 4
 
 
+def test_a_report_keeps_the_rows_of_the_planners_and_seeds_that_it_does_not_make(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    row = {"roles": "planner", "planner": "Flow-GRPO", "seed": 0, "set": "toy", "accuracy": 0.5}
+    paired.write("smollm", [row, row | {"roles": "toy", "accuracy": 0.25}], 4)
+    rows = paired.write("smollm", [row | {"seed": 1}, row | {"accuracy": 0.75}], 4)
+    assert [(row["roles"], row["seed"], row["accuracy"]) for row in rows] == [
+        ("planner", 0, 0.75), ("toy", 0, 0.25), ("planner", 1, 0.5)]
+
+
 # ---- the runs ----------------------------------------------------------------------------------------------
 
 def test_a_run_with_a_resume_command_goes_on_where_a_kill_left_it(tmp_path, monkeypatch):
@@ -389,8 +398,7 @@ def test_random_models_have_as_many_weights_as_the_published_ones(name, paramete
 
 def test_the_tables_of_results_show_what_is_in_the_csv_files():
     page = (runs.ROOT / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
-    rows = [row | {name: float(row[name]) for name in ("accuracy", "low", "high", "errors")}
-            for row in figures.read("smollm")]
+    rows = paired.read("smollm")
     shown = re.findall(r"<!-- smollm-(\w+) -->\n(.+?)<!-- /", page, re.DOTALL)
     assert "toy" in dict(shown)
     for roles, tables in shown:
