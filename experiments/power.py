@@ -41,7 +41,7 @@ def differences(rows, name, base, column, key="run"):
 
 
 def past_pairs():
-    """{planner: [its accuracy minus Flow-GRPO's, ...]} of the runs of sections 1, 6 and 7."""
+    """(planner, [its accuracy minus Flow-GRPO's, ...]) of the runs of sections 1, 6 and 7."""
     tables = [("ways", "planner", "accuracy", "Flow-GRPO"), ("monolith", "run", "test_after", "Flow-GRPO"),
               ("sizes", "run", "test_after", "width 128")]
     for table, key, column, base in tables:
@@ -49,6 +49,12 @@ def past_pairs():
         for name in dict.fromkeys(row[key] for row in rows):
             if name in TRAINED:
                 yield name, differences(rows, name, base, column, key)
+
+
+def fork_pairs(rows):
+    """(fork, [its accuracy minus that of the planner as it is, ...]), in the rows' order."""
+    for name in dict.fromkeys(row["run"] for row in rows if row["run"] != "as it is"):
+        yield name, differences(rows, name, "as it is", "accuracy")
 
 
 def pooled(samples):
@@ -60,14 +66,15 @@ def pooled(samples):
 def forks(plt):
     """forks.svg, the table of RESULTS.md, and the line `result:` in the head of each diff."""
     rows = figures.read("forks")
-    names = [name for name in dict.fromkeys(row["run"] for row in rows) if name != "as it is"]
+    changes = dict(fork_pairs(rows))
     gathered = {column: figures.gather(rows, "run", column) for column in ("accuracy", "turns", "errors")}
     figure, (axis,) = figures.panels(plt, 1, 5.6, 3.2)
     lines = [["fork", "accuracy", "difference, seed by seed", "told apart?", "turns", "errors, %"]]
-    for place, name in enumerate(["as it is", *names]):
+    for place, name in enumerate(["as it is", *changes]):
         turns, errors = figures.pm(gathered["turns"][name], 2), figures.pm(gathered["errors"][name], 1, 100)
-        cells, change = ["", ""], differences(rows, name, "as it is", "accuracy")
+        cells = ["", ""]
         if place:
+            change = changes[name]
             middle, half = figures.mean(change)
             axis.plot(change, [place + 0.25] * len(change), "o", color="0.6", markersize=3)
             axis.errorbar(middle, place, xerr=half, fmt="s", color="black", markersize=4, capsize=3)
@@ -75,7 +82,7 @@ def forks(plt):
             write_result(name, result_of(change))
         lines.append([name, figures.pm(gathered["accuracy"][name]), *cells, turns, errors])
     axis.axvline(0, color="0.6", linewidth=0.8)
-    axis.set_yticks(range(1, len(names) + 1), names)
+    axis.set_yticks(range(1, len(changes) + 1), list(changes))
     axis.invert_yaxis()
     axis.set_xlabel("accuracy on the test questions, minus that of the planner as it is")
     figures.save(figure, "forks", f"Forks: {len(change)} seeds (dots), mean, 95 %")
@@ -95,15 +102,21 @@ def write_result(name, result):
         path.write_text(after, encoding="utf-8")
 
 
-def main():
-    pairs = list(past_pairs())
+def show(pairs):
+    """Print how much these samples of differences vary, and how many pairs they ask for."""
     for name, change in pairs:
         mean = statistics.fmean(change)
         print(f"{name:30} {mean:+.3f}, sd {statistics.stdev(change):.3f}, {len(change)} seeds")
     sd = pooled([change for _, change in pairs])
     needed, strict = seeds_needed(sd), seeds_needed(sd, alpha=ALPHA / 11)
     print(f"sd of a paired difference: {sd:.3f}. To tell {100 * POINTS:.0f} points apart with a power of "
-          f"{POWER}: {needed} seeds at alpha {ALPHA}; {strict} at {ALPHA} / 11, for eleven forks at once")
+          f"{POWER}: {needed} seeds at alpha {ALPHA}; {strict} at {ALPHA} / 11, for eleven forks at once\n")
+
+
+def main():
+    show(list(past_pairs()))
+    if (figures.RESULTS / "forks.csv").exists():
+        show(list(fork_pairs(figures.read("forks"))))
 
 
 if __name__ == "__main__":
