@@ -154,7 +154,7 @@ class Plan:
             name = f"{who}-{roles}".replace(" ", "-")
             found[who, seed] = self.answers(name, planner, fixed, seed, (*warm, *after), route)
 
-        for seed in range(seeds):
+        for seed in seeds:
             add("Flow-GRPO", seed, f"{trained}/step-{self.args.steps}", self.train(learns, seed))
         add("untrained", 0, self.model)
         add("warm-started", 0, "{0}/best")
@@ -199,7 +199,8 @@ def main():
     add("--model", default=FOLDER, help="folder or hub name of an instruct model")
     add("--roles", nargs="+", choices=[*LEARNS, "toy"], default=[*LEARNS, "toy"],
         help="what the model plays")
-    add("--seeds", type=int, default=5, help="seeds")
+    add("--seeds", type=int, default=5, help="how many seeds")
+    add("--first", type=int, default=0, help="the first of them; the report keeps what it has of others")
     add("--workers", type=int, default=1, help="runs at a time")
     add("--threads", type=int, default=os.cpu_count(), help="threads of a run")
     add("--warm-steps", type=int, help=f"steps of the warm start; None: {WARM_STEPS}")
@@ -218,14 +219,14 @@ def main():
     if args.model == FOLDER and roles and not args.left:
         get()
     args.model = Path(args.model).resolve() if Path(args.model).exists() else args.model
-    plan = Plan(args)
+    plan, seeds = Plan(args), range(args.first, args.first + args.seeds)
     tables = {}
     if args.what in ("report", "all"):
-        tables = {name: plan.all_answers(name, args.seeds) for name in roles}
+        tables = {name: plan.all_answers(name, seeds) for name in roles}
         tables |= {"toy": plan.of_the_toy()} if "toy" in args.roles else {}
         runs = [run for table in tables.values() for run in table.values()]
     elif args.what == "train":
-        runs = [plan.train(LEARNS[name], seed) for name in roles for seed in range(args.seeds)]
+        runs = [plan.train(LEARNS[name], seed) for name in roles for seed in seeds]
     else:
         runs = [plan.warm(LEARNS[name]) for name in roles if args.what == "warm"]
     show_left(runs)

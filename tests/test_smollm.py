@@ -361,7 +361,7 @@ def test_every_training_command_is_one_that_train_py_takes(tiny):
 
 def test_no_two_runs_share_a_folder_and_every_trained_planner_answers(tiny):
     plan = smollm.Plan(settings(tiny))
-    table = plan.all_answers("all", 2)
+    table = plan.all_answers("all", range(2))
     assert len({run.folder for run in table.values()}) == len(table) == 3 + 3 + 2 + 2
     assert {key for key in table if key[1] == 1} == {("Flow-GRPO", 1)}
     learned = {who: run.after[1].name for (who, seed), run in table.items()
@@ -372,7 +372,7 @@ def test_no_two_runs_share_a_folder_and_every_trained_planner_answers(tiny):
 
 def test_a_planner_that_learnt_beside_the_toy_answers_beside_the_model(tiny):
     plan = smollm.Plan(settings(tiny))
-    run = plan.all_answers("transfer", 1)["Flow-GRPO", 0]
+    run = plan.all_answers("transfer", range(1))["Flow-GRPO", 0]
     assert [before.name for before in run.after] == [
         plan.warm("planner").name, plan.warm("all").name, plan.train("planner", 0).name]
     words = dict(zip(run.command, run.command[1:]))
