@@ -25,7 +25,7 @@ def summary(flows):
 def interval(p, n, z=1.96):
     """Wilson's 95 % interval of a share p of n. It has a width even where p is 0 or 1."""
     middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + (z / (2 * n)) ** 2) ** 0.5
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+    return max(0.0, middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 
 
 def accuracy_line(metrics, n):

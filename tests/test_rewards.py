@@ -361,6 +361,11 @@ def test_without_a_verdict_a_flow_is_undecided_and_counted_and_not_right():
     assert "undecided 1" in accuracy_line(metrics, 1)
 
 
+def test_the_interval_of_no_right_answer_begins_at_zero_and_not_below():
+    none_right = {"accuracy": 0.0, "turns": 2, "errors": 1, "tokens": 9, "failed": 0, "undecided": 0}
+    assert "[0.00, 0.02] of 230" in accuracy_line(none_right, 230)
+
+
 def test_a_judge_that_is_down_fails_the_flow():
     metrics, flow, _ = graded("someone", Completion("", [], [], "the server is down"))
     assert flow.failed == "judge: the server is down" and metrics["failed"] == 1
