@@ -65,25 +65,29 @@ class Perfect:
 
 
 def collect(planner, fixed, tools, questions, args):
-    """The rollouts that are imitated, of `--steps` batches of the questions that train.py would take."""
-    kept = []
+    """[[the rollouts that are imitated]], for `--steps` batches of the questions that train.py would take."""
+    batches = []
     for step in range(1, args.steps + 1):
         torch.manual_seed(args.seed * 1_000_003 + step)
         distinct = questions_of(step, questions, args.questions, args.seed)
         batch = [question for question in distinct for _ in range(args.group_size)]
         metrics, flows = solve.evaluate(batch, planner, fixed, tools, **solve.flow_settings(args))
-        kept += [flow for flow in flows if flow.reward or args.traces == "lazy"]
+        batches.append([flow for flow in flows if flow.reward or args.traces == "lazy"])
         print(f"batch {step}/{args.steps}: {accuracy_line(metrics, len(batch))}", flush=True)
-    return kept
+    return batches
 
 
-def imitate(engine, flows, args):
-    """Supervised learning on random samples of the rollouts, each as large as a mini-batch of Flow-GRPO."""
+def imitate(engine, batches, args):
+    """Supervised learning on random samples of the rollouts, each as large as a mini-batch of Flow-GRPO, or
+    on one batch after the other, as they were collected."""
+    flows = [flow for batch in batches for flow in batch]
+    print(f"{len(flows)} rollouts to imitate", flush=True)
     learned = [weight for weight in engine.model.parameters() if weight.requires_grad]
     optimizer, rng = MasterAdamW(learned, lr=args.lr), random.Random(args.seed)
     size = args.questions * args.group_size // args.minibatches
     for step in range(1, args.steps * args.minibatches + 1):
-        batch = rng.sample(flows, min(size, len(flows)))
+        in_order = args.in_order and batches[(step - 1) // args.minibatches]
+        batch = in_order or rng.sample(flows, min(size, len(flows)))
         turns = [(i, turn) for i, flow in enumerate(batch) for turn in flow.actions]
         actions = [Action(turn.prompt_ids, turn.ids, i) for i, turn in turns]
         ones = torch.ones(len(batch))
@@ -104,6 +108,8 @@ def main():
     add("--questions", type=int, default=12, help="questions a batch")
     add("--group-size", type=int, default=8, help="rollouts a question")
     add("--minibatches", type=int, default=4, help="optimiser steps for each batch")
+    add("--in-order", action="store_true",
+        help="a step imitates one batch, as it was collected: its prompts are much the same, which is faster")
     add("--max-turns", type=int, default=3, help="turns of a rollout")
     add("--lr", type=float, default=3e-4, help="learning rate of AdamW")
     add("--lora", type=int, help="train adapters of this rank (needs peft); None: all weights")
@@ -127,9 +133,7 @@ def main():
         args.traces, teacher_for(args.roles))
     planner = engine if args.traces == "own" else Perfect(made + tested, engine, teacher)
     others = planner.teacher if args.traces == "foreign" else fixed
-    flows = collect(planner, others, tools, for_flow(made), args)
-    print(f"{len(flows)} rollouts to imitate")
-    imitate(engine, flows, args)
+    imitate(engine, collect(planner, others, tools, for_flow(made), args), args)
     engine.save(args.out / "best")
     if args.traces in ("perfect", "foreign") and not args.roles:  # how far the teacher's own plans get here
         torch.manual_seed(args.seed)

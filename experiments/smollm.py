@@ -123,7 +123,7 @@ class Plan:
 
     def sft(self, roles, seed, traces):
         """Supervised learning on as many rollouts, in as many steps; it cannot be resumed."""
-        command = ("experiments/sft.py", "--traces", traces, "--roles", roles,
+        command = ("experiments/sft.py", "--traces", traces, "--roles", roles, "--in-order",
                    *self.learning(roles, seed), *as_flags({"dtype": self.args.dtype}))
         name = f"sft-{traces}-{roles}-seed{seed}"
         return self.run(name, command, (self.warm(roles),), self.flows, edits=EDITS)

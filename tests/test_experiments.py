@@ -188,7 +188,23 @@ def test_only_the_lazy_planner_imitates_what_ended_badly(monkeypatch, traces, ke
     monkeypatch.setattr(sft.solve, "evaluate", lambda *given, **settings: (metrics, flows))
     monkeypatch.setattr(sft.solve, "flow_settings", lambda args: {})
     args = SimpleNamespace(steps=1, seed=0, questions=1, group_size=2, traces=traces)
-    assert len(sft.collect(None, None, None, for_flow(questions(2, False, seed=5)), args)) == kept
+    (batch,) = sft.collect(None, None, None, for_flow(questions(2, False, seed=5)), args)
+    assert len(batch) == kept
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_in_order_each_step_imitates_the_batch_that_was_collected_for_it(monkeypatch, in_order):
+    steps = []
+    monkeypatch.setattr(sft, "update", lambda model, reference, optimizer, actions, *given, **settings: (
+        steps.append([action.ids for action in actions]) or {"entropy": 1.0, "grad_norm": 1.0}))
+    turn = lambda n: SimpleNamespace(prompt_ids=[0], ids=[n])
+    batches = [[SimpleNamespace(actions=[turn(10 * b + n)]) for n in range(8)] for b in range(4)]
+    args = SimpleNamespace(in_order=in_order, steps=4, minibatches=1, questions=2, group_size=4, seed=0,
+                           lr=0.1, token_budget=100)
+    sft.imitate(SimpleNamespace(model=torch.nn.Linear(1, 1)), batches, args)
+    assert [len(step) for step in steps] == [8] * 4
+    whole = [[flow.actions[0].ids for flow in batch] for batch in batches]
+    assert (steps == whole) is in_order
 
 
 # ---- the numbers -------------------------------------------------------------------------------------------
