@@ -77,7 +77,7 @@ def lines_of(runs):
 
     Two runs with the same settings and the same seed differ in something else, such as their code. Then the
     folder separates lines, too, without a number at its end: runs/old-0 and runs/old-1 are still one line."""
-    folders = [(str(run), *read(run)) for run in runs]
+    folders = [(str(Path(run)), *read(run)) for run in runs]  # no "/" at its end
     lines = []
     for name, settings, seed, rows in folders:
         seeds = [other_seed for _, other, other_seed, _ in folders if other == settings]
