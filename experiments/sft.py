@@ -78,16 +78,17 @@ def collect(planner, fixed, tools, questions, args):
 
 
 def imitate(engine, batches, args):
-    """Supervised learning on random samples of the rollouts, each as large as a mini-batch of Flow-GRPO, or
-    on one batch after the other, as they were collected."""
+    """Supervised learning on random samples of the rollouts, each as large as a mini-batch of Flow-GRPO.
+
+    With --in-order: on one collected batch after the other; an empty one becomes a sample."""
     flows = [flow for batch in batches for flow in batch]
     print(f"{len(flows)} rollouts to imitate", flush=True)
     learned = [weight for weight in engine.model.parameters() if weight.requires_grad]
     optimizer, rng = MasterAdamW(learned, lr=args.lr), random.Random(args.seed)
     size = args.questions * args.group_size // args.minibatches
     for step in range(1, args.steps * args.minibatches + 1):
-        in_order = args.in_order and batches[(step - 1) // args.minibatches]
-        batch = in_order or rng.sample(flows, min(size, len(flows)))
+        collected = batches[(step - 1) // args.minibatches] if args.in_order else []
+        batch = collected or rng.sample(flows, min(size, len(flows)))
         turns = [(i, turn) for i, flow in enumerate(batch) for turn in flow.actions]
         actions = [Action(turn.prompt_ids, turn.ids, i) for i, turn in turns]
         ones = torch.ones(len(batch))
