@@ -91,12 +91,12 @@ def token_logps(model, actions, temperature):
     if not all(a.prompt_ids for a in actions):
         raise ValueError("an action without a prompt: nothing predicts its first token")
     # x (B, L)     the tokens that the model reads; a beginning that actions share stands there once
-    # keep (B, L)  True where the next token is an action token: at N places
-    # node, y (P,) the P different predictions: at which of the N places (None: at each), of which token
+    # keep (B, L)  True where the next token is an action token: at M places
+    # node, y (P,) the P different predictions: at which of the M places (None: at each), of which token
     # pair (K,)    for each action token: which of the P predictions it is
     x, keep, node, y, pair, settings = trees.layout(actions, model)
     with head.without_head(model, log_probs) as lm_head:
-        out = model(x, logits_to_keep=keep, use_cache=False, **settings)    # (N, d), before the head
+        out = model(x, logits_to_keep=keep, use_cache=False, **settings)    # (M, d), before the head
     # A prompt in a key-value cache would be lost silently under gradient checkpointing (gradient 78 % off).
     assert getattr(out, "past_key_values", None) is None, "the update reads whole sequences: no cache here"
     states = out.logits if node is None else out.logits[node]               # (P, d)
@@ -183,8 +183,8 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
     """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
     actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.flow.
-    groups: the group of each rollout, (N,); split() keeps a group in one mini-batch where it can. None: there
-    are no groups. It decides which rollouts share an optimiser step, and not the objective of the batch.
+    groups: the group of each rollout, (N,), or None: split() keeps a group in one mini-batch where it can. This
+    decides which rollouts share an optimiser step, and not the objective of the batch.
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; or None. With None or
     beta = 0 there is no KL, and no forward pass for it.
 

@@ -52,8 +52,8 @@ def planner_for(args, engine, tools, made):
         return teacher(made)
     if args.route == "none":
         return engine
-    asked = wordings.training(1000, 0)
-    return router(args.route, engine, tools, asked, teacher(asked))
+    training = wordings.training(1000, 0)
+    return router(args.route, engine, tools, training, teacher(training))
 
 
 def main():

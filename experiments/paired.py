@@ -92,7 +92,7 @@ def table_of(rows):
 
 
 def paired_table(pairs):
-    """The paired comparisons of one table: questions won and lost, and p, of the least certain seed."""
+    """The paired comparisons of one table: questions won and lost, and p; of the least certain seed."""
     lines = [["won, lost (p)", *SETS]]
     for first, second in PAIRS:
         cells = []

@@ -6,8 +6,8 @@ The warm-started planner writes the plans, and a rule replaces the tool in each:
     word     the tool that is most often right for sub-goals with this first word
     words    the same, for their first three words ("Find the value", "Find the capital")
 
-The last two count the perfect planner's tools on the training questions. So they are told for each step what
-is right; Flow-GRPO is told only whether the answer at the end was.
+The last two count the perfect planner's tools on 1 000 questions like those of training. So they are told for
+each step what is right; Flow-GRPO is told only whether the answer at the end was.
 """
 
 import re
@@ -17,7 +17,6 @@ from dataclasses import replace
 import planner
 from world.ranking import ranked, words_of
 
-QUESTION = re.compile(r"\nQuestion: (.*)\n")
 OPENINGS = {"word": 1, "words": 3}  # words of the sub-goal that are looked at
 ROUTES = ("bm25", *OPENINGS)
 

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "study"
 NO_CODE = shutil.ignore_patterns(".*", "runs", "docs", "tests", "results", "__pycache__")
 LOCK = threading.Lock()
+PROGRAM = Path(sys.argv[0]).name  # study.py or smollm.py
 
 
 def path_of(edit):
@@ -94,9 +95,9 @@ class Run:
             _, status, used = os.wait4(process.pid, 0)  # used: by the run and all its children
             process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise SystemExit(f"study.py: {self.name} failed: {' '.join(words)}\n{log.read_text()[-2000:]}")
+            raise SystemExit(f"{PROGRAM}: {self.name} failed: {' '.join(words)}\n{log.read_text()[-2000:]}")
         if not (self.folder / self.makes).exists():
-            raise SystemExit(f"study.py: {self.name} was stopped; the same command goes on")
+            raise SystemExit(f"{PROGRAM}: {self.name} was stopped; the same command goes on")
         cost = {"seconds": time.perf_counter() - start, "cpu_seconds": used.ru_utime + used.ru_stime}
         (self.folder / "done").write_text(json.dumps(cost))  # of the last part, if a kill came between
 
@@ -125,7 +126,7 @@ def edited(runs, edits):
         command = ["git", "apply", path_of(edit)]
         result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         if result.returncode:
-            raise SystemExit(f"study.py: {edit}.diff does not fit the code: {result.stderr.strip()}")
+            raise SystemExit(f"{PROGRAM}: {edit}.diff does not fit the code: {result.stderr.strip()}")
     return folder
 
 

@@ -46,7 +46,7 @@ HELD_OUT = 750  # questions in the held-out sets
 DATA = "smollm-asked.jsonl"  # the questions of Flow-GRPO, beside the runs
 LEARNS = {"planner": "planner", "transfer": "planner", "all": "all"}  # --roles: those of its training
 EDITS = ("edits/kinds-spread",)  # of the code that learns
-WARM_STEPS = {"planner": 40, "all": 90}  # as few as suffice: a longer warm start unlearns more
+WARM_STEPS = {"planner": 40, "all": 90}  # as few as suffice: each also teaches to ignore the sub-goal
 QUESTIONS, GROUP = 14, 8  # of a step; 14: each kind has its whole share in each step
 
 
@@ -93,7 +93,7 @@ def write_questions():
     replace_file(RUNS / DATA, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-class Plan:
+class Experiment:
     """All runs of the experiment, by what they are: each method returns a Run."""
 
     def __init__(self, args):
@@ -167,7 +167,8 @@ class Plan:
         return found
 
     def of_the_toy(self):
-        """The same for the toy: untrained, routed, trained by train.py's defaults, the perfect planner."""
+        """The same for the toy, which comes warm-started and is trained with train.py's defaults."""
+        # The toy is faster than SmolLM2, so its rollouts count as fewer in the progress bar.
         command = ("train.py", "--valid", "none", "--test", "none", "--out", "{out}")
         resume = ("train.py", "--resume", "{out}")
         train = Run("toy-defaults", command, (), (), 60 * 16, resume, makes="step-60")
@@ -218,19 +219,21 @@ def main():
     roles = [name for name in args.roles if name in LEARNS]
     if args.model == FOLDER and roles and not args.left:
         get()
+    if args.what == "get":
+        return
     args.model = Path(args.model).resolve() if Path(args.model).exists() else args.model
-    plan, seeds = Plan(args), range(args.first, args.first + args.seeds)
+    experiment, seeds = Experiment(args), range(args.first, args.first + args.seeds)
     tables = {}
     if args.what in ("report", "all"):
-        tables = {name: plan.all_answers(name, seeds) for name in roles}
-        tables |= {"toy": plan.of_the_toy()} if "toy" in args.roles else {}
+        tables = {name: experiment.all_answers(name, seeds) for name in roles}
+        tables |= {"toy": experiment.of_the_toy()} if "toy" in args.roles else {}
         runs = [run for table in tables.values() for run in table.values()]
     elif args.what == "train":
-        runs = [plan.train(LEARNS[name], seed) for name in roles for seed in seeds]
+        runs = [experiment.train(LEARNS[name], seed) for name in roles for seed in seeds]
     else:
-        runs = [plan.warm(LEARNS[name]) for name in roles if args.what == "warm"]
+        runs = [experiment.warm(LEARNS[name]) for name in roles]
     show_left(runs)
-    if args.left or args.what == "get":
+    if args.left:
         return
     write_questions()
     make_all(runs, args.workers)

@@ -113,8 +113,8 @@ def layout(actions, model):
     """The tensors of a MicroBatch, or of a list of actions with a row each:
 
     x (B, L)      the tokens of the nodes, padded on the right, where no node looks
-    keep (B, L)   True at the N nodes before an action token
-    node (P,)     which of the N nodes is in a pair (node, the token after it); None where each is in one
+    keep (B, L)   True at the M nodes before an action token
+    node (P,)     which of the M nodes is in a pair (node, the token after it); None where each is in one
     y (P,)        the token of each pair
     pair (K,)     the pair of each action token
     settings      for the model's forward: {} where no row branches, else positions and mask

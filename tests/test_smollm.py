@@ -353,14 +353,14 @@ def settings(tiny):
 
 def test_every_training_command_is_one_that_train_py_takes(tiny):
     for roles in set(smollm.LEARNS.values()):
-        run = smollm.Plan(settings(tiny)).train(roles, 0)
+        run = smollm.Experiment(settings(tiny)).train(roles, 0)
         args = train_parser().parse_args(run.command[1:])
         assert (args.steps, args.dtype, args.judge, args.tools) == (2, "bfloat16", "none", TOY_TOOLS)
         assert run.resume[:2] == ("train.py", "--resume") and len(run.after) == 1
 
 
 def test_no_two_runs_share_a_folder_and_every_trained_planner_answers(tiny):
-    plan = smollm.Plan(settings(tiny))
+    plan = smollm.Experiment(settings(tiny))
     table = plan.all_answers("all", range(2))
     assert len({run.folder for run in table.values()}) == len(table) == 3 + 3 + 2 + 2
     assert {key for key in table if key[1] == 1} == {("Flow-GRPO", 1)}
@@ -371,7 +371,7 @@ def test_no_two_runs_share_a_folder_and_every_trained_planner_answers(tiny):
 
 
 def test_a_planner_that_learnt_beside_the_toy_answers_beside_the_model(tiny):
-    plan = smollm.Plan(settings(tiny))
+    plan = smollm.Experiment(settings(tiny))
     run = plan.all_answers("transfer", range(1))["Flow-GRPO", 0]
     assert [before.name for before in run.after] == [
         plan.warm("planner").name, plan.warm("all").name, plan.train("planner", 0).name]
