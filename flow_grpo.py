@@ -183,8 +183,8 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
     """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
     actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.flow.
-    groups: the group of each rollout, (N,), or None: split() keeps a group in one mini-batch where it can. This
-    decides which rollouts share an optimiser step, and not the objective of the batch.
+    groups: the group of each rollout, (N,), or None: split() keeps a group in one mini-batch where it can.
+    This decides which rollouts share an optimiser step, and not the objective of the batch.
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; or None. With None or
     beta = 0 there is no KL, and no forward pass for it.
 
