@@ -360,21 +360,22 @@ def test_every_training_command_is_one_that_train_py_takes(tiny):
 
 
 def test_no_two_runs_share_a_folder_and_every_trained_planner_answers(tiny):
-    plan = smollm.Experiment(settings(tiny))
-    table = plan.all_answers("all", range(2))
+    experiment = smollm.Experiment(settings(tiny))
+    table = experiment.all_answers("all", range(2))
     assert len({run.folder for run in table.values()}) == len(table) == 3 + 3 + 2 + 2
     assert {key for key in table if key[1] == 1} == {("Flow-GRPO", 1)}
     learned = {who: run.after[1].name for (who, seed), run in table.items()
                if len(run.after) == 2 and seed == 0}
-    assert learned == {"Flow-GRPO": plan.train("all", 0).name, "SFT own": plan.sft("all", 0, "own").name,
-                       "SFT perfect": plan.sft("all", 0, "perfect").name}
+    assert learned == {"Flow-GRPO": experiment.train("all", 0).name,
+                       "SFT own": experiment.sft("all", 0, "own").name,
+                       "SFT perfect": experiment.sft("all", 0, "perfect").name}
 
 
 def test_a_planner_that_learnt_beside_the_toy_answers_beside_the_model(tiny):
-    plan = smollm.Experiment(settings(tiny))
-    run = plan.all_answers("transfer", range(1))["Flow-GRPO", 0]
+    experiment = smollm.Experiment(settings(tiny))
+    run = experiment.all_answers("transfer", range(1))["Flow-GRPO", 0]
     assert [before.name for before in run.after] == [
-        plan.warm("planner").name, plan.warm("all").name, plan.train("planner", 0).name]
+        experiment.warm("planner").name, experiment.warm("all").name, experiment.train("planner", 0).name]
     words = dict(zip(run.command, run.command[1:]))
     assert words["--model"] == "{2}/step-2" and words["--fixed"] == "{1}/best"
 
