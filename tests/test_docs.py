@@ -1,4 +1,4 @@
-"""README.md and docs/ agree with the code: their links, names, commands, flags and lengths are checked.
+"""README.md and docs/ agree with the code: their links, names, commands and flags are checked.
 
 So are the excerpts of docs/tour.md, what it types into Python, and the numbers of its tables."""
 
@@ -41,10 +41,6 @@ def commands(text):
         for module, name, rest in COMMAND.findall(" ".join(code.split("#")[0].split())):
             file = f"{name.replace('.', '/')}.py" if module else name
             yield file, re.findall(r"(?<=\s)--[\w-]+", rest)
-
-
-def test_the_readme_is_short_enough_to_be_read_to_its_end():
-    assert len(README.read_text(encoding="utf-8").split()) <= 1800
 
 
 def test_no_line_is_longer_than_110_characters():
