@@ -55,7 +55,7 @@ def fork(tmp_path):
 # ---- what is the same for all ------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", FORKS)
-def test_a_fork_changes_at_most_15_lines_of_our_files_and_says_what_it_is_and_what_came_of_it(name):
+def test_a_fork_changes_at_most_15_lines_of_our_files_and_says_what_came_of_it(name):
     head, changes = runs.head_and_changes(f"forks/{name}")
     assert all(runs.note(f"forks/{name}", key) for key in ("source", "result"))
     assert head.splitlines()[0] and max(map(len, (head + changes).splitlines())) <= 111
@@ -68,7 +68,8 @@ def test_a_fork_changes_at_most_15_lines_of_our_files_and_says_what_it_is_and_wh
         elif line.startswith(("+", "-")):
             lines += ours
     assert lines <= 15
-    assert added == {"gigpo": [".py"], "sql": [".py"], "tracker": [".py"], "dataset": [".jsonl"]}.get(name, [])
+    modules = {"gigpo": [".py"], "sql": [".py"], "tracker": [".py"], "dataset": [".jsonl"]}
+    assert added == modules.get(name, [])
 
 
 @pytest.mark.parametrize("name", FORKS)
