@@ -18,15 +18,17 @@ Dropped, on purpose:
   * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
-Taken from the released code, where the paper is silent: ε = 0.2 below and ε' = 0.3 above, the k3 estimate of
-the KL (each token weighs as much as in the gain), 1e-6 added to the std. Different from that code: the
-default is the three nested means of eq. 5; there, every token of the batch weighs the same (token_mean=True).
+The paper gives β = 0.001; its ε' is ε, without a value. Taken from the released code: ε = 0.2 below and
+ε' = 0.3 above and, where the paper is silent, the k3 estimate of the KL (each token weighs as much as in the
+gain), 1e-6 added to the std. Different from that code: the default is the three nested means of eq. 5; there,
+every token of the batch weighs the same (token_mean=True).
 
 Why may every turn get the same advantage? Appendix B of the paper rewrites the sum over rollouts as a sum
 over the visited states, each with weight 1/T_i: single-turn updates optimise exactly the multi-turn
 objective. But this does not find out which turn earned the reward: a bad turn in a rollout that ended well
 becomes likelier, too, and only the average over many rollouts corrects this. The appendix says nothing about
-the variance of the gradient, nor about the states that a changed policy will visit.
+the variance of the gradient. For the states that a changed policy will visit it refers to the bound of trust
+regions, which the clip, as it says, does not strictly keep.
 """
 import math
 from collections import Counter

@@ -20,8 +20,8 @@ Each file has its own format, and only this file reads them:
     ids           only labels, because medqa has the pids 0-99 twice: positions in the file identify items
 
 What the files contain: gaia has the 127 of its 165 validation questions that need no attachment. Nine of
-medqa's first hundred items mention a picture that the file lacks; they stay, as in the paper. One of gpqa's
-first hundred has the same option twice.
+medqa's first hundred items mention a picture that the file lacks; they stay, as in the released scripts. One
+of gpqa's first hundred has the same option twice.
 
     python -m benchmarks.tables --check [--benchmark-dir FOLDER]   # golds right, golds of other items wrong?
 """

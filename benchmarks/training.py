@@ -26,8 +26,8 @@ TRAINING = {"nq": ("RUC-NLPIR/FlashRAG_datasets", "nq"), "deepmath": ("zwhe99/De
 def training(names, limit=1000, seed=0, cache=None):
     """`limit` questions of "nq", "deepmath" or "nq+deepmath" (equal shares, shuffled).
 
-    The paper's set is all 182 190 rows of both, but its 32 steps of 32 questions use only about a thousand of
-    them: the default.
+    The released set is all 182 190 rows of both, but the paper's steps (some 32, read off its figures, of 32
+    questions) use only about a thousand of them: the default.
     """
     parts = list(dict.fromkeys(names.split("+")))
     for part in parts:

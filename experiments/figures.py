@@ -31,7 +31,7 @@ TOOLS = {"base_generator": ("0.85", ""), "python_coder": ("0.25", ""), "wikipedi
          "unreadable": ("white", "xxx")}
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
          "svg.hashsalt": "nano-agentflow", "svg.fonttype": "none"}
-TOPICS = {  # the variants of a small figure: {name: (runs, what the paper's Flow-GRPO has)}
+TOPICS = {  # the variants of each small figure: {run: its label}
     "statistics": {"turn-stats": "over turns"},
     "mean": {"token-mean": "all tokens alike"},
     "kl": {"beta-0": "β = 0", "beta-0.1": "β = 0.1"},

@@ -15,7 +15,7 @@ from scale.laps import lap
 def reward(flow, verdict):
     """R(o) in {0, 1}. flow: the rollout; verdict: True, False, or None (rules and judge could not tell).
 
-    With a cost of 0.1 for each turn: return float(verdict is True) - 0.1 * len(flow.actions)
+    With a cost for each turn: experiments/forks/turn-cost.diff.
     """
     return float(verdict is True)
 

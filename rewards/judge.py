@@ -1,8 +1,8 @@
 """The judge (--judge, optional): a language model that grades the answers which the rules cannot decide.
 
 The rules (rules.py) come first. They cannot tell whether "the author of Emma" means "Jane Austen", so such an
-answer goes to the judge. As in the paper it analyses first and gives its verdict last, at temperature 0. If
-the verdict does not parse, the judge gets a second prompt; if that fails, too, the rollout is *undecided*.
+answer goes to the judge. As in the paper it analyses first and gives its verdict last; here at temperature 0.
+If the verdict does not parse, the judge gets a second prompt; if that fails, too, the rollout is *undecided*.
 
 The policy writes the answer and earns the reward, so the answer is hostile. The judge sees it as a JSON
 string, on one line and in quotes, and the verdict is the last line of the judge's completion, which must be

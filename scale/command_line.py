@@ -28,8 +28,9 @@ TOY = Path(__file__).parents[1] / "toy"
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
 MODULES = ("fixed", "executor", "verifier", "generator")
 
-# Defaults: the paper's, and the toy's. A small model learns at a larger rate, from smaller batches. The toy's
-# questions need one turn or two: with no turn to spare, each wrong tool costs the answer.
+# Defaults: the paper's (steps: read off its figures; minibatches and every: ours), and the toy's. A small
+# model learns at a larger rate, from smaller batches. The toy's questions need one turn or two: with no turn
+# to spare, each wrong tool costs the answer.
 FOR_PAPER = {"lr": None, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "every": 5,
              "data": "nq+deepmath", "valid": None, "test": None}
 FOR_TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10}

@@ -490,7 +490,7 @@ def test_only_several_processes_need_every_gradient_and_frozen_weights_never_get
     assert seen == [(True, world == 1)]
 
 
-def test_what_train_py_does_not_set_is_the_papers_and_what_it_sets_has_the_same_default():
+def test_the_defaults_of_update_are_those_of_train_py():
     flags = vars(command_line.train_parser().parse_args([]))
     flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "token_budget": fit.BUDGETS[0]}
     flags |= {"max_grad_norm": 1.0, "groups": None}
