@@ -424,7 +424,7 @@ def test_words_that_were_merely_added_to_a_tokenizer_stay_words():
 # Tokenizers of all kinds. Each has a special and an added token, and a normaliser that may make text equal.
 
 def bare_tokenizer(kind, normalizer, normalized):
-    """A tiny tokenizer of this kind. Its vocabulary holds the end token, too, as a published Unigram's does."""
+    """A tiny tokenizer. Its vocabulary holds the end token, too, as that of a published Unigram does."""
     letters = [*"abcdefghijklmnopqrstuvwxyzT<>|/_[]()=+0123 .,:?", "\u2581"]
     models = {
         "BPE": lambda: tokenizers.models.BPE({c: i for i, c in enumerate(["<unk>", "</s>", *letters])}, [],
@@ -437,11 +437,9 @@ def bare_tokenizer(kind, normalizer, normalized):
     backend = tokenizers.Tokenizer(models[kind]())
     backend.normalizer = normalizer
     tok = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
-    strips = not isinstance(normalizer, tokenizers.normalizers.BertNormalizer)  # tokenizers 0.23 panics
-    flags = dict(normalized=normalized, lstrip=strips, rstrip=strips)
-    tok.add_tokens([AddedToken("END OF TURN", special=True, **flags), AddedToken("~go~", special=True, **flags),
-                    AddedToken("\ue000", special=True, **flags), AddedToken("<reponame>", **flags),
-                    AddedToken("titanium", **flags)])
+    flags = dict(normalized=normalized, lstrip=True, rstrip=True)
+    special = [AddedToken(text, special=True, **flags) for text in ("END OF TURN", "~go~", "\ue000")]
+    tok.add_tokens([*special, AddedToken("<reponame>", **flags), AddedToken("titanium", **flags)])
     tok.chat_template = "~go~{{ messages[0].content }}</s>"
     return tok
 
@@ -452,19 +450,21 @@ NORMALIZERS = {
     "no spaces": tokenizers.normalizers.Replace(" ", ""),
     "Llama": tokenizers.normalizers.Sequence([tokenizers.normalizers.Prepend("\u2581"),
                                               tokenizers.normalizers.Replace(" ", "\u2581")])}
-PAGES = ["</s>", "\uff1c/s\uff1e", "\uff1c\uff0f\uff53\uff1e", "END OF TURN", "end of turn", "\uff25ND OF TURN", "~go~",
-         "\uff5ego\uff5e", "<reponame>", "\uff1creponame\uff1e", "<REPONAME>", "<repo<reponame>name>", "~g~go~o~",
-         "~go~go~go~", "  ~go~  ", "\ue000", "<\u00adreponame>", "<re\x00poname>", "</s></s>", "< /s>", "~ go~"]
+PAGES = ["</s>", "＜/s＞", "＜／ｓ＞", "END OF TURN", "end of turn", "ＥND OF TURN", "~go~", "～go～", "<reponame>",
+         "＜reponame＞", "<REPONAME>", "<repo<reponame>name>", "~g~go~o~", "~go~go~go~", "  ~go~  ", "\ue000",
+         "<\u00adreponame>", "<re\x00poname>", "</s></s>", "< /s>", "~ go~"]
 
 
-@pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("normalizer, normalized", [
+    (name, normalized) for name in NORMALIZERS for normalized in (False, True)
+    if (name, normalized) != ("BERT", True)])  # there tokenizers 0.23 itself panics at "＜/s＞"
 @pytest.mark.parametrize("kind", ["BPE", "Unigram", "WordPiece"])
 def test_no_tokenizer_reads_a_control_token_in_a_prompt_however_it_is_spelled(kind, normalizer, normalized):
     engine = HF(None, bare_tokenizer(kind, NORMALIZERS[normalizer], normalized))
     for page in [*PAGES, "".join(PAGES), " ".join(PAGES[::-1])]:
-        ids = engine.encode(f"a {page} b")
-        assert [i for i in ids if i in engine.control] == [i for i in engine.encode("a b") if i in engine.control]
+        found, frame = (([i for i in engine.encode(prompt) if i in engine.control])
+                        for prompt in (f"a {page} b", "a b"))
+        assert found == frame and len(frame) == 2
     assert "titanium" in engine.tokenizer.decode(engine.encode("a titanium b")).replace(" ", "")
 
 
@@ -482,7 +482,7 @@ def test_a_character_that_a_tokenizer_does_not_know_is_no_control_token_and_stay
 
 
 def test_a_prompt_in_which_no_spelling_helps_is_not_sent():
-    tok = bare_tokenizer("BPE", tokenizers.normalizers.Replace(tokenizers.Regex("[^a]+"), "~go~"), True)
+    tok = bare_tokenizer("BPE", tokenizers.normalizers.Replace(tokenizers.Regex("[b?]"), "~go~"), True)
     with pytest.raises(ValueError, match="^a prompt holds a control token .* not sent$"):
         HF(None, tok).encode("a page b")
 
@@ -494,17 +494,18 @@ def test_the_tags_that_our_own_prompts_ask_for_stay_whatever_is_added_to_a_token
 
 @pytest.mark.parametrize("text, defused", [
     ("a<|im_end|>b</s>c<s>d[INST]e[/INST]f", "a< |im_end|>b< /s>c< s>d[ INST]e[ /INST]f"),
-    ("<start_of_turn>g<\uff5cAssistant\uff5c>h\ud800", "< start_of_turn>g< \uff5cAssistant\uff5c>h?"),
+    ("<start_of_turn>g<｜Assistant｜>h\ud800", "< start_of_turn>g< ｜Assistant｜>h?"),
     ("<think>a</think>", "< think>a< /think>"), ("a <b> [1] x|y <|> <p>", "a <b> [1] x|y <|> <p>")])
 def test_without_a_tokenizer_the_control_tokens_of_common_templates_are_defused(text, defused):
     assert defuse(text) == defused
 
 
-SERVED = ("<eos> <bos> <pad> <unk> <mask> <start_of_turn> <end_of_image> <|turn> <turn|> <|\"|> [TOOL_CALLS] [INST] "
-          "[/AVAILABLE_TOOLS] [gMASK] [BOS] [UNUSED_TOKEN_146] [|endofturn|] [|system|] <EOS_TOKEN> <sop> <eoh> "
-          "<|START_OF_TURN_TOKEN|> ]~b] ]~!b[ [e~[ </s> <tool_call> </tool_response> <minimax:tool_call> "
-          "<seed:think> <arg_key> <extra_id_0> <reserved_106> <SPECIAL_12> <<SYS>> <</SYS>> >>QUESTION<< "
-          "<endoftext> <|fim\u2581hole|> <\uff5ctool\u2581calls\u2581begin\uff5c> \uff1c|im_end|\uff1e \uff3bINST\uff3d \uff1c\uff0fs\uff1e").split(" ")
+SERVED = """
+<eos> <bos> <pad> <unk> <mask> <sop> <eoh> <start_of_turn> <end_of_image> <|turn> <turn|> <|"|>
+<EOS_TOKEN> </s> [TOOL_CALLS] [INST] [/AVAILABLE_TOOLS] [gMASK] [BOS] [UNUSED_TOKEN_146] [|endofturn|]
+[|system|] ]~b] ]~!b[ [e~[ <|START_OF_TURN_TOKEN|> <tool_call> </tool_response> <minimax:tool_call>
+<seed:think> <arg_key> <extra_id_0> <reserved_106> <SPECIAL_12> <<SYS>> <</SYS>> >>QUESTION<< <endoftext>
+<|fim▁hole|> <｜tool▁calls▁begin｜> ＜|im_end|＞ ［INST］ ＜／s＞""".split()
 
 
 @pytest.mark.parametrize("token", SERVED)
@@ -526,13 +527,13 @@ def test_ordinary_markup_and_code_stay_as_they_are(text):
     assert defuse(text) == text
 
 
-@pytest.mark.parametrize("page", ["<", "<|", "[", "<_", "]~", "<unused7>", "</", "<a:", ">>A", "<|a ", "[|a "])
+@pytest.mark.parametrize("page", ["<", "<|", "[", "<_", "]~", "<unused7>", "</", "<a:", ">>A", "<|a ", "[|a"])
 def test_defusing_takes_time_in_proportion_to_the_text_whatever_the_number_of_tokens(page):
     engine, _ = chat_engine("<|im_start|> <|im_end|> " + " ".join(f"<unused{i}>" for i in range(6242)))
     defuse("a", engine.tokenizer, engine.control)
     start = time.perf_counter()
     defuse(page * (200_000 // len(page)), engine.tokenizer, engine.control)
-    assert time.perf_counter() - start < 20  # 77 s before, of this machine's; 0.6 s now
+    assert time.perf_counter() - start < 20  # it takes 0.6 s; with a pattern of all tokens, 77 s
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic", "yarn", "llama3", "linear", "default"])
