@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from models.dressing import unwrapped
 from models.tokens import after_thinking
 from planner import describe
+from world.text import indented
 
 PROMPT = """\
 You turn one planned step into one call of one tool. \
@@ -44,8 +45,8 @@ class Call:
 
 
 def prompt(question, context, sub_goal, name, tool):
-    tool = describe(name, tool)
-    return PROMPT.format(tool=tool, question=question, context=context or "none", sub_goal=sub_goal)
+    question, context, sub_goal = indented(question), indented(context or "none"), indented(sub_goal)
+    return PROMPT.format(tool=describe(name, tool), question=question, context=context, sub_goal=sub_goal)
 
 
 def parse(text, name, tool):

@@ -8,6 +8,8 @@ between <answer> tags. Only the text between the last pair of tags is graded.
 import re
 
 from models.tokens import after_thinking
+from planner import show_analysis
+from world.text import indented
 
 PROMPT = """\
 You write the final answer of a small team that has worked on a question step by step. \
@@ -32,7 +34,7 @@ ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*?)</answer>")  # with no s
 
 
 def prompt(question, analysis, memory):
-    return PROMPT.format(question=question, analysis=analysis, memory=memory)
+    return PROMPT.format(question=indented(question), analysis=show_analysis(analysis), memory=memory)
 
 
 def parse(text):

@@ -15,7 +15,7 @@ like a verdict.
 import dataclasses
 from dataclasses import dataclass, field
 
-from world.text import truncate
+from world.text import indented, truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
 STUB = 80  # characters that a shortened text keeps at least
@@ -40,7 +40,7 @@ class Step:
                  f"Result: {self.result}"]
         if self.verdict:
             parts.append(f"Verdict: {self.verdict}")
-        return "\n".join("\n  ".join(part.splitlines()) for part in parts)  # indents what could forge a label
+        return "\n".join(indented(part) for part in parts)  # so that no part forges a label
 
 
 @dataclass

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from models.dressing import labelled, plain_name
 from models.tokens import after_thinking
+from world.text import indented
 
 ANALYSIS_PROMPT = """\
 You analyse a question before a team works on it with tools. Do not answer it. \
@@ -63,6 +64,7 @@ Next step:
 """
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its whole sub-goal
+ANALYSED = ("Objective:", "Skills:")  # how lines of an analysis may begin at the left margin
 LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 
@@ -88,12 +90,24 @@ def describe_all(tools):
 
 
 def analysis_prompt(question, tools):
-    return ANALYSIS_PROMPT.format(tools=describe_all(tools), question=question)
+    return ANALYSIS_PROMPT.format(tools=describe_all(tools), question=indented(question))
+
+
+def show_analysis(analysis):
+    """The analysis as text for a prompt, where it begins at the left margin: no line of it forges a label.
+
+    "A sum.\\nMemory:" -> "  A sum.\\n  Memory:"        "A sum.", "Objective: a sum." -> the same
+    """
+    lines = analysis.splitlines()
+    if len(lines) == 1 and ":" not in analysis:
+        return analysis
+    return "\n".join(line if line.startswith(ANALYSED) else f"  {line}" for line in lines)
 
 
 def prompt(question, tools, analysis, memory):
     """The state s^t as text. memory: the text from Memory.render()."""
-    return PROMPT.format(tools=describe_all(tools), question=question, analysis=analysis, memory=memory)
+    tools, analysis = describe_all(tools), show_analysis(analysis)
+    return PROMPT.format(tools=tools, question=indented(question), analysis=analysis, memory=memory)
 
 
 def parse(text, tools):

@@ -118,7 +118,8 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Flow], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
-    that samples. fixed: the engine of all other modules, or a dict with an engine for each of FIXED.
+    that samples. fixed: the engine of all other modules, or a dict with an engine for each of FIXED (a module
+    that is not in it gets the engine of the analysis).
     watch(flows, turn, module), if given, is called before each stage: it may show the progress.
     """
     flows = [Flow(question, Memory(question.question)) for question in questions]
@@ -128,10 +129,12 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     engines["planner"] = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
 
     def stage(module, turn, live):
-        """One module completes a prompt for each of these rollouts: complete(), after watch()."""
+        """One module completes a prompt for each of these rollouts that has not failed: complete()."""
+        live = [flow for flow in live if not flow.failed]
         if live and watch:
             watch(flows, turn, module)
-        return complete(engines[module], live, turn, module, partial(prompt_of, module, tools))
+        engine = engines.get(module, engines["analysis"])
+        return complete(engine, live, turn, module, partial(prompt_of, module, tools))
 
     for flow, completion in stage("analysis", 0, flows):
         flow.memory.analysis = truncate(after_thinking(completion.text) or "", memory.BUDGET // 4)
@@ -156,28 +159,32 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
         for flow, result in zip(called, results):
             flow.add_result(turn, result)
 
-        acted = [flow for flow in called if not flow.failed]
-        for flow, completion in stage("verifier", turn, acted):
+        for flow, completion in stage("verifier", turn, called):
             flow.stopped = verifier.parse(completion.text)
             flow.memory.steps[-1].verdict = "STOP" if flow.stopped else "CONTINUE"
 
-    for flow, completion in stage("generator", max_turns + 1, [flow for flow in flows if not flow.failed]):
+    for flow, completion in stage("generator", max_turns + 1, flows):
         flow.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
     return flows
 
 
 def prompt_of(module, tools, flow, budget):
-    """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory."""
+    """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory.
+
+    A new module that reads all of it needs no line here: its file has a prompt() like the planner's.
+    """
     question, analysis, plan = flow.question.question, flow.memory.analysis, flow.plan
     if module == "analysis":
         return planner.analysis_prompt(question, tools)
-    if module == "planner":
-        return planner.prompt(question, tools, analysis, flow.memory.render(budget))
     if module == "executor":
         return executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tools[plan.tool])
-    if module == "verifier":
-        return verifier.prompt(question, tools, analysis, flow.memory.render(budget))
-    return generator.prompt(question, analysis, flow.memory.render(budget))
+    if module == "generator":
+        return generator.prompt(question, analysis, flow.memory.render(budget))
+    script = globals().get(module)  # planner, verifier, or one that was added
+    if not hasattr(script, "prompt"):
+        raise SystemExit(f"solve.py: rollout() runs a module {module!r} that has no prompt: import a "
+                         f"{module}.py that has prompt(question, tools, analysis, memory), see docs/use.md.")
+    return script.prompt(question, tools, analysis, flow.memory.render(budget))
 
 
 def complete(engine, flows, turn, module, prompt):

@@ -8,7 +8,8 @@ another step). Anything else counts as CONTINUE, because one turn too many costs
 
 from models.dressing import MARKS, labelled
 from models.tokens import after_thinking
-from planner import describe_all
+from planner import describe_all, show_analysis
+from world.text import indented
 
 PROMPT = """\
 You check the work of a small team that answers a question step by step. \
@@ -35,7 +36,8 @@ Your check:
 
 
 def prompt(question, tools, analysis, memory):
-    return PROMPT.format(tools=describe_all(tools), question=question, analysis=analysis, memory=memory)
+    tools, analysis = describe_all(tools), show_analysis(analysis)
+    return PROMPT.format(tools=tools, question=indented(question), analysis=analysis, memory=memory)
 
 
 def parse(text):

@@ -9,10 +9,10 @@ import torch
 from models.completion import Cached
 from models.loading import config_of, pick_device, pick_dtype
 from scale import adapters, fit
-from scale.command_line import local_models
+from scale.command_line import MODULES, local_models
 from world.sandbox import protection
 
-FIXED = ("analysis", "executor", "base_generator", "verifier", "generator")  # everything but the planner
+FIXED = ("analysis", "base_generator", *MODULES[1:])  # everything but the planner; MODULES have flags
 
 
 def load_engines(args, loaded, cache):

@@ -26,7 +26,7 @@ from transformers import GenerationConfig
 
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from models.sampling import sample
-from models.tokens import THINK, defuse
+from models.tokens import THINK, control_ids, defuse
 from scale.batches import in_memory
 
 
@@ -105,25 +105,30 @@ class HF:
             return sample(self.model, prompts, stops, draws, temperature, max_new_tokens)
 
     @functools.cached_property
-    def control_tokens(self):
-        """{id: text} of all control tokens. all_special_tokens alone has only 3 of SmolLM2's 17."""
+    def special_tokens(self):
+        """{id: text} of all special tokens. all_special_tokens alone has only 3 of SmolLM2's 17."""
         added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         return added | dict(zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens))
 
+    @functools.cached_property
+    def control(self):
+        """{id: text} of the tokens that a prompt's text must not become."""
+        return control_ids(self.tokenizer)
+
     def encode(self, prompt):
         """The prompt as one user message in the checkpoint's chat template, up to where the answer begins."""
-        message = {"role": "user", "content": defuse(prompt, tuple(self.control_tokens.values()))}
+        message = {"role": "user", "content": defuse(prompt, self.tokenizer, self.control)}
         settings = dict(add_generation_prompt=True, return_dict=True, enable_thinking=self.think)
         return list(self.tokenizer.apply_chat_template([message], **settings)["input_ids"])
 
     def decode(self, ids, prompt_ids=()):
-        """The text of a completion, without its control tokens.
+        """The text of a completion, without its special tokens.
 
         The stop token is always left out, and <think> always stays, whatever the tokenizer calls special. If
         the template opens the thinking (R1: the prompt ends with "<think>"), the text gets a <think>, too.
         """
         ids = ids[:-1] if ids and ids[-1] in self.stop_ids() else ids
-        ids = [i for i in ids if self.control_tokens.get(i) in (None, *THINK)]
+        ids = [i for i in ids if self.special_tokens.get(i) in (None, *THINK)]
         opened = self.tokenizer.decode(list(prompt_ids[-16:])).rstrip().endswith(THINK[0])
         return f"{THINK[0]}\n" * opened + self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 

@@ -14,6 +14,7 @@ import json
 import re
 
 from models.tokens import after_thinking
+from world.text import indented
 
 PROMPT = """\
 You compare the response to a question with the reference answer. You do not answer the question, and \
@@ -43,10 +44,10 @@ VERDICT = re.compile(r"[\s*_`#]*Verdict[\s*_`]*:[\s*_`]*(True|False)[\s*_`.]*", 
 
 def prompt(question, response):
     """The judge's prompt. response: the final answer alone."""
-    golds = dict.fromkeys([question.answer, *question.aliases])
-    choices = "".join(f"\n  {chr(65 + i)}) {choice}" for i, choice in enumerate(question.choices))
-    text = question.question + choices
-    return PROMPT.format(question=text, answer=" or ".join(golds), response=quoted(response))
+    golds = indented(" or ".join(dict.fromkeys([question.answer, *question.aliases])))
+    choices = (f"{chr(65 + i)}) {indented(choice)}" for i, choice in enumerate(question.choices))
+    text = indented("\n".join([question.question, *choices]))
+    return PROMPT.format(question=text, answer=golds, response=quoted(response))
 
 
 def quoted(text):

@@ -252,7 +252,36 @@ def check_asymmetric():
     check_accuracy(1, 0, -1, -1)
 
 
-# ---- a tracker, a prompt, questions, a tool ----------------------------------------------------------------
+# ---- a module, a tracker, a prompt, questions, a tool ------------------------------------------------------
+
+def check_critic():
+    import critic
+    import solve
+    from models.completion import Completion
+    from rewards.questions import Question
+    from tools import toolbox
+    texts = {solve.executor: 'python_coder(code="print(6 * 7)")', critic: "not 43", solve.verifier: "STOP"}
+
+    def engine(prompts, **settings):
+        written = []
+        for text in prompts:
+            module = next((one for one in texts if text.startswith(one.PROMPT[:40])), None)
+            seen.extend([text] if module is critic else [])
+            written.append(Completion(texts.get(module, "Sub-goal: s\nTool: python_coder"), [], []))
+        return written
+
+    seen = []
+    flow, = solve.rollout([Question("q?", "42")], engine, engine, toolbox(["python_coder"]))
+    assert flow.memory.steps[0].result == "42\nCritic: not 43" and flow.stopped and not flow.failed
+    assert len(seen) == 1 and "\nMemory:\nStep 1\n" in seen[0] and "Result: 42\n" in seen[0]
+
+
+def test_use_md_shows_all_that_a_new_module_changes_in_the_code():
+    changes = runs.head_and_changes("forks/critic")[1]
+    shown, new = changes.split("diff --git ")
+    assert f"```diff\n{shown}```\n" in (runs.ROOT / "docs" / "use.md").read_text(encoding="utf-8")
+    assert new.count("+++ ") == 1 and "+++ b/critic.py" in new and "--- /dev/null" in new
+
 
 def check_tracker():
     from scale.log import Log

@@ -19,11 +19,12 @@ from transformers import AddedToken, Gemma3TextConfig, GPT2Config, LlamaConfig
 from transformers.utils.hub import constants
 
 import flow_grpo
+import generator
 from models import loading, local, tokens
 from models.completion import TOO_LONG
 from models.loading import config_of, hub_is_down, load_engine, refuse_to_train
 from models.local import HF
-from models.tokens import defuse
+from models.tokens import control_ids, defuse, spans
 from scale import batches
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -420,12 +421,119 @@ def test_words_that_were_merely_added_to_a_tokenizer_stay_words():
     assert len(words) > 1000 and words in engine.tokenizer.decode(engine.encode(words))
 
 
+# Tokenizers of all kinds. Each has a special and an added token, and a normaliser that may make text equal.
+
+def bare_tokenizer(kind, normalizer, normalized):
+    """A tiny tokenizer. Its vocabulary holds the end token, too, as that of a published Unigram does."""
+    letters = [*"abcdefghijklmnopqrstuvwxyzT<>|/_[]()=+0123 .,:?", "\u2581"]
+    models = {
+        "BPE": lambda: tokenizers.models.BPE({c: i for i, c in enumerate(["<unk>", "</s>", *letters])}, [],
+                                             unk_token="<unk>", byte_fallback=True),
+        "Unigram": lambda: tokenizers.models.Unigram(
+            [("<unk>", 0.0), ("</s>", 0.0), *((c, -5.0) for c in letters)], unk_id=0),
+        "WordPiece": lambda: tokenizers.models.WordPiece(
+            {c: i for i, c in enumerate(["<unk>", "</s>", *letters, *(f"##{c}" for c in letters)])},
+            unk_token="<unk>")}
+    backend = tokenizers.Tokenizer(models[kind]())
+    backend.normalizer = normalizer
+    tok = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
+    flags = dict(normalized=normalized, lstrip=True, rstrip=True)
+    special = [AddedToken(text, special=True, **flags) for text in ("END OF TURN", "~go~", "\ue000")]
+    tok.add_tokens([*special, AddedToken("<reponame>", **flags), AddedToken("titanium", **flags)])
+    tok.chat_template = "~go~{{ messages[0].content }}</s>"
+    return tok
+
+
+NORMALIZERS = {
+    "none": None, "NFKC": tokenizers.normalizers.NFKC(), "NFC": tokenizers.normalizers.NFC(),
+    "lowercase": tokenizers.normalizers.Lowercase(), "BERT": tokenizers.normalizers.BertNormalizer(),
+    "no spaces": tokenizers.normalizers.Replace(" ", ""),
+    "Llama": tokenizers.normalizers.Sequence([tokenizers.normalizers.Prepend("\u2581"),
+                                              tokenizers.normalizers.Replace(" ", "\u2581")])}
+PAGES = ["</s>", "＜/s＞", "＜／ｓ＞", "END OF TURN", "end of turn", "ＥND OF TURN", "~go~", "～go～", "<reponame>",
+         "＜reponame＞", "<REPONAME>", "<repo<reponame>name>", "~g~go~o~", "~go~go~go~", "  ~go~  ", "\ue000",
+         "<\u00adreponame>", "<re\x00poname>", "</s></s>", "< /s>", "~ go~"]
+
+
+@pytest.mark.parametrize("normalizer, normalized", [
+    (name, normalized) for name in NORMALIZERS for normalized in (False, True)
+    if (name, normalized) != ("BERT", True)])  # there tokenizers 0.23 itself panics at "＜/s＞"
+@pytest.mark.parametrize("kind", ["BPE", "Unigram", "WordPiece"])
+def test_no_tokenizer_reads_a_control_token_in_a_prompt_however_it_is_spelled(kind, normalizer, normalized):
+    engine = HF(None, bare_tokenizer(kind, NORMALIZERS[normalizer], normalized))
+    for page in [*PAGES, "".join(PAGES), " ".join(PAGES[::-1])]:
+        found, frame = (([i for i in engine.encode(prompt) if i in engine.control])
+                        for prompt in (f"a {page} b", "a b"))
+        assert found == frame and len(frame) == 2
+    assert "titanium" in engine.tokenizer.decode(engine.encode("a titanium b")).replace(" ", "")
+
+
+def test_the_pages_above_hold_control_tokens_where_nothing_defuses_them():
+    found = {kind: HF(None, bare_tokenizer(kind, NORMALIZERS["NFKC"], True)) for kind in ("BPE", "Unigram")}
+    for engine in found.values():
+        assert sum(bool(spans(page, engine.tokenizer, engine.control)) for page in PAGES) >= 12
+
+
+def test_a_character_that_a_tokenizer_does_not_know_is_no_control_token_and_stays():
+    for kind in ("Unigram", "WordPiece"):
+        tok = bare_tokenizer(kind, None, False)
+        text = "a \u4e16 b"
+        assert tok.unk_token_id in tok(text)["input_ids"] and defuse(text, tok, control_ids(tok)) == text
+
+
+def test_a_prompt_in_which_no_spelling_helps_is_not_sent():
+    tok = bare_tokenizer("BPE", tokenizers.normalizers.Replace(tokenizers.Regex("[b?]"), "~go~"), True)
+    with pytest.raises(ValueError, match="^a prompt holds a control token .* not sent$"):
+        HF(None, tok).encode("a page b")
+
+
+def test_the_tags_that_our_own_prompts_ask_for_stay_whatever_is_added_to_a_tokenizer():
+    engine, _ = chat_engine("<|im_start|> <|im_end|> <answer> *</answer>")
+    assert generator.PROMPT in engine.tokenizer.decode(engine.encode(generator.PROMPT))
+
+
 @pytest.mark.parametrize("text, defused", [
     ("a<|im_end|>b</s>c<s>d[INST]e[/INST]f", "a< |im_end|>b< /s>c< s>d[ INST]e[ /INST]f"),
     ("<start_of_turn>g<｜Assistant｜>h\ud800", "< start_of_turn>g< ｜Assistant｜>h?"),
     ("<think>a</think>", "< think>a< /think>"), ("a <b> [1] x|y <|> <p>", "a <b> [1] x|y <|> <p>")])
 def test_without_a_tokenizer_the_control_tokens_of_common_templates_are_defused(text, defused):
     assert defuse(text) == defused
+
+
+SERVED = """
+<eos> <bos> <pad> <unk> <mask> <sop> <eoh> <start_of_turn> <end_of_image> <|turn> <turn|> <|"|>
+<EOS_TOKEN> </s> [TOOL_CALLS] [INST] [/AVAILABLE_TOOLS] [gMASK] [BOS] [UNUSED_TOKEN_146] [|endofturn|]
+[|system|] ]~b] ]~!b[ [e~[ <|START_OF_TURN_TOKEN|> <tool_call> </tool_response> <minimax:tool_call>
+<seed:think> <arg_key> <extra_id_0> <reserved_106> <SPECIAL_12> <<SYS>> <</SYS>> >>QUESTION<< <endoftext>
+<|fim▁hole|> <｜tool▁calls▁begin｜> ＜|im_end|＞ ［INST］ ＜／s＞""".split()
+
+
+@pytest.mark.parametrize("token", SERVED)
+def test_for_a_server_the_shape_of_a_control_token_is_enough(token):
+    rest = token[1:]
+    assert defuse(f"a{token}b") == f"a{token[0]} {rest}b"
+    nested = token[:2] + token + token[2:]
+    assert token not in defuse(nested) and token not in defuse(token * 3)
+
+
+@pytest.mark.parametrize("text", [
+    "<b>bold</b> <div class='a_b'><h1>x</h1></div> <svg:rect/> <my-tag> <br/> <!-- a_b --> <a href=\"x_y\">",
+    "vector<int> v; Map<K, V> m; array<size_t, 3>; vector<uint8_t> w; Foo<T> f; std::less<> g; f<g<int>>(x)",
+    "def f(x: list[int], y: dict[str, int]) -> None: return x[i] if a[0] < b[-1] > c else a[~m] | b",
+    "[1] [12, 3] [a](http://x.y/z_w) [A] [OK] [x, y] [A-Z] [a-z_]+ if a < b_c > d: a <= b >= c << 2 >> 1",
+    r"\langle x | y \rangle  <x|y>  |x| < |y|  P(A|B) > 0  $a_{i}<b_{i}$  a <| b |> c  <class 'int'>",
+    "<answer>7</answer> <module> <lambda> <stdin> <your name> <T_1, T_2> <http://a.b/c_d> a<b and b>c"])
+def test_ordinary_markup_and_code_stay_as_they_are(text):
+    assert defuse(text) == text
+
+
+@pytest.mark.parametrize("page", ["<", "<|", "[", "<_", "]~", "<unused7>", "</", "<a:", ">>A", "<|a ", "[|a"])
+def test_defusing_takes_time_in_proportion_to_the_text_whatever_the_number_of_tokens(page):
+    engine, _ = chat_engine("<|im_start|> <|im_end|> " + " ".join(f"<unused{i}>" for i in range(6242)))
+    defuse("a", engine.tokenizer, engine.control)
+    start = time.perf_counter()
+    defuse(page * (200_000 // len(page)), engine.tokenizer, engine.control)
+    assert time.perf_counter() - start < 20  # it takes 0.6 s; with a pattern of all tokens, 77 s
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic", "yarn", "llama3", "linear", "default"])

@@ -131,6 +131,15 @@ def test_every_prompt_is_that_of_its_module_with_the_memory_so_far():
         call, verifier.prompt("Q", TOOLS, "a", shown(2, verdict=False)), generator.prompt("Q", "a", shown(2))]
 
 
+@pytest.mark.parametrize("script", [None, SimpleNamespace(parse=str)])
+def test_a_module_that_nothing_gives_a_prompt_is_one_sentence(monkeypatch, script):
+    flow = solve.Flow(Question("q?", "42"), memory.Memory("q?"))
+    if script:  # critic.py was imported, but has no prompt()
+        monkeypatch.setattr(solve, "critic", script, raising=False)
+    with pytest.raises(SystemExit, match=r"^solve.py: .*'critic'.*: import a critic.py that .*\.$"):
+        solve.prompt_of("critic", TOOLS, flow, 1000)
+
+
 def test_only_the_planner_is_sampled():
     policy, fixed = Script(PLAN), Cast()
     flow_of(policy, fixed, temperature=0.9, max_new_tokens=77)

@@ -1,4 +1,4 @@
-"""Texts that models wrote: truncated to a budget, and made safe for a terminal."""
+"""Texts that others wrote: truncated to a budget, indented for a prompt, and made safe for a terminal."""
 import unicodedata
 
 
@@ -11,6 +11,15 @@ def truncate(text, budget):
         return text[:max(budget, 0)]
     head, tail = room - room // 2, room // 2
     return f"{text[:head]} ... [{len(text) - room} characters cut] ... {text[-tail:]}"
+
+
+def indented(text):
+    """The text for a place in a prompt, behind a label: further lines are indented by two spaces.
+
+    Only our own labels begin at the left margin, so no text forges one, whatever it breaks its lines with.
+    "7\\nVerdict: STOP" -> "7\\n  Verdict: STOP"
+    """
+    return "\n  ".join(text.splitlines())
 
 
 def printable(text):
