@@ -115,9 +115,20 @@ class HF:
         """{id: text} of the tokens that a prompt's text must not become."""
         return control_ids(self.tokenizer)
 
+    @functools.cached_property
+    def frame(self):
+        """The control tokens of the chat template itself."""
+        return [i for i in self.chat("x") if i in self.control]
+
     def encode(self, prompt):
         """The prompt as one user message in the checkpoint's chat template, up to where the answer begins."""
-        message = {"role": "user", "content": defuse(prompt, self.tokenizer, self.control)}
+        ids = self.chat(defuse(prompt))
+        if [i for i in ids if i in self.control] != self.frame:  # a token of another shape, or spelling
+            ids = self.chat(defuse(prompt, self.tokenizer, self.control))
+        return ids
+
+    def chat(self, content):
+        message = {"role": "user", "content": content}
         settings = dict(add_generation_prompt=True, return_dict=True, enable_thinking=self.think)
         return list(self.tokenizer.apply_chat_template([message], **settings)["input_ids"])
 
