@@ -61,7 +61,8 @@ def read_questions(path):
 def parse(line):
     """One line as a Question; ValueError says what is wrong with it."""
     try:
-        row = json.loads(line, parse_float=Written, parse_constant=int)  # int("NaN") raises: NaN is an answer that is missing
+        # int("NaN") raises: NaN is an answer that is missing.
+        row = json.loads(line, parse_float=Written, parse_constant=int)
     except (ValueError, RecursionError) as why:  # also for bad bytes and numbers of many digits
         raise ValueError(f"not JSON ({getattr(why, 'msg', why)}).") from None
     if not isinstance(row, dict):

@@ -10,7 +10,7 @@ judge it counts as wrong. Rules search for nothing inside a sentence. They compa
     a list     the same numbers in order: "3, 5", "(3, 5)", "3 and 5". In doubt: other brackets or order.
     an option  its letter, its text, or both when they agree. No response falls back to an option.
     a text     the same words, signs or date. Case counts in symbols ("CO", "mW"), not in words ("paris");
-               accents, commas and hyphens may be missing in names ("Beyonce") and nowhere else.
+               accents, commas and hyphens may be missing in names ("Sao Paulo") and nowhere else.
 
 Dropped: symbolic algebra, unit conversion, number words, partial credit."""
 
@@ -40,15 +40,16 @@ SCALE = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9
 SPELLINGS = """km, kilometer, kilometers, kilometre, kilometres; m, meter, meters, metre, metres; cm; mm
 mile, miles; foot, feet, ft; inch, inches; kg, kilogram, kilograms; g, gram, grams; lb, lbs; L, liters, litres
 years, year; months, month; weeks, week; days, day; h, hour, hours, hrs; min, minute, minutes, mins
-s, second, seconds, sec; m^2, square meters; km^2, square kilometers; km/h; m/s; mph; N; J; V, volts; W, watts
-dollar, dollars, $; USD, US$; euro, euros, EUR, €; pound, pounds; £, GBP; yen, JPY, ¥; cents; %, percent
-degree, degrees, °; °C, degrees Celsius; °F"""
+s, second, seconds, sec; m^2, square meters; km^2, square kilometers; km/h; m/s; V, volts; W, watts
+dollar, dollars, $; USD, US$; euro, euros, EUR, €; pound, pounds; £, GBP; yen, JPY, ¥; %, percent
+°, degree, degrees; °C, degrees Celsius; °F, degrees Fahrenheit"""
 UNITS = {name: unit.split(", ")[0] for unit in re.split("; |\n", SPELLINGS) for name in unit.split(", ")}
 DATES = "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y", "%b %d, %Y", "%d %b %Y"
-RAISED = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " "}  # Unicode's tags
+RAISED = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " ", "<font>": "\\"}  # Unicode's tags
+ACCENT = r"(?<=\w)[\u0300-\u0307\u0309-\u036f](?=\w)|(?<=\w\w)[\u0300-\u0307\u0309-\u036f]"  # but ¨
 HARMLESS = [  # what may differ between two texts: articles, full stops of abbreviations, spaces, commas
-    (r"^(?:[Tt]he|THE) (?=.*[^\W\d_]{3})|^[Aa]n (?=[a-z])", ""),
-    (r"^a (?!few|little|bit|lot|positive|negative|major|minor|sharp|flat)(?=[a-z]{3})", ""),
+    (r"^(?:[Tt]he|THE) (?=.*[^\W\d_]{3})", ""), (r"^(?:a|[Aa]n) (?!few|little|bit|lot|positive|negative|"
+     r"major|minor|sharp|flat|second|third|quarter|half|\w+th\b)(?=[a-z]{3})", ""),
     (r"\b(?:[A-Z]\. ?)+(?=[A-Z]\.)", lambda m: re.sub("[. ]", "", m[0])),  # J. R. R. Tolkien, U.S.
     (r"\b([A-Z]{2,}|St|Mt|Dr|Mr|Mrs|Jr|Sr)\.(?![^\s,])", r"\1"), (r"^([A-Z].*[^\W\d_]{3})!$", r"\1"),
     (r"\s*([=<>≤≥≠→|])\s*", r"\1"), (r"(?<=\S)\s([-+*/×·^])\s(?=\S)", r"\1"), (r", (?=and\b)", " ")]
@@ -58,7 +59,7 @@ LATEX = [
     (r"\\times(?![a-z])", "×"), (r"\\cdot(?![a-z])", "·"), (r"\\[dt]frac", r"\\frac"),
     (r"\\frac([0-9])([0-9])", r"\\frac{\1}{\2}"), (r"(?<=[0-9])\\frac", r" \\frac"),
     (r"(?<![\w^/)}])\\frac\{(-?[0-9]+)\}\{([0-9]+)\}(?![\w\\({])", r"\1/\2"),
-    (r"(?<=[A-Za-z)])_\{?([0-9]+)\}?(?![0-9])", r"\1")]
+    (r"(?<=[A-Za-z)])_(?:\{([0-9]+)\}|([0-9]))(?![0-9])", r"\1\2")]
 WRAPPED = re.compile(r"""\${1,2}([^$]+)\${1,2}|\\\((.+)\\\)|\\\[(.+)\\\]|\\boxed\{(.+)\}|\*\*([^*]+)\*\*|"""
                      r"""\*([^*]+)\*|`([^`]+)`|"([^"]+)"|“([^”]+)”|'([^']+)'""", re.S)
 
@@ -125,8 +126,7 @@ def value_of(node):
 
 
 def numbers_to_use(question):
-    """The numbers of a Game of 24: from the gold ("1 1 1 8", "(1+1+1)*8"), or if it is "24", from the only
-    four in a row of the question: "In 2024, 12 players use 1 5 5 5" -> [1, 5, 5, 5]"""
+    """The numbers of a Game of 24: those of the gold ("1 1 1 8"), or the question's only four in a row."""
     found = re.findall(r"[0-9]{1,9}", re.sub(r"\s*=\s*24\s*$|^\s*24\s*=\s*", "", question.answer))
     if len(found) < 2:
         number = r"(?<![\w.])[0-9]{1,9}(?!\w|\.[0-9])"
@@ -164,11 +164,11 @@ def same(gold, response, question=""):
     if expected is None or given is None:
         return None if expected else same_text(gold, response)
     (brackets, golds), (given_brackets, values) = expected, given
+    fractions = "/" in gold and "/" in response and undressed(gold) != undressed(response)  # 6/8 time
     verdicts = {equal_quantity(*pair, question) for pair in zip(golds, values)}
     if len(golds) == len(values) and verdicts == {True} and given_brackets in (brackets, brackets or "()"):
-        return True
-    single = len(golds) == len(values) == 1  # [1, 2] may be {2, 1}, and 1,5 be 1.5
-    return False if verdicts == {False} and single else None
+        return None if fractions else True
+    return False if verdicts == {False} and len(golds) == len(values) == 1 else None  # 1,5 may be 1.5
 
 
 def equal_quantity(gold, given, question):
@@ -176,8 +176,8 @@ def equal_quantity(gold, given, question):
     (a, expected), (b, unit) = gold, given
     counted = [UNITS.get(noun, noun) for noun in re.findall(r"how many (\w+)", question, re.I)]
     named = any(word in question for word in ("percent", "%", *SCALE))  # 5 may be 5%, or 5 million
-    certain = unit == expected or counted == [unit or expected]
-    certain |= expected in UNITS.values() and not unit or unit == "%" and not expected and not named
+    certain = unit == expected or not (unit and expected) and (
+        not named if "%" in (unit, expected) else counted == [unit or expected] or expected in UNITS.values())
     low, high = sorted((abs(a), abs(b)))
     if a == b or not certain or named or high == 1000 * low or (expected != unit) and "%" in (expected, unit):
         return a == b and certain or None
@@ -220,7 +220,8 @@ def quantity(text):
     word = word.lower() if word.istitle() and len(word) > 3 else word  # "Miles", but not "Mm"
     unit = UNITS.get(word, word)
     known = word in UNITS and not re.fullmatch("[A-Za-z]", rest)  # 5 m, 5km; but 5m is algebra
-    if not known and not re.fullmatch("(?: [a-z]{3,})?", rest) or money and unit not in ("", money):
+    known = known or re.fullmatch("(?: (?:[a-z]{2,}s|people|children))?", rest)  # 26 protons
+    if not known or money and unit not in ("", money):
         return None
     return (value / 100 if unit == "%" else value), unit or money
 
@@ -228,8 +229,6 @@ def quantity(text):
 def same_text(gold, response):
     """True for the same date or the same words; else None: another text may mean the same."""
     gold, text = undressed(gold), undressed(response)
-    if gold.endswith("?"):
-        gold, text = gold.rstrip("?"), text.rstrip("?")
     ways = {False, gold.isascii() or text.isascii()}  # only one of them may have accents
     alike = gold == text or any(words(gold, loosely) == words(text, loosely) for loosely in ways)
     return alike or (date(gold) and date(gold) == date(text)) or None
@@ -247,14 +246,14 @@ def words(text, loosely):
 
     "The Blue Whale" -> ["blue", "whale"]    "CO" -> ["CO"]    "sin x - cos x" -> ["sin", "x-cos", "x"]
     """
-    name = loosely and text[:1].isupper() and not any(w[0].islower() and len(w) > 3 for w in text.split())
+    name = loosely and text[:1].isupper() and not re.search(r"[^\w\s,.&'-]|(?<!\S)[a-z]\S{3}", text)
     if name or " " not in text:  # "Jean-Paul", "well-known", but not "man-eating shark"
         letters = r"[^\W\d_]{2}" if name else r"[^\W\d_]{4}"
         text = re.sub(f"(?<={letters})-(?={letters})", " ", text)
     for pattern, plain in HARMLESS + [(r",(?!\S)", "")] * name:
         text = re.sub(pattern, plain, text)
-    if name and len(text) > 4:  # Año is not Ano; ¨ may make a plural: Mutter, Mütter
-        text = re.sub("(?<=[A-Za-z])[\u0300-\u0307\u0309-\u036f]", "", unicodedata.normalize("NFD", text))
+    if name and " " in text:  # a single word may be another word: Año, Ano
+        text = re.sub(ACCENT, "", unicodedata.normalize("NFD", text))
     tokens, found = unicodedata.normalize("NFC", text).split(), []
     shortest = 4 if re.search(r"\d", text) else 2 if name and len(tokens) > 1 else 3  # 1 Gev is no gev
     for token in tokens:
@@ -269,7 +268,7 @@ def words(text, loosely):
 def readings(response):
     """Two readings: the undressed response, and that without an opening as "The answer is" or "x = "."""
     text = undressed(response)
-    return [text, undressed(re.sub(r"^[A-Za-z]\s*=\s*(?=[^=]+$)", "", OPENING.sub("", text)))]
+    return [text, undressed(re.sub(r"^x\s*=\s*(?=[^=]+$)", "", OPENING.sub("", text)))]
 
 
 @lru_cache(100)

@@ -27,12 +27,12 @@ KINDS = [  # gold; responses that are right, wrong, and for a judge
      r"26 | 26.0 | **26** | $$26$$ | \boxed{26} | The answer is 26. | Final answer: 26 | "
      r"x = 26 | (26) | 26. | +26 | 026 | \text{26} | The final answer is 26",
      "27 | -26 | 2.6 | 260 | 26 million",
-     "26, 27 | 26% | 26 protons | 26 people | not 26 | The answer is not 26 | about 26 | 26 or 27 | 2 6 | 26th | "
-     "26x | 26! | 26? | "
+     "26, 27 | 26% | 26 protons | 26 people | not 26 | The answer is not 26 | about 26 | 26 or 27 | 2 6 | "
+     "26th | 26x | 26! | 26? | "
      "26 Angry Men | 26 times | 26 versus | I think it is 26, not 27. | 26 = 27 | ≈26 | ≥ 26 | "
      "twenty-six | 26 as computed | I do not know"),
-    ("3/4", r"0.75 | 75% | 6/8 | .75 | \tfrac{3}{4} | ¾ | x = 3/4", "4/3 | 3.4 | 75",
-     "0.7500001 | 3/4/5 | three quarters | 3 of 4 | 3:4"),
+    ("3/4", r"0.75 | 75% | .75 | \tfrac{3}{4} | ¾ | x = 3/4", "4/3 | 3.4 | 75",
+     "6/8 | 0.7500001 | 3/4/5 | three quarters | 3 of 4 | 3:4"),
     ("50%", r"50 percent | 50\% | 0.5 | 50 % | 1/2", "5%", "50 | 0.05 | half | fifty percent | 50% or so"),
     ("5 km", "5 | 5 kilometres | 5km | 5 kilometers | 5.0", "6 km | 6",
      "5 miles | 5000 m | $5 | five km | 5 km north | 5m"),
@@ -77,7 +77,7 @@ MORE = [
     ("2004", "2,004", "", "June 5, 2004 | in 2004 | 2004-06-05 | the 2000s"),
     ("João Esteves", "joao esteves | João  Esteves.", "", "João | Esteves, João | João Esteves da Veiga"),
     ("The African Queen", "African Queen | “The African Queen”", "", "Queen | African Queens"),
-    ("Who's Afraid of Virginia Woolf?", "who's afraid of virginia woolf", "", "Virginia Woolf?"),
+    ("Who's Afraid of Virginia Woolf?", "who’s afraid of Virginia Woolf?", "", "Virginia Woolf?"),
     ("two", "Two", "", "2 | one | two or three"), ("Beijing", "beijing", "", "Peking | 北京")]
 OPTIONS = [  # of CITIES
     ("B",
@@ -182,7 +182,7 @@ def test_a_number_is_one_number_by_value_or_none(text, value):
 
 @pytest.mark.parametrize("text, plain", [
     ("The Eiffel Tower!", "eiffel tower"), ("O'Brien", "o'brien"), ("vitamin A", "vitamin A"), ("the", "the"),
-    ("日本", "日本"), ("हिन्दी", "हिन्दी"), ("U.S.", "US"), ("CO", "CO"), ("5!", "5!"), ("x - y", "x-y"), ("", "")])
+    ("日本", "日本"), ("हिन्दी", "हिन्दी"), ("U.S.", "US"), ("CO", "CO"), ("5!", "5!"), ("x - y", "x-y")])
 def test_words_keep_what_may_change_the_meaning(text, plain):
     assert words(text, False) == plain.split()
     assert words("Café Olé", False) == ["café", "olé"] and words("Café Olé", True) == ["cafe", "ole"]
