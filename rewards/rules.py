@@ -159,7 +159,7 @@ def named_option(text, choices):
 
 def same(gold, response, question=""):
     """True if both are equal; False for different quantities; None for texts that may mean the same."""
-    expected = None if re.match("0[0-9]", gold) else quantities(gold)  # 007 is a code
+    expected = None if re.match("0[0-9]", undressed(gold)) else quantities(gold)  # 007 is a code
     given = quantities(response)
     if expected is None or given is None:
         return None if expected else same_text(gold, response)

@@ -305,6 +305,7 @@ def row(**changes):
     (row(answer=True), '"answer" must be text or a number, not true'),
     (row(aliases="four"), '"aliases" must be a list, not "four"'),
     (row(aliases=[None]), '"aliases" must be text'),
+    ('{"question": 1e3, "answer": "4"}', '"question" must be text, not 1e3.'),
     (row(answer="E", choices=["x", "y"]), "'E' is not exactly one of the choices"),
     (row(answer="x" * 9999), "more than 2000 characters"), (row(kind="gameof24"), "names no numbers"),
     (row(kind=1), '"kind" must be text')])
