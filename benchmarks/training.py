@@ -9,12 +9,13 @@ names, so that no policy is tested on questions that it was trained on.
 
 import json
 import random
+import re
+import unicodedata
 from dataclasses import asdict
 
 from benchmarks.files import CAP, cache_folder, save
 from benchmarks.tables import BENCHMARKS, gold_texts
 from rewards.questions import Question, read_questions
-from rewards.rules import normalise
 from world import services
 
 ROWS = "https://datasets-server.huggingface.co/rows"  # rows of any public Hugging Face dataset, by offset
@@ -58,7 +59,7 @@ def sample(name, number, seed):
         dice.shuffle(starts)
         for start in starts:
             for question in filter(None, rows(session, name, start, PAGE)[1]):
-                found.setdefault(normalise(question.question), question)
+                found.setdefault(tuple(words_of(question.question)), question)
             if len(found) >= number:
                 break
     if not found:
@@ -100,6 +101,12 @@ def question_of(entry, name):
     return Question(text, answer, tuple(aliases), (), f"{name}-{entry.get('row_idx')}", name)
 
 
+def words_of(text):
+    """The words and signs without case, accents and articles: "What is a Café?" -> ["what", "is", "cafe"]"""
+    plain = re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFKD", text.casefold()))
+    return [word for word in re.findall(r"[\w.]*\w|[-+*/%]", plain) if word not in ("a", "an", "the")]
+
+
 def held_out(questions, number, seed):
     """(train, valid, note): `number` questions for validation, and the rest for training.
 
@@ -107,7 +114,7 @@ def held_out(questions, number, seed):
     and "who wrote the emma" count as the same, and so do "What is 3 + 5?" and "What is 5 + 3?". note: a
     sentence that says how many questions are left out, or "".
     """
-    words = [frozenset(normalise(question.question).split()) for question in questions]
+    words = [frozenset(words_of(question.question)) for question in questions]
     order, valid = list(range(len(questions))), {}  # valid: {words: index}
     random.Random(f"held out {seed}").shuffle(order)
     for i in order:

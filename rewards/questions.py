@@ -19,6 +19,10 @@ LONG_GOLD = 12  # words; hardly any response equals a longer gold
 SOLUTION = re.compile(r"(?:.*\n)?####[ \t]+(\S[^\n]*)\s*", re.S)  # GSM8K; group 1 is the final answer
 
 
+class Written(str):
+    """A number with a decimal point or an exponent, as the file writes it: a float would lose digits."""
+
+
 @dataclass(frozen=True)
 class Question:
     """A question with its gold answer. The id is only a label: two questions may have the same one."""
@@ -57,12 +61,13 @@ def read_questions(path):
 def parse(line):
     """One line as a Question; ValueError says what is wrong with it."""
     try:
-        row = json.loads(line, parse_constant=int)  # int("NaN") raises: NaN is an answer that is missing
+        # int("NaN") raises: NaN is an answer that is missing.
+        row = json.loads(line, parse_float=Written, parse_constant=int)
     except (ValueError, RecursionError) as why:  # also for bad bytes and numbers of many digits
         raise ValueError(f"not JSON ({getattr(why, 'msg', why)}).") from None
     if not isinstance(row, dict):
         raise ValueError(f"not a JSON object but a {type(row).__name__}.")
-    for key, types in (("question", [str]), ("answer", [str, int, float])):
+    for key, types in (("question", [str]), ("answer", [str, int, Written])):
         if key not in row:
             raise ValueError(f'lacks "{key}".')
         if not text(key, row[key], types).strip():
@@ -80,11 +85,12 @@ def parse(line):
     return question
 
 
-def text(key, value, types=(str, int, float)):
+def text(key, value, types=(str, int, Written)):
     """A value as text; ValueError if it is of another type."""
     if type(value) not in types:
         wanted = "text" if types == [str] else "text or a number"
-        raise ValueError(f'"{key}" must be {wanted}, not {json.dumps(value)[:40]}.')
+        shown = value if type(value) is Written else json.dumps(value)
+        raise ValueError(f'"{key}" must be {wanted}, not {shown[:40]}.')
     return str(value)
 
 

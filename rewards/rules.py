@@ -1,30 +1,27 @@
 """The rules that decide, before any judge, whether an answer is right and so gets the reward 1.
 
-One principle settles every doubtful case: AMBIGUITY IS WRONG. A policy finds whatever a reward forgives, so
-the rules read the whole response. They search for nothing inside a sentence; they only remove an opening such
-as "The answer is". What counts as right depends on the gold, the reference answer:
+No judge corrects a True, and a policy finds whatever a reward forgives. So True is only for what is certainly
+the same, False only for what is certainly different, and all else is None: a judge decides, and without a
+judge it counts as wrong. Rules search for nothing inside a sentence. They compare with the gold, which is
 
-    a number   the same value, exactly: "1,234" = 1234, "3/4" = 0.75, "50%" = 0.5 but not 50; 3.14 is not
-               3.14159. The unit may be missing; another unit is wrong, even if it converts. Number words are
-               not read.
-    a list     the same numbers in order: "3, 5", "(3, 5)" and "3 and 5" are one list. A comma before three
-               digits groups thousands; within brackets it separates. "(0, 1)" and "[0, 1]" differ.
+    a number   the same value: "1,234" = 1234, "3/4" = 0.75, "50%" = 0.5. The unit may be missing. In doubt:
+               another unit, one that only the response has (unless "how many" asks for it), a rounded
+               value, "1,5" for 1.5, "3.1" for "3.10" (a version?), "7" for "007".
+    a list     the same numbers in order: "3, 5", "(3, 5)", "3 and 5". In doubt: other brackets or order.
     an option  its letter, its text, or both when they agree. No response falls back to an option.
-    a formula  the same characters, spaces and LaTeX dressing aside.
-    a text     the same after normalise(), as the answer or as an alias.
+    a text     the same words, signs or date. Case counts in symbols ("CO", "mW"), not in words ("paris");
+               accents, commas and hyphens may be missing in names ("Sao Paulo") and nowhere else.
 
-decide() returns True (right), False (wrong), or None where only a judge can tell: the gold is a text or
-formula and the response another one ("NYC" for "New York City"); the gold is a number or list and the
-response is neither ("twenty-six" for "26"); the response names no option or several. Another number, another
-option and an empty response are False. Without a judge only True is rewarded.
-
-Dropped: symbolic algebra, rounding, unit conversion, partial credit.
-"""
+Dropped: symbolic algebra, unit conversion, number words, partial credit."""
 
 import ast
+import contextlib
 import re
 import unicodedata
+from datetime import datetime
 from fractions import Fraction
+from functools import lru_cache
+from itertools import groupby
 from operator import add, mul, sub, truediv
 
 LIMIT = 2_000  # characters of a gold or a response; a longer response is wrong, so every check is fast
@@ -32,56 +29,52 @@ DIGITS = 600  # characters of a number, and its largest power of ten; Python's i
 OPENING = re.compile(
     r"^(?:(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:(?:final|correct)\s+)?(?:answer|option|choice)"
     r"(?:\s+is\b|\s*[:=])\s*:?\s*(?=\S)|(?:option|choice|answer)\s+(?=\(?[a-z]\b))", re.I)
-FORMULA = re.compile(r"[\\^=<>|{}_√∞π]|[+*]\s*[\w(]|[0-9a-z)]/[0-9(]|[0-9)]\(|^[\[(].*,.*[\])]$", re.S)
 LETTERED = re.compile(r"[(\[]?([A-Za-z])(?:[)\].:]*|(?:\s?(?:[)\].:]+|-)\s?|\s)(?P<text>\S.*))", re.S)
-WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
-NUMBER = re.compile(rf"""(?P<sign>[-+]?)(?:(?P<money>(?:US)?\$|[€£¥])\s?)?(?:
-      (?:(?P<mixed>[0-9]+)\s)?(?P<top>{WHOLE})\s?/\s?(?P<bottom>{WHOLE})                  # 3/4, 1 3/4
-    | 10\^\{{?(?P<power>[-+]?[0-9]+)\}}?                                                  # 10^3
-    | (?P<decimal>{WHOLE}(?:\.[0-9]*)?|\.[0-9]+)                                          # 1,234.5
-      (?:[eE](?P<e>[-+]?[0-9]+)|\s?[×x*·]\s?10\^\{{?(?P<ten>[-+]?[0-9]+)\}}?)?            # e3, × 10^3
+NUMBER = re.compile(r"""(?P<sign>[-+]?)(?:(?P<money>(?:US)?\$|[€£¥])\s?)?(?:
+      (?:(?P<mixed>[0-9]+)\s)?(?P<top>[0-9]+)\s?/\s?(?P<bottom>0*[1-9][0-9]*)              # 3/4, 1 3/4
+    | 10\^\{?(?P<power>[-+]?[0-9]+)\}?                                                     # 10^3
+    | (?P<decimal>(?:[0-9]{1,3}(?:(?:,[0-9]{3})+|(?:\ [0-9]{3})+)(?![0-9])|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)
+      (?:[eE](?P<e>[-+]?[0-9]+)|\s?[×x*·]\s?10\^\{?(?P<ten>[-+]?[0-9]+)\}?)?               # e3, × 10^3
     )""", re.X)
 SCALE = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-SPELLINGS = """km, kilometer, kilometers, kilometre, kilometres; m, meter, meters, metre, metres
-mm, millimeters, millimetres; cm, centimeters, centimetres; mile, miles, mi; foot, feet, ft; inch, inches
-m^2, square meters; kW; kJ; Hz; eV; MeV; mol; kg, kilogram, kilograms, kilogramme, kilogrammes
-g, gram, grams; lb, lbs; tonne, tonnes; km^2, square kilometers; L, liter, liters, litre, litres
-year, years, yr; month, months; week, weeks; day, days; cm^2; cm^3; W, watts; h, hour, hours, hr, hrs
-min, minute, minutes, mins; second, seconds, sec, secs; dollar, dollars, USD, US$, $; euro, euros, EUR, €
-pound, pounds; £, GBP, pounds sterling; yen, JPY, ¥; cents; degree, degrees, °; V, volts
-°C, degrees Celsius; °F, degrees Fahrenheit; km/h, kilometers per hour; mph, miles per hour
-m/s, meters per second; m/s^2; m^3, cubic meters; N, newtons; J, joules"""
+SPELLINGS = """km, kilometer, kilometers, kilometre, kilometres; m, meter, meters, metre, metres; cm; mm
+mile, miles; foot, feet, ft; inch, inches; kg, kilogram, kilograms; g, gram, grams; lb, lbs; L, liters, litres
+years, year; months, month; weeks, week; days, day; h, hour, hours, hrs; min, minute, minutes, mins
+s, second, seconds, sec; m^2, square meters; km^2, square kilometers; km/h; m/s; V, volts; W, watts
+dollar, dollars, $; USD, US$; euro, euros, EUR, €; pound, pounds; £, GBP; yen, JPY, ¥; %, percent
+°, degree, degrees; °C, degrees Celsius; °F, degrees Fahrenheit"""
 UNITS = {name: unit.split(", ")[0] for unit in re.split("; |\n", SPELLINGS) for name in unit.split(", ")}
-FOLDED = {name.lower(): unit for name, unit in UNITS.items() if len(name) > 1}  # "KM", but never n for N
-ALIKE = {"pound", "£"}, {"pound", "lb"}  # "pound" is money or weight
-DOUBTED = {"degree", "°C"}, {"degree", "°F"}  # "degree" may mean either: for the judge
-NOT_NOUNS = set("""times plus minus versus less always does was has perhaps cos dozens hundreds thousands
-millions billions trillions halves thirds quarters fourths fifths sixths sevenths eighths ninths tenths
-hundredths thousandths""".split())
+DATES = "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y", "%b %d, %Y", "%d %b %Y"
+RAISED = {"<super>": "^", "<sub>": "_", "<fraction>": " ", "<circle>": " ", "<font>": "\\"}  # Unicode's tags
+ACCENT = r"(?<=\w)[\u0300-\u0307\u0309-\u036f](?=\w)|(?<=\w\w)[\u0300-\u0307\u0309-\u036f]"  # but ¨
+HARMLESS = [  # what may differ between two texts: articles, full stops of abbreviations, spaces, commas
+    (r"^(?:[Tt]he|THE) (?=.*[^\W\d_]{3})", ""), (r"^(?:a|[Aa]n) (?!few|little|bit|lot|positive|negative|"
+     r"major|minor|sharp|flat|second|third|quarter|half|\w+th\b)(?=[a-z]{3})", ""),
+    (r"\b(?:[A-Z]\. ?)+(?=[A-Z]\.)", lambda m: re.sub("[. ]", "", m[0])),  # J. R. R. Tolkien, U.S.
+    (r"\b([A-Z]{2,}|St|Mt|Dr|Mr|Mrs|Jr|Sr)\.(?![^\s,])", r"\1"), (r"^([A-Z].*[^\W\d_]{3})!$", r"\1"),
+    (r"\s*([=<>≤≥≠→|])\s*", r"\1"), (r"(?<=\S)\s([-+*/×·^])\s(?=\S)", r"\1"), (r", (?=and\b)", " ")]
 LATEX = [
-    (r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r"\1"), (r"\\(?:left|right)(?![a-z])|\\[,;!]", ""),
-    (r"\{,\}", ","), (r"\\([%${}])", r"\1"), (r"\^\{?\\circ\}?", "°"), (r"\\(?:times|cdot)(?![a-z])", "×"),
-    (r"\\[dt]frac", r"\\frac"), (r"\\frac([0-9])([0-9])", r"\\frac{\1}{\2}")]
+    (r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r"\1"), (r"\\(?:left|right)(?![a-z])", ""), (r"\\[,;:]", " "),
+    (r"(?<=[0-9])\{,\}(?=[0-9]{3})", ","), (r"\\([%${}])", r"\1"), (r"\^\{?\\circ\}?", "°"),
+    (r"\\times(?![a-z])", "×"), (r"\\cdot(?![a-z])", "·"), (r"\\[dt]frac", r"\\frac"),
+    (r"\\frac([0-9])([0-9])", r"\\frac{\1}{\2}"), (r"(?<=[0-9])\\frac", r" \\frac"),
+    (r"(?<![\w^/)}])\\frac\{(-?[0-9]+)\}\{([0-9]+)\}(?![\w\\({])", r"\1/\2"),
+    (r"(?<=[A-Za-z)])_(?:\{([0-9]+)\}|([0-9]))(?![0-9])", r"\1\2")]
 WRAPPED = re.compile(r"""\${1,2}([^$]+)\${1,2}|\\\((.+)\\\)|\\\[(.+)\\\]|\\boxed\{(.+)\}|\*\*([^*]+)\*\*|"""
                      r"""\*([^*]+)\*|`([^`]+)`|"([^"]+)"|“([^”]+)”|'([^']+)'""", re.S)
 
 
 def is_right(question, response):
-    """Is this response, the final answer alone, right by the rules? Never raises, and is always fast.
-
-    gold "26": "26", "26.0", "26 protons", "The answer is 26." -> True;  "not 26", "about 26" -> False
-    gold "B" of ("London", "Paris"): "B", "(b)", "B) Paris", "Paris" -> True;  "B) London", "A or B" -> False
-    gold "Paris": "paris.", "The Paris" -> True;  "not Paris", "Paris or London" -> False
-    """
+    """Is this response, the final answer alone, right by the rules? Never raises, and is always fast."""
     return decide(question, response) is True
 
 
 def decide(question, response):
     """True or False where the rules can tell; None where only a judge could.
 
-    gold "26": "26" -> True;  "27", "26%" -> False;  "26 or 27", "twenty-six", "about 26" -> None
-    gold "B" of ("London", "Paris"): "B" -> True;  "A", "London" -> False;  "A or B", "B) London" -> None
-    gold "Paris": "paris." -> True;  "London", "not Paris" -> None
+    gold "26": "26.0", "The answer is 26." -> True;  "27" -> False;  "26 or 27", "about 26" -> None
+    gold "B" of ("London", "Paris"): "(b)", "B) Paris", "Paris" -> True;  "A" -> False;  "B) London" -> None
+    gold "Paris": "paris.", "The Paris" -> True;  "London", "not Paris" -> None, never False
     every gold: "" and a response of more than LIMIT characters -> False
     """
     if question.kind == "gameof24":
@@ -133,19 +126,20 @@ def value_of(node):
 
 
 def numbers_to_use(question):
-    """The numbers of a Game of 24: from the gold ("1 1 1 8", "(1+1+1)*8"), or if it is "24", the question."""
-    found = re.findall(r"[0-9]{1,9}", question.answer.split("=")[0])
+    """The numbers of a Game of 24: those of the gold ("1 1 1 8"), or the question's only four in a row."""
+    found = re.findall(r"[0-9]{1,9}", re.sub(r"\s*=\s*24\s*$|^\s*24\s*=\s*", "", question.answer))
     if len(found) < 2:
-        run = re.search(r"[0-9]{1,9}(?:(?:\s*,\s*(?:and\s)?|\s+)\s*[0-9]{1,9})+", question.question)
-        found = re.findall("[0-9]+", run[0]) if run else []
+        number = r"(?<![\w.])[0-9]{1,9}(?!\w|\.[0-9])"
+        runs = (rf"{number}(?:{gap}{number}){{3,}}" for gap in (r"\s+", r"\s*,\s*(?:and\s+)?"))
+        found = re.findall("[0-9]+", " ".join({*re.findall("|".join(runs), question.question)}))
+        found = found if len(found) == 4 else []
     return [int(number) for number in found]
 
 
 def named_option(text, choices):
     """The index of the option that a text names; None for none or several, as "B) London" where B is Paris.
 
-    Options with the same text (gpqa: "A. 200 mL", "B. 200 mL") count as the first of them. Where options
-    differ only in case ("q/L^2", "q/l^2"), a text names the one that it equals exactly.
+    Options with the same text (gpqa: "A. 200 mL", "B. 200 mL") count as the first of them.
     """
     labels = [re.fullmatch(r"\(?([A-Za-z])\s?[.):]\s*(.+)", choice.strip(), re.S) for choice in choices]
     if all(label and ord(label[1].upper()) == 65 + i for i, label in enumerate(labels)):
@@ -155,10 +149,8 @@ def named_option(text, choices):
         m = LETTERED.fullmatch(reading)
         letter = ord(m[1].upper()) - 65 if m else len(choices)
         after = letter < len(choices) and m["text"]  # the Paris of "A Paris", which is option A, not "Paris"
-        equal = {i for i, choice in enumerate(choices) if undressed(choice) == reading}
-        named |= equal or {
-            i for i, choice in enumerate(choices)
-            if undressed(choice).lower() == reading.lower() or (not after and same(choice, reading))}
+        named |= {i for i, choice in enumerate(choices)
+                  if undressed(choice) == reading or (not after and same(choice, reading))}
         if letter < len(choices) and (not after or same(choices[letter], after)):
             named.add(letter)
     named = {choices.index(choices[i]) for i in named}
@@ -167,39 +159,35 @@ def named_option(text, choices):
 
 def same(gold, response, question=""):
     """True if both are equal; False for different quantities; None for texts that may mean the same."""
-    expected = quantities(gold)
-    if expected is not None:
-        given = quantities(response)
-        return None if given is None else equal_quantities(expected, given, question)
-    gold_text, text = undressed(gold), undressed(response)
-    if FORMULA.search(gold_text):
-        return "".join(gold_text.split()) == "".join(text.split()) or None
-    doubt = response.rstrip().endswith("?") and not gold.rstrip().endswith("?")  # "Paris?"
-    gold_text, text = normalise(gold_text), normalise(text)
-    return gold_text == text != "" and not doubt or None  # normalise("!!!") is "": nothing to compare
-
-
-def equal_quantities(expected, given, question):
-    """Compare two results of quantities(). A gold without a unit has those that the question names."""
+    expected = None if re.match("0[0-9]", undressed(gold)) else quantities(gold)  # 007 is a code
+    given = quantities(response)
+    if expected is None or given is None:
+        return None if expected else same_text(gold, response)
     (brackets, golds), (given_brackets, values) = expected, given
-    if len(values) != len(golds) or (brackets and given_brackets not in ("", brackets)):
+    fractions = "/" in gold and "/" in response and undressed(gold) != undressed(response)  # 6/8 time
+    verdicts = {equal_quantity(*pair, question) for pair in zip(golds, values)}
+    if len(golds) == len(values) and verdicts == {True} and given_brackets in (brackets, brackets or "()"):
+        return None if fractions else True
+    return False if verdicts == {False} and len(golds) == len(values) == 1 else None  # 1,5 may be 1.5
+
+
+def equal_quantity(gold, given, question):
+    """Compare two results of quantity(): "5 km" is 5; perhaps it is 5000 m or 5.01 km; it is not 6."""
+    (a, expected), (b, unit) = gold, given
+    counted = [UNITS.get(noun, noun) for noun in re.findall(r"how many (\w+)", question, re.I)]
+    named = any(word in question for word in ("percent", "%", *SCALE))  # 5 may be 5%, or 5 million
+    certain = unit == expected or not (unit and expected) and (
+        not named if "%" in (unit, expected) else counted == [unit or expected] or expected in UNITS.values())
+    low, high = sorted((abs(a), abs(b)))
+    if a == b or not certain or named or high == 1000 * low or (expected != unit) and "%" in (expected, unit):
+        return a == b and certain or None
+    if a.denominator == b.denominator == 1 or high - low > high / 100 or a * b < 0:
         return False
-    in_question = {FOLDED[word] for word in re.findall(r"\w+", question.lower()) if word in FOLDED}
-    verdicts = []
-    for (gold, gold_unit), (value, unit) in zip(golds, values):
-        units = {gold_unit} if gold_unit else in_question if unit in UNITS else set()
-        verdicts.append(gold == value and same_unit(units, unit))
-    return False if False in verdicts else None if None in verdicts else True
+    endless = any(10**DIGITS % number.denominator for number in (a, b))  # -1/3 is -0.3333333333, or -0.33?
+    return endless and high - low < high / 10**9 or None
 
 
-def same_unit(expected, unit):
-    """Is it one of the expected units? True if either side has none; None if UNITS does not know a unit."""
-    if not unit or not expected or unit in expected or any({other, unit} in ALIKE for other in expected):
-        return True
-    doubt = unit not in UNITS or any(other not in UNITS or {other, unit} in DOUBTED for other in expected)
-    return None if doubt else False
-
-
+@lru_cache(100)
 def quantities(text):
     """A number or a list of numbers, or None: "(3, 5 km)" -> ("()", [(3, ""), (5, "km")])"""
     text = undressed(text)
@@ -213,80 +201,91 @@ def quantities(text):
 def quantity(text):
     """(value, unit) of an undressed text that is one number, or None.
 
-    "1,234" -> (1234, "")    "\\frac{3}{4}" -> (3/4, "")    "50%" -> (1/2, "")    "1.5 × 10^3" -> (1500, "")
-    "26 protons" -> (26, "protons")    "$5 million" -> (5000000, "dollar")
-    "1 234", "1,23", "- 3", "not 26", "26 or 27", "2026-01-05", "3x" -> None
+    "1,234", "1 234" -> (1234, "")    "\\frac{3}{4}" -> (3/4, "")    "50%" -> (1/2, "%")
+    "26 protons" -> (26, "protons")    "$5 million" -> (5000000, "dollar")    "1.5 × 10^3" -> (1500, "")
+    "1,23", "- 3", "not 26", "26 or 27", "2026-01-05", "3x", "3.10" -> None
     """
-    text = re.sub(r"(?<=[0-9])\\frac", r" \\frac", text)
-    text = re.sub(r"\\frac\{(-?[0-9]+)\}\{([0-9]+)\}", r"\1/\2", text)
     m = NUMBER.match(text) if len(text) <= DIGITS else None
     power = int(m["e"] or m["ten"] or m["power"] or 0) if m else 0
-    if m is None or abs(power) > DIGITS:
+    if m is None or abs(power) > DIGITS or (m["mixed"] and int(m["top"]) >= int(m["bottom"])):
         return None
-    if m["top"]:
-        top, bottom = Fraction(m["top"].replace(",", "")), Fraction(m["bottom"].replace(",", ""))
-        if bottom == 0 or (m["mixed"] and top >= bottom):
-            return None
-        value = int(m["mixed"] or 0) + top / bottom
-    else:
-        value = Fraction((m["decimal"] or "1").replace(",", "").rstrip(".")) * Fraction(10) ** power
-    value, rest = -value if m["sign"] == "-" else value, text[m.end():]
+    whole = re.sub("[, ]", "", m["mixed"] or m["decimal"] or ("0" if m["top"] else "1"))
+    value = Fraction(whole.rstrip(".")) + Fraction(int(m["top"] or 0), int(m["bottom"] or 1))
+    value, rest = value * Fraction(10) ** power * (-1 if m["sign"] == "-" else 1), text[m.end():]
+    if re.search(r"\.[0-9]*[1-9]0+$", m[0]) and not m["money"] and not rest:
+        return None  # 3.10 may be a version: later than 3.9
     if scale := re.match(rf"\s({'|'.join(SCALE)})\b", rest):
         value, rest = value * SCALE[scale[1]], rest[scale.end():]
-    if re.fullmatch(r"\s?(?:%|percent|per cent|pct)", rest):
-        return None if m["money"] else (value / 100, "")
-    money, unit = UNITS[m["money"]] if m["money"] else "", unit_of(rest)
-    return None if unit is None or (money and unit and money != unit) else (value, unit or money)
+    money, word = UNITS[m["money"]] if m["money"] else "", rest.strip()
+    word = word.lower() if word.istitle() and len(word) > 3 else word  # "Miles", but not "Mm"
+    unit = UNITS.get(word, word)
+    known = word in UNITS and not re.fullmatch("[A-Za-z]", rest)  # 5 m, 5km; but 5m is algebra
+    known = known or re.fullmatch("(?: (?:[a-z]{2,}s|people|children))?", rest)  # 26 protons
+    if not known or money and unit not in ("", money):
+        return None
+    return (value / 100 if unit == "%" else value), unit or money
 
 
-def unit_of(rest):
-    """The unit after a number; "" if nothing follows; None for a text that may change the number."""
-    word, spaced = rest.strip(), rest[:1].isspace()
-    if not word:
-        return ""
-    if unit := UNITS.get(word) or FOLDED.get(word.lower()):
-        return unit if spaced or len(word) > 1 or not word.isalpha() else None  # 5m is algebra
-    noun = re.fullmatch("[a-z]{3,}s|people|children|men|women", word) and word not in NOT_NOUNS
-    return word if spaced and noun else None  # a lower-case plural, as in "26 protons"
+def same_text(gold, response):
+    """True for the same date or the same words; else None: another text may mean the same."""
+    gold, text = undressed(gold), undressed(response)
+    ways = {False, gold.isascii() or text.isascii()}  # only one of them may have accents
+    alike = gold == text or any(words(gold, loosely) == words(text, loosely) for loosely in ways)
+    return alike or (date(gold) and date(gold) == date(text)) or None
 
 
-def normalise(text):
-    """The text without case, accents, punctuation and articles. Signs that change a number stay.
+def date(text):
+    """The day of "March 29, 2018", "29 March 2018" or "2018-03-29"; None for any other text."""
+    for shape in DATES if len(text) < 30 else ():
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(text, shape)
 
-    "The Beyoncé  Show!" -> "beyonce show"      "U.S." -> "us"      "well-known" -> "well known"
-    "-3.5 °C" -> "-3.5 °c"      "Hepatitis A" -> "hepatitis a" (no word follows)      "C++" -> "c++"
+
+def words(text, loosely):
+    """The words of a text, and all else in it that may carry a meaning. Loosely: names without accents.
+
+    "The Blue Whale" -> ["blue", "whale"]    "CO" -> ["CO"]    "sin x - cos x" -> ["sin", "x-cos", "x"]
     """
-    text = unicodedata.normalize("NFKD", plain_characters(text).casefold())
-    text = unicodedata.normalize("NFKC", re.sub("[\u0300-\u036f]", "", text))  # Latin only: が is not か
-    text = text.translate(str.maketrans({"ø": "o", "ł": "l", "đ": "d", "æ": "ae", "œ": "oe", "&": " and "}))
-    text = re.sub(r"^(\W*)an?\s+(?=\S)|\bthe\s+(?=\S)", r"\1", text)  # not the A of "A) Paris"
-    text = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))|\.(?![0-9])|['’‘`´]|\*\*", "", text)
-    text = re.sub(r"(?<=[^\W\d_]{2})!|(?<!\w)!", " ", text)  # "Jeopardy!", but not 5! or n!
-    text = "".join(c for c in text if unicodedata.category(c) != "Cf")  # invisible
-    text = "".join(c if unicodedata.category(c)[0] in "LMNS" or c in ".+-*/#%!" else " " for c in text)
-    return " ".join(re.sub(r"(?<=\S)-|-(?!\S)", " ", text).split())  # removes hyphens, keeps minus signs
+    name = loosely and text[:1].isupper() and not re.search(r"[^\w\s,.&'-]|(?<!\S)[a-z]\S{3}", text)
+    if name or " " not in text:  # "Jean-Paul", "well-known", but not "man-eating shark"
+        letters = r"[^\W\d_]{2}" if name else r"[^\W\d_]{4}"
+        text = re.sub(f"(?<={letters})-(?={letters})", " ", text)
+    for pattern, plain in HARMLESS + [(r",(?!\S)", "")] * name:
+        text = re.sub(pattern, plain, text)
+    if name and " " in text:  # a single word may be another word: Año, Ano
+        text = re.sub(ACCENT, "", unicodedata.normalize("NFD", text))
+    tokens, found = unicodedata.normalize("NFC", text).split(), []
+    shortest = 4 if re.search(r"\d", text) else 2 if name and len(tokens) > 1 else 3  # 1 Gev is no gev
+    for token in tokens:
+        letters = re.sub(r"^[A-Z]'(?=[A-Z][a-z])|(?<=[^\W\d_])['-](?=[^\W\d_])|[,;:]$", "", token)
+        cased = letters[1:].islower() and len(letters) >= shortest
+        shouted = letters.isupper() and len(letters) > 4 and len(set(letters)) > 3  # not CCCCC
+        plain = letters.isalpha() and (cased or shouted) or token in ("Yes", "YES", "No")
+        found.append(token.lower() if plain else "and" if token == "&" else token)
+    return found
 
 
 def readings(response):
     """Two readings: the undressed response, and that without an opening as "The answer is" or "x = "."""
     text = undressed(response)
-    return [text, undressed(re.sub(r"^[A-Za-z]\s*=\s*(?=[^=]+$)", "", OPENING.sub("", text)))]
+    return [text, undressed(re.sub(r"^x\s*=\s*(?=[^=]+$)", "", OPENING.sub("", text)))]
 
 
+@lru_cache(100)
 def undressed(text):
     """The text without LaTeX, markdown, quotes and a final full stop: "**$\\boxed{5}$.**" -> "5"."""
     text = " ".join(plain_characters(text).split())
     for pattern, plain in LATEX:
         text = re.sub(pattern, plain, text)
     for _ in range(4):
-        text = re.sub(r"(?<!\.)\.$", "", text.strip())
+        text = re.sub(r"(?<!\.)(?<!\.[A-Z])\.$", "", text.strip())  # but "U.S."
         m = WRAPPED.fullmatch(text)
         text = m[m.lastindex] if m else text
     return text
 
 
 def plain_characters(text):
-    """Unicode's NFKC, but 10³ becomes 10^3 and not 103, and 1½ becomes 1 1/2 and not 11/2."""
-    text = re.sub("[⁰¹²³⁴-⁹⁻]+", lambda m: "^" + unicodedata.normalize("NFKC", m[0]).replace("−", "-"), text)
-    text = unicodedata.normalize("NFKC", re.sub("(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text))
-    return text.translate(str.maketrans("−–‐⁄", "---/"))
+    """Unicode's NFKC, but what is raised or lowered stays so: 10³ -> 10^3, 10₂ -> 10_2, 1½ -> 1 1/2."""
+    runs = groupby(text, lambda c: RAISED.get(unicodedata.decomposition(c).split(" ")[0], ""))
+    text = "".join(mark + unicodedata.normalize("NFKC", "".join(run)) for mark, run in runs)
+    return text.translate(str.maketrans("−–‐⁄’‘′", "---/'''"))

@@ -11,9 +11,9 @@ import pytest
 from benchmarks import files, tables
 from benchmarks import training as training_sets
 from benchmarks.tables import BENCHMARKS, check, golds_of, load
-from benchmarks.training import held_out, training
+from benchmarks.training import held_out, training, words_of
 from rewards.questions import Question, read_questions
-from rewards.rules import is_right, normalise
+from rewards.rules import is_right
 
 TAIL = ("When ready, output the final answer enclosed in <answer> and </answer> tags. "
         "Do not generate any content after the </answer> tag.")
@@ -324,7 +324,7 @@ def test_held_out_questions_are_never_nearly_trained_on():
     questions = [Question(text, str(i)) for i, text in enumerate(texts)]
     train, valid, _ = first = held_out(questions, 3, seed=0)
     assert len(valid) == 3 and first == held_out(questions, 3, seed=0) != held_out(questions, 3, seed=1)
-    a, b = ([set(normalise(q.question).split()) for q in part] for part in (valid, train))
+    a, b = ([set(words_of(q.question)) for q in part] for part in (valid, train))
     assert all(len(x & y) < 0.8 * len(x | y) for x in a for y in b)
 
 

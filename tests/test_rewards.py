@@ -5,6 +5,7 @@ import json
 import random
 import time
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from test_solve import TOOLS, Cast, Script
@@ -14,7 +15,8 @@ from models.completion import Cached, Completion
 from rewards import judge
 from rewards.metrics import accuracy_line
 from rewards.questions import Question, prose_warning, read_questions
-from rewards.rules import LIMIT, decide, game_of_24, is_right, normalise, quantity, undressed
+from rewards.rules import LIMIT, decide, game_of_24, is_right, numbers_to_use, quantity
+from rewards.rules import undressed, words
 from world import services
 
 CITIES = ("London", "Paris", "Rome", "None of these")
@@ -22,58 +24,60 @@ CATASTROPHE = 30  # seconds for what takes milliseconds: a pattern that backtrac
 
 KINDS = [  # gold; responses that are right, wrong, and for a judge
     ("26",
-     r"26 | 26.0 | **26** | $$26$$ | \boxed{26} | The answer is 26. | Final answer: 26 | 26 protons | "
-     r"x = 26 | (26) | 26. | +26 | 026 | \text{26} | The final answer is 26 | 26 people",
-     "26, 27 | 27 | -26 | 26 million | 2.6 | 26% | 260",
-     "not 26 | The answer is not 26 | about 26 | 26 or 27 | 2 6 | 26th | 26x | 26! | 26? | "
+     r"26 | 26.0 | **26** | $$26$$ | \boxed{26} | The answer is 26. | Final answer: 26 | "
+     r"x = 26 | (26) | 26. | +26 | 026 | \text{26} | The final answer is 26",
+     "27 | -26 | 2.6 | 260 | 26 million",
+     "26, 27 | 26% | 26 protons | 26 people | not 26 | The answer is not 26 | about 26 | 26 or 27 | 2 6 | "
+     "26th | 26x | 26! | 26? | "
      "26 Angry Men | 26 times | 26 versus | I think it is 26, not 27. | 26 = 27 | ≈26 | ≥ 26 | "
      "twenty-six | 26 as computed | I do not know"),
-    ("3/4", r"0.75 | 75% | 6/8 | .75 | \tfrac{3}{4} | ¾ | x = 3/4", "4/3 | 0.7500001 | 3.4 | 75",
-     "3/4/5 | three quarters | 3 of 4 | 3:4"),
-    ("50%", r"50 percent | 50\% | 0.5 | 50 % | 1/2", "50 | 5% | 0.05", "half | fifty percent | 50% or so"),
-    ("5 km", "5 | 5 kilometres | 5km | 5 kilometers | 5.0", "5 miles | 5000 m | 6 km | $5",
-     "five km | 5 km north | 5m"),
-    ("3, 5", "3, 5 | (3, 5) | 3 and 5 | 3,5 | 3; 5", "5, 3 | 3 | 3, 5, 7 | 8",
-     "3 5 | 3 or 5 | three and five"),
+    ("3/4", r"0.75 | 75% | .75 | \tfrac{3}{4} | ¾ | x = 3/4", "4/3 | 3.4 | 75",
+     "6/8 | 0.7500001 | 3/4/5 | three quarters | 3 of 4 | 3:4"),
+    ("50%", r"50 percent | 50\% | 0.5 | 50 % | 1/2", "5%", "50 | 0.05 | half | fifty percent | 50% or so"),
+    ("5 km", "5 | 5 kilometres | 5km | 5 kilometers | 5.0", "6 km | 6",
+     "5 miles | 5000 m | $5 | five km | 5 km north | 5m"),
+    ("3, 5", "3, 5 | (3, 5) | 3 and 5 | 3,5 | 3; 5", "",
+     "5, 3 | 3 | 3, 5, 7 | 8 | 3 5 | 3 or 5 | three and five"),
     ("Paris", 'paris. | The answer is Paris. | "Paris" | paris | PARIS! | Answer: Paris', "",
      "not Paris | Paris or London | Paris, Texas | I do not know | A) Paris | Paris? | Paris, France | "
      "London | It is Paris | 5"),
     ("yes", "Yes | YES.", "", "no | yes and no | Yes, both are | true"), ("x^2+1", "$x^2 + 1$", "", "x^2-1"),
-    ("(1, 2)", "(1,2) | 1, 2", "[1, 2] | (2, 1) | (1, 2, 3)", "(1, 2) or (2, 1) | x=1, y=2")]
+    ("(1, 2)", "(1,2)", "", "1, 2 | [1, 2] | (2, 1) | (1, 2, 3) | (1, 2) or (2, 1) | x=1, y=2")]
 MORE = [
-    ("1990", "", "", "1990s"), ("1234", "1,234", "", "1 234"), ("1,234", "", "1, 234", ""),
-    ("1.23", "", "1,23", ""), ("073", "73", "", ""), ("3.14", "", "3.14159", ""), ("1/3", "", "0.333", ""),
+    ("1990", "", "", "1990s"), ("1234", "1,234 | 1 234", "", ""), ("1,234", "", "", "1, 234"),
+    ("1.23", "", "", "1,23"), ("073", "", "", "73"), ("3.14", "", "", "3.14159"), ("1/3", "", "", "0.333"),
     (r"\frac{3}{4}", "3/4", "", ""), (r"-\dfrac34", "-0.75", "", ""), ("1½", "1.5", "", ""),
     ("1000", "10³", "", ""), ("1500", "1.5 × 10^3 | 1.5e3", "", ""), ("5000000", "5 million", "", ""),
-    ("50", "", "50%", ""), ("0.5", "50%", "", ""), ("$5", "5 dollars | 5", "€5", ""), ("5", "$5", "", ""),
-    ("$1.5 billion", "1,500,000,000", "", ""), ("26 protons", "26", "27 protons", "26 neutrons | 26 km"),
-    ("90", "90°", "", ""), ("3x", "", "", "3"), ("12 Angry Men", "", "", "12"),
-    ("3, 5, 7", "3, 5, and 7", "", ""), ("(0, 1)", "", "[0, 1]", ""), ("[0, 1)", "", "", "(0, 1]"),
-    ("(1,234)", "(1, 234)", "1234", ""), (r"\{1, 2\}", "{1,2}", "", ""), ("Łódź", "Lodz", "", ""),
-    ("Straße", "STRASSE", "", ""), ("が", "", "", "か"), ("U.S.", "US", "", ""),
+    ("50", "", "", "50%"), ("0.5", "50%", "", ""), ("$5", "5 dollars | 5", "", "€5"), ("5", "", "", "$5"),
+    ("$1.5 billion", "1,500,000,000", "", ""), ("26 protons", "", "27 protons", "26 | 26 neutrons | 26 km"),
+    ("90", "", "", "90°"), ("3x", "", "", "3"), ("12 Angry Men", "", "", "12"),
+    ("3, 5, 7", "3, 5, and 7", "", ""), ("(0, 1)", "", "", "[0, 1]"), ("[0, 1)", "", "", "(0, 1]"),
+    ("(1,234)", "(1, 234)", "", "1234"), (r"\{1, 2\}", "{1,2}", "", ""), ("Łódź", "", "", "Lodz"),
+    ("Straße", "", "", "STRASSE"), ("が", "", "", "か"), ("U.S.", "US", "", ""),
     ("well-known", "well known", "", ""), ("Hepatitis A", "", "", "Hepatitis"), ("A", "", "", "the"),
-    ("C++", "c++", "", "C"), ("!!!", "!!!", "", "???"), ("Simon & Garfunkel", "Simon and Garfunkel", "", ""),
+    ("C++", "C++", "", "c++ | C"), ("!!!", "!!!", "", "???"),
+    ("Simon & Garfunkel", "Simon and Garfunkel", "", ""),
     ("2026-01-05", "2026-01-05", "", "2026-01-06"), ("3.5 billion years ago", "", "", "35 billion years ago"),
     ("-3 or less", "", "", "3 or less"), ("-x", "", "", "x"), ("x", "", "", "-x"), ("5!", "", "", "5"),
     ("(x+1)/2", "", "", "x+1/2"), ("2(x+1)", "", "", "2x+1"),
-    ("1,234,567", "1234567 | 1,234,567.0 | 1.234567e6", "1,234,568 | 1234 | 12,34,567",
-     "1.234.567 | 1 234 567"),
+    ("1,234,567", "1234567 | 1 234 567 | 1,234,567.0 | 1.234567e6", "1,234,568 | 1234",
+     "12,34,567 | 1.234.567"),
     ("6.02e23", "6.02 × 10^23 | 6.02·10²³ | 602e21 | 6.02 x 10^{23}", "6.02e22 | 6.02",
      "6.02 times a lot | 6.02 × 10 | 6.02 × 10^"),
-    ("$72,641", "72641 | $72641 | 72,641 dollars", "$72,640 | €72,641", "around $72,641 | $72.641k"),
-    ("150 pounds", "150 lbs | £150 | 150", "150 kg | 151 pounds", "150 stones"),
-    ("£150", "150 pounds | 150 GBP", "150 lbs | $150", ""),
-    ("5 minutes", "5 min | 5 mins", "5 hours", "5 rounds"),
-    ("20 °C", "20°C | 20", "20 °F | 20 kg", "20 degrees"),
+    ("$72,641", "72641 | $72641 | 72,641 dollars", "$72,640", "€72,641 | around $72,641 | $72.641k"),
+    ("150 pounds", "150", "151 pounds", "150 kg | 150 stones | 150 lbs | £150"),
+    ("£150", "150 GBP", "£160", "150 lbs | $150 | 150 pounds"),
+    ("5 minutes", "5 min | 5 mins", "6 minutes", "5 hours | 5 rounds"),
+    ("20 °C", "20°C | 20", "21 °C", "20 °F | 20 kg | 20 degrees"),
     ("-1.5", "−1.5 | -3/2 | -1 1/2", "1.5 | -15", "minus 1.5 | - 1.5"),
     ("x^2 + 1", "x^2+1", "", "1 + x^2 | x**2+1 | 5"),
     (r"\frac{\pi}{2}", r"\dfrac{\pi}{2}", "", r"\pi/2 | 1.5708 | \frac{\pi}{3}"),
-    ("June 5, 2004", "june 5, 2004 | June 5 2004 | The answer is June 5, 2004.", "",
-     "5 June 2004 | 2004-06-05 | June 6, 2004 | 2004"),
+    ("June 5, 2004", "june 5, 2004 | June 5 2004 | The answer is June 5, 2004. | 5 June 2004 | 2004-06-05",
+     "", "June 6, 2004 | 2004"),
     ("2004", "2,004", "", "June 5, 2004 | in 2004 | 2004-06-05 | the 2000s"),
     ("João Esteves", "joao esteves | João  Esteves.", "", "João | Esteves, João | João Esteves da Veiga"),
     ("The African Queen", "African Queen | “The African Queen”", "", "Queen | African Queens"),
-    ("Who's Afraid of Virginia Woolf?", "who's afraid of virginia woolf", "", "Virginia Woolf?"),
+    ("Who's Afraid of Virginia Woolf?", "who’s afraid of Virginia Woolf?", "", "Virginia Woolf?"),
     ("two", "Two", "", "2 | one | two or three"), ("Beijing", "beijing", "", "Peking | 北京")]
 OPTIONS = [  # of CITIES
     ("B",
@@ -103,6 +107,32 @@ def test_the_rules_say_right_wrong_or_that_only_a_judge_could_tell(choices, gold
     assert {is_right(question, response) for response in responses} == {verdict is True}, "None is not right"
 
 
+def answers():
+    """The pairs of answers.jsonl by class: {"units": [("wrong", Question("?", "5 mW"), "5 MW"), ...], ...}"""
+    classes = {}
+    for line in (Path(__file__).parent / "answers.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if isinstance(row, dict):
+            about, choices = row["about"], tuple(row.get("choices", ()))
+        else:
+            kind, gold, response, *question = row
+            question = Question(*(question or ["?"]), gold, choices=choices)
+            classes.setdefault(about, []).append((kind, question, response))
+    return classes
+
+
+@pytest.mark.parametrize("about", ANSWERS := answers())
+def test_no_wrong_answer_is_called_right_and_no_right_answer_wrong(about):
+    verdicts = {"wrong": (False, None), "right": (True,), "judge": (None,)}  # judge: right, but not for rules
+    assert [(kind, question.answer, response) for kind, question, response in ANSWERS[about]
+            if decide(question, response) not in verdicts[kind]] == []
+
+
+def test_the_table_has_two_hundred_wrong_answers_and_two_hundred_right_ones():
+    kinds = [kind for rows in ANSWERS.values() for kind, _, _ in rows]
+    assert kinds.count("wrong") >= 200 and kinds.count("right") + kinds.count("judge") >= 200
+
+
 @pytest.mark.parametrize("gold, choices", [
     ("26", ()), ("yes", ()), ("x^2 + 1", ()), ("June 5, 2004", ()), ("", ()), ("B", CITIES),
     ("None of these", CITIES)])
@@ -119,7 +149,7 @@ def test_no_text_and_an_endless_one_are_wrong_for_every_gold(gold, choices):
     (Question("?", "United States", aliases=("U.S.A.", "50")),
      {"USA": True, "United States": True, "50": True, "50.0": True, "51": None, "US of A": None}),
     (Question("How many km is it?", "5"),
-     {"5": True, "5 km": True, "5 kilometers": True, "5 miles": False, "$5": False}),
+     {"5": True, "5 km": True, "5 kilometers": True, "5 miles": None, "$5": None, "6 km": False}),
     (Question("1 2 3 4", "24", kind="gameof24"),
     {"1*2*3*4": True, "4*6": False, "no solution": False, "": False})])
 def test_aliases_are_as_good_as_the_answer_and_the_question_names_the_unit(question, verdicts):
@@ -130,9 +160,9 @@ def test_aliases_are_as_good_as_the_answer_and_the_question_names_the_unit(quest
     (("200 mL", "200 mL", "180 mL"), "A. 200 mL", {"200 mL": True, "B": True}),
     (("200 mL", "200 mL", "180 mL"), "C", {"200 mL": False}),
     (("q/L^2", "q/l^2"), "A", {"q/L^2": True, "q/l^2": False, "Q/L^2": None}),
-    (("A. 0.9", "B. 0.95"), "A. 0.9", {"0.90": True, "A": True, "A) 0.95": None}),
+    (("A. 0.9", "B. 0.95"), "A. 0.9", {"0.90": None, "0.9": True, "A": True, "A) 0.95": None}),
     (("1", "2", "3"), "B", {"2": True}), (("5 km", "5 m"), "A", {"5": None, "5 km": True}),
-    (("Emma", "Ulysses", "A Tale"), "C", {"A Tale": True, "tale": True}),
+    (("Emma", "Ulysses", "A Tale"), "C", {"A Tale": True, "tale": None}),
     (("B", "A"), "A", {"A": None}), (("c", "a", "b"), "A", {"c": None}),  # a letter and a text that disagree
     (("London", "Paris"), "A", dict.fromkeys(["none of these", "Z", "?", "A B C", "the first one", "option",
     "None"]))])
@@ -144,18 +174,18 @@ def test_a_response_names_one_option_and_none_is_a_fallback(choices, gold, verdi
     ("1,234.5", Fraction(2469, 2)), (".5", Fraction(1, 2)), ("-3/4", Fraction(-3, 4)),
     ("€3.50", Fraction(7, 2)), (r"2\frac{1}{2}", Fraction(5, 2)), ("-$5", -5),
     *((text, None) for text in (
-        "1 234", "1,23", "1.2.3", "1/0", "2 3/2", "3x", "5m", "", "one", "inf", "nan", "0x10", "1_000",
+    "1 23", "1,23", "1.2.3", "1/0", "2 3/2", "3x", "5m", "", "one", "inf", "nan", "0x10", "1_000",
         "1e999999999", "9" * 1000, "$5%", "$5 euros", "26protons", "26-27", "5:30"))])
 def test_a_number_is_one_number_by_value_or_none(text, value):
     assert (quantity(undressed(text)) or (None, ""))[0] == value
 
 
 @pytest.mark.parametrize("text, plain", [
-    ("  The  Eiffel Tower! ", "eiffel tower"), ("Café", "cafe"), ("O'Brien", "obrien"), ("A", "a"),
-    ("the", "the"), ("日本", "日本"), ("हिन्दी", "हिन्दी"), ("Pa\u200bris", "paris"), ("-3.5", "-3.5"),
-    ("1,234", "1234"), ("", "")])
-def test_normalise_keeps_what_changes_the_meaning(text, plain):
-    assert normalise(text) == plain == normalise(plain)
+    ("The Eiffel Tower!", "eiffel tower"), ("O'Brien", "o'brien"), ("vitamin A", "vitamin A"), ("the", "the"),
+    ("日本", "日本"), ("हिन्दी", "हिन्दी"), ("U.S.", "US"), ("CO", "CO"), ("5!", "5!"), ("x - y", "x-y")])
+def test_words_keep_what_may_change_the_meaning(text, plain):
+    assert words(text, False) == plain.split()
+    assert words("Café Olé", False) == ["café", "olé"] and words("Café Olé", True) == ["cafe", "ole"]
 
 
 @pytest.mark.parametrize("numbers, right, wrong", [
@@ -224,6 +254,21 @@ def test_questions_are_read_in_order_and_numbers_become_text(tmp_path):
     assert read_questions(path) == [first, last, first], "two questions may share an id"
 
 
+@pytest.mark.parametrize("written", ["1e22", "12345678901234567890.0", "0.1000000000000000055", "1e999", "5"])
+def test_a_gold_that_is_a_number_keeps_its_digits(tmp_path, written):
+    question, = read_questions(write(tmp_path / "q.jsonl", f'{{"question": "?", "answer": {written}}}'))
+    assert question.answer == written and is_right(question, written)
+
+
+@pytest.mark.parametrize("text, numbers", [
+    ("In 2024, 12 players use 1 5 5 5", [1, 5, 5, 5]), ("In 2024, 1 5 5 5 make 24", [1, 5, 5, 5]),
+    ("Make 24 from 1, 2, 3, and 4.", [1, 2, 3, 4]), ("Round 7: 3 3 8 8 (3 points)", [3, 3, 8, 8]),
+    ("1 2 3 4 or 5 6 7 8", []), ("1 2 3 4 5", []), ("no numbers", []), ("2 of 3", []), ("1.5 2 3 4", [])])
+def test_a_game_of_24_uses_the_only_four_numbers_in_a_row(text, numbers):
+    assert numbers_to_use(Question(text, "24")) == numbers
+    assert numbers_to_use(Question(text, "24 = 4*6*1*1")) == [4, 6, 1, 1]
+
+
 @pytest.mark.parametrize("answer, gold", [
     ("She sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 clips.\n#### 72", "72"),
     ("It costs $1,234.\n#### 1,234\n", "1,234"), ("#### -3", "-3"), ("a\n#### 1\nb\n#### 2 km", "2 km"),
@@ -260,6 +305,7 @@ def row(**changes):
     (row(answer=True), '"answer" must be text or a number, not true'),
     (row(aliases="four"), '"aliases" must be a list, not "four"'),
     (row(aliases=[None]), '"aliases" must be text'),
+    ('{"question": 1e3, "answer": "4"}', '"question" must be text, not 1e3.'),
     (row(answer="E", choices=["x", "y"]), "'E' is not exactly one of the choices"),
     (row(answer="x" * 9999), "more than 2000 characters"), (row(kind="gameof24"), "names no numbers"),
     (row(kind=1), '"kind" must be text')])
