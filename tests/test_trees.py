@@ -250,6 +250,49 @@ def test_the_head_is_put_back_after_an_error_and_a_model_can_be_copied():
     assert logits.shape[-1] == 64 and "forward" not in vars(model.get_output_embeddings())
 
 
+def replaced(layer, calls):
+    """As accelerate's add_hook_to_module() does: forward() on the instance calls the old one, and more."""
+    old = layer.forward
+
+    def forward(states):
+        calls.append(len(states))
+        return 2 * old(states)
+    layer.forward = forward
+    return forward
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_forward_that_others_put_on_the_head_is_called_and_is_there_afterwards(earlier):
+    model, calls = tiny(), []
+    layer = model.get_output_embeddings()
+    if earlier:  # found to be plain before somebody replaced it
+        assert head.is_plain(model, flow_grpo.log_probs)
+    forward = replaced(layer, calls)
+    expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
+    calls.clear()
+    found = score(model)
+    assert calls and vars(layer)["forward"] is forward and not head.is_plain(model, flow_grpo.log_probs)
+    assert (found - expected).abs().max() < 2e-5
+
+
+def test_while_the_head_is_removed_the_states_are_right_and_then_its_own_forward_is_back():
+    model, calls, x = tiny(), [], torch.tensor([[1, 2, 3]])
+    layer, states = model.get_output_embeddings(), model.model(x).last_hidden_state
+    forward = replaced(layer, calls)
+    with pytest.raises(ZeroDivisionError), head.removed(layer):
+        assert torch.equal(model(x).logits, states) and not calls
+        1 / 0
+    logits = 2 * torch.nn.functional.linear(states, layer.weight)
+    assert layer.forward is forward and torch.equal(model(x).logits, logits) and calls
+
+
+def test_a_hook_that_changes_the_logits_is_not_passed_over():
+    model, padding = tiny(), torch.arange(64) >= 60  # of the vocabulary: no token has these ids
+    mask = lambda layer, given, out: out.masked_fill(padding, -1e9) if out.shape[-1] == 64 else out
+    model.get_output_embeddings().register_forward_hook(mask)
+    assert not head.is_plain(model, flow_grpo.log_probs)
+
+
 def test_what_is_found_out_about_a_model_draws_no_random_number_and_is_asked_once():
     model, calls = tiny(), []
     before = torch.get_rng_state()
