@@ -68,7 +68,8 @@ def is_linear(model, definition, head):
         states = model(y[None], use_cache=False).logits[0]
     if states.shape[-1] != head.in_features or states.dtype != head.weight.dtype:
         return False
-    return torch.equal(linear(states, head.weight, head.bias), logits) and is_lean(definition, states, y, head)
+    same = torch.equal(linear(states, head.weight, head.bias), logits)
+    return same and is_lean(definition, states, y, head)
 
 
 def is_lean(definition, states, y, head):

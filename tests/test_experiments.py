@@ -89,7 +89,8 @@ def test_two_processes_share_a_copy_of_the_code_and_neither_removes_that_of_the_
     makes = "import os, time; os.mkdir(r'{out}'); "
     waits = f"while not os.path.exists(r'{folder}/go'): time.sleep(0.02)\n"
     uses = "import memory; open(r'{out}/code', 'w').write(memory.__file__)"  # the copy is where it works
-    start = lambda name, code: subprocess.Popen([sys.executable, "-c", AT_WORK, folder, name, code], cwd=runs.ROOT)
+    program = [sys.executable, "-c", AT_WORK, folder]
+    start = lambda name, code: subprocess.Popen([*program, name, code], cwd=runs.ROOT)
     slow = start("slow", f"{makes}\n{waits}{uses}")
     while slow.poll() is None and not list(folder.glob("slow-*/")):
         time.sleep(0.02)
