@@ -457,7 +457,6 @@ def test_the_trace_is_text_that_any_terminal_can_show_and_none_obeys():
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a tiny random model, which writes nonsense, questions, and a corpus."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("solve")
     write(folder / "model", tokenizer(), max_position_embeddings=16_384)
     files = {"corpus.jsonl": '{"title": "Iron", "text": "Iron is a metal."}\n', "empty.jsonl": "\n",

@@ -37,7 +37,6 @@ from scale import run as run_module
 from scale.stopping import Stopping
 from tools import TOOLS
 
-torch.set_num_threads(1)
 ROLLOUT, STEP_LINE, REPLACE_FOLDER = solve.rollout, log.step_line, files.replace_folder
 SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
 QWEN_TEMPLATE = (

@@ -21,6 +21,9 @@ ALONE = dict(
     Bloom={}, Mamba={}, Qwen3_5Text=HYBRID,
     GPTNeo=dict(attention_types=[[["global", "local"], 1]], num_layers=2))
 TREES = dict(Qwen2={}, Llama={}, GPT2={}, Granite=dict(logits_scaling=3.0), Phi3={})
+# Of a log-prob in float32 between two ways to compute it, in another order: logits of up to 30, here and there
+# a cancelled sum. 6e-6 was seen; a wrong mask, position or temperature changes log-probs by 0.1 and more.
+ROUNDING = 1e-4
 WIDE = dict(initializer_range=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 
 
@@ -62,12 +65,12 @@ def test_a_tree_scores_as_its_sequences_alone_do(name, attention):
     assert trees.shares(model) and max(map(len, rows_of(model))) > 1
     expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
     found = score(model)
-    assert (found - expected).abs().max() < 2e-5
+    assert (found - expected).abs().max() < ROUNDING
     found, expected = (torch.autograd.grad(x.sum(), list(model.parameters())) for x in (found, expected))
     assert all((x - y).abs().max() <= 1e-4 * y.abs().max() for x, y in zip(found, expected))
 
 
-@pytest.mark.parametrize("dtype, error", [(torch.float32, 2e-5), (torch.bfloat16, 0.3)])
+@pytest.mark.parametrize("dtype, error", [(torch.float32, ROUNDING), (torch.bfloat16, 0.3)])
 @pytest.mark.parametrize("name", ALONE)
 def test_models_with_windows_alibi_or_a_state_get_a_row_for_each_sequence_and_are_right(name, dtype, error):
     model = made(name, **ALONE[name]).to(dtype)
@@ -89,7 +92,9 @@ def test_in_half_precision_trees_differ_from_rows_by_rounding_only(dtype):
     expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model.float(), a)])
     with torch.no_grad():
         found = score(model.to(dtype))
-    assert (found - expected).abs().mean() < 2 * torch.finfo(dtype).eps
+    # About 30 operations on the way from a token to its log-prob round by up to eps / 2 each, of numbers near 1.
+    # Machines differ by the order of sums: 0.5 to 2.7 eps were seen. A wrong mask is 40 eps off in bfloat16.
+    assert (found - expected).abs().mean() < 15 * torch.finfo(dtype).eps
 
 
 def test_a_node_sees_its_own_sequence_and_nothing_else():
@@ -272,7 +277,7 @@ def test_a_forward_that_others_put_on_the_head_is_called_and_is_there_afterwards
     calls.clear()
     found = score(model)
     assert calls and vars(layer)["forward"] is forward and not head.is_plain(model, flow_grpo.log_probs)
-    assert (found - expected).abs().max() < 2e-5
+    assert (found - expected).abs().max() < ROUNDING
 
 
 def test_while_the_head_is_removed_the_states_are_right_and_then_its_own_forward_is_back():
@@ -310,7 +315,7 @@ def test_adapters_share_prompts_and_have_no_gradient_of_the_head():
     model = peft.get_peft_model(made("Qwen2"), settings).eval()
     assert trees.shares(model) and head.is_plain(model, flow_grpo.log_probs)
     expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
-    assert (score(model) - expected).abs().max() < 2e-5
+    assert (score(model) - expected).abs().max() < ROUNDING
     report, optimizer = learn(model, family()[0], [1.0, -1.0] * 4 + [1.0], reference=model, lr=0.0)
     assert report["kl"] > 0.01 and report["shared"] > 0.2 and optimizer.gradients[0].norm() > 0
     assert not model.get_output_embeddings().weight.requires_grad
