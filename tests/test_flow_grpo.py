@@ -349,7 +349,7 @@ def test_chunks_change_log_probs_and_gradient_by_rounding_only(dtype, monkeypatc
         return logp, gradient(model)
     (whole, g), (chunked, h) = whole_and_in_chunks(score, monkeypatch)
     assert (whole - chunked).abs().max() < 1e-4 and whole.dtype == chunked.dtype == torch.float32
-    assert (g - h).norm() <= 2 * torch.finfo(dtype).eps * g.norm()
+    assert (g - h).norm() <= 8 * torch.finfo(dtype).eps * g.norm()
 
 
 @pytest.mark.parametrize("chunk, rows, times", [

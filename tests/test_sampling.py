@@ -155,4 +155,5 @@ def test_bfloat16_shares_and_leaves_too():
     for ids, logps in completions:
         logits = model(torch.tensor([A + ids])).logits[0, len(A) - 1 : -1].float()
         fresh = logits.log_softmax(-1)[range(len(ids)), ids]
-        torch.testing.assert_close(torch.tensor(logps), fresh, atol=0.1, rtol=0)
+        # Logits are near 10 here, where bfloat16 numbers are 1/16 apart. Another token is 1 and more away.
+        torch.testing.assert_close(torch.tensor(logps), fresh, atol=0.4, rtol=0)

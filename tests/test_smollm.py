@@ -164,7 +164,7 @@ def test_the_loss_is_the_cross_entropy_of_the_completions_tokens_alone(tiny, fou
     grads = [p.grad for p in engine.model.parameters()]
     norm = torch.stack([grad.norm() for grad in grads]).norm()
     clipped = [grad * min(1, 1 / (norm + 1e-6)) for grad in grads]
-    torch.testing.assert_close(gradients, clipped, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(gradients, clipped, rtol=1e-3, atol=1e-5)
 
 
 def test_the_warm_start_teaches_every_plan_with_each_tool_equally_often_and_one_of_each_other_text(found):

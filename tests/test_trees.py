@@ -21,8 +21,9 @@ ALONE = dict(
     Bloom={}, Mamba={}, Qwen3_5Text=HYBRID,
     GPTNeo=dict(attention_types=[[["global", "local"], 1]], num_layers=2))
 TREES = dict(Qwen2={}, Llama={}, GPT2={}, Granite=dict(logits_scaling=3.0), Phi3={})
-# Of a log-prob in float32 between two ways to compute it, in another order: logits of up to 30, here and there
-# a cancelled sum. 6e-6 was seen; a wrong mask, position or temperature changes log-probs by 0.1 and more.
+# What rounding in float32 may change in a log-prob that is computed in another order. Log-probs of these
+# models are near 10: some 30 operations that each round by 6e-8 of that make 2e-5. With AVX2 6e-6 was seen.
+# A wrong mask, position or temperature changes log-probs by 0.1 and more.
 ROUNDING = 1e-4
 WIDE = dict(initializer_range=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 
@@ -70,7 +71,7 @@ def test_a_tree_scores_as_its_sequences_alone_do(name, attention):
     assert all((x - y).abs().max() <= 1e-4 * y.abs().max() for x, y in zip(found, expected))
 
 
-@pytest.mark.parametrize("dtype, error", [(torch.float32, ROUNDING), (torch.bfloat16, 0.3)])
+@pytest.mark.parametrize("dtype, error", [(torch.float32, ROUNDING), (torch.bfloat16, 0.6)])
 @pytest.mark.parametrize("name", ALONE)
 def test_models_with_windows_alibi_or_a_state_get_a_row_for_each_sequence_and_are_right(name, dtype, error):
     model = made(name, **ALONE[name]).to(dtype)
@@ -92,8 +93,8 @@ def test_in_half_precision_trees_differ_from_rows_by_rounding_only(dtype):
     expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model.float(), a)])
     with torch.no_grad():
         found = score(model.to(dtype))
-    # About 30 operations on the way from a token to its log-prob round by up to eps / 2 each, of numbers near 1.
-    # Machines differ by the order of sums: 0.5 to 2.7 eps were seen. A wrong mask is 40 eps off in bfloat16.
+    # Some 30 operations between a token and its log-prob round by up to eps / 2 each, of numbers near 1.
+    # Machines differ in the order of sums: 0.5 to 2.7 eps were seen. A wrong mask is 40 eps off in bfloat16.
     assert (found - expected).abs().mean() < 15 * torch.finfo(dtype).eps
 
 
@@ -213,7 +214,7 @@ def test_lean_log_probs_are_the_definitions_in_value_and_gradient(dtype, bias, m
         logps = score(inputs)
         found.append((logps, *torch.autograd.grad(logps, [inputs, *layer.parameters()], upstream)))
     for lean, defined in zip(*found):
-        assert (lean - defined).float().norm() <= 4 * torch.finfo(dtype).eps * defined.float().norm()
+        assert (lean - defined).float().norm() <= 12 * torch.finfo(dtype).eps * defined.float().norm()
         assert lean.dtype == defined.dtype
 
 
