@@ -337,7 +337,7 @@ def test_log_probs_are_those_of_any_architectures_full_logits_divided_by_the_tem
     assert all((expected - logp).abs().max() < 1e-5 for logp in found)
     weights = list(model.parameters())
     wanted, chunked = (torch.autograd.grad(x.sum(), weights, allow_unused=True) for x in found)
-    assert all(x is y is None or (x - y).abs().max() <= 1e-6 * x.abs().max() for x, y in zip(wanted, chunked))
+    assert all(x is y is None or (x - y).abs().max() <= 1e-5 * x.abs().max() for x, y in zip(wanted, chunked))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
