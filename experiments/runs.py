@@ -4,7 +4,7 @@ An edit is a diff beside this file: edits/NAME.diff, or forks/NAME.diff, which `
 
 Runs stay in runs/study/. A folder's name holds a hash of its command and its edits, but not of the rest of
 the code: remove runs/study after you change that. A run that was killed is begun anew, unless it has a
-command that resumes it.
+command that resumes it. Copies of the code are named after what is in them, so two processes share one.
 """
 
 import functools
@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -109,17 +110,41 @@ def as_flags(settings):
 
 
 def copy_code(folder):
-    """A copy of the code, without its tests; files other than Python's are links."""
+    """Make a copy of the code, without its tests; files other than Python's are links."""
     copy = lambda source, target: (shutil.copy if source.endswith(".py") else os.symlink)(source, target)
     shutil.copytree(ROOT, folder, copy_function=copy, ignore=NO_CODE)
 
 
+def hash_of(folder):
+    """A hash of the files in a copy of the code; of links, only their names."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
+        content = b"" if path.is_symlink() else path.read_bytes()
+        digest.update(repr((str(path.relative_to(folder)), content)).encode())
+    return digest.hexdigest()[:8]
+
+
 @functools.cache
 def edited(runs, edits):
-    """The folder of a copy of the code with the edits in it."""
-    folder = runs / f"code-{hashlib.sha256(repr(edits).encode()).hexdigest()[:8]}"
-    shutil.rmtree(folder, ignore_errors=True)
-    copy_code(folder)
+    """The folder of a copy of the code with the edits in it. It is never removed: a run may be at work there.
+
+    Another process may make the same copy at the same time: each makes its own, the first one's stays."""
+    runs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="code-", suffix=".writing", dir=runs) as beside:
+        made = Path(beside) / "code"
+        copy_code(made)
+        apply_edits(made, edits)
+        folder = runs / f"code-{hash_of(made)}"
+        try:
+            made.rename(folder)
+        except OSError:  # it is there already
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def apply_edits(folder, edits):
+    """Apply the diffs to a copy of the code. SystemExit says which does not fit."""
     # If git saw the repository around the copy, it would skip diffs with a new file, and not say so.
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
     for edit in edits:
@@ -127,7 +152,6 @@ def edited(runs, edits):
         result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         if result.returncode:
             raise SystemExit(f"{PROGRAM}: {edit}.diff does not fit the code: {result.stderr.strip()}")
-    return folder
 
 
 def with_forerunners(runs):

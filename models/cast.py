@@ -51,11 +51,12 @@ def plan_memory(args):
     device = pick_device(args.device)
     weights = sum(fit.shapes(config)["parameters"] for config in configs)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else fit.host_memory()
+    why = ""
     if args.dtype is None and device.type == "cpu" and 4 * weights > 0.9 * free:
-        args.dtype = "bfloat16"
+        args.dtype, why = "bfloat16", ", because float32 does not fit"
     dtype = pick_dtype(args.dtype, device)
     name = str(dtype).removeprefix("torch.")
-    needed = f"{dtype.itemsize * weights / 1e9:.1f} of {free / 1e9:.0f} GB for the weights, in {name}"
+    needed = f"{dtype.itemsize * weights / 1e9:.1f} of {free / 1e9:.0f} GB for the weights, in {name}{why}"
     if dtype.itemsize * weights > 0.9 * free:
         raise ValueError(f"this needs {needed}: use smaller models, or a server for --model or --fixed")
     return f"memory  {needed}"

@@ -7,10 +7,11 @@
 A vocabulary of 152k makes the logits of 1000 tokens 600 MB in float32, and their log-softmax and gradient as
 much again. Here at most CHUNK logits exist at a time, and the backward pass computes them again.
 
-A head is plain if the model's logits are head(states) to the last bit, and if the definition,
+A head is plain if the model's logits are states @ weight.T + bias to the last bit, and if the definition,
 flow_grpo.log_probs(), has the log-probs and the gradient that this file computes: a fork may change it. Some
-models bound or scale their logits behind the head (Gemma 2). For them the model's own logits are taken, all
-of them.
+models bound or scale their logits behind the head (Gemma 2). Others replace the head's forward() on the
+instance: accelerate brings the weight from the host there, tensor parallelism gathers its shards. This file
+reads the weight itself and would pass over that. For all these the model's own logits are taken, all of them.
 """
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
@@ -37,28 +38,38 @@ def without_head(model, definition):
 
 @contextmanager
 def removed(head):
+    """Inside, the head returns what it reads. Afterwards its forward() is the one that was there before."""
+    own = {name: value for name, value in vars(head).items() if name == "forward"}  # set on the instance
     head.forward = lambda states: states
     try:
         yield head
     finally:
         del head.forward
+        vars(head).update(own)
+
+
+def is_plain(model, definition):
+    """Values are compared once for each model and definition; forward() may be replaced at any time."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear) or "forward" in vars(head):
+        return False
+    found = PLAIN.setdefault(model, {})
+    if definition not in found:
+        found[definition] = is_linear(model, definition, head)
+    return found[definition]
 
 
 @torch.no_grad()
-def is_plain(model, definition):
-    """Found out once for each model and definition, with four tokens."""
-    found = PLAIN.setdefault(model, {})
-    if definition not in found:
-        head, y = model.get_output_embeddings(), torch.arange(1, 5, device=model.device)
-        found[definition] = False
-        if isinstance(head, torch.nn.Linear):
-            logits = model(y[None], use_cache=False).logits[0]
-            with removed(head):
-                states = model(y[None], use_cache=False).logits[0]
-            same_kind = states.shape[-1] == head.in_features and states.dtype == head.weight.dtype
-            if same_kind and torch.equal(head(states), logits):
-                found[definition] = is_lean(definition, states, y, head)
-    return found[definition]
+def is_linear(model, definition, head):
+    """Are the log-probs of four tokens those that this file computes from the head's weight?"""
+    y = torch.arange(1, 5, device=model.device)
+    logits = model(y[None], use_cache=False).logits[0]
+    with removed(head):
+        states = model(y[None], use_cache=False).logits[0]
+    if states.shape[-1] != head.in_features or states.dtype != head.weight.dtype:
+        return False
+    same = torch.equal(linear(states, head.weight, head.bias), logits)
+    return same and is_lean(definition, states, y, head)
 
 
 def is_lean(definition, states, y, head):

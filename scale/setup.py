@@ -104,9 +104,10 @@ def load_models(args, checkpoint):
         policy = loading.load_engine(checkpoint or args.model, *settings)
         reference = frozen = loading.load_engine(args.model, *settings)
         frozen.model.requires_grad_(False)
+    args.dtype = str(loading.pick_dtype(args.dtype, loading.pick_device(args.device))).removeprefix("torch.")
     if line := threads.choose(policy, args.threads):
         say(line)
-        args.threads = torch.get_num_threads()  # in args.json, for --resume
+        args.threads = torch.get_num_threads()  # like the dtype, in args.json for --resume
     if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
     return policy, reference, {args.model: frozen}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for a bare `pytest`
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: the last bits must not depend on it
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it; .ci/run tries two as well
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it: no test leaves the machine
 
 from bench import faults
@@ -20,6 +20,7 @@ from world import services
 def pytest_configure(config):
     config.addinivalue_line("markers", "extras(package): needs an optional package; .ci/run installs it")
     config.addinivalue_line("markers", "exhaustive: the long rest of a table; .ci/run runs it")
+    config.addinivalue_line("filterwarnings", "error::RuntimeWarning")  # what Python says of our own mistakes
 
 
 def pytest_collection_modifyitems(config, items):

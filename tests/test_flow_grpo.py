@@ -261,8 +261,8 @@ def test_the_clip_stops_a_good_token_above_and_a_bad_token_below_and_nothing_els
     A = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
     value, *_ = flow_grpo.loss(logp, torch.zeros(5), None, A, torch.ones(5), 0.2, 0.3, beta=0)
     value.backward()
-    assert logp.grad.tolist() == pytest.approx([0, 1.5, -0.5, 0, -1])        # -ρ A where it lives
-    assert value.item() == pytest.approx(-(1.3 - 1.5 + 0.5 - 0.8 + 1.0))
+    assert logp.grad.tolist() == pytest.approx([0, 1.5, -0.5, 0, -1], abs=1e-5)        # -ρ A where it lives
+    assert value.item() == pytest.approx(-(1.3 - 1.5 + 0.5 - 0.8 + 1.0), abs=1e-5)
 
 
 def test_a_step_makes_the_good_rollout_likelier_and_the_bad_one_less_likely():
@@ -277,7 +277,7 @@ def test_a_step_makes_the_good_rollout_likelier_and_the_bad_one_less_likely():
 def test_an_empty_plan_has_no_tokens_but_is_a_turn():
     full, empty = Action([1, 2, 3], [4, STOP], 0), Action([1, 2, 3, 9], [], 0)
     alone, with_empty = (learn(tiny(), turns, [1.0])[1].gradients[0] for turns in ([full], [full, empty]))
-    assert (alone / 2 - with_empty).abs().max() < 1e-7
+    assert (alone / 2 - with_empty).abs().max() < 1e-6
 
 
 # ---- advantages --------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_the_scored_policy_is_the_one_generate_samples_from():
     sampled = torch.stack(out.scores, 1).log_softmax(-1).gather(-1, new[..., None]).flatten()
     actions = [Action(p.tolist(), a.tolist(), 0) for p, a in zip(prompts, new)]
     scored = flow_grpo.token_logps(model, actions, T)
-    assert (sampled - scored).abs().max() < 1e-5
+    assert (sampled - scored).abs().max() < 1e-4
 
 
 def whole_and_in_chunks(score, monkeypatch):
@@ -337,7 +337,7 @@ def test_log_probs_are_those_of_any_architectures_full_logits_divided_by_the_tem
     assert all((expected - logp).abs().max() < 1e-5 for logp in found)
     weights = list(model.parameters())
     wanted, chunked = (torch.autograd.grad(x.sum(), weights, allow_unused=True) for x in found)
-    assert all(x is y is None or (x - y).abs().max() <= 1e-6 * x.abs().max() for x, y in zip(wanted, chunked))
+    assert all(x is y is None or (x - y).abs().max() <= 1e-5 * x.abs().max() for x, y in zip(wanted, chunked))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -348,8 +348,8 @@ def test_chunks_change_log_probs_and_gradient_by_rounding_only(dtype, monkeypatc
         logp.sum().backward()
         return logp, gradient(model)
     (whole, g), (chunked, h) = whole_and_in_chunks(score, monkeypatch)
-    assert (whole - chunked).abs().max() < 1e-5 and whole.dtype == chunked.dtype == torch.float32
-    assert (g - h).norm() <= 2 * torch.finfo(dtype).eps * g.norm()
+    assert (whole - chunked).abs().max() < 1e-4 and whole.dtype == chunked.dtype == torch.float32
+    assert (g - h).norm() <= 8 * torch.finfo(dtype).eps * g.norm()
 
 
 @pytest.mark.parametrize("chunk, rows, times", [
@@ -503,7 +503,7 @@ def test_a_single_token_has_its_own_entropy_and_every_number_is_a_float():
     model, action = tiny(), Action([1, 2, 3], [4], 0)
     surprise = -one_by_one(model, action)[0].item()
     got, _ = learn(model, [action], [1.0], clip_high=-0.1)                  # so that a ratio of 1 is clipped
-    assert got["clip"] == got["tokens"] == 1 and got["entropy"] == pytest.approx(surprise)
+    assert got["clip"] == got["tokens"] == 1 and got["entropy"] == pytest.approx(surprise, rel=1e-5)
     assert {type(x) for x in got.values()} == {float}
 
 
@@ -511,7 +511,7 @@ def test_rollouts_without_advantage_are_not_computed_when_beta_is_zero_but_they_
     skipping, a = learn(tiny(), *lesson(), tiny(1), beta=0)
     everything, b = learn(tiny(), *lesson(), tiny(1), beta=1e-30)
     assert skipping["tokens"] < everything["tokens"] and skipping["kl"] == 0
-    assert (a.gradients[0] - b.gradients[0]).abs().max() < 1e-7
+    assert (a.gradients[0] - b.gradients[0]).abs().max() < 1e-6
 
 
 def test_a_batch_without_any_lesson_takes_no_step():
@@ -535,7 +535,7 @@ def test_out_of_memory_halves_the_micro_batches_and_the_result_is_the_same(check
     assert whole.pop("halved") == 0 and cut.pop("halved") == len(broken) == len(warned) > 0
     assert cut.pop("token_budget") < whole.pop("token_budget") == 16384
     whole, cut = ({name: x for name, x in r.items() if name not in SLOTS} for r in (whole, cut))
-    assert cut == pytest.approx(whole, abs=1e-6) and same_gradients(a, b)
+    assert cut == pytest.approx(whole, abs=1e-5) and same_gradients(a, b)
 
 
 @pytest.mark.filterwarnings("ignore:Out of memory")
@@ -582,7 +582,7 @@ def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_pro
     gaps = [abs(was - now.item()) for a in first for was, now in zip(a.logps, one_by_one(model, a))]
     got, _ = learn(model, actions, A, minibatches=2, token_budget=40)
     mean = statistics.mean(gaps)
-    assert got["sampling_gap"] == pytest.approx(mean, abs=1e-6) and mean > 0.1
+    assert got["sampling_gap"] == pytest.approx(mean, abs=1e-5) and mean > 0.1
     first[0].logps = []                                     # some are not known: then there is no gap to tell
     assert learn(tiny(), actions, A, minibatches=2, token_budget=40)[0]["sampling_gap"] == 0
 
@@ -666,7 +666,7 @@ def test_gradient_checkpointing_changes_memory_and_not_the_gradient(kind):
     mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     saved, b = learn(model, *lesson(), tiny(1, kind), minibatches=2)
     assert sum(calls) == 2 * 2 * 2  # two mini-batches, in each the flat rollouts apart, each layer twice
-    assert same_gradients(a, b) and saved == pytest.approx(plain, abs=1e-6)
+    assert same_gradients(a, b) and saved == pytest.approx(plain, abs=1e-5)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -7,7 +7,6 @@ import csv
 import json
 import math
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -309,9 +308,9 @@ def check_dataset():
 
 def check_sql():
     import tools
-    runpy.run_module("world.sql", run_name="__main__")
     from rewards.questions import read_questions
     from world.sql import FILE
+    subprocess.run([sys.executable, "-m", "world.sql"], cwd=FILE.parent, check=True)
     before, chosen = FILE.read_bytes(), tools.toolbox(["sql_query"])
     run = lambda query: tools.call(chosen, "sql_query", {"query": query})
     questions = read_questions(FILE.with_suffix(".jsonl"))

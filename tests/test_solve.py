@@ -466,7 +466,6 @@ def test_the_trace_is_text_that_any_terminal_can_show_and_none_obeys():
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a tiny random model, which writes nonsense, questions, and a corpus."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("solve")
     write(folder / "model", tokenizer(), max_position_embeddings=16_384)
     files = {"corpus.jsonl": '{"title": "Iron", "text": "Iron is a metal."}\n', "empty.jsonl": "\n",
@@ -642,12 +641,13 @@ def test_the_toy_has_the_tools_it_has_read_about():
     assert settled("q|--tools|python_coder").tools == ["python_coder"]
 
 
-@pytest.mark.parametrize("bytes_a_weight, dtype", [(9, None), (3, "bfloat16")])
-def test_weights_that_do_not_fit_in_float32_are_in_half_of_it(monkeypatch, place, bytes_a_weight, dtype):
+@pytest.mark.parametrize("bytes_a_weight, dtype, why", [
+    (9, None, ""), (3, "bfloat16", ", because float32 does not fit")])
+def test_weights_that_do_not_fit_in_float32_are_in_half_of_it(monkeypatch, place, bytes_a_weight, dtype, why):
     args = settled(f"q|--model|{place}/model|--device|cpu")
     weights = fit.shapes(config_of(args.model))["parameters"]
     monkeypatch.setattr(fit, "host_memory", lambda: bytes_a_weight * weights)
-    assert cast.plan_memory(args).endswith(f"in {dtype or 'float32'}") and args.dtype == dtype
+    assert cast.plan_memory(args).endswith(f"in {dtype or 'float32'}{why}") and args.dtype == dtype
 
 
 def test_weights_that_do_not_fit_at_all_are_a_sentence_before_they_are_loaded(monkeypatch, capsys, run):

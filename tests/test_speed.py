@@ -42,7 +42,7 @@ def test_the_gradient_that_the_sides_compare_is_that_of_the_plain_objective():
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     done = peers.ours_update(CASE | {"work": "update"})()
     assert done["tokens"] == 24
-    assert done["gradient"] == pytest.approx(peers.projections(model), rel=1e-4)
+    assert done["gradient"] == pytest.approx(peers.projections(model), rel=1e-4, abs=1e-5)
 
 
 def test_a_step_samples_all_tokens_of_all_rows():

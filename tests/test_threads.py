@@ -76,4 +76,27 @@ def test_a_number_that_nobody_chose_is_not_stored_for_a_resumed_run(monkeypatch,
     args = SimpleNamespace(model="a-name", device="cpu", dtype=None, think=None, lora=None, threads=None,
                            gradient_checkpointing=False)
     setup.load_models(args, None)
-    assert args.threads == stored and capsys.readouterr().out.strip() == line
+    assert args.threads == stored and args.dtype == "float32" and capsys.readouterr().out.strip() == line
+
+
+@pytest.mark.parametrize("slower, dtype", [(0.5, "bfloat16"), (0.9, "float32"), (4.1, "float32")])
+def test_a_cpu_takes_bfloat16_only_if_a_product_is_clearly_faster_in_it(monkeypatch, slower, dtype):
+    seconds = {torch.float32: 1.0, torch.bfloat16: slower}
+    monkeypatch.setattr(threads, "products", lambda number, size, dtype, mlps: seconds[dtype])
+    why = f"bfloat16 takes {slower} times as long as float32 here"
+    assert threads.pick_cpu_dtype(1, 576) == (dtype, why)
+
+
+def test_the_products_that_decide_are_real_ones_and_draw_no_random_number():
+    state = torch.get_rng_state()
+    slower, why = threads.slowness(torch.bfloat16, 1, 576)
+    assert f"takes {slower:.1f} times" in why and 0.01 < slower < 1000
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_model_in_half_precision_on_a_cpu_is_told_what_that_costs(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    dtypes = torch.float32, torch.bfloat16
+    in_float32, in_half = (threads.choose(HF(tiny().to(dtype), None)) for dtype in dtypes)
+    assert "dtype" not in in_float32
+    assert in_half.startswith(f"{in_float32}\ndtype   bfloat16 takes ")

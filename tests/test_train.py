@@ -37,7 +37,6 @@ from scale import run as run_module
 from scale.stopping import Stopping
 from tools import TOOLS
 
-torch.set_num_threads(1)
 ROLLOUT, STEP_LINE, REPLACE_FOLDER = solve.rollout, log.step_line, files.replace_folder
 SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
 QWEN_TEMPLATE = (
@@ -745,7 +744,7 @@ def test_a_checkpoint_with_adapters_is_exactly_the_policy(tmp_path, monkeypatch,
     logps = lambda engine: token_logps(engine.model, [Action(before.encode("hi"), [40, 41, 42], 0)], 1.0)
     assert torch.equal(logps(policy), logps(loaded)) and not torch.equal(logps(policy), logps(merged))
     assert (logps(policy) - logps(merged)).norm() < 0.5 * (logps(policy) - logps(before)).norm()
-    assert dtype == "bfloat16" or torch.allclose(logps(policy), logps(merged), atol=1e-5)
+    assert dtype == "bfloat16" or torch.allclose(logps(policy), logps(merged), atol=1e-4)
     assert str(loaded).startswith(f"{out / 'step-2'} |") and "merged" not in capsys.readouterr().err
     with policy.model.disable_adapter():
         assert torch.equal(logps(policy), logps(before))  # nothing else has changed

@@ -21,6 +21,10 @@ ALONE = dict(
     Bloom={}, Mamba={}, Qwen3_5Text=HYBRID,
     GPTNeo=dict(attention_types=[[["global", "local"], 1]], num_layers=2))
 TREES = dict(Qwen2={}, Llama={}, GPT2={}, Granite=dict(logits_scaling=3.0), Phi3={})
+# What rounding in float32 may change in a log-prob that is computed in another order. Log-probs of these
+# models are near 10: some 30 operations that each round by 6e-8 of that make 2e-5. With AVX2 6e-6 was seen.
+# A wrong mask, position or temperature changes log-probs by 0.1 and more.
+ROUNDING = 1e-4
 WIDE = dict(initializer_range=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 
 
@@ -62,12 +66,12 @@ def test_a_tree_scores_as_its_sequences_alone_do(name, attention):
     assert trees.shares(model) and max(map(len, rows_of(model))) > 1
     expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
     found = score(model)
-    assert (found - expected).abs().max() < 2e-5
+    assert (found - expected).abs().max() < ROUNDING
     found, expected = (torch.autograd.grad(x.sum(), list(model.parameters())) for x in (found, expected))
     assert all((x - y).abs().max() <= 1e-4 * y.abs().max() for x, y in zip(found, expected))
 
 
-@pytest.mark.parametrize("dtype, error", [(torch.float32, 2e-5), (torch.bfloat16, 0.3)])
+@pytest.mark.parametrize("dtype, error", [(torch.float32, ROUNDING), (torch.bfloat16, 0.6)])
 @pytest.mark.parametrize("name", ALONE)
 def test_models_with_windows_alibi_or_a_state_get_a_row_for_each_sequence_and_are_right(name, dtype, error):
     model = made(name, **ALONE[name]).to(dtype)
@@ -89,7 +93,9 @@ def test_in_half_precision_trees_differ_from_rows_by_rounding_only(dtype):
     expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model.float(), a)])
     with torch.no_grad():
         found = score(model.to(dtype))
-    assert (found - expected).abs().mean() < 2 * torch.finfo(dtype).eps
+    # Some 30 operations between a token and its log-prob round by up to eps / 2 each, of numbers near 1.
+    # Machines differ in the order of sums: 0.5 to 2.7 eps were seen. A wrong mask is 40 eps off in bfloat16.
+    assert (found - expected).abs().mean() < 15 * torch.finfo(dtype).eps
 
 
 def test_a_node_sees_its_own_sequence_and_nothing_else():
@@ -208,7 +214,7 @@ def test_lean_log_probs_are_the_definitions_in_value_and_gradient(dtype, bias, m
         logps = score(inputs)
         found.append((logps, *torch.autograd.grad(logps, [inputs, *layer.parameters()], upstream)))
     for lean, defined in zip(*found):
-        assert (lean - defined).float().norm() <= 4 * torch.finfo(dtype).eps * defined.float().norm()
+        assert (lean - defined).float().norm() <= 12 * torch.finfo(dtype).eps * defined.float().norm()
         assert lean.dtype == defined.dtype
 
 
@@ -250,6 +256,49 @@ def test_the_head_is_put_back_after_an_error_and_a_model_can_be_copied():
     assert logits.shape[-1] == 64 and "forward" not in vars(model.get_output_embeddings())
 
 
+def replaced(layer, calls):
+    """As accelerate's add_hook_to_module() does: forward() on the instance calls the old one, and more."""
+    old = layer.forward
+
+    def forward(states):
+        calls.append(len(states))
+        return 2 * old(states)
+    layer.forward = forward
+    return forward
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_forward_that_others_put_on_the_head_is_called_and_is_there_afterwards(earlier):
+    model, calls = tiny(), []
+    layer = model.get_output_embeddings()
+    if earlier:  # found to be plain before somebody replaced it
+        assert head.is_plain(model, flow_grpo.log_probs)
+    forward = replaced(layer, calls)
+    expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
+    calls.clear()
+    found = score(model)
+    assert calls and vars(layer)["forward"] is forward and not head.is_plain(model, flow_grpo.log_probs)
+    assert (found - expected).abs().max() < ROUNDING
+
+
+def test_while_the_head_is_removed_the_states_are_right_and_then_its_own_forward_is_back():
+    model, calls, x = tiny(), [], torch.tensor([[1, 2, 3]])
+    layer, states = model.get_output_embeddings(), model.model(x).last_hidden_state
+    forward = replaced(layer, calls)
+    with pytest.raises(ZeroDivisionError), head.removed(layer):
+        assert torch.equal(model(x).logits, states) and not calls
+        1 / 0
+    logits = 2 * torch.nn.functional.linear(states, layer.weight)
+    assert layer.forward is forward and torch.equal(model(x).logits, logits) and calls
+
+
+def test_a_hook_that_changes_the_logits_is_not_passed_over():
+    model, padding = tiny(), torch.arange(64) >= 60  # of the vocabulary: no token has these ids
+    mask = lambda layer, given, out: out.masked_fill(padding, -1e9) if out.shape[-1] == 64 else out
+    model.get_output_embeddings().register_forward_hook(mask)
+    assert not head.is_plain(model, flow_grpo.log_probs)
+
+
 def test_what_is_found_out_about_a_model_draws_no_random_number_and_is_asked_once():
     model, calls = tiny(), []
     before = torch.get_rng_state()
@@ -267,7 +316,7 @@ def test_adapters_share_prompts_and_have_no_gradient_of_the_head():
     model = peft.get_peft_model(made("Qwen2"), settings).eval()
     assert trees.shares(model) and head.is_plain(model, flow_grpo.log_probs)
     expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
-    assert (score(model) - expected).abs().max() < 2e-5
+    assert (score(model) - expected).abs().max() < ROUNDING
     report, optimizer = learn(model, family()[0], [1.0, -1.0] * 4 + [1.0], reference=model, lr=0.0)
     assert report["kl"] > 0.01 and report["shared"] > 0.2 and optimizer.gradients[0].norm() > 0
     assert not model.get_output_embeddings().weight.requires_grad
