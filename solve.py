@@ -32,6 +32,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
+from scale import endings
+
+endings.without_traceback(__name__)
+
 import tools as toolset
 from scale import command_line, comparing
 

@@ -80,6 +80,8 @@ def answer_set(name, questions, args, folder, run, restore, trace):
         for trial in range(args.trials):
             file = folder and folder / f"{name}-{trial}.jsonl"
             answer_all(name, questions, file, args.batch, partial(run, trial), restore, finished)
+    except BrokenPipeError:  # `| head` has ended (endings.py)
+        raise
     except (ValueError, OSError, MemoryError, KeyboardInterrupt) as why:
         if flows and not args.question:
             numbers = accuracy_line(summary(flows), min(len(flows), len(questions)))

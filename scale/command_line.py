@@ -13,7 +13,6 @@ import argparse
 import gc
 import json
 import re
-import signal
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -42,9 +41,8 @@ def is_toy(model):
 
 
 def before_imports(arguments, toolset):
-    """Refuse a command line that cannot work, and prevent two tracebacks: of Ctrl-C during the imports, and
-    of a letter that the terminal cannot show. toolset: the module tools. Returns the arguments."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Refuse a command line that cannot work, and prevent the traceback of a letter that the terminal cannot
+    show. toolset: the module tools. Returns the arguments."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
     args = arguments(toolset.TOOLS)
@@ -86,6 +84,8 @@ def errors_leave(script):
     """One sentence and exit code 2 for a run that cannot begin: a wrong flag, a bad file, ..."""
     try:
         yield
+    except BrokenPipeError:  # `| head` has ended: no mistake (endings.py)
+        raise
     except (ValueError, OSError) as why:
         leave(2, f"{script}: {why}")
 

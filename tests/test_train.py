@@ -5,6 +5,7 @@ A tiny random Qwen2 writes no plan that can be parsed, so all its groups would b
 learnt, and the tokens alone decide it.
 """
 import csv
+import errno
 import json
 import os
 import re
@@ -34,7 +35,6 @@ from models.local import HF
 from rewards.questions import Question
 from scale import adapters, advice, checkpoints, files, fit, laps, log
 from scale import run as run_module
-from scale.stopping import Stopping
 from tools import TOOLS
 
 torch.set_num_threads(1)
@@ -88,7 +88,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def signals_as_before():
-    before = {number: signal.getsignal(number) for number in (SIGINT, SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (SIGINT, SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -300,11 +300,14 @@ def test_a_run_that_a_signal_ended_equals_another_once_resumed(whole, monkeypatc
     assert everything(resume(stopped)) == everything(whole)
 
 
-def test_a_second_ctrl_c_leaves_at_once():
-    Stopping()
-    interrupt()
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
+@pytest.mark.parametrize("why, code", [(errno.EPIPE, 128 + signal.SIGPIPE), (errno.ENOSPC, 1)])
+def test_a_run_whose_output_nobody_can_read_any_more_ends_with_a_checkpoint(whole, monkeypatch, why, code):
+    gone = Mock(write=Mock(side_effect=OSError(why, "gone")), fileno=Mock(side_effect=OSError))
+    with monkeypatch.context() as patch:
+        at(1, lambda: patch.setattr(sys, "stdout", gone), patch)
+        shutil.rmtree("unread", ignore_errors=True)
+        assert command(*words("unread")) == code
+    assert steps_of("unread") == ["step-1"] and everything(resume("unread")) == everything(whole)
 
 
 def test_what_a_crash_left_after_the_last_checkpoint_is_dropped_and_made_again(whole, monkeypatch):
