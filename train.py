@@ -185,7 +185,7 @@ def main():
         raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is "
                          f"untouched. {cure}, then --resume.")
     if log.unprintable:
-        raise SystemExit(endings.no_more_output(log.unprintable[0]))
+        raise SystemExit(log.unprintable[0])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from scale import advice
 from scale.command_line import TOY, is_toy, leave
 from scale.files import folder_name
 
-EXAMPLES = 4  # how many of the toy's questions are answered if the command line names no question
+EXAMPLES = 8  # how many of the toy's questions are answered if the command line names no question
 FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials",
         "compare"}  # may differ on resuming
 

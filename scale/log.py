@@ -21,7 +21,7 @@ COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped ha
 NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
 
 
-unprintable = None  # in a training a list: the error that say() has met (Stopping then ends the run)
+unprintable = None  # in a training a list: once say() has failed, the exit code (Stopping ends the run)
 
 
 def say(text):
@@ -32,8 +32,7 @@ def say(text):
         except OSError as why:  # `| head` has ended, the terminal is closed, the disk is full
             if unprintable is None:
                 raise
-            unprintable.append(why)
-            no_more_output(why)
+            unprintable.append(no_more_output(why))
 
 
 def step_row(step, rollouts, usable, groups, flat, report, tools):

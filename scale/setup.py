@@ -15,7 +15,7 @@ from models import loading
 from models.completion import NEW_TOKENS
 from rewards.questions import prose_warning, read_questions
 from scale import adapters, fit, ranks, threads
-from scale.command_line import local_models, named_set
+from scale.command_line import enough_to_hold_out, local_models, named_set
 from scale.log import say
 
 
@@ -68,9 +68,7 @@ def load_questions(args):
     valid, test = (read_questions(path) if path not in (None, "none") else []
                    for path in (args.valid, args.test))
     if not args.valid:
-        if len(questions) < 2:
-            raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl "
-                             "or none, or more questions")
+        enough_to_hold_out(args, questions)
         questions, valid, note = training.held_out(questions, min(64, len(questions) // 2), args.seed)
         say(note and f"data    {note}")
     return questions, valid, test
