@@ -93,6 +93,30 @@ def answer_set(name, questions, args, folder, run, restore, trace):
     show_summary(name, questions, flows, time.perf_counter() - start, args)
 
 
+class TracePrinter:
+    """Prints the trace of a typed question while it grows: each module's text as soon as it is there."""
+
+    def __init__(self, trace):
+        self.trace, self.printed = trace, 0  # lines of the trace
+
+    def after(self, watch):
+        """watch() of a rollout, and then what is new in the trace."""
+        self.printed = 0
+
+        def watch_and_print(flows, turn, module):
+            watch(flows, turn, module)
+            lines = self.trace(flows[0], ended=False).split("\n")
+            if len(lines) > self.printed:
+                tqdm.write("\n".join(lines[self.printed :]))  # above the bar
+                sys.stdout.flush()
+            self.printed = len(lines)
+        return watch_and_print
+
+    def rest(self, flow):
+        """The lines of the finished trace that are not printed yet."""
+        return "\n".join(self.trace(flow).split("\n")[self.printed :])
+
+
 def show_summary(name, questions, flows, seconds, args):
     metrics = summary(flows)
     tokens = sum(output["tokens"] for flow in flows for output in flow.outputs)

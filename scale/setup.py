@@ -84,6 +84,9 @@ def show_choices(args, train_questions, valid, test):
         f"{len(valid)} to choose best/, {len(test)} to test")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
     say("" if args.judge else prose_warning(train_questions))
+    if args.questions > len(train_questions):
+        say(f"a step takes {args.questions} questions of {len(train_questions)}: some come again in it, "
+            f"in groups of their own. Give --questions {len(train_questions)}, or more data")
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions "
         f"x {args.group_size} rollouts, at most {args.max_turns} turns")
 

@@ -537,7 +537,7 @@ def test_a_device_or_dtype_that_does_not_exist_names_those_that_do(folder, setti
 
 T5 = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}}
-OWN_CODE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"}}
+OWN_CODE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.A", "AutoModelForCausalLM": "mine.B"}}
 
 
 @pytest.mark.parametrize("changes, sentence", [
@@ -545,7 +545,7 @@ OWN_CODE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine", "AutoM
     (AWQ, "cannot be loaded: Loading an AWQ quantized model requires"),
     (OWN_CODE, "brings Python code of its own, which is not run here"),
     ({"model_type": "rwkv"}, "is an RWKV, which transformers lets read the padding")])
-def test_a_model_that_cannot_serve_is_one_sentence_and_its_code_does_not_run(folder, changes, sentence, capfd):
+def test_a_model_that_cannot_serve_is_one_sentence_and_no_code_of_it_runs(folder, changes, sentence, capfd):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
     (folder / "mine.py").write_text("print('my code')")
