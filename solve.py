@@ -263,7 +263,7 @@ def main():
         folder = answering.open_run(args)
     command_line.after_loading()
     lines = [memory_line, threads.choose(policy), show_engines(policy, fixed, judge, tools, left_out)]
-    lines += [pieces.warning([policy, *fixed.values()], tools)]
+    lines += [pieces.warning([policy, *fixed.values()], tools, args.question)]
     lines += [prose_warning(sets["questions"]) if args.data and not judge else ""]
     print(*filter(None, lines), "", sep="\n", flush=True)  # "": an empty line at the end
 

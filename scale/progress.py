@@ -61,9 +61,9 @@ class Progress:
         parsed = sum(not isinstance(flow.plan, str) for flow in flows) / len(flows)
         seconds = starts[0] - self.start + plans * (self.turns * (1 + 2 * parsed) + 1)
         if seconds > MINUTE and RANK == "0":
-            tqdm.write(f"about {seconds:.0f} s for {self.total} rollouts, without judge and update: their "
-                       f"first plans took {plans:.0f} s, {parsed:.0%} of them can be parsed, and there are up to "
-                       f"{self.turns} turns", file=sys.stderr)
+            line = f"about {seconds:.0f} s for {self.total} rollouts, without judge and update: "
+            line += f"the first plans took {plans:.0f} s, {parsed:.0%} of them can be parsed, "
+            tqdm.write(line + f"and there are up to {self.turns} turns", file=sys.stderr)
 
     def show(self):
         if self.terminal:  # on other ranks than 0 the bar is disabled
