@@ -182,7 +182,7 @@ def solve_parser():
     add, _ = flag_group(parser, "the run")
     add("--max-turns", "turns of a rollout at most (default: 10; for the few questions of the toy 2)",
         type=int)
-    add("--max-new-tokens", "longest completion, also of the judge; None: the checkpoint's, or 1024", type=int)
+    add("--max-new-tokens", "longest completion, of the judge too; None: the checkpoint's, or 1024", type=int)
     add("--batch", "questions in lock-step; None: 64, fewer where a CPU is slow", type=int)
     add("--seed", "decides what is sampled", type=int, default=0)
     add("--out", "folder for the rollouts, where a stopped run goes on; None: none, or runs/MODEL-benchmarks")
@@ -207,7 +207,7 @@ def train_parser():
     add, _ = flag_group(parser, "the rollouts")
     add("--max-turns", f"turns of a rollout in training {default('max_turns')}", type=int)
     add("--temperature", "of the planner, in rollouts and in the ratio", type=float, default=0.7)
-    add("--max-new-tokens", "longest completion, also of the judge; None: the checkpoint's, or 1024",
+    add("--max-new-tokens", "longest completion, of the judge too; None: the checkpoint's, or 1024",
         type=int)
     add, rare = flag_group(parser, "the objective")
     add("--steps", f"optimisation steps {default('steps')}", type=int)

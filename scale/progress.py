@@ -17,6 +17,7 @@ from scale.laps import lap
 
 RANK = os.environ.get("RANK", "0")  # with several GPUs, rank 0 shows its share of the rollouts
 estimated = set()  # numbers of rollouts whose seconds have been estimated: each is printed once
+LONG = 60  # seconds: shorter rollouts are not estimated
 MINUTE = 60  # seconds between two lines where there is no terminal
 
 
@@ -60,7 +61,7 @@ class Progress:
         plans = self.stages[-1][2] - starts[0]
         parsed = sum(not isinstance(flow.plan, str) for flow in flows) / len(flows)
         seconds = starts[0] - self.start + plans * (self.turns * (1 + 2 * parsed) + 1)
-        if seconds > MINUTE and RANK == "0":
+        if seconds > LONG and RANK == "0":
             line = f"about {seconds:.0f} s for {self.total} rollouts, without judge and update: "
             line += f"the first plans took {plans:.0f} s, {parsed:.0%} of them can be parsed, "
             tqdm.write(line + f"and there are up to {self.turns} turns", file=sys.stderr)
