@@ -269,7 +269,7 @@ def test_a_step_that_takes_more_questions_than_there_are_is_announced(tmp_path, 
     monkeypatch.setattr(train, "train", Mock())
     for questions in (5, 9):
         run(tmp_path / f"run-{questions}", questions=questions)
-        line = "a step takes 9 questions of 5: some come again in it, in groups of their own. Give --questions 5"
+        line = "a step takes 9 questions of 5: some come again in it, in groups of their own. Give --ques"
         assert (line in capsys.readouterr().out) == (questions == 9)
 
 
