@@ -32,6 +32,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
+from scale import endings
+
+endings.without_traceback(__name__)
+
 import tools as toolset
 from scale import command_line, comparing
 
@@ -212,7 +216,7 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
     watch, settings: of rollout(). Without watch there is a progress bar.
     """
     start = time.perf_counter()
-    with nullcontext(watch) if watch else Progress(len(questions)) as watch:
+    with nullcontext(watch) if watch else Progress(len(questions), turns=settings.get("max_turns")) as watch:
         flows = rollout(questions, policy, fixed, tools, watch=watch, **settings)
         if judge:
             watch(flows, 0, "judge")
@@ -222,8 +226,10 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
     return summary(flows), flows
 
 
-def trace(flow):
-    """A rollout as text: what every module and tool wrote, turn by turn. Control characters are escaped."""
+def trace(flow, ended=True):
+    """A rollout as text: what every module and tool wrote, turn by turn. Control characters are escaped.
+
+    ended: is there an answer? While a rollout runs, its trace only grows at the end."""
     lines = [f"Question: {flow.question.question}"]
     for output in flow.outputs:
         once_a_rollout = output["module"] in ("analysis", "generator", "judge")
@@ -231,7 +237,8 @@ def trace(flow):
         tokens = f"{output['tokens']} tokens, " if output["tokens"] else ""
         lines.append(f"[{title}]  {tokens}{output['seconds']:.2f} s")
         lines += ["    " + line for line in output["text"].strip().splitlines()]
-    lines.append(f"Failed: {flow.failed}" if flow.failed else f"Answer: {flow.answer}")
+    if ended:
+        lines.append(f"Failed: {flow.failed}" if flow.failed else f"Answer: {flow.answer}")
     return printable("\n".join(lines))
 
 
@@ -263,16 +270,19 @@ def main():
         folder = answering.open_run(args)
     command_line.after_loading()
     lines = [memory_line, threads.choose(policy), show_engines(policy, fixed, judge, tools, left_out)]
-    lines += [pieces.warning([policy, *fixed.values()], tools)]
+    lines += [pieces.warning([policy, *fixed.values()], tools, args.question)]
     lines += [prose_warning(sets["questions"]) if args.data and not judge else ""]
     print(*filter(None, lines), "", sep="\n", flush=True)  # "": an empty line at the end
 
     def run_batch(trial, start, questions, watch):
         """The rollouts of the batch that begins at question `start`; its seed depends on no other batch."""
         torch.manual_seed((args.seed * 1_009 + trial) * 1_000_003 + start)
+        watch = printer.after(watch) if args.question and not args.quiet else watch
         return evaluate(questions, policy, fixed, tools, judge, watch, **flow_settings(args))[1]
 
-    answering.answer(sets, args, folder, run_batch, Flow.from_record, trace)
+    printer = answering.TracePrinter(trace)  # of one typed question: it prints what each module has written
+    show = printer.rest if args.question else trace
+    answering.answer(sets, args, folder, run_batch, Flow.from_record, show)
     if command_line.is_toy(args.model):
         print("This planner has only learnt the formats and picks its tools blindly. "
               "Train it: python train.py; then: python solve.py --model runs/toy-seed0/best")

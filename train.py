@@ -20,6 +20,10 @@ import random
 import time
 from functools import partial
 
+from scale import endings
+
+endings.without_traceback(__name__)
+
 import tools as toolset
 from scale import command_line
 
@@ -33,7 +37,7 @@ import solve
 from flow_grpo import Action, advantages, token_logps, update
 from models.cast import load_engines, show_engines
 from models.completion import outage
-from scale import advice, laps, ranks, setup
+from scale import advice, laps, log, ranks, setup
 from scale.checkpoints import last_checkpoint, load_state, open_folder
 from scale.log import NO_UPDATE, say, step_row
 from scale.masters import MasterAdamW
@@ -177,8 +181,11 @@ def main():
     except MemoryError as why:
         raise SystemExit(f"train.py: {why}: {advice.MEMORY}")
     except OSError as why:
+        cure = "Free some disk" if why.errno in endings.FULL else "Mend that"
         raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is "
-                         "untouched. Free some disk, then --resume.")
+                         f"untouched. {cure}, then --resume.")
+    if log.unprintable:
+        raise SystemExit(log.unprintable[0])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
 
+from scale import endings
+
+endings.without_traceback(__name__)
+
 from rewards.metrics import markdown
 
 RESULTS = FOLDER / "results"

@@ -30,6 +30,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scale import endings
+
+endings.without_traceback(__name__)
+
 import memory
 import planner
 import solve

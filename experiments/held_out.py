@@ -13,10 +13,14 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from scale import endings
+
+endings.without_traceback(__name__)
+
+import torch
 
 import solve
 from benchmarks.runs import answer_all

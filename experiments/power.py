@@ -16,6 +16,10 @@ from statistics import NormalDist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scale import endings
+
+endings.without_traceback(__name__)
+
 from experiments import figures, runs
 from rewards.metrics import markdown
 

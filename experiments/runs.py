@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -170,6 +171,7 @@ def with_forerunners(runs):
 
 def make_all(runs, workers):
     """Make the runs, `workers` at a time, each after those it needs, with a bar that shows the time left."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C waits for the runs, which save
     needed = with_forerunners(runs)
     waiting, running = [run for run in needed if not run.finished], {}
     flows = sum(run.flows for run in waiting)

@@ -24,10 +24,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from scale import endings
+
+endings.without_traceback(__name__)
+
+import torch
 
 import solve
 from experiments.wordings import Foreigner, asked, teacher_for

@@ -35,6 +35,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scale import endings
+
+endings.without_traceback(__name__)
+
 from experiments import paired, wordings
 from experiments.router import ROUTES
 from experiments.runs import RUNS, Run, as_flags, make_all, with_forerunners

@@ -27,6 +27,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scale import endings
+
+endings.without_traceback(__name__)
+
 from experiments.runs import RUNS, Run, as_flags, make_all, note
 
 RESULTS = ROOT / "experiments" / "results"

@@ -25,10 +25,14 @@ import time
 from functools import partial
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from scale import endings
+
+endings.without_traceback(__name__)
+
+import torch
 
 import executor
 import generator

@@ -24,7 +24,7 @@ def load_engines(args, loaded, cache):
         return loaded[name]
 
     fixed = {module: engine(getattr(args, module, None) or args.fixed) for module in FIXED}
-    return fixed, Cached(engine(args.judge), cache) if args.judge else None
+    return fixed, Cached(engine(args.judge), cache, args.max_new_tokens) if args.judge else None
 
 
 def show_engines(policy, fixed, judge, tools, left_out):

@@ -55,16 +55,18 @@ class Cached:
     """An engine whose completions at temperature 0 are kept in a services.Cache. The judge is one: with
     --cache no verdict is computed or paid twice.
 
-    A cached Completion has a text and no ids. Errors are not cached.
+    A cached Completion has a text and no ids. Errors are not cached. limit: max_new_tokens of a call that
+    gives none.
     """
 
-    def __init__(self, engine, cache):
-        self.engine, self.cache = engine, cache
+    def __init__(self, engine, cache, limit=None):
+        self.engine, self.cache, self.limit = engine, cache, limit
 
     def __str__(self):
         return str(self.engine)
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
+        max_new_tokens = max_new_tokens or self.limit
         settings = {"temperature": temperature, "max_new_tokens": max_new_tokens}
         if temperature != 0:
             return self.engine(prompts, **settings)

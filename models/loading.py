@@ -19,7 +19,7 @@ from pathlib import Path
 import requests
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import hub, logging
 
 from models.local import HF
@@ -57,17 +57,28 @@ def config_of(name):
     name = os.path.expanduser(name)
     if os.path.isdir(name):
         logging.disable_progress_bar()  # a download shows its progress, a local folder does not
-    return from_pretrained(AutoConfig, name)
+    config = from_pretrained(AutoConfig, name)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"{name!r} is a model of type {config.model_type!r}, which does not go on writing a "
+                         "text from left to right: use a causal language model made for chat.")
+    if config.model_type == "rwkv":
+        raise ValueError(f"{name!r} is an RWKV, which transformers lets read the padding of a batch as if it "
+                         "were text: use another model, or serve it and give the server's address.")
+    return config
 
 
 def from_pretrained(kind, name, **settings):
     """kind.from_pretrained(name); an error becomes a ValueError of one sentence."""
     try:
         local = not os.path.isdir(name) and hub_is_down()
-        return kind.from_pretrained(name, local_files_only=local, **settings)
-    except (OSError, ValueError, SafetensorError) as error:
+        return kind.from_pretrained(name, local_files_only=local, trust_remote_code=False, **settings)
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason, nowhere = str(error).strip().splitlines()[0], f"There is no folder {name!r} here"
-        if os.path.isdir(name):
+        if "trust_remote_code" in str(error):
+            problem = f"{name!r} brings Python code of its own, which is not run here: use another model."
+        elif isinstance(error, ImportError):  # a quantized model needs a package
+            problem = f"{name!r} cannot be loaded: {reason}"
+        elif os.path.isdir(name):
             problem = f"The folder {name!r} does not hold a whole model: {reason}"
         elif isinstance(error.__cause__, FileNotFoundError):  # the hub is down, and nothing is in the cache
             problem = f"{nowhere}, and the model hub cannot be reached for it."

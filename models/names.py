@@ -2,8 +2,10 @@
 
 import os
 import re
+from pathlib import Path
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+DEVICES = r"(cuda|mps|cpu)(:\d+)?"
 
 
 def check_model(name):
@@ -11,12 +13,28 @@ def check_model(name):
     name = os.path.expanduser(name)
     if os.path.isdir(name):
         if not os.path.exists(os.path.join(name, "config.json")):
-            raise ValueError(f"The folder {name!r} holds no model: there is no config.json in it.")
-    elif os.path.exists(name) or name.startswith((os.sep, ".")):
+            raise ValueError(f"The folder {name!r} holds no model: there is no config.json in it."
+                             f"{did_you_mean(name)}")
+    elif os.path.exists(name) or name.startswith((os.sep, ".")) or name.count("/") > 1:
         raise ValueError(f"There is no folder {name!r}: "
                          "give the folder of a saved model, or a model's name on the hub.")
     elif re.fullmatch(r"[\w.-]+(:\d+.*|/v\d(#.*)?)", name):  # localhost:8000/v1, api.example.com/v1
         raise ValueError(f"{name!r} is no folder and no model's name: for a server, write http://{name}")
+
+
+def did_you_mean(folder):
+    """' Did you mean runs/toy-seed0/best?', for the folder of a training run; else ''."""
+    steps = [path for path in Path(folder).glob("step-*") if path.name[5:].isdigit()]
+    for path in [Path(folder, "best"), *sorted(steps, key=lambda path: -int(path.name[5:]))]:
+        if (path / "config.json").exists():
+            return f" Did you mean {path}?"
+    return ""
+
+
+def check_device(device):
+    """ValueError if torch can know no device of this name. None: to be chosen."""
+    if device and not re.fullmatch(DEVICES, device):
+        raise ValueError(f"There is no device {device!r}: use cuda, cuda:1, ..., mps or cpu.")
 
 
 def check_dtype(dtype):

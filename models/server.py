@@ -15,8 +15,6 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
-import torch
-
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from models.tokens import defuse
 from world import services
@@ -53,22 +51,37 @@ class Server:
         """The model's name: the given one, or the only one served. ValueError if the server does not run."""
         session = services.session(tries=1)
         session.trust_env = self.session.trust_env
+        # in http://localhost:8000 the path is missing that nearly all of these servers have
+        urls = [self.url] if urlsplit(self.url).path else [f"{self.url}/v1", self.url]
         try:
-            url = f"{self.url}/models"
-            owners, _ = services.api(session, "GET", url, 10, headers=self.headers, read=owners_of)
+            self.url, owners = self.first_list(session, urls)
         except services.Failed as why:
+            self.url = urls[0]
             if why.status is None:
                 raise ValueError(f"{why}: start the model server, or correct its address.") from why
             if not name:
                 raise ValueError(f"{why} instead of its models: name it, as in {self.url}#MODEL.") from why
             return name  # the server runs but lists no models, like transformers' own server offline
-        if not name and len(owners) != 1:
+        name = f"{name}:latest" if f"{name}:latest" in owners else name  # in Ollama's list
+        if name not in owners and (name or len(owners) != 1):
             names = ", ".join(owners) or "no model"
-            raise ValueError(f"{self.host} serves {names}: name one, as in {self.url}#MODEL.")
+            problem = f", not {name}" if name else ""
+            raise ValueError(f"{self.host} serves {names}{problem}: name one, as in {self.url}#MODEL.")
         name = name or next(iter(owners))
         if owners.get(name) in TEMPLATE_SERVERS:
             self.extra = {"chat_template_kwargs": {"enable_thinking": self.think}}
         return name
+
+    def first_list(self, session, urls):
+        """(url, {name of a model: the kind of server}) of the first of these urls that lists its models."""
+        failures = []
+        for url in urls:
+            try:
+                read = services.api(session, "GET", f"{url}/models", 10, headers=self.headers, read=owners_of)
+                return url, read[0]
+            except services.Failed as why:
+                failures.append(why)
+        raise failures[0]
 
     def __str__(self):
         return f"{self.name} | a server at {self.host}"
@@ -85,6 +98,8 @@ class Server:
         shared = {"model": self.name, **settings, **self.extra}
         bodies = [shared | {"messages": [{"role": "user", "content": defuse(prompt)}]} for prompt in prompts]
         if settings["temperature"] != 0:
+            import torch  # not above: whether a server runs is found out before torch is imported
+
             for body, seed in zip(bodies, torch.randint(2**31, (len(bodies),)).tolist()):
                 body.update(seed=seed, top_p=1.0)
         with ThreadPoolExecutor(self.at_once) as pool:

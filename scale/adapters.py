@@ -13,6 +13,7 @@ model they are exactly the policy that was trained and graded on --valid, so loa
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -70,6 +71,8 @@ def peft():
         import peft
     except ImportError as why:
         raise ValueError("--lora needs the package peft, which is not installed: pip install peft") from why
+    # peft 0.21 reads an attribute that transformers 5.23 has renamed; nobody who trains can change that
+    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
     return peft
 
 

@@ -35,7 +35,8 @@ def unparsed(rollouts):
         f"{len(steps) - len(errors)} of {len(steps)} plans could be parsed. The commonest reasons:\n{reasons}"
         f"\nThe first plan:\n{example}\n"
         "Hardly anything can be learnt from such rollouts. What helps: a larger or better instruct model;\n"
-        "supervised training on the format first; a larger --max-new-tokens if plans are cut off;\n"
+        "supervised training on the format first (python experiments/smollm.py warm --model MODEL, see\n"
+        "docs/smollm.md); a larger --max-new-tokens if plans are cut off;\n"
         "a tenth of this --lr if plans could be parsed before.")
 
 

@@ -20,7 +20,7 @@ from scale import advice
 from scale.command_line import TOY, is_toy, leave
 from scale.files import folder_name
 
-EXAMPLES = 4  # how many of the toy's questions are answered if the command line names no question
+EXAMPLES = 8  # how many of the toy's questions are answered if the command line names no question
 FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials",
         "compare"}  # may differ on resuming
 
@@ -80,6 +80,8 @@ def answer_set(name, questions, args, folder, run, restore, trace):
         for trial in range(args.trials):
             file = folder and folder / f"{name}-{trial}.jsonl"
             answer_all(name, questions, file, args.batch, partial(run, trial), restore, finished)
+    except BrokenPipeError:  # `| head` has ended (endings.py)
+        raise
     except (ValueError, OSError, MemoryError, KeyboardInterrupt) as why:
         if flows and not args.question:
             numbers = accuracy_line(summary(flows), min(len(flows), len(questions)))
@@ -89,6 +91,30 @@ def answer_set(name, questions, args, folder, run, restore, trace):
             leave(130, f"\nsolve.py: stopped{'; the same command goes on' if folder else ''}")
         leave(1, f"solve.py: {why}")
     show_summary(name, questions, flows, time.perf_counter() - start, args)
+
+
+class TracePrinter:
+    """Prints the trace of a typed question while it grows: each module's text as soon as it is there."""
+
+    def __init__(self, trace):
+        self.trace, self.printed = trace, 0  # lines of the trace
+
+    def after(self, watch):
+        """watch() of a rollout, and then what is new in the trace."""
+        self.printed = 0
+
+        def watch_and_print(flows, turn, module):
+            watch(flows, turn, module)
+            lines = self.trace(flows[0], ended=False).split("\n")
+            if len(lines) > self.printed:
+                tqdm.write("\n".join(lines[self.printed :]))  # above the bar
+                sys.stdout.flush()
+            self.printed = len(lines)
+        return watch_and_print
+
+    def rest(self, flow):
+        """The lines of the finished trace that are not printed yet."""
+        return "\n".join(self.trace(flow).split("\n")[self.printed :])
 
 
 def show_summary(name, questions, flows, seconds, args):

@@ -13,14 +13,15 @@ import argparse
 import gc
 import json
 import re
-import signal
 import sys
+import tempfile
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from benchmarks import tables, training
-from models.names import check_dtype, check_model
+from models.names import check_device, check_dtype, check_model
+from models.server import Server
 from rewards.questions import read_questions
 from world.services import is_server
 
@@ -43,9 +44,8 @@ def is_toy(model):
 
 
 def before_imports(arguments, toolset):
-    """Refuse a command line that cannot work, and prevent two tracebacks: of Ctrl-C during the imports, and
-    of a letter that the terminal cannot show. toolset: the module tools. Returns the arguments."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Refuse a command line that cannot work, and prevent the traceback of a letter that the terminal cannot
+    show. toolset: the module tools. Returns the arguments."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
     args = arguments(toolset.TOOLS)
@@ -57,14 +57,45 @@ def before_imports(arguments, toolset):
 
 def check_files(args, toolset):
     """ValueError if a file or a folder that the command line names cannot work."""
+    check_dtype(args.dtype)
+    check_device(args.device)
+    if args.out:
+        check_out(Path(args.out))
     for name in ("data", "valid", "test"):
         path = getattr(args, name, None)
         if path not in (None, "none") and not named_set(path):
-            read_questions(path)
-    check_dtype(args.dtype)
+            check_regular(path)
+            questions = read_questions(path)[: args.limit]
+            if name == "data" and getattr(args, "valid", "none") is None:
+                enough_to_hold_out(args, questions)
     for name in local_models(args):
         check_model(name)
+    for name in servers(args):
+        Server(name)  # ValueError if it does not run, or has no such model
     toolset.toolbox(args.tools, args.corpus)  # the index that it makes of the corpus stays
+
+
+def check_regular(path):
+    """ValueError for /dev/stdin and the like: questions are read here, once more later, and on resuming."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is not a regular file: write the questions into one, and give that")
+
+
+def enough_to_hold_out(args, questions):
+    """ValueError if there are too few questions to take some of them for --valid."""
+    if len(questions) < 2:
+        raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl "
+                         "or none, or more questions")
+
+
+def check_out(folder):
+    """ValueError if this folder can be neither written nor made: a folder is made and removed beside it."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=place):
+            pass
+    except OSError as why:
+        raise ValueError(f"{folder} can't be made ({why.strerror}): give another --out") from why
 
 
 def after_loading():
@@ -87,6 +118,8 @@ def errors_leave(script):
     """One sentence and exit code 2 for a run that cannot begin: a wrong flag, a bad file, ..."""
     try:
         yield
+    except BrokenPipeError:  # `| head` has ended: no mistake (endings.py)
+        raise
     except (ValueError, OSError) as why:
         leave(2, f"{script}: {why}")
 
@@ -148,8 +181,9 @@ def solve_parser():
     add("--temperature", "of the planner's sampling; None: 0 (greedy) for one question, else 0.7", type=float)
     add_engines(parser)
     add, _ = flag_group(parser, "the run")
-    add("--max-turns", "turns of a rollout at most", type=int, default=10)
-    add("--max-new-tokens", "longest completion of a module; None: the checkpoint's, or 1024", type=int)
+    add("--max-turns", "turns of a rollout at most (default: 10; for the few questions of the toy 2)",
+        type=int)
+    add("--max-new-tokens", "longest completion, of the judge too; None: the checkpoint's, or 1024", type=int)
     add("--batch", "questions in lock-step; None: 64, fewer where a CPU is slow", type=int)
     add("--seed", "decides what is sampled", type=int, default=0)
     add("--out", "folder for the rollouts, where a stopped run goes on; None: none, or runs/MODEL-benchmarks")
@@ -174,7 +208,8 @@ def train_parser():
     add, _ = flag_group(parser, "the rollouts")
     add("--max-turns", f"turns of a rollout in training {default('max_turns')}", type=int)
     add("--temperature", "of the planner, in rollouts and in the ratio", type=float, default=0.7)
-    add("--max-new-tokens", "longest completion of a module; None: the checkpoint's, or 1024", type=int)
+    add("--max-new-tokens", "longest completion, of the judge too; None: the checkpoint's, or 1024",
+        type=int)
     add, rare = flag_group(parser, "the objective")
     add("--steps", f"optimisation steps {default('steps')}", type=int)
     add("--questions", f"questions a step {default('questions')}", type=int)
@@ -207,10 +242,14 @@ def train_parser():
 # --------------------------------------------------------------- the settings of a run, complete and checked
 @errors_leave("solve.py")
 def solve_arguments(tool_names):
-    args = solve_parser().parse_args()
+    args, more = solve_parser().parse_known_args()
     check_counts(args)
     if args.tools and len(args.tools) > 1 and not args.question and re.search(r"[^\w,]", args.tools[-1]):
         args.question = args.tools.pop()  # --tools a b "2 + 2?": argparse takes it for a third tool
+    if args.question and more and not re.match("--?[a-zA-Z]", more[0]):
+        raise ValueError(f'put the question in quotes: python solve.py "{args.question} {" ".join(more)}"')
+    if more:
+        raise ValueError(f"there is no flag {more[0]}: solve.py --help-all shows them all")
     if args.temperature is None:  # who types one question wants the likeliest plans, not a sample of them
         args.temperature = 0.0 if args.question else 0.7
     if not 0 <= args.temperature < float("inf"):  # refuses nan, too
@@ -219,6 +258,13 @@ def solve_arguments(tool_names):
     if len(given) > 1 or given and not str(given[0]).strip():
         raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, "
                          "not two of them and not an empty one")
+    for name in args.benchmark or []:
+        if name not in ("all", *tables.BENCHMARKS):
+            raise ValueError(f"no benchmark is called {name!r}: choose from all, "
+                             f"{', '.join(tables.BENCHMARKS)}")
+    if args.max_turns is None:  # the demo shows the toy's own questions under the conditions of its training
+        demo = not (given or args.compare)
+        args.max_turns = FOR_TOY["max_turns"] if demo else 10
     settle_engines(args, tool_names, graded=args.question is None)
     return args
 
@@ -289,6 +335,12 @@ def local_models(args):
     """The names of all models that are loaded on this machine."""
     names = {getattr(args, name) for name in ("model", *MODULES, "judge")}
     return sorted(name for name in names if name and not is_server(name))
+
+
+def servers(args):
+    """The names of all models that are on a server."""
+    names = {getattr(args, name) for name in ("model", *MODULES, "judge")}
+    return sorted(name for name in names if name and is_server(name))
 
 
 def settle_engines(args, tool_names, graded=True):

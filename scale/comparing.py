@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-from models.names import check_model
+from models.names import check_model, did_you_mean
 from rewards.compare import lines, mean_rewards
 from scale.command_line import errors_leave
 from scale.files import folder_name
@@ -108,7 +108,7 @@ def read_answers(folder):
             answers[name] = {key: [trial[key] for trial in whole] for key in whole[0]}
     if not answers:
         raise ValueError(f"{folder} holds no answers: give a folder that solve.py --out wrote; "
-                         "two models need --data FILE.jsonl")
+                         f"two models need --data FILE.jsonl.{did_you_mean(folder)}")
     return answers
 
 

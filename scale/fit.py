@@ -14,7 +14,8 @@ update also has gradients and activations.
 
 Letters: n tokens of a micro-batch, K of them actions, d hidden size, f intermediate size, q and k widths of
 queries and of keys, V vocabulary, s bytes of a number in the dtype. The formulas count what autograd saves in
-a decoder layer of transformers (RMSNorm in float32, sdpa, gated MLP); other layers mostly need less.
+a decoder layer of transformers (RMSNorm in float32, sdpa, gated MLP); other layers mostly need less, but
+a recurrent layer without its CUDA kernels (Mamba) needs much more.
 
 A prompt that several turns share is computed once, as a tree (scale/trees.py). A micro-batch of trees has no
 more tokens than any other, but an attention mask, which is counted. With shared prompts more of its tokens
@@ -56,8 +57,8 @@ def shapes(config):
     head = model.get_output_embeddings()
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     text = config.get_text_config()
-    heads, d = text.num_attention_heads, text.hidden_size
-    width = getattr(text, "head_dim", None) or d // heads
+    d, heads = text.hidden_size, getattr(text, "num_attention_heads", 0)  # 0: Mamba, RWKV have no attention
+    width = getattr(text, "head_dim", None) or d // max(1, heads)
     return dict(
         parameters=model.num_parameters(), layers=text.num_hidden_layers, d=d, V=text.vocab_size,
         q=heads * width, k=(getattr(text, "num_key_value_heads", None) or heads) * width,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rewards.metrics import summary
 from scale import ranks
+from scale.endings import no_more_output
 from scale.files import replace_file
 
 # The numbers of flow_grpo.update() that log.csv holds, and their values in a step without an update.
@@ -20,10 +21,18 @@ COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped ha
 NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
 
 
+unprintable = None  # in a training a list: once say() has failed, the exit code (Stopping ends the run)
+
+
 def say(text):
     """Print a line, unless it is empty. With several GPUs, rank 0 speaks for all."""
     if text and ranks.RANK == 0:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except OSError as why:  # `| head` has ended, the terminal is closed, the disk is full
+            if unprintable is None:
+                raise
+            unprintable.append(no_more_output(why))
 
 
 def step_row(step, rollouts, usable, groups, flat, report, tools):

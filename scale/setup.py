@@ -15,7 +15,7 @@ from models import loading
 from models.completion import NEW_TOKENS
 from rewards.questions import prose_warning, read_questions
 from scale import adapters, fit, ranks, threads
-from scale.command_line import local_models, named_set
+from scale.command_line import enough_to_hold_out, local_models, named_set
 from scale.log import say
 
 
@@ -68,9 +68,7 @@ def load_questions(args):
     valid, test = (read_questions(path) if path not in (None, "none") else []
                    for path in (args.valid, args.test))
     if not args.valid:
-        if len(questions) < 2:
-            raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl "
-                             "or none, or more questions")
+        enough_to_hold_out(args, questions)
         questions, valid, note = training.held_out(questions, min(64, len(questions) // 2), args.seed)
         say(note and f"data    {note}")
     return questions, valid, test
@@ -86,6 +84,9 @@ def show_choices(args, train_questions, valid, test):
         f"{len(valid)} to choose best/, {len(test)} to test")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
     say("" if args.judge else prose_warning(train_questions))
+    if args.questions > len(train_questions):
+        say(f"a step takes {args.questions} questions of {len(train_questions)}: some come again in it, "
+            f"in groups of their own. Give --questions {len(train_questions)}, or more data")
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions "
         f"x {args.group_size} rollouts, at most {args.max_turns} turns")
 

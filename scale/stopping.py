@@ -1,25 +1,29 @@
-"""Ctrl-C or SIGTERM: the training ends after the present step, with a checkpoint."""
+"""Ctrl-C, SIGTERM or a closed terminal: the training ends after the present step, with a checkpoint."""
 import signal
 
-from scale import ranks
+from scale import log, ranks
 from scale.log import say
 
 
 class Stopping:
-    """The first signal asks the run to end. After it, Ctrl-C ends the process at once. SIGTERM does not,
-    because a cluster's scheduler and torchrun both send one."""
+    """The first signal asks the run to end. After it, Ctrl-C ends the process at once. SIGTERM and SIGHUP do
+    not, because a cluster's scheduler and torchrun both send one, and a closed terminal may send two.
+
+    A run whose lines nobody can read any more (`| head` has ended) ends in the same way."""
 
     def __init__(self):
         self.signalled = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.handle)
+        log.unprintable = []  # from here on say() keeps its errors, or they would end a step in its middle
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+                signal.signal(number, self.handle)
 
     def handle(self, number, frame):
         if not self.signalled:
             say("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.")
         self.signalled = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def requested(self):
-        """Has any rank received a signal? All ranks must end after the same step."""
-        return ranks.any_rank(self.signalled)
+        """Must the run end? All ranks must end after the same step."""
+        return ranks.any_rank(self.signalled or bool(log.unprintable))

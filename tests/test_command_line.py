@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from models.names import check_model
 from scale.command_line import after_loading, solve_arguments, train_arguments
+from scale.comparing import read_answers
 from tools import TOOLS
 
 ROOT = Path(__file__).parents[1]
@@ -33,14 +35,48 @@ def refused(monkeypatch, capsys, arguments, *argv):
     "solve.py --help", "train.py --help-all", "train.py --data nowhere.jsonl", "solve.py --tools googel",
     "solve.py --data README.md", "train.py --valid LICENSE", "solve.py --model bench", "train.py --fixed ./x",
     "train.py --judge localhost:8000/v1", "solve.py --dtype float3", "train.py --corpus nowhere.jsonl",
-    "solve.py --compare bench toy"])
-def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_imported(command):
-    script, *flags = command.split()
+    "solve.py --compare bench toy", "solve.py what is 2 + 2", "solve.py --benchmark nope",
+    "solve.py --limits", "train.py --out README.md/x", "solve.py --data /dev/null", "solve.py --device gpu",
+    "solve.py --model a/b/c", "solve.py --fixed http://localhost:1 why?", "train.py --data {one}"])
+def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_imported(command, tmp_path):
+    (tmp_path / "one.jsonl").write_text('{"question": "2 + 2?", "answer": 4}\n')  # too few to hold some out
+    script, *flags = command.format(one=tmp_path / "one.jsonl").split()
     code = ("import runpy, sys; sys.modules |= dict.fromkeys(['torch', 'transformers', 'tokenizers'])\n"
             f"sys.argv = {[script, *flags]!r}; runpy.run_path({script!r}, run_name='__main__')")
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == (0 if "--help" in command else 2) and "Traceback" not in ended.stderr
     assert "--help" in command or ended.stderr.startswith(f"{script}: ") and ended.stderr.count("\n") == 1
+
+
+MISTAKES = {
+    "what is 2 + 2": 'put the question in quotes: python solve.py "what is 2 + 2"',
+    "2 - -5": 'put the question in quotes: python solve.py "2 - -5"',
+    "--limits 3": "there is no flag --limits: solve.py --help-all shows them all",
+    "why? --limits": "there is no flag --limits: solve.py --help-all shows them all",
+    "--benchmark bamboogle nope": "no benchmark is called 'nope': choose from all, bamboogle, "}
+
+
+@pytest.mark.parametrize("flags", MISTAKES)
+def test_a_mistake_of_solve_py_is_a_sentence_that_says_what_to_type(monkeypatch, capsys, flags):
+    assert MISTAKES[flags] in refused(monkeypatch, capsys, solve_arguments, *flags.split())
+
+
+@pytest.mark.parametrize("saved, meant", [
+    (["best", "step-2"], "best"), (["step-2", "step-10"], "step-10"), ([], "")])
+def test_the_folder_of_a_training_is_no_model_but_its_checkpoint_is_named(tmp_path, saved, meant):
+    for name in saved:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    for refuse in (check_model, read_answers):
+        with pytest.raises(ValueError) as why:
+            refuse(str(tmp_path))
+        assert str(why.value).endswith(f" Did you mean {tmp_path / meant}?") == bool(saved)
+
+
+def test_the_toys_examples_get_the_turns_of_its_training_and_all_else_ten(monkeypatch):
+    for flags, turns in ([], 2), (["--model", "a/b"], 2), (["--max-turns", "5"], 5), (["2 + 2?"], 10), \
+            (["--data", "toy/test.jsonl"], 10), (["--compare", "a", "b"], 10):
+        assert parsed(monkeypatch, solve_arguments, *flags).max_turns == turns
 
 
 def test_garbage_is_collected_again_once_the_models_are_loaded():

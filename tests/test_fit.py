@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, GPT2Config, Qwen2Config, Qwen2ForCausalLM
 
 from bench import memory as bench
@@ -104,6 +105,15 @@ def test_checkpointing_the_host_adapters_and_more_gpus_each_save_memory():
     assert predict().gpu < predict(gradient_checkpointing=False).gpu
     assert predict(lora=32).gpu < predict(optimizer_device="cpu").gpu < predict(ranks=8).gpu
     assert predict(ranks=8).gpu < predict(ranks=2).gpu < predict().gpu
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba2", "FalconMamba"])
+def test_a_model_without_attention_has_a_plan_too(kind):
+    size = dict(hidden_size=64, num_hidden_layers=2, vocab_size=99, state_size=8)
+    heads = dict(num_heads=8, head_dim=16, n_groups=1) if kind == "Mamba2" else {}
+    config = getattr(transformers, f"{kind}Config")(**size, **heads)
+    changes, text = fit.plan(config, 0, 4e9, **SETTINGS)
+    assert changes["token_budget"] == 16384 and "of 4 GB" in text
 
 
 # The plan

@@ -612,7 +612,7 @@ def test_a_model_comes_from_a_slow_hub_and_from_the_cache_when_the_hub_is_gone(h
 
 @pytest.mark.parametrize("name, sentence", [
     ("./nowhere", "There is no folder './nowhere'"), ("/no/such", "There is no folder '/no/such'"),
-    ("runs/last/model", "There is no folder 'runs/last/model' here"),
+    ("runs/last/model", "There is no folder 'runs/last/model': give"),
     ("some-org/some-model", "'some-org/some-model' here, and the model hub cannot be reached"),
     ("localhost:9", "write http://localhost:9$"), ("localhost:9/v1", "write http://localhost:9/v1$"),
     ("10.0.0.1:80/v1#m", "write http://10.0.0.1:80/v1#m$"), ("api.a.com/v1", "write http://api.a.com/v1$")])
@@ -641,6 +641,27 @@ def test_a_folder_with_a_part_missing_or_cut_short_is_one_clear_sentence(folder,
 def test_a_device_or_dtype_that_does_not_exist_names_those_that_do(folder, settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         load_engine(folder, **settings)
+
+
+T5 = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}}
+OWN_CODE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.A", "AutoModelForCausalLM": "mine.B"}}
+
+
+@pytest.mark.parametrize("changes, sentence", [
+    (T5, "is a model of type 't5', which does not go on writing a text"),
+    (AWQ, "cannot be loaded: Loading an AWQ quantized model requires"),
+    (OWN_CODE, "brings Python code of its own, which is not run here"),
+    ({"model_type": "rwkv"}, "is an RWKV, which transformers lets read the padding")])
+def test_a_model_that_cannot_serve_is_one_sentence_and_no_code_of_it_runs(folder, changes, sentence, capfd):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    (folder / "mine.py").write_text("print('my code')")
+    with pytest.raises(ValueError, match=sentence) as why:
+        load_engine(folder)
+    assert "\n" not in str(why.value) and len(str(why.value)) < 400
+    out, _ = capfd.readouterr()
+    assert "my code" not in out and "[y/N]" not in out
 
 
 def test_the_configuration_is_read_without_the_weights(folder):

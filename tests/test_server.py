@@ -78,11 +78,24 @@ def test_an_endless_count_of_tokens_is_no_traceback(server, tokens, usage):
 # Addresses and keys
 
 def test_the_model_is_named_in_the_address_or_is_the_only_one(server):
-    assert load_engine(server.url + "#other").name == "other"
+    assert load_engine(server.url + "#a-model").name == "a-model"
+    with pytest.raises(ValueError, match="serves a-model, not other: name one, as in"):
+        load_engine(server.url + "#other")
     assert load_engine(server.url + "/").name == "a-model"
     server.models = ["a", "b"]
     with pytest.raises(ValueError, match="serves a, b: name one"):
         load_engine(server.url)
+
+
+def test_an_address_without_its_path_gets_the_usual_one_where_that_lists_models(server):
+    def list_models(handler):
+        found = handler.path == server.path
+        handler.send(b'{"data": [{"id": "a-model:latest"}]}' if found else b"no", 200 if found else 404)
+    server.list, address = list_models, server.url.removesuffix("/v1")
+    for server.path, url in (("/v1/models", server.url), ("/models", address), ("nowhere", server.url)):
+        assert load_engine(f"{address}#a-model").url == url
+        engine = load_engine(f"{address}/#a-model")  # as Ollama takes it
+        assert engine.name == ("a-model" if server.path == "nowhere" else "a-model:latest")
 
 
 def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, monkeypatch):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import re
 import sys
 import threading
 import time
@@ -570,6 +571,30 @@ def test_each_batch_is_shown_before_the_next_begins(run, monkeypatch, capsys):
     monkeypatch.setattr(solve, "rollout", listening)
     assert "3 flows" in run("--data|@data.jsonl|--batch|1")
     assert [out.count("Question: 2 + 2?") for out in shown] == [0, 1, 1]
+
+
+def test_a_typed_question_is_traced_while_it_is_answered(run, monkeypatch, capsys):
+    before, complete = [], solve.complete
+
+    def listening(engine, flows, turn, module, prompt):
+        if flows:
+            before.append((module, capsys.readouterr().out))
+        return complete(engine, flows, turn, module, prompt)
+
+    monkeypatch.setattr(solve, "complete", listening)
+    after = run("q?")
+    assert [module for module, _ in before] == ["analysis", "planner", "planner", "generator"]
+    shown = dict(reversed(before))  # of each module its first turn
+    assert "[analysis]" in shown["planner"] and "[turn 2 planner]" in shown["generator"]
+    whole = "".join(text for _, text in before) + after
+    assert whole.count("Question: q?") == 1 and whole.count("[turn 1 planner]") == 1
+    assert re.search(r"\[generator\].*\nAnswer: .*\n\n1 flows", after, re.S) and "[analysis]" not in after
+
+
+def test_max_new_tokens_bounds_the_judge_too(run, tmp_path):
+    run(f"--data|@data.jsonl|--limit|1|--judge|@model|--max-new-tokens|5|--quiet|--out|{tmp_path}/run")
+    judged = [output for output in rows_of(tmp_path / "run")[0]["words"] if output["module"] == "judge"]
+    assert judged and all(len(output["text"].split()) <= 5 for output in judged)
 
 
 def test_the_batch_is_part_of_what_a_run_is(run, capsys, tmp_path):

@@ -114,6 +114,29 @@ def test_what_questions_py_says_of_its_test_questions_is_so():
     assert f"answering no is right in {100 * no / compared:.0f} %" in story
 
 
+def test_every_question_of_the_toy_is_like_its_questions_and_free_wordings_are_not():
+    for name in questions.SIZES:
+        texts = [row["question"] for row in rows(f"{name}.jsonl")]
+        assert [text for text in texts if not questions.is_like(text)] == []
+    freely = [json.loads(line)["question"] for line in open(TOY.parent / "experiments" / "freely.jsonl")]
+    assert sum(map(questions.is_like, freely)) < 0.02 * len(freely)
+
+
+@pytest.mark.parametrize("text", [
+    "What is 17 times 23?", "How many protons does gold have?", "What is 12 + 7 * 3?", "12*7", "hello",
+    "Is Peru in South America?", "capital of france?", "What is 1234 + 5?", "the capital of Atlantis"])
+def test_a_typed_question_unlike_the_toys_is_announced_in_one_line_where_the_toy_answers(text, engine):
+    line = pieces.warning([engine], question=text)
+    assert line.startswith("This question is unlike those of the toy") and "\n" not in line
+    assert pieces.warning([object()], question=text) == ""
+
+
+def test_a_typed_question_like_the_toys_and_a_training_are_not_warned_of(engine):
+    for text in [*list(PLAIN)[:5], *pieces.KINDS]:
+        assert pieces.warning([engine], question=text) == "", text
+    assert pieces.warning([engine]) == ""
+
+
 # ---- its parts ---------------------------------------------------------------------------------------------
 
 def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(tools):

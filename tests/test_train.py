@@ -5,6 +5,7 @@ A tiny random Qwen2 writes no plan that can be parsed, so all its groups would b
 learnt, and the tokens alone decide it.
 """
 import csv
+import errno
 import json
 import os
 import re
@@ -34,7 +35,6 @@ from models.local import HF
 from rewards.questions import Question
 from scale import adapters, advice, checkpoints, files, fit, laps, log
 from scale import run as run_module
-from scale.stopping import Stopping
 from tools import TOOLS
 
 ROLLOUT, STEP_LINE, REPLACE_FOLDER = solve.rollout, log.step_line, files.replace_folder
@@ -87,7 +87,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def signals_as_before():
-    before = {number: signal.getsignal(number) for number in (SIGINT, SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (SIGINT, SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -264,6 +264,14 @@ def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path
     assert (len(questions), len(valid), test) == (number - held, held, []) and not set(questions) & set(valid)
 
 
+def test_a_step_that_takes_more_questions_than_there_are_is_announced(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "train", Mock())
+    for questions in (5, 9):
+        run(tmp_path / f"run-{questions}", questions=questions)
+        line = "a step takes 9 questions of 5: some come again in it, in groups of their own. Give --ques"
+        assert (line in capsys.readouterr().out) == (questions == 9)
+
+
 def test_a_run_says_how_many_questions_are_too_near_to_those_held_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "train", lambda *args: None)
     sums = jsonl(tmp_path / "sums.jsonl", *(f"What is {a} + {b}?" for a in range(20) for b in range(20)))
@@ -299,11 +307,14 @@ def test_a_run_that_a_signal_ended_equals_another_once_resumed(whole, monkeypatc
     assert everything(resume(stopped)) == everything(whole)
 
 
-def test_a_second_ctrl_c_leaves_at_once():
-    Stopping()
-    interrupt()
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
+@pytest.mark.parametrize("why, code", [(errno.EPIPE, 128 + signal.SIGPIPE), (errno.ENOSPC, 1)])
+def test_a_run_whose_output_nobody_can_read_any_more_ends_with_a_checkpoint(whole, monkeypatch, why, code):
+    gone = Mock(write=Mock(side_effect=OSError(why, "gone")), fileno=Mock(side_effect=OSError))
+    with monkeypatch.context() as patch:
+        at(1, lambda: patch.setattr(sys, "stdout", gone), patch)
+        shutil.rmtree("unread", ignore_errors=True)
+        assert command(*words("unread")) == code
+    assert steps_of("unread") == ["step-1"] and everything(resume("unread")) == everything(whole)
 
 
 def test_what_a_crash_left_after_the_last_checkpoint_is_dropped_and_made_again(whole, monkeypatch):
@@ -786,6 +797,12 @@ def test_a_run_with_adapters_goes_on_and_damaged_adapters_are_named(tmp_path, mo
     saved[0].write_bytes(b"half of one")
     assert command("train.py", "--resume", str(stopped), "--steps", "3") == 2
     assert "step-2 is damaged: remove it, then --resume" in capsys.readouterr().err
+
+
+@pytest.mark.extras("peft")
+def test_a_run_with_adapters_prints_no_warning_of_other_packages(tmp_path, recwarn):
+    run(tmp_path / "run", lora=4, steps=1)
+    assert not [str(warning.message) for warning in recwarn if warning.category is FutureWarning]
 
 
 def test_without_peft_nothing_is_trained_and_the_merged_model_serves(tmp_path, monkeypatch, capsys):

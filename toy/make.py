@@ -22,13 +22,17 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scale import endings
+
+endings.without_traceback(__name__)
+
 import torch
 import torch.nn.functional as F
 from tokenizers import AddedToken
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import executor
 import generator

@@ -18,7 +18,7 @@ import tools as toolset
 import verifier
 from memory import Step
 from scale.command_line import TOY_TOOLS
-from toy import teacher
+from toy import questions, teacher
 
 PROMPTS = {
     "planner.ANALYSIS_PROMPT": planner.ANALYSIS_PROMPT,
@@ -28,6 +28,8 @@ PROMPTS = {
     "generator.PROMPT": generator.PROMPT,
 }
 NUMBERS = [f" {n}" for n in range(1000)]
+KINDS = ("What is 15 + 27?", "What is the capital of France?", "Tell me the atomic number of Iron times 3.",
+         "I want to know whether Japan and Kenya share a continent.")  # a question of each kind
 
 
 def step_pieces(turn, verdict="CONTINUE"):
@@ -75,18 +77,22 @@ def changed(tokenizer):
     return list(dict.fromkeys(where for piece, where in pieces().items() if piece not in vocabulary))
 
 
-def warning(engines, tools=()):
-    """A warning if an engine is the toy, or was trained from it, and the prompts have changed or one of these
-    tools is new to it; else ""."""
+def warning(engines, tools=(), question=None):
+    """A warning if an engine is the toy, or was trained from it, and the prompts have changed, one of these
+    tools is new to it, or a typed question is unlike its own; else ""."""
     distinct = {id(engine): engine for engine in engines if hasattr(engine, "tokenizer")}  # a server has none
-    names, unknown = [], []
+    names, unknown, unlike = [], [], False
     for engine in distinct.values():  # one engine may play several modules
         if NUMBERS[-1] in engine.tokenizer.get_added_vocab():  # only the toy has a token " 999"
             names = changed(engine.tokenizer) or names
             unknown = [name for name in tools if name not in TOY_TOOLS]
+            unlike = question is not None and not questions.is_like(question)
     if unknown:
         return (f"The toy has not learnt to use {', '.join(unknown)}. It will answer badly: "
                 f"use a real model, or --tools {' '.join(TOY_TOOLS)}.")
+    if unlike:
+        return ("This question is unlike those of the toy, and its answer may well be wrong. "
+                f"The toy knows four kinds: {' '.join(KINDS)}")
     if not names:
         return ""
     verb = "have" if len(names) > 1 else "has"

@@ -12,6 +12,7 @@ test questions that ask for a single fact ask for one that training asks for, to
 """
 
 import random
+import re
 
 from rewards.questions import Question
 
@@ -179,6 +180,37 @@ def questions(n, test, seed, avoid=(), noise=False):
         if question["question"] not in found and question["question"] not in avoid:
             found[question["question"]] = question
     return list(found.values())
+
+
+def is_like(text):
+    """Is this question like those of the toy: one of CORES between words of the openings, endings, ...?
+
+    >>> is_like("What is the capital of France?"), is_like("What is 12 + 7 * 3?"), is_like("Is Peru in Asia?")
+    (True, False, False)
+    """
+    return LIKE.fullmatch(text.strip()) is not None
+
+
+def pattern():
+    """The regular expression of is_like()."""
+    either = lambda texts: "|".join(sorted(map(re.escape, texts), key=len, reverse=True))
+    elements, countries = either(name for name, _ in ELEMENTS), either(name for name, _, _ in COUNTRIES)
+    continents = either({continent for _, _, continent in COUNTRIES})
+    operator = either([*OPERATORS, *OPERATORS.values()])
+    number = r"\d{1,3}"  # one token; the toy has read no larger ones in questions
+    cores = [rf"{number} [-+*] {number}", rf"symbol of (?:{elements})",
+             rf"atomic number of (?:{elements})(?: (?:{operator}) {number})?",
+             rf"(?:capital|continent) of (?:{countries})",
+             rf"(?:{countries}) and (?:{countries}) (?:(?:are )?on the same|share a) continent",
+             rf"(?:{countries}) lies on the continent of (?:{countries}|{continents})"]
+    texts = AROUND + [text for pair in (*OPENINGS.values(), ENDINGS) for texts in pair for text in texts]
+    texts += [text for kind in CORES.values() for core in kind for text in re.split(r"{\w}", core)]
+    word = either({word.strip(".,") for text in texts for word in text.split()})
+    filler = rf"(?:\b(?i:{word})\b[.,?!]*)"
+    return re.compile(rf"(?:{filler} ?)*(?:{'|'.join(cores)})[.,?!]*(?: {filler})*")
+
+
+LIKE = pattern()
 
 
 def splits():
