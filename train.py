@@ -166,7 +166,7 @@ def main():
         policy, reference, loaded = setup.load_models(args, checkpoint)
         fixed, judge = load_engines(args, loaded, cache)
         left_out, args.tools = toolset.left_out(args.tools), list(tools)
-        open_folder(args)
+        open_folder(args, state["step"] if state else 0)
     command_line.after_loading()
     say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
     say(pieces.warning([policy, *fixed.values()], tools))

@@ -93,13 +93,20 @@ def test_what_cannot_work_is_refused_with_a_sentence_and_code_2(monkeypatch, cap
     assert REFUSED[flags] in refused(monkeypatch, capsys, train_arguments, *flags.split())
 
 
+def settings_of_a_run(folder, monkeypatch, **changed):
+    """args.json as a run of the toy leaves it, with some settings changed; `...` leaves one out."""
+    settings = vars(parsed(monkeypatch, train_arguments, "--out", str(folder / "new"))) | changed
+    settings = {name: value for name, value in settings.items() if value is not ...}
+    (folder / "args.json").write_text(json.dumps(settings))
+
+
 @pytest.mark.parametrize("flags", ["--lr 1", "--temperature 0.7", "--token-mean", "--steps 0"])
 def test_resuming_takes_only_a_new_number_of_steps_beside_the_run(tmp_path, monkeypatch, capsys, flags):
-    (tmp_path / "args.json").write_text(json.dumps({"steps": 4, "lr": 2.0}))  # 0.7: the default
+    settings_of_a_run(tmp_path, monkeypatch, steps=4, lr=0.5)  # 0.7: the default
     error = refused(monkeypatch, capsys, train_arguments, "--resume", str(tmp_path), *flags.split())
     assert f"leave out {flags.split()[0]}" in error
     args = parsed(monkeypatch, train_arguments, "--resume", str(tmp_path), "--steps", "9")
-    assert (args.steps, args.lr, args.group_size) == (9, 2.0, 8)
+    assert (args.steps, args.lr, args.group_size) == (9, 0.5, 8)
 
 
 @pytest.mark.parametrize("argv, tools, question", [

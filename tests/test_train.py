@@ -32,7 +32,7 @@ from models.completion import TOO_LONG
 from models.loading import load_engine
 from models.local import HF
 from rewards.questions import Question
-from scale import adapters, advice, checkpoints, files, fit, laps, log
+from scale import adapters, advice, checkpoints, files, fit, laps, log, places
 from scale import run as run_module
 from scale.stopping import Stopping
 from tools import TOOLS
@@ -647,7 +647,7 @@ def test_training_changes_the_policy_and_not_the_fixed_model_nor_the_reference(t
     assert same(policy.model, load_engine(str(checkpoint)).model)
     how = json.loads((checkpoint / "train.json").read_text())
     folder = str(Path(other or "model").resolve())
-    assert (how["fixed"], how["step"], how["tools"]) == (folder, 2, ["base_generator"])
+    assert (places.located(how["fixed"], checkpoint), how["step"], how["tools"]) == (folder, 2, ["base_generator"])
 
 
 def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(monkeypatch, capsys):
