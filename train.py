@@ -161,6 +161,7 @@ def main():
         setup.plan_memory(args)
         questions = setup.load_questions(args)
         setup.show_choices(args, *questions)
+        setup.plan_disk(args)
         tools, cache = solve.load_tools(args)
         state = load_state(checkpoint)
         policy, reference, loaded = setup.load_models(args, checkpoint)

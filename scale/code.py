@@ -27,12 +27,14 @@ SHOWN = 5  # files that a line names
 
 def git(*words):
     """What git prints; None if there is no git, or if it refuses."""
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]
     try:
-        command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=nothing) as process:
+            printed = process.communicate()[0].decode("utf-8", "backslashreplace")
+    except OSError:
         return None
-    return None if done.returncode else done.stdout.decode("utf-8", "backslashreplace")
+    return None if process.returncode else printed
 
 
 def present():
@@ -41,7 +43,8 @@ def present():
     if top is None or top.splitlines()[0] != str(ROOT):  # a copy of the code inside another repository
         return {"commit": None, "diff": "unknown: this code is in no git repository of its own"}
     changes = [git(*DIFF) or ""]
-    for name in (git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py") or "").split("\0")[:-1]:
+    new = git("ls-files", "--others", "--exclude-standard", "-z", "--", "*.py") or ""
+    for name in new.split("\0")[:-1]:
         if sum(map(len, changes)) > LIMIT:  # such as an environment that git does not ignore
             break
         changes.append(new_file(name))
@@ -61,9 +64,11 @@ def new_file(name):
 
 
 def with_present(records, step):
-    """The records of a run, with that of the present code if it is another: from `step` on it made the run."""
+    """The records of a run, with that of the present code if it is another: it makes the run after `step`."""
     now = present()
-    return records if records and records[-1] | now == records[-1] else [*records, {"after step": step, **now}]
+    if records and records[-1] | now == records[-1]:
+        return records
+    return [*records, {"after step": step, **now}]
 
 
 def note(file):

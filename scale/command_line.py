@@ -321,7 +321,7 @@ def settle_engines(args, tool_names, graded=True):
 
 
 def read_remembered(model, tool_names):
-    """The modules, the tools and the corpus that a checkpoint was trained with, from its train.json, or {}."""
+    """The modules, tools and corpus that a checkpoint was trained with, from its train.json; or {}."""
     file, names = Path(model) / "train.json", (*MODULES, "corpus")
     if is_server(model) or not file.exists():
         return {}
@@ -375,8 +375,9 @@ def resumed(parser, args, tool_names):
 
 
 def read_settings(parser, data, tool_names):
-    """The settings in args.json, read as the command line that they stand for. ValueError if one is missing, is
-    of another type than its flag, or cannot work; a default must not stand in for it unnoticed."""
+    """The settings in args.json, read as the command line that they stand for.
+
+    ValueError if one is missing, is of another type than its flag, or cannot work: no default stands in."""
     names = vars(parser.parse_args([])).keys()
     if missing := sorted(names - data.keys() - {"resume"}):
         raise ValueError(f"it has no {missing[0]!r}")
@@ -397,7 +398,7 @@ def read_settings(parser, data, tool_names):
     except argparse.ArgumentError as why:
         raise ValueError(str(why)) from why
     for name in names - {"threads", "resume", "profile"}:
-        if getattr(settings, name) != data[name]:  # null where the flag has a default, "4" where it is a number
+        if getattr(settings, name) != data[name]:  # null where there is a default, "4" for a number
             raise ValueError(f"its {name!r} is {data[name]!r}")
     settings.threads, settings.code = data["threads"], data.get("code", [])
     if not (settings.threads is None or type(settings.threads) is int and settings.threads > 0):

@@ -1,7 +1,7 @@
-"""The files of a run and of a checkpoint: replaced in one step, read with care, used by one process at a time.
+"""The files of a run and of a checkpoint: replaced in one step, read with care, used by one process.
 
-A file or a folder is replaced in one step: after a kill or on a full disk, the old or the new one is complete.
-The new content is written under another name beside the old one, and renamed when it is complete.
+A file or a folder is replaced in one step: after a kill or on a full disk, the old or the new one is
+complete. The new content is written under another name beside the old one, and renamed when it is complete.
 
 What is read may have been damaged by a disk, changed by an editor, or written by somebody else. Everything
 that is read goes through reading(), which makes one sentence of whatever is wrong with it.
@@ -16,11 +16,13 @@ import shutil
 import sys
 from contextlib import contextmanager
 
+from safetensors import SafetensorError
+
 from world.text import printable, truncate
 
 # What Python, torch and safetensors raise for content of another shape.
-WRONG = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, EOFError,
-         RuntimeError, pickle.UnpicklingError)
+WRONG = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RuntimeError,
+         pickle.UnpicklingError, SafetensorError)
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # of a file system without flock
 
 
