@@ -105,7 +105,7 @@ def plan_disk(args):
     need, there = number * checkpoint + best, next(path for path in (folder, *folder.parents) if path.exists())
     old = sum(file.stat().st_size for file in folder.glob("*/*") if file.is_file())
     free = shutil.disk_usage(there).free + old  # the run's earlier checkpoints are among those that it will have
-    gigabytes = [f"{size / 1e9:.{0 if size > 1e10 else 1}f}" for size in (need, free, checkpoint, best)]
+    gigabytes = [f"{size / 1e9:.3g}" for size in (need, free, checkpoint, best)]
     say("disk    {} of {} GB, for at most {number} checkpoints of {} GB and best/ of {} GB".format(
         *gigabytes, number=number))
     if need > free:
