@@ -113,10 +113,11 @@ class Log:
         with reading(path, "move it away, and --resume begins a new one"):
             whole, steps = 0, []
             for end, row in rows_of(path):
-                if row and not stays(row):
-                    break
+                if row is not None:
+                    if not stays(row):
+                        break
+                    steps.append(row["step"])
                 whole = end
-                steps += [row["step"]] if row else []
             if self.headers:
                 self.check(name, path, steps)
         os.truncate(path, whole)
