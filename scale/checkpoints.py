@@ -98,7 +98,7 @@ def load_state(checkpoint):
         # mmap: the host's memory holds it once, not once for each process
         state = torch.load(checkpoint / "trainer.pt", map_location="cpu", mmap=True, weights_only=True)
         if state["step"] != int(checkpoint.name[5:]):
-            raise ValueError(f"it is of step {state['step']}")
+            raise ValueError(f"its step is {state['step']!r}")
         if math.isnan(state["best"]):
             raise ValueError("its best accuracy is not a number")
     return state
@@ -111,5 +111,7 @@ def check_state(state, weights, checkpoint):
             raise ValueError("it is the state of another number of weights")
         for i, tensors in state["optimizer"]["state"].items():
             shapes = {tuple(tensor.shape) for name, tensor in tensors.items() if name != "step"}
+            if not {"step", "exp_avg", "exp_avg_sq"} <= tensors.keys():
+                raise ValueError(f"the state of weight {i} is incomplete")
             if shapes != {tuple(weights[i].shape)}:
                 raise ValueError(f"the state of weight {i} has another shape")

@@ -80,7 +80,10 @@ def rows_of(path):
             elif columns is None:
                 row, columns = None, line.decode().strip().split(",")
             else:
-                row = dict(zip(columns, line.decode().strip().split(","), strict=True))
+                values = line.decode().strip().split(",")
+                if len(values) != len(columns):
+                    raise ValueError(f"a row has {len(values)} columns, and the header {len(columns)}")
+                row = dict(zip(columns, values))
                 row["step"] = int(row["step"])
             yield end, row
 

@@ -29,10 +29,10 @@ class Run:
         self.moved = False  # has a step changed the policy? Before that it equals the reference
         self.rows, self.poisoned = [], 0  # of log.csv, since this start; steps of no use in a row
         if state:
-            self.step, self.best, self.moved = state["step"], state["best"], bool(state["optimizer"]["state"])
             weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
             with errors_leave("train.py"):
-                check_state(state, weights, self.folder / f"step-{self.step}")
+                check_state(state, weights, self.folder / f"step-{state['step']}")
+            self.step, self.best, self.moved = state["step"], state["best"], bool(state["optimizer"]["state"])
             ranks.load(optimizer, state.pop("optimizer"))  # pop: or a 7B would hold these 91 GB twice
         headers = {"log.csv": log.columns(args.tools), "evals.csv": ["step", "questions", *EVALUATED]}
         with errors_leave("train.py"):

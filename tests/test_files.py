@@ -41,8 +41,9 @@ STATES = {
     "another step": state(step=3), "a step in words": state(step="2"), "no number": state(best=float("nan")),
     "no best": {name: value for name, value in state().items() if name != "best"}, "a list": [1], "None": None,
     "optimizer a list": state(optimizer=[]), "no groups": state(optimizer={"state": {}, "param_groups": []}),
-    "other shapes": state(optimizer={"state": {0: {"exp_avg": torch.zeros(3)}},
+    "other shapes": state(optimizer={"state": {0: dict.fromkeys(["step", "exp_avg", "exp_avg_sq"], torch.zeros(3))},
                                      "param_groups": [{"params": [0]}]}),
+    "no moments": state(optimizer={"state": {0: {"step": torch.zeros(())}}, "param_groups": [{"params": [0]}]}),
     "more weights": state(optimizer={"state": {}, "param_groups": [{"params": [0, 1]}]}), "code": Evil()}
 
 
