@@ -68,13 +68,15 @@ def from_pretrained(kind, name, **settings):
         # Code that a model brings along is not run, and nobody is asked whether to run it.
         return kind.from_pretrained(name, local_files_only=local, trust_remote_code=False, **settings)
     except pickle.UnpicklingError as error:
-        raise ValueError(f"The weights of {name!r} are no plain tensors: they would run code while they are read, "
-                         "or are damaged. Take a model that is saved as safetensors") from error
-    except (OSError, ValueError, TypeError, AttributeError, LookupError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"The weights of {name!r} are no plain tensors: they would run code while they are "
+                         "read, or are damaged. Take a model that is saved as safetensors") from error
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RuntimeError,
+            SafetensorError) as error:
         if "trust_remote_code" in str(error):
             raise ValueError(f"{name!r} needs code of its own, which is not run here: take a model that "
                              "transformers knows") from error
-        reason, nowhere = (str(error).strip() or repr(error)).splitlines()[0], f"There is no folder {name!r} here"
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        nowhere = f"There is no folder {name!r} here"
         if os.path.isdir(name):
             problem = f"The folder {name!r} does not hold a whole model: {reason}"
         elif isinstance(error.__cause__, FileNotFoundError):  # the hub is down, and nothing is in the cache

@@ -130,7 +130,7 @@ def error_of(why):
 
 
 def message_of(body):
-    """(code and type, message) in {"error": {"message": ...}}, {"message": ...}, {"detail": ...} and the like.
+    """(code and type, message) in {"error": {"message": ...}}, {"message": ...}, {"detail": ...}, ...
 
     Nothing else of a server's error is looked at, because it may hold the prompt."""
     try:

@@ -122,8 +122,8 @@ def load(name, device=None, dtype=None, think=False):
         if is_server(name_of_base):  # a downloaded folder must not choose who gets our key
             raise ValueError(f"its base model is said to be a server, {name_of_base}")
         if missing(name_of_base):
-            raise ValueError(f"There is no folder {name_of_base!r}, its base model: put it there, or write its "
-                             f"new place into {config}")
+            raise ValueError(f"There is no folder {name_of_base!r}, its base model: put it there, or write "
+                             f"its new place into {config}")
         base = load_engine(name_of_base, device, dtype)
         policy = Policy(with_saved(base.model, config.parents[1]), base.tokenizer, think=think)
     except ValueError as why:

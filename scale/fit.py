@@ -90,7 +90,9 @@ def activations(of, n, K, s, gradient_checkpointing, lora):
 
 def state_bytes(of, s, lora=None, optimizer_device=None):
     """Bytes of the optimizer's state: moments, and masters unless the weights are float32 themselves."""
-    return 8 * of["adapter"] * lora if lora else of["parameters"] * (8 if s >= 4 and not optimizer_device else 12)
+    if lora:
+        return 8 * of["adapter"] * lora
+    return of["parameters"] * (8 if s >= 4 and not optimizer_device else 12)
 
 
 def predict(of, *, dtype, token_budget, max_new_tokens, gradient_checkpointing, optimizer_device=None,

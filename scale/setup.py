@@ -94,24 +94,26 @@ def show_choices(args, train_questions, valid, test):
 
 
 def plan_disk(args):
-    """Print what the checkpoints will take at most: --keep of them, one being written, and best/. ValueError if
-    they do not fit; a resumed run, whose settings stay, is only warned."""
+    """Print what the checkpoints will take at most: --keep of them, one being written, and best/.
+
+    ValueError if they do not fit. A resumed run, whose settings stay, is only warned."""
     of, folder = fit.shapes(loading.config_of(args.model)), Path(args.out).resolve()
     s = loading.pick_dtype(args.dtype, loading.pick_device(args.device)).itemsize
     weights = s * of["parameters"] + 4 * of["adapter"] * (args.lora or 0)
     checkpoint = weights + fit.state_bytes(of, s, args.lora, args.optimizer_device)
     number = min(math.ceil(args.steps / args.every), args.keep + 1 if args.keep else args.steps)
     best = 0 if args.valid == "none" else weights
-    need, there = number * checkpoint + best, next(path for path in (folder, *folder.parents) if path.exists())
+    need = number * checkpoint + best
+    there = next(path for path in (folder, *folder.parents) if path.exists())
     old = sum(file.stat().st_size for file in folder.glob("*/*") if file.is_file())
-    free = shutil.disk_usage(there).free + old  # the run's earlier checkpoints are among those that it will have
+    free = shutil.disk_usage(there).free + old  # the checkpoints that a resumed run has already
     gigabytes = [f"{size / 1e9:.3g}" for size in (need, free, checkpoint, best)]
     say("disk    {} of {} GB, for at most {number} checkpoints of {} GB and best/ of {} GB".format(
         *gigabytes, number=number))
     if need > free:
         why = f"the checkpoints need {gigabytes[0]} GB of disk, and {gigabytes[1]} are free for {args.out}"
         if not args.resume:
-            raise ValueError(f"{why}: give --keep 1, a larger --every, --lora 32 or an --out on a larger disk")
+            raise ValueError(f"{why}: give --keep 1, a larger --every, --lora 32 or --out on a larger disk")
         say(f"warning: {why}: free some, or the run will end with the last checkpoint that fits")
 
 

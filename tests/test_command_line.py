@@ -111,7 +111,8 @@ def test_resuming_takes_only_a_new_number_of_steps_beside_the_run(tmp_path, monk
 
 
 DAMAGED = {
-    "{": "Expecting property name", "": "Expecting value", "[1]": "it holds no JSON object", "7": "no JSON object",
+    "{": "Expecting property name", "": "Expecting value", "[1]": "it holds no JSON object",
+    "7": "no JSON object",
     "\udcff": "can't decode", "[" * 10**5: "recursion", "1" * 5000: "digits"}
 
 
@@ -123,14 +124,20 @@ def test_an_args_json_that_is_no_object_is_one_sentence(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("name, value, sentence", [
-    ("seed", ..., "it has no 'seed'"), ("steps", ..., "it has no 'steps'"), ("seed", None, "its 'seed' is None"),
-    ("seed", "x", "--seed: invalid int value"), ("seed", 10**30, "too large"), ("steps", "4", "its 'steps' is '4'"),
-    ("model", None, "its 'model' is None"), ("model", ["a"], "its 'model' is ['a']"), ("think", 3, "--think: ignored explicit argument"),
+    ("seed", ..., "it has no 'seed'"), ("steps", ..., "it has no 'steps'"),
+    ("seed", None, "its 'seed' is None"),
+    ("seed", "x", "--seed: invalid int value"), ("seed", 10**30, "too large"),
+    ("steps", "4", "its 'steps' is '4'"),
+    ("model", None, "its 'model' is None"), ("model", ["a"], "its 'model' is ['a']"),
+    ("think", 3, "--think: ignored explicit argument"),
     ("tools", "python_coder", "its tools are not"), ("tools", ["rm"], "its tools are not"),
     ("temperature", float("nan"), "is nan"), ("lr", 1e300, "--lr 1e+300 cannot work"), ("lr", None, "null"),
-    ("group_size", 1, "has no baseline"), ("every", 0, "--every 0 does nothing"), ("threads", -1, "'threads' is"),
-    ("questions", 2.5, "invalid int"), ("optimizer_device", "gpu", "invalid choice"), ("data", "--lr=1", "no such"),
-    ("model", "http://localhost:1/v1", "its model is a server"), ("data", "/gone.jsonl", "--data /gone.jsonl is not")])
+    ("group_size", 1, "has no baseline"), ("every", 0, "--every 0 does nothing"),
+    ("threads", -1, "'threads' is"),
+    ("questions", 2.5, "invalid int"), ("optimizer_device", "gpu", "invalid choice"),
+    ("data", "--lr=1", "no such"),
+    ("model", "http://localhost:1/v1", "its model is a server"),
+    ("data", "/gone.jsonl", "--data /gone.jsonl is not")])
 def test_a_setting_that_is_missing_or_cannot_work_is_one_sentence_and_no_default_takes_its_place(
         tmp_path, monkeypatch, capsys, name, value, sentence):
     settings_of_a_run(tmp_path, monkeypatch, **{name: value})
@@ -149,7 +156,8 @@ def test_a_server_that_a_folder_names_must_be_repeated_before_it_gets_the_key(tm
     error = refused(monkeypatch, capsys, train_arguments, *resume)
     assert f"repeat them: --resume {tmp_path} --fixed {fixed} --judge {judge}\n" in error
     assert "--judge" in refused(monkeypatch, capsys, train_arguments, *resume, "--fixed", fixed)
-    error = refused(monkeypatch, capsys, train_arguments, *resume, "--fixed", fixed, "--judge", "http://other/v1")
+    error = refused(monkeypatch, capsys, train_arguments, *resume, "--fixed", fixed, "--judge",
+                    "http://other/v1")
     assert f"--judge http://other/v1 is not the run's, {judge}: leave it out" in error
     args = parsed(monkeypatch, train_arguments, *resume, "--fixed", fixed, "--judge", judge)
     assert (args.fixed, args.judge) == (fixed, judge)

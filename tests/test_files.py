@@ -1,4 +1,4 @@
-"""What a run and a checkpoint keep: damaged files, locks, names that survive a move, the code that made a run."""
+"""What a run and a checkpoint keep: damaged files, locks, names that survive a move, the code of a run."""
 import errno
 import fcntl
 import json
@@ -37,13 +37,15 @@ class Evil:
         return os.mkdir, ("pwned",)
 
 
+MOMENTS = "step", "exp_avg", "exp_avg_sq"
 STATES = {
     "another step": state(step=3), "a step in words": state(step="2"), "no number": state(best=float("nan")),
-    "no best": {name: value for name, value in state().items() if name != "best"}, "a list": [1], "None": None,
+    "no best": {name: value for name, value in state().items() if name != "best"}, "a list": [1],
     "optimizer a list": state(optimizer=[]), "no groups": state(optimizer={"state": {}, "param_groups": []}),
-    "other shapes": state(optimizer={"state": {0: dict.fromkeys(["step", "exp_avg", "exp_avg_sq"], torch.zeros(3))},
+    "other shapes": state(optimizer={"state": {0: dict.fromkeys(MOMENTS, torch.zeros(3))},
                                      "param_groups": [{"params": [0]}]}),
-    "no moments": state(optimizer={"state": {0: {"step": torch.zeros(())}}, "param_groups": [{"params": [0]}]}),
+    "no moments": state(optimizer={"state": {0: {"step": torch.zeros(())}},
+                                   "param_groups": [{"params": [0]}]}),
     "more weights": state(optimizer={"state": {}, "param_groups": [{"params": [0, 1]}]}), "code": Evil()}
 
 
@@ -78,7 +80,8 @@ LOGS = {
     "evaluations": ("evals.csv", b"step,questions,accuracy\n1\n"),
     "evaluations, bytes": ("evals.csv", b"\x80\n"), "no JSON": ("rollouts.jsonl", b"hello\n"),
     "a list": ("rollouts.jsonl", b"[1]\n"), "no step": ("rollouts.jsonl", b"{}\n"),
-    "a step in words": ("rollouts.jsonl", b'{"step": "1"}\n'), "deep": ("rollouts.jsonl", b"[" * 10**5 + b"\n")}
+    "a step in words": ("rollouts.jsonl", b'{"step": "1"}\n'),
+    "deep": ("rollouts.jsonl", b"[" * 10**5 + b"\n")}
 HEADERS = {"log.csv": ["step", "reward"], "evals.csv": ["step", "questions", "accuracy"]}
 
 
@@ -94,7 +97,8 @@ def test_a_damaged_log_is_one_sentence_and_stays_as_it_is(tmp_path, name):
 def test_what_came_after_the_checkpoint_is_dropped_and_half_a_line_with_it(tmp_path):
     rows = {"log.csv": "step,reward\n1,0\n2,0\n", "rollouts.jsonl": '{"step": 1}\n{"step": 1}\n{"step": 2}\n',
             "evals.csv": "step,questions,accuracy\n0,test,0\n2,valid,0\n"}
-    later = {"log.csv": "3,0\n4,", "rollouts.jsonl": '{"step": 3}\n{"st', "evals.csv": "2,test,0\n3,valid,0\n"}
+    later = {"log.csv": "3,0\n4,", "rollouts.jsonl": '{"step": 3}\n{"st',
+             "evals.csv": "2,test,0\n3,valid,0\n"}
     for name in rows:
         (tmp_path / name).write_text(rows[name] + later[name])
     log.Log(tmp_path, 2, HEADERS)
@@ -145,7 +149,8 @@ def test_weights_that_would_run_code_are_one_sentence_and_run_nothing(tmp_path, 
 
 
 @pytest.mark.parametrize("file, changes", [
-    ("config.json", {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}),
+    ("config.json", {"model_type": "own",
+                     "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}),
     ("tokenizer_config.json", {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.T", None]}})])
 def test_code_of_a_model_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch, file, changes):
     write(tmp_path, tokenizer())
@@ -167,8 +172,8 @@ HOLD = "import sys, time; from pathlib import Path; from scale import files; " \
 
 
 def holder(folder, **environment):
-    process = subprocess.Popen([sys.executable, "-c", HOLD, folder], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-                               env=os.environ | environment)
+    process = subprocess.Popen([sys.executable, "-c", HOLD, folder], cwd=ROOT, env=os.environ | environment,
+                               stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "locked\n"
     return process
 
@@ -193,7 +198,7 @@ def test_of_several_ranks_the_first_alone_takes_the_folder(tmp_path):
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
     files.lock(tmp_path, "train.py")
-    assert capsys.readouterr().err.startswith(f"train.py: the file system of {tmp_path} has no locks: see to it")
+    assert capsys.readouterr().err.startswith(f"train.py: the file system of {tmp_path} has no locks: see")
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
     (tmp_path / "other").mkdir()
     with pytest.raises(OSError, match="broken"):
@@ -228,7 +233,8 @@ def test_a_second_solve_with_the_same_out_is_refused(tmp_path, monkeypatch):
 # Names that survive a move
 
 @pytest.mark.parametrize("path, folder, name", [
-    ("{root}/toy", "{root}/runs/a/best", "./toy"), ("{root}/toy/corpus.jsonl", "{tmp}/run", "./toy/corpus.jsonl"),
+    ("{root}/toy", "{root}/runs/a/best", "./toy"),
+    ("{root}/toy/corpus.jsonl", "{tmp}/run", "./toy/corpus.jsonl"),
     ("{tmp}/base", "{tmp}/out/run/best", "../../../base"), ("{tmp}/run/corpus", "{tmp}/run", "../run/corpus"),
     ("{home}/models/base", "{home}/code/runs", "~/models/base"), ("/usr/bin", "{tmp}/run", "/usr/bin")])
 def test_a_path_is_named_so_that_it_is_found_again_and_says_little_of_the_machine(
@@ -243,7 +249,7 @@ def test_a_path_is_named_so_that_it_is_found_again_and_says_little_of_the_machin
 
 
 def test_names_on_the_hub_servers_and_absent_settings_stay_as_they_are(tmp_path):
-    for name in ("Qwen/Qwen2.5-7B", "http://localhost:8000/v1#m", "none", None, "nq+deepmath", "wikipedia:de"):
+    for name in ("Qwen/Qwen2.5-7B", "http://localhost:8000/v1#m", "none", None, "nq+math", "wikipedia:de"):
         assert places.portable(name, tmp_path) == name == places.located(name, tmp_path)
 
 
@@ -280,7 +286,8 @@ def test_a_resumed_run_counts_its_own_checkpoints_and_is_only_warned(tmp_path, m
     assert "\nwarning: the checkpoints need 308 GB of disk, and 301 are free" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags, keep", [([], None), (["--model", "a/b"], 2), (["--model", "a/b", "--keep", "9"], 9)])
+@pytest.mark.parametrize("flags, keep", [
+    ([], None), (["--model", "a/b"], 2), (["--model", "a/b", "--keep", "9"], 9)])
 def test_a_real_model_keeps_two_checkpoints_and_the_toy_all(monkeypatch, tmp_path, flags, keep):
     monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(tmp_path / "run"), *flags])
     assert train_arguments(TOOLS).keep == keep
@@ -316,7 +323,8 @@ def test_the_commit_and_the_changes_since_are_recorded_without_a_path_of_the_mac
     edited = code.present()
     assert edited["commit"] == clean["commit"] and "-a = 1\n+a = 2" in edited["diff"]
     assert "+b = 3" in edited["diff"] and "words" not in edited["diff"]
-    assert str(repository) not in json.dumps(edited) and sorted(code.parts(edited)) == ["critic.py", "flow.py"]
+    assert str(repository) not in json.dumps(edited)
+    assert sorted(code.parts(edited)) == ["critic.py", "flow.py"]
     assert code.summary(edited) == f"{clean['commit'][:7]} with changes in flow.py (+1 -1), critic.py (+1 -0)"
 
 
@@ -387,7 +395,8 @@ def test_the_gold_of_a_data_set_is_printed_without_control_characters(tmp_path, 
     flow = SimpleNamespace(question=Question("q", "\x1b[31mgold"), reward=0.0, failed="", undecided=False,
                            outputs=[], memory=SimpleNamespace(steps=[]), answer="a")
     args = SimpleNamespace(quiet=False, benchmark=None, question=None, trials=1, batch=1)
-    answering.answer_set("questions", [flow.question], args, None, lambda *_: [flow], None, lambda flow: "trace")
+    run, trace = lambda *_: [flow], lambda flow: "trace"
+    answering.answer_set("questions", [flow.question], args, None, run, None, trace)
     assert r"(wrong: \x1b[31mgold)" in capsys.readouterr().out
 
 

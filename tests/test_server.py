@@ -164,9 +164,10 @@ def test_a_prompt_that_does_not_fit_has_the_same_error_as_with_a_local_model(ser
 
 
 @pytest.mark.parametrize("body", [
-    {"error": {"message": "temperature: maximum value is 1"}}, {"error": {"message": "Array above maximum length"}},
+    {"error": {"message": "temperature: maximum value is 1"}}, {"error": {"message": "above maximum length"}},
     {"detail": [{"msg": "Field required", "input": {"messages": [{"content": "maximum context length"}]}}]},
-    [{"error": {"message": "no"}}], {"error": {"message": ["prompt too long"]}}, {"error": 7}, {"detail": None}])
+    [{"error": {"message": "no"}}], {"error": {"message": ["prompt too long"]}}, {"error": 7},
+    {"detail": None}])
 def test_another_refusal_is_no_overflow_even_if_it_quotes_the_prompt(server, body):
     server.reply = lambda handler, *_: handler.send(json.dumps(body).encode(), 400)
     (completion,) = load_engine(server.url)(["q"])
@@ -185,8 +186,8 @@ KEY = "sk-proj-Abc/def+0123456789=SECRETSECRET"
 
 
 @pytest.mark.parametrize("quoted", [
-    KEY, f"Bearer {KEY}", KEY[:20] + "...", KEY[-12:], quote(KEY, safe=""), html.escape(KEY + "&"), KEY.upper(),
-    "x" * 190 + KEY, json.dumps({"a": KEY}), KEY.replace("/", "\\/")])
+    KEY, f"Bearer {KEY}", KEY[:20] + "...", KEY[-12:], quote(KEY, safe=""), html.escape(KEY + "&"),
+    KEY.upper(), "x" * 190 + KEY, json.dumps({"a": KEY}), KEY.replace("/", "\\/")])
 @pytest.mark.parametrize("status", [400, 404, 422])
 def test_no_error_shows_the_key_however_a_server_quotes_it(server, monkeypatch, quoted, status):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -205,7 +206,7 @@ def test_the_keys_of_search_services_and_of_other_tools_are_hidden_too(monkeypat
 
 def test_what_a_server_calls_itself_is_short_and_harmless_on_a_terminal(server, monkeypatch):
     server.models = [f"org/model-{i}" for i in range(10_000)]
-    with pytest.raises(ValueError, match="serves 10000 models, such as org/model-0, .*: name one, as in") as why:
+    with pytest.raises(ValueError, match="serves 10000 models, such as org/model-0, .*: name one") as why:
         load_engine(server.url)
     assert len(str(why.value)) < 300
     server.models = ["\x1b[31ma"]
