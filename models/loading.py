@@ -19,6 +19,7 @@ from pathlib import Path
 
 import requests
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import hub, logging
@@ -58,7 +59,14 @@ def config_of(name):
     name = os.path.expanduser(name)
     if os.path.isdir(name):
         logging.disable_progress_bar()  # a download shows its progress, a local folder does not
-    return from_pretrained(AutoConfig, name)
+        if os.path.exists(os.path.join(name, "adapter_config.json")):  # transformers would load their base
+            raise ValueError(f"The folder {name!r} holds adapters at its top: merge them into their model "
+                             "first.")
+    config = from_pretrained(AutoConfig, name)
+    if "/" in str(getattr(config, "_attn_implementation", None)):
+        raise ValueError(f"{name!r} names a kernel on the hub, {config._attn_implementation}: code that a "
+                         "model brings along is not run here")
+    return config
 
 
 def from_pretrained(kind, name, **settings):
@@ -70,8 +78,8 @@ def from_pretrained(kind, name, **settings):
     except pickle.UnpicklingError as error:
         raise ValueError(f"The weights of {name!r} are no plain tensors: they would run code while they are "
                          "read, or are damaged. Take a model that is saved as safetensors") from error
-    except (OSError, ValueError, TypeError, AttributeError, LookupError, RuntimeError,
-            SafetensorError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RuntimeError, SafetensorError,
+            StrictDataclassError) as error:
         if "trust_remote_code" in str(error):
             raise ValueError(f"{name!r} needs code of its own, which is not run here: take a model that "
                              "transformers knows") from error

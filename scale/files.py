@@ -48,7 +48,7 @@ def read_object(path):
     return data
 
 
-LOCKS = []  # the open files of this process's locks
+LOCKS = []  # the file descriptors of this process's locks, open until it ends
 
 
 def lock(folder, script):
@@ -58,14 +58,15 @@ def lock(folder, script):
     the same, so the user is only warned. With several GPUs, rank 0 has the lock for all."""
     if os.environ.get("RANK", "0") != "0":
         return
-    file = open(folder / "lock", "a+", encoding="utf-8")
-    if any(os.path.samestat(os.fstat(file.fileno()), os.fstat(other.fileno())) for other in LOCKS):
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    if any(os.path.samestat(os.fstat(file), os.fstat(other)) for other in LOCKS):
+        os.close(file)
         return  # ours already
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as why:
-        file.seek(0)
-        process = re.sub(r"\D", "", file.read(20)) or "?"
+        process = re.sub(r"\D", "", os.read(file, 20).decode("ascii", "replace")) or "?"
+        os.close(file)
         raise ValueError(f"{folder} is in use by another process ({process}): wait until that has ended, "
                          "or stop it") from why
     except OSError as why:
@@ -73,9 +74,8 @@ def lock(folder, script):
             raise
         print(f"{script}: the file system of {folder} has no locks: see to it yourself that no other process "
               "uses this folder", file=sys.stderr)
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
+    os.ftruncate(file, 0)
+    os.write(file, str(os.getpid()).encode())
     LOCKS.append(file)
 
 

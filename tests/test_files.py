@@ -165,6 +165,21 @@ def test_code_of_a_model_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch, f
     assert not Path("pwned").exists()
 
 
+@pytest.mark.parametrize("file, changes, sentence", [
+    ("config.json", {"attn_implementation": "evil/kernel"}, "names a kernel on the hub, evil/kernel"),
+    ("adapter_config.json", {"base_model_name_or_path": "evil/base"}, "holds adapters at its top"),
+    ("config.json", {"num_hidden_layers": "4"}, "does not hold a whole model"),
+    ("config.json", {"num_hidden_layers": None}, "")])
+def test_a_configuration_that_names_code_or_another_model_or_nonsense_is_one_sentence(
+        tmp_path, file, changes, sentence):
+    write(tmp_path, tokenizer())
+    before = json.loads((tmp_path / file).read_text()) if (tmp_path / file).exists() else {}
+    (tmp_path / file).write_text(json.dumps(before | changes))
+    with pytest.raises(ValueError) as why:
+        load_engine(str(tmp_path))
+    assert sentence in str(why.value) and "\n" not in str(why.value)
+
+
 # One process at a time
 
 HOLD = "import sys, time; from pathlib import Path; from scale import files; " \
