@@ -365,7 +365,7 @@ def resumed(parser, args, tool_names):
         raise ValueError(f"{args.resume} names servers, which would get your prompts and your key. If you "
                          f"trust them, repeat them: --resume {args.resume} {words}")
     for name in places.SETTINGS:
-        if places.missing(getattr(settings, name)) and name != "cache":
+        if places.missing(getattr(settings, name)):  # a cache, too: a folder must not say where files are made
             raise ValueError(f"the run's --{name} {getattr(settings, name)} is not there: put it back, or "
                              f"write its new place into {file}")
     settings.out = settings.resume = args.resume
