@@ -272,7 +272,7 @@ def main():
     lines = [memory_line, threads.choose(policy), show_engines(policy, fixed, judge, tools, left_out)]
     lines += [pieces.warning([policy, *fixed.values()], tools, args.question)]
     lines += [prose_warning(sets["questions"]) if args.data and not judge else ""]
-    print(*filter(None, lines), "", sep="\n", flush=True)  # "": an empty line at the end
+    print(*map(printable, filter(None, lines)), "", sep="\n", flush=True)  # "": an empty line at the end
 
     def run_batch(trial, start, questions, watch):
         """The rollouts of the batch that begins at question `start`; its seed depends on no other batch."""

@@ -31,7 +31,7 @@ PANELS = {  # column of log.csv: title
     "kl": "KL to the reference", "clip": "clipped tokens", "entropy": "entropy",
     "plan_tokens": "tokens a plan"}
 # Settings that do not change what is learnt from a seed.
-LEFT_OUT = "seed out resume profile keep threads every valid test".split()
+LEFT_OUT = "seed out resume profile keep threads every valid test code".split()
 COLUMNS, WIDTH, HEIGHT, LEFT, TOP = 4, 228, 176, 44, 30  # panels in a row; of a panel; margins in it
 COLOURS = "#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#7d6608"
 STYLE = """

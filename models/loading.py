@@ -13,11 +13,13 @@ compute other log-probs than the update.
 import functools
 import hashlib
 import os
+import pickle
 import threading
 from pathlib import Path
 
 import requests
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import hub, logging
@@ -57,7 +59,13 @@ def config_of(name):
     name = os.path.expanduser(name)
     if os.path.isdir(name):
         logging.disable_progress_bar()  # a download shows its progress, a local folder does not
+        if os.path.exists(os.path.join(name, "adapter_config.json")):  # transformers would load their base
+            raise ValueError(f"The folder {name!r} holds adapters at its top: merge them into their model "
+                             "first.")
     config = from_pretrained(AutoConfig, name)
+    if "/" in str(getattr(config, "_attn_implementation", None)):
+        raise ValueError(f"{name!r} names a kernel on the hub, {config._attn_implementation}: code that a "
+                         "model brings along is not run here")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"{name!r} is a model of type {config.model_type!r}, which does not go on writing a "
                          "text from left to right: use a causal language model made for chat.")
@@ -71,9 +79,15 @@ def from_pretrained(kind, name, **settings):
     """kind.from_pretrained(name); an error becomes a ValueError of one sentence."""
     try:
         local = not os.path.isdir(name) and hub_is_down()
+        # Code that a model brings along is not run, and nobody is asked whether to run it.
         return kind.from_pretrained(name, local_files_only=local, trust_remote_code=False, **settings)
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        reason, nowhere = str(error).strip().splitlines()[0], f"There is no folder {name!r} here"
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"The weights of {name!r} are no plain tensors: they would run code while they are "
+                         "read, or are damaged. Take a model that is saved as safetensors") from error
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RuntimeError, ImportError,
+            SafetensorError, StrictDataclassError) as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        nowhere = f"There is no folder {name!r} here"
         if "trust_remote_code" in str(error):
             problem = f"{name!r} brings Python code of its own, which is not run here: use another model."
         elif isinstance(error, ImportError):  # a quantized model needs a package

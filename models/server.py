@@ -10,6 +10,7 @@ The key is OPENAI_API_KEY. It is sent over https or to this machine only, never 
 sample with the checkpoint's settings (top-k, a repetition penalty), so it cannot be the policy in training.
 """
 
+import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +19,27 @@ from urllib.parse import urlsplit
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from models.tokens import defuse
 from world import services
+from world.text import printable, truncate
 
 # The kinds of servers (owned_by in their list of models) that pass chat_template_kwargs to the chat template.
 # Others do not get this field, because some (OpenAI) refuse unknown fields.
 TEMPLATE_SERVERS = ("vllm", "sglang", "llamacpp")
-FULL = re.compile(r"context[ _](length|window|size)|too long|too many tokens|maximum", re.IGNORECASE)
-MESSAGE = re.compile(r'"(?:message|detail)"\s*:\s*"([^"\\]{1,200})')
+# What servers write if a prompt, with room for its answer, does not fit. Nothing else means that: an
+# exhausted quota, too, has a maximum that is exceeded.
+OVERFLOW = re.compile("|".join([
+    "context_length_exceeded", "exceed_context_size_error",  # the codes of OpenAI and llama.cpp
+    "(maximum|model's) context length",  # OpenAI, vLLM, SGLang: "This model's maximum context length is"
+    "maximum model length", "too long to fit into the model",  # vLLM
+    r"\) exceeds the maximum allowed length",  # SGLang: "Input length (9 tokens) exceeds the maximum allowed"
+    "exceeds? (the )?(max |available )?context (size|length|window|limit)",  # llama.cpp, Ollama, Anthropic
+    "prompt (is )?too long",  # Anthropic, Ollama
+    "`inputs` must have less than", r"`inputs` tokens \+ `max_new_tokens` must be",  # TGI
+    "exceeds the maximum number of tokens allowed",  # Gemini: "The input token count (9) exceeds"
+]), re.IGNORECASE)
+MESSAGE = re.compile(r'"(?:message|msg|detail|error)"\s*:\s*"([^"\\]*)')  # in half of a JSON text
+# A 400 that any prompt would have met: the account is used up. Others answer 402 or 429 then.
+UNPAID = re.compile(r"quota|billing|credit|balance|spend|payment", re.IGNORECASE)
+SHOWN = 8  # models of a server that a sentence names
 
 
 class Server:
@@ -64,9 +80,10 @@ class Server:
             return name  # the server runs but lists no models, like transformers' own server offline
         name = f"{name}:latest" if f"{name}:latest" in owners else name  # in Ollama's list
         if name not in owners and (name or len(owners) != 1):
-            names = ", ".join(owners) or "no model"
-            problem = f", not {name}" if name else ""
-            raise ValueError(f"{self.host} serves {names}{problem}: name one, as in {self.url}#MODEL.")
+            names = ", ".join(shown(other, 80) for other in list(owners)[:SHOWN]) or "no model"
+            number = f"{len(owners)} models, such as " if len(owners) > SHOWN else ""
+            serves = f"{self.host} serves {number}{names}" + (f", not {name}" if name else "")
+            raise ValueError(f"{serves}: name one, as in {self.url}#MODEL.")
         name = name or next(iter(owners))
         if owners.get(name) in TEMPLATE_SERVERS:
             self.extra = {"chat_template_kwargs": {"enable_thinking": self.think}}
@@ -84,7 +101,7 @@ class Server:
         raise failures[0]
 
     def __str__(self):
-        return f"{self.name} | a server at {self.host}"
+        return f"{shown(self.name, 200)} | a server at {self.host}"
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         settings = {"temperature": float(temperature), "max_tokens": max_new_tokens or NEW_TOKENS}
@@ -113,11 +130,43 @@ class Server:
                                             read=text_and_usage, json=body, headers=self.headers)
             return Completion(text, [], [], usage=usage)
         except services.Failed as why:
-            if why.status in (400, 413, 422) and FULL.search(why.body):
-                return Completion("", [], [], TOO_LONG)
-            # Messages of other statuses are not shown: that of 401 may quote the key.
-            message = MESSAGE.search(why.body) if why.status in (400, 404, 422) else None
-            return Completion("", [], [], f"{why}: {message[1]}" if message else str(why))
+            return Completion("", [], [], error_of(why))
+
+
+def error_of(why):
+    """The error of a Completion. why: services.Failed. The server's message is shown where it helps: not for
+    401, which is about the key alone, nor for what was retried."""
+    codes, message = message_of(why.body)
+    if why.status in (400, 413, 422, 500) and OVERFLOW.search(f"{codes} {message}"):
+        return TOO_LONG
+    if why.status == 400 and UNPAID.search(f"{codes} {message}"):
+        return f"{str(why).partition(' ')[0]} does not serve this account: {shown(message)}"  # an outage
+    return f"{why}: {shown(message)}" if message and why.status in (400, 404, 422) else str(why)
+
+
+def message_of(body):
+    """(code and type, message) in {"error": {"message": ...}}, {"message": ...}, {"detail": ...}, ...
+
+    Nothing else of a server's error is looked at, because it may hold the prompt."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):  # services.Failed keeps its beginning alone
+        found = MESSAGE.search(body)
+        return "", found[1] if found else ""
+    data = data[0] if isinstance(data, list) and data else data  # Gemini
+    for name in ("error", "detail"):
+        data = data.get(name) or data if isinstance(data, dict) else data
+    data = data[0] if isinstance(data, list) and data else data  # FastAPI
+    if isinstance(data, dict):
+        codes, data = f"{data.get('code')} {data.get('type')}", data.get("message") or data.get("msg")
+    else:
+        codes = ""
+    return codes, data if isinstance(data, str) else ""
+
+
+def shown(text, length=200):
+    """What a server wrote, for a terminal: no key, no control character, one line of this length."""
+    return truncate(printable(" ".join(services.without_keys(text).split())), length)
 
 
 def owners_of(data):

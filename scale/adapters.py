@@ -17,12 +17,14 @@ import warnings
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from models.loading import fingerprint, load_engine
 from models.local import HF
 from scale.checkpoints import DAMAGED
+from scale.files import read_object, reading
+from scale.places import located, missing, portable
 from world.services import is_server
+from world.text import printable
 
 
 class Policy(HF):
@@ -32,8 +34,12 @@ class Policy(HF):
         """Write the merged model, the adapters, and the fingerprint of the base model that they belong to."""
         super().save(folder, self.model.get_base_model(), self.merged())
         self.model.save_pretrained(f"{folder}/adapters", save_embedding_layers=False)
-        weights = fingerprint(self.model.peft_config["default"].base_model_name_or_path)
-        Path(folder, "adapters", "base.sha256").write_text(weights)
+        base, saved = self.model.peft_config["default"].base_model_name_or_path, Path(folder, "adapters")
+        (saved / "base.sha256").write_text(fingerprint(base))
+        (saved / "README.md").unlink(missing_ok=True)  # peft's: a form to fill in, with the path of the base
+        config = json.loads((saved / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = portable(base, folder)
+        (saved / "adapter_config.json").write_text(json.dumps(config, indent=2))
 
     def merged(self):
         """{name: W + B A} on the host. Merging in place, as peft does, would round the frozen weights."""
@@ -90,13 +96,15 @@ def adapted(engine, rank, checkpoint=None):
 
 def with_saved(model, checkpoint):
     """The model with a checkpoint's adapters, ready to train; ValueError if they belong to another model."""
-    base = model.config.name_or_path
-    try:
-        weights = (checkpoint / "adapters" / "base.sha256").read_text()
+    base, saved = model.config.name_or_path, checkpoint / "adapters"
+    with reading(saved, DAMAGED.format(checkpoint)):
+        weights = (saved / "base.sha256").read_text()
+        config = read_object(saved / "adapter_config.json")
+        # Only these: others of peft's settings name modules to import.
+        config = {name: config[name] for name in ("r", "lora_alpha", "target_modules")}
         model = peft().PeftModel.from_pretrained(
-            model, checkpoint / "adapters", is_trainable=True, torch_device=str(model.device))
-    except (OSError, SafetensorError) as why:
-        raise ValueError(DAMAGED.format(checkpoint)) from why
+            model, saved, config=peft().LoraConfig(**config, lora_dropout=0.0, task_type="CAUSAL_LM"),
+            is_trainable=True, torch_device=str(model.device))
     if weights != fingerprint(base):
         raise ValueError(f"{base} is not the model that {checkpoint} was trained on, or has changed since")
     return model
@@ -110,13 +118,20 @@ def load(name, device=None, dtype=None, think=False):
         return load_engine(name, device, dtype, think)
     try:
         peft()  # ValueError if it is missing, before the base model is loaded
-        name_of_base = json.loads(config.read_text())["base_model_name_or_path"]
+        with reading(config, "take another checkpoint"):
+            name_of_base = located(read_object(config)["base_model_name_or_path"], config.parents[1])
+            if not isinstance(name_of_base, str):
+                raise ValueError("its base model has no name")
         if is_server(name_of_base):  # a downloaded folder must not choose who gets our key
             raise ValueError(f"its base model is said to be a server, {name_of_base}")
+        if missing(name_of_base):
+            raise ValueError(f"There is no folder {name_of_base!r}, its base model: put it there, or write "
+                             f"its new place into {config}")
         base = load_engine(name_of_base, device, dtype)
         policy = Policy(with_saved(base.model, config.parents[1]), base.tokenizer, think=think)
     except ValueError as why:
-        print(f"{name}: loaded without its adapters, as merged and rounded weights. {why}", file=sys.stderr)
+        print(printable(f"{name}: loaded without its adapters, as merged and rounded weights. {why}"),
+              file=sys.stderr)
         return load_engine(name, device, dtype, think)
     policy.model.config.name_or_path = str(name)
     return policy

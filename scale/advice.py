@@ -17,7 +17,8 @@ MEMORY = "give --gradient-checkpointing, --optimizer-device cpu, --lora 32 or a 
 def failures(rollouts):
     """The three commonest reasons, a line each: 'failed 3 times: the prompt is too long'."""
     counts = Counter(rollout.failed for rollout in rollouts if rollout.failed)
-    return "\n".join(f"failed {times} times: {truncate(why, 400)}" for why, times in counts.most_common(3))
+    return "\n".join(f"failed {times} times: {printable(truncate(why, 400))}"
+                     for why, times in counts.most_common(3))
 
 
 def unparsed(rollouts):
@@ -30,7 +31,7 @@ def unparsed(rollouts):
              if output["module"] == "planner"]
     lines = printable(truncate(plans[0], 600)).splitlines() or ["(empty)"]
     example = "\n".join(f"    {line}" for line in lines)
-    reasons = "\n".join(f"  {times} x {why}" for why, times in Counter(errors).most_common(3))
+    reasons = "\n".join(f"  {times} x {printable(why)}" for why, times in Counter(errors).most_common(3))
     return (
         f"{len(steps) - len(errors)} of {len(steps)} plans could be parsed. The commonest reasons:\n{reasons}"
         f"\nThe first plan:\n{example}\n"

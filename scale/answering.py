@@ -16,9 +16,10 @@ from benchmarks.runs import answer_all, finished_trials, open_folder, row_of
 from models.loading import fingerprint, pick_device, pick_dtype
 from rewards.metrics import accuracy_line, calls_line, markdown, summary
 from rewards.questions import Question, read_questions
-from scale import advice
+from scale import advice, code
 from scale.command_line import TOY, is_toy, leave
-from scale.files import folder_name
+from scale.files import folder_name, lock
+from world.text import printable
 
 EXAMPLES = 8  # how many of the toy's questions are answered if the command line names no question
 FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials",
@@ -49,7 +50,10 @@ def open_run(args):
     settings = {name: value for name, value in vars(args).items() if name not in FREE}
     settings["dtype"] = str(pick_dtype(args.dtype, pick_device(args.device)))
     settings["set of weights"] = [fingerprint(model) for model in models if model]
-    return open_folder(args.out, settings)
+    folder = open_folder(args.out, settings)
+    lock(folder, "solve.py")
+    code.note(folder / "settings.json")
+    return folder
 
 
 def answer(sets, args, folder, run, restore, trace):
@@ -73,7 +77,8 @@ def answer_set(name, questions, args, folder, run, restore, trace):
         if not (args.quiet or args.benchmark):
             for flow in batch:
                 grade = "right" if flow.reward > 0 else f"wrong: {flow.question.answer}"
-                tqdm.write(trace(flow) + ("" if args.question else f"  ({grade})") + "\n")  # above the bar
+                line = "" if args.question else printable(f"  ({grade})")
+                tqdm.write(trace(flow) + line + "\n")  # above the bar
         sys.stdout.flush()
 
     try:

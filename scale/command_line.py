@@ -11,7 +11,6 @@ questions or a corpus is wrong, or a folder holds no model.
 """
 import argparse
 import gc
-import json
 import re
 import sys
 import tempfile
@@ -23,7 +22,10 @@ from benchmarks import tables, training
 from models.names import check_device, check_dtype, check_model
 from models.server import Server
 from rewards.questions import read_questions
+from scale import places
+from scale.files import lock, read_object, reading
 from world.services import is_server
+from world.text import printable
 
 TOY = Path(__file__).parents[1] / "toy"
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
@@ -33,7 +35,7 @@ MODULES = ("fixed", "executor", "verifier", "generator")
 # model learns at a larger rate, from smaller batches. The toy's questions need one turn or two: with no turn
 # to spare, each wrong tool costs the answer.
 FOR_PAPER = {"lr": None, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "every": 5,
-             "data": "nq+deepmath", "valid": None, "test": None}
+             "keep": 2, "data": "nq+deepmath", "valid": None, "test": None}
 FOR_TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10}
 FOR_TOY |= {name: str(TOY / f"{file}.jsonl") for name, file in
             (("data", "train"), ("valid", "valid"), ("test", "test"))}
@@ -109,7 +111,7 @@ def after_loading():
 
 def leave(code, text):
     """End the process with this sentence and exit code: 2 before a run, 1 during a run."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -232,7 +234,7 @@ def train_parser():
     add("--seed", "decides everything random", type=int, default=0)
     add("--every", f"save, and evaluate on --valid, every so many steps {default('every')}", type=int)
     add("--out", "the run's folder, which must not exist; None: runs/MODEL-seedN")
-    rare("--keep", "checkpoints step-N to keep, the newest, and best/; None: all", type=int)
+    rare("--keep", "checkpoints step-N to keep, the newest, and best/ (default: 2; the toy all)", type=int)
     add("--resume", "go on with the run in this folder; only --steps may be given anew", metavar="RUN")
     rare("--profile", "print where the seconds of each step go", action="store_true")
     parser.set_defaults(threads=None)  # no flag: chosen when the run begins (scale/threads.py)
@@ -273,7 +275,7 @@ def solve_arguments(tool_names):
 def train_arguments(tool_names):
     parser = train_parser()
     args = parser.parse_args()
-    return settle_train(args, tool_names) if args.resume is None else resumed(parser, args)
+    return settle_train(args, tool_names) if args.resume is None else resumed(parser, args, tool_names)
 
 
 def settle_train(args, tool_names):
@@ -318,6 +320,8 @@ def check_counts(args):
     for name, value in vars(args).items():
         if type(value) is int and name != "seed" and value < 1:  # not isinstance(): a switch is a bool
             raise ValueError(f"--{name.replace('_', '-')} {value} does nothing: use 1 or more")
+    if abs(args.seed) >= 1 << 40:  # torch takes 64 bits, and each step makes a larger seed of it
+        raise ValueError(f"--seed {args.seed} is too large: use a number below 2 ** 40")
 
 
 def must_exist(*paths):
@@ -347,8 +351,7 @@ def settle_engines(args, tool_names, graded=True):
     """Fill in what depends on the planner: a checkpoint has its modules and tools in train.json.
 
     graded: are answers graded? Then the fixed model is the judge, unless --judge names another or none."""
-    checkpoint = Path(args.model) / "train.json"
-    remembered = read_json(checkpoint, "take another checkpoint, or remove it") if checkpoint.exists() else {}
+    remembered = read_remembered(args.model, tool_names)
     if not remembered and is_toy(args.model):
         remembered = {"tools": TOY_TOOLS, "corpus": str(TOY / "corpus.jsonl")}
     if args.tools is not None:
@@ -360,6 +363,9 @@ def settle_engines(args, tool_names, graded=True):
             value = remembered.get(name)
             if name in MODULES and is_server(value):  # a download must not choose who gets our key
                 raise ValueError(f"{args.model} was trained with --{name} {value}: give that, or another")
+            if places.missing(value):
+                raise ValueError(f"{args.model} was trained with --{name} {value}, which is not there: "
+                                 f"give --{name}, in its new place, or another")
             setattr(args, name, value)
     args.fixed = args.fixed or args.model
     if args.judge is None and graded and not is_toy(args.fixed):
@@ -367,25 +373,93 @@ def settle_engines(args, tool_names, graded=True):
     args.judge = None if args.judge == "none" else args.judge
 
 
-def resumed(parser, args):
-    """The settings of the run in --resume, with --steps if that is given."""
+def read_remembered(model, tool_names):
+    """The modules, tools and corpus that a checkpoint was trained with, from its train.json; or {}."""
+    file, names = Path(model) / "train.json", (*MODULES, "corpus")
+    if is_server(model) or not file.exists():
+        return {}
+    with reading(file, "take another checkpoint, or remove this file and give --fixed and --tools"):
+        remembered = read_object(file)
+        for name in names:
+            if not isinstance(remembered.get(name), (str, type(None))):
+                raise ValueError(f"its {name} is no name")
+        tools = remembered.get("tools")
+        if tools is not None and not (isinstance(tools, list) and set(tools) <= set(tool_names)):
+            raise ValueError(f"its tools are not some of {', '.join(tool_names)}")
+    return places.all_located(remembered, model)
+
+
+def resumed(parser, args, tool_names):
+    """The settings of the run in --resume, with --steps if that is given.
+
+    The names of its servers must be repeated: a folder that somebody else made must not choose who gets our
+    prompts and our key."""
     file = Path(args.resume) / "args.json"
     if not file.exists():
         raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
+    repeated = {f"--{name}": name for name in (*MODULES, "judge")}
     flags = [word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")]
-    wrong = [flag for flag in flags if flag not in ("--resume", "--steps", "--profile")]
+    wrong = [flag for flag in flags if flag not in ("--resume", "--steps", "--profile", *repeated)]
     if args.steps is not None and args.steps < 1:
         wrong.append(f"--steps {args.steps}")
     if wrong:
         raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong[0]}")
-    settings = read_json(file, "begin anew")
-    settings |= {"out": args.resume, "resume": args.resume, "steps": args.steps or settings["steps"],
-                 "profile": args.profile}
-    return argparse.Namespace(**vars(parser.parse_args([])) | settings)
+    with reading(file, "mend it, or begin anew"):
+        settings = read_settings(parser, read_object(file), tool_names)
+    vars(settings).update(places.all_located(vars(settings), args.resume))
+    for flag, name in repeated.items():
+        given, recorded = getattr(args, name), getattr(settings, name)
+        if given is not None and recorded not in (given, str(Path(given).resolve())):
+            raise ValueError(f"{flag} {given} is not the run's, {recorded}: leave it out, or begin anew")
+    servers = {flag: getattr(settings, name) for flag, name in repeated.items()
+               if is_server(getattr(settings, name)) and getattr(args, name) is None}
+    if servers:
+        words = " ".join(f"{flag} {url}" for flag, url in servers.items())
+        raise ValueError(f"{args.resume} names servers, which would get your prompts and your key. If you "
+                         f"trust them, repeat them: --resume {args.resume} {words}")
+    for name in places.SETTINGS:
+        if places.missing(getattr(settings, name)):  # a cache, too: a folder must not say where files are made
+            raise ValueError(f"the run's --{name} {getattr(settings, name)} is not there: put it back, or "
+                             f"write its new place into {file}")
+    settings.out = settings.resume = args.resume
+    settings.steps, settings.profile = args.steps or settings.steps, args.profile
+    lock(Path(args.resume), "train.py")  # before the checkpoint to resume from is chosen
+    return settings
 
 
-def read_json(file, advice):
+def read_settings(parser, data, tool_names):
+    """The settings in args.json, read as the command line that they stand for.
+
+    ValueError if one is missing, is of another type than its flag, or cannot work: no default stands in."""
+    names = vars(parser.parse_args([])).keys()
+    if missing := sorted(names - data.keys() - {"resume"}):
+        raise ValueError(f"it has no {missing[0]!r}")
+    if data["tools"] is not None and not set(data["tools"]) <= set(tool_names):
+        raise ValueError(f"its tools are not some of {', '.join(tool_names)}")
+    words = []
+    for name in names - {"threads", "resume", "profile"}:
+        value, flag = data[name], f"--{name.replace('_', '-')}"
+        if isinstance(value, list):
+            words += [flag, *map(str, value)]
+        elif isinstance(value, bool):
+            words += [flag] if value else ["--no-gradient-checkpointing"] * (name == "gradient_checkpointing")
+        elif value is not None:
+            words.append(f"{flag}={value}")
+    parser.exit_on_error = False
     try:
-        return json.loads(file.read_text())
-    except json.JSONDecodeError as why:
-        raise ValueError(f"{file} is damaged ({why}): {advice}") from why
+        settings = parser.parse_args(words)
+    except argparse.ArgumentError as why:
+        raise ValueError(str(why)) from why
+    for name in names - {"threads", "resume", "profile"}:
+        if getattr(settings, name) != data[name]:  # null where there is a default, "4" for a number
+            raise ValueError(f"its {name!r} is {data[name]!r}")
+    settings.threads, settings.code = data["threads"], data.get("code", [])
+    if not (settings.threads is None or type(settings.threads) is int and settings.threads > 0):
+        raise ValueError(f"its 'threads' is {settings.threads!r}")
+    for name in ("model", "fixed", "data", "steps", "questions", "lr", "max_turns", "every", "minibatches"):
+        if getattr(settings, name) is None:
+            raise ValueError(f"its {name!r} is null")
+    if is_server(settings.model):
+        raise ValueError("its model is a server")
+    check_numbers(settings)
+    return settings

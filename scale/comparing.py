@@ -22,14 +22,16 @@ from types import SimpleNamespace
 
 from models.names import check_model, did_you_mean
 from rewards.compare import lines, mean_rewards
+from scale import code
 from scale.command_line import errors_leave
-from scale.files import folder_name
+from scale.files import folder_name, read_object, reading
 from world.services import is_server
 from world.text import printable
 
 SHOWN = 5  # how many questions of each kind are printed; --out keeps all of them
 WIDTH = 50  # characters of a question or an answer that are printed
-UNSHOWN = {"set of weights", "batch", "data", "limit"}  # of the settings; data and limit: see check_questions
+# Of the settings; data and limit: see check_questions; code: see code.py.
+UNSHOWN = {"set of weights", "batch", "data", "limit", "code"}
 
 
 def leave_if_compared(args):
@@ -38,7 +40,7 @@ def leave_if_compared(args):
         with errors_leave("solve.py"):
             check_flags(args)
             folders = answer_both(args) if args.data or args.benchmark else args.compare
-            print(*compare(folders, args), sep="\n")
+            print(*map(printable, compare(folders, args)), sep="\n")
         raise SystemExit
 
 
@@ -68,8 +70,8 @@ def answer_both(args):
         print(f"{model} answers, kept in {folder}", flush=True)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which says how to go on
         run = [sys.executable, sys.argv[0], *flags, "--model", model, "--out", str(folder), "--quiet"]
-        if code := subprocess.run(run).returncode:
-            raise SystemExit(code)
+        if failed := subprocess.run(run).returncode:
+            raise SystemExit(failed)
         print()
     return folders
 
@@ -85,7 +87,11 @@ def compare(folders, args):
                      for answers in sets)
     check_questions(first, second, names)
     yield from (f"{letter}  {name}" for letter, name in zip("AB", names))
-    yield f"settings that differ, A | B: {'; '.join(different_settings(folders)) or 'none'}"
+    settings = [read_settings(folder) for folder in folders]
+    yield f"settings that differ, A | B: {'; '.join(different_settings(*settings)) or 'none'}"
+    yield from code.different("answers", *(code.last(Path(folder, "settings.json")) for folder in folders))
+    runs = [Path(str(each.get("model"))).parent for each in settings]  # if the models are checkpoints
+    yield from code.different("training", *(code.last(run / "args.json") for run in runs))
     for name in common if len(common) == 1 else [*common, "all"]:
         keys = [key for key in first if name in (key[0], "all")]
         yield f"\n{name}"
@@ -145,10 +151,14 @@ def check_questions(first, second, names):
         raise ValueError("nothing to compare: no question has a gold answer, so none was graded")
 
 
-def different_settings(folders):
+def read_settings(folder):
+    file = Path(folder, "settings.json")
+    with reading(file, "remove it, then the answers are compared without the settings"):
+        return read_object(file) if file.exists() else {}
+
+
+def different_settings(first, second):
     """'temperature 0.7 | 0.0' for each setting that differs: it may be the cause, and not the planner."""
-    files = [Path(folder, "settings.json") for folder in folders]
-    first, second = (json.loads(file.read_text()) if file.exists() else {} for file in files)
     for name in [name for name in first if name in second and name not in UNSHOWN]:
         values = [str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
                   for value in (first[name], second[name])]

@@ -1,10 +1,82 @@
-"""Replace a file or a folder in one step: after a kill or on a full disk, the old or the new one is complete.
+"""The files of a run and of a checkpoint: replaced in one step, read with care, used by one process.
 
-The new content is written under another name beside the old one, and renamed when it is complete.
+A file or a folder is replaced in one step: after a kill or on a full disk, the old or the new one is
+complete. The new content is written under another name beside the old one, and renamed when it is complete.
+
+What is read may have been damaged by a disk, changed by an editor, or written by somebody else. Everything
+that is read goes through reading(), which makes one sentence of whatever is wrong with it.
 """
+import errno
+import fcntl
+import json
 import os
+import pickle
 import re
 import shutil
+import sys
+from contextlib import contextmanager
+
+from safetensors import SafetensorError
+
+from world.text import printable, truncate
+
+# What Python, torch and safetensors raise for content of another shape.
+WRONG = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RuntimeError,
+         pickle.UnpicklingError, SafetensorError)
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # of a file system without flock
+
+
+@contextmanager
+def reading(path, advice):
+    """What goes wrong while this file is read becomes one ValueError: the file, the reason, what to do."""
+    try:
+        yield
+    except WRONG as why:
+        text = getattr(why, "strerror", None) or (str(why).strip() or type(why).__name__).splitlines()[0]
+        if not isinstance(why, (OSError, ValueError)):  # str(KeyError("seed")) is "'seed'"
+            text = f"{type(why).__name__}: {text}"
+        raise ValueError(f"{path} cannot be used ({truncate(printable(text), 200)}): {advice}") from why
+
+
+def read_object(path):
+    """The JSON object in a file. To be called within reading()."""
+    if path.exists() and not path.is_file():  # to open a pipe would wait for ever
+        raise ValueError("it is not a file")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError("it holds no JSON object")
+    return data
+
+
+LOCKS = []  # the file descriptors of this process's locks, open until it ends
+
+
+def lock(folder, script):
+    """Take a folder for this process, until it ends: the kernel releases the lock, also after a kill.
+
+    ValueError if another process has it. Some network file systems have no locks; there a run must go on all
+    the same, so the user is only warned. With several GPUs, rank 0 has the lock for all."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    if any(os.path.samestat(os.fstat(file), os.fstat(other)) for other in LOCKS):
+        os.close(file)
+        return  # ours already
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as why:
+        process = re.sub(r"\D", "", os.read(file, 20).decode("ascii", "replace")) or "?"
+        os.close(file)
+        raise ValueError(f"{folder} is in use by another process ({process}): wait until that has ended, "
+                         "or stop it") from why
+    except OSError as why:
+        if why.errno not in NO_LOCKS:
+            raise
+        print(f"{script}: the file system of {folder} has no locks: see to it yourself that no other process "
+              "uses this folder", file=sys.stderr)
+    os.ftruncate(file, 0)
+    os.write(file, str(os.getpid()).encode())
+    LOCKS.append(file)
 
 
 def folder_name(model):

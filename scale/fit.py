@@ -53,7 +53,7 @@ Fit = namedtuple("Fit", "gpu host parts phases")
 def shapes(config):
     """The sizes that the formulas need. On the meta device tensors have no bytes, so no weights are made."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     head = model.get_output_embeddings()
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     text = config.get_text_config()
@@ -89,6 +89,13 @@ def activations(of, n, K, s, gradient_checkpointing, lora):
     return inputs + n * (kept * gradient_checkpointing + passing), inputs + at_logits
 
 
+def state_bytes(of, s, lora=None, optimizer_device=None):
+    """Bytes of the optimizer's state: moments, and masters unless the weights are float32 themselves."""
+    if lora:
+        return 8 * of["adapter"] * lora
+    return of["parameters"] * (8 if s >= 4 and not optimizer_device else 12)
+
+
 def predict(of, *, dtype, token_budget, max_new_tokens, gradient_checkpointing, optimizer_device=None,
             lora=None, ranks=1, prompt=4096, generate_budget=None, context=CONTEXT, others=0):
     """The Fit of a training. of: shapes() of the model.
@@ -103,7 +110,7 @@ def predict(of, *, dtype, token_budget, max_new_tokens, gradient_checkpointing, 
     n = max(token_budget, turn)                                 # a turn above the budget goes alone
     K = min(n, max(1, token_budget // turn) * max_new_tokens)
     tree = min(n, prompt + math.isqrt(prompt * (prompt + 6 * of["d"])))      # nodes of a row: scale/trees.py
-    state = 8 * trained if lora else P * (8 if s >= 4 and not optimizer_device else 12)     # moments, masters
+    state = state_bytes(of, s, lora, optimizer_device)
     cached = max(turn, (generate_budget or 4 * token_budget) // turn * turn)
     parts = {
         "weights": P * s + trained * 4, "frozen copy": 0 if lora else P * s, "other models": others * s,

@@ -9,13 +9,16 @@ The two tables hold no times, so the same seed gives the same tables, byte for b
 """
 import csv
 import json
+import os
 from pathlib import Path
 
 from rewards.metrics import summary
 from scale import ranks
 from scale.endings import no_more_output
-from scale.files import replace_file
+from scale.files import reading
+from world.text import printable
 
+FIRST = "step reward turns errors flat groups failed undecided plan_tokens".split()  # columns of log.csv
 # The numbers of flow_grpo.update() that log.csv holds, and their values in a step without an update.
 COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()
 NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
@@ -25,14 +28,21 @@ unprintable = None  # in a training a list: once say() has failed, the exit code
 
 
 def say(text):
-    """Print a line, unless it is empty. With several GPUs, rank 0 speaks for all."""
+    """Print a line, unless it is empty. With several GPUs, rank 0 speaks for all.
+
+    Control characters are escaped: the text may hold what a model, a server or a data set wrote."""
     if text and ranks.RANK == 0:
         try:
-            print(text, flush=True)
+            print(printable(text), flush=True)
         except OSError as why:  # `| head` has ended, the terminal is closed, the disk is full
             if unprintable is None:
                 raise
             unprintable.append(no_more_output(why))
+
+
+def columns(tools):
+    """The columns of log.csv, in the order of step_row()."""
+    return FIRST + COLUMNS + [f"{name}{part}" for name in [*tools, "unreadable"] for part in ("", "_errors")]
 
 
 def step_row(step, rollouts, usable, groups, flat, report, tools):
@@ -64,33 +74,76 @@ def step_line(row, steps, rollout_seconds, update_seconds):
     return line + (f" | skipped updates {row['skipped']:.0f}" if row["skipped"] else "")
 
 
+def rows_of(path):
+    """(where it ends in the file, the row) of each complete line of a table or of rollouts.jsonl.
+
+    The row of a table's header is None. A crash may have left half a line, the last."""
+    end, columns = 0, None
+    with open(path, "rb") as file:
+        for line in file:
+            end += len(line)
+            if not line.endswith(b"\n"):
+                return
+            if path.suffix == ".jsonl":
+                row = json.loads(line)
+            elif columns is None:
+                row, columns = None, line.decode().strip().split(",")
+            else:
+                values = line.decode().strip().split(",")
+                if len(values) != len(columns):
+                    raise ValueError(f"a row has {len(values)} columns, and the header {len(columns)}")
+                row = dict(zip(columns, values))
+                row["step"] = int(row["step"])
+            yield end, row
+
+
 class Log:
     """The three files. With several GPUs, rank 0 alone writes them.
 
     A run that was killed may have written rows after its last checkpoint. When it is resumed, these rows are
-    dropped: their steps are run again, and give the same rows."""
+    dropped: their steps are run again, and give the same rows. ValueError if a file is damaged."""
 
-    def __init__(self, folder, step):
-        """step: of the checkpoint to resume from; 0 for a new run."""
-        self.folder = Path(folder)
+    def __init__(self, folder, step, headers=None):
+        """step: of the checkpoint to resume from; 0 for a new run. headers: {"log.csv": its columns, ...}, to
+        check that the files belong to this code and to this checkpoint."""
+        self.folder, self.step, self.headers = Path(folder), step, headers
 
-        def evaluation_stays(line):
+        def evaluation_stays(row):
             """Rows of this very step stay, but for those that the resumed run makes again: the evaluation
             before step 1, and the test after the last step."""
-            row_step, name = line.split(",")[:2]
-            return int(row_step) < step or (int(row_step) == step > 0 and name != "test")
+            return row["step"] < step or (row["step"] == step > 0 and row["questions"] != "test")
 
-        self.filter_rows("log.csv", lambda line: int(line.split(",")[0]) <= step)
-        self.filter_rows("evals.csv", evaluation_stays)
-        self.filter_rows("rollouts.jsonl", lambda line: json.loads(line)["step"] <= step)
+        self.drop_rows("log.csv", lambda row: row["step"] <= step)
+        self.drop_rows("evals.csv", evaluation_stays)
+        self.drop_rows("rollouts.jsonl", lambda row: row["step"] <= step)
 
-    def filter_rows(self, name, stays):
-        """Rewrite a file with the rows for which stays(line) is true, and its header."""
+    def drop_rows(self, name, stays):
+        """Cut a file off before the first row for which stays(row) is false."""
         path = self.folder / name
-        if ranks.RANK == 0 and path.exists():
-            with open(path, encoding="utf-8", newline="") as file:
-                whole = (line for line in file if line.endswith("\n"))  # a crash may have left half a line
-                replace_file(path, (line for line in whole if line.startswith("step,") or stays(line)))
+        if ranks.RANK or not path.exists():
+            return
+        with reading(path, "move it away, and --resume begins a new one"):
+            whole, steps = 0, []
+            for end, row in rows_of(path):
+                if row is not None:
+                    if not stays(row):
+                        break
+                    steps.append(row["step"])
+                whole = end
+            if self.headers:
+                self.check(name, path, steps)
+        os.truncate(path, whole)
+
+    def check(self, name, path, steps):
+        """ValueError if these are not the columns of this code, or not the steps up to the checkpoint's."""
+        with open(path, encoding="utf-8", newline="") as file:
+            header = file.readline().strip().split(",")
+        if name in self.headers and header not in (self.headers[name], [""]):
+            raise ValueError("its columns are not those of this code")
+        if name == "rollouts.jsonl":
+            steps = list(dict.fromkeys(steps))  # a step has many rollouts
+        if name != "evals.csv" and steps != list(range(self.step - len(steps) + 1, self.step + 1)):
+            raise ValueError(f"its steps do not lead up to that of the checkpoint, {self.step}")
 
     def evaluated(self, name, step):
         """Does evals.csv hold the evaluation on this set after this step? Rank 0 answers for all ranks."""

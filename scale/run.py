@@ -14,11 +14,12 @@ import torch
 
 from rewards.metrics import accuracy_line, calls_line, summary
 from scale import advice, laps, log, ranks
-from scale.checkpoints import forget, save
+from scale.checkpoints import check_state, forget, save
+from scale.command_line import errors_leave
 from scale.log import Log, say
 
 POISONED = 3  # the run ends after so many steps in a row whose rollouts or gradients were of no use
-EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of evals.csv
+EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of evals.csv, after the first two
 
 
 class Run:
@@ -28,9 +29,14 @@ class Run:
         self.moved = False  # has a step changed the policy? Before that it equals the reference
         self.rows, self.poisoned = [], 0  # of log.csv, since this start; steps of no use in a row
         if state:
+            weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
+            with errors_leave("train.py"):
+                check_state(state, weights, self.folder / f"step-{state['step']}")
             self.step, self.best, self.moved = state["step"], state["best"], bool(state["optimizer"]["state"])
             ranks.load(optimizer, state.pop("optimizer"))  # pop: or a 7B would hold these 91 GB twice
-        self.log = Log(self.folder, self.step)
+        headers = {"log.csv": log.columns(args.tools), "evals.csv": ["step", "questions", *EVALUATED]}
+        with errors_leave("train.py"):
+            self.log = Log(self.folder, self.step, headers)
         if args.profile:
             laps.start(torch.cuda.synchronize if policy.model.device.type == "cuda" else None)
 

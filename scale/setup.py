@@ -1,11 +1,14 @@
-"""What a training needs before its first step: memory plan, questions, models; and four lines about it:
+"""What a training needs before its first step: memory plan, questions, disk, models; and five lines about it:
 
     memory  56.1 of 86 GB on the GPU, 107 of 128 GB on the host, with --optimizer-device cpu (without: 147 GB)
     data    nq+deepmath: 936 questions to train on, 64 to choose best/, 0 to test
     judge   Qwen/Qwen2.5-7B-Instruct (the frozen copy), for answers that the rules cannot read
     learn   all weights, lr 1e-06, 32 steps of 32 questions x 8 rollouts, at most 3 turns
+    disk    335 of 900 GB, for at most 3 checkpoints of 107 GB and best/ of 15 GB
 """
+import math
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -89,6 +92,30 @@ def show_choices(args, train_questions, valid, test):
             f"in groups of their own. Give --questions {len(train_questions)}, or more data")
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions "
         f"x {args.group_size} rollouts, at most {args.max_turns} turns")
+
+
+def plan_disk(args):
+    """Print what the checkpoints will take at most: --keep of them, one being written, and best/.
+
+    ValueError if they do not fit. A resumed run, whose settings stay, is only warned."""
+    of, folder = fit.shapes(loading.config_of(args.model)), Path(args.out).resolve()
+    s = loading.pick_dtype(args.dtype, loading.pick_device(args.device)).itemsize
+    weights = s * of["parameters"] + 4 * of["adapter"] * (args.lora or 0)
+    checkpoint = weights + fit.state_bytes(of, s, args.lora, args.optimizer_device)
+    number = min(math.ceil(args.steps / args.every), args.keep + 1 if args.keep else args.steps)
+    best = 0 if args.valid == "none" else weights
+    need = number * checkpoint + best
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    old = sum(file.stat().st_size for file in folder.glob("*/*") if file.is_file())
+    free = shutil.disk_usage(there).free + old  # the checkpoints that a resumed run has already
+    gigabytes = [f"{size / 1e9:.3g}" for size in (need, free, checkpoint, best)]
+    say("disk    {} of {} GB, for at most {number} checkpoints of {} GB and best/ of {} GB".format(
+        *gigabytes, number=number))
+    if need > free:
+        why = f"the checkpoints need {gigabytes[0]} GB of disk, and {gigabytes[1]} are free for {args.out}"
+        if not args.resume:
+            raise ValueError(f"{why}: give --keep 1, a larger --every, --lora 32 or --out on a larger disk")
+        say(f"warning: {why}: free some, or the run will end with the last checkpoint that fits")
 
 
 def load_models(args, checkpoint):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import tools as toolset
 from models.names import check_model
-from scale.command_line import after_loading, solve_arguments, train_arguments
+from scale.command_line import after_loading, before_imports, solve_arguments, train_arguments
 from scale.comparing import read_answers
 from tools import TOOLS
 
@@ -129,13 +130,82 @@ def test_what_cannot_work_is_refused_with_a_sentence_and_code_2(monkeypatch, cap
     assert REFUSED[flags] in refused(monkeypatch, capsys, train_arguments, *flags.split())
 
 
+def settings_of_a_run(folder, monkeypatch, **changed):
+    """args.json as a run of the toy leaves it, with some settings changed; `...` leaves one out."""
+    settings = vars(parsed(monkeypatch, train_arguments, "--out", str(folder / "new"))) | changed
+    settings = {name: value for name, value in settings.items() if value is not ...}
+    (folder / "args.json").write_text(json.dumps(settings))
+
+
 @pytest.mark.parametrize("flags", ["--lr 1", "--temperature 0.7", "--token-mean", "--steps 0"])
 def test_resuming_takes_only_a_new_number_of_steps_beside_the_run(tmp_path, monkeypatch, capsys, flags):
-    (tmp_path / "args.json").write_text(json.dumps({"steps": 4, "lr": 2.0}))  # 0.7: the default
+    settings_of_a_run(tmp_path, monkeypatch, steps=4, lr=0.5)  # 0.7: the default
     error = refused(monkeypatch, capsys, train_arguments, "--resume", str(tmp_path), *flags.split())
     assert f"leave out {flags.split()[0]}" in error
     args = parsed(monkeypatch, train_arguments, "--resume", str(tmp_path), "--steps", "9")
-    assert (args.steps, args.lr, args.group_size) == (9, 2.0, 8)
+    assert (args.steps, args.lr, args.group_size) == (9, 0.5, 8)
+
+
+DAMAGED = {
+    "{": "Expecting property name", "": "Expecting value", "[1]": "it holds no JSON object",
+    "7": "no JSON object",
+    "\udcff": "can't decode", "[" * 10**5: "recursion", "1" * 5000: "digits"}
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_an_args_json_that_is_no_object_is_one_sentence(tmp_path, monkeypatch, capsys, text):
+    (tmp_path / "args.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    error = refused(monkeypatch, capsys, train_arguments, "--resume", str(tmp_path))
+    assert DAMAGED[text] in error and error.endswith("): mend it, or begin anew\n") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name, value, sentence", [
+    ("seed", ..., "it has no 'seed'"), ("steps", ..., "it has no 'steps'"),
+    ("seed", None, "its 'seed' is None"),
+    ("seed", "x", "--seed: invalid int value"), ("seed", 10**30, "too large"),
+    ("steps", "4", "its 'steps' is '4'"),
+    ("model", None, "its 'model' is None"), ("model", ["a"], "its 'model' is ['a']"),
+    ("think", 3, "--think: ignored explicit argument"),
+    ("tools", "python_coder", "its tools are not"), ("tools", ["rm"], "its tools are not"),
+    ("temperature", float("nan"), "is nan"), ("lr", 1e300, "--lr 1e+300 cannot work"), ("lr", None, "null"),
+    ("group_size", 1, "has no baseline"), ("every", 0, "--every 0 does nothing"),
+    ("threads", -1, "'threads' is"),
+    ("questions", 2.5, "invalid int"), ("optimizer_device", "gpu", "invalid choice"),
+    ("data", "--lr=1", "no such"),
+    ("model", "http://localhost:1/v1", "its model is a server"),
+    ("cache", "/gone.sqlite", "--cache /gone.sqlite is not"), ("data", "/gone.jsonl", "--data /gone.jsonl is not")])
+def test_a_setting_that_is_missing_or_cannot_work_is_one_sentence_and_no_default_takes_its_place(
+        tmp_path, monkeypatch, capsys, name, value, sentence):
+    settings_of_a_run(tmp_path, monkeypatch, **{name: value})
+    monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        before_imports(train_arguments, toolset)
+    error = capsys.readouterr().err
+    gc.enable()
+    assert sentence in error and error.startswith("train.py: ") and error.count("\n") == 1
+
+
+def test_a_server_that_a_folder_names_must_be_repeated_before_it_gets_the_key(tmp_path, monkeypatch, capsys):
+    judge, fixed = "https://evil.example/v1#m", "http://localhost:8000/v1"
+    settings_of_a_run(tmp_path, monkeypatch, judge=judge, fixed=fixed)
+    resume = ["--resume", str(tmp_path)]
+    error = refused(monkeypatch, capsys, train_arguments, *resume)
+    assert f"repeat them: --resume {tmp_path} --fixed {fixed} --judge {judge}\n" in error
+    assert "--judge" in refused(monkeypatch, capsys, train_arguments, *resume, "--fixed", fixed)
+    error = refused(monkeypatch, capsys, train_arguments, *resume, "--fixed", fixed, "--judge",
+                    "http://other/v1")
+    assert f"--judge http://other/v1 is not the run's, {judge}: leave it out" in error
+    args = parsed(monkeypatch, train_arguments, *resume, "--fixed", fixed, "--judge", judge)
+    assert (args.fixed, args.judge) == (fixed, judge)
+
+
+def test_a_model_in_a_folder_need_not_be_repeated_but_may(tmp_path, monkeypatch, capsys):
+    settings_of_a_run(tmp_path, monkeypatch)
+    monkeypatch.chdir(ROOT)
+    assert parsed(monkeypatch, train_arguments, "--resume", str(tmp_path)).fixed == str(ROOT / "toy")
+    assert parsed(monkeypatch, train_arguments, "--resume", str(tmp_path), "--fixed", "toy").seed == 0
+    assert "is not the run's" in refused(monkeypatch, capsys, train_arguments, "--resume", str(tmp_path),
+                                         "--executor", "toy")
 
 
 @pytest.mark.parametrize("argv, tools, question", [

@@ -1,8 +1,10 @@
 """models/server.py against a real server on loopback: answers, failures, and what a rollout makes of them."""
 
+import html
 import json
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from test_solve import ANSWER, CALL, STOP, TOOLS, Cast, module_of
 import solve
 import train
 from bench import faults, hostile
-from models.completion import NEW_TOKENS, TOO_LONG
+from models.completion import NEW_TOKENS, TOO_LONG, outage
 from models.loading import load_engine
 from models.server import Server
 from rewards.questions import Question
@@ -155,12 +157,75 @@ def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_k
 
 @pytest.mark.parametrize("message", [
     "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
-    "context_length_exceeded", "the request exceeds the available context size", "prompt is too long: 9"])
+    "context_length_exceeded", "the request exceeds the available context size", "prompt is too long: 9",
+    "You passed 9 input tokens and requested 10. However, the model's context length is only 8 tokens",
+    "The decoder prompt (length 10127) is longer than the maximum model length of 8192",
+    "The prompt (total length 25938) is too long to fit into the model (context length 4096)",
+    "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
+    "Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens)",
+    "Requested tokens (2285) exceed context window of 2048", "the input length exceeds the context length",
+    "prompt too long; exceeded max context length by 12 tokens",
+    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 1244 `inputs` tokens",
+    "Input validation error: `inputs` must have less than 1024 tokens. Given: 1872",
+    "input length and `max_tokens` exceed context limit: 174167 + 64000 > 200000",
+    "The input token count (1300000) exceeds the maximum number of tokens allowed (1048576)."])
 def test_a_prompt_that_does_not_fit_has_the_same_error_as_with_a_local_model(server, message):
     body = json.dumps({"error": {"message": message}}).encode()
     for status in (400, 413, 422, 404):
         server.reply = lambda handler, *_: handler.send(body, status)
         assert (load_engine(server.url)(["q"])[0].error == TOO_LONG) == (status != 404)
+
+
+@pytest.mark.parametrize("body", [
+    {"error": {"message": "temperature: maximum value is 1"}}, {"error": {"message": "above maximum length"}},
+    {"detail": [{"msg": "Field required", "input": {"messages": [{"content": "maximum context length"}]}}]},
+    [{"error": {"message": "no"}}], {"error": {"message": ["prompt too long"]}}, {"error": 7},
+    {"detail": None}])
+def test_another_refusal_is_no_overflow_even_if_it_quotes_the_prompt(server, body):
+    server.reply = lambda handler, *_: handler.send(json.dumps(body).encode(), 400)
+    (completion,) = load_engine(server.url)(["q"])
+    assert "answered 400" in completion.error and not outage(completion.error)
+
+
+@pytest.mark.parametrize("message", [
+    "maximum monthly spend reached", "Your credit balance is too low", "You exceeded your current quota"])
+def test_an_account_that_is_used_up_is_an_outage_and_no_prompt_that_is_too_long(server, message):
+    server.reply = lambda handler, *_: handler.send(json.dumps({"error": {"message": message}}).encode(), 400)
+    (completion,) = load_engine(server.url)(["q"])
+    assert completion.error.endswith(f" does not serve this account: {message}") and outage(completion.error)
+
+
+KEY = "sk-proj-Abc/def+0123456789=SECRETSECRET"
+
+
+@pytest.mark.parametrize("quoted", [
+    KEY, f"Bearer {KEY}", KEY[:20] + "...", KEY[-12:], quote(KEY, safe=""), html.escape(KEY + "&"),
+    KEY.upper(), "x" * 190 + KEY, json.dumps({"a": KEY}), KEY.replace("/", "\\/")])
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_no_error_shows_the_key_however_a_server_quotes_it(server, monkeypatch, quoted, status):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    body = json.dumps({"error": {"message": f"wrong: {quoted} so"}}).encode()
+    server.reply = lambda handler, *_: handler.send(body, status)
+    error = load_engine(server.url)(["q"])[0].error
+    parts = [KEY[i : i + 8].lower() for i in range(len(KEY) - 7)]
+    assert f"answered {status}" in error and not any(part in error.lower() for part in parts)
+
+
+def test_the_keys_of_search_services_and_of_other_tools_are_hidden_too(monkeypatch):
+    for name in ("SERPER_API_KEY", "GOOGLE_API_KEY", "MY_TOOL_TOKEN"):
+        monkeypatch.setenv(name, f"{name}-hunter2")
+        assert services.Failed("no", 400, f"a {name}-hunter2 b").body == "a *** b"
+
+
+def test_what_a_server_calls_itself_is_short_and_harmless_on_a_terminal(server, monkeypatch):
+    server.models = [f"org/model-{i}" for i in range(10_000)]
+    with pytest.raises(ValueError, match="serves 10000 models, such as org/model-0, .*: name one") as why:
+        load_engine(server.url)
+    assert len(str(why.value)) < 300
+    server.models = ["\x1b[31ma"]
+    server.reply = lambda handler, *_: handler.send(b'{"error": {"message": "\\u001b[2J"}}', 400)
+    engine = load_engine(server.url)
+    assert str(engine).startswith(r"\x1b[31ma | ") and engine(["q"])[0].error.endswith(r": \x1b[2J")
 
 
 # In a rollout and in the scripts

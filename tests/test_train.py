@@ -33,7 +33,7 @@ from models.completion import TOO_LONG
 from models.loading import load_engine
 from models.local import HF
 from rewards.questions import Question
-from scale import adapters, advice, checkpoints, files, fit, laps, log
+from scale import adapters, advice, checkpoints, files, fit, laps, log, places
 from scale import run as run_module
 from tools import TOOLS
 
@@ -340,6 +340,40 @@ def test_a_resumed_run_computes_with_as_many_threads_as_it_began_with(place, mon
         assert began["threads"] == before and torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_run_that_was_moved_with_its_model_goes_on_and_answers_and_names_no_folder_above(
+        tmp_path, monkeypatch, capsys):
+    before, after = tmp_path / "before", tmp_path / "deep" / "after"
+    shutil.copytree("model", before / "model")
+    shutil.copy("data.jsonl", before)
+    run(before / "runs" / "a", model=before / "model", data=before / "data.jsonl", steps=1,
+        valid="none", test="none")
+    for file in before.rglob("*.json"):
+        assert str(tmp_path) not in file.read_text(), file
+    after.parent.mkdir()
+    before.rename(after)
+    assert len(rows(resume(after / "runs" / "a", "--steps", "2"))) == 2
+    assert f"fixed   {after / 'model'} |" in solved(monkeypatch, capsys, after / "runs" / "a" / "step-2").out
+    shutil.rmtree(after / "model")
+    assert command("train.py", "--resume", str(after / "runs" / "a")) == 2
+    assert f"--model {after / 'model'} is not there: put it back, or write" in capsys.readouterr().err
+
+
+def test_a_state_of_other_weights_is_refused_before_a_step(tmp_path, capsys):
+    out = run(tmp_path / "run", steps=1, valid="none", test="none")
+    state = torch.load(out / "step-1" / "trainer.pt")
+    state["optimizer"]["state"][0]["exp_avg"] = torch.zeros(3)
+    torch.save(state, out / "step-1" / "trainer.pt")
+    assert command("train.py", "--resume", str(out), "--steps", "2") == 2
+    assert "the state of weight 0 has another shape): " in capsys.readouterr().err
+
+
+def test_a_damaged_log_is_refused_before_a_step(tmp_path, capsys):
+    out = run(tmp_path / "run", steps=1, valid="none", test="none")
+    (out / "log.csv").write_text("step,reward\n1,0\n")
+    assert command("train.py", "--resume", str(out), "--steps", "2") == 2
+    assert "log.csv cannot be used (its columns are not those of this code): move" in capsys.readouterr().err
 
 
 def test_the_newest_checkpoints_are_kept_and_none_counts_on_a_best_that_is_not_on_the_disk(monkeypatch):
@@ -657,7 +691,8 @@ def test_training_changes_the_policy_and_not_the_fixed_model_nor_the_reference(t
     assert same(policy.model, load_engine(str(checkpoint)).model)
     how = json.loads((checkpoint / "train.json").read_text())
     folder = str(Path(other or "model").resolve())
-    assert (how["fixed"], how["step"], how["tools"]) == (folder, 2, ["base_generator"])
+    assert places.located(how["fixed"], checkpoint) == folder
+    assert (how["step"], how["tools"]) == (2, ["base_generator"])
 
 
 def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(monkeypatch, capsys):
@@ -783,6 +818,23 @@ def test_without_its_base_model_a_checkpoint_with_adapters_is_the_merged_model_a
     lines = capsys.readouterr().err.splitlines()  # among them warnings of the packages
     changed, gone = [line for line in lines if "loaded without its adapters, as merged" in line]
     assert "has changed since" in changed and "There is no folder" in gone
+
+
+@pytest.mark.extras("peft")
+def test_adapters_that_were_moved_with_their_base_are_found_and_their_settings_import_nothing(
+        tmp_path, capsys, monkeypatch):
+    shutil.copytree("model", tmp_path / "before" / "base")
+    out = run(tmp_path / "before" / "run", model=tmp_path / "before" / "base", lora=4, lr=1e-2, steps=1)
+    shutil.move(tmp_path / "before", tmp_path / "after")
+    best = tmp_path / "after" / "run" / "best"
+    file = best / "adapters" / "adapter_config.json"
+    settings = json.loads(file.read_text())
+    assert settings["base_model_name_or_path"] == "../../base"
+    assert not (best / "adapters" / "README.md").exists()
+    file.write_text(json.dumps(settings | {"megatron_config": {}, "megatron_core": "antigravity"}))
+    monkeypatch.setitem(sys.modules, "antigravity", None)  # an import would fail
+    loaded = adapters.load(str(best))
+    assert isinstance(loaded, adapters.Policy) and "without its adapters" not in capsys.readouterr().err
 
 
 @pytest.mark.extras("peft")

@@ -11,8 +11,10 @@ trusted: pages.py reads those.
 Not covered: a service that sends its headers byte by byte can hold up api().
 """
 import email.utils
+import html
 import http.client
 import json
+import os
 import random
 import re
 import sqlite3
@@ -20,7 +22,7 @@ import threading
 import time
 import warnings
 import zlib
-from urllib.parse import urlsplit
+from urllib.parse import quote, quote_plus, urlsplit
 
 import requests
 import urllib3
@@ -34,11 +36,29 @@ SHAPE_ERRORS = KeyError, IndexError, TypeError, AttributeError, ValueError, Over
 
 
 class Failed(Exception):
-    """One sentence for the planner or the user: the host and what it did; no key, header, path or query."""
+    """One sentence for the planner or the user: the host and what it did; no key, header, path or query.
+
+    status, body: of the service's answer. The body may quote the key, which is hidden here."""
 
     def __init__(self, sentence: str, status: int | None = None, body: str = ""):
         super().__init__(sentence)
-        self.status, self.body = status, body[:2000]  # the body comes from the service and may quote the key
+        self.status, self.body = status, without_keys(body[:2000])
+
+
+def without_keys(text: str) -> str:
+    """The text with `***` for each key of the environment, also as URLs, JSON and HTML write it.
+
+    8 characters of a key are enough: a service may quote a part, and a text may have been cut anywhere."""
+    pieces = set()
+    for name, key in os.environ.items():
+        if re.search("KEY|TOKEN|SECRET|PASSWORD", name, re.IGNORECASE) and len(key) >= 4:
+            for form in (key, quote(key, safe=""), quote_plus(key), json.dumps(key)[1:-1], html.escape(key),
+                         key.replace("/", "\\/")):
+                pieces.update(form[i : i + 8] for i in range(max(1, len(form) - 7)))
+    if not pieces:
+        return text
+    whole = "|".join(map(re.escape, sorted(pieces, key=len, reverse=True)))
+    return re.sub(rf"(?:{whole})[\w%+/=.~-]*", "***", text, flags=re.IGNORECASE)
 
 
 def is_server(name):

@@ -1,0 +1,417 @@
+"""What a run and a checkpoint keep: damaged files, locks, names that survive a move, the code of a run."""
+import errno
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_models import tokenizer, write
+
+from models.loading import load_engine
+from rewards.questions import Question
+from scale import advice, answering, code, files, fit, log, places, setup
+from scale.checkpoints import check_state, load_state
+from scale.command_line import solve_arguments, train_arguments
+from tools import TOOLS
+
+ROOT = Path(__file__).parents[1]
+
+
+# Files of the wrong shape
+
+def state(**changed):
+    moments = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+    return {"step": 2, "best": 0.5,
+            "optimizer": {"state": {0: moments}, "param_groups": [{"params": [0]}]}} | changed
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("pwned",)
+
+
+MOMENTS = "step", "exp_avg", "exp_avg_sq"
+STATES = {
+    "another step": state(step=3), "a step in words": state(step="2"), "no number": state(best=float("nan")),
+    "no best": {name: value for name, value in state().items() if name != "best"}, "a list": [1],
+    "optimizer a list": state(optimizer=[]), "no groups": state(optimizer={"state": {}, "param_groups": []}),
+    "other shapes": state(optimizer={"state": {0: dict.fromkeys(MOMENTS, torch.zeros(3))},
+                                     "param_groups": [{"params": [0]}]}),
+    "no moments": state(optimizer={"state": {0: {"step": torch.zeros(())}},
+                                   "param_groups": [{"params": [0]}]}),
+    "more weights": state(optimizer={"state": {}, "param_groups": [{"params": [0, 1]}]}), "code": Evil()}
+
+
+@pytest.mark.parametrize("name", [*STATES, "empty", "a folder"])
+def test_a_damaged_trainer_pt_is_one_sentence_that_says_what_to_remove(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "step-2" / "trainer.pt"
+    file.parent.mkdir()
+    file.mkdir() if name == "a folder" else torch.save(STATES.get(name), file)
+    if name == "empty":
+        file.write_bytes(b"")
+    with pytest.raises(ValueError, match="step-2 is damaged: remove it, then --resume goes on") as why:
+        check_state(load_state(file.parent), [torch.zeros(2)], file.parent)
+    assert "\n" not in str(why.value) and not Path("pwned").exists()
+
+
+def test_a_whole_trainer_pt_is_read(tmp_path):
+    (tmp_path / "step-2").mkdir()
+    torch.save(state(), tmp_path / "step-2" / "trainer.pt")
+    read = load_state(tmp_path / "step-2")
+    check_state(read, [torch.zeros(2)], tmp_path / "step-2")
+    assert (read["step"], read["best"]) == (2, 0.5)
+
+
+LOGS = {
+    "words": ("log.csv", b"step,reward\nhello,world\n"), "bytes": ("log.csv", b"step,reward\n\xff\xfe,1\n"),
+    "more cells": ("log.csv", b"step,reward\n1,2,3\n"), "no header": ("log.csv", b"1,0.5\n2,0.5\n"),
+    "another header": ("log.csv", b"step,loss\n1,0.5\n2,0.5\n"),
+    "out of order": ("log.csv", b"step,reward\n2,0\n1,0\n"), "a gap": ("log.csv", b"step,reward\n1,0\n"),
+    "twice": ("log.csv", b"step,reward\n1,0\n2,0\n1,0\n2,0\n"),
+    "a huge number": ("log.csv", b"step,reward\n" + b"9" * 5000 + b",0\n"),
+    "evaluations": ("evals.csv", b"step,questions,accuracy\n1\n"),
+    "evaluations, bytes": ("evals.csv", b"\x80\n"), "no JSON": ("rollouts.jsonl", b"hello\n"),
+    "a list": ("rollouts.jsonl", b"[1]\n"), "no step": ("rollouts.jsonl", b"{}\n"),
+    "a step in words": ("rollouts.jsonl", b'{"step": "1"}\n'),
+    "deep": ("rollouts.jsonl", b"[" * 10**5 + b"\n")}
+HEADERS = {"log.csv": ["step", "reward"], "evals.csv": ["step", "questions", "accuracy"]}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_damaged_log_is_one_sentence_and_stays_as_it_is(tmp_path, name):
+    file, content = LOGS[name]
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{file} cannot be used .*move it away, and --resume begins") as why:
+        log.Log(tmp_path, 2, HEADERS)
+    assert "\n" not in str(why.value) and (tmp_path / file).read_bytes() == content
+
+
+def test_what_came_after_the_checkpoint_is_dropped_and_half_a_line_with_it(tmp_path):
+    rows = {"log.csv": "step,reward\n1,0\n2,0\n", "rollouts.jsonl": '{"step": 1}\n{"step": 1}\n{"step": 2}\n',
+            "evals.csv": "step,questions,accuracy\n0,test,0\n2,valid,0\n"}
+    later = {"log.csv": "3,0\n4,", "rollouts.jsonl": '{"step": 3}\n{"st',
+             "evals.csv": "2,test,0\n3,valid,0\n"}
+    for name in rows:
+        (tmp_path / name).write_text(rows[name] + later[name])
+    log.Log(tmp_path, 2, HEADERS)
+    assert {name: (tmp_path / name).read_text() for name in rows} == rows
+
+
+def test_the_columns_that_are_checked_are_those_that_are_written():
+    rollout = SimpleNamespace(memory=SimpleNamespace(steps=[]), outputs=[], actions=[], reward=1.0, failed="",
+                              undecided=False)
+    assert list(log.step_row(1, [rollout], [rollout], 1, 0, log.NO_UPDATE, ["a"])) == log.columns(["a"])
+
+
+REMEMBERED = {
+    "{": "Expecting property name", "[]": "no JSON object", '{"tools": 3}': "its tools are not",
+    '{"tools": ["rm"]}': "its tools are not", '{"tools": [["a"]]}': "unhashable", '{"fixed": 3}': "its fixed",
+    '{"corpus": [1]}': "its corpus", "[" * 10**5: "recursion", "\udcff": "decode",
+    '{"fixed": "https://evil.example/v1\\u001b[31m"}': r"--fixed https://evil.example/v1\x1b[31m: give that",
+    '{"fixed": "/gone/model"}': "--fixed /gone/model, which is not there: give --fixed, in its new place"}
+
+
+@pytest.mark.parametrize("text", REMEMBERED)
+def test_a_train_json_that_cannot_be_used_is_one_printable_sentence(tmp_path, monkeypatch, capsys, text):
+    (tmp_path / "train.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    monkeypatch.setattr(sys, "argv", ["solve.py", "Who?", "--model", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        solve_arguments(TOOLS)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and REMEMBERED[text] in error and error.count("\n") == 1
+    assert "\x1b" not in error
+
+
+# Code in a checkpoint
+
+@pytest.mark.parametrize("kind", ["plain", "zip"])
+def test_weights_that_would_run_code_are_one_sentence_and_run_nothing(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "model", tokenizer())
+    (tmp_path / "model" / "model.safetensors").unlink()
+    weights = tmp_path / "model" / "pytorch_model.bin"
+    if kind == "zip":
+        torch.save({"a": Evil()}, weights)
+    else:
+        import pickle
+        weights.write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ValueError, match="would run code while they are read, or are damaged") as why:
+        load_engine("model")
+    assert "\n" not in str(why.value) and not Path("pwned").exists()
+
+
+@pytest.mark.parametrize("file, changes", [
+    ("config.json", {"model_type": "own",
+                     "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}),
+    ("tokenizer_config.json", {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.T", None]}})])
+def test_code_of_a_model_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch, file, changes):
+    write(tmp_path, tokenizer())
+    (tmp_path / file).write_text(json.dumps(json.loads((tmp_path / file).read_text()) | changes))
+    (tmp_path / "own.py").write_text("import os; os.mkdir('pwned')")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question"))
+    monkeypatch.chdir(tmp_path)
+    try:
+        load_engine(str(tmp_path))
+    except ValueError as why:
+        assert "needs code of its own, which is not run here" in str(why) and "\n" not in str(why)
+    assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize("file, changes, sentence", [
+    ("config.json", {"attn_implementation": "evil/kernel"}, "names a kernel on the hub, evil/kernel"),
+    ("adapter_config.json", {"base_model_name_or_path": "evil/base"}, "holds adapters at its top"),
+    ("config.json", {"num_hidden_layers": "4"}, "does not hold a whole model"),
+    ("config.json", {"num_hidden_layers": None}, "")])
+def test_a_configuration_that_names_code_or_another_model_or_nonsense_is_one_sentence(
+        tmp_path, file, changes, sentence):
+    write(tmp_path, tokenizer())
+    before = json.loads((tmp_path / file).read_text()) if (tmp_path / file).exists() else {}
+    (tmp_path / file).write_text(json.dumps(before | changes))
+    with pytest.raises(ValueError) as why:
+        load_engine(str(tmp_path))
+    assert sentence in str(why.value) and "\n" not in str(why.value)
+
+
+# One process at a time
+
+HOLD = "import sys, time; from pathlib import Path; from scale import files; " \
+       "files.lock(Path(sys.argv[1]), 'x'); print('locked', flush=True); time.sleep(60)"
+
+
+def holder(folder, **environment):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, folder], cwd=ROOT, env=os.environ | environment,
+                               stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "locked\n"
+    return process
+
+
+def test_a_folder_is_taken_until_its_process_ends_however_it_ends(tmp_path):
+    process = holder(tmp_path)
+    with pytest.raises(ValueError, match=rf"is in use by another process \({process.pid}\): wait until"):
+        files.lock(tmp_path, "train.py")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    files.lock(tmp_path, "train.py")
+    files.lock(tmp_path, "train.py")  # ours already
+    other = subprocess.run([sys.executable, "-c", HOLD, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert f"is in use by another process ({os.getpid()})" in other.stderr
+
+
+def test_of_several_ranks_the_first_alone_takes_the_folder(tmp_path):
+    files.lock(tmp_path, "train.py")
+    holder(tmp_path, RANK="1").kill()
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+    files.lock(tmp_path, "train.py")
+    assert capsys.readouterr().err.startswith(f"train.py: the file system of {tmp_path} has no locks: see")
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(OSError, match="broken"):
+        files.lock(tmp_path / "other", "train.py")
+
+
+def test_a_second_resume_of_a_run_is_refused_and_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(tmp_path / "new")])
+    (tmp_path / "args.json").write_text(json.dumps(vars(train_arguments(TOOLS))))
+    before = (tmp_path / "args.json").read_bytes()
+    process = holder(tmp_path)
+    second = subprocess.run([sys.executable, "train.py", "--resume", tmp_path], cwd=ROOT, capture_output=True,
+                            text=True, timeout=60)
+    process.kill()
+    assert second.returncode == 2 and second.stderr.count("\n") == 1
+    assert second.stderr.startswith(f"train.py: {tmp_path} is in use by another process ({process.pid})")
+    assert (tmp_path / "args.json").read_bytes() == before
+
+
+def test_a_second_solve_with_the_same_out_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["solve.py", "--limit", "1", "--out", str(tmp_path / "out")])
+    args = solve_arguments(TOOLS)
+    (tmp_path / "out").mkdir()
+    process = holder(tmp_path / "out")
+    (tmp_path / "out" / "settings.json").write_text("{}")
+    monkeypatch.setattr(answering, "open_folder", lambda out, settings: Path(out))
+    with pytest.raises(ValueError, match="is in use by another process"):
+        answering.open_run(args)
+    process.kill()
+
+
+# Names that survive a move
+
+@pytest.mark.parametrize("path, folder, name", [
+    ("{root}/toy", "{root}/runs/a/best", "./toy"),
+    ("{root}/toy/corpus.jsonl", "{tmp}/run", "./toy/corpus.jsonl"),
+    ("{tmp}/base", "{tmp}/out/run/best", "../../../base"), ("{tmp}/run/corpus", "{tmp}/run", "../run/corpus"),
+    ("{home}/models/base", "{home}/code/runs", "~/models/base"), ("/usr/bin", "{tmp}/run", "/usr/bin")])
+def test_a_path_is_named_so_that_it_is_found_again_and_says_little_of_the_machine(
+        tmp_path, monkeypatch, path, folder, name):
+    names = {"root": str(places.ROOT), "tmp": str(tmp_path / "t"), "home": str(tmp_path / "home")}
+    monkeypatch.setenv("HOME", names["home"])
+    path, folder = Path(path.format(**names)), Path(folder.format(**names))
+    if not path.exists():
+        path.mkdir(parents=True)
+    assert places.portable(str(path), folder) == name
+    assert places.located(name, folder) == str(path)
+
+
+def test_names_on_the_hub_servers_and_absent_settings_stay_as_they_are(tmp_path):
+    for name in ("Qwen/Qwen2.5-7B", "http://localhost:8000/v1#m", "none", None, "nq+math", "wikipedia:de"):
+        assert places.portable(name, tmp_path) == name == places.located(name, tmp_path)
+
+
+# Disk
+
+def planned(monkeypatch, tmp_path, free, **changed):
+    (tmp_path / "run").mkdir(exist_ok=True)
+    monkeypatch.setattr(fit, "shapes", lambda config: {"parameters": 7e9, "adapter": 1e6})
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    args = dict(model="toy", out=str(tmp_path / "run"), dtype="bfloat16", device="cpu", lora=None, steps=32,
+                every=5, keep=2, valid=None, optimizer_device=None, resume=None) | changed
+    monkeypatch.chdir(ROOT)
+    setup.plan_disk(SimpleNamespace(**args))
+
+
+@pytest.mark.parametrize("changed, need", [
+    ({}, 3 * 98 + 14), ({"keep": None}, 7 * 98 + 14), ({"valid": "none"}, 3 * 98), ({"steps": 5}, 98 + 14),
+    ({"lora": 32}, 3 * (14 + 12 * 0.032) + 14 + 4 * 0.032)])
+def test_the_start_says_what_disk_the_checkpoints_need_and_refuses_what_does_not_fit(
+        tmp_path, monkeypatch, capsys, changed, need):
+    planned(monkeypatch, tmp_path, need * 1e9 + 1e6, **changed)
+    assert capsys.readouterr().out.startswith(f"disk    {need:.3g} of {need:.3g} GB, for at most ")
+    with pytest.raises(ValueError, match="GB of disk, and .* are free for .*: give --keep 1"):
+        planned(monkeypatch, tmp_path, need * 1e9 - 1e6, **changed)
+
+
+def test_a_resumed_run_counts_its_own_checkpoints_and_is_only_warned(tmp_path, monkeypatch, capsys):
+    (tmp_path / "run" / "step-1").mkdir(parents=True)
+    with open(tmp_path / "run" / "step-1" / "trainer.pt", "wb") as file:
+        file.truncate(10**9)  # takes no disk
+    planned(monkeypatch, tmp_path, 307.5e9, resume="run")
+    assert "warning" not in capsys.readouterr().out
+    planned(monkeypatch, tmp_path, 300e9, resume="run")
+    assert "\nwarning: the checkpoints need 308 GB of disk, and 301 are free" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags, keep", [
+    ([], None), (["--model", "a/b"], 2), (["--model", "a/b", "--keep", "9"], 9)])
+def test_a_real_model_keeps_two_checkpoints_and_the_toy_all(monkeypatch, tmp_path, flags, keep):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(tmp_path / "run"), *flags])
+    assert train_arguments(TOOLS).keep == keep
+
+
+# The code that made a run
+
+def git(*words):
+    author = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *author, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    folder = (tmp_path / "repository").resolve()
+    folder.mkdir()
+    monkeypatch.setattr(code, "ROOT", folder)
+    monkeypatch.chdir(folder)
+    git("init", "-q")
+    Path("flow.py").write_text("a = 1\n")
+    Path("README.md").write_text("words\n")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    return folder
+
+
+def test_the_commit_and_the_changes_since_are_recorded_without_a_path_of_the_machine(repository):
+    clean = code.present()
+    assert re.fullmatch("[0-9a-f]{40}", clean["commit"]) and clean["diff"] == ""
+    Path("flow.py").write_text("a = 2\n")
+    Path("README.md").write_text("other words\n")
+    Path("critic.py").write_text("b = 3\n")
+    edited = code.present()
+    assert edited["commit"] == clean["commit"] and "-a = 1\n+a = 2" in edited["diff"]
+    assert "+b = 3" in edited["diff"] and "words" not in edited["diff"]
+    assert str(repository) not in json.dumps(edited)
+    assert sorted(code.parts(edited)) == ["critic.py", "flow.py"]
+    assert code.summary(edited) == f"{clean['commit'][:7]} with changes in flow.py (+1 -1), critic.py (+1 -0)"
+
+
+def test_a_huge_diff_is_cut_but_told_apart(repository):
+    records = []
+    for end in "xy":
+        Path("flow.py").write_text("# long\n" * 10**5 + end)
+        records.append(code.present())
+    assert records[0] != records[1] and all(len(record["diff"]) == code.LIMIT for record in records)
+
+
+@pytest.mark.parametrize("why", ["no git", "no repository", "inside another repository", "no commit"])
+def test_without_a_commit_the_record_says_so(repository, tmp_path, monkeypatch, why):
+    if why == "no git":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    (repository / "copy").mkdir()
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "new").mkdir()
+    subprocess.run(["git", "init", "-q", tmp_path / "new"], check=True) if why == "no commit" else None
+    folder = {"no repository": tmp_path / "plain", "inside another repository": repository / "copy",
+              "no commit": tmp_path / "new"}.get(why, repository)
+    monkeypatch.setattr(code, "ROOT", folder.resolve())
+    assert code.present() == {"commit": None,
+                              "diff": "unknown: this code is in no git repository of its own"}
+
+
+def test_compare_names_the_files_in_which_the_code_of_two_runs_differs(repository):
+    first = code.present()
+    Path("flow.py").write_text("a = 2\n")
+    second = code.present()
+    git("add", ".")
+    git("commit", "-qm", "second")
+    Path("more.py").write_text("")
+    third = code.present()
+    assert list(code.different("answers", first, first)) == []
+    head, where = code.different("answers", first, second)
+    assert head == (f"code of the answers that differs, A | B: {first['commit'][:7]} | "
+                    f"{first['commit'][:7]} with changes in flow.py (+1 -1)") and where == "    in flow.py"
+    assert list(code.different("answers", first, third))[1] == "    in flow.py, more.py"
+    gone = third | {"commit": 40 * "0"}
+    assert any("does not have both commits" in line for line in code.different("answers", first, gone))
+
+
+def test_a_record_of_another_shape_is_a_sentence_and_reaches_no_command(tmp_path):
+    for record in ({"commit": "--output=pwned", "diff": ""}, {"commit": "a"}, [1], "x"):
+        (tmp_path / "args.json").write_text(json.dumps({"code": [record]}))
+        with pytest.raises(ValueError, match='args.json cannot be used .*: mend its "code", or remove it'):
+            code.last(tmp_path / "args.json")
+
+
+def test_a_run_that_goes_on_with_other_code_records_both(repository):
+    records = code.with_present([], 0)
+    assert code.with_present(records, 3) == records
+    Path("flow.py").write_text("a = 3\n")
+    assert [record["after step"] for record in code.with_present(records, 3)] == [0, 3]
+
+
+# What others wrote, on a terminal
+
+def test_no_text_of_a_model_a_server_or_a_data_set_reaches_the_terminal_raw(capsys):
+    failed = SimpleNamespace(failed="\x1b[31m server", memory=SimpleNamespace(steps=[SimpleNamespace(
+        tool="", result="Error: \x1b[2J")]), outputs=[{"module": "planner", "text": "\x1b]0;x\x07"}])
+    log.say("\x1b[31m data")
+    assert "\x1b" not in advice.failures([failed]) + advice.unparsed([failed]) + capsys.readouterr().out
+
+
+def test_the_gold_of_a_data_set_is_printed_without_control_characters(tmp_path, capsys):
+    flow = SimpleNamespace(question=Question("q", "\x1b[31mgold"), reward=0.0, failed="", undecided=False,
+                           outputs=[], memory=SimpleNamespace(steps=[]), answer="a")
+    args = SimpleNamespace(quiet=False, benchmark=None, question=None, trials=1, batch=1)
+    run, trace = lambda *_: [flow], lambda flow: "trace"
+    answering.answer_set("questions", [flow.question], args, None, run, None, trace)
+    assert r"(wrong: \x1b[31mgold)" in capsys.readouterr().out
+
+
