@@ -22,6 +22,7 @@ from pathlib import Path
 from benchmarks import tables, training
 from models.names import check_dtype, check_model
 from rewards.questions import read_questions
+from world.sandbox import protection
 from world.services import is_server
 
 TOY = Path(__file__).parents[1] / "toy"
@@ -63,7 +64,17 @@ def check_files(args, toolset):
     check_dtype(args.dtype)
     for name in local_models(args):
         check_model(name)
-    toolset.toolbox(args.tools, args.corpus)  # the index that it makes of the corpus stays
+    tools = toolset.toolbox(args.tools, args.corpus)  # the index that it makes of the corpus stays
+    if {"python_coder", "web_search"} <= set(tools) and not args.allow_unconfined:
+        refuse_unconfined()
+
+
+def refuse_unconfined():
+    """ValueError if nothing keeps python_coder from the user's files. With web_search, a page could then
+    persuade the model to read a key and to carry it away, in the address of the next page."""
+    if "read your files" in protection():
+        raise ValueError(f"{protection()}. A web page could make the model read them and, by web_search, send "
+                         "them away: leave one of the two out of --tools, or give --allow-unconfined")
 
 
 def after_loading():
@@ -125,6 +136,8 @@ def add_engines(parser):
     add("--tools", "tools to choose from, as in a,b; None: as --model was trained, or all", nargs="+")
     add("--corpus", "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; "
                     "None: as --tools, or wikipedia:en")
+    rare("--allow-unconfined", "web_search and python_coder together where nothing protects your files",
+         action="store_true")
     rare("--cache", "SQLite file that keeps answers of the web and verdicts of the judge")
     rare("--think", "let models think whose chat template has enable_thinking", action="store_true")
     add("--device", "cuda, mps or cpu; None: the first there is")
@@ -320,14 +333,14 @@ def resumed(parser, args):
     if not file.exists():
         raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
     flags = [word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")]
-    wrong = [flag for flag in flags if flag not in ("--resume", "--steps", "--profile")]
+    wrong = [flag for flag in flags if flag not in ("--resume", "--steps", "--profile", "--allow-unconfined")]
     if args.steps is not None and args.steps < 1:
         wrong.append(f"--steps {args.steps}")
     if wrong:
         raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong[0]}")
     settings = read_json(file, "begin anew")
     settings |= {"out": args.resume, "resume": args.resume, "steps": args.steps or settings["steps"],
-                 "profile": args.profile}
+                 "profile": args.profile, "allow_unconfined": args.allow_unconfined}
     return argparse.Namespace(**vars(parser.parse_args([])) | settings)
 
 
