@@ -49,8 +49,8 @@ def readable_paths(repository):
     """
     names = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/nix/store", "/gnu/store"]
     names += ["/" + name for name in "bin sbin lib lib32 lib64".split()]
-    names += ["/usr/" + name for name in "bin sbin lib lib32 lib64 libexec local/lib".split()]
-    names += ["/usr/share/" + name for name in ("zoneinfo", "locale", "i18n")]
+    names += ["/usr/" + name for name in "bin sbin lib lib32 lib64 local/lib".split()]
+    names += ["/usr/share/" + name for name in ("zoneinfo", "locale")]
     for prefix in {sys.prefix, sys.base_prefix}:  # they differ in a virtual environment
         names += [f"{prefix}/{name}" for name in ("bin", "lib", "lib64", "pyvenv.cfg")]
     packages = [os.path.abspath(name) for name in sys.path]
