@@ -157,21 +157,27 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       the answer, and the program cannot change it.
     Covered on Linux by namespaces (5.12, not in Docker's default), and again by Landlock (5.13) with seccomp
       (x86_64 and aarch64), which need no privilege. Either is enough:
+      no file is read but Python and its packages, the system's programs, shared libraries, locales and time
+      zones (forkserver.py lists them), its own folder, /dev/null, zero, full, random and urandom: no home, no
+      /etc, no /proc, no terminal, not this repository, wherever it is;
       no network; no file, device or setting outside the folder can be changed, not even by root, which loses
       its capabilities; other processes, ours and the supervisor included, cannot be killed, stopped, traced
-      or slowed down, nor their memory or environment read; no limit can be raised.
-    Covered by seccomp alone: sockets that are files (Docker's), the kernel's keys.
-    Covered by namespaces alone: the command lines of other processes.
+      or slowed down, nor their memory or environment read; no limit can be raised, nor another's lowered.
+    Covered by seccomp alone: sockets that are files (Docker's), the kernel's keys; disk space that a file
+      takes beyond its end, though the supervisor stops a program whose output does so.
+    Covered by namespaces alone: whether a file exists outside, how large it is and when it was changed, if
+      the program guesses its path.
     What a program cannot do without namespaces: use locks of multiprocessing; change the rights, owner and
       times of a file (it gets no error); signal its children, before Landlock 6 (Linux 6.12).
-    Not covered: it can read all files that we can read, keys too, and lock them; the memory of many processes
-      together, and memory that no process owns (memfd, pipes); lies in its own prints and exceptions; bugs of
-      the kernel.
+    Not covered: the memory of many processes together, and memory that no process owns (memfd, pipes); lies
+      in its own prints and exceptions; secrets among Python's packages; bugs of the kernel.
       Without namespaces: the disk space of deleted files that are still open.
-      Without namespaces and Landlock (Docker on Linux before 5.13): changes of our files, our memory and
-      environment.
+      Without namespaces and Landlock (Docker on Linux before 5.13): it reads and changes all our files, and
+      reads our memory and environment, unless we are root.
       With none of the three (macOS): hostile code has all our rights. Outside Linux, a process that leaves
       the process group is not found, and macOS ignores some limits. Windows is not supported.
+      protection() says which of these it is, and scale/command_line.py refuses to run this tool together with
+      web_search, which could carry away what the code reads, unless --allow-unconfined is given.
     """
     source = code.encode("utf-8", "replace")
     file = tempfile.TemporaryFile
