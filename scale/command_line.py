@@ -73,8 +73,8 @@ def refuse_unconfined():
     """ValueError if nothing keeps python_coder from the user's files. With web_search, a page could then
     persuade the model to read a key and to carry it away, in the address of the next page."""
     if "read your files" in protection():
-        raise ValueError(f"{protection()}. A web page could make the model read them and, by web_search, send "
-                         "them away: leave one of the two out of --tools, or give --allow-unconfined")
+        raise ValueError(f"{protection()}. A web page could make the model read them and send them away by "
+                         "web_search: leave one of the two out of --tools, or give --allow-unconfined")
 
 
 def after_loading():

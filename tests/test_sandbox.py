@@ -418,8 +418,7 @@ def test_what_is_not_its_own_is_refused_or_known_not_to_be(touches, mode, name, 
     assert ("NOT confined" in protection and "read your files" in protection) == (mode in EXPECTED)
 
 
-def test_a_package_elsewhere_can_be_imported_but_what_holds_our_files_is_not_readable(either_way, monkeypatch,
-                                                                                      tmp_path):
+def test_a_package_elsewhere_can_be_imported_but_our_repository_cannot(either_way, monkeypatch, tmp_path):
     """An editable install puts a repository on sys.path: any but ours, and nothing that contains the home."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "elsewhere.py").write_text("x = 7")
@@ -463,7 +462,8 @@ from world import confinement, sandbox
 sandbox.NAMESPACES, confinement.LANDLOCK, confinement.seccomp = False, 0, lambda rules: ""
 sys.argv = ["solve.py", "--tools", "python_coder", "web_search"]
 runpy.run_path("solve.py", run_name="__main__")"""
-    ran = subprocess.run([sys.executable, "-c", script], cwd=sandbox.REPOSITORY, capture_output=True, text=True)
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, cwd=sandbox.REPOSITORY, capture_output=True, text=True)
     assert ran.returncode == 2 and len(ran.stderr.splitlines()) == 1 and "--allow-unconfined" in ran.stderr
 
 
@@ -521,7 +521,7 @@ def test_output_that_is_made_long_and_short_again_is_stopped_with_a_reason(eithe
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such names")
-def test_the_folder_for_temporary_files_may_have_a_name_that_is_not_unicode(either_way, monkeypatch, tmp_path):
+def test_the_folder_for_temporary_files_may_have_a_name_that_is_no_text(either_way, monkeypatch, tmp_path):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     os.mkdir(folder)
     monkeypatch.setattr(tempfile, "tempdir", folder)
