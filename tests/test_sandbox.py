@@ -505,6 +505,15 @@ print(sandbox.python_coder({code!r}, seconds=2))""") as process:
     assert answer.startswith("Error: stopped after") and not alive(mark)
 
 
+def test_a_supervisor_that_fails_still_ends_what_the_code_started(either_way, monkeypatch):
+    mark, failing = f"8{time.time_ns() % 10**9:09d}", "if crowded() or os.path.exists('fail') and 1 / 0:"
+    monkeypatch.setattr(sandbox, "SUPERVISOR", sandbox.SUPERVISOR.replace("if crowded():", failing))
+    code = f"""import os, time
+if os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])
+time.sleep(0.2), os.mkdir('fail'), time.sleep(99)"""
+    assert "ended from outside" in python_coder(code) and soon(lambda: not alive(mark))
+
+
 def test_space_that_the_output_takes_beyond_its_end_counts(either_way, monkeypatch):
     monkeypatch.setattr(confinement, "seccomp", lambda rules: "")  # which would refuse it
     code = """import ctypes, time

@@ -42,12 +42,13 @@ def contains(folder, path):
     return os.path.commonpath([folder, path]) == folder
 
 
-def readable_paths(repository):
+def readable_paths(private):
     """What a program may read: Python and its packages, the system's programs and shared libraries, locales
-    and time zones. Nothing else: not the home folder, not /etc, not our repository, which is on sys.path if
-    it was installed in editable mode.
+    and time zones. Nothing else: no home folder, no /etc, and nothing from sys.path that contains one of the
+    private folders, such as our repository, installed in editable mode.
     """
     names = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/nix/store", "/gnu/store"]
+    names += ["/proc/cpuinfo"]  # torch prints an error without it
     names += ["/" + name for name in "bin sbin lib lib32 lib64".split()]
     names += ["/usr/" + name for name in "bin sbin lib lib32 lib64 local/lib".split()]
     names += ["/usr/share/" + name for name in ("zoneinfo", "locale")]
@@ -60,9 +61,8 @@ def readable_paths(repository):
         packages += {os.path.dirname(os.fsdecode(path)) for path in libraries}
     except OSError:
         pass                                          # not a glibc: its libraries are in the folders above
-    private = os.path.realpath(repository), os.path.realpath(os.path.expanduser("~"))
     names += [name for name in packages
-              if not any(contains(os.path.realpath(name), place) for place in private)]
+              if not any(contains(os.path.realpath(name), os.path.realpath(place)) for place in private)]
     paths = {path for name in names for path in (name, os.path.realpath(name)) if os.path.exists(path)}
     covered = {path for path in paths for other in paths if path != other and contains(other, path)}
     return sorted(map(os.fsencode, paths - covered))
@@ -76,7 +76,7 @@ def dumpable(yes):
 
 os.dup2(1, 2), os.chdir("/")                      # keeps no file and no folder of the first call
 dumpable(0)
-readable = readable_paths(sys.argv[1])
+readable = readable_paths(sys.argv[1:])
 _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # a thread that blocks signals may have started us
 _signal.signal(_signal.SIGCHLD, reap)
 compile("0", "", "exec", 0x400)                   # makes the classes of syntax trees

@@ -29,7 +29,7 @@ from world import confinement
 OUTPUT_CAP = 65536       # bytes the code may print before it is stopped
 NAMESPACES = True        # False: use no Linux namespaces (the tests run both ways)
 GRACE = 5                # seconds beyond the time limit, after which a silent supervisor is killed
-REPOSITORY = Path(__file__).resolve().parents[1]  # programs do not read it
+REPOSITORY = Path(__file__).resolve().parents[1]  # the code does not read it
 SUPERVISOR = Path(__file__).with_name("supervisor.py").read_text(encoding="utf-8")
 FORKSERVER = Path(__file__).with_name("forkserver.py").read_text(encoding="utf-8")
 LOCK, SERVER = threading.Lock(), None  # the fork server: its process, and our socket to it
@@ -75,7 +75,7 @@ def start_server(folder, errors):
     env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads take memory
     # not -I: it ignores PYTHONHASHSEED, and then a printed set differs from run to run
-    command = [sys.executable, "-c", FORKSERVER, str(REPOSITORY)]
+    command = [sys.executable, "-c", FORKSERVER, str(REPOSITORY), os.path.expanduser("~")]
     with other_end:  # a session of its own: Ctrl-C in our terminal does not end it
         return subprocess.Popen(command, stdin=other_end, stdout=subprocess.DEVNULL, stderr=errors,
                                 cwd=folder, env=env, start_new_session=True), line
@@ -159,7 +159,7 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       (x86_64 and aarch64), which need no privilege. Either is enough:
       no file is read but Python and its packages, the system's programs, shared libraries, locales and time
       zones (forkserver.py lists them), its own folder, /dev/null, zero, full, random and urandom: no home, no
-      /etc, no /proc, no terminal, not this repository, wherever it is;
+      /etc, no /proc (but cpuinfo), no terminal, not this repository, wherever it is;
       no network; no file, device or setting outside the folder can be changed, not even by root, which loses
       its capabilities; other processes, ours and the supervisor included, cannot be killed, stopped, traced
       or slowed down, nor their memory or environment read; no limit can be raised, nor another's lowered.

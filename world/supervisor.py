@@ -73,7 +73,7 @@ def change_root(folder):
     """Enter a new root: what the code may read, read-only, its folder of 64 MB, and no other file.
 
     It is built in the folder itself, on a disk in memory, which is gone with the namespace. All paths are
-    what they were before. There is no /proc and no /sys.
+    what they were before. There is no /sys, and of /proc only cpuinfo.
     """
     call("mount", b"tmpfs", folder, b"tmpfs", 6, b"size=1m,mode=755")
     for path in (*readable, *DEVICES):
