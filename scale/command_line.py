@@ -24,12 +24,14 @@ from models.server import Server
 from rewards.questions import read_questions
 from scale import places
 from scale.files import lock, read_object, reading
+from world.sandbox import protection
 from world.services import is_server
 from world.text import printable
 
 TOY = Path(__file__).parents[1] / "toy"
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
 MODULES = ("fixed", "executor", "verifier", "generator")
+OF_THIS_START = {"resume", "profile", "allow_unconfined"}  # flags that --resume does not read from the folder
 
 # Defaults: the paper's (steps: read off its figures; minibatches and every: ours), and the toy's. A small
 # model learns at a larger rate, from smaller batches. The toy's questions need one turn or two: with no turn
@@ -74,7 +76,17 @@ def check_files(args, toolset):
         check_model(name)
     for name in servers(args):
         Server(name)  # ValueError if it does not run, or has no such model
-    toolset.toolbox(args.tools, args.corpus)  # the index that it makes of the corpus stays
+    tools = toolset.toolbox(args.tools, args.corpus)  # the index that it makes of the corpus stays
+    if {"python_coder", "web_search"} <= set(tools) and not args.allow_unconfined:
+        refuse_unconfined()
+
+
+def refuse_unconfined():
+    """ValueError if nothing keeps python_coder from the user's files. With web_search, a page could then
+    persuade the model to read a key and to carry it away, in the address of the next page."""
+    if "read your files" in protection():
+        raise ValueError(f"{protection()}. A web page could make the model read them and send them away by "
+                         "web_search: leave one of the two out of --tools, or give --allow-unconfined")
 
 
 def check_regular(path):
@@ -161,6 +173,8 @@ def add_engines(parser):
     add("--tools", "tools to choose from, as in a,b; None: as --model was trained, or all", nargs="+")
     add("--corpus", "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; "
                     "None: as --tools, or wikipedia:en")
+    rare("--allow-unconfined", "web_search and python_coder together where nothing protects your files",
+         action="store_true")
     rare("--cache", "SQLite file that keeps answers of the web and verdicts of the judge")
     rare("--think", "let models think whose chat template has enable_thinking", action="store_true")
     add("--device", "cuda, mps or cpu; None: the first there is")
@@ -399,7 +413,8 @@ def resumed(parser, args, tool_names):
         raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
     repeated = {f"--{name}": name for name in (*MODULES, "judge")}
     flags = [word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")]
-    wrong = [flag for flag in flags if flag not in ("--resume", "--steps", "--profile", *repeated)]
+    allowed = {"--resume", "--steps", "--profile", "--allow-unconfined", *repeated}
+    wrong = [flag for flag in flags if flag not in allowed]
     if args.steps is not None and args.steps < 1:
         wrong.append(f"--steps {args.steps}")
     if wrong:
@@ -418,11 +433,12 @@ def resumed(parser, args, tool_names):
         raise ValueError(f"{args.resume} names servers, which would get your prompts and your key. If you "
                          f"trust them, repeat them: --resume {args.resume} {words}")
     for name in places.SETTINGS:
-        if places.missing(getattr(settings, name)):  # a cache, too: a folder must not say where files are made
+        if places.missing(getattr(settings, name)):  # a folder must not say where a cache is made, either
             raise ValueError(f"the run's --{name} {getattr(settings, name)} is not there: put it back, or "
                              f"write its new place into {file}")
     settings.out = settings.resume = args.resume
     settings.steps, settings.profile = args.steps or settings.steps, args.profile
+    settings.allow_unconfined = args.allow_unconfined
     lock(Path(args.resume), "train.py")  # before the checkpoint to resume from is chosen
     return settings
 
@@ -431,13 +447,13 @@ def read_settings(parser, data, tool_names):
     """The settings in args.json, read as the command line that they stand for.
 
     ValueError if one is missing, is of another type than its flag, or cannot work: no default stands in."""
-    names = vars(parser.parse_args([])).keys()
-    if missing := sorted(names - data.keys() - {"resume"}):
+    names = vars(parser.parse_args([])).keys() - OF_THIS_START
+    if missing := sorted(names - data.keys()):
         raise ValueError(f"it has no {missing[0]!r}")
     if data["tools"] is not None and not set(data["tools"]) <= set(tool_names):
         raise ValueError(f"its tools are not some of {', '.join(tool_names)}")
     words = []
-    for name in names - {"threads", "resume", "profile"}:
+    for name in names - {"threads"}:
         value, flag = data[name], f"--{name.replace('_', '-')}"
         if isinstance(value, list):
             words += [flag, *map(str, value)]
@@ -450,7 +466,7 @@ def read_settings(parser, data, tool_names):
         settings = parser.parse_args(words)
     except argparse.ArgumentError as why:
         raise ValueError(str(why)) from why
-    for name in names - {"threads", "resume", "profile"}:
+    for name in names - {"threads"}:
         if getattr(settings, name) != data[name]:  # null where there is a default, "4" for a number
             raise ValueError(f"its {name!r} is {data[name]!r}")
     settings.threads, settings.code = data["threads"], data.get("code", [])

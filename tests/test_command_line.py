@@ -173,7 +173,8 @@ def test_an_args_json_that_is_no_object_is_one_sentence(tmp_path, monkeypatch, c
     ("questions", 2.5, "invalid int"), ("optimizer_device", "gpu", "invalid choice"),
     ("data", "--lr=1", "no such"),
     ("model", "http://localhost:1/v1", "its model is a server"),
-    ("cache", "/gone.sqlite", "--cache /gone.sqlite is not"), ("data", "/gone.jsonl", "--data /gone.jsonl is not")])
+    ("cache", "/gone.sqlite", "--cache /gone.sqlite is not"),
+    ("data", "/gone.jsonl", "--data /gone.jsonl is not")])
 def test_a_setting_that_is_missing_or_cannot_work_is_one_sentence_and_no_default_takes_its_place(
         tmp_path, monkeypatch, capsys, name, value, sentence):
     settings_of_a_run(tmp_path, monkeypatch, **{name: value})

@@ -161,7 +161,7 @@ def test_code_of_a_model_is_not_run_and_nobody_is_asked(tmp_path, monkeypatch, f
     try:
         load_engine(str(tmp_path))
     except ValueError as why:
-        assert "needs code of its own, which is not run here" in str(why) and "\n" not in str(why)
+        assert "brings Python code of its own, which is not run here" in str(why) and "\n" not in str(why)
     assert not Path("pwned").exists()
 
 

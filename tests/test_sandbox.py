@@ -1,21 +1,26 @@
 """The sandbox: what python_coder answers, and that no program escapes, outlives it or takes too much."""
+import json
 import os
 import platform
 import re
 import resource
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
 
+import tools
+from scale import command_line
 from world import confinement, sandbox
 from world.sandbox import python_coder
 
@@ -140,7 +145,8 @@ def test_the_environment_of_our_process_cannot_be_read_through_proc(confined):
     script = f"""from world import confinement, sandbox
 sandbox.NAMESPACES, confinement.LANDLOCK = {sandbox.NAMESPACES}, {confinement.LANDLOCK}
 print(sandbox.python_coder('''
-import glob
+import glob, os
+print(os.environ)
 for name in glob.glob("/proc/[0-9]*/environ"):
     try: print(open(name).read())
     except OSError: pass'''))"""
@@ -182,7 +188,7 @@ def test_a_late_supervisor_is_ended_with_all_its_children(monkeypatch, verdict, 
     mark = f"8{time.time_ns() % 10**9:09d}"
     monkeypatch.setattr(sandbox, "GRACE", 0)
     monkeypatch.setattr(sandbox, "SUPERVISOR", f"""import os, time
-os.write(2, {verdict.encode()})
+os.write(0, {verdict.encode()})
 if os.fork() == 0:
     os.setsid(), os.fork()
     os.execvp("sleep", ["sleep", "{mark}"])
@@ -204,14 +210,15 @@ def test_mounts_are_read_only_and_cannot_be_undone(tmp_path, monkeypatch):
     monkeypatch.setattr(confinement, "filters", lambda: ("", ""))
     assert "Error: OSError" in python_coder("import socket; socket.create_connection(('127.0.0.1', 9), 1)")
     (tmp_path / "ours").write_text("kept")
-    assert "Read-only" in python_coder(f"open({str(tmp_path / 'ours')!r}, 'w')")
+    assert "No such file" in python_coder(f"open({str(tmp_path / 'ours')!r}, 'w')")
+    assert "Read-only" in python_coder("import os; open(os.__file__, 'a')")
     undo = ("import ctypes; C = ctypes.CDLL(None)\n"
-            "print(C.mount(b'', b'/', b'', 32, None), C.umount2(b'/proc', 2))")
+            "print(C.mount(b'', b'/', b'', 32, None), C.umount2(b'/usr/lib', 2))")
     assert python_coder(undo) == "-1 -1"
 
 
 X86, ARM, I386, PID = 0xC000003E, 0xC00000B7, 0x40000003, 4711
-OK, NOTHING, REFUSED, UNKNOWN = 0x7FFF0000, 0x50000, 0x50001, 0x50026
+OK, NOTHING, REFUSED, UNKNOWN, UNSUPPORTED = 0x7FFF0000, 0x50000, 0x50001, 0x50026, 0x5005F
 RULES = (confinement.ALWAYS + confinement.WITHOUT_NAMESPACES + confinement.WITHOUT_LANDLOCK_6
          + confinement.WITHOUT_LANDLOCK_3)
 
@@ -223,7 +230,8 @@ RULES = (confinement.ALWAYS + confinement.WITHOUT_NAMESPACES + confinement.WITHO
         (53, (1, 0x80001), OK), (53, (1, 2), REFUSED), (53, (30, 1), REFUSED), (56, (0x3D0F00,), OK),
         (56, (0x10000011,), REFUSED), (62, (0,), OK), (62, (PID,), OK), (62, (1,), REFUSED),
         (62, (2**32 - 1,), REFUSED), (257, (0, 0, 0x241), OK), (257, (0, 0, 0x200), REFUSED),
-        (72, (0, 8), REFUSED))),
+        (72, (0, 8), REFUSED), (302, (0,), OK), (302, (PID,), OK), (302, (1,), REFUSED),
+        (285, (1, 0), OK), (285, (1, 1), UNSUPPORTED), (254, (), REFUSED))),
     *(("aarch64", ARM, *row) for row in (
         (63, (), OK), (198, (), REFUSED), (157, (), NOTHING), (425, (), UNKNOWN), (220, (0x11,), OK),
         (220, (0x7E000000,), REFUSED))),
@@ -247,11 +255,11 @@ def test_a_machine_whose_calls_are_not_known_does_without_the_filter(monkeypatch
 
 
 @pytest.mark.parametrize("namespaces, landlock, seccomp, sentence", [
-    (True, True, True, f"Landlock {confinement.LANDLOCK}, seccomp; its code can still read your files$"),
-    (False, True, True, f"by Landlock {confinement.LANDLOCK}, seccomp; its code can still read your files$"),
-    (False, False, True, "by seccomp; its code can still read your files, change them$"),
-    (False, False, False, "by limits of time and memory alone; "
-     "its code can still read your files, change them, use the network, signal your processes$")])
+    (True, True, True, f"by (namespaces, )?Landlock {confinement.LANDLOCK}, seccomp: its code reads Python"),
+    (False, True, True, f"by Landlock {confinement.LANDLOCK}, seccomp: .* no file of yours$"),
+    (False, False, True, r"NOT confined .*\(it has seccomp\): its code can read your files, change them$"),
+    (False, False, False, r"NOT confined .*\(it has limits of time and memory alone\): "
+     "its code can read your files, change them, use the network, signal your processes$")])
 def test_a_run_can_say_which_protection_holds(monkeypatch, namespaces, landlock, seccomp, sentence):
     if not UNPRIVILEGED:
         pytest.skip(WHY_NOT)
@@ -265,6 +273,270 @@ def test_a_run_can_say_which_protection_holds(monkeypatch, namespaces, landlock,
 def test_a_run_can_say_that_the_sandbox_does_not_work(monkeypatch):
     monkeypatch.setattr(sandbox, "SUPERVISOR", "nonsense")
     assert "does not run here. Error: " in sandbox.protection.__wrapped__()
+
+
+# ------------------------------------------------------------ what it reads and writes, and its ways out
+# Each program does one thing that it must not, and prints "escaped" if the value is true. What refuses it:
+#   "both"     namespaces as well as Landlock; where there is neither, the program gets what it wants
+#   "seccomp"  seccomp as well, so it is refused where a machine has neither (but for macOS, say)
+#   "always"   nothing of Linux's is needed
+# OUTSIDE is a folder of ours, FLOW our process, PORT where we listen, TERMINAL one that we hold open.
+TOUCHES = [
+    # reads
+    ("the list of users", "both", "open('/etc/passwd').read()"),
+    ("the key in a folder of ours", "both", "open('OUTSIDE/key').read()"),
+    ("the names in a folder of ours", "both", "os.listdir('OUTSIDE')"),
+    ("our source", "both", "open('REPOSITORY/world/sandbox.py').read()"),
+    ("the answers of the test questions", "both", "open('REPOSITORY/toy/test.jsonl').read()"),
+    ("a key by a path with ..", "both", "open(os.path.relpath('OUTSIDE/key')).read()"),
+    ("a key by a symbolic link", "both", "os.symlink('OUTSIDE/key', 'link') or open('link').read()"),
+    ("a key by a hard link", "both", "os.link('OUTSIDE/key', 'link') or open('link').read()"),
+    ("a key from its folder", "both", "os.chdir('OUTSIDE') or open('key').read()"),
+    ("a key by its folder's descriptor", "both",
+     "os.read(os.open('key', 0, dir_fd=os.open('OUTSIDE', os.O_PATH)), 9)"),
+    ("a key by another program", "both",
+     "subprocess.run(['cat', 'OUTSIDE/key'], capture_output=True, stdin=-3).stdout"),
+    ("the folders of other programs", "both", "'neighbour' in os.listdir('..')"),
+    ("our command line", "both", "open('/proc/FLOW/cmdline').read()"),
+    ("who runs what", "both", "[name for name in os.listdir('/proc') if name.isdigit()]"),
+    ("the machine's connections", "both", "open('/proc/net/tcp').read()"),
+    ("the machine's disks", "both", "open('/proc/self/mountinfo').read()"),
+    ("the machine's devices", "both", "os.listdir('/sys/class')"),
+    ("what we type", "both", "os.open('TERMINAL', os.O_RDONLY | os.O_NOCTTY)"),
+    ("what we send through a fifo", "both", "os.open('OUTSIDE/fifo', os.O_RDONLY | os.O_NONBLOCK)"),
+    ("which files we open", "seccomp", "C.inotify_add_watch(C.inotify_init(), b'OUTSIDE', 0xFFF) > 0"),
+    ("where a file comes from", "seccomp", "os.listxattr('OUTSIDE/key') is not None"),
+    ("files that it inherits", "always", "[fd for fd in range(3, 128) if kind(fd) not in (0, stat.S_IFIFO)]"),
+    # writes
+    ("a file of ours", "both", "open('OUTSIDE/key', 'a')"),
+    ("a new file of ours", "both", "open('OUTSIDE/new', 'x')"),
+    ("a file of ours deleted", "both", "os.remove('OUTSIDE/old1') is None"),
+    ("a file of ours moved", "both", "os.rename('OUTSIDE/old2', 'mine') is None"),
+    ("a new folder of ours", "both", "os.mkdir('OUTSIDE/folder') is None"),
+    ("a lock on a file of ours", "both", "fcntl.flock(open('OUTSIDE/key'), fcntl.LOCK_SH) is None"),
+    ("a line on our terminal", "both", "os.write(os.open('TERMINAL', os.O_WRONLY | os.O_NOCTTY), b'x')"),
+    ("a file of ours emptied", "seccomp", "os.truncate('OUTSIDE/old3', 0) is None"),
+    ("the rights of a file of ours", "seccomp",
+     "os.chmod('OUTSIDE/old3', 0o604) or os.stat('OUTSIDE/old3').st_mode & 0o777 == 0o604"),
+    ("our disk, by its output", "seccomp", "C.fallocate(1, 1, L(0), L(4 << 20)) == 0"),
+    ("a signal to us", "seccomp", "os.kill(FLOW, 0) is None"),
+    ("the supervisor's limits", "seccomp", "resource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0))"),
+    ("its own limits", "always", "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1)) is None"),
+    # ways out
+    ("a connection", "seccomp", "socket.create_connection(('127.0.0.1', PORT), 1)"),
+    ("a packet", "seccomp", "socket.socket(2, 2).sendto(b'x', ('127.0.0.1', PORT))"),
+    ("a socket that is a file", "seccomp", "socket.socket(1, 1).connect('OUTSIDE/socket') is None"),
+    ("a socket without a file", "seccomp", "socket.socket(1, 1).connect('\\0OUTSIDE') is None"),
+    ("a datagram of a pair", "seccomp", "socket.socketpair(1, 2)[0].sendto(b'x', '\\0OUTSIDE/datagrams')"),
+    ("a server", "seccomp", "socket.create_server(('127.0.0.1', 0))"),
+    ("the kernel's own socket", "seccomp", "socket.socket(16, 3, 0)"),
+]
+TOUCH = """import ctypes, fcntl, os, resource, socket, stat, subprocess
+C, L = ctypes.CDLL(None), ctypes.c_long
+def kind(fd):
+    try: return stat.S_IFMT(os.fstat(fd).st_mode)
+    except OSError: return 0
+try: print("escaped" if {} else "refused")
+except (OSError, ValueError): print("refused")"""
+
+# What a mode takes away from this machine, before the first call, in a process of its own.
+STEP = "struct.pack('<HBBI', 0x35, 0, 1, {}).hex()"  # a step of the filter: calls from this number on
+MODES = {
+    "namespaces": "confinement.LANDLOCK = 0",
+    "as in Docker: Landlock, but no unshare and no mount": f"""
+calls = "unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41"
+rules = (calls, 0, 0, (), 1), ("clone 56 220", 0, 0x7E020000, (0,), 1)
+newer = {STEP.format(424)}, {STEP.format(1 << 30)}  # Docker allows the calls of Landlock
+steps = ctypes.create_string_buffer(bytes.fromhex(confinement.seccomp(rules).replace(*newer)))
+assert C.prctl(38, 1, 0, 0, 0) == 0
+assert C.prctl(22, 2, (ctypes.c_uint64 * 2)(len(steps) // 8, ctypes.addressof(steps))) == 0
+assert C.unshare(0x10000000) == -1""",
+    "max_user_namespaces = 0": """
+ids = os.getuid(), os.getgid()
+if C.unshare(0x10000000) == 0:  # else there are none on this machine
+    for name, text in zip(("setgroups", "uid_map", "gid_map"), ("deny", *(f"{n} {n} 1" for n in ids))):
+        Path(f"/proc/self/{name}").write_text(text)
+    Path("/proc/sys/user/max_user_namespaces").write_text("0")
+assert C.unshare(0x10000000) == -1""",
+    "neither": "sandbox.NAMESPACES, confinement.LANDLOCK = False, 0",
+    "neither, nor seccomp": "sandbox.NAMESPACES, confinement.LANDLOCK = False, 0\n"
+                            "confinement.seccomp = lambda rules: ''",
+}
+EXPECTED = {"neither": {"both"}, "neither, nor seccomp": {"both", "seccomp"}}  # what is not refused there
+MODE = """import ctypes, json, os, socket, struct, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from world import confinement, sandbox
+C, outside = ctypes.CDLL(None), sys.argv[1]
+{}
+os.chdir(outside)
+Path("key").write_text("hunter2")
+for n in (1, 2, 3): Path(f"old{{n}}").write_text("kept")
+os.mkfifo("fifo")
+terminal = os.ttyname(os.openpty()[1])
+stream, packets, *local = [socket.socket(*kind) for kind in ((2, 1), (2, 2), (1, 1), (1, 1), (1, 2))]
+stream.bind(("127.0.0.1", 0)), packets.bind(stream.getsockname())
+for one, address in zip(local, ("socket", "\\0" + outside, "\\0" + outside + "/datagrams")): one.bind(address)
+for one in (stream, *local[:2]): one.listen()
+words = {{"OUTSIDE": outside, "REPOSITORY": str(sandbox.REPOSITORY), "TERMINAL": terminal,
+         "FLOW": str(os.getpid()), "PORT": str(stream.getsockname()[1])}}
+def answer(code):
+    for word, value in words.items(): code = code.replace(word, value)
+    return sandbox.python_coder(code)
+with ThreadPoolExecutor(2) as pool:
+    print(json.dumps([sandbox.protection(), *pool.map(answer, json.load(sys.stdin))]))"""
+
+
+@pytest.fixture(scope="module")
+def touches(tmp_path_factory):
+    """{mode: (protection(), {name: answer})}; each mode runs once, when the first test needs it."""
+    answers = {}
+
+    def run(mode):
+        if mode not in answers:
+            folder = tmp_path_factory.mktemp("mode")
+            for name in "outside", "folders", "folders/neighbour":
+                (folder / name).mkdir()
+            codes = json.dumps([TOUCH.format(code) for _, _, code in TOUCHES])
+            ran = subprocess.run([sys.executable, "-c", MODE.format(MODES[mode]), str(folder / "outside")],
+                                 input=codes, text=True, stdout=-1, cwd=sandbox.REPOSITORY, check=True,
+                                 env={**os.environ, "TMPDIR": str(folder / "folders")})
+            protection, *results = json.loads(ran.stdout)
+            answers[mode] = protection, dict(zip((name for name, _, _ in TOUCHES), results))
+        return answers[mode]
+    return run
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name, refused_by", [row[:2] for row in TOUCHES], ids=[row[0] for row in TOUCHES])
+def test_what_is_not_its_own_is_refused_or_known_not_to_be(touches, mode, name, refused_by):
+    if not UNPRIVILEGED or mode == "namespaces" and not NAMESPACES:
+        pytest.skip(WHY_NOT)
+    protection, answers = touches(mode)
+    expected = "escaped" if refused_by in EXPECTED.get(mode, ()) else "refused"
+    assert answers[name].splitlines()[-1] == expected, answers[name]
+    assert ("NOT confined" in protection and "read your files" in protection) == (mode in EXPECTED)
+
+
+def test_a_package_elsewhere_can_be_imported_but_our_repository_cannot(either_way, monkeypatch, tmp_path):
+    """An editable install puts a repository on sys.path: any but ours, and nothing that contains the home."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "elsewhere.py").write_text("x = 7")
+    (tmp_path / "private").write_text("hunter2")
+    more = [str(tmp_path / "package"), str(sandbox.REPOSITORY), os.path.expanduser("~"), "/"]
+    monkeypatch.setattr(sandbox, "FORKSERVER", f"import sys; sys.path += {more}\n{sandbox.FORKSERVER}")
+    sandbox.end_server()
+    assert python_coder("import elsewhere; elsewhere.x") == "7"
+    if UNPRIVILEGED:
+        assert re.match("Error: ModuleNotFound|Error: Permission", python_coder("import tests.test_sandbox"))
+        for path in tmp_path / "private", sandbox.REPOSITORY / "README.md":
+            assert re.match("Error: (FileNotFound|Permission)Error", python_coder(f"open({str(path)!r})"))
+    sandbox.end_server()
+
+
+@pytest.mark.parametrize("chosen, flags, sentence, refused", [
+    ("python_coder web_search", [], "NOT confined here: its code can read your files", True),
+    ("python_coder web_search", ["--allow-unconfined"], "NOT confined here: can read your files", False),
+    ("python_coder web_search", [], "confined: no file of yours", False),
+    ("base_generator python_coder wikipedia_search", [], "NOT confined: can read your files", False)])
+def test_code_that_reads_our_files_and_a_way_out_come_together_only_if_allowed(monkeypatch, chosen, flags,
+                                                                               sentence, refused):
+    monkeypatch.setattr(command_line, "protection", lambda: sentence)
+    monkeypatch.setattr(sys, "argv", ["solve.py", "What is it?", *flags, "--tools", *chosen.split()])
+    args = command_line.solve_arguments(tools.TOOLS)
+    with pytest.raises(ValueError, match="--allow-unconfined") if refused else nullcontext():
+        command_line.check_files(args, tools)
+
+
+def test_a_folder_of_a_run_does_not_allow_it(monkeypatch, tmp_path):
+    settings = vars(command_line.train_parser().parse_args([])) | {"steps": 1, "allow_unconfined": True}
+    (tmp_path / "args.json").write_text(json.dumps(settings))
+    for flags in [], ["--allow-unconfined"]:
+        monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(tmp_path), *flags])
+        assert command_line.train_arguments(tools.TOOLS).allow_unconfined == bool(flags)
+
+
+def test_a_machine_that_confines_nothing_refuses_both_tools_in_one_sentence():
+    script = """import runpy, sys
+from world import confinement, sandbox
+sandbox.NAMESPACES, confinement.LANDLOCK, confinement.seccomp = False, 0, lambda rules: ""
+sys.argv = ["solve.py", "--tools", "python_coder", "web_search"]
+runpy.run_path("solve.py", run_name="__main__")"""
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, cwd=sandbox.REPOSITORY, capture_output=True, text=True)
+    assert ran.returncode == 2 and len(ran.stderr.splitlines()) == 1 and "--allow-unconfined" in ran.stderr
+
+
+# ------------------------------------------------------------ when the machine has nothing left
+@needs_namespaces
+@pytest.mark.parametrize("landlock", [confinement.LANDLOCK, 0])
+def test_a_program_that_fills_the_disk_is_ended_and_the_next_one_runs(tmp_path, landlock):
+    mark = f"8{time.time_ns() % 10**9:09d}"
+    code = f"""import os, time
+if os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])
+try:
+    with open('file', 'wb', 0) as file:
+        while True: file.write(bytes(4096))
+except OSError: time.sleep(99)"""
+    script = f"""import ctypes, os, tempfile
+from world import confinement, sandbox
+C, ids = ctypes.CDLL(None), (os.getuid(), os.getgid())
+assert C.unshare(0x10020000) == 0  # a small disk, in namespaces of user and mounts
+for name, text in zip(("setgroups", "uid_map", "gid_map"), ("deny", *(f"{{n}} {{n}} 1" for n in ids))):
+    with open(f"/proc/self/{{name}}", "w") as file: file.write(text)
+assert C.mount(b"tmpfs", {os.fsencode(tmp_path)}, b"tmpfs", 0, b"size=1m") == 0
+tempfile.tempdir, sandbox.NAMESPACES, confinement.LANDLOCK = {str(tmp_path)!r}, False, {landlock}
+print(sandbox.python_coder({code!r}, seconds=1), sandbox.python_coder("2 + 2"), sep="\\n")"""
+    ran = subprocess.run([sys.executable, "-c", script], cwd=sandbox.REPOSITORY, stdout=-1, text=True)
+    assert ran.stdout == "Error: stopped after 1 seconds\n4\n" and not alive(mark)
+
+
+def test_a_supervisor_without_files_still_ends_what_the_code_started():
+    mark = f"8{time.time_ns() % 10**9:09d}"
+    code = f"""import os, time
+if os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])
+for i in range(300): os.mkdir('d'), os.chdir('d')
+time.sleep(99)"""
+    with ours(f"""import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+sandbox.NAMESPACES = False
+print(sandbox.python_coder({code!r}, seconds=2))""") as process:
+        answer = process.stdout.read()
+    assert answer.startswith("Error: stopped after") and not alive(mark)
+
+
+def test_a_supervisor_that_fails_still_ends_what_the_code_started(either_way, monkeypatch):
+    mark, failing = f"8{time.time_ns() % 10**9:09d}", "if crowded() or os.path.exists('fail') and 1 / 0:"
+    monkeypatch.setattr(sandbox, "SUPERVISOR", sandbox.SUPERVISOR.replace("if crowded():", failing))
+    code = f"""import os, time
+if os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])
+time.sleep(0.2), os.mkdir('fail'), time.sleep(99)"""
+    assert "ended from outside" in python_coder(code) and soon(lambda: not alive(mark))
+
+
+def test_space_that_the_output_takes_beyond_its_end_counts(either_way, monkeypatch):
+    monkeypatch.setattr(confinement, "seccomp", lambda rules: "")  # which would refuse it
+    code = """import ctypes, time
+n = ctypes.c_long
+print(ctypes.CDLL(None).fallocate(1, 1, n(0), n(64 << 20)), flush=True)
+time.sleep(2)"""
+    assert re.match("Error: stopped after printing 65536 characters|-1$", python_coder(code))
+
+
+def test_output_that_is_made_long_and_short_again_is_stopped_with_a_reason(either_way):
+    code = """import os, time
+while True: os.ftruncate(1, 1 << 20), time.sleep(0.001), os.ftruncate(1, 0), time.sleep(0.001)"""
+    for _ in range(8):  # it is as likely as not short when it is stopped
+        assert python_coder(code, seconds=5).startswith("Error: stopped after printing 65536 characters")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such names")
+def test_the_folder_for_temporary_files_may_have_a_name_that_is_no_text(either_way, monkeypatch, tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.mkdir(folder)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    look = "import os; print(os.listdir(), os.getsid(0) < 10)"
+    assert python_coder(look) == f"[] {sandbox.NAMESPACES and NAMESPACES}" and os.listdir(folder) == []
 
 
 # ------------------------------------------------------------ the fork server
@@ -317,15 +589,30 @@ def test_the_code_holds_no_file_of_ours_or_of_another_call(either_way, tmp_path)
     sandbox.end_server()
     with open(tmp_path / "secret", "w") as file, ThreadPoolExecutor(4) as pool:
         os.set_inheritable(file.fileno(), True)
-        code = """import os
-for fd in os.listdir('/proc/self/fd'):
-    try: print(os.readlink('/proc/self/fd/' + fd))
+        code = """import os, stat
+for fd in range(256):
+    try: print(fd, oct(stat.S_IFMT(os.fstat(fd).st_mode)))
     except OSError: pass"""
-        seen = list(pool.map(python_coder, [code] * 4))
-    for answer in seen:
-        assert "secret" not in answer and "socket" not in answer, answer
-        paths = {line for line in answer.splitlines() if line.startswith(tempfile.gettempdir())}
-        assert len(paths) <= 2, answer  # its output and its folder
+        seen = set(pool.map(python_coder, [code] * 4))
+    kinds = {fd: oct(getattr(stat, "S_IF" + kind)) for fd, kind in enumerate(("CHR", "REG", "REG"))}
+    answer, = seen
+    *files, pipe = answer.splitlines()  # the last is the way to the supervisor
+    assert files == [f"{fd} {kind}" for fd, kind in kinds.items()], answer
+    assert pipe.endswith(oct(stat.S_IFIFO)), answer
+
+
+def test_a_thread_that_blocks_signals_may_be_the_first_to_call():
+    sandbox.end_server()
+
+    def call():
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        answers.append(python_coder("import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"))
+
+    answers = []
+    thread = threading.Thread(target=call)
+    thread.start(), thread.join()
+    assert answers == ["set()"] and soon(lambda: not supervisors())  # no zombies
+    sandbox.end_server()
 
 
 def test_the_fork_server_keeps_no_file_and_nobody_reads_its_memory_even_without_both_layers(monkeypatch):
@@ -601,7 +888,7 @@ HOSTILE_TO_OTHERS = [
              "lambda f: os.utime(f, (0, 0)), lambda f: os.chown(f, -1, os.getgid()), "
              "lambda f: os.setxattr(f, 'user.x', b'x'))"),
     attempts("the system's settings", "open(x, 'r+')", SETTINGS),
-    attempts("disks", "os.open('/dev/' + x, os.O_RDWR)", f"set(os.listdir('/dev')) - {HARMLESS}"),
+    attempts("disks", "os.open('/dev/' + x, os.O_RDWR)", f"{sorted(set(os.listdir('/dev')) - HARMLESS)}"),
     attempts("mounts undone", "C.mount(*x)", MOUNTS),
     ("mounts undone by a new program",
      f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {UMOUNT!r}])\nNone"),

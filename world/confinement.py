@@ -16,16 +16,24 @@ LANDLOCK = max(0, ctypes.CDLL(None).syscall(444, None, 0, 1)) if sys.platform ==
 # A rule is (calls, argument, mask, values, error). Each call is "name, number on x86_64, number on aarch64"
 # (-1: it does not exist there). The kernel skips the call and returns the error, unless the argument of this
 # index, & mask, is one of the values. The supervisor replaces CODE_PID by the code's process id.
-EPERM, ENOSYS, ALL_BITS, CODE_PID = 1, 38, 0xFFFFFFFF, 0xDEADBEEF
+EPERM, ENOSYS, EOPNOTSUPP, ALL_BITS, CODE_PID = 1, 38, 95, 0xFFFFFFFF, 0xDEADBEEF
 ALWAYS = (
-    # sockets; other processes; namespaces; shared memory, queues and keys, which outlive the code; calls in
-    # which bugs of the kernel are often found
+    # sockets; other processes; namespaces; shared memory, queues and keys, which outlive the code; what goes
+    # on in folders that cannot be read, files by number, the kernel's log; calls in which bugs of the kernel
+    # are often found
     ("socket 41 198, connect 42 203, bind 49 200, ptrace 101 117, process_vm_readv 310 270, "
      "process_vm_writev 311 271, unshare 272 97, setns 308 268, shmget 29 194, shmat 30 196, shmctl 31 195, "
      "semget 64 190, semop 65 193, semctl 66 191, semtimedop 220 192, msgget 68 186, msgsnd 69 189, "
      "msgrcv 70 188, msgctl 71 187, mq_open 240 180, mq_unlink 241 181, add_key 248 217, "
-     "request_key 249 218, keyctl 250 219, bpf 321 280, perf_event_open 298 241, "
-     "userfaultfd 323 282", 0, 0, (), EPERM),
+     "request_key 249 218, keyctl 250 219, inotify_add_watch 254 27, fanotify_init 300 262, "
+     "name_to_handle_at 303 264, open_by_handle_at 304 265, syslog 103 116, bpf 321 280, "
+     "perf_event_open 298 241, userfaultfd 323 282", 0, 0, (), EPERM),
+    # the limits and the priority of other processes, the supervisor included
+    ("prlimit64 302 261, sched_setparam 142 118, sched_setscheduler 144 119, sched_setaffinity 203 122, "
+     "sched_setattr 314 274", 0, ALL_BITS, (0, CODE_PID), EPERM),
+    ("setpriority 141 140, ioprio_set 251 30", 0, 0, (), EPERM),
+    # with FALLOC_FL_KEEP_SIZE a file takes disk space that RLIMIT_FSIZE does not limit
+    ("fallocate 285 47", 1, ALL_BITS, (0,), EOPNOTSUPP),
     ("clone 56 220", 0, 0x7E020000, (0,), EPERM),     # no flag of a new namespace
     ("socketpair 53 199", 0, ALL_BITS, (1,), EPERM),  # AF_UNIX
     ("socketpair 53 199", 1, 15, (1,), EPERM),        # SOCK_STREAM: a datagram can be sent to any address
@@ -40,9 +48,8 @@ WITHOUT_NAMESPACES = (
      "fchown 93 55, lchown 94 -1, fchownat 260 54, utime 132 -1, utimes 235 -1, futimesat 261 -1, "
      "utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, "
      "lremovexattr 198 15, fremovexattr 199 16", 0, 0, (), 0),
-    ("prlimit64 302 261, sched_setparam 142 118, sched_setscheduler 144 119, sched_setaffinity 203 122, "
-     "sched_setattr 314 274", 0, ALL_BITS, (0, CODE_PID), EPERM),
-    ("setpriority 141 140, ioprio_set 251 30", 0, 0, (), EPERM))
+    # Landlock lets it read the attributes of files that it cannot open, such as the address of a download.
+    ("getxattr 191 8, lgetxattr 192 9, listxattr 194 11, llistxattr 195 12", 0, 0, (), EOPNOTSUPP))
 WITHOUT_LANDLOCK_6 = (  # version 6 covers signals
     ("kill 62 129, tkill 200 130, tgkill 234 131", 0, ALL_BITS, (0, CODE_PID), EPERM),
     ("rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240", 0, 0, (), EPERM))

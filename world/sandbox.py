@@ -29,6 +29,7 @@ from world import confinement
 OUTPUT_CAP = 65536       # bytes the code may print before it is stopped
 NAMESPACES = True        # False: use no Linux namespaces (the tests run both ways)
 GRACE = 5                # seconds beyond the time limit, after which a silent supervisor is killed
+REPOSITORY = Path(__file__).resolve().parents[1]  # the code does not read it
 SUPERVISOR = Path(__file__).with_name("supervisor.py").read_text(encoding="utf-8")
 FORKSERVER = Path(__file__).with_name("forkserver.py").read_text(encoding="utf-8")
 LOCK, SERVER = threading.Lock(), None  # the fork server: its process, and our socket to it
@@ -74,7 +75,7 @@ def start_server(folder, errors):
     env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads take memory
     # not -I: it ignores PYTHONHASHSEED, and then a printed set differs from run to run
-    command = [sys.executable, "-c", FORKSERVER]
+    command = [sys.executable, "-c", FORKSERVER, str(REPOSITORY), os.path.expanduser("~")]
     with other_end:  # a session of its own: Ctrl-C in our terminal does not end it
         return subprocess.Popen(command, stdin=other_end, stdout=subprocess.DEVNULL, stderr=errors,
                                 cwd=folder, env=env, start_new_session=True), line
@@ -96,25 +97,25 @@ def begin(size, files, folder):
         return SERVER and SERVER[0]
 
 
-def supervise(request, source, output, verdict, folder, seconds):
+def supervise(request, source, output, errors, folder, seconds):
     """Send a supervisor its work, and wait until it has ended.
 
-    It sends its process id first. Returns what it wrote last ("!": all went well; "refused": no namespaces
-    here), and whether it exceeded its time.
+    It sends its process id first. Returns what it sent after that (its verdict, if any, and "!": all went
+    well; or "refused": no namespaces here), and whether it exceeded its time.
     """
     for _ in range(2):  # again, if the fork server ended before it forked, or did not answer
         line, other_end = socket.socketpair()
         supervisor, answer = b"", b""
         with line:
             with other_end:
-                server = begin(len(request), [f.fileno() for f in (other_end, output, verdict)], folder)
+                server = begin(len(request), [f.fileno() for f in (other_end, output, errors)], folder)
             line.settimeout(seconds + GRACE)  # the supervisor keeps the time limit
             try:
                 with contextlib.suppress(ConnectionError):  # it has ended
                     line.sendall(request + source)
                 with contextlib.suppress(ConnectionError):
                     supervisor = line.recv(8)
-                    while part := line.recv(8):
+                    while part := line.recv(8192):
                         answer += part
             except TimeoutError:
                 if supervisor:
@@ -156,47 +157,50 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       the answer, and the program cannot change it.
     Covered on Linux by namespaces (5.12, not in Docker's default), and again by Landlock (5.13) with seccomp
       (x86_64 and aarch64), which need no privilege. Either is enough:
+      no file is read but Python and its packages, the system's programs, shared libraries, locales and time
+      zones (forkserver.py lists them), its own folder, /dev/null, zero, full, random and urandom: no home, no
+      /etc, no /proc (but cpuinfo), no terminal, not this repository, wherever it is;
       no network; no file, device or setting outside the folder can be changed, not even by root, which loses
       its capabilities; other processes, ours and the supervisor included, cannot be killed, stopped, traced
-      or slowed down, nor their memory or environment read; no limit can be raised.
-    Covered by seccomp alone: sockets that are files (Docker's), the kernel's keys.
-    Covered by namespaces alone: the command lines of other processes.
+      or slowed down, nor their memory or environment read; no limit can be raised, nor another's lowered.
+    Covered by seccomp alone: sockets that are files (Docker's), the kernel's keys; disk space that a file
+      takes beyond its end, though the supervisor stops a program whose output does so.
+    Covered by namespaces alone: whether a file exists outside, how large it is and when it was changed, if
+      the program guesses its path.
     What a program cannot do without namespaces: use locks of multiprocessing; change the rights, owner and
       times of a file (it gets no error); signal its children, before Landlock 6 (Linux 6.12).
-    Not covered: it can read all files that we can read, keys too, and lock them; the memory of many processes
-      together, and memory that no process owns (memfd, pipes); lies in its own prints and exceptions; bugs of
-      the kernel.
+    Not covered: the memory of many processes together, and memory that no process owns (memfd, pipes); lies
+      in its own prints and exceptions; secrets among Python's packages; bugs of the kernel.
       Without namespaces: the disk space of deleted files that are still open.
-      Without namespaces and Landlock (Docker on Linux before 5.13): changes of our files, our memory and
-      environment.
+      Without namespaces and Landlock (Docker on Linux before 5.13): it reads and changes all our files, and
+      reads our memory and environment, unless we are root.
       With none of the three (macOS): hostile code has all our rights. Outside Linux, a process that leaves
       the process group is not found, and macOS ignores some limits. Windows is not supported.
+      protection() says which of these it is, and scale/command_line.py refuses to run this tool together with
+      web_search, which could carry away what the code reads, unless --allow-unconfined is given.
     """
     source = code.encode("utf-8", "replace")
     file = tempfile.TemporaryFile
     new_folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    with new_folder as folder, file() as output, file() as verdict:
+    with new_folder as folder, file() as output, file() as errors:
         for namespaces in int(NAMESPACES), 0:
             settings = seconds, len(source), memory_mb, OUTPUT_CAP, namespaces, confinement.LANDLOCK
             arguments = ["", *map(str, settings), *confinement.filters()]
-            request = marshal.dumps((folder, arguments, compiled(SUPERVISOR)))
-            answer, late = supervise(request, source, output, verdict, folder, seconds)
+            request = marshal.dumps((os.fsencode(folder), arguments, compiled(SUPERVISOR)))
+            answer, late = supervise(request, source, output, errors, folder, seconds)
             if answer != b"refused":
                 break  # else the system refuses namespaces: once more without them
-        printed, problem = (os.pread(f.fileno(), OUTPUT_CAP + 1, 0) for f in (output, verdict))
+        written = [os.pread(f.fileno(), OUTPUT_CAP, 0) for f in (output, errors)]
         remove(folder)
-    endless = len(printed) > OUTPUT_CAP
-    printed, problem = (text.decode("utf-8", "replace").rstrip("\n") for text in (printed, problem))
-    is_verdict = problem.startswith("Error:")
-    if endless:
-        problem = f"Error: stopped after printing {OUTPUT_CAP} characters"
-    elif late:
-        problem = problem if is_verdict else f"Error: stopped after {seconds:g} seconds"
-    elif answer != b"!" or (problem and not is_verdict):
-        last_line = "".join(problem.splitlines()[-1:])
-        problem = f"Error: Python was ended from outside or did not start. {last_line}".strip()
-    if problem:
-        return f"{problem}\nPrinted before: {printed}" if printed else problem
+    texts = (answer.removesuffix(b"!"), *written)
+    verdict, printed, traceback = (text.decode("utf-8", "replace").rstrip("\n") for text in texts)
+    if late:
+        verdict = verdict or f"Error: stopped after {seconds:g} seconds"
+    elif not answer.endswith(b"!"):
+        last_line = "".join(traceback.splitlines()[-1:])
+        verdict = f"Error: Python was ended from outside or did not start. {last_line}".strip()
+    if verdict:
+        return f"{verdict}\nPrinted before: {printed}" if printed else verdict
     return printed or "Nothing was printed. Use print() to show a result."
 
 
@@ -205,20 +209,22 @@ def refused(act, *args):
     try: act(*args)
     except OSError: return 1
     return 0
-files, sockets = refused(os.open, "/proc/self/comm", os.O_WRONLY), refused(socket.socket)
-print(int(os.getppid() == 1), files, sockets, refused(os.kill, os.getppid(), 0))"""
+print(int(os.getppid() == 1), refused(os.open, OURS, os.O_RDONLY), refused(os.open, OURS, os.O_WRONLY),
+      refused(socket.socket), refused(os.kill, os.getppid(), 0))"""
 
 
 @functools.cache
 def protection() -> str:
-    """What confines the code on this machine, as one sentence. Found by trying it out."""
-    answer = python_coder(PROBE)
+    """What confines the code on this machine, as one sentence. Found by trying it out, on this file."""
+    answer = python_coder(PROBE.replace("OURS", repr(__file__)))
     if not answer.replace(" ", "").isdigit():
         return f"python_coder does not run here. {answer}"
-    isolated, files, sockets, signals = map(int, answer.split())
+    isolated, reading, writing, sockets, signals = map(int, answer.split())
     version = confinement.LANDLOCK
-    holds = {"namespaces": isolated, f"Landlock {version}": version and files, "seccomp": sockets}
-    refused = {"change them": files and sockets, "use the network": sockets, "signal your processes": signals}
+    holds = {"namespaces": isolated, f"Landlock {version}": version and reading, "seccomp": sockets}
     layers = ", ".join(name for name in holds if holds[name]) or "limits of time and memory alone"
-    dangers = ", ".join(["read your files", *(act for act in refused if not (refused[act] or isolated))])
-    return f"python_coder is confined by {layers}; its code can still {dangers}"
+    refused = {"read your files": reading, "change them": writing and sockets, "use the network": sockets,
+               "signal your processes": signals}
+    if dangers := ", ".join(act for act in refused if not (refused[act] or isolated)):
+        return f"python_coder is NOT confined on this machine (it has {layers}): its code can {dangers}"
+    return f"python_coder is confined by {layers}: its code reads Python and its packages, no file of yours"

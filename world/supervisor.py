@@ -6,12 +6,14 @@ server (forkserver.py).
     fork server -> supervisor [-> process 1 of new namespaces] -> the code, and whatever it starts
 
 The supervisor has no secrets and outlives the code, so it can kill whatever the code has started.
-stdin is a socket that brings the code and stays open, so that each side notices when the other has ended;
-a last "!" there says that all went well. stdout is a file with what the code prints, on both its streams;
-stderr is a file with the verdict, "Error: ...". Only the supervisor can write the verdict: the code's process
-sends its exception to it through a pipe.
-The fork server has imported what is imported here. signal, ast and traceback are not: each takes milliseconds
-in every call, and a training run has thousands of calls.
+stdin is a socket that brings the code and stays open, so that each side notices when the other has ended.
+There the supervisor writes the verdict, "Error: ...", if there is one, and a last "!": all went well. (A file
+would not do: the code may have filled the disk.) Only the supervisor has this socket: the code's process
+sends its exception to it through a pipe. stdout is a file with what the code prints, on both its streams;
+stderr is a file for the supervisor's own traceback.
+The fork server has imported what is imported here, and its variable `readable` lists what the code may read.
+signal, ast and traceback are not imported: each takes milliseconds in every call, and a training run has
+thousands of calls.
 """
 import _signal
 import atexit
@@ -31,8 +33,8 @@ seconds, (size, memory, cap, namespaces, landlock) = float(sys.argv[1]), map(int
 filters = sys.argv[7:]
 source = sys.stdin.buffer.read(size)
 _signal.signal(2, 0)                    # SIG_DFL: then SIGINT cannot end process 1 of a namespace
-os.ftruncate(2, 0), os.lseek(2, 0, 0)   # removes what Python wrote when it started
-verdict = os.dup(2)                     # is closed on exec
+verdict = 0                             # where say() writes: the socket; in the code's process a pipe
+DEVICES = b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom"  # the harmless ones
 
 
 def say(text):
@@ -41,7 +43,7 @@ def say(text):
 
 # ------------------------------------------------------------ namespaces
 def isolate():
-    """Enter new namespaces, if we are to: all files read-only but for a new folder of 64 MB. Have we?"""
+    """Enter new namespaces, if they are wanted. Returns True if that was done."""
     if not linux:
         return False
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: no rights through sudo and the like
@@ -56,7 +58,7 @@ def isolate():
 
 
 def separate():
-    uid, gid, cwd = os.getuid(), os.getgid(), os.getcwd()
+    uid, gid, folder = os.getuid(), os.getgid(), os.getcwdb()
     call("unshare", 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x00020000)
     for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
         with open(f"/proc/self/{name}", "w") as file:
@@ -64,17 +66,36 @@ def separate():
     if child := os.fork():  # the child is process 1 of the namespace: all others end with it
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     limit_process_ids()
-    # mount_setattr for /, recursively: read-only, and no devices (a disk can be written to even in a
-    # read-only folder) except these five
-    call("syscall", 442, -100, b"/", 0x8000, numbers64(1 | 4), 32)
-    for name in b"null", b"zero", b"full", b"random", b"urandom":
-        call("mount", b"/dev/" + name, b"/dev/" + name, None, 4096, None)
-        call("syscall", 442, -100, b"/dev/" + name, 0, numbers64(0, 4), 32)
-    memory_disk = b"tmpfs", 6, b"size=64m,nr_inodes=16k,mode=700"  # gone with the namespace
-    call("mount", b"tmpfs", cwd.encode(), *memory_disk)
-    libc.mount(b"tmpfs", b"/dev/shm", *memory_disk)  # without a /dev/shm, this does nothing
-    libc.mount(b"proc", b"/proc", b"proc", 15, None)  # read-only; if refused, the old /proc shows no secrets
-    os.chdir(cwd)
+    change_root(folder)
+
+
+def change_root(folder):
+    """Enter a new root: what the code may read, read-only, its folder of 64 MB, and no other file.
+
+    It is built in the folder itself, on a disk in memory, which is gone with the namespace. All paths are
+    what they were before. There is no /sys, and of /proc only cpuinfo.
+    """
+    call("mount", b"tmpfs", folder, b"tmpfs", 6, b"size=1m,mode=755")
+    for path in (*readable, *DEVICES):
+        place = folder + path
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        if os.path.islink(path):
+            os.symlink(os.path.realpath(path), place)     # where it leads to is readable, too
+            continue
+        os.mkdir(place) if os.path.isdir(path) else os.close(os.open(place, os.O_CREAT))
+        call("mount", path, place, None, 0x5000, None)    # MS_BIND | MS_REC
+    for path in folder, b"/dev/shm":
+        os.makedirs(folder + path, exist_ok=True)
+    # mount_setattr, recursively: read-only, and no devices (a disk can be written to even if it is mounted
+    # read-only) except the harmless ones
+    call("syscall", 442, -100, folder, 0x8000, numbers64(1 | 4), 32)
+    for path in DEVICES:
+        call("syscall", 442, -100, folder + path, 0, numbers64(0, 4), 32)
+    for path in folder, b"/dev/shm":
+        call("mount", b"tmpfs", folder + path, b"tmpfs", 6, b"size=64m,nr_inodes=16k,mode=700")
+    os.chdir(folder)
+    call("pivot_root", b".", b"."), call("umount2", b".", 2)  # MNT_DETACH: the old root
+    os.chdir(folder)
 
 
 def call(name, *args):
@@ -96,10 +117,9 @@ def limit_process_ids():
 def numbers():
     """The numbers of /proc/loadavg: [4] is that of all tasks, [5] the last process id of our namespace."""
     try:
-        with open("/proc/loadavg") as file:
-            return [int(float(n)) for n in file.read().replace("/", " ").split()]
+        return [int(float(n)) for n in os.pread(load, 99, 0).replace(b"/", b" ").split()]
     except OSError:
-        return [0] * 6
+        return [0] * 6                                    # no /proc, or not Linux
 
 
 def family(pid):
@@ -134,23 +154,34 @@ def full():
                     pass                                  # deleted meanwhile
             if total > 64 << 20:
                 return True
-    except RecursionError:
+    except (RecursionError, OSError):
         return True                                       # folders too deep to look at
     # a folder that cannot be read counts as full, too
     return any(not isinstance(error, FileNotFoundError) for error in errors)
+
+
+def too_much_printed():
+    """Why the output is too long, or "". Space beyond its end counts, too, which seccomp may not prevent."""
+    info = os.fstat(1)
+    too_much = info.st_size > cap or 512 * info.st_blocks > 16 << 20
+    return f"stopped after printing {cap} characters" if too_much else ""
 
 
 # ------------------------------------------------------------ the code's own process
 def confine():
     """Take from this process, and all that it will start, the means to harm others. Needs no privilege."""
     libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # no capability, even for root
-    if landlock:                                          # rights: all that it knows but to execute and read
-        rights = (1 << (13, 14, 15, 15, 16)[min(landlock, 5) - 1]) - 1 & ~13
-        rules = libc.syscall(444, numbers64(rights, 3 * (landlock > 3), 3 * (landlock > 5)), 24, 0)
-        private = ["/dev/shm"] if isolated and os.path.exists("/dev/shm") else []
-        for path, allowed in [(os.devnull, 2)] + [(path, rights) for path in [".", *private]]:  # 2: to write
-            libc.syscall(445, rules, 1, numbers64(allowed, os.open(path, 0x200000)), 0)         # O_PATH
-        libc.syscall(446, rules, 0)
+    if landlock:
+        execute, write, read, list_folder = 1, 2, 4, 8
+        everything = (1 << (13, 14, 15, 15, 16)[min(landlock, 5) - 1]) - 1  # all rights that it knows
+        rules = libc.syscall(444, numbers64(everything, 3 * (landlock > 3), 3 * (landlock > 5)), 24, 0)
+        allowed = [(path, execute | read | list_folder * os.path.isdir(path)) for path in readable]
+        allowed += [(path, read | write) for path in DEVICES if os.path.exists(path)]
+        allowed += [(path, everything) for path in (b".", *[b"/dev/shm"] * isolated)]
+        for path, rights in allowed:
+            place = os.open(path, 0x200000)               # O_PATH
+            libc.syscall(445, rules, 1, numbers64(rights, place), 0), os.close(place)
+        libc.syscall(446, rules, 0), os.close(rules)
     pid = os.getpid().to_bytes(4, "little").hex()
     for text in filters[:1 if isolated else 2]:
         steps = ctypes.create_string_buffer(bytes.fromhex(text.replace("efbeadde", pid)))  # CODE_PID
@@ -158,7 +189,8 @@ def confine():
 
 
 def limit():
-    limits = {"CPU": int(seconds) + 1, "AS": memory << 20, "FSIZE": 16 << 20, "NOFILE": 128, "CORE": 0}
+    limits = {"CPU": int(seconds) + 1, "AS": memory << 20, "FSIZE": 16 << 20, "NOFILE": 128}
+    limits["CORE"] = 1  # byte: no core file. With 0, Linux still calls the system's program for crashes
     limits["NPROC"] = numbers()[4] + 64  # it counts all processes of the user, not only the code's
     for name, value in limits.items():
         try:
@@ -203,14 +235,15 @@ def start():
     """The child: it confines itself and runs the code."""
     os.setsid()                                           # then kill(0, 9) reaches only the code's processes
     os.setpriority(os.PRIO_PROCESS, 0, priority + 5)      # a fork bomb must not starve the supervisor
-    os.dup2(error_in, verdict, False), os.close(error_in), os.close(error_out)
+    global verdict
+    verdict = error_in
+    os.close(error_out), limit(), os.closerange(load, load + 1)
     if linux:
         libc.prctl(4, 1, 0, 0, 0), libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: it ends with the supervisor
         confine()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0), os.dup2(1, 2), os.close(null)
     sys.stdout.reconfigure(line_buffering=True)           # keeps what was printed before a kill
-    limit()
     streams = sys.stdout, sys.stderr
     run()
     try:
@@ -252,8 +285,8 @@ def watch(child):
             return "stopped by the flow"
         if not isolated and full():
             return "stopped after writing too much to its folder"
-        if os.fstat(1).st_size > cap:
-            return ""                                     # sandbox.py sees the size, too
+        if reason := too_much_printed():
+            return reason
         pause = min(2 * pause, 0.02)
 
 
@@ -274,6 +307,10 @@ def kill_all(child):
 
 priority = os.nice(0)
 try:
+    load = os.open("/proc/loadavg", os.O_RDONLY)          # before isolate(): the new root has no /proc
+except OSError:
+    load = -1
+try:
     os.nice(-10)  # only root may, and for root the limit of processes does not hold
 except OSError:
     pass
@@ -286,12 +323,14 @@ code_process = os.fork()
 if code_process == 0:
     start()
 os.close(error_in)
-if reason := watch(code_process):
-    say("Error: " + reason)
-if select.select([error_out], [], [], 0)[0] and (text := os.read(error_out, 8193)):
-    os.write(verdict, b"Error: " + text)
-if isolated:
-    os.write(0, b"!")
-    os._exit(0)                                           # process 1 ends: the kernel kills all others
-kill_all(code_process)
-os.write(0, b"!")
+try:
+    reason = watch(code_process)
+    too_long = too_much_printed()
+    if reason := too_long or reason:
+        say("Error: " + reason)
+    if not too_long and select.select([error_out], [], [], 0)[0] and (text := os.read(error_out, 8193)):
+        os.write(verdict, b"Error: " + text)
+finally:                                                  # with namespaces all end with this process 1
+    isolated or kill_all(code_process)
+os.write(verdict, b"!")
+os._exit(0)
