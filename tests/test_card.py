@@ -1,0 +1,104 @@
+"""Training on a GPU, on a machine without one (card.py): there a run has the numbers that it has on the CPU.
+
+What most first runs on a GPU fail on: a tensor left on the CPU, .numpy(), a random state, a dtype. Not
+covered: several GPUs, kernels, a real lack of memory.
+"""
+import inspect
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import card
+import pytest
+import torch
+from card import Card
+from safetensors.torch import load_file
+from test_models import CHATML, write
+from test_train import at, command, even_is_right, everything, interrupt, jsonl, rows, words, wordy
+from test_train import signals_as_before  # noqa: F401  a fixture
+
+import flow_grpo
+import solve
+from flow_grpo import Action
+from models import loading, sampling
+from models.loading import load_engine
+from scale import batches, fit, head, report, trees
+from scale.command_line import TOY
+
+torch.set_num_threads(1)
+HERE, THERE = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "cuda"  # a tensor on the CPU, and the GPU
+REFUSED = {
+    "a sum": lambda x: x + HERE,
+    "a product": lambda x: x @ HERE,
+    "a layer whose weights stayed behind": torch.nn.Linear(2, 2),
+    "a CPU tensor of no dimension in a list": lambda x: torch.stack([x[0, 0], HERE[0, 0]]),
+    "a condition": lambda x: torch.where(HERE > 1, x, 0.0),
+    "places to gather": lambda x: x.gather(1, torch.tensor([[0], [1]])),
+    "an index on the GPU into a tensor on the CPU": lambda x: HERE[x[0].long() - 1],
+    "new values for some rows": lambda x: x.index_put_((torch.tensor([0]),), HERE[0]),
+    "a number of the CPU that is written": lambda x: HERE[0, 0].clone().add_(x[0, 0]),
+    "a mask": lambda x: x.masked_fill(HERE > 1, 0.0),
+    "ids of an embedding": lambda x: torch.nn.functional.embedding(torch.tensor([0]), x),
+    "numpy": lambda x: x.numpy(),
+    "a CPU generator": lambda x: torch.rand(2, device=THERE, generator=torch.Generator()),
+    "a CPU generator, in place": lambda x: x.uniform_(generator=torch.Generator()),
+    "a generator of the GPU, on the CPU": lambda x: torch.rand(2, generator=torch.Generator(THERE)),
+}
+ALLOWED = {
+    "a number": lambda x: (x + HERE[0, 0], HERE + HERE[0, 0]),
+    "a number under a mask": lambda x: (x.masked_fill(x > 1, HERE[0, 0]), HERE.masked_fill(HERE > 1, 1.0)),
+    "an index on the CPU": lambda x: (x[torch.tensor([1])], HERE[[1]]),
+    "a mask on the CPU as an index": lambda x: (x[torch.tensor([True, False])], HERE[[0]]),
+    "a number for some rows": lambda x: (x.index_put((torch.tensor([0]),), HERE[0, 0]), [[1, 1], [3, 4]]),
+    "a copy into a part": lambda x: (x.copy_(HERE.flip(0)), HERE.flip(0)),
+    "tolist": lambda x: (x.tolist(), HERE),
+    "item": lambda x: (x[1, 1].item(), 4.0),
+    "a row chosen by the GPU": lambda x: (HERE[x[0, 0].long()], HERE[1]),
+    "ready-made, elsewhere": lambda x: (torch.zeros_like(x, device="cpu") + HERE, HERE),
+    "new_tensor": lambda x: (x.new_tensor([1, 2]) + x[0], [2.0, 4.0]),
+    "a move with another dtype": lambda x: (HERE.to(x.device, torch.float64) + x, 2 * HERE),
+}
+
+
+@pytest.fixture
+def gpu():
+    with card.gpu():
+        yield torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=THERE)
+
+
+# The rules of a GPU, as CUDA has them
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_gpu_refuses_is_refused(gpu, what):
+    with pytest.raises((RuntimeError, TypeError), match="same device|numpy|device type for generator"):
+        REFUSED[what](gpu)
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_what_a_gpu_allows_is_allowed_and_right(gpu, what):
+    found, wanted = ALLOWED[what](gpu)
+    assert torch.equal(torch.as_tensor(found).cpu(), torch.as_tensor(wanted, dtype=torch.as_tensor(found).dtype))
+
+
+def test_gradients_are_on_the_gpu_and_come_back_with_a_copy(gpu):
+    weight, here = gpu.requires_grad_(), HERE.clone().requires_grad_()
+    (weight * here.to(THERE)).cpu().sum().backward()
+    assert isinstance(weight.grad, Card) and torch.equal(weight.grad.cpu(), HERE)
+    assert not isinstance(here.grad, Card) and torch.equal(here.grad, HERE)
+
+
+def test_the_gpu_has_random_numbers_of_its_own(gpu):
+    torch.manual_seed(0)
+    ours, theirs, state = torch.rand(2), torch.rand(2, device=THERE), torch.get_rng_state()
+    assert torch.equal(ours, theirs.cpu())  # one seed for both
+    torch.rand(2, device=THERE)
+    assert torch.equal(torch.get_rng_state(), state)
+    gpu.uniform_()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_model_is_moved_in_place_so_that_tied_weights_stay_tied(gpu):
+    model = load_engine(str(TOY)).model
+    head, embeddings = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    assert head is embeddings and isinstance(head, Card) and isinstance(head, torch.nn.Parameter)
+    assert head.dtype == torch.bfloat16  # without --dtype
