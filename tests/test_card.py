@@ -102,3 +102,63 @@ def test_a_model_is_moved_in_place_so_that_tied_weights_stay_tied(gpu):
     head, embeddings = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert head is embeddings and isinstance(head, Card) and isinstance(head, torch.nn.Parameter)
     assert head.dtype == torch.bfloat16  # without --dtype
+
+
+# A run of train.py
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a tiny model and its questions (test_train.py). The head's logits come in chunks."""
+    stops = {"eos_token_id": [2, *range(20, 150)]}
+    write(tmp_path / "model", wordy(CHATML), generation=stops, max_position_embeddings=4096)
+    jsonl(tmp_path / "data.jsonl", *"abcde")
+    jsonl(tmp_path / "valid.jsonl", *"vw")
+    monkeypatch.setattr(solve, "rollout", even_is_right)
+    monkeypatch.setattr(head, "CHUNK", 5000)
+    monkeypatch.setattr(fit, "bound_host_memory", lambda: None)  # it would bind this process for good
+    monkeypatch.chdir(tmp_path)
+
+
+def on_cpu(**settings):
+    """The folder of a run of two steps on the CPU."""
+    flags = {"steps": 2, "every": 1, "gradient_checkpointing": True} | settings
+    assert command(*words("cpu", **flags)) == 0
+    return Path("cpu")
+
+
+def on_gpu(monkeypatch, **settings):
+    """The folder of the same run on the GPU, stopped after its first step and resumed."""
+    with card.gpu():
+        with monkeypatch.context() as patch:
+            at(1, interrupt, patch)
+            assert command(*words("gpu", **{"steps": 2, "every": 1, "device": None} | settings)) == 0
+        assert command("train.py", "--resume", "gpu") == 0
+    return Path("gpu")
+
+
+def test_on_a_gpu_a_run_that_is_stopped_and_resumed_is_the_run_on_the_cpu(place, monkeypatch, capsys):
+    found = on_gpu(monkeypatch, dtype=None)
+    out = capsys.readouterr().out
+    assert "of 80 GB on the GPU" in out and "| cuda:0 | bfloat16" in out
+    assert json.loads((found / "args.json").read_text())["gradient_checkpointing"] is True
+    assert everything(found, 2) == everything(on_cpu(dtype="bfloat16"), 2)
+    assert all(float(row["grad_norm"]) > 0 for row in rows(found))
+
+
+def test_the_optimizers_state_on_the_host_moves_weights_on_the_gpu_as_on_the_cpu(place, monkeypatch):
+    folders = on_gpu(monkeypatch, optimizer_device="cpu"), on_cpu()
+    one, other = (load_file(folder / "step-2" / "model.safetensors") for folder in folders)
+    start = load_file("model/model.safetensors")
+    for name in start:
+        torch.testing.assert_close(one[name], other[name], atol=1e-6, rtol=0)
+    assert max((one[name] - start[name]).abs().max() for name in start) > 1e-3
+    assert [row["reward"] for row in rows(folders[0])] == [row["reward"] for row in rows(folders[1])]
+
+
+@pytest.mark.extras("peft")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_adapters_on_a_gpu_are_those_of_the_cpu(place, monkeypatch, dtype):
+    folders = on_gpu(monkeypatch, lora=4, dtype=dtype), on_cpu(lora=4, dtype=dtype)
+    assert everything(folders[0], 2) == everything(folders[1], 2)
+    one, other = (folder / "step-2" / "adapters" / "adapter_model.safetensors" for folder in folders)
+    assert one.read_bytes() == other.read_bytes()
