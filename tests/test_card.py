@@ -20,10 +20,11 @@ from test_train import signals_as_before  # noqa: F401  a fixture
 import flow_grpo
 import solve
 from flow_grpo import Action
-from models import loading, sampling
+from models import local
 from models.loading import load_engine
-from scale import batches, fit, head, report, trees
+from scale import batches, fit, head, trees
 from scale.command_line import TOY
+from scale.masters import MasterAdamW
 
 torch.set_num_threads(1)
 HERE, THERE = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "cuda"  # a tensor on the CPU, and the GPU
@@ -104,7 +105,38 @@ def test_a_model_is_moved_in_place_so_that_tied_weights_stay_tied(gpu):
     assert head.dtype == torch.bfloat16  # without --dtype
 
 
-# A run of train.py
+# What the code would have to do wrong
+
+PLANTED = {  # the module and the function that it calls, what stands there, and the fault
+    "advantages on the CPU": (flow_grpo, "update", ".to(logp.device)     #", "     #"),
+    "tokens on the CPU": (trees, "layout", "x.to(model.device)", "x"),
+    "random numbers on the CPU": (local, "sample", ".to(ids.device, wide)", ".to(wide)"),
+    "tokens to try the head on the CPU": (head, "is_plain", ", device=model.device", ""),
+    "numpy": (flow_grpo, "measure", "ratio.min().item()", "ratio.min().numpy().item()"),
+    "two devices in a report": (flow_grpo, "measure", ", device=logp.device)", ")"),
+}
+
+
+def plant(monkeypatch, module, name, right, wrong):
+    """The function with a fault in its source."""
+    function = getattr(module, name)
+    source, names = inspect.getsource(function), dict(inspect.unwrap(function).__globals__)
+    assert right in source
+    exec(source.replace(right, wrong), names)
+    monkeypatch.setattr(module, name, names[name])
+
+
+def lesson(device):
+    """The planner samples answers and learns from them: (the answers, the report, the weights)."""
+    engine = load_engine("model", device, "float32")
+    torch.manual_seed(0)
+    answers = engine(["hi", "hi", "a longer one"], temperature=1.0, max_new_tokens=5)
+    actions = [Action(answer.prompt_ids, answer.ids, i, answer.logps) for i, answer in enumerate(answers)]
+    optimizer = MasterAdamW(engine.model.parameters(), lr=1e-3)
+    report = flow_grpo.update(
+        engine.model, None, optimizer, actions, [1.0, -1.0, 0.5], temperature=1.0, minibatches=2)
+    return [answer.ids for answer in answers], report, [weight.cpu() for weight in engine.model.parameters()]
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
@@ -118,6 +150,39 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(fit, "bound_host_memory", lambda: None)  # it would bind this process for good
     monkeypatch.chdir(tmp_path)
 
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_fault_that_no_test_on_the_cpu_can_see_is_seen_on_the_gpu(place, monkeypatch, what):
+    plant(monkeypatch, *PLANTED[what])
+    lesson("cpu")
+    with card.gpu(), pytest.raises((RuntimeError, TypeError), match="same device|numpy"):
+        lesson("cuda")
+
+
+def test_an_update_on_the_gpu_moves_every_weight_as_on_the_cpu(place):
+    with card.gpu():
+        ids, report, weights = lesson("cuda")
+    wanted_ids, wanted_report, wanted = lesson("cpu")
+    assert ids == wanted_ids and report == pytest.approx(wanted_report, rel=1e-4, abs=1e-6)
+    assert report["shared"] > 0  # else trees.py took an error of the GPU for a model that takes no mask
+    for one, other in zip(weights, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+def test_after_a_lack_of_memory_the_gpu_goes_on_with_the_random_numbers_of_the_first_try(gpu):
+    drawn = []
+
+    def work(batch):
+        drawn.append((torch.rand(1).item(), torch.rand(1, device=THERE).item()))
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError
+
+    with pytest.warns(UserWarning, match="Out of memory"):
+        batches.in_memory(work, range(4), lambda item: 1, 4)
+    assert drawn[0] == drawn[1] and len({*drawn}) == len(drawn) - 1 == 2
+
+
+# A run of train.py
 
 def on_cpu(**settings):
     """The folder of a run of two steps on the CPU."""
