@@ -5,7 +5,7 @@ covered: several GPUs, kernels, a real lack of memory.
 """
 import inspect
 import json
-from contextlib import nullcontext
+import sys
 from pathlib import Path
 
 import card
@@ -186,7 +186,7 @@ def test_after_a_lack_of_memory_the_gpu_goes_on_with_the_random_numbers_of_the_f
 
 def on_cpu(**settings):
     """The folder of a run of two steps on the CPU."""
-    flags = {"steps": 2, "every": 1, "gradient_checkpointing": True} | settings
+    flags = {"steps": 2, "gradient_checkpointing": True, "max_turns": 1} | settings
     assert command(*words("cpu", **flags)) == 0
     return Path("cpu")
 
@@ -196,13 +196,13 @@ def on_gpu(monkeypatch, **settings):
     with card.gpu():
         with monkeypatch.context() as patch:
             at(1, interrupt, patch)
-            assert command(*words("gpu", **{"steps": 2, "every": 1, "device": None} | settings)) == 0
+            assert command(*words("gpu", **{"steps": 2, "max_turns": 1, "device": None} | settings)) == 0
         assert command("train.py", "--resume", "gpu") == 0
     return Path("gpu")
 
 
 def test_on_a_gpu_a_run_that_is_stopped_and_resumed_is_the_run_on_the_cpu(place, monkeypatch, capsys):
-    found = on_gpu(monkeypatch, dtype=None)
+    found = on_gpu(monkeypatch, dtype=None, profile=True)
     out = capsys.readouterr().out
     assert "of 80 GB on the GPU" in out and "| cuda:0 | bfloat16" in out
     assert json.loads((found / "args.json").read_text())["gradient_checkpointing"] is True
@@ -211,13 +211,13 @@ def test_on_a_gpu_a_run_that_is_stopped_and_resumed_is_the_run_on_the_cpu(place,
 
 
 def test_the_optimizers_state_on_the_host_moves_weights_on_the_gpu_as_on_the_cpu(place, monkeypatch):
-    folders = on_gpu(monkeypatch, optimizer_device="cpu"), on_cpu()
-    one, other = (load_file(folder / "step-2" / "model.safetensors") for folder in folders)
-    start = load_file("model/model.safetensors")
+    settings = dict(valid="none", test="none")
+    folders = on_gpu(monkeypatch, optimizer_device="cpu", **settings), on_cpu(**settings)
+    one, other, start = (load_file(folder / "model.safetensors")
+                         for folder in (folders[0] / "step-2", folders[1] / "step-2", Path("model")))
     for name in start:
         torch.testing.assert_close(one[name], other[name], atol=1e-6, rtol=0)
     assert max((one[name] - start[name]).abs().max() for name in start) > 1e-3
-    assert [row["reward"] for row in rows(folders[0])] == [row["reward"] for row in rows(folders[1])]
 
 
 @pytest.mark.extras("peft")
@@ -227,3 +227,18 @@ def test_adapters_on_a_gpu_are_those_of_the_cpu(place, monkeypatch, dtype):
     assert everything(folders[0], 2) == everything(folders[1], 2)
     one, other = (folder / "step-2" / "adapters" / "adapter_model.safetensors" for folder in folders)
     assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_step_of_the_toy_on_a_gpu_is_that_on_the_cpu_and_its_planner_answers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fit, "bound_host_memory", lambda: None)
+    flags = "--steps 1 --questions 1 --max-turns 1 --valid none --test none --seed 1 --out".split()
+    with card.gpu():
+        assert command("train.py", *flags, str(tmp_path / "gpu")) == 0
+        monkeypatch.setattr(sys, "argv", ["solve.py", "--model", str(tmp_path / "gpu" / "step-1"), "--max-turns",
+                                          "1", "What is the symbol of Iron?"])
+        solve.main()
+    out = capsys.readouterr().out
+    assert "GB for the weights, in bfloat16" in out and "planner" in out and "turn 1 planner" in out
+    assert command("train.py", *flags, str(tmp_path / "cpu"), "--device", "cpu", "--dtype", "bfloat16") == 0
+    (one,), (other,) = rows(tmp_path / "gpu"), rows(tmp_path / "cpu")
+    assert one == other and float(one["grad_norm"]) > 0
