@@ -7,16 +7,16 @@
 A Card is a wrapper around a tensor of the CPU, which computes its numbers. Each operation on it goes through
 __torch_dispatch__, the backward pass too, and there the rules of a GPU are checked:
 
-    refused     a CPU tensor in an operation of the GPU, .numpy(), a CPU generator for random numbers of the GPU
-    allowed     copies; CPU tensors of no dimension where torch's operation is pointwise; indices on the CPU
+    refused     a CPU tensor in an operation of the GPU; .numpy(); a generator of the other device
+    allowed     copies; CPU tensors of no dimension where the operation is pointwise; indices on the CPU
 
 The GPU has random numbers of its own; torch.manual_seed() seeds them, torch.get_rng_state() leaves them out.
 torch can register a device under a name of one's own instead, but never as "cuda": then none of our branches
 on "cuda" would be taken, nor those of torch and transformers. Nor can a process take it back.
 
 Laxer than a GPU: saved tensors are read as CPU tensors, map_location or not; no dtype, kernel, stream or lack
-of memory is a GPU's; a C function that reads a Card's device, and not the operation, sees the CPU. Stricter:
-the operations on lists (_foreach_...) take no CPU tensor at all, not even where the GPU's do.
+of memory is a GPU's; other threads see no GPU; a C function that reads the device of a Card sees the CPU.
+Stricter: operations on lists (_foreach_...) take no CPU tensor at all, not even where a GPU's would.
 """
 from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
@@ -51,7 +51,7 @@ class Card(torch.Tensor):
         tensors = list(tensors_of((args, kwargs or {})))
         if not all(isinstance(tensor, Card) for tensor in tensors):
             refuse_mixing(func, args, kwargs or {})
-        cards = {id(tensor.inner): tensor for tensor in tensors if isinstance(tensor, Card)}
+        given = {id(inner(tensor)): tensor for tensor in tensors}
         args, kwargs = with_tensors(args, inner), with_tensors(kwargs or {}, inner)
         if torch.Tag.nondeterministic_seeded in func.tags:
             check_generator(kwargs, CUDA)
@@ -59,8 +59,9 @@ class Card(torch.Tensor):
                 results = func(*args, **kwargs)
         else:
             results = func(*args, **kwargs)
-        # An operation in place returns its argument, which is a Card already.
-        return with_tensors(results, lambda tensor: cards[id(tensor)] if id(tensor) in cards else Card(tensor))
+        # An operation in place returns its argument; all else that an operation of the GPU makes is there.
+        back = lambda tensor: given[id(tensor)] if id(tensor) in given else Card(tensor)
+        return with_tensors(results, back)
 
     def __tensor_flatten__(self):  # Module.to() asks for it, to move a weight in place: tied ones stay tied
         return ["inner"], None
@@ -79,9 +80,6 @@ class Card(torch.Tensor):
 
     def tolist(self):
         return self.inner.tolist()
-
-    def get_device(self):
-        return 0
 
     def data_ptr(self):  # safetensors asks whether weights share memory
         return self.inner.data_ptr()
@@ -168,8 +166,6 @@ class OnCard(TorchFunctionMode):
         kwargs.pop("pin_memory", None)
         if func is torch.Tensor.to:
             return to(*args, **kwargs)
-        if func is torch.Tensor.cuda:
-            return moved(args[0], CUDA)
         if func is torch.Tensor.new_tensor and isinstance(args[0], Card):
             return moved(torch.tensor(*args[1:], **{"dtype": args[0].dtype} | kwargs), CUDA)
         if func is torch.as_tensor and isinstance(args[0], Card):
@@ -239,7 +235,7 @@ def gpu():
     here = lambda lists: next(t.device for tensors in lists for t in tensors if t is not None)
     STATE.seed(0)
     with OnCard(), patch.multiple(
-            torch.cuda, is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0,
+            torch.cuda, is_available=lambda: True, device_count=lambda: 1,
             is_initialized=lambda: True, is_bf16_supported=lambda **_: True, synchronize=nothing,
             mem_get_info=lambda *_: (MEMORY, MEMORY), empty_cache=nothing, manual_seed_all=STATE.seed,
             get_rng_state_all=STATE.get, set_rng_state_all=STATE.set, _is_in_bad_fork=lambda: False,

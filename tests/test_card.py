@@ -78,7 +78,8 @@ def test_what_a_gpu_refuses_is_refused(gpu, what):
 @pytest.mark.parametrize("what", ALLOWED)
 def test_what_a_gpu_allows_is_allowed_and_right(gpu, what):
     found, wanted = ALLOWED[what](gpu)
-    assert torch.equal(torch.as_tensor(found).cpu(), torch.as_tensor(wanted, dtype=torch.as_tensor(found).dtype))
+    found = torch.as_tensor(found).cpu()
+    assert torch.equal(found, torch.as_tensor(wanted, dtype=found.dtype))
 
 
 def test_gradients_are_on_the_gpu_and_come_back_with_a_copy(gpu):
@@ -221,9 +222,8 @@ def test_the_optimizers_state_on_the_host_moves_weights_on_the_gpu_as_on_the_cpu
 
 
 @pytest.mark.extras("peft")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_adapters_on_a_gpu_are_those_of_the_cpu(place, monkeypatch, dtype):
-    folders = on_gpu(monkeypatch, lora=4, dtype=dtype), on_cpu(lora=4, dtype=dtype)
+def test_adapters_on_a_gpu_are_those_of_the_cpu(place, monkeypatch):
+    folders = on_gpu(monkeypatch, lora=4, dtype=None), on_cpu(lora=4, dtype="bfloat16")
     assert everything(folders[0], 2) == everything(folders[1], 2)
     one, other = (folder / "step-2" / "adapters" / "adapter_model.safetensors" for folder in folders)
     assert one.read_bytes() == other.read_bytes()
@@ -234,8 +234,8 @@ def test_a_step_of_the_toy_on_a_gpu_is_that_on_the_cpu_and_its_planner_answers(t
     flags = "--steps 1 --questions 1 --max-turns 1 --valid none --test none --seed 1 --out".split()
     with card.gpu():
         assert command("train.py", *flags, str(tmp_path / "gpu")) == 0
-        monkeypatch.setattr(sys, "argv", ["solve.py", "--model", str(tmp_path / "gpu" / "step-1"), "--max-turns",
-                                          "1", "What is the symbol of Iron?"])
+        words = ["--model", str(tmp_path / "gpu" / "step-1"), "--max-turns", "1", "What is 2 + 3?"]
+        monkeypatch.setattr(sys, "argv", ["solve.py", *words])
         solve.main()
     out = capsys.readouterr().out
     assert "GB for the weights, in bfloat16" in out and "planner" in out and "turn 1 planner" in out
