@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from scale import ranks
+from scale.batches import memory_errors
 from scale.files import replace_file, replace_folder
 
 DAMAGED = "{} is damaged: remove it, then --resume goes on from the one before"
@@ -47,7 +48,8 @@ def save(folder, policy, optimizer, step, best, args):
     state = optimizer and ranks.state_of(optimizer)
 
     def write(path):
-        policy.save(path)
+        with memory_errors("the checkpoint"):  # adapters are merged on the GPU
+            policy.save(path)
         names = "fixed", "executor", "verifier", "generator", "tools", "corpus"
         settings = {name: getattr(args, name) for name in names} | {"step": step}
         (path / "train.json").write_text(json.dumps(settings, indent=1))

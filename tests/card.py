@@ -7,15 +7,16 @@
 A Card is a wrapper around a tensor of the CPU, which computes its numbers. Each operation on it goes through
 __torch_dispatch__, the backward pass too, and there the rules of a GPU are checked:
 
-    refused     a CPU tensor in an operation of the GPU; .numpy(); a generator of the other device
+    refused     a CPU tensor in an operation of the GPU; .numpy(); a generator of the other device; a product
+                of integer matrices
     allowed     copies; CPU tensors of no dimension where the operation is pointwise; indices on the CPU
 
 The GPU has random numbers of its own; torch.manual_seed() seeds them, torch.get_rng_state() leaves them out.
 torch can register a device under a name of one's own instead, but never as "cuda": then none of our branches
 on "cuda" would be taken, nor those of torch and transformers. Nor can a process take it back.
 
-Laxer than a GPU: saved tensors are read as CPU tensors, map_location or not; no dtype, kernel, stream or lack
-of memory is a GPU's; other threads see no GPU; a C function that reads the device of a Card sees the CPU.
+Laxer than a GPU: saved tensors are read as CPU tensors, map_location or not; no kernel, stream or lack of
+memory is a GPU's; other threads see no GPU; a C function that reads the device of a Card sees the CPU.
 Stricter: operations on lists (_foreach_...) take no CPU tensor at all, not even where a GPU's would.
 """
 from contextlib import contextmanager, nullcontext
@@ -29,6 +30,7 @@ CUDA, CPU, aten = torch.device("cuda", 0), torch.device("cpu"), torch.ops.aten
 MEMORY = 80 * 10**9
 SCALARS = {aten.masked_fill, aten.masked_fill_}  # like pointwise operations, but not tagged as such
 FREELY = {aten.copy_, aten._foreach_copy_}  # operations from device to device
+PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.dot}  # a GPU has none of integers
 INDICES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
@@ -51,6 +53,8 @@ class Card(torch.Tensor):
         tensors = list(tensors_of((args, kwargs or {})))
         if not all(isinstance(tensor, Card) for tensor in tensors):
             refuse_mixing(func, args, kwargs or {})
+        if func.overloadpacket in PRODUCTS and not tensors[0].is_floating_point():
+            raise RuntimeError(f'"{func.overloadpacket}_cuda" not implemented for integers')
         given = {id(inner(tensor)): tensor for tensor in tensors}
         args, kwargs = with_tensors(args, inner), with_tensors(kwargs or {}, inner)
         if torch.Tag.nondeterministic_seeded in func.tags:

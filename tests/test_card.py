@@ -7,6 +7,7 @@ import inspect
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import card
 import pytest
@@ -40,6 +41,7 @@ REFUSED = {
     "a number of the CPU that is written": lambda x: HERE[0, 0].clone().add_(x[0, 0]),
     "a mask": lambda x: x.masked_fill(HERE > 1, 0.0),
     "ids of an embedding": lambda x: torch.nn.functional.embedding(torch.tensor([0]), x),
+    "a product of integers": lambda x: x.long() @ x.long(),
     "numpy": lambda x: x.numpy(),
     "a CPU generator": lambda x: torch.rand(2, device=THERE, generator=torch.Generator()),
     "a CPU generator, in place": lambda x: x.uniform_(generator=torch.Generator()),
@@ -71,7 +73,7 @@ def gpu():
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_a_gpu_refuses_is_refused(gpu, what):
-    with pytest.raises((RuntimeError, TypeError), match="same device|numpy|device type for generator"):
+    with pytest.raises((RuntimeError, TypeError), match="same device|numpy|for generator|for integers"):
         REFUSED[what](gpu)
 
 
@@ -182,6 +184,12 @@ def test_after_a_lack_of_memory_the_gpu_goes_on_with_the_random_numbers_of_the_f
     with pytest.warns(UserWarning, match="Out of memory"):
         batches.in_memory(work, range(4), lambda item: 1, 4)
     assert drawn[0] == drawn[1] != drawn[2] and len(drawn) == 3
+
+
+def test_a_lack_of_memory_while_adapters_are_merged_is_not_taken_for_a_full_disk(place, monkeypatch):
+    monkeypatch.setattr(local.HF, "save", Mock(side_effect=torch.OutOfMemoryError))
+    code = command(*words("run", steps=1, max_turns=1, valid="none", test="none"))
+    assert "the checkpoint does not fit into memory: give --" in code and "disk" not in code
 
 
 # A run of train.py
