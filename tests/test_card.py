@@ -114,7 +114,7 @@ PLANTED = {  # the module and the function that it calls, what stands there, and
     "advantages on the CPU": (flow_grpo, "update", ".to(logp.device)     #", "     #"),
     "tokens on the CPU": (trees, "layout", "x.to(model.device)", "x"),
     "random numbers on the CPU": (local, "sample", ".to(ids.device, wide)", ".to(wide)"),
-    "tokens to try the head on the CPU": (head, "is_plain", ", device=model.device", ""),
+    "tokens to try the head on the CPU": (head, "is_linear", ", device=model.device", ""),
     "numpy": (flow_grpo, "measure", "ratio.min().item()", "ratio.min().numpy().item()"),
     "two devices in a report": (flow_grpo, "measure", ", device=logp.device)", ")"),
 }
