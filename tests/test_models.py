@@ -451,8 +451,8 @@ NORMALIZERS = {
     "Llama": tokenizers.normalizers.Sequence([tokenizers.normalizers.Prepend("\u2581"),
                                               tokenizers.normalizers.Replace(" ", "\u2581")])}
 PAGES = ["</s>", "＜/s＞", "＜／ｓ＞", "END OF TURN", "end of turn", "ＥND OF TURN", "~go~", "～go～",
-         "<reponame>", "＜reponame＞", "<REPONAME>", "<repo<reponame>name>", "~g~go~o~", "~go~go~go~", "  ~go~  ", "\ue000",
-         "<\u00adreponame>", "<re\x00poname>", "</s></s>", "< /s>", "~ go~"]
+         "<reponame>", "＜reponame＞", "<REPONAME>", "<repo<reponame>name>", "~g~go~o~", "~go~go~go~",
+         "  ~go~  ", "\ue000", "<\u00adreponame>", "<re\x00poname>", "</s></s>", "< /s>", "~ go~"]
 
 
 @pytest.mark.parametrize("normalizer, normalized", [
