@@ -22,6 +22,7 @@ from operator import add, mul, sub, truediv
 from string import ascii_uppercase
 
 LIMIT = 2_000  # characters of a gold or a response; a longer response is wrong, so every check is fast
+# How models dress an answer: an opening, a wrapper (math, markdown, quotes), and LaTeX that changes no value.
 OPENING = re.compile(r"^(?:(?:the )?(?:final |correct )?(?:answer|option|choice)(?: is:?|:) "
                      r"|(?:option|choice) (?=\(?[a-z]\b))", re.I)
 WRAPPED = re.compile(r"""\${1,2}([^$]+)\${1,2}|\\\((.+)\\\)|\\\[(.+)\\\]|\\boxed\{(.+)\}"""
@@ -29,12 +30,11 @@ WRAPPED = re.compile(r"""\${1,2}([^$]+)\${1,2}|\\\((.+)\\\)|\\\[(.+)\\\]|\\boxed
 LATEX = [(r"\\(?:text|mathrm)\{([^{}]*)\}", r"\1"), (r"\\(?:left|right)(?![a-z])", ""),
          (r"\\([%${}])", r"\1"), (r"\\[dt]frac", r"\\frac")]
 LETTERED = re.compile(r"[(\[]?([A-Za-z])[)\].:]*(?: (.+))?")  # an option: "B", "(b)", "B. Paris"
-NUMBER = re.compile(r"""
-    (?P<sign>[-+]?) (?P<currency>[$€£¥]?)
-    (?P<digits> [0-9]+/[1-9][0-9]*                                       # 3/4
-        | (?!0[0-9])(?=\.?[0-9])                                         # but not 007, a code
-          (?:[0-9]{1,3}(?:[, ][0-9]{3})+|[0-9]+)? (?:\.0*|\.[0-9]*[1-9])?  # nor 3.10, perhaps a version
-    ) (?P<unit>\ ?%|\ [^\W\d_]+)?""", re.X)
+NUMBER = re.compile(r"""(?P<sign>[-+]?) (?P<currency>[$€£¥]?) (?P<digits>
+        [0-9]+/[1-9][0-9]*                                                     # 3/4
+      | (?!0[0-9]) (?=\.?[0-9])                                                # not 007, a code
+        (?:[0-9]{1,3}(?:[, ][0-9]{3})+|[0-9]+)? (?:\.0*|\.[0-9]*[1-9])?         # 1,234.5; not 3.10, a version
+    ) (?P<unit>\ ?%|\ [^\W\d_]+)?""", re.X)                                    # "5%", "5 km"
 DATES = "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y"
 
 
