@@ -24,61 +24,111 @@ CATASTROPHE = 30  # seconds for what takes milliseconds: a pattern that backtrac
 
 KINDS = [  # gold; responses that are right, wrong, and for a judge
     ("26",
-     r"26 | 26.0 | **26** | $$26$$ | \boxed{26} | The answer is 26. | Final answer: 26 | "
-     r"x = 26 | (26) | 26. | +26 | 026 | \text{26} | The final answer is 26",
-     "27 | -26 | 2.6 | 260 | 26 million",
-     "26, 27 | 26% | 26 protons | 26 people | not 26 | The answer is not 26 | about 26 | 26 or 27 | 2 6 | "
-     "26th | 26x | 26! | 26? | "
-     "26 Angry Men | 26 times | 26 versus | I think it is 26, not 27. | 26 = 27 | ≈26 | ≥ 26 | "
-     "twenty-six | 26 as computed | I do not know"),
-    ("3/4", r"0.75 | 75% | .75 | \tfrac{3}{4} | ¾ | x = 3/4", "4/3 | 3.4 | 75",
-     "6/8 | 0.7500001 | 3/4/5 | three quarters | 3 of 4 | 3:4"),
-    ("50%", r"50 percent | 50\% | 0.5 | 50 % | 1/2", "5%", "50 | 0.05 | half | fifty percent | 50% or so"),
-    ("5 km", "5 | 5 kilometres | 5km | 5 kilometers | 5.0", "6 km | 6",
-     "5 miles | 5000 m | $5 | five km | 5 km north | 5m"),
-    ("3, 5", "3, 5 | (3, 5) | 3 and 5 | 3,5 | 3; 5", "",
-     "5, 3 | 3 | 3, 5, 7 | 8 | 3 5 | 3 or 5 | three and five"),
-    ("Paris", 'paris. | The answer is Paris. | "Paris" | paris | PARIS! | Answer: Paris', "",
-     "not Paris | Paris or London | Paris, Texas | I do not know | A) Paris | Paris? | Paris, France | "
-     "London | It is Paris | 5"),
-    ("yes", "Yes | YES.", "", "no | yes and no | Yes, both are | true"), ("x^2+1", "$x^2 + 1$", "", "x^2-1"),
+     r"26 | 26.0 | **26** | $$26$$ | \boxed{26} | The answer is 26. | Final answer: 26 | 26. | +26 | "
+     r"\text{26} | The final answer is 26",
+     "27 | -26 | 260",
+     "26, 27 | 26% | 26 protons | 26 people | not 26 | The answer is not 26 | about 26 | 26 or 27 | "
+     "2 6 | 26th | 26x | 26! | 26? | 26 Angry Men | 26 times | 26 versus | "
+     "I think it is 26, not 27. | 26 = 27 | ≈26 | ≥ 26 | twenty-six | 26 as computed | "
+     "I do not know | x = 26 | (26) | 026 | 2.6 | 26 million"),
+    ("3/4",
+     r"0.75 | .75 | \tfrac{3}{4}",
+     "",
+     "6/8 | 0.7500001 | 3/4/5 | three quarters | 3 of 4 | 3:4 | 75% | ¾ | x = 3/4 | 4/3 | 3.4 | 75"),
+    ("50%",
+     r"50\% | 50 %",
+     "5%",
+     "50 | 0.05 | half | fifty percent | 50% or so | 50 percent | 0.5 | 1/2"),
+    ("5 km",
+     "",
+     "6 km",
+     "5 miles | 5000 m | $5 | five km | 5 km north | 5m | 5 | 5 kilometres | 5km | 5 kilometers | "
+     "5.0 | 6"),
+    ("3, 5",
+     "3, 5 | 3 and 5 | 3,5",
+     "",
+     "5, 3 | 3 | 3, 5, 7 | 8 | 3 5 | 3 or 5 | three and five | (3, 5) | 3; 5"),
+    ("Paris",
+     "paris. | The answer is Paris. | \"Paris\" | paris | Answer: Paris",
+     "",
+     "not Paris | Paris or London | Paris, Texas | I do not know | A) Paris | Paris? | "
+     "Paris, France | London | It is Paris | 5 | PARIS!"),
+    ("yes", "Yes", "", "no | yes and no | Yes, both are | true | YES."),
+    ("x^2+1", "$x^2 + 1$", "", "x^2-1"),
     ("(1, 2)", "(1,2)", "", "1, 2 | [1, 2] | (2, 1) | (1, 2, 3) | (1, 2) or (2, 1) | x=1, y=2")]
 MORE = [
-    ("1990", "", "", "1990s"), ("1234", "1,234 | 1 234", "", ""), ("1,234", "", "", "1, 234"),
-    ("1.23", "", "", "1,23"), ("073", "", "", "73"), ("3.14", "", "", "3.14159"), ("1/3", "", "", "0.333"),
-    (r"\frac{3}{4}", "3/4", "", ""), (r"-\dfrac34", "-0.75", "", ""), ("1½", "1.5", "", ""),
-    ("1000", "10³", "", ""), ("1500", "1.5 × 10^3 | 1.5e3", "", ""), ("5000000", "5 million", "", ""),
-    ("50", "", "", "50%"), ("0.5", "50%", "", ""), ("$5", "5 dollars | 5", "", "€5"), ("5", "", "", "$5"),
-    ("$1.5 billion", "1,500,000,000", "", ""), ("26 protons", "", "27 protons", "26 | 26 neutrons | 26 km"),
-    ("90", "", "", "90°"), ("3x", "", "", "3"), ("12 Angry Men", "", "", "12"),
-    ("3, 5, 7", "3, 5, and 7", "", ""), ("(0, 1)", "", "", "[0, 1]"), ("[0, 1)", "", "", "(0, 1]"),
-    ("(1,234)", "(1, 234)", "", "1234"), (r"\{1, 2\}", "{1,2}", "", ""), ("Łódź", "", "", "Lodz"),
-    ("Straße", "", "", "STRASSE"), ("が", "", "", "か"), ("U.S.", "US", "", ""),
-    ("well-known", "well known", "", ""), ("Hepatitis A", "", "", "Hepatitis"), ("A", "", "", "the"),
-    ("C++", "C++", "", "c++ | C"), ("!!!", "!!!", "", "???"),
-    ("Simon & Garfunkel", "Simon and Garfunkel", "", ""),
-    ("2026-01-05", "2026-01-05", "", "2026-01-06"), ("3.5 billion years ago", "", "", "35 billion years ago"),
-    ("-3 or less", "", "", "3 or less"), ("-x", "", "", "x"), ("x", "", "", "-x"), ("5!", "", "", "5"),
-    ("(x+1)/2", "", "", "x+1/2"), ("2(x+1)", "", "", "2x+1"),
-    ("1,234,567", "1234567 | 1 234 567 | 1,234,567.0 | 1.234567e6", "1,234,568 | 1234",
-     "12,34,567 | 1.234.567"),
-    ("6.02e23", "6.02 × 10^23 | 6.02·10²³ | 602e21 | 6.02 x 10^{23}", "6.02e22 | 6.02",
-     "6.02 times a lot | 6.02 × 10 | 6.02 × 10^"),
-    ("$72,641", "72641 | $72641 | 72,641 dollars", "$72,640", "€72,641 | around $72,641 | $72.641k"),
-    ("150 pounds", "150", "151 pounds", "150 kg | 150 stones | 150 lbs | £150"),
-    ("£150", "150 GBP", "£160", "150 lbs | $150 | 150 pounds"),
-    ("5 minutes", "5 min | 5 mins", "6 minutes", "5 hours | 5 rounds"),
-    ("20 °C", "20°C | 20", "21 °C", "20 °F | 20 kg | 20 degrees"),
-    ("-1.5", "−1.5 | -3/2 | -1 1/2", "1.5 | -15", "minus 1.5 | - 1.5"),
+    ("1990", "", "", "1990s"),
+    ("1234", "1,234 | 1 234", "", ""),
+    ("1,234", "", "", "1, 234"),
+    ("1.23", "", "", "1,23"),
+    ("073", "", "", "73"),
+    ("3.14", "", "", "3.14159"),
+    ("1/3", "", "", "0.333"),
+    (r"\frac{3}{4}", "3/4", "", ""),
+    (r"-\dfrac34", "", "", "-0.75"),
+    ("1½", "", "", "1.5"),
+    ("1000", "", "", "10³"),
+    ("1500", "", "", "1.5 × 10^3 | 1.5e3"),
+    ("5000000", "", "", "5 million"),
+    ("50", "", "", "50%"),
+    ("0.5", "", "", "50%"),
+    ("$5", "", "", "€5 | 5 dollars | 5"),
+    ("5", "", "", "$5"),
+    ("$1.5 billion", "", "", "1,500,000,000"),
+    ("26 protons", "", "27 protons", "26 | 26 neutrons | 26 km"),
+    ("90", "", "", "90°"),
+    ("3x", "", "", "3"),
+    ("12 Angry Men", "", "", "12"),
+    ("3, 5, 7", "3, 5, and 7", "", ""),
+    ("(0, 1)", "", "", "[0, 1]"),
+    ("[0, 1)", "", "", "(0, 1]"),
+    ("(1,234)", "(1, 234)", "", "1234"),
+    (r"\{1, 2\}", "{1,2}", "", ""),
+    ("Łódź", "", "", "Lodz"),
+    ("Straße", "", "", "STRASSE"),
+    ("が", "", "", "か"),
+    ("U.S.", "", "", "US"),
+    ("well-known", "", "", "well known"),
+    ("Hepatitis A", "", "", "Hepatitis"),
+    ("A", "", "", "the"),
+    ("C++", "C++", "", "c++ | C"),
+    ("!!!", "!!!", "", "???"),
+    ("Simon & Garfunkel", "", "", "Simon and Garfunkel"),
+    ("2026-01-05", "2026-01-05", "", "2026-01-06"),
+    ("3.5 billion years ago", "", "", "35 billion years ago"),
+    ("-3 or less", "", "", "3 or less"),
+    ("-x", "", "", "x"),
+    ("x", "", "", "-x"),
+    ("5!", "", "", "5"),
+    ("(x+1)/2", "", "", "x+1/2"),
+    ("2(x+1)", "", "", "2x+1"),
+    ("1,234,567",
+     "1234567 | 1 234 567 | 1,234,567.0",
+     "1,234,568 | 1234",
+     "12,34,567 | 1.234.567 | 1.234567e6"),
+    ("6.02e23",
+     "",
+     "",
+     "6.02 times a lot | 6.02 × 10 | 6.02 × 10^ | 6.02 × 10^23 | 6.02·10²³ | 602e21 | "
+     "6.02 x 10^{23} | 6.02e22 | 6.02"),
+    ("$72,641", "$72641", "$72,640", "€72,641 | around $72,641 | $72.641k | 72641 | 72,641 dollars"),
+    ("150 pounds", "", "151 pounds", "150 kg | 150 stones | 150 lbs | £150 | 150"),
+    ("£150", "", "£160", "150 lbs | $150 | 150 pounds | 150 GBP"),
+    ("5 minutes", "", "6 minutes", "5 hours | 5 rounds | 5 min | 5 mins"),
+    ("20 °C", "", "", "20 °F | 20 kg | 20 degrees | 20°C | 20 | 21 °C"),
+    ("-1.5", "−1.5 | -3/2", "", "minus 1.5 | - 1.5 | -1 1/2 | 1.5 | -15"),
     ("x^2 + 1", "x^2+1", "", "1 + x^2 | x**2+1 | 5"),
     (r"\frac{\pi}{2}", r"\dfrac{\pi}{2}", "", r"\pi/2 | 1.5708 | \frac{\pi}{3}"),
-    ("June 5, 2004", "june 5, 2004 | June 5 2004 | The answer is June 5, 2004. | 5 June 2004 | 2004-06-05",
-     "", "June 6, 2004 | 2004"),
+    ("June 5, 2004",
+     "june 5, 2004 | June 5 2004 | The answer is June 5, 2004. | 5 June 2004 | 2004-06-05",
+     "",
+     "June 6, 2004 | 2004"),
     ("2004", "2,004", "", "June 5, 2004 | in 2004 | 2004-06-05 | the 2000s"),
-    ("João Esteves", "joao esteves | João  Esteves.", "", "João | Esteves, João | João Esteves da Veiga"),
+    ("João Esteves", "João  Esteves.", "", "João | Esteves, João | João Esteves da Veiga | joao esteves"),
     ("The African Queen", "African Queen | “The African Queen”", "", "Queen | African Queens"),
-    ("Who's Afraid of Virginia Woolf?", "who’s afraid of Virginia Woolf?", "", "Virginia Woolf?"),
-    ("two", "Two", "", "2 | one | two or three"), ("Beijing", "beijing", "", "Peking | 北京")]
+    ("Who's Afraid of Virginia Woolf?", "", "", "Virginia Woolf? | who’s afraid of Virginia Woolf?"),
+    ("two", "Two", "", "2 | one | two or three"),
+    ("Beijing", "beijing", "", "Peking | 北京")]
 OPTIONS = [  # of CITIES
     ("B",
      "B | b | (B) | B. | B) Paris | B. paris | option B | Option B: Paris | The answer is B | "
@@ -142,17 +192,17 @@ def test_no_text_and_an_endless_one_are_wrong_for_every_gold(gold, choices):
 
 
 @pytest.mark.parametrize("question, verdicts", [
-    (Question("?", "26"), {" 26. ": True}), (Question("?", "9" * 900), {"9" * 900: True, "9" * 899: None}),
+    (Question("?", "26"), {" 26. ": True}), (Question("?", "9" * 900), {"9" * 900: True, "9" * 899: False}),
     (Question("?", ""), {"Paris": False}), (Question("?", "  "), {"Paris": False}),
     (Question("?", "50", aliases=("fifty",)), {"51": None, "50": True, "US of A": None}),
     (Question("?", "50", aliases=("51", " ")), {"50": True, "51": True, "52": False, "fifty": None}),
     (Question("?", "United States", aliases=("U.S.A.", "50")),
-     {"USA": True, "United States": True, "50": True, "50.0": True, "51": None, "US of A": None}),
+     {"U.S.A": True, "USA": None, "United States": True, "50": True, "50.0": True, "51": None}),
     (Question("How many km is it?", "5"),
-     {"5": True, "5 km": True, "5 kilometers": True, "5 miles": None, "$5": None, "6 km": False}),
+     {"5": True, "5.0": True, "6": False, "5 km": None, "5 miles": None, "$5": None, "6 km": None}),
     (Question("1 2 3 4", "24", kind="gameof24"),
     {"1*2*3*4": True, "4*6": False, "no solution": False, "": False})])
-def test_aliases_are_as_good_as_the_answer_and_the_question_names_the_unit(question, verdicts):
+def test_aliases_are_as_good_as_the_answer_and_a_unit_is_for_a_judge(question, verdicts):
     assert {text: decide(question, text) for text in verdicts} == verdicts
 
 
@@ -171,21 +221,21 @@ def test_a_response_names_one_option_and_none_is_a_fallback(choices, gold, verdi
 
 
 @pytest.mark.parametrize("text, value", [
-    ("1,234.5", Fraction(2469, 2)), (".5", Fraction(1, 2)), ("-3/4", Fraction(-3, 4)),
-    ("€3.50", Fraction(7, 2)), (r"2\frac{1}{2}", Fraction(5, 2)), ("-$5", -5),
+    ("1,234.5", Fraction(2469, 2)), (".5", Fraction(1, 2)), ("-3/4", Fraction(-3, 4)), ("-1,234", -1234),
+    ("€3.5", Fraction(7, 2)), (r"-\dfrac{3}{4}", Fraction(-3, 4)), ("-$5", -5), ("9" * 1000, 10**1000 - 1),
     *((text, None) for text in (
-    "1 23", "1,23", "1.2.3", "1/0", "2 3/2", "3x", "5m", "", "one", "inf", "nan", "0x10", "1_000",
-        "1e999999999", "9" * 1000, "$5%", "$5 euros", "26protons", "26-27", "5:30"))])
+        "1 23", "1,23", "1.2.3", "1/0", "2 3/2", "3x", "5m", "", ".", "one", "inf", "nan", "0x10", "1_000",
+        "1e999999999", "6/8", "007", "3.10", "€3.50", "1e3", r"2\frac{1}{2}", "26-27", "5:30"))])
 def test_a_number_is_one_number_by_value_or_none(text, value):
     assert (quantity(undressed(text)) or (None, ""))[0] == value
 
 
 @pytest.mark.parametrize("text, plain", [
-    ("The Eiffel Tower!", "eiffel tower"), ("O'Brien", "o'brien"), ("vitamin A", "vitamin A"), ("the", "the"),
-    ("日本", "日本"), ("हिन्दी", "हिन्दी"), ("U.S.", "US"), ("CO", "CO"), ("5!", "5!"), ("x - y", "x-y")])
+    ("The Eiffel Tower", "eiffel tower"), ("O'Brien", "O'Brien"), ("vitamin A", "vitamin A"), ("the", "the"),
+    ("日本", "日本"), ("हिन्दी", "हिन्दी"), ("Café Olé", "café olé"), ("CO", "CO"), ("5 Mol", "5 Mol"),
+    ("No", "no"), ("NO", "NO"), ("A", "A"), ("x - y", "x-y"), ("X-y", "X-y"), ("C++", "C++")])
 def test_words_keep_what_may_change_the_meaning(text, plain):
-    assert words(text, False) == plain.split()
-    assert words("Café Olé", False) == ["café", "olé"] and words("Café Olé", True) == ["cafe", "ole"]
+    assert words(text) == plain.split()
 
 
 @pytest.mark.parametrize("numbers, right, wrong", [
