@@ -19,7 +19,7 @@ from world import services
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "extras(package): needs an optional package; .ci/run installs it")
-    config.addinivalue_line("markers", "exhaustive: the long rest of a table; .ci/run runs it")
+    config.addinivalue_line("markers", "exhaustive: long, or the rest of a table; .ci/run runs it")
     config.addinivalue_line("filterwarnings", "error::RuntimeWarning")  # what Python says of our own mistakes
 
 

@@ -77,6 +77,7 @@ def table_of(folder, out):
     return {name: cell for name, cell in zip(head, row) if name != "s a flow"}
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_goes_on_and_ends_with_the_same_table(folder, solved):
     solved("whole")
     run = subprocess.Popen(
@@ -160,6 +161,7 @@ def test_a_checkpoint_that_was_trained_on_under_its_old_name_is_another_model(fo
     assert code == 2 and "holds a run with another set of weights: give another --out" in err
 
 
+@pytest.mark.exhaustive
 def test_a_trial_that_was_cut_off_is_not_in_the_table(folder, solved):
     solved("run", "--limit", "4", "--trials", "2")
     half = folder / "run" / "gameof24-1.jsonl"

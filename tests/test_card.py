@@ -220,6 +220,7 @@ def test_on_a_gpu_a_run_that_is_stopped_and_resumed_is_the_run_on_the_cpu(place,
     assert all(float(row["grad_norm"]) > 0 for row in rows(found))
 
 
+@pytest.mark.exhaustive
 def test_the_optimizers_state_on_the_host_moves_weights_on_the_gpu_as_on_the_cpu(place, monkeypatch):
     settings = dict(valid="none", test="none")
     folders = on_gpu(monkeypatch, optimizer_device="cpu", **settings), on_cpu(**settings)
@@ -238,6 +239,7 @@ def test_adapters_on_a_gpu_are_those_of_the_cpu(place, monkeypatch):
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_a_step_of_the_toy_on_a_gpu_is_that_on_the_cpu_and_its_planner_answers(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fit, "bound_host_memory", lambda: None)
     flags = ("--steps 1 --questions 1 --group-size 3 --max-turns 1 --seed 1 "

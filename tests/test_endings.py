@@ -59,6 +59,7 @@ def test_ctrl_c_ends_a_script_quietly_as_the_shell_expects(code):
 STOPPING = "import signal\nfrom scale.stopping import Stopping\n"
 
 
+@pytest.mark.exhaustive
 def test_a_closed_terminal_asks_a_training_to_stop_unless_nohup_ignores_it():
     code = STOPPING + ("stopping = Stopping(); signal.raise_signal(signal.SIGHUP); "
                        "signal.raise_signal(signal.SIGHUP); print(stopping.requested())")
@@ -68,6 +69,7 @@ def test_a_closed_terminal_asks_a_training_to_stop_unless_nohup_ignores_it():
     assert ended(code=nohup + code, stdout=subprocess.PIPE).stdout == "False\n"
 
 
+@pytest.mark.exhaustive
 def test_a_second_ctrl_c_leaves_at_once_and_quietly():
     code = STOPPING + "Stopping(); signal.raise_signal(2); signal.raise_signal(2); print('still here')"
     process = ended(code=code, stdout=subprocess.PIPE)

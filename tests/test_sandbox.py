@@ -418,6 +418,7 @@ def test_what_is_not_its_own_is_refused_or_known_not_to_be(touches, mode, name, 
     assert ("NOT confined" in protection and "read your files" in protection) == (mode in EXPECTED)
 
 
+@pytest.mark.exhaustive
 def test_a_package_elsewhere_can_be_imported_but_our_repository_cannot(either_way, monkeypatch, tmp_path):
     """An editable install puts a repository on sys.path: any but ours, and nothing that contains the home."""
     (tmp_path / "package").mkdir()

@@ -622,6 +622,7 @@ def test_only_one_typed_question_is_answered_greedily_unless_the_temperature_is_
     assert command_line.solve_arguments(toolset.TOOLS).temperature == temperature
 
 
+@pytest.mark.exhaustive
 def test_a_typed_question_has_the_same_answer_with_every_seed_and_a_file_has_not(run, tmp_path):
     def outputs(i, question):
         run(f"{question}|--seed|{i % 2}|--quiet|--max-new-tokens|9|--max-turns|1|--out|{tmp_path}/{i}")

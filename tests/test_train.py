@@ -201,6 +201,7 @@ def test_the_same_seed_gives_the_same_files_byte_for_byte_and_another_seed_anoth
     assert rows(other) != rows(whole)[:2] and texts(other) != texts(whole)[:16]
 
 
+@pytest.mark.exhaustive
 def test_a_profile_changes_nothing_and_its_phases_add_up_to_the_seconds_of_a_step(whole, monkeypatch, capsys):
     monkeypatch.setattr(laps, "seconds", None)
     assert everything(run("profiled", profile=True)) == everything(whole)
@@ -307,6 +308,7 @@ def test_a_run_that_a_signal_ended_equals_another_once_resumed(whole, monkeypatc
     assert everything(resume(stopped)) == everything(whole)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("why, code", [(errno.EPIPE, 128 + signal.SIGPIPE), (errno.ENOSPC, 1)])
 def test_a_run_whose_output_nobody_can_read_any_more_ends_with_a_checkpoint(whole, monkeypatch, why, code):
     gone = Mock(write=Mock(side_effect=OSError(why, "gone")), fileno=Mock(side_effect=OSError))
@@ -317,6 +319,7 @@ def test_a_run_whose_output_nobody_can_read_any_more_ends_with_a_checkpoint(whol
     assert steps_of("unread") == ["step-1"] and everything(resume("unread")) == everything(whole)
 
 
+@pytest.mark.exhaustive
 def test_what_a_crash_left_after_the_last_checkpoint_is_dropped_and_made_again(whole, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         at(3, crash, patch)
@@ -328,6 +331,7 @@ def test_what_a_crash_left_after_the_last_checkpoint_is_dropped_and_made_again(w
     assert everything(resume("crashed")) == everything(whole)
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_computes_with_as_many_threads_as_it_began_with(place, monkeypatch):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # the user's choice would come first
         monkeypatch.delenv(name, raising=False)
@@ -387,6 +391,7 @@ def test_the_newest_checkpoints_are_kept_and_none_counts_on_a_best_that_is_not_o
     assert sorted(folder.name for folder in out.glob("*/")) == ["best", "step-2", "step-3"]
 
 
+@pytest.mark.exhaustive
 def test_a_finished_run_given_more_steps_equals_a_longer_run_and_without_them_nothing_changes(whole):
     assert everything(resume(run("short", steps=2), "--steps", "4")) == everything(whole)
     assert everything(resume("short")) == everything(whole)
@@ -593,6 +598,7 @@ def update_gives(monkeypatch, **results):
     monkeypatch.setattr(train, "update", Mock(side_effect=lambda *args, **kw: update(*args, **kw) | results))
 
 
+@pytest.mark.exhaustive
 def test_the_token_budget_that_was_enough_serves_the_next_step_and_is_named(tmp_path, monkeypatch, capsys):
     update_gives(monkeypatch, token_budget=99.0)
     run(tmp_path / "run", steps=2)
@@ -739,6 +745,7 @@ def test_the_users_own_command_says_in_four_lines_what_it_chose(tmp_path, monkey
         "learn   all weights, lr 1e-06, 32 steps of 32 questions x 8 rollouts, at most 3 turns"]
 
 
+@pytest.mark.exhaustive
 def test_a_bfloat16_run_resumed_equals_one_that_was_not(tmp_path, monkeypatch):
     settings = dict(dtype="bfloat16", steps=2, lr=1e-5)  # below most weights' last bit: masters carry it
     straight = run(tmp_path / "run", **settings)
