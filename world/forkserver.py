@@ -44,25 +44,26 @@ def contains(folder, path):
 
 def readable_paths(private):
     """What a program may read: Python and its packages, the system's programs and shared libraries, locales
-    and time zones. Nothing else: no home folder, no /etc, and nothing from sys.path that contains one of the
-    private folders, such as our repository, installed in editable mode.
+    and time zones. Nothing else: no home folder, no /etc, and nothing that contains one of the private
+    folders, such as our repository, installed in editable mode or copied to /usr/local/lib.
     """
     names = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/nix/store", "/gnu/store"]
     names += ["/proc/cpuinfo"]  # torch prints an error without it
+    names += ["/etc/mime.types", "/etc/matplotlibrc"]  # mimetypes and Debian's matplotlib end without them
     names += ["/" + name for name in "bin sbin lib lib32 lib64".split()]
     names += ["/usr/" + name for name in "bin sbin lib lib32 lib64 local/lib".split()]
     names += ["/usr/share/" + name for name in ("zoneinfo", "locale")]
     for prefix in {sys.prefix, sys.base_prefix}:  # they differ in a virtual environment
-        names += [f"{prefix}/{name}" for name in ("bin", "lib", "lib64", "pyvenv.cfg")]
-    packages = [os.path.abspath(name) for name in sys.path]
+        names += [f"{prefix}/{name}" for name in ("bin", "lib", "lib64", "share", "pyvenv.cfg")]
+    names += [os.path.abspath(name) for name in sys.path]
     try:
         with open("/etc/ld.so.cache", "rb") as cache:  # the paths of all shared libraries, among other data
             libraries = [word for word in cache.read().split(b"\0") if word[:1] == b"/" and b".so" in word]
-        packages += {os.path.dirname(os.fsdecode(path)) for path in libraries}
+        names += {os.path.dirname(os.fsdecode(path)) for path in libraries}
     except OSError:
         pass                                          # not a glibc: its libraries are in the folders above
-    names += [name for name in packages
-              if not any(contains(os.path.realpath(name), os.path.realpath(place)) for place in private)]
+    names = [name for name in names
+             if not any(contains(os.path.realpath(name), os.path.realpath(place)) for place in private)]
     paths = {path for name in names for path in (name, os.path.realpath(name)) if os.path.exists(path)}
     covered = {path for path in paths for other in paths if path != other and contains(other, path)}
     return sorted(map(os.fsencode, paths - covered))
