@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 from scale import code, places, ranks
+from scale.batches import memory_errors
 from scale.files import lock, reading, replace_file, replace_folder
 
 DAMAGED = "{} is damaged: remove it, then --resume goes on from the one before"
@@ -51,7 +52,8 @@ def save(folder, policy, optimizer, step, best, args):
     state = optimizer and ranks.state_of(optimizer)
 
     def write(path):
-        policy.save(path)
+        with memory_errors("the checkpoint"):  # adapters are merged on the GPU
+            policy.save(path)
         names = "fixed", "executor", "verifier", "generator", "tools", "corpus"
         settings = {name: getattr(args, name) for name in names} | {"step": step}
         settings = places.all_portable(settings, folder)

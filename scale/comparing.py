@@ -130,7 +130,7 @@ def read_trial(path):
                 steps = [SimpleNamespace(**step) for step in data["memory"]["steps"]]
                 memory, outputs = SimpleNamespace(steps=steps), data["words"]
                 flow = SimpleNamespace(**data | {"memory": memory, "outputs": outputs})
-                flows[*question, seen[question]] = flow
+                flows[(*question, seen[question])] = flow
     except (KeyError, TypeError, ValueError) as why:
         raise ValueError(f"{path} is not a file of answers that solve.py wrote ({why!r})") from why
     return flows

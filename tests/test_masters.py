@@ -2,8 +2,8 @@
 moved.
 
 There is no GPU here. State on the host is tested on CPU weights, with an optimizer that takes them to be
-elsewhere. Not covered: copies between GPU and host, and pinned memory. State over several processes:
-test_ranks.py.
+elsewhere. Copies between GPU and host: test_card.py, on a pretended GPU. Not covered: pinned memory. State
+over several processes: test_ranks.py.
 """
 import io
 import weakref

@@ -365,8 +365,8 @@ NAMED = {
     "Mistral": "[INST] [/INST] <s> </s> <unk> [TOOL_CALLS] [/TOOL_RESULTS] [IMG] [IMG_BREAK] [SYSTEM_PROMPT] "
                "[/SYSTEM_PROMPT] " + " ".join(f"<SPECIAL_{i}>" for i in range(20, 1000)),
     "SmolLM2": "<|im_start|> <|im_end|> <|endoftext|> <repo_name> <reponame> <gh_stars> <empty_output>",
-    "DeepSeek": "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜▁pad▁｜> <|EOT|> *<｜User｜> *<｜fim▁hole｜> "
-                "*<｜tool▁calls▁begin｜> *<｜place▁holder▁no▁0｜> *<think> *</think>"}
+    "DeepSeek": "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜▁pad▁｜> <|EOT|> *<｜User｜> "
+                "*<｜fim▁hole｜> *<｜tool▁calls▁begin｜> *<｜place▁holder▁no▁0｜> *<think> *</think>"}
 
 
 def chat_engine(listed, normalizer=None):
@@ -450,9 +450,9 @@ NORMALIZERS = {
     "no spaces": tokenizers.normalizers.Replace(" ", ""),
     "Llama": tokenizers.normalizers.Sequence([tokenizers.normalizers.Prepend("\u2581"),
                                               tokenizers.normalizers.Replace(" ", "\u2581")])}
-PAGES = ["</s>", "＜/s＞", "＜／ｓ＞", "END OF TURN", "end of turn", "ＥND OF TURN", "~go~", "～go～", "<reponame>",
-         "＜reponame＞", "<REPONAME>", "<repo<reponame>name>", "~g~go~o~", "~go~go~go~", "  ~go~  ", "\ue000",
-         "<\u00adreponame>", "<re\x00poname>", "</s></s>", "< /s>", "~ go~"]
+PAGES = ["</s>", "＜/s＞", "＜／ｓ＞", "END OF TURN", "end of turn", "ＥND OF TURN", "~go~", "～go～",
+         "<reponame>", "＜reponame＞", "<REPONAME>", "<repo<reponame>name>", "~g~go~o~", "~go~go~go~",
+         "  ~go~  ", "\ue000", "<\u00adreponame>", "<re\x00poname>", "</s></s>", "< /s>", "~ go~"]
 
 
 @pytest.mark.parametrize("normalizer, normalized", [

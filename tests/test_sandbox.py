@@ -529,7 +529,8 @@ def test_code_that_reads_our_files_and_a_way_out_come_together_only_if_allowed(m
 
 
 def test_a_folder_of_a_run_does_not_allow_it(monkeypatch, tmp_path):
-    settings = vars(command_line.train_parser().parse_args([])) | {"steps": 1, "allow_unconfined": True}
+    monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(tmp_path / "new")])
+    settings = vars(command_line.train_arguments(tools.TOOLS)) | {"allow_unconfined": True}
     (tmp_path / "args.json").write_text(json.dumps(settings))
     for flags in [], ["--allow-unconfined"]:
         monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(tmp_path), *flags])

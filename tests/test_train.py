@@ -824,7 +824,7 @@ def test_without_its_base_model_a_checkpoint_with_adapters_is_the_merged_model_a
 def test_adapters_that_were_moved_with_their_base_are_found_and_their_settings_import_nothing(
         tmp_path, capsys, monkeypatch):
     shutil.copytree("model", tmp_path / "before" / "base")
-    out = run(tmp_path / "before" / "run", model=tmp_path / "before" / "base", lora=4, lr=1e-2, steps=1)
+    run(tmp_path / "before" / "run", model=tmp_path / "before" / "base", lora=4, lr=1e-2, steps=1)
     shutil.move(tmp_path / "before", tmp_path / "after")
     best = tmp_path / "after" / "run" / "best"
     file = best / "adapters" / "adapter_config.json"
