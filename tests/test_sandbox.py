@@ -595,6 +595,11 @@ time.sleep(0.2), os.mkdir('fail'), time.sleep(99)"""
     assert "ended from outside" in python_coder(code) and soon(lambda: not alive(mark))
 
 
+def test_a_system_without_the_list_of_processes_runs_the_code(either_way, monkeypatch):
+    monkeypatch.setattr(sandbox, "SUPERVISOR", sandbox.SUPERVISOR.replace("/proc/loadavg", "/proc/none"))
+    assert python_coder("2 + 2") == "4"
+
+
 def test_space_that_the_output_takes_beyond_its_end_counts(either_way, monkeypatch):
     monkeypatch.setattr(confinement, "seccomp", lambda rules: "")  # which would refuse it
     code = """import ctypes, time

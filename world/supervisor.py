@@ -246,7 +246,7 @@ def start():
     os.setpriority(os.PRIO_PROCESS, 0, priority + 5)      # a fork bomb must not starve the supervisor
     global verdict
     verdict = error_in
-    os.close(error_out), limit(), os.closerange(load, load + 1)
+    os.close(error_out), limit(), load < 0 or os.close(load)
     if linux:
         libc.prctl(4, 1, 0, 0, 0), libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: it ends with the supervisor
         confine()
