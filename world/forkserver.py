@@ -11,7 +11,8 @@ reads first, and the files that become its stdin, stdout and stderr. The fork se
 which closes the socket. Calls that have begun do not need it.
 
 It also lists, once, what programs may read: its own Python is the one that they get. The supervisor, which is
-forked from it, finds the list in the variable `readable`.
+forked from it, finds the list in the variable `readable`, and in `links`, `folders` and `above` (the folders
+above them) what it needs to know of each.
 """
 import _signal
 import _socket
@@ -77,7 +78,10 @@ def dumpable(yes):
 
 os.dup2(1, 2), os.chdir("/")                      # keeps no file and no folder of the first call
 dumpable(0)
-readable = readable_paths(sys.argv[1:])
+readable = readable_paths(sys.argv[1:])           # and what each of them is, looked up once for all calls
+links = {path: os.path.realpath(path) for path in readable if os.path.islink(path)}
+folders = set(filter(os.path.isdir, readable))
+above = {path[:end] for path in readable for end in range(1, len(path)) if path[end:end + 1] == b"/"}
 _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # a thread that blocks signals may have started us
 _signal.signal(_signal.SIGCHLD, reap)
 compile("0", "", "exec", 0x400)                   # makes the classes of syntax trees

@@ -167,8 +167,8 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       or slowed down, nor their memory or environment read; no limit can be raised, nor another's lowered.
     Covered by seccomp alone: sockets that are files (Docker's), the kernel's keys; disk space that a file
       takes beyond its end, though the supervisor stops a program whose output does so.
-    Covered by namespaces alone: whether a file exists outside, how large it is and when it was changed, if
-      the program guesses its path.
+    Covered by namespaces alone: whether a file exists outside, how large it is, when it was changed and
+      where a link leads, if the program guesses its path.
     What a program cannot do without namespaces: use locks of multiprocessing; change the rights, owner and
       times of a file (it gets no error); signal its children, before Landlock 6 (Linux 6.12).
     Not covered: the memory of many processes together, and memory that no process owns (memfd, pipes); lies

@@ -11,7 +11,8 @@ There the supervisor writes the verdict, "Error: ...", if there is one, and a la
 would not do: the code may have filled the disk.) Only the supervisor has this socket: the code's process
 sends its exception to it through a pipe. stdout is a file with what the code prints, on both its streams;
 stderr is a file for the supervisor's own traceback.
-The fork server has imported what is imported here, and its variable `readable` lists what the code may read.
+The fork server has imported what is imported here. Its variable `readable` lists what the code may read, and
+`links`, `folders` and `above` say what each of that is.
 signal, ast and traceback are not imported: each takes milliseconds in every call, and a training run has
 thousands of calls.
 """
@@ -77,13 +78,14 @@ def change_root(folder):
     what they were before. There is no /sys, and of /proc only cpuinfo.
     """
     call("mount", b"tmpfs", folder, b"tmpfs", 6, b"size=1m,mode=755")
+    for path in sorted(above | {b"/dev"}):
+        os.mkdir(folder + path)
     for path in (*readable, *DEVICES):
         place = folder + path
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        if os.path.islink(path):
-            os.symlink(os.path.realpath(path), place)     # where it leads to is readable, too
+        if path in links:
+            os.symlink(links[path], place)                # where it leads to is readable, too
             continue
-        os.mkdir(place) if os.path.isdir(path) else os.close(os.open(place, os.O_CREAT))
+        os.mkdir(place) if path in folders else os.close(os.open(place, os.O_CREAT))
         libc.mount(path, place, None, 0x5000, None)       # MS_BIND | MS_REC. Refused: the code cannot read it
     for path in folder, b"/dev/shm":
         os.makedirs(folder + path, exist_ok=True)
@@ -181,7 +183,7 @@ def confine():
         execute, write, read, list_folder = 1, 2, 4, 8
         everything = (1 << (13, 14, 15, 15, 16)[min(landlock, 5) - 1]) - 1  # all rights that it knows
         rules = libc.syscall(444, numbers64(everything, 3 * (landlock > 3), 3 * (landlock > 5)), 24, 0)
-        allowed = [(path, execute | read | list_folder * os.path.isdir(path)) for path in readable]
+        allowed = [(path, execute | read | list_folder * (path in folders)) for path in readable]
         allowed += [(path, read | write) for path in DEVICES]
         allowed += [(path, everything) for path in (b".", *[b"/dev/shm"] * isolated)]
         for path, rights in allowed:
