@@ -171,14 +171,17 @@ time.sleep(0.3); print("done")"""
     assert result.result() == "done" and seen and not alive(mark)
 
 
-@pytest.mark.parametrize("before, landlock, runs", [
-    (False, 0, True), (False, 7, True), (True, 7, True), (True, 0, False)])
-def test_a_system_that_refuses_namespaces_half_way_still_runs_the_code(monkeypatch, before, landlock, runs):
+@pytest.mark.parametrize("before, landlock, seccomp, runs", [
+    (False, 0, 0, True), (False, 7, 1, True), (True, 7, 1, True), (True, 0, 1, False), (True, 7, 0, False)])
+def test_a_system_that_refuses_namespaces_half_way_still_runs_the_code(monkeypatch, before, landlock, seccomp,
+                                                                       runs):
     """But not where they are the only protection, and were there before."""
     monkeypatch.setattr(sandbox, "ISOLATED", before)
     monkeypatch.setattr(confinement, "LANDLOCK", min(landlock, confinement.LANDLOCK))
     monkeypatch.setattr(sandbox, "SUPERVISOR", sandbox.SUPERVISOR.replace("uid_map", "refused"))
-    if landlock and not confinement.LANDLOCK:
+    if not seccomp:
+        monkeypatch.setattr(confinement, "seccomp", lambda rules: "")
+    if landlock and seccomp and not UNPRIVILEGED:
         pytest.skip(WHY_NOT)
     answer = python_coder("import os; os.getpid()")
     assert int(answer) > 10 if runs else answer.startswith("Error: Python was ended from outside")
