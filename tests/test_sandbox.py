@@ -141,6 +141,22 @@ def test_memory_is_limited(either_way):
     assert nothing_left.startswith("Error: MemoryError")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such order")
+def test_if_memory_runs_out_the_code_ends_before_our_process(either_way):
+    mark = f"8{time.time_ns() % 10**9:09d}"
+    code = f"import os\nos.fork() or os.execvp('sleep', ['sleep', '{mark}'])\nos.wait()"
+
+    def order():
+        return [(path.parent / "oom_score_adj").read_text() for path in Path("/proc").glob("[0-9]*/cmdline")
+                if mark.encode() in command(path.parent.name).split(b"\0")]
+
+    with ThreadPoolExecutor() as pool:
+        result = pool.submit(python_coder, code, 2)
+        assert soon(order) and order() == ["1000\n"]
+        assert result.result() == "Error: stopped after 2 seconds"
+    assert int(Path("/proc/self/oom_score_adj").read_text()) < 1000
+
+
 def test_the_environment_of_our_process_cannot_be_read_through_proc(confined):
     script = f"""from world import confinement, sandbox
 sandbox.NAMESPACES, confinement.LANDLOCK = {sandbox.NAMESPACES}, {confinement.LANDLOCK}

@@ -171,8 +171,9 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       where a link leads, if the program guesses its path.
     What a program cannot do without namespaces: use locks of multiprocessing; change the rights, owner and
       times of a file (it gets no error); signal its children, before Landlock 6 (Linux 6.12).
-    Not covered: the memory of many processes together, and memory that no process owns (memfd, pipes); lies
-      in its own prints and exceptions; secrets among Python's packages; bugs of the kernel.
+    Not covered: the memory of many processes together (though Linux, when it has none left, ends them
+      first), and memory that no process owns (memfd, pipes); lies in its own prints and exceptions; secrets
+      among Python's packages; bugs of the kernel.
       Without namespaces: the disk space of deleted files that are still open.
       Without namespaces and Landlock (Docker on Linux before 5.13): it reads and changes all our files, and
       reads our memory and environment, unless we are root.

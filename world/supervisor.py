@@ -61,6 +61,7 @@ def isolate():
 
 def separate():
     uid, gid, folder = os.getuid(), os.getgid(), os.getcwdb()
+    end_first()                                           # here, for the new root has no /proc
     call("unshare", 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x00020000)
     for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
         with open(f"/proc/self/{name}", "w") as file:
@@ -172,6 +173,15 @@ def too_much_printed():
 
 
 # ------------------------------------------------------------ the code's own process
+def end_first():
+    """If the machine's memory runs out, Linux ends this process and what it will start before all others."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass                                              # no /proc, or not Linux
+
+
 def confine():
     """Take from this process, and all that it will start, the means to harm others. Needs no privilege.
 
@@ -251,6 +261,7 @@ def start():
     os.close(error_out), limit(), load < 0 or os.close(load)
     if linux:
         libc.prctl(4, 1, 0, 0, 0), libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: it ends with the supervisor
+        isolated or end_first()
         confine()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0), os.dup2(1, 2), os.close(null)
