@@ -523,12 +523,8 @@ def test_packages_that_root_alone_can_reach_are_not_missed(either_way, monkeypat
     assert python_coder("import os; os.getsid(0) < 10") == str(sandbox.NAMESPACES and NAMESPACES)
 
 
-@pytest.mark.parametrize("code", [
-    "import mimetypes; mimetypes.guess_type('a.html')[0] == 'text/html'",
-    "import os, sys; os.path.isdir(sys.prefix + '/share') == SHARE"])
-def test_what_packages_read_beside_their_folders_is_there(either_way, code):
-    share = os.path.isdir(sys.prefix + "/share")
-    assert python_coder(code.replace("SHARE", str(share))) == "True"
+def test_the_types_of_files_can_be_asked_for(either_way):
+    assert python_coder("import mimetypes; mimetypes.guess_type('a.html')[0]") == "'text/html'"
 
 
 @pytest.mark.parametrize("chosen, flags, sentence, refused", [

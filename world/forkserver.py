@@ -50,12 +50,13 @@ def readable_paths(private):
     """
     names = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/nix/store", "/gnu/store"]
     names += ["/proc/cpuinfo"]  # torch prints an error without it
-    names += ["/etc/mime.types", "/etc/matplotlibrc"]  # mimetypes and Debian's matplotlib end without them
+    # mimetypes and Debian's matplotlib end with an error without theirs
+    names += ["/etc/mime.types", "/etc/matplotlibrc", "/usr/share/matplotlib"]
     names += ["/" + name for name in "bin sbin lib lib32 lib64".split()]
     names += ["/usr/" + name for name in "bin sbin lib lib32 lib64 local/lib".split()]
     names += ["/usr/share/" + name for name in ("zoneinfo", "locale")]
     for prefix in {sys.prefix, sys.base_prefix}:  # they differ in a virtual environment
-        names += [f"{prefix}/{name}" for name in ("bin", "lib", "lib64", "share", "pyvenv.cfg")]
+        names += [f"{prefix}/{name}" for name in ("bin", "lib", "lib64", "pyvenv.cfg")]
     names += [os.path.abspath(name) for name in sys.path]
     try:
         with open("/etc/ld.so.cache", "rb") as cache:  # the paths of all shared libraries, among other data
