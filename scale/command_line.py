@@ -83,10 +83,12 @@ def check_files(args, toolset):
 
 def refuse_unconfined():
     """ValueError if nothing keeps python_coder from the user's files. With web_search, a page could then
-    persuade the model to read a key and to carry it away, in the address of the next page."""
-    if "read your files" in protection():
-        raise ValueError(f"{protection()}. A web page could make the model read them and send them away by "
-                         "web_search: leave one of the two out of --tools, or give --allow-unconfined")
+    persuade the model to read a key and to carry it away, in the address of the next page. A sandbox that
+    fails now may run later: then nobody knows what it protects."""
+    if any(words in protection() for words in ("read your files", "does not run here")):
+        raise ValueError(f"{protection().rstrip('.')}. A web page could make the model read your files by it "
+                         "and send them away by web_search: leave one of the two out of --tools, or give "
+                         "--allow-unconfined")
 
 
 def check_regular(path):

@@ -141,6 +141,22 @@ def test_memory_is_limited(either_way):
     assert nothing_left.startswith("Error: MemoryError")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such order")
+def test_if_memory_runs_out_the_code_ends_before_our_process(either_way):
+    mark = f"8{time.time_ns() % 10**9:09d}"
+    code = f"import os\nos.fork() or os.execvp('sleep', ['sleep', '{mark}'])\nos.wait()"
+
+    def order():
+        return [(path.parent / "oom_score_adj").read_text() for path in Path("/proc").glob("[0-9]*/cmdline")
+                if mark.encode() in command(path.parent.name).split(b"\0")]
+
+    with ThreadPoolExecutor() as pool:
+        result = pool.submit(python_coder, code, 2)
+        assert soon(order) and order() == ["1000\n"]
+        assert result.result() == "Error: stopped after 2 seconds"
+    assert int(Path("/proc/self/oom_score_adj").read_text()) < 1000
+
+
 def test_the_environment_of_our_process_cannot_be_read_through_proc(confined):
     script = f"""from world import confinement, sandbox
 sandbox.NAMESPACES, confinement.LANDLOCK = {sandbox.NAMESPACES}, {confinement.LANDLOCK}
@@ -171,9 +187,39 @@ time.sleep(0.3); print("done")"""
     assert result.result() == "done" and seen and not alive(mark)
 
 
-def test_a_system_that_refuses_namespaces_half_way_still_runs_the_code(monkeypatch):
+@pytest.mark.parametrize("before, landlock, seccomp, runs", [
+    (False, 0, 0, True), (False, 7, 1, True), (True, 7, 1, True), (True, 0, 1, False), (True, 7, 0, False)])
+def test_a_system_that_refuses_namespaces_half_way_still_runs_the_code(monkeypatch, before, landlock, seccomp,
+                                                                       runs):
+    """But not where they are the only protection, and were there before."""
+    monkeypatch.setattr(sandbox, "ISOLATED", before)
+    monkeypatch.setattr(confinement, "LANDLOCK", min(landlock, confinement.LANDLOCK))
     monkeypatch.setattr(sandbox, "SUPERVISOR", sandbox.SUPERVISOR.replace("uid_map", "refused"))
-    assert int(python_coder("import os; os.getpid()")) > 10
+    if not seccomp:
+        monkeypatch.setattr(confinement, "seccomp", lambda rules: "")
+    if landlock and seccomp and not UNPRIVILEGED:
+        pytest.skip(WHY_NOT)
+    answer = python_coder("import os; os.getpid()")
+    assert int(answer) > 10 if runs else answer.startswith("Error: Python was ended from outside")
+
+
+@needs_namespaces
+def test_a_call_in_namespaces_is_remembered(monkeypatch):
+    monkeypatch.setattr(sandbox, "ISOLATED", False)
+    monkeypatch.setattr(sandbox, "NAMESPACES", False)
+    assert python_coder("1") == "1" and not sandbox.ISOLATED
+    monkeypatch.setattr(sandbox, "NAMESPACES", True)
+    assert python_coder("1") == "1" and sandbox.ISOLATED
+
+
+@pytest.mark.parametrize("call", ["syscall(444,", '"syscall", 446,', '"prctl", 22,', '"capset",'])
+def test_no_code_runs_if_the_kernel_refuses_a_protection_that_it_has(either_way, monkeypatch, call):
+    if not UNPRIVILEGED:
+        pytest.skip(WHY_NOT)
+    assert call in sandbox.SUPERVISOR
+    refused = call.replace("4", "94").replace("22", "99").replace("capset", "chroot")
+    monkeypatch.setattr(sandbox, "SUPERVISOR", sandbox.SUPERVISOR.replace(call, refused))
+    assert python_coder("'it runs'") == "Error: the code ended with exit status 1"
 
 
 def test_a_supervisor_that_is_killed_is_an_error_and_does_not_hang(monkeypatch):
@@ -231,7 +277,7 @@ RULES = (confinement.ALWAYS + confinement.WITHOUT_NAMESPACES + confinement.WITHO
         (56, (0x10000011,), REFUSED), (62, (0,), OK), (62, (PID,), OK), (62, (1,), REFUSED),
         (62, (2**32 - 1,), REFUSED), (257, (0, 0, 0x241), OK), (257, (0, 0, 0x200), REFUSED),
         (72, (0, 8), REFUSED), (302, (0,), OK), (302, (PID,), OK), (302, (1,), REFUSED),
-        (285, (1, 0), OK), (285, (1, 1), UNSUPPORTED), (254, (), REFUSED))),
+        (285, (1, 0), UNSUPPORTED), (285, (1, 1), UNSUPPORTED), (254, (), REFUSED))),
     *(("aarch64", ARM, *row) for row in (
         (63, (), OK), (198, (), REFUSED), (157, (), NOTHING), (425, (), UNKNOWN), (220, (0x11,), OK),
         (220, (0x7E000000,), REFUSED))),
@@ -435,10 +481,58 @@ def test_a_package_elsewhere_can_be_imported_but_our_repository_cannot(either_wa
     sandbox.end_server()
 
 
+@pytest.fixture
+def new_server():
+    """For tests that change what the fork server does: it is started anew, before and after."""
+    sandbox.end_server()
+    yield
+    sandbox.end_server()
+
+
+def test_our_repository_is_not_read_even_below_a_folder_of_the_system(either_way, monkeypatch, new_server):
+    if not UNPRIVILEGED:
+        pytest.skip(WHY_NOT)
+    monkeypatch.setattr(sandbox, "REPOSITORY", Path("/usr/share/zoneinfo/nano"))
+    look = "import os; print(len(os.listdir('/usr/lib')) > 0, os.listdir('/usr/share/zoneinfo'))"
+    assert re.match("Error: (FileNotFound|Permission)Error", python_coder(look))
+
+
+def test_a_sandbox_that_reads_our_files_says_so_in_namespaces_too(either_way, monkeypatch, new_server):
+    unfiltered = sandbox.FORKSERVER.replace("for place in private", "for place in private[1:]")
+    more = f"import sys; sys.path += [{str(sandbox.REPOSITORY)!r}]\n"
+    monkeypatch.setattr(sandbox, "FORKSERVER", more + unfiltered)
+    assert re.search("NOT confined .*read your files", sandbox.protection.__wrapped__())
+
+
+def test_a_folder_of_packages_that_is_gone_is_not_missed(either_way, monkeypatch, new_server, tmp_path):
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.setattr(sandbox, "FORKSERVER", f"import sys; sys.path += [{str(folder)!r}]\n"
+                        + sandbox.FORKSERVER)
+    python_coder("1")
+    folder.rmdir()
+    assert python_coder("import os; os.getsid(0) < 10") == str(sandbox.NAMESPACES and NAMESPACES)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads the folders of other users")
+def test_packages_that_root_alone_can_reach_are_not_missed(either_way, monkeypatch, new_server, tmp_path):
+    """As with sudo, and the virtual environment of a user whose home is closed."""
+    (tmp_path / "home" / "packages").mkdir(parents=True)
+    (tmp_path / "home").chmod(0o700), os.chown(tmp_path / "home", 4711, 4711)
+    monkeypatch.setattr(sandbox, "FORKSERVER", f"import sys; sys.path += [{str(tmp_path)!r} + "
+                        "'/home/packages']\n" + sandbox.FORKSERVER)
+    assert python_coder("import os; os.getsid(0) < 10") == str(sandbox.NAMESPACES and NAMESPACES)
+
+
+def test_the_types_of_files_can_be_asked_for(either_way):
+    assert python_coder("import mimetypes; mimetypes.guess_type('a.html')[0]") == "'text/html'"
+
+
 @pytest.mark.parametrize("chosen, flags, sentence, refused", [
     ("python_coder web_search", [], "NOT confined here: its code can read your files", True),
     ("python_coder web_search", ["--allow-unconfined"], "NOT confined here: can read your files", False),
     ("python_coder web_search", [], "confined: no file of yours", False),
+    ("python_coder web_search", [], "python_coder does not run here. Error: no more processes", True),
     ("base_generator python_coder wikipedia_search", [], "NOT confined: can read your files", False)])
 def test_code_that_reads_our_files_and_a_way_out_come_together_only_if_allowed(monkeypatch, chosen, flags,
                                                                                sentence, refused):
@@ -516,6 +610,22 @@ time.sleep(0.2), os.mkdir('fail'), time.sleep(99)"""
     assert "ended from outside" in python_coder(code) and soon(lambda: not alive(mark))
 
 
+def test_a_system_without_the_list_of_processes_runs_the_code(either_way, monkeypatch):
+    monkeypatch.setattr(sandbox, "SUPERVISOR", sandbox.SUPERVISOR.replace("/proc/loadavg", "/proc/none"))
+    assert python_coder("2 + 2") == "4"
+
+
+def test_disk_space_is_taken_in_a_moment_only_where_the_disk_is_small(either_way):
+    if not UNPRIVILEGED:
+        pytest.skip(WHY_NOT)
+    code = """import ctypes, os
+n, file = ctypes.c_long, os.open('file', os.O_CREAT | os.O_RDWR)
+print(ctypes.CDLL(None).fallocate(file, 0, n(0), n(1 << 20)), os.posix_fallocate(file, 0, 9999),
+      os.fstat(file).st_size)"""
+    isolated = sandbox.NAMESPACES and NAMESPACES
+    assert python_coder(code) == ("0 None 1048576" if isolated else "-1 None 9999")
+
+
 def test_space_that_the_output_takes_beyond_its_end_counts(either_way, monkeypatch):
     monkeypatch.setattr(confinement, "seccomp", lambda rules: "")  # which would refuse it
     code = """import ctypes, time
@@ -539,6 +649,30 @@ def test_the_folder_for_temporary_files_may_have_a_name_that_is_no_text(either_w
     monkeypatch.setattr(tempfile, "tempdir", folder)
     look = "import os; print(os.listdir(), os.getsid(0) < 10)"
     assert python_coder(look) == f"[] {sandbox.NAMESPACES and NAMESPACES}" and os.listdir(folder) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="macOS does not have it")
+def test_output_that_the_code_has_made_hard_to_read_is_read_and_its_folder_is_removed(either_way, monkeypatch,
+                                                                                      tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = """import fcntl, os
+print('seen', flush=True)
+for i in range(600): os.mkdir('d' * 9), os.chdir('d' * 9)
+fcntl.fcntl(1, fcntl.F_SETFL, os.O_DIRECT)
+os._exit(3)"""
+    answer = "Error: the code ended with exit status 3\nPrinted before: seen"
+    assert [python_coder(code) for _ in range(3)] == [answer] * 3 and os.listdir(tmp_path) == []
+
+
+@needs_namespaces
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="this system does not have it")
+def test_the_folder_for_temporary_files_may_be_in_memory(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for place in "/dev/shm", folder:
+            monkeypatch.setattr(tempfile, "tempdir", place)
+            look = "import os; open('f', 'w'); print(os.listdir(), os.getsid(0) < 10)"
+            assert python_coder(look) == "['f'] True"
+        assert os.listdir(folder) == []
 
 
 # ------------------------------------------------------------ the fork server

@@ -13,6 +13,10 @@ import sys
 # The version of Landlock in this kernel; 0: none.
 LANDLOCK = max(0, ctypes.CDLL(None).syscall(444, None, 0, 1)) if sys.platform == "linux" else 0
 
+# The processor, in 64 bits, of a kernel that has seccomp; "" elsewhere. (21 is PR_GET_SECCOMP.)
+HAS_SECCOMP = sys.platform == "linux" and ctypes.CDLL(None).prctl(21, 0, 0, 0, 0) >= 0
+MACHINE = platform.machine() if HAS_SECCOMP and sys.maxsize > 2**32 else ""
+
 # A rule is (calls, argument, mask, values, error). Each call is "name, number on x86_64, number on aarch64"
 # (-1: it does not exist there). The kernel skips the call and returns the error, unless the argument of this
 # index, & mask, is one of the values. The supervisor replaces CODE_PID by the code's process id.
@@ -25,7 +29,8 @@ ALWAYS = (
      "process_vm_writev 311 271, unshare 272 97, setns 308 268, shmget 29 194, shmat 30 196, shmctl 31 195, "
      "semget 64 190, semop 65 193, semctl 66 191, semtimedop 220 192, msgget 68 186, msgsnd 69 189, "
      "msgrcv 70 188, msgctl 71 187, mq_open 240 180, mq_unlink 241 181, add_key 248 217, "
-     "request_key 249 218, keyctl 250 219, inotify_add_watch 254 27, fanotify_init 300 262, "
+     "request_key 249 218, keyctl 250 219, inotify_init 253 -1, inotify_init1 294 26, "
+     "inotify_add_watch 254 27, fanotify_init 300 262, "
      "name_to_handle_at 303 264, open_by_handle_at 304 265, syslog 103 116, bpf 321 280, "
      "perf_event_open 298 241, userfaultfd 323 282", 0, 0, (), EPERM),
     # the limits and the priority of other processes, the supervisor included
@@ -48,6 +53,8 @@ WITHOUT_NAMESPACES = (
      "fchown 93 55, lchown 94 -1, fchownat 260 54, utime 132 -1, utimes 235 -1, futimesat 261 -1, "
      "utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, "
      "lremovexattr 198 15, fremovexattr 199 16", 0, 0, (), 0),
+    # gigabytes in a moment, faster than the supervisor looks at the folder; writing them takes longer
+    ("fallocate 285 47", 0, 0, (), EOPNOTSUPP),
     # Landlock lets it read the attributes of files that it cannot open, such as the address of a download.
     ("getxattr 191 8, lgetxattr 192 9, listxattr 194 11, llistxattr 195 12", 0, 0, (), EOPNOTSUPP))
 WITHOUT_LANDLOCK_6 = (  # version 6 covers signals
@@ -60,7 +67,7 @@ WITHOUT_LANDLOCK_3 = (  # version 3 covers truncating a file, also with O_TRUNC 
 
 
 @functools.cache
-def seccomp(rules, machine=platform.machine() if sys.platform == "linux" and sys.maxsize > 2**32 else ""):
+def seccomp(rules, machine=MACHINE):
     """The rules as a BPF program in hex; "" for a processor other than x86_64 and aarch64."""
     if machine not in ("x86_64", "aarch64"):
         return ""

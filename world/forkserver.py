@@ -11,7 +11,8 @@ reads first, and the files that become its stdin, stdout and stderr. The fork se
 which closes the socket. Calls that have begun do not need it.
 
 It also lists, once, what programs may read: its own Python is the one that they get. The supervisor, which is
-forked from it, finds the list in the variable `readable`.
+forked from it, finds the list in the variable `readable`, and in `links`, `folders` and `above` (the folders
+above them) what it needs to know of each.
 """
 import _signal
 import _socket
@@ -44,25 +45,27 @@ def contains(folder, path):
 
 def readable_paths(private):
     """What a program may read: Python and its packages, the system's programs and shared libraries, locales
-    and time zones. Nothing else: no home folder, no /etc, and nothing from sys.path that contains one of the
-    private folders, such as our repository, installed in editable mode.
+    and time zones. Nothing else: no home folder, no /etc, and nothing that contains one of the private
+    folders, such as our repository, installed in editable mode or copied to /usr/local/lib.
     """
     names = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/nix/store", "/gnu/store"]
     names += ["/proc/cpuinfo"]  # torch prints an error without it
+    # mimetypes and Debian's matplotlib end with an error without theirs
+    names += ["/etc/mime.types", "/etc/matplotlibrc", "/usr/share/matplotlib"]
     names += ["/" + name for name in "bin sbin lib lib32 lib64".split()]
     names += ["/usr/" + name for name in "bin sbin lib lib32 lib64 local/lib".split()]
     names += ["/usr/share/" + name for name in ("zoneinfo", "locale")]
     for prefix in {sys.prefix, sys.base_prefix}:  # they differ in a virtual environment
         names += [f"{prefix}/{name}" for name in ("bin", "lib", "lib64", "pyvenv.cfg")]
-    packages = [os.path.abspath(name) for name in sys.path]
+    names += [os.path.abspath(name) for name in sys.path]
     try:
         with open("/etc/ld.so.cache", "rb") as cache:  # the paths of all shared libraries, among other data
             libraries = [word for word in cache.read().split(b"\0") if word[:1] == b"/" and b".so" in word]
-        packages += {os.path.dirname(os.fsdecode(path)) for path in libraries}
+        names += {os.path.dirname(os.fsdecode(path)) for path in libraries}
     except OSError:
         pass                                          # not a glibc: its libraries are in the folders above
-    names += [name for name in packages
-              if not any(contains(os.path.realpath(name), os.path.realpath(place)) for place in private)]
+    names = [name for name in names
+             if not any(contains(os.path.realpath(name), os.path.realpath(place)) for place in private)]
     paths = {path for name in names for path in (name, os.path.realpath(name)) if os.path.exists(path)}
     covered = {path for path in paths for other in paths if path != other and contains(other, path)}
     return sorted(map(os.fsencode, paths - covered))
@@ -76,7 +79,10 @@ def dumpable(yes):
 
 os.dup2(1, 2), os.chdir("/")                      # keeps no file and no folder of the first call
 dumpable(0)
-readable = readable_paths(sys.argv[1:])
+readable = readable_paths(sys.argv[1:])           # and what each of them is, looked up once for all calls
+links = {path: os.path.realpath(path) for path in readable if os.path.islink(path)}
+folders = set(filter(os.path.isdir, readable))
+above = {path[:end] for path in readable for end in range(1, len(path)) if path[end:end + 1] == b"/"}
 _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # a thread that blocks signals may have started us
 _signal.signal(_signal.SIGCHLD, reap)
 compile("0", "", "exec", 0x400)                   # makes the classes of syntax trees

@@ -12,6 +12,7 @@ covered and what is not; tests/test_sandbox.py has a test for each promise.
 """
 import atexit
 import contextlib
+import fcntl
 import functools
 import marshal
 import os
@@ -28,6 +29,7 @@ from world import confinement
 
 OUTPUT_CAP = 65536       # bytes the code may print before it is stopped
 NAMESPACES = True        # False: use no Linux namespaces (the tests run both ways)
+ISOLATED = False         # has a call ended well in namespaces? Then this system has them
 GRACE = 5                # seconds beyond the time limit, after which a silent supervisor is killed
 REPOSITORY = Path(__file__).resolve().parents[1]  # the code does not read it
 SUPERVISOR = Path(__file__).with_name("supervisor.py").read_text(encoding="utf-8")
@@ -165,12 +167,13 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       or slowed down, nor their memory or environment read; no limit can be raised, nor another's lowered.
     Covered by seccomp alone: sockets that are files (Docker's), the kernel's keys; disk space that a file
       takes beyond its end, though the supervisor stops a program whose output does so.
-    Covered by namespaces alone: whether a file exists outside, how large it is and when it was changed, if
-      the program guesses its path.
+    Covered by namespaces alone: whether a file exists outside, how large it is, when it was changed and
+      where a link leads, if the program guesses its path.
     What a program cannot do without namespaces: use locks of multiprocessing; change the rights, owner and
       times of a file (it gets no error); signal its children, before Landlock 6 (Linux 6.12).
-    Not covered: the memory of many processes together, and memory that no process owns (memfd, pipes); lies
-      in its own prints and exceptions; secrets among Python's packages; bugs of the kernel.
+    Not covered: the memory of many processes together (though Linux, when it has none left, ends them
+      first), and memory that no process owns (memfd, pipes); lies in its own prints and exceptions; secrets
+      among Python's packages; bugs of the kernel.
       Without namespaces: the disk space of deleted files that are still open.
       Without namespaces and Landlock (Docker on Linux before 5.13): it reads and changes all our files, and
       reads our memory and environment, unless we are root.
@@ -179,6 +182,7 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       protection() says which of these it is, and scale/command_line.py refuses to run this tool together with
       web_search, which could carry away what the code reads, unless --allow-unconfined is given.
     """
+    global ISOLATED
     source = code.encode("utf-8", "replace")
     file = tempfile.TemporaryFile
     new_folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -188,8 +192,11 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
             arguments = ["", *map(str, settings), *confinement.filters()]
             request = marshal.dumps((os.fsencode(folder), arguments, compiled(SUPERVISOR)))
             answer, late = supervise(request, source, output, errors, folder, seconds)
-            if answer != b"refused":
-                break  # else the system refuses namespaces: once more without them
+            ISOLATED = ISOLATED or bool(namespaces and answer.endswith(b"!"))
+            if answer != b"refused" or ISOLATED and not (confinement.LANDLOCK and confinement.filters()[0]):
+                break  # else the system refuses namespaces: once more without them. But where they are the
+                #        only protection, no code runs unprotected because one call did not get them
+        fcntl.fcntl(output, fcntl.F_SETFL, 0)  # the code may have set O_DIRECT, which refuses to be read so
         written = [os.pread(f.fileno(), OUTPUT_CAP, 0) for f in (output, errors)]
         remove(folder)
     texts = (answer.removesuffix(b"!"), *written)
@@ -223,8 +230,8 @@ def protection() -> str:
     version = confinement.LANDLOCK
     holds = {"namespaces": isolated, f"Landlock {version}": version and reading, "seccomp": sockets}
     layers = ", ".join(name for name in holds if holds[name]) or "limits of time and memory alone"
-    refused = {"read your files": reading, "change them": writing and sockets, "use the network": sockets,
-               "signal your processes": signals}
-    if dangers := ", ".join(act for act in refused if not (refused[act] or isolated)):
+    refused = {"read your files": reading, "change them": isolated or writing and sockets,
+               "use the network": isolated or sockets, "signal your processes": isolated or signals}
+    if dangers := ", ".join(act for act in refused if not refused[act]):
         return f"python_coder is NOT confined on this machine (it has {layers}): its code can {dangers}"
     return f"python_coder is confined by {layers}: its code reads Python and its packages, no file of yours"

@@ -11,7 +11,8 @@ There the supervisor writes the verdict, "Error: ...", if there is one, and a la
 would not do: the code may have filled the disk.) Only the supervisor has this socket: the code's process
 sends its exception to it through a pipe. stdout is a file with what the code prints, on both its streams;
 stderr is a file for the supervisor's own traceback.
-The fork server has imported what is imported here, and its variable `readable` lists what the code may read.
+The fork server has imported what is imported here. Its variable `readable` lists what the code may read, and
+`links`, `folders` and `above` say what each of that is.
 signal, ast and traceback are not imported: each takes milliseconds in every call, and a training run has
 thousands of calls.
 """
@@ -34,7 +35,8 @@ filters = sys.argv[7:]
 source = sys.stdin.buffer.read(size)
 _signal.signal(2, 0)                    # SIG_DFL: then SIGINT cannot end process 1 of a namespace
 verdict = 0                             # where say() writes: the socket; in the code's process a pipe
-DEVICES = b"/dev/null", b"/dev/zero", b"/dev/full", b"/dev/random", b"/dev/urandom"  # the harmless ones
+DEVICES = [path for name in "null zero full random urandom".split()  # the harmless ones
+           if os.path.exists(path := b"/dev/" + name.encode())]
 
 
 def say(text):
@@ -59,6 +61,7 @@ def isolate():
 
 def separate():
     uid, gid, folder = os.getuid(), os.getgid(), os.getcwdb()
+    end_first()                                           # here, for the new root has no /proc
     call("unshare", 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x00020000)
     for name, text in ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"):
         with open(f"/proc/self/{name}", "w") as file:
@@ -76,14 +79,15 @@ def change_root(folder):
     what they were before. There is no /sys, and of /proc only cpuinfo.
     """
     call("mount", b"tmpfs", folder, b"tmpfs", 6, b"size=1m,mode=755")
+    for path in sorted(above | {b"/dev"}):
+        os.mkdir(folder + path)
     for path in (*readable, *DEVICES):
         place = folder + path
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        if os.path.islink(path):
-            os.symlink(os.path.realpath(path), place)     # where it leads to is readable, too
+        if path in links:
+            os.symlink(links[path], place)                # where it leads to is readable, too
             continue
-        os.mkdir(place) if os.path.isdir(path) else os.close(os.open(place, os.O_CREAT))
-        call("mount", path, place, None, 0x5000, None)    # MS_BIND | MS_REC
+        os.mkdir(place) if path in folders else os.close(os.open(place, os.O_CREAT))
+        libc.mount(path, place, None, 0x5000, None)       # MS_BIND | MS_REC. Refused: the code cannot read it
     for path in folder, b"/dev/shm":
         os.makedirs(folder + path, exist_ok=True)
     # mount_setattr, recursively: read-only, and no devices (a disk can be written to even if it is mounted
@@ -91,7 +95,8 @@ def change_root(folder):
     call("syscall", 442, -100, folder, 0x8000, numbers64(1 | 4), 32)
     for path in DEVICES:
         call("syscall", 442, -100, folder + path, 0, numbers64(0, 4), 32)
-    for path in folder, b"/dev/shm":
+    for path in b"/dev/shm", folder:                      # the folder may be in /dev/shm
+        os.makedirs(folder + path, exist_ok=True)
         call("mount", b"tmpfs", folder + path, b"tmpfs", 6, b"size=64m,nr_inodes=16k,mode=700")
     os.chdir(folder)
     call("pivot_root", b".", b"."), call("umount2", b".", 2)  # MNT_DETACH: the old root
@@ -168,24 +173,40 @@ def too_much_printed():
 
 
 # ------------------------------------------------------------ the code's own process
+def end_first():
+    """If the machine's memory runs out, Linux ends this process and what it will start before all others."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass                                              # no /proc, or not Linux
+
+
 def confine():
-    """Take from this process, and all that it will start, the means to harm others. Needs no privilege."""
-    libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # no capability, even for root
+    """Take from this process, and all that it will start, the means to harm others. Needs no privilege.
+
+    OSError if the kernel refuses what it has: then the code does not run.
+    """
+    # no capability, even for root
+    call("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
     if landlock:
         execute, write, read, list_folder = 1, 2, 4, 8
         everything = (1 << (13, 14, 15, 15, 16)[min(landlock, 5) - 1]) - 1  # all rights that it knows
         rules = libc.syscall(444, numbers64(everything, 3 * (landlock > 3), 3 * (landlock > 5)), 24, 0)
-        allowed = [(path, execute | read | list_folder * os.path.isdir(path)) for path in readable]
-        allowed += [(path, read | write) for path in DEVICES if os.path.exists(path)]
+        allowed = [(path, execute | read | list_folder * (path in folders)) for path in readable]
+        allowed += [(path, read | write) for path in DEVICES]
         allowed += [(path, everything) for path in (b".", *[b"/dev/shm"] * isolated)]
         for path, rights in allowed:
-            place = os.open(path, 0x200000)               # O_PATH
+            try:
+                place = os.open(path, 0x200000)           # O_PATH
+            except OSError:
+                continue                                  # gone, or in a folder that is closed to the code
             libc.syscall(445, rules, 1, numbers64(rights, place), 0), os.close(place)
-        libc.syscall(446, rules, 0), os.close(rules)
+        call("syscall", 446, rules, 0), os.close(rules)
     pid = os.getpid().to_bytes(4, "little").hex()
     for text in filters[:1 if isolated else 2]:
         steps = ctypes.create_string_buffer(bytes.fromhex(text.replace("efbeadde", pid)))  # CODE_PID
-        libc.prctl(22, 2, numbers64(len(steps) // 8, ctypes.addressof(steps)))             # PR_SET_SECCOMP
+        text and call("prctl", 22, 2, numbers64(len(steps) // 8, ctypes.addressof(steps)))  # PR_SET_SECCOMP
 
 
 def limit():
@@ -237,9 +258,10 @@ def start():
     os.setpriority(os.PRIO_PROCESS, 0, priority + 5)      # a fork bomb must not starve the supervisor
     global verdict
     verdict = error_in
-    os.close(error_out), limit(), os.closerange(load, load + 1)
+    os.close(error_out), limit(), load < 0 or os.close(load)
     if linux:
         libc.prctl(4, 1, 0, 0, 0), libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: it ends with the supervisor
+        isolated or end_first()
         confine()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0), os.dup2(1, 2), os.close(null)
