@@ -175,6 +175,9 @@ def owners_of(data):
 
 
 def text_and_usage(data):
-    """(text, number of tokens) of a chat completion. null stands for an empty text."""
+    """(text, number of tokens) of a chat completion. null stands for an empty text.
+
+    A server that quotes the key sends it into no prompt, file or terminal."""
     text, usage = data["choices"][0]["message"]["content"], (data.get("usage") or {}).get("total_tokens")
-    return (text or "").strip("\0"), min(int(usage or 0), 10**9)
+    text = services.without_whole_keys((text or "").strip("\0"))
+    return text, max(0, min(int(usage or 0), 10**9))

@@ -46,19 +46,39 @@ class Failed(Exception):
 
 
 def without_keys(text: str) -> str:
-    """The text with `***` for each key of the environment, also as URLs, JSON and HTML write it.
+    """An error's text with `***` for each key of the environment, also as URLs, JSON and HTML write it.
 
     8 characters of a key are enough: a service may quote a part, and a text may have been cut anywhere."""
     pieces = set()
+    for form in forms_of_keys(shortest=4):
+        pieces.update(form[i : i + 8] for i in range(max(1, len(form) - 7)))
+    return replaced(pieces, r"[\w%+/=.~-]*", text)
+
+
+def without_whole_keys(text: str) -> str:
+    """An answer, or a program, with `***` for each key of the environment that it quotes as a whole.
+
+    Not for a short one, such as "none" or "EMPTY" for a local server: that may be any word of the text."""
+    return replaced(forms_of_keys(shortest=16), "", text)
+
+
+def forms_of_keys(shortest):
+    """Every key of the environment with so many characters, and how URLs, JSON and HTML write it."""
+    forms = set()
     for name, key in os.environ.items():
-        if re.search("KEY|TOKEN|SECRET|PASSWORD", name, re.IGNORECASE) and len(key) >= 4:
-            for form in (key, quote(key, safe=""), quote_plus(key), json.dumps(key)[1:-1], html.escape(key),
-                         key.replace("/", "\\/")):
-                pieces.update(form[i : i + 8] for i in range(max(1, len(form) - 7)))
+        # TOKENIZERS_PARALLELISM is "false"
+        if re.search("KEY|TOKEN(?!IZERS)|SECRET|PASSWORD", name, re.IGNORECASE) and len(key) >= shortest:
+            forms |= {key, quote(key, safe=""), quote_plus(key), json.dumps(key)[1:-1], html.escape(key),
+                      key.replace("/", "\\/")}
+    return forms
+
+
+def replaced(pieces, rest, text):
+    """The text with `***` for each of the pieces, and for what matches `rest` behind it."""
     if not pieces:
         return text
     whole = "|".join(map(re.escape, sorted(pieces, key=len, reverse=True)))
-    return re.sub(rf"(?:{whole})[\w%+/=.~-]*", "***", text, flags=re.IGNORECASE)
+    return re.sub(rf"(?:{whole}){rest}", "***", text, flags=re.IGNORECASE)
 
 
 def is_server(name):
