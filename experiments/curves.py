@@ -183,6 +183,8 @@ def main():
     if missing := [run for run in args.runs if not (Path(run) / "log.csv").exists()]:
         parser.exit(2, f"curves.py: {missing[0]} holds no log.csv: give the folder of a training run\n")
     out = Path(args.out or f"{args.runs[0]}/curves.svg")
+    if not args.out:
+        out.unlink(missing_ok=True)  # a run that somebody else made may hold a link to another file
     out.write_text(picture(lines_of(args.runs), args.panels), encoding="utf-8")
     print(f"wrote {out}")
 

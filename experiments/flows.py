@@ -206,6 +206,8 @@ def main():
         parser.exit(2, f"flows.py: {args.run} holds no rollouts.jsonl: give the folder of a training run\n")
     text = page(args.run, {step for numbers in args.steps for step in numbers}, args.limit)
     out = args.out or args.run / "flows.html"
+    if not args.out:
+        out.unlink(missing_ok=True)  # a run that somebody else made may hold a link to another file
     out.write_text(text, encoding="utf-8")
     print(f"wrote {out}, {len(text) / 1e6:.1f} MB: open it in a browser")
 
