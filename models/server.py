@@ -54,6 +54,9 @@ class Server:
         parts = urlsplit(self.url)
         if "@" in parts.netloc:
             raise ValueError("A server's address must hold no password: put the key into OPENAI_API_KEY.")
+        if parts.query:  # it would stand in args.json and in each checkpoint's train.json
+            raise ValueError("A server's address must end with its path, such as /v1, and hold no \"?\": put "
+                             "the key into OPENAI_API_KEY.")
         self.host, key = parts.netloc, os.environ.get("OPENAI_API_KEY", "")
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         key = key if local or parts.scheme == "https" else ""

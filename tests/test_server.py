@@ -110,8 +110,10 @@ def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, mo
     assert server.asked[0][1]["Authorization"] == "Bearer hunter2" and "hunter2" not in str(engine)
     monkeypatch.setattr(Server, "find", lambda self, name: name)  # these hosts do not exist
     assert Server("http://gpu-box:8000/v1#m").headers == {} and Server("https://api.example.com/v1#m").headers
-    with pytest.raises(ValueError, match="OPENAI_API_KEY"):
-        load_engine("http://user:pass@127.0.0.1/v1#m")
+    for address in ("http://user:pass@127.0.0.1/v1#m", "https://api.example.com/v1?key=hunter2#m"):
+        with pytest.raises(ValueError, match="OPENAI_API_KEY") as why:
+            load_engine(address)
+        assert "hunter2" not in str(why.value)
 
 
 def test_a_server_that_does_not_run_is_an_error_at_once():
