@@ -111,14 +111,9 @@ class Flow:
 
     @classmethod
     def from_record(cls, question, data):
-        """The rollout that record() wrote, without its actions. ValueError if a text in it is no text."""
+        """The rollout that record() wrote, without its actions."""
         steps = [Step(**step) for step in data["memory"]["steps"]]
         filled = Memory(data["memory"]["question"], data["memory"]["analysis"], steps)
-        texts = [data["answer"], data["failed"], filled.question, filled.analysis]
-        texts += [output[name] for output in data["words"] for name in ("module", "text")]
-        texts += [text for s in steps for text in (s.tool, s.sub_goal, s.command, s.result, s.verdict)]
-        if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise ValueError(f"{wrong[0]!r} stands where a text belongs")
         names = "answer", "reward", "failed", "undecided", "seconds"
         return cls(question, filled, outputs=data["words"], **{name: data[name] for name in names})
 

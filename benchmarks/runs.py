@@ -67,11 +67,25 @@ def saved_flows(path, questions, batch, restore):
     if keys != [(question.question, question.answer) for question in questions[: len(saved)]]:
         raise ValueError(f"{path} holds answers to other questions: {OTHER}")
     with reading(path, OTHER):
-        flows = [restore(question, data) for question, data in zip(questions, saved)]
-        if flows:
-            summary(flows)  # it adds up what they hold
+        flows = [restore(question, checked(data)) for question, data in zip(questions, saved)]
     replace_file(path, b"".join(lines))
     return flows
+
+
+def checked(data):
+    """The record of a flow; ValueError if a text in it is no text, or a number no number."""
+    texts, numbers = ["question", "gold", "answer", "failed"], ["reward", "undecided"]
+    parts = [(data, texts, numbers), (data["memory"], ["question", "analysis"], [])]
+    parts += [(step, ["tool", "sub_goal", "command", "result", "verdict"], ["turn", "error", "seconds"])
+              for step in data["memory"]["steps"]]
+    parts += [(output, ["module", "text"], ["turn", "tokens", "seconds"]) for output in data["words"]]
+    for part, texts, numbers in parts:
+        wrong = [part[name] for name in texts if not isinstance(part[name], str)]
+        wrong += [part[name] for name in numbers
+                  if not (isinstance(part[name], (int, float)) and abs(part[name]) <= 1e12)]  # nan neither
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} stands in a wrong place")
+    return data
 
 
 def refuse_outage(flows):
@@ -120,7 +134,8 @@ def finished_trials(folder, name, number, restore):
             check_file(path)
             if len(lines := path.read_bytes().splitlines()) == number:
                 records = [json.loads(line) for line in lines]
-                trials.append([restore(Question(data["question"], data["gold"]), data) for data in records])
+                trials.append([restore(Question(data["question"], data["gold"]), checked(data))
+                               for data in records])
     return trials
 
 

@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+from benchmarks.runs import checked
 from models.names import check_model, did_you_mean
 from rewards.compare import lines, mean_rewards
 from scale import code
@@ -127,6 +128,7 @@ def read_trial(path):
             if line.endswith(b"\n"):  # a kill may leave half a line
                 data = json.loads(line)
                 question = data["question"], data["gold"]
+                checked(data)
                 seen[question] += 1
                 steps = [SimpleNamespace(**step) for step in data["memory"]["steps"]]
                 memory, outputs = SimpleNamespace(steps=steps), data["words"]
