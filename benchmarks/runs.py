@@ -109,7 +109,8 @@ def open_folder(path, settings):
     try:
         if not folder.exists():
             folder.mkdir(parents=True)
-            file.write_text(json.dumps(settings, indent=1))
+        if folder.is_dir() and not any(folder.iterdir()):  # new, or a kill came before the settings
+            replace_file(file, json.dumps(settings, indent=1))
     except OSError as why:
         raise ValueError(f"{path} can't be used ({why.strerror}): {OTHER}") from why
     if not file.exists():

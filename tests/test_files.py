@@ -314,6 +314,14 @@ def test_answers_of_another_shape_are_one_sentence_and_stay(tmp_path, changed):
     assert file.read_bytes() == before
 
 
+def test_a_kill_before_the_settings_leaves_a_folder_that_the_same_command_uses(tmp_path):
+    assert open_folder(tmp_path / "new", {"seed": 0}) == tmp_path / "new"
+    (tmp_path / "new" / "settings.json").unlink()
+    open_folder(tmp_path / "new", {"seed": 0})
+    with pytest.raises(ValueError, match="another --seed"):
+        open_folder(tmp_path / "new", {"seed": 1})
+
+
 @pytest.mark.parametrize("text", ["[" * 10**5, "[]", "{", "\udcff"])
 def test_settings_of_another_shape_are_one_sentence(tmp_path, text):
     (tmp_path / "settings.json").write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -28,6 +28,8 @@ import requests
 import urllib3
 from urllib3.exceptions import MaxRetryError
 
+from world.text import printable
+
 USER_AGENT = ("nano-agentflow/1.0 (educational reference of AgentFlow, https://arxiv.org/abs/2510.05592) "
               f"python-requests/{requests.__version__}")  # Wikimedia asks who calls, and with what
 PATIENCE = 30            # seconds; a service that asks to wait longer has failed
@@ -255,7 +257,7 @@ class Cache:
 
     def get(self, *key: str) -> str | None:
         rows = self.run("select value from answers where key = ?", json.dumps(key))
-        return rows[0][0] if rows else None
+        return rows[0][0] if rows and isinstance(rows[0][0], str) else None
 
     def put(self, value: str, *key: str) -> None:
         self.run("insert or replace into answers values (?, ?)", json.dumps(key), value)
@@ -268,6 +270,6 @@ class Cache:
         except (sqlite3.Error, UnicodeError) as e:
             sentence = f"{self.path}: the cache does not work, answers are not kept ({e})"
             if not self.warned:
-                warnings.warn(sentence, stacklevel=3)
+                warnings.warn(printable(sentence), stacklevel=3)  # the file may hold SQL of somebody else
             self.warned = True
             return []
