@@ -232,7 +232,7 @@ def test_answers_of_another_shape_are_one_sentence(compare, tmp_path, changed):
     lines = [json.dumps(json.loads(line) | changed) + "\n" for line in file.read_text().splitlines()]
     file.write_text("".join(lines))
     code, out, err = compare("a", "b")
-    assert code == 2 and err.startswith("solve.py: b/questions-0.jsonl is not a file of answers that solve.py")
+    assert code == 2 and err.startswith("solve.py: b/questions-0.jsonl is not a file of answers that")
 
 
 # ---- two models --------------------------------------------------------------------------------------------
