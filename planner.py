@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 
 from models.dressing import labelled, plain_name
-from models.tokens import after_thinking
+from models.tokens import after_thinking, folded
 from world.text import indented
 
 ANALYSIS_PROMPT = """\
@@ -99,7 +99,7 @@ def show_analysis(analysis):
     "A sum.\\nMemory:" -> "  A sum.\\n  Memory:"        "A sum.", "Objective: a sum." -> the same
     """
     lines = analysis.splitlines()
-    if len(lines) == 1 and ":" not in analysis:
+    if len(lines) == 1 and ":" not in folded(analysis):
         return analysis
     return "\n".join(line if line.startswith(ANALYSED) else f"  {line}" for line in lines)
 

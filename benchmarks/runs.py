@@ -13,8 +13,10 @@ from benchmarks.tables import BENCHMARKS
 from models.completion import outage
 from rewards.metrics import interval, summary
 from rewards.questions import Question
-from scale.files import replace_file
+from scale.files import check_file, check_own, read_object, reading, replace_file
 from scale.progress import Progress
+
+OTHER = "give another --out"
 
 
 def answer_all(name, questions, path, batch, run, restore, finished=lambda flows: None):
@@ -34,7 +36,7 @@ def answer_all(name, questions, path, batch, run, restore, finished=lambda flows
         def watch(flows, turn, module):
             progress(flows, turn, module)
             if path:
-                unfinished.write_text(records(flows), encoding="utf-8", errors="backslashreplace")
+                replace_file(unfinished, records(flows).encode("utf-8", "backslashreplace"))
 
         for start in range(len(flows), len(questions), batch):
             new = run(start, questions[start : start + batch], watch)
@@ -55,15 +57,35 @@ def answer_all(name, questions, path, batch, run, restore, finished=lambda flows
 
 def saved_flows(path, questions, batch, restore):
     """The flows of the whole batches in a file. Removes all other lines: a kill may leave half a line."""
+    check_own(path)  # batches are added to it
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     lines = [line for line in lines if line.endswith(b"\n")]
     lines = lines if len(lines) == len(questions) else lines[: len(lines) // batch * batch]
-    saved = [json.loads(line) for line in lines]
-    expected = [(question.question, question.answer) for question in questions[: len(saved)]]
-    if [(data["question"], data["gold"]) for data in saved] != expected:
-        raise ValueError(f"{path} holds answers to other questions: give another --out")
+    with reading(path, OTHER):
+        saved = [json.loads(line) for line in lines]
+        keys = [(data["question"], data["gold"]) for data in saved]
+    if keys != [(question.question, question.answer) for question in questions[: len(saved)]]:
+        raise ValueError(f"{path} holds answers to other questions: {OTHER}")
+    with reading(path, OTHER):
+        flows = [restore(question, checked(data)) for question, data in zip(questions, saved)]
     replace_file(path, b"".join(lines))
-    return [restore(question, data) for question, data in zip(questions, saved)]
+    return flows
+
+
+def checked(data):
+    """The record of a flow; ValueError if a text in it is no text, or a number no number."""
+    texts, numbers = ["question", "gold", "answer", "failed"], ["reward", "undecided"]
+    parts = [(data, texts, numbers), (data["memory"], ["question", "analysis"], [])]
+    parts += [(step, ["tool", "sub_goal", "command", "result", "verdict"], ["turn", "error", "seconds"])
+              for step in data["memory"]["steps"]]
+    parts += [(output, ["module", "text"], ["turn", "tokens", "seconds"]) for output in data["words"]]
+    for part, texts, numbers in parts:
+        wrong = [part[name] for name in texts if not isinstance(part[name], str)]
+        wrong += [part[name] for name in numbers
+                  if not (isinstance(part[name], (int, float)) and abs(part[name]) <= 1e12)]  # nan neither
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} stands in a wrong place")
+    return data
 
 
 def refuse_outage(flows):
@@ -87,13 +109,14 @@ def open_folder(path, settings):
     try:
         if not folder.exists():
             folder.mkdir(parents=True)
-            file.write_text(json.dumps(settings, indent=1))
-        before = json.loads(file.read_text()) if file.exists() else None
-    except (OSError, json.JSONDecodeError) as why:
-        reason = getattr(why, "strerror", "its settings.json is damaged")
-        raise ValueError(f"{path} can't be used ({reason}): give another --out") from why
-    if not isinstance(before, dict):
-        raise ValueError(f"{path} exists already and is not the folder of a run: give another --out")
+        if folder.is_dir() and not any(folder.iterdir()):  # new, or a kill came before the settings
+            replace_file(file, json.dumps(settings, indent=1))
+    except OSError as why:
+        raise ValueError(f"{path} can't be used ({why.strerror}): {OTHER}") from why
+    if not file.exists():
+        raise ValueError(f"{path} exists already and is not the folder of a run: {OTHER}")
+    with reading(file, OTHER):
+        before = read_object(file)
     for name, value in settings.items():
         if value != before.get(name):
             flag = name if " " in name else f"--{name.replace('_', '-')} ({before.get(name)})"
@@ -106,9 +129,15 @@ def finished_trials(folder, name, number, restore):
 
     An unfinished trial has fewer lines than the benchmark's `number` of questions, and is left out.
     """
-    trials = [path.read_bytes().splitlines() for path in sorted(folder.glob(f"{name}-*.jsonl"))]
-    trials = [[json.loads(line) for line in lines] for lines in trials if len(lines) == number]
-    return [[restore(Question(data["question"], data["gold"]), data) for data in trial] for trial in trials]
+    trials = []
+    for path in sorted(folder.glob(f"{name}-*.jsonl")):
+        with reading(path, OTHER):
+            check_file(path)
+            if len(lines := path.read_bytes().splitlines()) == number:
+                records = [json.loads(line) for line in lines]
+                trials.append([restore(Question(data["question"], data["gold"]), checked(data))
+                               for data in records])
+    return trials
 
 
 def row_of(name, trials):

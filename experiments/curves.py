@@ -180,10 +180,16 @@ def main():
                         help=f"what to draw: some of {', '.join(PANELS)} (default: all)")
     parser.add_argument("--out", help="picture to write (default: the first run's curves.svg)")
     args = parser.parse_args()
-    if missing := [run for run in args.runs if not (Path(run) / "log.csv").exists()]:
+    if missing := [run for run in args.runs if not (Path(run) / "log.csv").is_file()]:
         parser.exit(2, f"curves.py: {missing[0]} holds no log.csv: give the folder of a training run\n")
     out = Path(args.out or f"{args.runs[0]}/curves.svg")
-    out.write_text(picture(lines_of(args.runs), args.panels), encoding="utf-8")
+    if not args.out:
+        out.unlink(missing_ok=True)  # a run that somebody else made may hold a link to another file
+    try:
+        drawn = picture(lines_of(args.runs), args.panels)
+    except (ValueError, LookupError, TypeError, AttributeError) as why:
+        parser.exit(2, f"curves.py: args.json or log.csv of a run is damaged ({why!r}): leave that run out\n")
+    out.write_text(drawn, encoding="utf-8")
     print(f"wrote {out}")
 
 

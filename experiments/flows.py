@@ -40,6 +40,8 @@ import solve
 from flow_grpo import advantages
 from memory import Memory
 from rewards.questions import Question
+from scale.command_line import errors_leave
+from scale.files import reading
 from solve import Flow
 from tools import TOOLS
 from train import with_outcome
@@ -202,10 +204,13 @@ def main():
                         help="leave out steps, evenly, if the page would be larger (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="the page (default: flows.html in the run's folder)")
     args = parser.parse_args()
-    if not (args.run / "rollouts.jsonl").exists():
+    if not (args.run / "rollouts.jsonl").is_file():
         parser.exit(2, f"flows.py: {args.run} holds no rollouts.jsonl: give the folder of a training run\n")
-    text = page(args.run, {step for numbers in args.steps for step in numbers}, args.limit)
+    with errors_leave("flows.py"), reading(args.run, "give the folder of a whole run"):
+        text = page(args.run, {step for numbers in args.steps for step in numbers}, args.limit)
     out = args.out or args.run / "flows.html"
+    if not args.out:
+        out.unlink(missing_ok=True)  # a run that somebody else made may hold a link to another file
     out.write_text(text, encoding="utf-8")
     print(f"wrote {out}, {len(text) / 1e6:.1f} MB: open it in a browser")
 

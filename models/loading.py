@@ -49,8 +49,34 @@ def load_engine(name, device=None, dtype=None, think=False):
                          "copy its files (tokenizer.json, ...) beside the weights.")
     if not tokenizer.chat_template:
         raise ValueError(f"The tokenizer of {name!r} has no chat template: use a model made for chat.")
-    model = from_pretrained(AutoModelForCausalLM, name, dtype=dtype)
-    return HF(model.to(device).eval(), tokenizer, think=think)
+    check_template(tokenizer, name)
+    model, report = from_pretrained(AutoModelForCausalLM, name, dtype=dtype, output_loading_info=True)
+    if lacking := sorted(report["missing_keys"]):  # transformers fills them with random numbers
+        raise ValueError(f"The weights of {name!r} are not whole: {len(lacking)} are missing, such as "
+                         f"{lacking[0]}.")
+    engine = HF(model.to(device).eval(), tokenizer, think=think)
+    check_stops(model.generation_config.eos_token_id, name)
+    return engine
+
+
+def check_template(tokenizer, name):
+    """ValueError if the chat template makes no prompt of a plain message."""
+    try:
+        ids = HF(None, tokenizer).chat("x")
+    except Exception as error:  # a template is a program, in a sandbox, and raises what it likes
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ValueError(f"The chat template of {name!r} does not work: {reason}") from error
+    if not ids:
+        raise ValueError(f"The chat template of {name!r} makes nothing of a message: use a model made for "
+                         "chat.")
+
+
+def check_stops(eos, name):
+    """ValueError if the stop tokens of generation_config.json are no numbers of tokens."""
+    for i in eos if isinstance(eos, list) else [eos]:
+        if i is not None and not (type(i) is int and 0 <= i < 1 << 31):
+            raise ValueError(f"generation_config.json of {name!r} has an eos_token_id that is no token: "
+                             f"{i!r}")
 
 
 def config_of(name):

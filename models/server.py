@@ -54,6 +54,9 @@ class Server:
         parts = urlsplit(self.url)
         if "@" in parts.netloc:
             raise ValueError("A server's address must hold no password: put the key into OPENAI_API_KEY.")
+        if parts.query:  # it would stand in args.json and in each checkpoint's train.json
+            raise ValueError("A server's address must end with its path, such as /v1, and hold no \"?\": put "
+                             "the key into OPENAI_API_KEY.")
         self.host, key = parts.netloc, os.environ.get("OPENAI_API_KEY", "")
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         key = key if local or parts.scheme == "https" else ""
@@ -175,6 +178,9 @@ def owners_of(data):
 
 
 def text_and_usage(data):
-    """(text, number of tokens) of a chat completion. null stands for an empty text."""
+    """(text, number of tokens) of a chat completion. null stands for an empty text.
+
+    A server that quotes the key sends it into no prompt, file or terminal."""
     text, usage = data["choices"][0]["message"]["content"], (data.get("usage") or {}).get("total_tokens")
-    return (text or "").strip("\0"), min(int(usage or 0), 10**9)
+    text = services.without_whole_keys((text or "").strip("\0"))
+    return text, max(0, min(int(usage or 0), 10**9))

@@ -20,6 +20,7 @@ OURS = "<answer>", "</answer>"  # our own prompts ask for these tags (generator.
 SHAPE = re.compile(r"""
       <(?=  \|(?=\S)[^\n<>|]{1,60}(?<=\S)\|>                    # <|im_end|>, and with spaces between words
           | \|[^\s<>|]{1,60}>  |  /?[^\s<>|]{1,60}\|>           # <|turn>  <turn|>
+          | \[(?=[^\W\d])[^\s<>|[\]]{1,60}\]>                    # <[end_of_sentence]>
           | /?(?:\w{1,20}:)?(?:                                 # an optional prefix, as in <seed:eos>:
                 (?=[^\W_]\w{0,60}_)\w{2,60}(?<!_t)>             # <tool_call> <EOS_TOKEN>; not C's <size_t>
               | (?:s|(?i:think|pad|unk|mask|sep|cls|[bes]o[a-z]))>                # </s> <unk> <bos> <eot>

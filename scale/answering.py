@@ -18,7 +18,7 @@ from rewards.metrics import accuracy_line, calls_line, markdown, summary
 from rewards.questions import Question, read_questions
 from scale import advice, code
 from scale.command_line import TOY, is_toy, leave
-from scale.files import folder_name, lock
+from scale.files import folder_name, lock, replace_file
 from world.text import printable
 
 EXAMPLES = 8  # how many of the toy's questions are answered if the command line names no question
@@ -126,7 +126,7 @@ def show_summary(name, questions, flows, seconds, args):
     metrics = summary(flows)
     tokens = sum(output["tokens"] for flow in flows for output in flow.outputs)
     line = f"{len(flows)} flows, {tokens} tokens, {seconds:.1f} s | calls: {calls_line(metrics)}"
-    print(f"{name}: {line}" if args.benchmark else line)
+    print(printable(f"{name}: {line}" if args.benchmark else line))  # the tools that a file names, too
     if metrics["failed"]:
         print(advice.failures(flows))
     if not args.question:
@@ -144,5 +144,5 @@ def show_table(args, folder, restore):
             if trials := finished_trials(folder, name, number, restore):
                 rows.append(row_of(name, trials))
     text = markdown([list(rows[0]), *(list(row.values()) for row in rows)])
-    (folder / "table.md").write_text(text + "\n")
-    print(f"\n{text}\nKept in {folder}")
+    replace_file(folder / "table.md", text + "\n")
+    print(printable(f"\n{text}\nKept in {folder}"))

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from scale import code, places, ranks
 from scale.batches import memory_errors
-from scale.files import lock, reading, replace_file, replace_folder
+from scale.files import check_file, lock, reading, replace_file, replace_folder
 
 DAMAGED = "{} is damaged: remove it, then --resume goes on from the one before"
 
@@ -97,6 +97,7 @@ def load_state(checkpoint):
     if not checkpoint:
         return None
     with reading(checkpoint / "trainer.pt", DAMAGED.format(checkpoint)):
+        check_file(checkpoint / "trainer.pt")
         # mmap: the host's memory holds it once, not once for each process
         state = torch.load(checkpoint / "trainer.pt", map_location="cpu", mmap=True, weights_only=True)
         if state["step"] != int(checkpoint.name[5:]):

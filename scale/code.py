@@ -7,7 +7,8 @@
 
 Two forks of one commit, or a commit and an edit of it, write the same settings: without this record, their
 runs differ in the name of the folder alone. The diff is git's, of tracked files and new Python files, without
-the documentation. Its paths are those in the repository, so it says nothing about the machine.
+the documentation. Its paths are those in the repository, so it says nothing about the machine. A key that is
+set in the environment becomes ***; any other secret that somebody wrote into the code stays in the record.
 """
 import difflib
 import hashlib
@@ -17,12 +18,14 @@ import subprocess
 
 from scale.files import read_object, reading, replace_file
 from scale.places import ROOT
+from world.services import without_whole_keys
 
 LIMIT = 200_000  # characters of a diff; a longer one is cut, but its hash is that of the whole
 FILES = "--", ".", ":!docs", ":!*.md"
 DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/",
         *FILES)
 SHOWN = 5  # files that a line names
+ADVICE = 'mend its "code", or remove it'
 
 
 def git(*words):
@@ -48,7 +51,7 @@ def present():
         if sum(map(len, changes)) > LIMIT:  # such as an environment that git does not ignore
             break
         changes.append(new_file(name))
-    diff = "".join(changes)
+    diff = without_whole_keys("".join(changes))
     record = {"commit": top.split()[-1], "diff": diff[:LIMIT]}
     return record | {"sha256": hashlib.sha256(diff.encode()).hexdigest()} if len(diff) > LIMIT else record
 
@@ -71,10 +74,23 @@ def with_present(records, step):
     return [*records, {"after step": step, **now}]
 
 
+def records_of(settings):
+    """The records in a run's settings. ValueError if they have another shape."""
+    records = settings.get("code") or []
+    if not isinstance(records, list):
+        raise ValueError("its code is no list")
+    for record in records:
+        if not (re.fullmatch("[0-9a-f]{40,64}", record["commit"] or 40 * "0")  # git gets it
+                and isinstance(record["diff"], str)):
+            raise ValueError("its code has another shape")
+    return records
+
+
 def note(file):
     """Add the record of the present code to the JSON object in a file of settings."""
-    settings = json.loads(file.read_text())
-    records = with_present(settings.get("code", []), None)
+    with reading(file, ADVICE):
+        settings = read_object(file)
+        records = with_present(records_of(settings), None)
     if records != settings.get("code"):
         replace_file(file, json.dumps(settings | {"code": records}, indent=1))
 
@@ -83,12 +99,8 @@ def last(file):
     """The last record in a file of settings; None without one. ValueError if it has another shape."""
     if not file.is_file():
         return None
-    with reading(file, "mend its \"code\", or remove it"):
-        records = read_object(file).get("code") or [None]
-        record = records[-1]
-        if record and not (re.fullmatch("[0-9a-f]{40,64}", record["commit"] or 40 * "0")  # git gets it
-                           and isinstance(record["diff"], str)):
-            raise ValueError("its code has another shape")
+    with reading(file, ADVICE):
+        record = (records_of(read_object(file)) or [None])[-1]
     return record and {name: record.get(name) for name in ("commit", "diff", "sha256")}
 
 

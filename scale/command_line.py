@@ -22,7 +22,7 @@ from benchmarks import tables, training
 from models.names import check_device, check_dtype, check_model
 from models.server import Server
 from rewards.questions import read_questions
-from scale import places
+from scale import code, places
 from scale.files import lock, read_object, reading
 from world.sandbox import protection
 from world.services import is_server
@@ -471,7 +471,7 @@ def read_settings(parser, data, tool_names):
     for name in names - {"threads"}:
         if getattr(settings, name) != data[name]:  # null where there is a default, "4" for a number
             raise ValueError(f"its {name!r} is {data[name]!r}")
-    settings.threads, settings.code = data["threads"], data.get("code", [])
+    settings.threads, settings.code = data["threads"], code.records_of(data)
     if not (settings.threads is None or type(settings.threads) is int and settings.threads > 0):
         raise ValueError(f"its 'threads' is {settings.threads!r}")
     for name in ("model", "fixed", "data", "steps", "questions", "lr", "max_turns", "every", "minibatches"):

@@ -20,11 +20,12 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+from benchmarks.runs import checked
 from models.names import check_model, did_you_mean
 from rewards.compare import lines, mean_rewards
 from scale import code
 from scale.command_line import errors_leave
-from scale.files import folder_name, read_object, reading
+from scale.files import check_file, folder_name, read_object, reading, replace_file
 from world.services import is_server
 from world.text import printable
 
@@ -121,11 +122,13 @@ def read_answers(folder):
 def read_trial(path):
     """{(question, gold, its number among equal ones): rollout} of a file, in its order."""
     flows, seen = {}, Counter()
+    check_file(path)
     try:
         for line in path.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):  # a kill may leave half a line
                 data = json.loads(line)
                 question = data["question"], data["gold"]
+                checked(data)
                 seen[question] += 1
                 steps = [SimpleNamespace(**step) for step in data["memory"]["steps"]]
                 memory, outputs = SimpleNamespace(steps=steps), data["words"]
@@ -187,7 +190,7 @@ def show_questions(first, second, args):
     if args.out:
         file = Path(args.out, "differences.jsonl")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        replace_file(file, "".join(json.dumps(row) + "\n" for row in rows))
         yield f"\nAll {len(rows)} questions that differ: {file}"
 
 

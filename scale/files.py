@@ -38,10 +38,23 @@ def reading(path, advice):
         raise ValueError(f"{path} cannot be used ({truncate(printable(text), 200)}): {advice}") from why
 
 
+def check_file(path):
+    """ValueError for a pipe or a device, which would be read for ever. A file that is not there passes."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} is not a file")
+
+
+def check_own(path):
+    """ValueError if this is not a file of its folder. A folder that somebody else made may hold a link: what
+    is written to it would reach any file of ours."""
+    if os.path.islink(path):
+        raise ValueError(f"{path} is a link to another place, which is not written to: remove it")
+    check_file(path)
+
+
 def read_object(path):
     """The JSON object in a file. To be called within reading()."""
-    if path.exists() and not path.is_file():  # to open a pipe would wait for ever
-        raise ValueError("it is not a file")
+    check_file(path)
     data = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(data, dict):
         raise ValueError("it holds no JSON object")
@@ -58,6 +71,7 @@ def lock(folder, script):
     the same, so the user is only warned. With several GPUs, rank 0 has the lock for all."""
     if os.environ.get("RANK", "0") != "0":
         return
+    check_own(folder / "lock")
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     if any(os.path.samestat(os.fstat(file), os.fstat(other)) for other in LOCKS):
         os.close(file)
@@ -88,7 +102,8 @@ def replace_file(path, content):
     """content: text, bytes, or an iterable of texts, which are written one by one."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.writing")  # two processes may write the same file
     try:
-        with beside.open("wb") as file:
+        beside.unlink(missing_ok=True)  # a kill may have left one
+        with beside.open("xb") as file:  # not through a link
             for piece in [content] if isinstance(content, (str, bytes)) else content:
                 file.write(piece if isinstance(piece, bytes) else piece.encode("utf-8"))
         beside.replace(path)

@@ -51,9 +51,15 @@ Fit = namedtuple("Fit", "gpu host parts phases")
 
 
 def shapes(config):
-    """The sizes that the formulas need. On the meta device tensors have no bytes, so no weights are made."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    """The sizes that the formulas need. On the meta device tensors have no bytes, so no weights are made.
+
+    ValueError if config.json describes no model."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError) as why:
+        raise ValueError(f"{config.name_or_path!r}: config.json describes no model that could be made "
+                         f"({type(why).__name__}: {why})") from why
     head = model.get_output_embeddings()
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     text = config.get_text_config()

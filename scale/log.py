@@ -15,7 +15,7 @@ from pathlib import Path
 from rewards.metrics import summary
 from scale import ranks
 from scale.endings import no_more_output
-from scale.files import reading
+from scale.files import check_own, reading
 from world.text import printable
 
 FIRST = "step reward turns errors flat groups failed undecided plan_tokens".split()  # columns of log.csv
@@ -120,6 +120,8 @@ class Log:
     def drop_rows(self, name, stays):
         """Cut a file off before the first row for which stays(row) is false."""
         path = self.folder / name
+        if ranks.RANK == 0:
+            check_own(path)  # rows are added to it
         if ranks.RANK or not path.exists():
             return
         with reading(path, "move it away, and --resume begins a new one"):

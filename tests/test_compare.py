@@ -223,6 +223,18 @@ def test_what_cannot_be_compared_is_one_sentence(compare, tmp_path, words):
     assert err.startswith("solve.py: ") and REFUSED[words] in err
 
 
+@pytest.mark.parametrize("changed", [{"answer": 5}, {"failed": None}, {"reward": "x"}, {"reward": 1e308},
+                                     {"reward": float("nan")}, {"words": [5]}, {"undecided": "x"}])
+def test_answers_of_another_shape_are_one_sentence(compare, tmp_path, changed):
+    folder(tmp_path / "a", [1, 0])
+    folder(tmp_path / "b", [0, 0])
+    file = tmp_path / "b" / "questions-0.jsonl"
+    lines = [json.dumps(json.loads(line) | changed) + "\n" for line in file.read_text().splitlines()]
+    file.write_text("".join(lines))
+    code, out, err = compare("a", "b")
+    assert code == 2 and err.startswith("solve.py: b/questions-0.jsonl is not a file of answers that")
+
+
 # ---- two models --------------------------------------------------------------------------------------------
 def test_two_models_answer_the_questions_with_the_same_flags_and_are_compared(compare, tmp_path, monkeypatch):
     for name in ("first", "second"):

@@ -14,12 +14,15 @@ import pytest
 import torch
 from test_models import tokenizer, write
 
+import solve
+from benchmarks.runs import open_folder, saved_flows
 from models.loading import load_engine
 from rewards.questions import Question
 from scale import advice, answering, code, files, fit, log, places, setup
 from scale.checkpoints import check_state, load_state
 from scale.command_line import solve_arguments, train_arguments
 from tools import TOOLS
+from world.search import index
 
 ROOT = Path(__file__).parents[1]
 
@@ -245,6 +248,102 @@ def test_a_second_solve_with_the_same_out_is_refused(tmp_path, monkeypatch):
     process.kill()
 
 
+# Folders that somebody else made
+
+def own_files(folder):
+    """{a file of a run that is added to: what opens it}"""
+    flows = lambda: saved_flows(folder / "questions-0.jsonl", [], 1, None)
+    logs = dict.fromkeys(("log.csv", "evals.csv", "rollouts.jsonl"), lambda: log.Log(folder, 2, HEADERS))
+    return {"lock": lambda: files.lock(folder, "train.py"), "questions-0.jsonl": flows, **logs}
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", own_files(Path()))
+def test_a_link_in_a_folder_lets_no_file_elsewhere_be_written(tmp_path, name, there):
+    elsewhere, folder = tmp_path / "thesis", tmp_path / "run"
+    folder.mkdir()
+    if there:
+        elsewhere.write_text("precious")
+    (folder / name).symlink_to(elsewhere)
+    with pytest.raises(ValueError, match=f"{name} is a link to another place, which is not written to"):
+        own_files(folder)[name]()
+    assert elsewhere.read_text() == "precious" if there else not elsewhere.exists()
+
+
+def test_a_file_that_is_replaced_does_not_change_what_a_link_in_its_place_leads_to(tmp_path):
+    (tmp_path / "thesis").write_text("precious")
+    for name in ("table.md", f"table.md.{os.getpid()}.writing"):
+        (tmp_path / name).symlink_to(tmp_path / "thesis")
+    files.replace_file(tmp_path / "table.md", "mine")
+    assert (tmp_path / "thesis").read_text() == "precious" and (tmp_path / "table.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [*own_files(Path()), "step-2/trainer.pt", "settings.json", "corpus.jsonl"])
+def test_a_pipe_in_a_folder_is_one_sentence_and_nobody_waits_for_it(tmp_path, name):
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for the pipe"))
+    (tmp_path / "step-2").mkdir()
+    os.mkfifo(tmp_path / name)
+    opened = own_files(tmp_path) | {"step-2/trainer.pt": lambda: load_state(tmp_path / "step-2"),
+                                    "settings.json": lambda: open_folder(tmp_path, {"seed": 0}),
+                                    "corpus.jsonl": lambda: index(str(tmp_path / name))}
+    signal.alarm(20)
+    try:
+        with pytest.raises(ValueError, match=f"{name} is not a (regular )?file"):
+            opened[name]()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+FLOW = {"question": "q?", "gold": "g", "answer": "a", "reward": 1.0, "failed": "", "undecided": False,
+        "seconds": 0.0, "memory": {"question": "q?", "analysis": "", "steps": []}, "words": []}
+
+
+@pytest.mark.parametrize("changed", [
+    {"answer": 5}, {"failed": 5}, {"words": 5}, {"words": [{"text": 7}]}, {"reward": "many"}, {"memory": []},
+    {"memory": {"question": "q?", "analysis": "", "steps": [{"x": 1}]}},
+    {"memory": {"question": "q?", "analysis": None, "steps": []}}])
+def test_answers_of_another_shape_are_one_sentence_and_stay(tmp_path, changed):
+    file = tmp_path / "questions-0.jsonl"
+    file.write_text(json.dumps(FLOW) + "\n")
+    assert saved_flows(file, [Question("q?", "g")], 1, solve.Flow.from_record)[0].reward == 1
+    file.write_text(json.dumps(FLOW | changed) + "\n")
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="questions-0.jsonl cannot be used .*: give another --out"):
+        saved_flows(file, [Question("q?", "g")], 1, solve.Flow.from_record)
+    assert file.read_bytes() == before
+
+
+def test_a_kill_before_the_settings_leaves_a_folder_that_the_same_command_uses(tmp_path):
+    assert open_folder(tmp_path / "new", {"seed": 0}) == tmp_path / "new"
+    (tmp_path / "new" / "settings.json").unlink()
+    open_folder(tmp_path / "new", {"seed": 0})
+    with pytest.raises(ValueError, match="another --seed"):
+        open_folder(tmp_path / "new", {"seed": 1})
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, "[]", "{", "\udcff"])
+def test_settings_of_another_shape_are_one_sentence(tmp_path, text):
+    (tmp_path / "settings.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match="settings.json cannot be used .*: give another --out"):
+        open_folder(tmp_path, {"seed": 0})
+
+
+@pytest.mark.parametrize("records", [5, "x", [5], ["x"], [None], [{}], {"commit": None, "diff": ""},
+                                     [{"commit": "--output=x", "diff": ""}], [{"commit": None, "diff": 1}]])
+def test_a_record_of_the_code_of_another_shape_is_one_sentence(tmp_path, monkeypatch, capsys, records):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(tmp_path / "new")])
+    settings = vars(train_arguments(TOOLS))
+    for name in ("args.json", "settings.json"):
+        (tmp_path / name).write_text(json.dumps(settings | {"code": records}))
+    with pytest.raises(ValueError, match="settings.json cannot be used .*: mend its \"code\", or remove it"):
+        code.note(tmp_path / "settings.json")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        train_arguments(TOOLS)
+    assert stop.value.code == 2 and "args.json cannot be used" in capsys.readouterr().err
+
+
 # Names that survive a move
 
 @pytest.mark.parametrize("path, folder, name", [
@@ -341,6 +440,15 @@ def test_the_commit_and_the_changes_since_are_recorded_without_a_path_of_the_mac
     assert str(repository) not in json.dumps(edited)
     assert sorted(code.parts(edited)) == ["critic.py", "flow.py"]
     assert code.summary(edited) == f"{clean['commit'][:7]} with changes in flow.py (+1 -1), critic.py (+1 -0)"
+
+
+def test_a_key_of_the_environment_that_stands_in_the_code_is_not_recorded(repository, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-proj-0123456789abcdef")
+    monkeypatch.setenv("OTHER_API_KEY", "none")  # of a local server: a word like any other
+    Path("flow.py").write_text("a = 'sk-proj-0123456789abcdef' or None\n")
+    Path("mine.py").write_text("b = 'sk-proj-0123456789abcdef'\n")
+    diff = code.present()["diff"]
+    assert "+a = '***' or None\n" in diff and "+b = '***'\n" in diff and "sk-proj" not in diff
 
 
 def test_a_huge_diff_is_cut_but_told_apart(repository):

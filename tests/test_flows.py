@@ -235,6 +235,32 @@ def test_a_page_that_would_be_too_large_has_fewer_steps_evenly_spread_and_says_s
         flows.page(folder, chosen={99})
 
 
+@pytest.mark.parametrize("script, page", [(flows, "flows.html"), (curves, "curves.svg")])
+def test_a_link_in_a_run_does_not_let_the_page_replace_a_file_elsewhere(
+        run, tmp_path, monkeypatch, script, page):
+    folder = run([[rollout(), rollout()]])
+    (folder / "log.csv").write_text("step,reward\n1,0.5\n")
+    (tmp_path / "thesis").write_text("precious")
+    (folder / page).symlink_to(tmp_path / "thesis")
+    monkeypatch.setattr(sys, "argv", [script.__name__, str(folder)])
+    script.main()
+    assert (tmp_path / "thesis").read_text() == "precious" and (folder / page).stat().st_size > 1000
+
+
+@pytest.mark.parametrize("script", [flows, curves])
+@pytest.mark.parametrize("file, text", [("args.json", "{"), ("args.json", "[]"), ("log.csv", "step,a\nx,y\n"),
+                                        ("log.csv", "step,reward\n1,\x1b[2J\n")])
+def test_a_damaged_run_is_one_sentence(run, monkeypatch, capsys, script, file, text):
+    folder = run([[rollout(), rollout()]])
+    (folder / "log.csv").write_text("step,reward\n1,0.5\n")
+    (folder / file).write_text(text)
+    monkeypatch.setattr(sys, "argv", [script.__name__, str(folder)])
+    with pytest.raises(SystemExit) as stop:
+        script.main()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1 and "\x1b" not in error
+
+
 def test_a_run_that_still_writes_and_one_with_another_codes_tool_can_be_seen(run):
     folder = run([[rollout(), rollout(), rollout()]], tools=["sql_query"])
     with open(folder / "rollouts.jsonl", "a") as file:

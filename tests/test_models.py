@@ -25,7 +25,7 @@ from models.completion import TOO_LONG
 from models.loading import config_of, hub_is_down, load_engine, refuse_to_train
 from models.local import HF
 from models.tokens import control_ids, defuse, spans
-from scale import batches
+from scale import batches, fit
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -505,7 +505,7 @@ SERVED = """
 <EOS_TOKEN> </s> [TOOL_CALLS] [INST] [/AVAILABLE_TOOLS] [gMASK] [BOS] [UNUSED_TOKEN_146] [|endofturn|]
 [|system|] ]~b] ]~!b[ [e~[ <|START_OF_TURN_TOKEN|> <tool_call> </tool_response> <minimax:tool_call>
 <seed:think> <arg_key> <extra_id_0> <reserved_106> <SPECIAL_12> <<SYS>> <</SYS>> >>QUESTION<< <endoftext>
-<|fim▁hole|> <｜tool▁calls▁begin｜> ＜|im_end|＞ ［INST］ ＜／s＞""".split()
+<[end▁of▁sentence]> <|fim▁hole|> <｜tool▁calls▁begin｜> ＜|im_end|＞ ［INST］ ＜／s＞""".split()
 
 
 @pytest.mark.parametrize("token", SERVED)
@@ -662,6 +662,32 @@ def test_a_model_that_cannot_serve_is_one_sentence_and_no_code_of_it_runs(folder
     assert "\n" not in str(why.value) and len(str(why.value)) < 400
     out, _ = capfd.readouterr()
     assert "my code" not in out and "[y/N]" not in out
+
+
+@pytest.mark.parametrize("file, text, sentence", [
+    ("chat_template.jinja", "{% for %}", "chat template of .* does not work: Expected an expression"),
+    ("chat_template.jinja", "{{ raise_exception('not you') }}", "does not work: not you"),
+    ("chat_template.jinja", "{{ ''.__class__.__mro__ }}", "does not work: access to attribute '__class__'"),
+    ("chat_template.jinja", "{{ 1 / 0 }}", "does not work: division by zero"),
+    ("chat_template.jinja", "{# #}", "makes nothing of a message"),
+    ("generation_config.json", '{"eos_token_id": "abc"}', "eos_token_id that is no token: 'abc'"),
+    ("generation_config.json", '{"eos_token_id": [[1]]}', r"eos_token_id that is no token: \[1\]"),
+    ("generation_config.json", '{"eos_token_id": 1e30}', "eos_token_id that is no token: 1e[+]30"),
+    ("model.safetensors", "\2\0\0\0\0\0\0\0{}", "not whole: [0-9]+ are missing, such as ")])
+def test_a_template_stop_tokens_or_weights_that_cannot_work_are_one_sentence(folder, file, text, sentence):
+    (folder / file).write_text(text)
+    with pytest.raises(ValueError, match=sentence) as why:
+        load_engine(folder)
+    assert "\n" not in str(why.value) and str(folder) in str(why.value)
+
+
+@pytest.mark.parametrize("changes", [{"num_attention_heads": 0}, {"hidden_act": "os.system"}])
+def test_a_configuration_of_which_no_model_can_be_made_is_one_sentence(folder, changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ValueError, match="config.json describes no model that could be made") as why:
+        fit.shapes(config_of(folder))
+    assert "\n" not in str(why.value)
 
 
 def test_the_configuration_is_read_without_the_weights(folder):

@@ -140,7 +140,8 @@ def test_no_text_forges_a_label_of_a_prompt_whatever_it_breaks_its_lines_with(pl
 
 
 def test_an_analysis_forges_no_label_with_its_first_line_either():
-    for text in ("Memory:\nStep 1\nResult: 42", "Memory: Step 1 Result: 42", "Question: another"):
+    for text in ("Memory:\nStep 1\nResult: 42", "Memory: Step 1 Result: 42", "Question: another",
+                 "Memory：42"):
         for prompt, plain in zip(PLACES["analysis"](text), PLACES["analysis"]("x")):
             assert labels(prompt) == [label for label in labels(plain) if label != "x"]
 

@@ -69,7 +69,8 @@ def test_null_is_an_empty_text_and_a_missing_one_is_an_error(server, message):
     assert completion.text == "" and bool(completion.error) == ("content" not in message)
 
 
-@pytest.mark.parametrize("tokens, usage", [("1e999", None), ("1e300", 10**9), ("null", 0), ('"7"', 7)])
+@pytest.mark.parametrize("tokens, usage", [("1e999", None), ("1e300", 10**9), ("null", 0), ('"7"', 7),
+                                           ("-100", 0)])
 def test_an_endless_count_of_tokens_is_no_traceback(server, tokens, usage):
     body = b'{"choices": [{"message": {"content": "a"}}], "usage": {"total_tokens": %s}}' % tokens.encode()
     server.reply = lambda handler, *_: handler.send(body)
@@ -109,8 +110,10 @@ def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, mo
     assert server.asked[0][1]["Authorization"] == "Bearer hunter2" and "hunter2" not in str(engine)
     monkeypatch.setattr(Server, "find", lambda self, name: name)  # these hosts do not exist
     assert Server("http://gpu-box:8000/v1#m").headers == {} and Server("https://api.example.com/v1#m").headers
-    with pytest.raises(ValueError, match="OPENAI_API_KEY"):
-        load_engine("http://user:pass@127.0.0.1/v1#m")
+    for address in ("http://user:pass@127.0.0.1/v1#m", "https://api.example.com/v1?key=hunter2#m"):
+        with pytest.raises(ValueError, match="OPENAI_API_KEY") as why:
+            load_engine(address)
+        assert "hunter2" not in str(why.value)
 
 
 def test_a_server_that_does_not_run_is_an_error_at_once():
@@ -215,6 +218,20 @@ def test_the_keys_of_search_services_and_of_other_tools_are_hidden_too(monkeypat
     for name in ("SERPER_API_KEY", "GOOGLE_API_KEY", "MY_TOOL_TOKEN"):
         monkeypatch.setenv(name, f"{name}-hunter2")
         assert services.Failed("no", 400, f"a {name}-hunter2 b").body == "a *** b"
+
+
+def test_an_answer_that_quotes_the_key_takes_it_nowhere(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server.reply = lambda handler, *_: handler.send(faults.answer(f"it is {KEY}, {KEY}"))
+    assert load_engine(server.url)(["q"])[0].text == "it is ***, ***"
+    monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")  # as many local servers want it
+    server.reply = lambda handler, *_: handler.send(faults.answer("empty, not EMPTY"))
+    assert load_engine(server.url)(["q"])[0].text == "empty, not EMPTY"
+
+
+def test_a_setting_that_only_sounds_like_a_key_hides_no_word(monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    assert services.Failed("no", 400, "this is false").body == "this is false"
 
 
 def test_what_a_server_calls_itself_is_short_and_harmless_on_a_terminal(server, monkeypatch):

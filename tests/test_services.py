@@ -320,3 +320,15 @@ def test_a_value_that_is_no_text_is_not_kept(tmp_path):
         cache.put("half \ud800", "a")
     cache.put("whole", "b")
     assert cache.get("a") is None and cache.get("b") == "whole"
+
+
+def test_a_cache_that_somebody_else_made_gives_texts_only_and_none_of_its_words_to_the_terminal(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "cache", isolation_level=None)) as table:
+        table.execute("create table answers (key text primary key, value)")
+        rows = ('["a"]', 5), ('["b"]', b"\xff"), ('["c"]', "c")
+        table.executemany("insert into answers values (?, ?)", rows)
+        table.execute("create trigger t before insert on answers begin select raise(abort, '\x1b[2J'); end")
+    cache = Cache(tmp_path / "cache")
+    assert [cache.get(key) for key in "abc"] == [None, None, "c"]
+    with pytest.warns(UserWarning, match=r"answers are not kept \(\\x1b\[2J\)"):
+        cache.put("d", "d")

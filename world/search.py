@@ -60,6 +60,8 @@ def rows_of(corpus):
 def index(corpus: str) -> sqlite3.Connection:
     """The full-text index of a corpus: in memory, or that of a large corpus in corpus.jsonl.fts5."""
     try:
+        if os.path.exists(corpus) and not os.path.isfile(corpus):  # to open a pipe would wait for ever
+            raise ValueError(f"{corpus} is not a regular file: write the corpus into one, and give that")
         stat = os.stat(corpus)
         version = f"{stat.st_size} {stat.st_mtime_ns}"
         return build(corpus, ":memory:") if stat.st_size <= IN_MEMORY else index_in_file(corpus, version)
@@ -144,7 +146,7 @@ def numbered(found) -> str:
     for number, (title, url, text) in enumerate(found, 1):
         head = f"[{number}] {title} ({url})" if url else f"[{number}] {title}"
         lines.append(truncate(" ".join(f"{head}: {text}".split()), PASSAGE_BUDGET))
-    return "\n".join(lines)
+    return services.without_whole_keys("\n".join(lines))  # a service may quote the key that it got
 
 
 # ------------------------------------------------------------ searches of the network

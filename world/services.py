@@ -28,6 +28,8 @@ import requests
 import urllib3
 from urllib3.exceptions import MaxRetryError
 
+from world.text import printable
+
 USER_AGENT = ("nano-agentflow/1.0 (educational reference of AgentFlow, https://arxiv.org/abs/2510.05592) "
               f"python-requests/{requests.__version__}")  # Wikimedia asks who calls, and with what
 PATIENCE = 30            # seconds; a service that asks to wait longer has failed
@@ -46,19 +48,39 @@ class Failed(Exception):
 
 
 def without_keys(text: str) -> str:
-    """The text with `***` for each key of the environment, also as URLs, JSON and HTML write it.
+    """An error's text with `***` for each key of the environment, also as URLs, JSON and HTML write it.
 
     8 characters of a key are enough: a service may quote a part, and a text may have been cut anywhere."""
     pieces = set()
+    for form in forms_of_keys(shortest=4):
+        pieces.update(form[i : i + 8] for i in range(max(1, len(form) - 7)))
+    return replaced(pieces, r"[\w%+/=.~-]*", text)
+
+
+def without_whole_keys(text: str) -> str:
+    """An answer, or a program, with `***` for each key of the environment that it quotes as a whole.
+
+    Not for a short one, such as "none" or "EMPTY" for a local server: that may be any word of the text."""
+    return replaced(forms_of_keys(shortest=16), "", text)
+
+
+def forms_of_keys(shortest):
+    """Every key of the environment with so many characters, and how URLs, JSON and HTML write it."""
+    forms = set()
     for name, key in os.environ.items():
-        if re.search("KEY|TOKEN|SECRET|PASSWORD", name, re.IGNORECASE) and len(key) >= 4:
-            for form in (key, quote(key, safe=""), quote_plus(key), json.dumps(key)[1:-1], html.escape(key),
-                         key.replace("/", "\\/")):
-                pieces.update(form[i : i + 8] for i in range(max(1, len(form) - 7)))
+        # TOKENIZERS_PARALLELISM is "false"
+        if re.search("KEY|TOKEN(?!IZERS)|SECRET|PASSWORD", name, re.IGNORECASE) and len(key) >= shortest:
+            forms |= {key, quote(key, safe=""), quote_plus(key), json.dumps(key)[1:-1], html.escape(key),
+                      key.replace("/", "\\/")}
+    return forms
+
+
+def replaced(pieces, rest, text):
+    """The text with `***` for each of the pieces, and for what matches `rest` behind it."""
     if not pieces:
         return text
     whole = "|".join(map(re.escape, sorted(pieces, key=len, reverse=True)))
-    return re.sub(rf"(?:{whole})[\w%+/=.~-]*", "***", text, flags=re.IGNORECASE)
+    return re.sub(rf"(?:{whole}){rest}", "***", text, flags=re.IGNORECASE)
 
 
 def is_server(name):
@@ -235,7 +257,7 @@ class Cache:
 
     def get(self, *key: str) -> str | None:
         rows = self.run("select value from answers where key = ?", json.dumps(key))
-        return rows[0][0] if rows else None
+        return rows[0][0] if rows and isinstance(rows[0][0], str) else None
 
     def put(self, value: str, *key: str) -> None:
         self.run("insert or replace into answers values (?, ?)", json.dumps(key), value)
@@ -248,6 +270,6 @@ class Cache:
         except (sqlite3.Error, UnicodeError) as e:
             sentence = f"{self.path}: the cache does not work, answers are not kept ({e})"
             if not self.warned:
-                warnings.warn(sentence, stacklevel=3)
+                warnings.warn(printable(sentence), stacklevel=3)  # the file may hold SQL of somebody else
             self.warned = True
             return []
