@@ -29,6 +29,7 @@ from models.names import check_dtype, check_model
 from models.server import Server
 from world.services import is_server
 
+NOT_CAUSAL = "does not continue a text from left to right: use a causal language model made for chat."
 HUB_SECONDS = 6  # after which a hub that has not answered is taken to be down
 
 
@@ -49,8 +50,23 @@ def load_engine(name, device=None, dtype=None, think=False):
                          "copy its files (tokenizer.json, ...) beside the weights.")
     if not tokenizer.chat_template:
         raise ValueError(f"The tokenizer of {name!r} has no chat template: use a model made for chat.")
-    model = from_pretrained(AutoModelForCausalLM, name, dtype=dtype)
-    return HF(model.to(device).eval(), tokenizer, think=think)
+    model, found = from_pretrained(AutoModelForCausalLM, name, dtype=dtype, output_loading_info=True)
+    if missing := sorted(found["missing_keys"]):  # transformers would fill these in with random numbers
+        raise ValueError(f"{name!r} does not hold a whole model: {len(missing)} of its weights are missing, "
+                         f"such as {missing[0]}.")
+    model = model.to(device).eval()
+    if reads_ahead(model):
+        raise ValueError(f"{name!r} is a model that {NOT_CAUSAL}")
+    return HF(model, tokenizer, think=think)
+
+
+@torch.no_grad()
+def reads_ahead(model):
+    """Does a token's logits depend on later tokens? They do in BERT and its kin, whatever class loads them."""
+    ids = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]], device=model.device)  # they differ in the last token
+    one, other = model(ids).logits[:, :3].float()
+    rounding = 16 * torch.finfo(model.dtype).eps * one.abs().max()
+    return bool((one - other).abs().max() > rounding)
 
 
 def config_of(name):
@@ -66,9 +82,8 @@ def config_of(name):
     if "/" in str(getattr(config, "_attn_implementation", None)):
         raise ValueError(f"{name!r} names a kernel on the hub, {config._attn_implementation}: code that a "
                          "model brings along is not run here")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"{name!r} is a model of type {config.model_type!r}, which does not go on writing a "
-                         "text from left to right: use a causal language model made for chat.")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"{name!r} is a model of type {config.model_type!r}, which {NOT_CAUSAL}")
     if config.model_type == "rwkv":
         raise ValueError(f"{name!r} is an RWKV, which transformers lets read the padding of a batch as if it "
                          "were text: use another model, or serve it and give the server's address.")
