@@ -62,7 +62,7 @@ def load_engine(name, device=None, dtype=None, think=False):
 
 @torch.no_grad()
 def reads_ahead(model):
-    """Does a token's logits depend on later tokens? They do in BERT and its kin, whatever class loads them."""
+    """Do a token's logits depend on later tokens? They do in BERT and its kin, whatever class loads it."""
     ids = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]], device=model.device)  # they differ in the last token
     one, other = model(ids).logits[:, :3].float()
     rounding = 16 * torch.finfo(model.dtype).eps * one.abs().max()

@@ -672,14 +672,15 @@ def test_a_folder_that_lacks_some_weights_is_refused_and_none_are_made_up(folder
     weights = load_file(file)
     lost = next(name for name in weights if "mlp" in name)
     save_file({name: weight for name, weight in weights.items() if name != lost}, file, {"format": "pt"})
-    with pytest.raises(ValueError, match=f"not hold a whole model: 1 of its weights are missing, such as {lost}"):
+    with pytest.raises(ValueError, match=f"1 of its weights are missing, such as {lost}"):
         load_engine(folder)
 
 
 def test_a_model_that_reads_the_text_in_both_directions_is_refused(folder):
     """As a folder of a BERT: its class for generation has the same weights."""
     size = len(AutoTokenizer.from_pretrained(folder))
-    config = transformers.BertConfig(vocab_size=size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=size, **shape)
     transformers.BertForMaskedLM(config).save_pretrained(folder)
     with pytest.raises(ValueError, match="does not continue a text from left to right"):
         load_engine(folder)
