@@ -70,6 +70,11 @@ PLACES = "{}/data/data.json", "{}.json", "test/{}/data/data.json"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
+def names(benchmarks):
+    """The names that --benchmark stands for: all of them, if "all" is one."""
+    return list(BENCHMARKS) if "all" in benchmarks else benchmarks
+
+
 def load(name, folder=None, limit=None, cache=None):
     """The first items of a benchmark, as many as the paper used or `limit`; ValueError says what to do."""
     if name not in BENCHMARKS:

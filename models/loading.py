@@ -29,6 +29,7 @@ from models.names import check_dtype, check_model
 from models.server import Server
 from world.services import is_server
 
+NOT_CAUSAL = "does not continue a text from left to right: use a causal language model made for chat."
 HUB_SECONDS = 6  # after which a hub that has not answered is taken to be down
 
 
@@ -54,9 +55,11 @@ def load_engine(name, device=None, dtype=None, think=False):
     if lacking := sorted(report["missing_keys"]):  # transformers fills them with random numbers
         raise ValueError(f"The weights of {name!r} are not whole: {len(lacking)} are missing, such as "
                          f"{lacking[0]}.")
-    engine = HF(model.to(device).eval(), tokenizer, think=think)
     check_stops(model.generation_config.eos_token_id, name)
-    return engine
+    model = model.to(device).eval()
+    if reads_ahead(model):
+        raise ValueError(f"{name!r} is a model that {NOT_CAUSAL}")
+    return HF(model, tokenizer, think=think)
 
 
 def check_template(tokenizer, name):
@@ -79,6 +82,15 @@ def check_stops(eos, name):
                              f"{i!r}")
 
 
+@torch.no_grad()
+def reads_ahead(model):
+    """Do a token's logits depend on later tokens? They do in BERT and its kin, whatever class loads it."""
+    ids = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 0]], device=model.device)  # they differ in the last token
+    one, other = model(ids).logits[:, :3].float()
+    rounding = 16 * torch.finfo(model.dtype).eps * one.abs().max()
+    return bool((one - other).abs().max() > rounding)
+
+
 def config_of(name):
     """The configuration of a model in a folder or on the hub; no weights are loaded. ValueError if none."""
     check_model(name)
@@ -92,9 +104,8 @@ def config_of(name):
     if "/" in str(getattr(config, "_attn_implementation", None)):
         raise ValueError(f"{name!r} names a kernel on the hub, {config._attn_implementation}: code that a "
                          "model brings along is not run here")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"{name!r} is a model of type {config.model_type!r}, which does not go on writing a "
-                         "text from left to right: use a causal language model made for chat.")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"{name!r} is a model of type {config.model_type!r}, which {NOT_CAUSAL}")
     if config.model_type == "rwkv":
         raise ValueError(f"{name!r} is an RWKV, which transformers lets read the padding of a batch as if it "
                          "were text: use another model, or serve it and give the server's address.")

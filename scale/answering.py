@@ -29,8 +29,8 @@ FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials
 def load_questions(args):
     """{name: [Question]} of each benchmark; or {"questions": [Question]} of the file or the one question."""
     if args.benchmark:
-        names = list(tables.BENCHMARKS) if "all" in args.benchmark else args.benchmark
-        return {name: tables.load(name, args.benchmark_dir, args.limit) for name in names}
+        return {name: tables.load(name, args.benchmark_dir, args.limit)
+                for name in tables.names(args.benchmark)}
     if args.question:
         return {"questions": [Question(args.question, "")]}
     questions = read_questions(args.data or TOY / "test.jsonl")

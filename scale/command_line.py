@@ -24,6 +24,7 @@ from models.server import Server
 from rewards.questions import read_questions
 from scale import code, places
 from scale.files import lock, read_object, reading
+from world import services
 from world.sandbox import protection
 from world.services import is_server
 from world.text import printable
@@ -54,9 +55,18 @@ def before_imports(arguments, toolset):
         stream.reconfigure(errors="backslashreplace")
     args = arguments(toolset.TOOLS)
     with errors_leave(Path(sys.argv[0]).name):
+        check_empty(sys.argv)
         check_files(args, toolset)
     gc.disable()  # imports make a million objects and no garbage: searching it is a fifth of their time
     return args
+
+
+def check_empty(words):
+    """ValueError for --model "$MODEL" or --model="$MODEL", where MODEL is not set."""
+    for word, after in zip(words, [*words[1:], "none"]):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") and not (value if equals else after).strip():
+            raise ValueError(f"{flag} is empty: give a value, or leave it out")
 
 
 def check_files(args, toolset):
@@ -76,6 +86,11 @@ def check_files(args, toolset):
         check_model(name)
     for name in servers(args):
         Server(name)  # ValueError if it does not run, or has no such model
+    if args.cache:
+        services.Cache(args.cache)  # ValueError if it cannot be opened
+    if getattr(args, "benchmark_dir", None):
+        for name in tables.names(args.benchmark):
+            tables.load(name, args.benchmark_dir, args.limit)  # ValueError if its file is not there
     tools = toolset.toolbox(args.tools, args.corpus)  # the index that it makes of the corpus stays
     if {"python_coder", "web_search"} <= set(tools) and not args.allow_unconfined:
         refuse_unconfined()
@@ -270,12 +285,14 @@ def solve_arguments(tool_names):
         raise ValueError(f"there is no flag {more[0]}: solve.py --help-all shows them all")
     if args.temperature is None:  # who types one question wants the likeliest plans, not a sample of them
         args.temperature = 0.0 if args.question else 0.7
-    if not 0 <= args.temperature < float("inf"):  # refuses nan, too
-        raise ValueError(f"--temperature {args.temperature} is no temperature: use 0 or more")
+    if args.temperature and not 1e-3 <= args.temperature < 1e6:  # refuses nan, too
+        raise ValueError(f"--temperature {args.temperature} does not sample: use 0 (greedy), or e.g. 0.7")
     given = [value for value in (args.question, args.data, args.benchmark) if value is not None]
     if len(given) > 1 or given and not str(given[0]).strip():
         raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, "
                          "not two of them and not an empty one")
+    if args.benchmark_dir and not args.benchmark:
+        raise ValueError("--benchmark-dir holds the files of --benchmark: give both, or neither")
     for name in args.benchmark or []:
         if name not in ("all", *tables.BENCHMARKS):
             raise ValueError(f"no benchmark is called {name!r}: choose from all, "

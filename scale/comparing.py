@@ -22,6 +22,7 @@ from types import SimpleNamespace
 
 from benchmarks.runs import checked
 from models.names import check_model, did_you_mean
+from models.server import Server
 from rewards.compare import lines, mean_rewards
 from scale import code
 from scale.command_line import errors_leave
@@ -58,13 +59,19 @@ def check_flags(args):
 
 def answer_both(args):
     """The folders with the answers of two models, after both have answered all questions."""
+    from models.loading import config_of  # imports torch, which two folders of answers do not need
+
     args.out = args.out or "runs/compare"
     folders = [Path(args.out, folder_name(model)) for model in args.compare]
     if folders[0] == folders[1]:
         raise ValueError("--compare needs two different models")
-    for model in args.compare:
-        if not is_server(model):
+    for model in args.compare:  # both, before the first one answers for hours
+        if is_server(model):
+            Server(model)
+        else:
             check_model(model)
+            if not Path(model).expanduser().exists():  # on the hub, if there is such a model
+                config_of(model)
     at = sys.argv.index("--compare")
     flags = sys.argv[1:at] + sys.argv[at + 3 :]
     for model, folder in zip(args.compare, folders):

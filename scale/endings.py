@@ -23,6 +23,9 @@ def without_traceback(name):
     sentence. All other errors keep their traceback."""
     if name == "__main__":
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import that catches it may end in another error
+        for stream in ("stdout", "stderr"):
+            if getattr(sys, stream) is None:  # closed by the shell (`>&-`): what is printed goes nowhere
+                setattr(sys, stream, open(os.devnull, "w"))
         sys.excepthook = end
         atexit.register(flush)
 

@@ -38,6 +38,8 @@ def refused(monkeypatch, capsys, arguments, *argv):
     "train.py --judge localhost:8000/v1", "solve.py --dtype float3", "train.py --corpus nowhere.jsonl",
     "solve.py --compare bench toy", "solve.py what is 2 + 2", "solve.py --benchmark nope",
     "solve.py --limits", "train.py --out README.md/x", "solve.py --data /dev/null", "solve.py --device gpu",
+    "solve.py --cache /dev/null/x why?", "solve.py --benchmark gaia --benchmark-dir docs",
+    "solve.py --temperature 1e-300 why?", "solve.py --benchmark-dir docs why?", "solve.py --fixed= why?",
     "solve.py --model a/b/c", "solve.py --fixed http://localhost:1 why?", "train.py --data {one}"])
 def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_imported(command, tmp_path):
     (tmp_path / "one.jsonl").write_text('{"question": "2 + 2?", "answer": 4}\n')  # too few to hold some out

@@ -11,6 +11,7 @@ from test_models import tokenizer, write
 import solve
 from benchmarks.runs import records
 from memory import Memory, Step
+from models import loading
 from rewards.compare import difference, lines, mcnemar
 from rewards.questions import Question
 from scale import comparing
@@ -259,6 +260,16 @@ def test_two_models_answer_the_questions_with_the_same_flags_and_are_compared(co
     assert (tmp_path / "runs/compare/differences.jsonl").exists()
     runs.clear()
     assert compare("first", "second", *flags)[0] == 0 and len(runs) == 2  # again: nothing is answered anew
+
+
+def test_a_second_model_that_is_nowhere_is_refused_before_any_answers(compare, tmp_path, monkeypatch):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "config.json").write_text("{}")
+    (tmp_path / "data.jsonl").write_text('{"question": "2 + 2?", "answer": 4}\n')
+    monkeypatch.setattr(loading, "hub_is_down", lambda: True)
+    for second in "no-such-model", "http://127.0.0.1:1":
+        code, out, err = compare("first", second, "--data", "data.jsonl")
+        assert (code, out) == (2, "") and "cannot be reached" in err
 
 
 def test_a_run_of_a_model_that_is_stopped_ends_the_comparison(compare, tmp_path, monkeypatch):

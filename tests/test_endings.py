@@ -48,6 +48,15 @@ def test_output_onto_a_full_disk_is_one_sentence(code):
     assert (process.returncode, process.stderr) == (1, "-c: cannot write: No space left on device\n")
 
 
+def test_without_stdout_or_stderr_a_script_prints_nowhere_and_runs():
+    code = "import sys; print('x'); sys.stdout.flush(); sys.stderr.reconfigure(errors='replace'); sys.exit(7)"
+    for stream in 1, 2:  # `>&-` and `2>&-`
+        script = 'exec "$0" -c "$1" %d>&-' % stream
+        process = subprocess.run(["sh", "-c", script, sys.executable, READY + code], cwd=ROOT, text=True,
+                                 capture_output=True, timeout=60)
+        assert (process.returncode, process.stderr) == (7, "")
+
+
 @pytest.mark.parametrize("code", [
     "import signal, time; signal.raise_signal(signal.SIGINT); time.sleep(9)",
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); signal.raise_signal(2)"])

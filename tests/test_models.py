@@ -14,8 +14,9 @@ import tokenizers
 import torch
 import transformers
 from conftest import serving
+from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
-from transformers import AddedToken, Gemma3TextConfig, GPT2Config, LlamaConfig
+from transformers import AddedToken, AutoTokenizer, Gemma3TextConfig, GPT2Config, LlamaConfig
 from transformers.utils.hub import constants
 
 import flow_grpo
@@ -644,12 +645,14 @@ def test_a_device_or_dtype_that_does_not_exist_names_those_that_do(folder, setti
 
 
 T5 = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+BART = {"model_type": "bart", "is_encoder_decoder": True}
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}}
 OWN_CODE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.A", "AutoModelForCausalLM": "mine.B"}}
 
 
 @pytest.mark.parametrize("changes, sentence", [
-    (T5, "is a model of type 't5', which does not go on writing a text"),
+    (T5, "is a model of type 't5', which does not continue a text"),
+    (BART, "is a model of type 'bart', which does not continue a text"),
     (AWQ, "cannot be loaded: Loading an AWQ quantized model requires"),
     (OWN_CODE, "brings Python code of its own, which is not run here"),
     ({"model_type": "rwkv"}, "is an RWKV, which transformers lets read the padding")])
@@ -688,6 +691,28 @@ def test_a_configuration_of_which_no_model_can_be_made_is_one_sentence(folder, c
     with pytest.raises(ValueError, match="config.json describes no model that could be made") as why:
         fit.shapes(config_of(folder))
     assert "\n" not in str(why.value)
+
+
+def test_a_folder_that_lacks_some_weights_is_refused_and_none_are_made_up(folder):
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    lost = next(name for name in weights if "mlp" in name)
+    save_file({name: weight for name, weight in weights.items() if name != lost}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=f"1 are missing, such as {lost}"):
+        load_engine(folder)
+
+
+def test_a_model_that_reads_the_text_in_both_directions_is_refused(folder):
+    """As a folder of a BERT: its class for generation has the same weights."""
+    size = len(AutoTokenizer.from_pretrained(folder))
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=size, **shape)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    with pytest.raises(ValueError, match="does not continue a text from left to right"):
+        load_engine(folder)
+    config.is_decoder = True  # now it masks what comes later
+    transformers.BertLMHeadModel(config).save_pretrained(folder)
+    assert load_engine(folder)
 
 
 def test_the_configuration_is_read_without_the_weights(folder):
