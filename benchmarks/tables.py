@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from benchmarks.files import cache_folder, download, save
 from rewards import rules
-from rewards.questions import Question
+from rewards.questions import Question, Written
 
 FILES = "https://raw.githubusercontent.com/lupantech/AgentFlow/main/test"  # /<name>/data/data.json
 
@@ -118,7 +118,7 @@ def from_cache(name, cache):
 def questions_of(data, name, path):
     """All items of a file. data: its bytes."""
     try:
-        rows = json.loads(data)
+        rows = json.loads(data, parse_float=Written, parse_constant=int)  # as in rewards/questions.py
     except (ValueError, RecursionError):
         raise ValueError(f"{path} is not JSON.") from None
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
@@ -165,7 +165,7 @@ def question_of(row, name, position):
 def gold_texts(value):
     """A gold and its aliases: ["Jane Austen ", 4] -> ["Jane Austen", "4"], 4 -> ["4"]"""
     golds = value if isinstance(value, list) else [value]
-    texts = [str(gold).strip() for gold in golds if type(gold) in (str, int, float)]
+    texts = [str(gold).strip() for gold in golds if type(gold) in (str, int, Written)]
     if not golds or len(texts) < len(golds) or not all(0 < len(text) <= rules.LIMIT for text in texts):
         raise ValueError(f'has no usable "answer": {json.dumps(value)[:60]}.')
     return texts

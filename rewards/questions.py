@@ -16,7 +16,7 @@ from pathlib import Path
 from rewards.rules import LIMIT, named_option, numbers_to_use
 
 LONG_GOLD = 12  # words; hardly any response equals a longer gold
-SOLUTION = re.compile(r"(?:.*\n)?####[ \t]+(\S[^\n]*)\s*", re.S)  # GSM8K; group 1 is the final answer
+SOLUTION = re.compile(r"####[ \t]+(.+)")  # the last line of a GSM8K solution; group 1 is the final answer
 
 
 class Written(str):
@@ -73,7 +73,8 @@ def parse(line):
         if not text(key, row[key], types).strip():
             raise ValueError(f'"{key}" is empty.')
     answer, id = str(row["answer"]), "" if row.get("id") is None else text("id", row["id"])
-    answer = solution[1].strip() if (solution := SOLUTION.fullmatch(answer)) else answer
+    last = answer.rstrip().rpartition("\n")[2]
+    answer = solution[1] if (solution := SOLUTION.fullmatch(last)) else answer
     kind = text("kind", row.get("kind") or "", [str])
     question = Question(row["question"], answer, texts(row, "aliases"), texts(row, "choices"), id, kind)
     if len(answer) > LIMIT:

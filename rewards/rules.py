@@ -26,15 +26,16 @@ LIMIT = 2_000  # characters of a gold or a response; a longer response is wrong,
 OPENING = re.compile(r"^(?:(?:the )?(?:final |correct )?(?:answer|option|choice)(?: is:?|:) "
                      r"|(?:option|choice) (?=\(?[a-z]\b))", re.I)
 WRAPPED = re.compile(r"""\${1,2}([^$]+)\${1,2}|\\\((.+)\\\)|\\\[(.+)\\\]|\\boxed\{(.+)\}"""
-                     r"""|\*\*([^*]+)\*\*|\*([^*]+)\*|`([^`]+)`|"([^"]+)"|“([^”]+)”""")
-LATEX = [(r"\\(?:text|mathrm)\{([^{}]*)\}", r"\1"), (r"\\(?:left|right)(?![a-z])", ""),
+                     r"""|\*\*((?:(?!\*\*).)+)\*\*|\*([^*]+)\*|`([^`]+)`|"([^"]+)"|“([^”]+)”""", re.S)
+LATEX = [(r"\\(?:text|mathrm)\{([^{}]*)\}", r"\1"), (r"\\(?:left|right)(?=\\?[()\[\]{}|])", ""),
          (r"\\([%${}])", r"\1"), (r"\\[dt]frac", r"\\frac")]
-LETTERED = re.compile(r"[(\[]?([A-Za-z])[)\].:]*(?: (.+))?")  # an option: "B", "(b)", "B. Paris"
+LETTERED = re.compile(r"[(\[]?([A-Za-z])[)\].:]*(?:\s(.+))?", re.S)  # an option: "B", "(b)", "B. Paris"
 NUMBER = re.compile(r"""(?P<sign>[-+]?) (?P<currency>[$€£¥]?) (?P<digits>
         [0-9]+/[1-9][0-9]*                                                     # 3/4
       | (?!0[0-9]) (?=\.?[0-9])                                                # not 007, a code
-        (?:[0-9]{1,3}(?:[, ][0-9]{3})+|[0-9]+)? (?:\.0*|\.[0-9]*[1-9])?         # 1,234.5; not 3.10, a version
+        (?:[1-9][0-9]{0,2}(?:[, ][0-9]{3})+|[0-9]+)? (?:\.0{0,2}|\.[0-9]*[1-9])?  # 1,234.5; not 3.10
     ) (?P<unit>\ ?%|\ [^\W\d_]+)?""", re.X)                                    # "5%", "5 km"
+EQUALS_24 = re.compile(r"\s*=\s*24$|^24\s*=\s*")
 DATES = "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y"
 
 
@@ -51,16 +52,17 @@ def decide(question, response):
     gold "Paris": "paris.", "The Paris" -> True;  "London", "not Paris" -> None, never False
     every gold: "" and a response of more than LIMIT characters -> False
     """
-    if question.kind == "gameof24":
-        return game_of_24(numbers_to_use(question), response)
     response = response.strip()
     if not response or len(response) > LIMIT:
         return False
+    if question.kind == "gameof24":
+        return game_of_24(numbers_to_use(question), response)
     golds = [gold.strip() for gold in (question.answer, *question.aliases) if gold.strip()]
     if question.choices:
         named, *options = (named_option(text, question.choices) for text in (response, *golds))
-        return None if named is None else named in options
-    verdicts = {same(gold, response) for gold in golds}
+        verdicts = {None if None in (named, option) else named == option for option in options}
+    else:
+        verdicts = {same(gold, response) for gold in golds}
     if True in verdicts:
         return True
     return None if None in verdicts else False
@@ -71,16 +73,13 @@ def game_of_24(numbers, response):
 
     (1, 2, 3, 4), "(1+2+3)×4 = 24" -> True;  "4*6", "1*2*3*4 or 4!", "99**98**97" -> False
     """
-    if len(response) > LIMIT:
-        return False
     text = undressed(response)
-    for latex, sign in (("\\times", "*"), ("\\cdot", "*"), ("\\div", "/")):
-        text = text.replace(latex, sign)
+    for sign, plain in (("\\times", "*"), ("\\cdot", "*"), ("\\div", "/"), ("\n", " ")):
+        text = text.replace(sign, plain)
     for _ in range(3):  # fractions of four numbers nest at most three deep
         text = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))", text)
     text = re.sub(r"(?<=[0-9)\]])\s*[xX]\s*(?=[0-9(\[])", "*", text)
-    text = text.translate(str.maketrans("×·∗⋅÷[]", "****/()"))
-    text = re.sub(r"\s*=\s*24$|^24\s*=\s*", "", text)
+    text = EQUALS_24.sub("", text.translate(str.maketrans("×·∗⋅÷[]", "****/()")))
     if not re.fullmatch(r"[0-9+\-*/() ]{1,200}", text):  # the length also limits the depth
         return False
     try:
@@ -103,7 +102,7 @@ def value_of(node):
 
 def numbers_to_use(question):
     """The numbers of a Game of 24: those of the gold ("1 1 1 8"), or the question's only four in a row."""
-    found = re.findall(r"[0-9]{1,9}", re.sub(r"\s*=\s*24\s*$|^\s*24\s*=\s*", "", question.answer))
+    found = re.findall(r"[0-9]{1,9}", EQUALS_24.sub("", undressed(question.answer)))
     if len(found) < 2:
         number = r"(?<![\w.])[0-9]{1,9}(?!\w|\.[0-9])"
         runs = (rf"{number}(?:{gap}{number}){{3,}}" for gap in (r"\s+", r"\s*,\s*(?:and\s+)?"))
@@ -180,10 +179,10 @@ def quantity(text):
     """(value, unit) of a text that is one number, or None.
 
     "1,234", "1 234" -> (1234, "")    "\\frac{3}{4}" -> (3/4, "")    "$5 million" -> (5, "$ million")
-    "1,23", "not 26", "26 or 27", "2026-01-05", "3x", "6/8", "3.10" -> None
+    "1,23", "0,500", "5.000" (5000 in German), "26 or 27", "2026-01-05", "3x", "6/8", "3.10" -> None
     """
     m = NUMBER.fullmatch(re.sub(r"^([-+]?)\\frac\{([0-9]+)\}\{([0-9]+)\}$", r"\1\2/\3", text))
-    if m is None:
+    if m is None or len(text) > LIMIT:  # int() refuses thousands of digits
         return None
     digits = re.sub("[, ]", "", m["digits"])
     value = Fraction(digits)
@@ -195,7 +194,8 @@ def quantity(text):
 
 def undressed(text):
     """The text without LaTeX, markdown, quotes, "The answer is" and a final full stop: "**$5$.**" -> "5"."""
-    text = " ".join(text.split()).translate(str.maketrans("−–’", "--'"))
+    lines = text.translate(str.maketrans("−–’\t", "--'\n")).splitlines()
+    text = "\n".join(" ".join(line.split()) for line in lines)  # lines "1" and "234" are not 1 234
     for pattern, plain in LATEX:
         text = re.sub(pattern, plain, text)
     for _ in range(4):  # they may be nested

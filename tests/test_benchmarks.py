@@ -73,6 +73,17 @@ def test_every_solution_of_a_game_of_24_is_right_and_not_only_those_in_the_file(
     assert [is_right(question, text) for text in texts] == [True, True, False, False, False]
 
 
+@pytest.mark.parametrize("written", ["1e999", "1e22", "12345678901234567890.0", "-0.0", "7"])
+def test_a_gold_that_is_a_number_keeps_its_digits(written):
+    question, = tables.questions_of(b'[{"query": "?", "answer": %s}]' % written.encode(), "gaia", "gaia.json")
+    assert question.answer == written and is_right(question, written)
+
+
+def test_a_gold_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="not JSON"):
+        tables.questions_of(b'[{"query": "?", "answer": NaN}]', "gaia", "gaia.json")
+
+
 def test_medqa_has_every_pid_twice_and_each_item_is_its_own(tmp_path):
     put(tmp_path, "medqa", *[ITEMS["medqa"][0] | {"answer": gold} for gold in ("Sugar", "Salt", "C")])
     items = [(question.id, question.answer) for question in load("medqa", tmp_path)]

@@ -13,7 +13,7 @@ from test_solve import TOOLS, Cast, Script
 import solve
 from models.completion import Cached, Completion
 from rewards import judge
-from rewards.metrics import accuracy_line
+from rewards.metrics import accuracy_line, interval
 from rewards.questions import Question, prose_warning, read_questions
 from rewards.rules import LIMIT, decide, game_of_24, is_right, numbers_to_use, quantity
 from rewards.rules import undressed, words
@@ -240,7 +240,7 @@ def test_words_keep_what_may_change_the_meaning(text, plain):
 
 @pytest.mark.parametrize("numbers, right, wrong", [
     ((1, 2, 3, 4), ["(1+2+3)×4", "(1 + 2 + 3) * 4 = 24", "1*2*3*4", "The answer is 4 x 3 x 2 x 1.",
-                    "(" * 90 + "1*2*3*4" + ")" * 90],
+                    "(" * 90 + "1*2*3*4" + ")" * 90, "**1*2*3*4**", "1*2*3*4\n= 24"],
      ["4*6", "1+2+3+4", "24", "1*2*3*4*1", "1*2*3*4 or 4*3*2*1", "1*2*3*4\n4*3*2*1", "1*2*3*4 = 24 = 24", "",
       "12*(3-4+3)", "1*2*3*4 = 25", "True*2*3*4", "4!", "(1+2+3)(4)", "1.0*2*3*4", "9" * 5000,
       "1+" * 10**6 + "1", "(" * 500 + "1" + ")" * 500, "(" * 10**6, "1*2*3*4\0"]),
@@ -256,7 +256,8 @@ def test_game_of_24_takes_one_expression_with_exactly_these_numbers(numbers, rig
     assert time.process_time() - start < CATASTROPHE
 
 
-@pytest.mark.parametrize("answer", ["1 2 3 4", "[1, 2, 3, 4]", "(1+2+3)*4 = 24", "24"])
+@pytest.mark.parametrize("answer", ["1 2 3 4", "[1, 2, 3, 4]", "(1+2+3)*4 = 24", "24", "4*3*2*1 = 24.",
+                                    "$24 = 4*3*2*1$", "\\boxed{4*3*2*1=24}", "**(1+2+3)*4 = 24**"])
 def test_a_game_of_24_question_is_graded_by_its_numbers(answer):
     question = Question("Make 24 from 1, 2, 3, and 4.", answer, kind="gameof24")
     assert is_right(question, "1*2*3*4") and not is_right(question, "4*6") and not is_right(question, "24")
@@ -274,6 +275,19 @@ def test_a_hostile_response_is_wrong_at_once(response):
     for question in (Question("?", "62"), Question("?", "Paris"), Question("?", "x^2"), letters, game):
         assert is_right(question, response) is False
     assert time.process_time() - start < CATASTROPHE
+
+
+def test_a_gold_of_more_digits_than_python_converts_is_no_number():
+    long = "9" * 5000
+    assert decide(Question("?", "5", aliases=(long,)), "6") is None
+    assert decide(Question("?", "B", choices=(long, "Paris")), "Paris") is True
+
+
+def test_an_option_is_wrong_only_if_every_gold_names_another_one():
+    letters = Question("Which letter?", "A", aliases=("C",), choices=("B", "C", "A", "D"))  # letter or text?
+    assert [decide(letters, text) for text in ("A. B", "C. A", "D")] == [None, None, None]
+    cities = Question("?", "B", aliases=("the capital",), choices=CITIES)
+    assert [decide(cities, text) for text in ("B", "A")] == [True, None]
 
 
 def test_grading_never_raises_on_random_strings():
@@ -327,6 +341,14 @@ def test_a_game_of_24_uses_the_only_four_numbers_in_a_row(text, numbers):
 def test_the_gold_of_a_worked_solution_is_its_last_line_after_four_hashes(tmp_path, answer, gold):
     question, = read_questions(write(tmp_path / "gsm8k.jsonl", {"question": "How many?", "answer": answer}))
     assert question.answer == gold and is_right(question, gold)
+
+
+def test_a_long_answer_with_many_spaces_is_refused_at_once(tmp_path):
+    start = time.process_time()
+    answer = "#### 5" + " " * 60_000 + "\nand more"
+    with pytest.raises(ValueError, match="more than 2000 characters"):
+        read_questions(write(tmp_path / "q.jsonl", {"question": "?", "answer": answer}))
+    assert time.process_time() - start < 5
 
 
 PROSE = "It rains because warm air rises, cools down there, and then lets go of its water."
@@ -460,6 +482,12 @@ def test_without_a_verdict_a_flow_is_undecided_and_counted_and_not_right():
 def test_the_interval_of_no_right_answer_begins_at_zero_and_not_below():
     none_right = {"accuracy": 0.0, "turns": 2, "errors": 1, "tokens": 9, "failed": 0, "undecided": 0}
     assert "[0.00, 0.02] of 230" in accuracy_line(none_right, 230)
+
+
+@pytest.mark.parametrize("mean", [-1.0, -0.5, 1.5])
+def test_a_reward_of_ones_own_may_have_a_mean_outside_the_interval(mean):
+    low, high = interval(mean, 10)
+    assert 0 <= low < high <= 1
 
 
 def test_a_judge_that_is_down_fails_the_flow():
