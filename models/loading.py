@@ -67,8 +67,7 @@ def check_template(tokenizer, name):
     try:
         ids = HF(None, tokenizer).chat("x")
     except Exception as error:  # a template is a program, in a sandbox, and raises what it likes
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ValueError(f"The chat template of {name!r} does not work: {reason}") from error
+        raise ValueError(f"The chat template of {name!r} does not work: {first_line(error)}") from error
     if not ids:
         raise ValueError(f"The chat template of {name!r} makes nothing of a message: use a model made for "
                          "chat.")
@@ -112,6 +111,11 @@ def config_of(name):
     return config
 
 
+def first_line(error):
+    """What an error says, on one line: those of transformers may have a hundred."""
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
 def from_pretrained(kind, name, **settings):
     """kind.from_pretrained(name); an error becomes a ValueError of one sentence."""
     try:
@@ -123,7 +127,7 @@ def from_pretrained(kind, name, **settings):
                          "read, or are damaged. Take a model that is saved as safetensors") from error
     except (OSError, ValueError, TypeError, AttributeError, LookupError, RuntimeError, ImportError,
             SafetensorError, StrictDataclassError) as error:
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        reason = first_line(error)
         nowhere = f"There is no folder {name!r} here"
         if "trust_remote_code" in str(error):
             problem = f"{name!r} brings Python code of its own, which is not run here: use another model."

@@ -368,16 +368,19 @@ def named_set(data):
     return set(data.split("+")) <= {*training.TRAINING, *tables.BENCHMARKS}
 
 
+def models_of(args):
+    """The names of all models of a command line, each once."""
+    return sorted({getattr(args, name) for name in ("model", *MODULES, "judge")} - {None, ""})
+
+
 def local_models(args):
     """The names of all models that are loaded on this machine."""
-    names = {getattr(args, name) for name in ("model", *MODULES, "judge")}
-    return sorted(name for name in names if name and not is_server(name))
+    return [name for name in models_of(args) if not is_server(name)]
 
 
 def servers(args):
     """The names of all models that are on a server."""
-    names = {getattr(args, name) for name in ("model", *MODULES, "judge")}
-    return sorted(name for name in names if name and is_server(name))
+    return [name for name in models_of(args) if is_server(name)]
 
 
 def settle_engines(args, tool_names, graded=True):
@@ -445,10 +448,10 @@ def resumed(parser, args, tool_names):
         given, recorded = getattr(args, name), getattr(settings, name)
         if given is not None and recorded not in (given, str(Path(given).resolve())):
             raise ValueError(f"{flag} {given} is not the run's, {recorded}: leave it out, or begin anew")
-    servers = {flag: getattr(settings, name) for flag, name in repeated.items()
-               if is_server(getattr(settings, name)) and getattr(args, name) is None}
-    if servers:
-        words = " ".join(f"{flag} {url}" for flag, url in servers.items())
+    unconfirmed = {flag: getattr(settings, name) for flag, name in repeated.items()
+                   if is_server(getattr(settings, name)) and getattr(args, name) is None}
+    if unconfirmed:
+        words = " ".join(f"{flag} {url}" for flag, url in unconfirmed.items())
         raise ValueError(f"{args.resume} names servers, which would get your prompts and your key. If you "
                          f"trust them, repeat them: --resume {args.resume} {words}")
     for name in places.SETTINGS:
