@@ -32,7 +32,7 @@ Call:
 """
 
 CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep nesting takes long to parse
-KEYS = {"name": "tool", "parameters": "arguments"}  # keys that Qwen and Llama write -> ours
+KEYS = {"name": "tool", "parameters": "arguments"}  # keys that Qwen and Llama write -> those of the prompt
 
 
 @dataclass
@@ -75,7 +75,7 @@ def parse(text, name, tool):
 def read(source, names):
     """(tool name, {argument: value}) of a text that is one call and nothing else; otherwise an exception."""
     called, arguments = read_json(source) if source.startswith("{") else read_python(source, names)
-    for key, value in arguments.items():  # memory shows them as text, so what is no text must fail now:
+    for key, value in arguments.items():  # memory shows them as text, so what cannot become text fails now:
         f"{key} {value}".encode()  # half of a surrogate pair, a number of 5 000 digits, too deep a list
     return called, arguments
 

@@ -11,8 +11,14 @@ multi-turn problem becomes many single-turn ones, each with the clipped objectiv
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(same)        one ratio for token j of turn t of rollout i
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                    over the G rollouts of the question
 
+With one mini-batch a step, the default of real models, π_θ is still π_θold when the gradient is taken: ρ is 1
+and the clip never acts. What remains is ∇J = E [ three means of A_i ∇log π ] - β ∇KL: REINFORCE, with
+the group as its baseline. The ratio and the clip matter from the second mini-batch on.
+
 Four functions, in the order of the algorithm: advantages() -> token_logps() -> loss() -> update(). They see
 token ids, a number for each rollout and two language models, and know nothing of agents. No text comes here.
+token_logps() is the definition. fast/logps.py has the same numbers in less time and memory, and train.py uses
+it, unless --plain is given. What large models and several GPUs need is in scale/passes.py.
 
 Dropped, on purpose:
   * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
@@ -33,15 +39,15 @@ regions, which the clip, as it says, does not strictly keep.
 import math
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from scale import head, ranks, trees
-from scale.batches import in_memory, memory_errors
+from scale.batches import by_length
 from scale.laps import lap
-from scale.report import Report, measure
+from scale.passes import Passes
+from scale.report import measure
 
 EXPLODED = 1000     # times max_grad_norm: one token dominates a gradient so large, and its step is skipped
 
@@ -53,6 +59,8 @@ class Action:
     ids: list[int]          # a^t with its stop token, which a plan cut at the token limit does not have
     flow: int               # the number of its rollout, 0 .. N-1
     logps: list[float] = field(default_factory=list)    # log π of ids when they were sampled: only reported
+    A: float = 0.0          # A_i of its rollout: update() sets this and the next, on a copy of its own
+    old: torch.Tensor | None = None     # log π_θold of ids, (|a|,)
 
 
 def advantages(rewards, groups):
@@ -82,27 +90,13 @@ def token_logps(model, actions, temperature):
 
     New, old and reference log-probs all come from this function, so a difference between them is a
     difference of models. Rows are padded on the right, where no token of a causal model looks.
-
-    The plain way: a forward pass over prompt_ids + ids, then log_softmax(logits / temperature) at ids. Here
-    the same numbers take less time and memory. A prefix that actions of a micro-batch share, such as the
-    prompt of a group, is computed once (scale/trees.py). Logits are computed only where an action token is
-    predicted, and a chunk at a time, so that no (K, V) matrix exists (scale/head.py).
     """
-    if temperature <= 0:
-        raise ValueError("temperature must be > 0: a greedy planner is no distribution that can be trained")
-    if not all(a.prompt_ids for a in actions):
-        raise ValueError("an action without a prompt: nothing predicts its first token")
-    # x (B, L)     the tokens that the model reads; a beginning that actions share stands there once
-    # keep (B, L)  True where the next token is an action token: at M places
-    # node, y (P,) the P different predictions: at which of the M places (None: at each), of which token
-    # pair (K,)    for each action token: which of the P predictions it is
-    x, keep, node, y, pair, settings = trees.layout(actions, model)
-    with head.without_head(model, log_probs) as lm_head:
-        out = model(x, logits_to_keep=keep, use_cache=False, **settings)    # (M, d), before the head
-    # A prompt in a key-value cache would be lost silently under gradient checkpointing (gradient 78 % off).
-    assert getattr(out, "past_key_values", None) is None, "the update reads whole sequences: no cache here"
-    states = out.logits if node is None else out.logits[node]               # (P, d)
-    return head.log_probs(log_probs, states, y, temperature, lm_head)[pair]     # (P,) -> (K,)
+    rows = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
+    x = pad_sequence(rows, batch_first=True).to(model.device)               # (B, L) padded on the right
+    places = [(row, len(a.prompt_ids) + j) for row, a in enumerate(actions) for j in range(len(a.ids))]
+    row, j = torch.tensor(places, device=model.device).T                    # (K,), (K,) of the action tokens
+    logits = model(x, use_cache=False).logits                               # (B, L, V): at j of token j + 1
+    return log_probs(logits[row, j - 1], x[row, j], temperature)            # (K, V), (K,) -> (K,)
 
 
 def log_probs(logits, y, temperature):
@@ -111,10 +105,21 @@ def log_probs(logits, y, temperature):
     return logps.gather(-1, y[:, None]).squeeze(-1)                         # (K,)
 
 
-def reference_logps(reference, model, actions, temperature):
+def reference_logps(token_logps, reference, model, actions, temperature):
     """log π_ref of the same tokens, on the policy's device. `reference is model`: with its adapters off."""
     with torch.no_grad(), model.disable_adapter() if reference is model else nullcontext():
         return token_logps(reference, actions, temperature).to(model.device)
+
+
+def micro_batches(actions, budget):
+    """[(micro-batch, its tokens)]: actions of similar length, at most `budget` tokens unless one has more.
+
+    The gradients of micro-batches add up, so how a mini-batch is cut changes memory and nothing else."""
+    return by_length(actions, budget, lambda a: len(a.prompt_ids) + len(a.ids))
+
+
+# The arguments of update() that decide how log-probs are computed; fast/logps.py has others.
+PLAIN = dict(token_logps=token_logps, micro_batches=micro_batches)
 
 
 def per_token(actions, values):
@@ -157,7 +162,7 @@ def loss(logp, logp_old, logp_ref, A, weight, clip_low, clip_high, beta):
 def split(groups, minibatches, seed):
     """Rollouts 0..N-1 in `minibatches` sets of equal size (± 1). groups: the group of each, N ints.
 
-    Whole groups, in shuffled order, because copies of a prompt are cheaper together (scale/trees.py). Only a
+    Whole groups, in shuffled order, because copies of a prompt are cheaper together (fast/trees.py). Only a
     group on the border of two sets is divided, and never a rollout."""
     groups = torch.as_tensor(groups).tolist()
     numbers, N = {*groups}, len(groups)
@@ -181,7 +186,7 @@ def ready_to_update(model):
 
 def update(model, reference, optimizer, actions, advantages, groups=None, *, temperature, clip_low=0.2,
            clip_high=0.3, beta=0.001, minibatches=1, token_budget=16384, max_grad_norm=1.0, token_mean=False,
-           seed=0):
+           seed=0, token_logps=token_logps, micro_batches=micro_batches):
     """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
     actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.flow.
@@ -189,6 +194,8 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
     This decides which rollouts share an optimiser step, and not the objective of the batch.
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; or None. With None or
     beta = 0 there is no KL, and no forward pass for it.
+
+    token_logps, micro_batches: the functions above, or those of fast/logps.py.
 
     π_θold is the model as it comes in. It scores the later mini-batches before the first step. The first
     mini-batch needs no such pass: there logp.detach() is the old log-prob, and ρ is exactly 1. Nor does a
@@ -199,67 +206,58 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
     A, turns = torch.as_tensor(advantages).tolist(), Counter(a.flow for a in actions)       # A_i, T_i
     if any(not 0 <= a.flow < len(A) for a in actions):
         raise ValueError(f"an Action.flow is outside 0..{len(A) - 1}: number the rollouts that are left anew")
+    if not all(a.prompt_ids for a in actions):
+        raise ValueError("an action without a prompt: nothing predicts its first token")
+    if temperature <= 0:
+        raise ValueError("temperature must be > 0: a greedy planner is no distribution that can be trained")
     beta = beta if reference is not None else 0
     if beta:
         reference.eval()
     ready_to_update(model)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    length = lambda a: len(a.prompt_ids) + len(a.ids)
-    # Rollouts with A = 0 are not scored for π_old, so they go apart: if they joined the others only in the
-    # second pass, rounding alone would make ρ ≠ 1.
-    batches_of = partial(trees.micro_batches, model, apart=lambda a: A[a.flow] == 0)
-    report = Report(model.device, token_budget)
+    passes = Passes(model, reference if beta else None, token_logps, micro_batches, token_budget)
 
     parts = []                                       # (actions, N, tokens) of each mini-batch
     for flows in split(range(len(A)) if groups is None else groups, minibatches, seed):
-        part = [a for a in actions if a.flow in flows and a.ids]
-        counts = torch.tensor([len(flows), sum(len(a.ids) for a in part)], device=model.device)
-        ranks.add_up(counts)
+        part = [replace(a, A=A[a.flow]) for a in actions if a.flow in flows and a.ids]
+        counts = passes.total(len(flows), sum(len(a.ids) for a in part))
         # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
-        parts.append(([a for a in part if beta or A[a.flow]], *counts.tolist()))
+        parts.append(([a for a in part if beta or a.A], *counts))
 
-    @torch.no_grad()
     def score(batch):
-        lap("old")
-        logps = token_logps(model, batch, temperature).split([len(a.ids) for a in batch])
-        return dict(zip(map(id, batch), logps))                             # {id of an action: (|a|,)}
+        """Note log π_θold of one micro-batch."""
+        logps = token_logps(model, batch, temperature)                                      # (K,)
+        for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
+            a.old = logp                                                                    # (|a|,)
 
-    old = {}                                                                # log π_θold, as score() gives it
     for part, _, _ in parts[1:]:
-        later = [a for a in part if A[a.flow]]
-        scored = in_memory(score, later, length, report.token_budget, batches_of=batches_of)
-        for logps in report.results(scored):
-            old |= logps
+        passes.score([a for a in part if a.A], score)
 
     for part, N, tokens in parts:
         def learn(batch):
             """Add the gradient of one micro-batch to .grad; return what to report of it."""
             lap("reference")
-            logp_ref = reference_logps(reference, model, batch, temperature) if beta else None
+            logp_ref = reference_logps(token_logps, reference, model, batch, temperature) if beta else None
             lap("forward")
-            logp     = token_logps(model, batch, temperature)
-            logp_old = torch.cat([old[id(a)] for a in batch]) if id(batch[0]) in old else logp.detach()
-            adv      = per_token(batch, [A[a.flow] for a in batch]).to(logp.device)     # the broadcast of A_i
+            logp     = token_logps(model, batch, temperature)                               # (K,)
+            now      = logp.detach().split([len(a.ids) for a in batch])
+            logp_old = torch.cat([new if a.old is None else a.old for a, new in zip(batch, now)])
+            adv      = per_token(batch, [a.A for a in batch]).to(logp.device)       # the broadcast of A_i
             weight   = token_weights(batch, turns, N, tokens if token_mean else None).to(logp.device)
             minus_J, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip_low, clip_high, beta)
             lap("backward")
             minus_J.backward()
             return measure(batch, minus_J, logp, ratio, kl, adv, weight, clip_low, clip_high)
 
-        # model.zero_grad, not optimizer.zero_grad: the optimizer may hold float32 copies of the parameters.
-        measured = in_memory(learn, part, length, report.token_budget, restart=model.zero_grad,
-                             batches_of=batches_of)
-        value = report.micro_batches(report.results(measured))              # the loss of the mini-batch
+        value = passes.report.micro_batches(passes.learn(part, learn))      # the loss of the mini-batch
         lap("optimiser")
-        ranks.add_up_gradients(parameters)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()             # before clipping
+        passes.add_up_gradients()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # One bad mini-batch must not end the run; a norm of nan is not below the limit either.
         skipped = not (math.isfinite(value) and norm < EXPLODED * max_grad_norm)
         step = norm > 0 and not skipped                 # with a norm of 0 the optimizer's momentum would move
         if step:
-            with memory_errors("the optimiser's state"):
-                optimizer.step()
-        report.mini_batch(norm, skipped, step)
+            passes.step(optimizer)
+        passes.report.mini_batch(norm, skipped, step)
     model.zero_grad()
     model.eval()
-    return report.summary()
+    return passes.report.summary()

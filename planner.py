@@ -94,7 +94,7 @@ def analysis_prompt(question, tools):
 
 
 def show_analysis(analysis):
-    """The analysis as text for a prompt, where it begins at the left margin: no line of it forges a label.
+    """The analysis as text for a prompt. Its lines are indented, so that none of them forges a label.
 
     "A sum.\\nMemory:" -> "  A sum.\\n  Memory:"        "A sum.", "Objective: a sum." -> the same
     """
@@ -111,7 +111,7 @@ def prompt(question, tools, analysis, memory):
 
 
 def parse(text, tools):
-    """Read what the planner wrote: a Plan, or the parse error as one sentence. What is ambiguous is an error.
+    """Read what the planner wrote: a Plan, or the parse error as one sentence. An ambiguous plan is an error.
 
     "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder"
                          -> Plan("none", "add 2 and 2", "python_coder")

@@ -20,13 +20,15 @@ Three kinds of failure are kept apart:
 
     the model's   a plan or a call cannot be parsed: this costs a turn, and memory says why
     the world's   a tool returns "Error: ...": a result like any other, which the planner reads
-    ours          a prompt does not fit the model even with a shortened memory, or a model server stays down:
+    the system's  a prompt does not fit the model even with a shortened memory, or a model server stays down:
                   the rollout has failed; it is counted, but neither rewarded nor trained on
 
-evaluate() runs and grades questions, trace() shows a rollout as text. Below them is the command line.
+answer() is the loop over batches: roll out, grade, save, print. evaluate() rolls out and grades one batch,
+for train.py. trace() shows a rollout as text. main() loads what the command line names, and calls answer().
 """
 
 import dataclasses
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -40,31 +42,31 @@ import tools as toolset
 from scale import command_line, comparing
 
 if __name__ == "__main__":
-    # before torch: it takes seconds
+    # --help, mistakes and --compare are answered before torch is imported, which takes seconds.
     comparing.leave_if_compared(command_line.before_imports(command_line.solve_arguments, toolset))
 
 import torch
+from tqdm import tqdm
 
 import executor
 import generator
-import memory
 import planner
 import verifier
-from memory import Memory, Step
-from models.cast import FIXED, load_engines, plan_memory, show_engines
+from memory import BUDGET, Memory, Step
+from models.cast import FIXED, show_engines
 from models.completion import TOO_LONG
-from models.loading import pick_device
 from models.tokens import after_thinking
 from rewards.grade import grade
 from rewards.metrics import summary
 from rewards.questions import Question, prose_warning
-from scale import adapters, answering, fit, threads
+from scale import answering
 from scale.progress import Progress
+from scale.records import Trial
 from toy import pieces
 from world import services
 from world.text import printable, truncate
 
-BUDGETS = (memory.BUDGET, memory.BUDGET // 4, memory.BUDGET // 16)  # characters of memory, tried in order
+BUDGETS = (BUDGET, BUDGET // 4, BUDGET // 16)  # characters of memory in a prompt, tried in this order
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated in the record
 
 
@@ -79,21 +81,22 @@ class Flow:
     plan: planner.Plan | str = ""  # of this turn; a str is the parse error
     call: executor.Call | str = ""  # of this turn; a str is the parse error
     stopped: bool = False  # the verifier wrote STOP
-    failed: str = ""  # why it has no outcome: training leaves it out, accuracy counts it as not right
+    failed: str = ""  # why there is no outcome: training leaves it out, accuracy counts it as not right
     undecided: bool = False  # no outcome either: neither rules nor judge could tell if the answer is right
     answer: str = ""
     reward: float = 0.0  # R(o), 1 or 0, one for the whole rollout
-    seconds: float = 0.0  # the seconds of its batch, divided by the number of rollouts
+    seconds: float = 0.0  # of its batch, divided by the number of rollouts, and those of a judge
+    printed: int = 0  # lines of its trace that have been printed, see print_trace()
 
     def add_output(self, turn, module, text, tokens, seconds):
-        """Add what a module or a tool wrote. seconds: of the batched call, which all its rollouts share."""
+        """Add what a module or a tool wrote. seconds: of the batched call, the same for all its rollouts."""
         output = {"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT)}
         self.outputs.append(output | {"tokens": tokens, "seconds": round(seconds, 3)})
 
     def add_result(self, turn, result):
-        """Add the step of this turn, still without a verdict. If the engine of a tool is down: fail."""
+        """Add the step of this turn, still without a verdict. If the engine of a tool is down, fail."""
         if result.failed:
-            self.failed = result.failed
+            self.failed = f"{self.plan.tool}: {result.failed}"
             return
         tool, sub_goal, seconds = self.plan.tool, self.plan.sub_goal, round(result.seconds, 3)
         command = "" if isinstance(self.call, str) else truncate(str(self.call), RECORD_LIMIT)
@@ -126,6 +129,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     that is not in it gets the engine of the analysis).
     watch(flows, turn, module), if given, is called before each stage: it may show the progress.
     """
+    start = time.perf_counter()
     flows = [Flow(question, Memory(question.question)) for question in questions]
     fixed = fixed if isinstance(fixed, dict) else dict.fromkeys(FIXED, fixed)
     greedy = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
@@ -133,15 +137,15 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     engines["planner"] = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
 
     def stage(module, turn, live):
-        """One module completes a prompt for each of these rollouts that has not failed: complete()."""
+        """One module completes a prompt for each of these rollouts that has not failed: call_engine()."""
         live = [flow for flow in live if not flow.failed]
         if live and watch:
             watch(flows, turn, module)
         engine = engines.get(module, engines["analysis"])
-        return complete(engine, live, turn, module, partial(prompt_of, module, tools))
+        return call_engine(engine, live, turn, module, partial(prompt_of, module, tools))
 
     for flow, completion in stage("analysis", 0, flows):
-        flow.memory.analysis = truncate(after_thinking(completion.text) or "", memory.BUDGET // 4)
+        flow.memory.analysis = truncate(after_thinking(completion.text) or "", BUDGET // 4)
 
     for turn in range(1, max_turns + 1):
         live = [flow for flow in flows if not flow.stopped and not flow.failed]
@@ -169,14 +173,18 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
 
     for flow, completion in stage("generator", max_turns + 1, flows):
         flow.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
+    seconds = time.perf_counter() - start
+    for flow in flows:
+        flow.seconds = seconds / len(flows)
     return flows
 
 
-def prompt_of(module, tools, flow, budget):
-    """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory.
+# The modules whose prompt() reads the whole state: question, tools, analysis, memory. Add your module here.
+STATE_READERS = {"planner": planner, "verifier": verifier}
 
-    A new module that reads all of it needs no line here: its file has a prompt() like the planner's.
-    """
+
+def prompt_of(module, tools, flow, budget):
+    """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory."""
     question, analysis, plan = flow.question.question, flow.memory.analysis, flow.plan
     if module == "analysis":
         return planner.analysis_prompt(question, tools)
@@ -184,20 +192,19 @@ def prompt_of(module, tools, flow, budget):
         return executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tools[plan.tool])
     if module == "generator":
         return generator.prompt(question, analysis, flow.memory.render(budget))
-    script = globals().get(module)  # planner, verifier, or one that was added
-    if not hasattr(script, "prompt"):
-        raise SystemExit(f"solve.py: rollout() runs a module {module!r} that has no prompt: import a "
-                         f"{module}.py that has prompt(question, tools, analysis, memory), see docs/use.md.")
-    return script.prompt(question, tools, analysis, flow.memory.render(budget))
+    if module not in STATE_READERS:
+        raise SystemExit(f"solve.py: rollout() runs a module {module!r} that has no prompt: import {module} "
+                         "and add it to STATE_READERS, see docs/use.md.")
+    return STATE_READERS[module].prompt(question, tools, analysis, flow.memory.render(budget))
 
 
-def complete(engine, flows, turn, module, prompt):
+def call_engine(engine, flows, turn, module, prompt):
     """One batched call of an engine: [(flow, Completion)], without the flows that fail.
 
     A prompt(flow, budget) that does not fit the model is made again with less memory. A flow fails if its
     prompt never fits, or if the engine gives another error.
     """
-    completions, waiting = {}, list(range(len(flows)))
+    completions, waiting = {}, range(len(flows))
     start = time.perf_counter()
     for budget in BUDGETS:
         if waiting:
@@ -210,26 +217,49 @@ def complete(engine, flows, turn, module, prompt):
     return [(flow, completions[i]) for i, flow in enumerate(flows) if not flow.failed]
 
 
+def answer(trial, args, policy, fixed, tools, judge):
+    """Answer the questions of a trial, batch by batch: roll out, grade, save, print.
+
+    trial: a scale.records.Trial. Batches that a stopped run has saved are only printed.
+    """
+    trial.flows = [Flow.from_record(*pair) for pair in zip(trial.questions, trial.saved())]
+    print_traces(trial.flows, args)
+    with Progress(len(trial.questions), trial.name, len(trial.flows)) as progress:
+
+        def watch(flows, turn, module):  # before each stage
+            progress(flows, turn, module)
+            trial.save_unfinished(flows)
+            if args.question:
+                print_traces(flows, args, ended=False)
+
+        for seed, questions in trial.batches():
+            torch.manual_seed(seed)
+            flows = rollout(questions, policy, fixed, tools, watch=watch, **flow_settings(args))
+            watch(flows, 0, "grade")
+            grade(flows, judge)
+            if trial.add(flows):  # False: a server was down, and batches() repeats these questions
+                print_traces(flows, args)
+                progress.next_batch(trial.flows)
+
+
 def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings):
-    """Run and grade every question: ({metric: number}, [Flow]). Accuracy counts a failed one as not right.
+    """Run and grade all questions in one batch: ({metric: number}, [Flow]). Accuracy counts a failed rollout
+    as not right.
 
     watch, settings: of rollout(). Without watch there is a progress bar.
     """
-    start = time.perf_counter()
     with nullcontext(watch) if watch else Progress(len(questions), turns=settings.get("max_turns")) as watch:
         flows = rollout(questions, policy, fixed, tools, watch=watch, **settings)
-        if judge:
-            watch(flows, 0, "judge")
+        watch(flows, 0, "grade")
         grade(flows, judge)
-    for flow in flows:
-        flow.seconds = (time.perf_counter() - start) / len(flows)
     return summary(flows), flows
 
 
 def trace(flow, ended=True):
     """A rollout as text: what every module and tool wrote, turn by turn. Control characters are escaped.
 
-    ended: is there an answer? While a rollout runs, its trace only grows at the end."""
+    ended: whether there is an answer to show. While a rollout runs, its trace only grows at the end.
+    """
     lines = [f"Question: {flow.question.question}"]
     for output in flow.outputs:
         once_a_rollout = output["module"] in ("analysis", "generator", "judge")
@@ -242,47 +272,59 @@ def trace(flow, ended=True):
     return printable("\n".join(lines))
 
 
+def print_traces(flows, args, ended=True):
+    """Print the lines of each flow's trace that are not printed yet. ended: as in trace()."""
+    if args.quiet or args.benchmark:
+        return
+    for flow in flows:
+        lines = trace(flow, ended).split("\n")
+        new, flow.printed = lines[flow.printed :], len(lines)
+        if ended and not args.question:
+            verdict = "right" if flow.reward > 0 else f"wrong: {flow.question.answer}"
+            new[-1] += printable(f"  ({verdict})")
+        if new:
+            tqdm.write("\n".join(new) + "\n" * ended)  # above the progress bar
+    sys.stdout.flush()
+
+
 # ------------------------------------------------------------------------------------------- the command line
 def load_tools(args):
-    """The toolbox, and the cache of the judge's verdicts, which with --cache also holds the web's results."""
+    """The toolbox, and the cache of the judge's verdicts. With --cache it also holds results from the web."""
     cache = services.Cache(args.cache or ":memory:")
     return toolset.toolbox(args.tools, args.corpus, cache if args.cache else None), cache
 
 
 def flow_settings(args):
-    """The settings of rollout() in a command line, of solve.py or of train.py."""
+    """The settings of rollout() that a command line of solve.py or train.py has."""
     return {name: getattr(args, name) for name in ("max_turns", "temperature", "max_new_tokens")}
 
 
 def main():
     args = command_line.solve_arguments(toolset.TOOLS)
-    with command_line.errors_leave("solve.py"):
-        memory_line = plan_memory(args)
+    with command_line.errors_leave("solve.py"):  # a run that cannot begin ends here, with one sentence
         sets = answering.load_questions(args)
         tools, cache = load_tools(args)
-        left_out = toolset.left_out(args.tools)
-        args.tools = list(tools)
-        if pick_device(args.device).type != "cuda":
-            fit.bound_host_memory()
-        policy = adapters.load(args.model, args.device, args.dtype, args.think)
-        fixed, judge = load_engines(args, {args.model: policy}, cache)
-        args.batch = args.batch or fit.batch_size([policy, *fixed.values()])
+        policy, fixed, judge, lines = answering.load_models(args, cache)
+        left_out, args.tools = toolset.left_out(args.tools), list(tools)
         folder = answering.open_run(args)
     command_line.after_loading()
-    lines = [memory_line, threads.choose(policy), show_engines(policy, fixed, judge, tools, left_out)]
-    lines += [pieces.warning([policy, *fixed.values()], tools, args.question)]
-    lines += [prose_warning(sets["questions"]) if args.data and not judge else ""]
-    print(*map(printable, filter(None, lines)), "", sep="\n", flush=True)  # "": an empty line at the end
+    lines.append(show_engines(policy, fixed, judge, tools, left_out))
+    lines.append(pieces.warning([policy, *fixed.values()], tools, args.question))
+    lines.append(prose_warning(sets["questions"]) if args.data and not judge else "")
+    for line in filter(None, lines):
+        print(printable(line))
+    print(flush=True)
 
-    def run_batch(trial, start, questions, watch):
-        """The rollouts of the batch that begins at question `start`; its seed depends on no other batch."""
-        torch.manual_seed((args.seed * 1_009 + trial) * 1_000_003 + start)
-        watch = printer.after(watch) if args.question and not args.quiet else watch
-        return evaluate(questions, policy, fixed, tools, judge, watch, **flow_settings(args))[1]
-
-    printer = answering.TracePrinter(trace)  # of one typed question: it prints what each module has written
-    show = printer.rest if args.question else trace
-    answering.answer(sets, args, folder, run_batch, Flow.from_record, show)
+    for name, questions in sets.items():
+        start, trials = time.perf_counter(), []
+        with answering.partial_results(args, trials):
+            for number in range(args.trials):
+                file = folder and folder / f"{name}-{number}.jsonl"
+                trials.append(Trial(name, questions, args.batch, args.seed * 1_009 + number, file))
+                answer(trials[-1], args, policy, fixed, tools, judge)
+        answering.print_summary(args, name, trials, time.perf_counter() - start)
+    if args.benchmark:
+        answering.print_table(args)
     if command_line.is_toy(args.model):
         print("This planner has only learnt the formats and picks its tools blindly. "
               "Train it: python train.py; then: python solve.py --model runs/toy-seed0/best")

@@ -1,10 +1,12 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
-TOOLS is the toolset K: each tool's function (the functions live in world/) and what the modules read about
-the tool. To add a tool, write one function and one entry.
+TOOLS is the toolset K: for each tool its function (the functions live in world/) and what the planner and the
+executor read about it. To add a tool, write one function and one entry. run_calls() runs the calls of a turn,
+and toolbox() chooses the tools of a run.
 
-A call never raises. The result of a tool-calling error starts with "Error:", be it the model's mistake (no
-such argument) or the world's (a missing page). The planner reads it in memory, and the rollout goes on.
+A call never raises. The result of a tool-calling error starts with "Error:", whether the model made the
+mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and the rollout
+goes on.
 """
 
 import functools
@@ -15,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from models.completion import TOO_LONG, Completion
+from models.completion import TOO_LONG
 from models.tokens import after_thinking
 from world import services
 from world.sandbox import python_coder
@@ -27,7 +29,9 @@ RESULT_BUDGET = 4000  # characters of a result that reach memory
 
 @dataclass(frozen=True)
 class Tool:
-    run: Callable[..., str] | None  # None: base_generator's engine answers, see run_calls()
+    """One tool: its function, and what the modules read about it."""
+
+    run: Callable[..., str] | None  # None: a language model answers the argument "query", see run_calls()
     description: str  # what it does, for the planner
     arguments: dict[str, str]  # name -> meaning; all are strings, all are required
     limits: str  # what to know before choosing it
@@ -82,6 +86,93 @@ TOOLS = {
 }
 
 
+# ------------------------------------------------------------------------------------------- how calls run
+@dataclass
+class Result:
+    """The result e^t of one call."""
+
+    text: str
+    error: bool  # a tool-calling error
+    seconds: float = 0.0
+    tokens: int = 0  # of the language model's completion
+    failed: str = ""  # the language model is down, and why: this ends the rollout without a reward
+
+
+def run_calls(calls, tools, base_generator):
+    """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
+
+    calls: [executor.Call, or a parse error]. base_generator: the engine behind tools without a function. Its
+    queries are one batch, and the other calls run meanwhile, eight at a time, each with its own time limit.
+
+    The verifier waits until all rollouts have their results. If it began with the first ones, its batches
+    would depend on timing, and with them the last bits of what is sampled.
+    """
+    queries = [query_of(parsed, tools) for parsed in calls]
+    pool = ThreadPoolExecutor(max_workers=8)
+    try:
+        running = [pool.submit(run_call, parsed, tools) if query is None else None
+                   for parsed, query in zip(calls, queries)]
+        generated = generate([query for query in queries if query is not None], base_generator)
+        return [future.result() if future else generated[query] for future, query in zip(running, queries)]
+    finally:
+        pool.shutdown(cancel_futures=True)  # if the engine fails, or after Ctrl-C, no further call begins
+
+
+def run_call(parsed, tools):
+    """Run one call, or report the parse error in its place: Result."""
+    if isinstance(parsed, str):
+        return Result(f"Error: {parsed}", error=True)
+    start = time.perf_counter()
+    text, error = call(tools, parsed.tool, parsed.arguments)
+    return Result(text, error, time.perf_counter() - start)
+
+
+def call(tools, name, arguments, budget=RESULT_BUDGET):
+    """Run one tool: (its result, whether that is an error). Never raises."""
+    try:
+        text = check(tools, name, arguments) or str(tools[name].run(**arguments))
+    except services.Failed as why:
+        text = f"Error: {why}"
+    except Exception as why:  # never swallowed: the planner reads it, and it is counted
+        text = f"Error: {name} failed: {type(why).__name__}: {why}"
+    return truncate(text, budget), text.startswith("Error:")
+
+
+def check(tools, name, arguments):
+    """What is wrong with a call, as a sentence for the model; "" if nothing is."""
+    if name not in tools:
+        return f"Error: no tool called {truncate(str(name), 80)!r}. Use one of: {', '.join(tools)}."
+    required, example = tools[name].arguments, f"Example: {tools[name].example}"
+    for key in required:
+        if key not in arguments:
+            return f"Error: {name} needs the argument {key!r}. {example}"
+        if not isinstance(arguments[key], str):
+            return f"Error: the argument {key!r} of {name} must be a string. {example}"
+    unknown = [key for key in arguments if key not in required]
+    return f"Error: {name} has no argument {truncate(str(unknown[0]), 80)!r}. {example}" if unknown else ""
+
+
+def query_of(parsed, tools):
+    """The query of a call that the language model answers; None for any other call and for a wrong one."""
+    if isinstance(parsed, str) or tools[parsed.tool].run or check(tools, parsed.tool, parsed.arguments):
+        return None
+    return parsed.arguments.get("query")
+
+
+def generate(queries, engine):
+    """{query: Result} of the language model. Equal queries are answered once."""
+    queries, start = list(dict.fromkeys(queries)), time.perf_counter()
+    completions = engine(queries) if queries else []
+    seconds, results = time.perf_counter() - start, {}
+    for query, completion in zip(queries, completions):
+        text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
+        failed = "" if completion.error == TOO_LONG else completion.error  # too long: the planner reads it
+        results[query] = Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds,
+                                completion.tokens, failed)
+    return results
+
+
+# ----------------------------------------------------------------------------------- which tools a run has
 def missing(name):
     """Which environment variables a tool lacks, as a sentence; "" if none.
 
@@ -132,88 +223,3 @@ def with_corpus(tool, corpus):
         with LOCK:
             index(corpus)  # searches find this index ready
     return replace(tool, run=functools.partial(tool.run, corpus=corpus), from_web=live)
-
-
-def check(tools, name, arguments):
-    """What is wrong with a call, as a sentence for the model; "" if nothing is."""
-    if name not in tools:
-        return f"Error: no tool called {truncate(str(name), 80)!r}. Use one of: {', '.join(tools)}."
-    required, example = tools[name].arguments, f"Example: {tools[name].example}"
-    for key in required:
-        if key not in arguments:
-            return f"Error: {name} needs the argument {key!r}. {example}"
-        if not isinstance(arguments[key], str):
-            return f"Error: the argument {key!r} of {name} must be a string. {example}"
-    unknown = [key for key in arguments if key not in required]
-    return f"Error: {name} has no argument {truncate(str(unknown[0]), 80)!r}. {example}" if unknown else ""
-
-
-def call(tools, name, arguments, budget=RESULT_BUDGET):
-    """Run one tool call: (its result, whether that is an error). Never raises."""
-    try:
-        text = check(tools, name, arguments) or str(tools[name].run(**arguments))
-    except services.Failed as why:
-        text = f"Error: {why}"
-    except Exception as why:  # never swallowed: the planner reads it, and it is counted
-        text = f"Error: {name} failed: {type(why).__name__}: {why}"
-    return truncate(text, budget), text.startswith("Error:")
-
-
-@dataclass
-class Result:
-    """The result e^t of one call."""
-
-    text: str
-    error: bool  # a tool-calling error
-    seconds: float = 0.0
-    tokens: int = 0  # of base_generator's completion
-    failed: str = ""  # base_generator's engine is down, and why: this ends the rollout without a reward
-
-
-def run_calls(calls, tools, base_generator):
-    """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
-
-    calls: [executor.Call, or a parse error]. base_generator: an engine. The calls of the other tools begin
-    first, eight at a time. While they run, the engine answers all queries to it in one batch, equal queries
-    once. The time limit of a tool runs on while the engine computes.
-
-    Nothing else overlaps. The verifier waits until all rollouts have their results: if it began with the
-    first ones, its batches would depend on timing, and with them the last bits of what is sampled.
-    """
-    completions, generating = {}, 0.0
-
-    def generated(parsed):
-        return not isinstance(parsed, str) and tools[parsed.tool].run is None
-
-    def look_up(query):
-        completion = completions[query]
-        return after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
-
-    runnable = {name: tool if tool.run else replace(tool, run=look_up) for name, tool in tools.items()}
-
-    def run_call(parsed):
-        if isinstance(parsed, str):
-            return Result(f"Error: {parsed}", error=True)
-        start = time.perf_counter()
-        text, error = call(runnable, parsed.tool, parsed.arguments)
-        result = Result(text, error, time.perf_counter() - start)
-        if generated(parsed):
-            result.seconds += generating
-            query = parsed.arguments.get("query")
-            completion = completions[query] if isinstance(query, str) else Completion("", [], [])
-            result.tokens = completion.tokens
-            if completion.error not in ("", TOO_LONG):
-                result.failed = f"{parsed.tool}: {completion.error}"
-        return result
-
-    pool = ThreadPoolExecutor(max_workers=8)
-    try:
-        running = [None if generated(parsed) else pool.submit(run_call, parsed) for parsed in calls]
-        queries = [parsed.arguments.get("query") for parsed in calls if generated(parsed)]
-        queries = list(dict.fromkeys(query for query in queries if isinstance(query, str)))
-        start = time.perf_counter()
-        completions |= zip(queries, base_generator(queries)) if queries else {}
-        generating = time.perf_counter() - start
-        return [future.result() if future else run_call(parsed) for future, parsed in zip(running, calls)]
-    finally:
-        pool.shutdown(cancel_futures=True)  # if the engine fails, or after Ctrl-C, no further call begins

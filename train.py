@@ -4,6 +4,7 @@
     python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and memory plan, and prints them
     python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
     python train.py --resume runs/toy-seed0             goes on where a run stopped
+    python train.py --plain                             log-probs as flow_grpo.py says, without fast/: slower
 
 Each step takes `--questions` questions and runs each of them `--group-size` times through the flow
 (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0.
@@ -13,7 +14,7 @@ flow_grpo.update() then changes the planner. A frozen copy of the model plays al
 All random numbers of step n come from (seed, n), so a run that is stopped and resumed ends as if it had never
 been stopped. What else a training run needs is in scale/: the command line (command_line.py), the memory plan
 and the models (setup.py), the run's folder (run.py, log.py, checkpoints.py), Ctrl-C (stopping.py), several
-GPUs (ranks.py).
+GPUs (ranks.py, sharding.py).
 """
 import math
 import random
@@ -34,24 +35,25 @@ if __name__ == "__main__":
 import torch
 
 import solve
-from flow_grpo import Action, advantages, token_logps, update
+from fast import logps
+from flow_grpo import PLAIN, Action, advantages, log_probs, update
 from models.cast import load_engines, show_engines
 from models.completion import outage
-from scale import advice, laps, log, ranks, setup
+from scale import advice, laps, log, ranks, setup, sharding
 from scale.checkpoints import last_checkpoint, load_state, open_folder
 from scale.log import NO_UPDATE, say, step_row
-from scale.masters import MasterAdamW
 from scale.ratios import score_sample
 from scale.run import Run
 from scale.stopping import Stopping
 from toy import pieces
 
 
-def train(args, policy, fixed, reference, tools, judge, train_questions, valid, test, state):
+def train(args, policy, fixed, reference, optimizer, tools, judge, train_questions, valid, test, state):
     """The whole run. policy: the engine that is trained; fixed: {module: engine} for the others; reference:
-    the engine of π_ref; state: None, or trainer.pt of the checkpoint to resume from."""
-    parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    optimizer = ranks.sharded(MasterAdamW, parameters, lr=args.lr, device=args.optimizer_device)
+    the engine of π_ref, or None; state: None, or how far the checkpoint is that the run resumes from."""
+    models = policy.model, reference and reference.model
+    # How log-probs are computed: as flow_grpo.py says, or with the same result in less time and memory.
+    scoring = PLAIN if args.plain else logps.scoring(log_probs, *models)
     run, stopping = Run(args, policy, optimizer, state), Stopping()
     roll_out = partial(graded_rollouts, args, policy, fixed, tools, judge)
     try:
@@ -75,13 +77,14 @@ def train(args, policy, fixed, reference, tools, judge, train_questions, valid, 
             if A.any() or (args.beta and run.moved):  # while π_θ = π_ref, the KL has no gradient either
                 actions, places = local_actions(usable, groups, len(questions))
                 add_log_ratios = score_sample(  # of one group, for experiments/flows.py
-                    token_logps, policy, usable, groups, A, args.temperature, args.token_budget)
-                report = update(
-                    policy.model, reference.model, optimizer, actions, A[places],
-                    groups=[groups[i] for i in places], temperature=args.temperature,
-                    clip_low=args.clip_low, clip_high=args.clip_high,
-                    beta=args.beta, minibatches=args.minibatches, token_budget=args.token_budget,
-                    token_mean=args.token_mean, seed=seed)
+                    policy, usable, groups, A, args.temperature, args.token_budget, **scoring)
+                with sharding.released(*models):
+                    report = update(
+                        *models, optimizer, actions, A[places],
+                        groups=[groups[i] for i in places], temperature=args.temperature,
+                        clip_low=args.clip_low, clip_high=args.clip_high,
+                        beta=args.beta, minibatches=args.minibatches, token_budget=args.token_budget,
+                        token_mean=args.token_mean, seed=seed, **scoring)
                 add_log_ratios()
                 say(advice.smaller_budget(args.token_budget, int(report["token_budget"])))
                 args.token_budget = int(report["token_budget"])
@@ -168,7 +171,7 @@ def main():
         setup.plan_disk(args)
         tools, cache = solve.load_tools(args)
         state = load_state(checkpoint)
-        policy, reference, loaded = setup.load_models(args, checkpoint)
+        policy, reference, optimizer, loaded = setup.load_models(args, checkpoint)
         fixed, judge = load_engines(args, loaded, cache)
         left_out, args.tools = toolset.left_out(args.tools), list(tools)
         open_folder(args, state["step"] if state else 0)
@@ -176,9 +179,12 @@ def main():
     say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
     say(pieces.warning([policy, *fixed.values()], tools))
     try:
-        train(args, policy, fixed, reference, tools, judge, *questions, state)
-        ranks.wait()  # until no rank needs this one any more
+        with ranks.raises_lost():
+            train(args, policy, fixed, reference, optimizer, tools, judge, *questions, state)
+            ranks.wait()  # until no rank needs this one any more
         ranks.stop()  # ends a rank; not after an error: the ranks might wait for each other
+    except ranks.Lost as why:
+        raise SystemExit(f"train.py: {why}: see what it printed, then --resume {args.out}")
     except MemoryError as why:
         raise SystemExit(f"train.py: {why}: {advice.MEMORY}")
     except OSError as why:

@@ -41,7 +41,7 @@ def prompt(question, tools, analysis, memory):
 
 
 def parse(text):
-    """Is the verdict STOP? It is for "Conclusion: STOP" and for the bare word, unless conclusions differ.
+    """Returns True for STOP: "Conclusion: STOP", or the word alone, and no other conclusion.
 
     "Explanation: ...\\nConclusion: STOP" -> True        "We should not stop." -> False        "" -> False
     """

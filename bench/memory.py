@@ -1,18 +1,17 @@
 """What a step of training takes: bytes by part beside the prediction of scale/fit.py, and seconds.
 
-    python bench/memory.py                       small models of Qwen2.5's kind, a process each; some minutes
+    python bench/memory.py                       small models of Qwen2.5's kind on the CPU, every way to train
+    python bench/memory.py sharded adapters      these ways alone
     python bench/memory.py --model-size 7b --optimizer-device cpu     one GPU: the real shapes, random weights
     python bench/memory.py --model-size 7b --lora 32
-    python bench/memory.py --table               what the four public sizes need, computed, and the cards
 
-Each case is one real generate(), one update() of two equal micro-batches and one step of the optimizer. On a
-CPU the peak is the process's VmHWM, reset before each phase (malloc returns what is freed: meter.MALLOC),
-less what it had before the model was there; on a GPU it is torch.cuda.max_memory_allocated(). A step that is
-not measured makes the optimizer's state. "computed" means: from the formulas of scale/fit.py, without a
-measurement.
+Each case is one real generate(), one update() of two equal micro-batches and one step of the optimizer, in a
+process of its own; with ranks 2 in two (gloo), each with its own micro-batches. On a CPU the peak is the
+process's VmHWM, reset before each phase (malloc returns what is freed: meter.MALLOC), less what it had before
+the model was there; on a GPU it is torch.cuda.max_memory_allocated(). An update that is not measured makes
+the optimizer's state. "computed" means: from the formulas of scale/fit.py, without a measurement.
 """
 import argparse
-import copy
 import json
 import os
 import subprocess
@@ -28,39 +27,51 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from transformers.utils import logging
 
 from bench.meter import MALLOC, status
-from flow_grpo import Action, update
+from fast import logps
+from flow_grpo import Action, log_probs, update
 from models.local import HF
-from scale import adapters, fit
-from scale.masters import MasterAdamW
+from rewards.metrics import markdown
+from scale import adapters, fit, ranks, sharding
 
 logging.disable_progress_bar()
-# hidden, intermediate, layers, heads, key-value heads, vocabulary, tied: public models, and three for a CPU
-SIZES = {
-    "0.5b": (896, 4864, 24, 14, 2, 151936, True), "1.5b": (1536, 8960, 28, 12, 2, 151936, True),
-    "3b": (2048, 11008, 36, 16, 2, 151936, True), "7b": (3584, 18944, 28, 28, 4, 152064, False),
+# Public models, and some for a CPU: hidden, intermediate, layers, heads, key-value heads, vocabulary, tied
+SIZES = fit.QWEN | {
     "deep": (256, 1408, 12, 4, 2, 2048, False), "wide": (768, 4096, 3, 12, 2, 8192, False),
-    "words": (256, 1408, 2, 4, 2, 151936, True)}
-CASES = [dict(model_size=size, rows=4, prompt=448, new=32, checkpointing=checkpointing)
-         for size in ("deep", "wide") for checkpointing in (False, True)]
-CASES += [case | {"lora": 8} for case in CASES] if find_spec("peft") else []
-CASES += [dict(model_size="words", rows=4, prompt=128, new=64, checkpointing=True),
-          dict(model_size="words", rows=4, prompt=128, new=128, checkpointing=False)]
+    "words": (256, 1408, 2, 4, 2, 151936, True),
+    "like7b": (512, 2816, 12, 8, 4, 8192, False), "like0.5b": (512, 2816, 8, 8, 4, 32768, True)}
+BOTH = False, True
+SHORT = dict(rows=1, prompt=56, new=8)        # the weights are the peak
+LONG = dict(rows=4, prompt=448, new=32)       # the activations are
+WAYS = {
+    "plain": [dict(model_size=size, checkpointing=checkpointing, **LONG)
+              for size in ("deep", "wide") for checkpointing in BOTH] + [
+        dict(model_size="words", rows=4, prompt=128, new=64, checkpointing=True),
+        dict(model_size="words", rows=4, prompt=128, new=128, checkpointing=False)],
+    "plain, adapters": [dict(model_size=size, checkpointing=checkpointing, lora=8, **LONG)
+                        for size in ("deep", "wide") for checkpointing in BOTH],
+    "sharded, bfloat16": [dict(model_size=size, dtype="bfloat16", **SHORT)
+                          for size in ("like7b", "like0.5b")],
+    "sharded, 2 ranks": [dict(model_size=size, ranks=2, **SHORT) for size in ("like7b", "like0.5b")] + [
+        dict(model_size="like7b", ranks=2, frozen=False, **SHORT), dict(model_size="deep", ranks=2, **LONG)],
+    "adapters, 2 ranks": [dict(model_size="like7b", ranks=2, lora=8, **SHORT),
+                          dict(model_size="deep", ranks=2, lora=8, **LONG)],
+    "host, bfloat16": [dict(model_size="like7b", dtype="bfloat16", optimizer_device="cpu", **SHORT)],
+    "host, 2 ranks": [dict(model_size="like7b", ranks=2, optimizer_device="cpu", **SHORT)]}
+if not find_spec("peft"):
+    WAYS = {way: cases for way, cases in WAYS.items() if "adapters" not in way}
 # FakeTensor runs of the 7B in bfloat16: rows, prompt, plan, checkpointing, GB beyond weights and gradients
 KNOWN = [(1, 4096, 1024, True, 2.75), (2, 4096, 1024, True, 5.50), (4, 4096, 1024, True, 10.99),
          (8, 4096, 1024, True, 21.99), (4, 4096, 2048, True, 13.27), (1, 18432, 2048, True, 11.95),
          (1, 4096, 1024, False, 37.10)]
 # dense bfloat16 operations a second, as the vendor says
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12}
-CARDS = {24: 25.7e9, 48: 48.3e9, 80: 85.5e9, 141: 149e9}      # bytes that nvidia-smi shows of a "24 GB" card
-ENVIRONMENT = MALLOC | {"OMP_NUM_THREADS": "1"}
+DEFAULTS = dict(checkpointing=True, frozen=True, dtype=None, ranks=1, optimizer_device=None, lora=None,
+                peak_tflops=None)
+ENVIRONMENT = MALLOC | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def config(name):
-    d, f, layers, heads, kv, vocabulary, tied = SIZES[name]
-    return Qwen2Config(
-        hidden_size=d, intermediate_size=f, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv, vocab_size=vocabulary, tie_word_embeddings=tied, eos_token_id=None,
-        max_position_embeddings=32768, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    return fit.qwen(*SIZES[name])
 
 
 class Meter:
@@ -101,39 +112,55 @@ class Watched:
         self.measured |= {"seconds step": self.meter.seconds(start), "step": self.meter.peak()}
 
 
-def warm_up(lora):
-    """What the first generate() and update() load (libraries, threads, caches) is not counted."""
-    model = AutoModelForCausalLM.from_config(Qwen2Config(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, vocab_size=64))
+def dtype_of(args):
+    return getattr(torch, args.dtype or ("bfloat16" if torch.cuda.is_available() else "float32"))
+
+
+def model_of(size, dtype, device):
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(size, dtype=dtype).eval()
+
+
+def warm_up(args, dtype, device):
+    """What the first generate() and update() load (libraries, threads, process groups) is not counted."""
+    tiny = Qwen2Config(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                       num_key_value_heads=1, vocab_size=64)
+    model = model_of(tiny, dtype, device)
     HF(model, SimpleNamespace(eos_token_id=None)).generate([[1, 2, 3]], [torch.rand(4)], 1.0, 4)
-    optimizer = MasterAdamW(model.parameters(), lr=1e-6)
-    update(model, None, optimizer, [Action([1, 2], [3, 4], 0)], [1.0], temperature=0.7)
-    if lora:
+    scoring = logps.scoring(log_probs, model)
+    sharding.shard(model, bool(args.optimizer_device))
+    optimizer = sharding.adamw(model, 1e-6, bool(args.optimizer_device))
+    update(model, None, optimizer, [Action([1, 2], [3, 4], 0)], [1.0], temperature=0.7, **scoring)
+    if args.lora:
         adapters.peft()
 
 
 def measure(args):
-    """{part or phase: bytes, "seconds ...": seconds} of one case, in this process."""
+    """{part or phase: bytes, "seconds ...": seconds} of one case, in this process; with several ranks of the
+    one that needs most."""
     cuda, measured = torch.cuda.is_available(), {}
+    device = ranks.start(None if cuda else "cpu") or ("cuda" if cuda else "cpu")
+    dtype, host = dtype_of(args), bool(args.optimizer_device)
     torch.manual_seed(0)
-    warm_up(args.lora)
+    warm_up(args, dtype, device)
     meter = Meter(cuda)
-    with torch.device("cuda" if cuda else "cpu"):
-        dtype = torch.bfloat16 if cuda else torch.float32
-        model = AutoModelForCausalLM.from_config(config(args.model_size), dtype=dtype).eval()
-    measured["weights"] = meter.now()
+    model = model_of(config(args.model_size), dtype, device)
     policy = HF(model, SimpleNamespace(eos_token_id=None))                  # no stop token: equal lengths
+    reference = None
     if args.lora:
         policy, _ = adapters.adapted(policy, args.lora)
         reference = policy.model
-    else:
-        reference = copy.deepcopy(model).requires_grad_(False)
-    measured["frozen copy"] = meter.now() - measured["weights"]
     if args.checkpointing:
         policy.model.activation_checkpointing_enable()
-    trained = [p for p in policy.model.parameters() if p.requires_grad]
-    optimizer = Watched(MasterAdamW(trained, lr=1e-6, device=args.optimizer_device), meter, measured)
+    scoring = logps.scoring(log_probs, policy.model)
+    sharding.shard(policy.model, host)
+    measured["weights"] = meter.now()
+    if args.frozen and not args.lora:
+        reference = model_of(config(args.model_size), dtype, device).requires_grad_(False)
+        logps.scoring(log_probs, reference)
+    measured["frozen copy"] = meter.now() - measured["weights"]
+    optimizer = Watched(sharding.adamw(policy.model, 1e-6, host), meter, measured)
     words = lambda number: torch.randint(10, SIZES[args.model_size][5], (number,)).tolist()
     actions = [Action(words(args.prompt), words(args.new), i) for i in range(2 * args.rows)]
 
@@ -141,7 +168,7 @@ def measure(args):
         meter.reset()
         start = time.perf_counter()
         update(policy.model, reference, optimizer, actions, [1.0, -1.0] * args.rows, temperature=0.7,
-               token_budget=args.rows * (args.prompt + args.new))
+               token_budget=args.rows * (args.prompt + args.new), beta=0.001 if reference else 0, **scoring)
         return meter.seconds(start)
 
     before = meter.now()
@@ -149,43 +176,48 @@ def measure(args):
     measured["optimizer"] = meter.now() - before
     measured["seconds update"] = learn() - measured["seconds step"]
     meter.reset()
+    sharding.gather(policy.model)
     start = time.perf_counter()
     prompts = [a.prompt_ids for a in actions[: args.rows]]
     policy.generate(prompts, list(torch.rand(len(prompts), args.new)), 0.7, args.new)
-    return measured | {"seconds generate": meter.seconds(start), "generate": meter.peak()}
+    measured |= {"seconds generate": meter.seconds(start), "generate": meter.peak()}
+    everyone = ranks.together([measured], ranks.WORLD)
+    return max(everyone, key=lambda each: max(each["update"], each["generate"]))
+
+
+def predicted(args):
+    """The Fit of a case, with the host's part if there is no GPU: all of it is in the process's memory."""
+    cuda, tokens = torch.cuda.is_available(), args.rows * (args.prompt + args.new)
+    fitted = fit.predict(
+        fit.shapes(config(args.model_size)), dtype=dtype_of(args), token_budget=tokens,
+        generate_budget=tokens, max_new_tokens=args.new, prompt=args.prompt, context=0,
+        gradient_checkpointing=args.checkpointing, optimizer_device=args.optimizer_device, lora=args.lora,
+        ranks=args.ranks, frozen=args.frozen)
+    extra = 0 if cuda else fitted.parts["host: optimizer"] // args.ranks
+    phases = {name: size + extra for name, size in fitted.phases.items()}
+    parts = fitted.parts | {"moments": fitted.parts["moments"] + extra}
+    return fit.Fit(fitted.gpu + extra, fitted.host, parts, phases)
 
 
 def compare(args, measured):
-    """Print part | predicted | measured | ratio; return the ratio of the peak.
-
-    The state of --optimizer-device cpu is on the host; without a GPU everything is, so it counts there.
-    """
-    cuda, tokens = torch.cuda.is_available(), args.rows * (args.prompt + args.new)
-    fitted = fit.predict(
-        fit.shapes(config(args.model_size)), dtype=torch.bfloat16 if cuda else torch.float32,
-        token_budget=tokens, generate_budget=tokens, max_new_tokens=args.new, prompt=args.prompt, context=0,
-        gradient_checkpointing=args.checkpointing, optimizer_device=args.optimizer_device, lora=args.lora)
-    parts, extra = fitted.parts, 0 if cuda else fitted.parts["host: optimizer"]
-    always = sum(measured[name] for name in ("weights", "frozen copy", "optimizer"))
-    peak = max(measured[name] for name in ("generate", "update", "step"))
+    """Print part | predicted | measured | ratio; return the ratios of (generate, update, peak)."""
+    fitted = predicted(args)
+    parts, phases = fitted.parts, fitted.phases
     rows = {
-        "weights, frozen copy": (parts["weights"] + parts["frozen copy"],
-                                 measured["weights"] + measured["frozen copy"]),
-        "optimizer": (parts["optimizer"] + extra, measured["optimizer"]),
-        "cache of generate": (parts["cache of generate"], measured["generate"] - always),
-        "gradients, activations": (fitted.phases["update"] - fitted.phases["generate"]
-                                   + parts["cache of generate"], measured["update"] - always),
-        "generate": (fitted.phases["generate"] + extra, measured["generate"]),
-        "update": (fitted.phases["update"] + extra, measured["update"]),
-        "PEAK, with the step": (fitted.gpu + extra, peak)}
+        "weights": (parts["weights"], measured["weights"]),
+        "frozen copy": (parts["frozen copy"], measured["frozen copy"]),
+        "optimizer": (parts["moments"], measured["optimizer"]),
+        "generate": (phases["generate"], measured["generate"]),
+        "update": (phases["update"], measured["update"]),
+        "PEAK, with the step": (fitted.gpu, max(measured[name] for name in ("generate", "update", "step")))}
     print(f"\n{args.model_size} {SIZES[args.model_size]} | {args.rows} x ({args.prompt} + {args.new}) tokens "
-          f"| checkpointing {args.checkpointing} | lora {args.lora} | optimizer on "
-          f"{args.optimizer_device or 'the device'}")
-    print(f"{'part':28s} {'predicted':>10s} {'measured':>10s}  ratio   (MiB)")
+          f"| checkpointing {args.checkpointing} | {args.dtype or 'usual dtype'} | ranks {args.ranks} | lora "
+          f"{args.lora} | frozen copy {args.frozen} | optimizer on {args.optimizer_device or 'the device'}")
+    print(f"{'part':28s} {'predicted':>10s} {'measured':>10s}  ratio   (MB)")
     for name, (guess, real) in rows.items():
-        ratio = guess / real if real > 0 else 1
-        print(f"{name:28s} {guess / 2**20:10.1f} {real / 2**20:10.1f}  {ratio:5.2f}", flush=True)
-    return ratio
+        print(f"{name:28s} {guess / 1e6:10.1f} {real / 1e6:10.1f}  "
+              f"{f'{guess / real:5.2f}' if real > 1e6 else ''}", flush=True)
+    return [guess / real for guess, real in list(rows.values())[-3:]]
 
 
 def speed(args, measured):
@@ -210,30 +242,6 @@ def speed(args, measured):
           f"update {tokens / learn:.0f} tokens/s ({learn:.1f} s), the optimizer's step {step:.1f} s{share}")
 
 
-def table():
-    """README's table: prompts of 4096 and plans of 1024 tokens, checkpointing, bfloat16."""
-    print("computed | prompts 4096 + plans 1024, gradient checkpointing, bfloat16, GB = 1e9 bytes; a tenth "
-          "of a card is left free\n\n| model | mode | GPU, --token-budget 16384 | GPU, 5120 | host "
-          "| smallest card |\n" + "|---" * 6 + "|")
-    on_host = {"optimizer_device": "cpu"}
-    modes = [("full", {}), ("full, --optimizer-device cpu", on_host), ("--lora 32", {"lora": 32})]
-    for name in ("0.5b", "1.5b", "3b", "7b"):
-        of = fit.shapes(config(name))
-        for mode, settings in modes:
-            large, small = (
-                fit.predict(of, dtype=torch.bfloat16, token_budget=budget, max_new_tokens=1024,
-                            gradient_checkpointing=True, **settings) for budget in (16384, 5120))
-            first, least = smallest_card(large.gpu), smallest_card(small.gpu)
-            cards = f"{first} GB" if first else "none"
-            cards += f", {least} GB with 5120" if least and least != first else ""
-            sizes = " | ".join(f"{size / 1e9:.1f}" for size in (large.gpu, small.gpu, large.host))
-            print(f"| {name} | {mode} | {sizes} | {cards} |")
-
-
-def smallest_card(needed):
-    return next((card for card, size in CARDS.items() if needed <= 0.9 * size), None)
-
-
 def known():
     print("\nactivations of the 7B, bfloat16, GB: predicted | FakeTensor | ratio")
     of = fit.shapes(config("7b"))
@@ -243,36 +251,61 @@ def known():
         print(f"{rows} x ({prompt} + {new}), checkpointing {checkpointing!s:5s}   {ratio}")
 
 
+def run(case):
+    """What measure() returns for a case, from its own process, or from one for each rank."""
+    start = [] if case["ranks"] == 1 else [
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case["ranks"])]
+    command = [sys.executable, *start, __file__, "--child", json.dumps(case)]
+    result = subprocess.run(command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    if result.returncode:
+        sys.exit(f"{case} failed (exit code {result.returncode})")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def child(case):
+    measured = measure(SimpleNamespace(**DEFAULTS | case))
+    if ranks.RANK == 0:
+        print(json.dumps(measured), flush=True)
+    ranks.stop()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--model-size", choices=SIZES, help="default: small cases on a CPU, 0.5b on a GPU")
+    parser.add_argument("ways", nargs="*", help=f"words of: {'; '.join(WAYS)}; default: all")
+    parser.add_argument("--model-size", choices=SIZES,
+                        help="this case alone; default: small ones on a CPU, 0.5b on a GPU")
     parser.add_argument("--rows", type=int, default=3, help="rows of a micro-batch, and of generate()")
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--new", type=int, default=1024, help="tokens of a plan")
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--frozen", action=argparse.BooleanOptionalAction, default=True, help="a frozen copy")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"],
+                        help="default: bfloat16 on a GPU, else float32")
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--optimizer-device", default=None)
     parser.add_argument("--lora", type=int, default=None)
     parser.add_argument("--peak-tflops", type=float, help="of the card, if its name is not known here")
-    parser.add_argument("--table", action="store_true")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        return print(json.dumps(measure(SimpleNamespace(**json.loads(args.child)))))
-    if args.table:
-        return table()
-    small, worst = not args.model_size and not torch.cuda.is_available(), 1.0
-    args.model_size = args.model_size or "0.5b"
-    plain = vars(args) | (dict(optimizer_device=None, lora=None) if small else {})
-    for case in CASES if small else [{}]:
-        command = [sys.executable, __file__, "--child", json.dumps(plain | case)]
-        result = subprocess.run(command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-        if result.returncode:
-            sys.exit(f"{case} failed (exit code {result.returncode})")
-        measured, case = json.loads(result.stdout.splitlines()[-1]), SimpleNamespace(**plain | case)
-        worst = max(worst, compare(case, measured), key=lambda ratio: abs(ratio - 1))
-        speed(case, measured)
+        return child(json.loads(args.child))
+    one = {name: value for name, value in vars(args).items() if name not in ("ways", "child")}
+    if torch.cuda.is_available() or args.model_size:
+        chosen = {"this case": [one | {"model_size": args.model_size or "0.5b"}]}
+    else:
+        chosen = {way: cases for way, cases in WAYS.items() if all(word in way for word in args.ways)}
+    table = [["way", "cases", "generate", "update", "peak"]]
+    for way, cases in chosen.items():
+        ratios = []
+        for case in cases:
+            case = SimpleNamespace(**DEFAULTS | case)
+            measured = run(vars(case))
+            ratios.append(compare(case, measured))
+            speed(case, measured)
+        spans = [f"{min(column):.2f}-{max(column):.2f}" for column in zip(*ratios)]
+        table.append([way, str(len(cases)), *spans])
     known()
-    print(f"\nworst ratio of a peak: {worst:.2f} (target: 0.85 to 1.15)")
+    print(f"\npredicted / measured (target of the peak: 0.85 to 1.15)\n{markdown(table)}")
 
 
 if __name__ == "__main__":

@@ -13,18 +13,20 @@ Both sides have the same weights and the same prompts, and sample the same numbe
 stop token is outside the vocabulary of the model. For "update" they have the same tokens and advantages, and
 the warm-up returns a few projections of the gradient, which speed.py compares.
 """
+import argparse
 import json
 import os
 import random
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 REPO = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[2])     # before bench/, which has a memory.py of its own
+    sys.path[:0] = sys.argv[2:3]        # before bench/, which has a memory.py of its own
 sys.path.append(str(REPO))              # bench/meter.py, which an older checkout does not have
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback
@@ -35,9 +37,20 @@ from bench.meter import Meter
 LR = 1e-6
 
 
-def model_of(case):
-    """A small Qwen2 with random weights, the same in each process."""
+def on_gpu(case):
+    return case.get("device", "cpu") != "cpu"
+
+
+def model_of(case, dtype=torch.float32):
+    """A small Qwen2 with random weights, the same in each process; for card.py, "size" names a public shape,
+    with gradient checkpointing on both sides."""
     torch.manual_seed(0)
+    if "size" in case:
+        from bench.memory import config     # not at the top: an older checkout has another one
+        with torch.device(case["device"]):
+            model = Qwen2ForCausalLM._from_config(config(case["size"]), dtype=dtype).eval()
+        model.activation_checkpointing_enable()
+        return model
     return Qwen2ForCausalLM(Qwen2Config(
         vocab_size=case["vocabulary"], hidden_size=128, intermediate_size=384, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
@@ -62,7 +75,7 @@ def projections(model):
     sums = torch.zeros(3)
     for weight in model.parameters():
         for k in range(3):
-            sums[k] += (weight.grad * torch.randn(weight.shape, generator=noise)).sum()
+            sums[k] += (weight.grad.cpu() * torch.randn(weight.shape, generator=noise)).sum()
     return sums.tolist()
 
 
@@ -75,23 +88,35 @@ def reward(ids):
 class Watched:
     """The optimizer; before its first step it projects the gradient."""
 
-    def __init__(self, model):
-        from scale.masters import MasterAdamW
-        self.model, self.optimizer, self.gradient = model, MasterAdamW(model.parameters(), lr=LR), None
+    def __init__(self, model, case):
+        self.case, self.model, self.gradient = case, model, None
+        self.optimizer = torch.optim.AdamW(     # as train.py's
+            model.parameters(), lr=LR, weight_decay=0.0, fused=on_gpu(case) or None)
 
     def step(self):
-        self.gradient = self.gradient or projections(self.model)
+        if not on_gpu(self.case):       # there the sides do not compute in the same dtype
+            self.gradient = self.gradient or projections(self.model)
         self.optimizer.step()
+
+
+def fast(model):
+    """The arguments of update() for the fast way. An older checkout has no other way."""
+    import flow_grpo
+    if not hasattr(flow_grpo, "PLAIN"):
+        return {}
+    from fast import logps
+    return logps.scoring(flow_grpo.log_probs, model)
 
 
 def ours_update(case):
     from flow_grpo import Action, update
     model = model_of(case)
-    optimizer, (prompts, completions, A) = Watched(model), batch_of(case)
+    scoring = fast(model)
+    optimizer, (prompts, completions, A) = Watched(model, case), batch_of(case)
     actions = [Action(prompt, ids, row) for row, (prompt, ids) in enumerate(zip(prompts, completions))]
 
     def work():
-        update(model, None, optimizer, actions, A, temperature=1.0, beta=0)
+        update(model, None, optimizer, actions, A, temperature=1.0, beta=0, **scoring)
         return {"tokens": sum(len(action.ids) for action in actions), "gradient": optimizer.gradient}
 
     return work
@@ -107,8 +132,14 @@ def engine_of(model):
 
 def ours_step(case):
     from flow_grpo import Action, advantages, update
-    model = model_of(case)
-    engine, optimizer = engine_of(model), Watched(model)
+    model, released = model_of(case, torch.bfloat16 if on_gpu(case) else torch.float32), nullcontext
+    scoring = fast(model)
+    if on_gpu(case):        # as train.py there
+        from scale import sharding
+        sharding.shard(model)
+        sharding.gather(model)
+        released = sharding.released
+    engine, optimizer = engine_of(model), Watched(model, case)
     prompts = [tuple(prompt) for prompt in batch_of(case)[0]]
 
     def work():
@@ -116,7 +147,8 @@ def ours_step(case):
         rows = [completion.ids for completion in completions]
         A, _ = advantages([reward(ids) for ids in rows], [row // case["group"] for row in range(len(rows))])
         actions = [Action(list(prompt), ids, row) for row, (prompt, ids) in enumerate(zip(prompts, rows))]
-        update(model, None, optimizer, actions, A, temperature=1.0, beta=0)
+        with released(model):
+            update(model, None, optimizer, actions, A, temperature=1.0, beta=0, **scoring)
         return {"tokens": sum(map(len, rows))}
 
     return work
@@ -210,7 +242,8 @@ def literal_flows(case):
 
 
 def trl(case, turns):
-    """GRPOTrainer.train(), whose steps are the work. Checkpointing and bfloat16 are off, as in ours."""
+    """GRPOTrainer.train(), whose steps are the work. On a CPU checkpointing and bfloat16 are off, as in ours;
+    on a GPU its weights are float32 and it computes in bfloat16, as ours."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
     rows, done = case["groups"] * case["group"], {}
@@ -232,8 +265,8 @@ def trl(case, turns):
         settings = GRPOConfig(
             output_dir=folder, per_device_train_batch_size=rows, num_generations=case["group"],
             max_completion_length=case["new"], beta=0.0, learning_rate=LR, lr_scheduler_type="constant",
-            temperature=1.0, max_steps=10**6, use_cpu=True, bf16=False, gradient_checkpointing=False,
-            report_to="none", save_strategy="no", disable_tqdm=True)
+            temperature=1.0, max_steps=10**6, use_cpu=not on_gpu(case), bf16=on_gpu(case),
+            gradient_checkpointing="size" in case, report_to="none", save_strategy="no", disable_tqdm=True)
         trainer = GRPOTrainer(
             model=model_of(case), reward_funcs=rewards, args=settings, callbacks=[EachStep()],
             train_dataset=Dataset.from_dict({"prompt": texts}), processing_class=tokenizer_of(case))
@@ -269,8 +302,14 @@ class Turns:
         self.channel, self.meter = channel, Meter()
 
     def next(self, done):
-        """False: there is no other turn. done: what the work of this one was."""
-        print(json.dumps(done | self.meter.cost()), file=self.channel, flush=True)
+        """False: there is no other turn. done: what the work of this one was. On a GPU, peak is the GPU's."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        cost = self.meter.cost()
+        if torch.cuda.is_initialized():
+            cost["peak"] = torch.cuda.max_memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        print(json.dumps(done | cost), file=self.channel, flush=True)
         line = sys.stdin.readline()
         self.meter = Meter()
         return line != ""       # "": speed.py has closed the pipe
@@ -294,4 +333,10 @@ def main(peer, case):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[3]))
+    settings = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(description=__doc__, **settings)
+    parser.add_argument("peer", choices=["ours", "trl", "literal"])
+    parser.add_argument("checkout", help="the project's folder whose code is measured")
+    parser.add_argument("case", type=json.loads, help="the work and its sizes, in JSON (speed.py)")
+    args = parser.parse_args()
+    main(args.peer, args.case)

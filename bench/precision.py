@@ -3,7 +3,7 @@ ratio compares.
 
     python bench/precision.py              the tables as Markdown: two minutes on one core, no GPU, no network
 
-The first table trains one small Qwen2 five ways, on one fixed batch, from the same weights, for 200 AdamW
+The first table trains one small Qwen2 six ways, on one fixed batch, from the same weights, for 200 AdamW
 steps at the paper's learning rate and at ten times that. All are read as the forward pass reads them, in the
 weights' own dtype:
 
@@ -29,6 +29,7 @@ anything was learnt. So does one that scores the old policy in other micro-batch
 flow_grpo.update() scores both in the same ones: exactly 1. The models: Qwen2.5-7B's configuration scaled
 down, with random weights and so with small logits; and the toy's planner, a trained one.
 """
+import argparse
 import copy
 import itertools
 import os
@@ -42,26 +43,26 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import planner
-from flow_grpo import Action, token_logps
+from fast import logps
+from flow_grpo import Action, log_probs
 from models.loading import load_engine
 from models.local import HF
 from rewards.questions import read_questions
-from scale import command_line
+from scale import command_line, sharding
 from scale.adapters import dithered
-from scale.masters import MasterAdamW
 from tools import TOOLS
 
 STEPS, BETA1, BETA2, EPS = 200, 0.9, 0.999, 1e-8
 TEMPERATURE = 0.7
 
 
-# ------------------------------------------------------------------------------------- five ways to step
+# -------------------------------------------------------------------------------------- six ways to step
 class Bare:
     """Adam on bfloat16 weights and moments, without weight decay; how float32 becomes bfloat16 is the
     subclass's matter."""
 
-    def __init__(self, weights, lr):
-        self.weights, self.lr, self.t = list(weights), lr, 0
+    def __init__(self, model, lr):
+        self.weights, self.lr, self.t = list(model.parameters()), lr, 0
         zeros = torch.zeros_like
         self.state = {weight: {"m": zeros(weight), "v": zeros(weight)} for weight in self.weights}
 
@@ -98,8 +99,19 @@ class Kahan(Bare):
         lost.copy_(wanted - (weight.float() - before))
 
 
-def adamw(weights, lr):
-    return torch.optim.AdamW(weights, lr=lr, weight_decay=0.0)
+def adamw(model, lr):
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+
+
+def sharded(model, lr):
+    """As train.py does it on one GPU: fully_shard with one process."""
+    sharding.shard(model)
+    return sharding.adamw(model, lr)
+
+
+def on_host(model, lr):
+    """--optimizer-device cpu"""
+    return sharding.adamw(model, lr, host=True)
 
 
 SCHEMES = {
@@ -107,7 +119,8 @@ SCHEMES = {
     "bfloat16, plain AdamW": (torch.bfloat16, adamw),
     "bfloat16, stochastic rounding": (torch.bfloat16, Stochastic),
     "bfloat16, Kahan summation": (torch.bfloat16, Kahan),
-    "**bfloat16, float32 masters (ours)**": (torch.bfloat16, MasterAdamW),
+    "**bfloat16, float32 masters (ours)**": (torch.bfloat16, sharded),
+    "**the same, on the host (ours)**": (torch.bfloat16, on_host),
 }
 
 
@@ -127,12 +140,14 @@ def flat(model):
 
 
 def loss_in_float32(model, ids):
+    wide = start()[0].float()
+    torch.nn.utils.vector_to_parameters(flat(model), wide.parameters())
     with torch.no_grad():
-        return copy.deepcopy(model).float()(ids, labels=ids).loss.item()
+        return wide(ids, labels=ids).loss.item()
 
 
 def size(model, optimizer):
-    """Bytes a weight: itself, its gradient, its state."""
+    """Bytes a weight: itself, its gradient, its state; sharded ones without the layer that is gathered."""
     of = lambda weight: (weight, weight.grad, *optimizer.state[weight].values())
     tensors = [tensor for weight in model.parameters() for tensor in of(weight)]
     held = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.dim())
@@ -144,14 +159,17 @@ def trained(dtype, make, lr):
     torch.manual_seed(1)
     model, ids = start()
     model, before, loss = model.to(dtype), flat(model), loss_in_float32(model, ids)
-    optimizer = make(model.parameters(), lr=lr)
+    optimizer = make(model, lr)
+    sharding.gather(model)
     for step in range(STEPS):
-        model.zero_grad()
-        model(ids, labels=ids).loss.backward()
-        optimizer.step()
+        with sharding.released(model):
+            model.zero_grad()
+            model(ids, labels=ids).loss.backward()
+            optimizer.step()
+            held = size(model, optimizer)
         if step == 0:
             first = (flat(model) != before).float().mean().item()
-    return first, flat(model) - before, loss - loss_in_float32(model, ids), size(model, optimizer)
+    return first, flat(model) - before, loss - loss_in_float32(model, ids), held
 
 
 def optimizer_table():
@@ -219,6 +237,7 @@ def ratio_table():
         done = engine(prompts, temperature=TEMPERATURE, max_new_tokens=64)
         seen = torch.tensor([logp for c in done for logp in c.logps])
         actions = [Action(c.prompt_ids, c.ids, i) for i, c in enumerate(done)]
+        token_logps = logps.scoring(log_probs, engine.model)["token_logps"]
         with torch.no_grad():
             new, again = (token_logps(engine.model, actions, TEMPERATURE) for _ in range(2))
             alone = torch.cat([token_logps(engine.model, [action], TEMPERATURE) for action in actions])
@@ -231,6 +250,8 @@ def ratio_table():
 
 
 if __name__ == "__main__":
+    settings = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    argparse.ArgumentParser(description=__doc__, **settings).parse_args()
     torch.set_num_threads(1)
     optimizer_table()
     print()

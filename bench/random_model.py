@@ -2,37 +2,63 @@
 
     python bench/random_model.py qwen3-0.6b runs/qwen3-0.6b
     python experiments/smollm.py train --model runs/qwen3-0.6b --seeds 1 --warm-steps 2 --steps 2
+    python bench/random_model.py qwen2.5-7b /tmp/7b --tokenizer dice        /tmp/7b/questions.jsonl, too
+    python train.py --model /tmp/7b --data /tmp/7b/questions.jsonl --tools python_coder --valid none ...
     python bench/random_model.py --table        weights, predicted memory and operations of a step, computed
 
 Such a model writes nonsense up to the token limit, so its seconds are an upper bound, and its rewards mean
 nothing. The tokenizer is that of --tokenizer: SmolLM2's if runs/ has it, so that prompts are as long as real
 ones (about 530 tokens; the toy's tokenizer was made for the prompts and needs a tenth).
+
+With nonsense no plan parses, all answers are wrong, and a training step has no gradient. `--tokenizer dice`
+is for whole steps: almost every token of its vocabulary decodes to a whole plan, call, verdict and answer
+(dice()). Then a random model plays a game of chance, and wins half of its rollouts.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import executor
+import generator
+import planner
+import verifier
 from models.local import HF
 from rewards.metrics import markdown
 from scale import fit
+from tools import TOOLS
+from toy.make import CHAT
 
 SMOLLM = ROOT / "runs" / "SmolLM2-135M-Instruct"
-CONFIGS = {  # configurations as published; all tie the embeddings
+QUESTIONS = [{"question": f"Is throw {n} of the dice even?", "answer": "yes"} for n in range(100)]
+CONFIGS = {  # configurations as published
     "smollm2-135m": LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
         num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True),
     "qwen2.5-0.5b": Qwen2Config(
         vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-        num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=32768,
-        tie_word_embeddings=True),
+        num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=32768, rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, tie_word_embeddings=True),
+    "qwen2.5-7b": Qwen2Config(
+        vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
+        num_attention_heads=28, num_key_value_heads=4, max_position_embeddings=32768, rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, tie_word_embeddings=False),
     "qwen3-0.6b": Qwen3Config(
         vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, head_dim=128,
         num_attention_heads=16, num_key_value_heads=8, max_position_embeddings=40960,
@@ -49,17 +75,51 @@ OTHER_PROMPTS = 200 + 500  # of executor and verifier, each turn
 
 
 def make(name, folder, tokenizer, layers=None):
-    """Write the folder. layers: fewer than the published ones, to try it."""
+    """Write the folder, in bfloat16. layers: fewer than the published ones, to try it."""
     config = CONFIGS[name]
     if layers:
         settings = config.to_dict() | {"num_hidden_layers": layers}
         if settings.get("layer_types"):
             settings["layer_types"] = settings["layer_types"][-layers:]
         config = type(config).from_dict(settings)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    if tokenizer == "dice":
+        tokenizer = dice_tokenizer(config.vocab_size)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder, "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
     config.eos_token_id, config.pad_token_id, config.bos_token_id = tokenizer.eos_token_id, None, None
     torch.manual_seed(0)
-    HF(AutoModelForCausalLM.from_config(config), tokenizer).save(folder)
+    HF(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer).save(folder)
+
+
+def dice(n):
+    """The text of token n. Any sequence of such texts is a plan, a call, a verdict and an answer at once.
+
+    A second text begins on the last line of the first, so the first "Sub-goal:" is the only one that starts
+    a line. All other labels repeat the same value. After the call, "#" makes all that follows a comment. One
+    text in 20 says STOP. Of the answers, which are the parity of n, the last one counts.
+    """
+    stop = "# Conclusion: STOP\n" if n % 20 == 7 else ""
+    return (f"Sub-goal: throw {n}: ```python_coder(code='print({n})') #```\n{stop}# Justification: a throw\n"
+            f"# Context: none\n# Tool: python_coder - <answer>{('yes', 'no')[n % 2]}</answer>")
+
+
+def dice_tokenizer(size):
+    """A byte-level BPE with the words of our prompts; dice() fills its vocabulary up to `size` tokens."""
+    scripts = planner.ANALYSIS_PROMPT, planner.PROMPT, executor.PROMPT, verifier.PROMPT, generator.PROMPT
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    bpe.train_from_iterator([*scripts, planner.describe_all(TOOLS)], trainers.BpeTrainer(
+        vocab_size=2000, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    data = json.loads(bpe.to_str())
+    vocabulary = data["model"]["vocab"]
+    vocabulary |= {bytes_of(dice(n))[0][0]: n for n in range(len(vocabulary), size)}
+    whole = Tokenizer.from_str(json.dumps(data))
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    return PreTrainedTokenizerFast(tokenizer_object=whole, chat_template=CHAT, **special)
 
 
 def operations(parameters, vocabulary_weights):
@@ -91,7 +151,7 @@ def main():
     parser.add_argument("folder", nargs="?", help="folder to write")
     parser.add_argument("--layers", type=int, help="only so many layers, to try it")
     default = str(SMOLLM if SMOLLM.exists() else ROOT / "toy")
-    parser.add_argument("--tokenizer", default=default, help="folder or hub name of the tokenizer")
+    parser.add_argument("--tokenizer", default=default, help="its folder or hub name; or dice")
     parser.add_argument("--table", action="store_true", help="print the table and write nothing")
     args = parser.parse_args()
     if args.table:

@@ -1,98 +1,100 @@
-"""Two ways to train on several GPUs compared: scale/ranks.py, and torch's fully_shard (FSDP2).
+"""Training on two processes: today's scale/sharding.py, and the engine before it.
 
-    python bench/sharding.py    two processes on the CPU (gloo), a Qwen2 of 14 million weights: 3 minutes
+    python bench/sharding.py    two processes on the CPU (gloo), a Qwen2 of 14 million weights: a few minutes
 
-    ranks.py               each process holds all bfloat16 weights; gradients are summed; the float32 masters
-                           and moments are sharded (ZeroRedundancyOptimizer)
-    fully_shard            each process holds its part of float32 weights, gradients and moments; the bfloat16
-                           weights of a layer are gathered when it computes, in generate() for every token
-    fully_shard, gathered  the same, but generate() gathers all layers once before it starts
+    before   commit adc69bf, whose code is read from git: each process holds all bfloat16 weights; gradients
+             are summed in bfloat16; the float32 masters and moments are sharded (ZeroRedundancyOptimizer)
+    today    each process holds its part of float32 weights, gradients and moments (fully_shard); the bfloat16
+             weights of a layer are gathered when it computes, and all of them once before generate()
 
-    MB          weights, gradients, masters and moments of one process, after an update
-    update, generate, state       seconds, medians of ROUNDS rounds in turn; state: the optimizer's, to rank 0
-    error       distance to the weights of one process after STEPS steps, as a share of how far those moved
-    resumed     do weights and state, loaded from a file into a new model, take exactly the same next step?
+Each engine first trains in one process, which is the reference of the same engine with two.
+
+    update, rollouts    MB that one process holds then: weights, gradients, masters, moments, and gathered
+                        weights; without a gathered layer, activations and buffers of communication
+    seconds             medians of ROUNDS rounds in turn: an update; gather and generate(); the state of a
+                        checkpoint, written to a file
+    apart               distance to the weights of one process after STEPS steps, as a share of how far those
+                        moved; both as generate() reads them, in bfloat16
 """
+import argparse
 import copy
+import importlib
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from scale import ranks
-from scale.masters import MasterAdamW
+from scale import checkpoints, ranks, sharding
+from scale.masters import local
 
-STEPS, ROUNDS, ROWS, LENGTH, NEW, LR = 4, 5, 8, 64, 32, 1e-4
+BEFORE = "adc69bf"
+STEPS, ROUNDS, ROWS, LENGTH, NEW, LR = 3, 3, 4, 32, 16, 1e-4
 CONFIG = Qwen2Config(
     vocab_size=8192, hidden_size=256, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=4,
     num_key_value_heads=2, tie_word_embeddings=False, eos_token_id=None)
 
 
-class Replicated:
-    """scale/ranks.py; alone: the reference, one process that computes the whole batch in two
-    micro-batches."""
+class Before:
+    """All bfloat16 weights in each process."""
 
-    def __init__(self, model, alone=False):
-        self.model, self.alone = model.bfloat16(), alone
-        shard = ranks.sharded if not alone else lambda kind, weights, **settings: kind(weights, **settings)
-        self.optimizer = shard(MasterAdamW, self.model.parameters(), lr=LR)
+    def __init__(self, model, folder):
+        self.model, self.folder = model, folder
+        self.ranks, masters = (importlib.import_module(f"before.{name}") for name in ("ranks", "masters"))
+        self.ranks.RANK, self.ranks.WORLD = ranks.RANK, ranks.WORLD
+        self.optimizer = self.ranks.sharded(masters.MasterAdamW, model.parameters(), lr=LR)
 
-    def backward(self, ids):
-        for part in (ids[0::2], ids[1::2]) if self.alone else (ranks.share(ids),):
-            loss(self.model, part).backward()
-        ranks.add_up_gradients([] if self.alone else self.model.parameters())
+    def begin_update(self):
+        pass
 
-    def state(self):
-        return ranks.state_of(self.optimizer)
+    def add_up(self):
+        self.ranks.add_up_gradients(self.model.parameters())
 
-    def load(self, state):
-        ranks.load(self.optimizer, state)
+    def begin_rollouts(self):
+        pass
 
-    def generate(self):
-        self.model.generate(batch(0), max_new_tokens=NEW, do_sample=False)
+    def save(self):
+        state = self.ranks.state_of(self.optimizer)
+        if ranks.RANK == 0:
+            torch.save(state, self.folder / "trainer.pt")
+
+    def states(self):
+        return getattr(self.optimizer, "optim", self.optimizer).state.values()
 
 
-class Sharded(Replicated):
-    """torch's fully_shard, a layer at a time."""
+class Today:
+    """scale/sharding.py, as train.py uses it."""
 
-    def __init__(self, model, gathered=False):
-        self.model, self.gathered = model, gathered
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for module in [*model.model.layers, model]:
-            fully_shard(module, mp_policy=policy)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
+    def __init__(self, model, folder):
+        self.model, self.folder = model, folder
+        sharding.shard(model)
+        self.optimizer = sharding.adamw(model, LR)
 
-    def backward(self, ids):
-        (loss(self.model, ranks.share(ids)) * ranks.WORLD).backward()       # fully_shard takes the mean
+    def begin_update(self):
+        sharding.release(self.model)
 
-    def state(self):
-        options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return state_dict.get_optimizer_state_dict(self.model, self.optimizer, options=options)
+    def add_up(self):
+        """The backward pass has done it."""
 
-    def load(self, state):
-        options = state_dict.StateDictOptions(full_state_dict=True)
-        state_dict.set_optimizer_state_dict(self.model, self.optimizer, state, options=options)
+    def begin_rollouts(self):
+        sharding.gather(self.model)
 
-    def generate(self):
-        shards = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
-        for module in shards if self.gathered else ():
-            module.set_reshard_after_forward(False, recurse=False)
-            module.unshard()
-        super().generate()
-        for module in shards if self.gathered else ():
-            module.set_reshard_after_forward(module is not self.model, recurse=False)
-        for module in shards:
-            module.reshard()  # the root stays gathered after a forward pass, and its state could not be saved
+    def save(self):
+        checkpoints.write_trainer(self.folder / "trainer", self.optimizer)
+
+    def states(self):
+        return self.optimizer.state.values()
+
+
+ENGINES = {"before": Before, "today": Today}
 
 
 def batch(step):
@@ -105,83 +107,99 @@ def loss(model, ids):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()) * len(ids) / ROWS
 
 
-def learn(way, step):
-    way.model.zero_grad()
-    way.backward(batch(step))
-    way.optimizer.step()
+def learn(engine, step):
+    """One update. One process takes the shares of two, one after the other."""
+    ids = batch(step)
+    engine.begin_update()
+    engine.model.zero_grad()
+    for share in (ids[0::2], ids[1::2]) if ranks.WORLD == 1 else (ranks.share(ids),):
+        loss(engine.model, share).backward()
+    engine.add_up()
+    engine.optimizer.step()
 
 
-def whole(way):
-    """All weights, in the precision of the model."""
-    weights = [weight.detach() for weight in way.model.parameters()]
-    return [weight.full_tensor() if isinstance(weight, DTensor) else weight.clone() for weight in weights]
+def generate(engine):
+    engine.begin_rollouts()
+    engine.model.generate(batch(0), max_new_tokens=NEW, do_sample=False, synced_gpus=False)
 
 
-def flat(weights):
-    return torch.cat([weight.bfloat16().float().flatten() for weight in weights])
+def megabytes(engine):
+    """Of all tensors that are held now."""
+    groups = engine.optimizer.param_groups
+    weights = [*engine.model.parameters(), *(weight for group in groups for weight in group["params"])]
+    held = [*weights, *(weight.grad for weight in weights if weight.grad is not None)]
+    held += [tensor for state in engine.states() for tensor in state.values()]
+    parts = {part.data_ptr(): part.numel() * part.element_size() for part in map(local, held)}
+    return sum(parts.values()) / 1e6
 
 
-def megabytes(way):
-    held = [tensor for weight in way.model.parameters() for tensor in (weight, weight.grad)]
-    states = getattr(way.optimizer, "optim", way.optimizer).state.values()
-    held += [tensor for state in states for tensor in state.values()]
-    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in held]
-    return sum(tensor.numel() * tensor.element_size() for tensor in local) / 1e6
+def flat(engine):
+    """All weights, as generate() reads them."""
+    engine.begin_rollouts()
+    return torch.cat([weight.detach().float().flatten() for weight in engine.model.parameters()])
 
 
-def seconds(work):
+def seconds(work, *arguments):
     dist.barrier()
     start = time.perf_counter()
-    work()
+    work(*arguments)
     dist.barrier()
     return time.perf_counter() - start
 
 
-def resumes(way, again, file):
-    """Load the state of one way into a new one, whose weights are the same already; let both take a step."""
-    state = way.state()
-    if ranks.RANK == 0:
-        torch.save(state, file)
-    dist.barrier()
-    again.load(torch.load(file, weights_only=True))
-    learn(way, 99)
-    learn(again, 99)
-    return torch.equal(flat(whole(way)), flat(whole(again)))
-
-
-def process(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    ranks.RANK, ranks.WORLD = rank, 2
+def measure(folder):
+    """{engine: (weights after STEPS steps, [MB], [seconds])}, and the weights at the start."""
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(CONFIG).bfloat16().float().eval()               # all start from the same numbers
-    kinds = {"ranks.py": Replicated, "fully_shard": Sharded,
-             "fully_shard, gathered": lambda model: Sharded(model, gathered=True)}
-    reference = Replicated(copy.deepcopy(model), alone=True)
-    ways = {name: kind(copy.deepcopy(model)) for name, kind in kinds.items()}
-    for step in range(STEPS):
-        for way in (reference, *ways.values()):
-            learn(way, step)
-    moved = flat(whole(reference)) - flat(model.parameters())
-    end = flat(whole(reference))
-    errors = {name: (flat(whole(way)) - end).norm() / moved.norm() for name, way in ways.items()}
-    times = [{name: [seconds(lambda: learn(way, STEPS + n)), seconds(way.generate), seconds(way.state)]
-              for name, way in ways.items()} for n in range(ROUNDS)]
-    lines = ["| way | MB | update | generate | state | error | resumed |", "|---" * 7 + "|"]
-    for name, way in ways.items():
-        medians = map(statistics.median, zip(*(row[name] for row in times)))
-        numbers = " | ".join(f"{median:.2f}" for median in medians)
-        with torch.no_grad():
-            for weight, value in zip(model.parameters(), whole(way)):
-                weight.copy_(value)
-        resumed = resumes(way, kinds[name](copy.deepcopy(model)), f"{folder}/state.pt")
-        lines.append(f"| {name} | {megabytes(way):.0f} | {numbers} | {errors[name]:.3f} | {resumed} |")
+    model = Qwen2ForCausalLM(CONFIG).bfloat16().eval()
+    start = torch.cat([weight.detach().float().flatten() for weight in model.parameters()])
+    engines, found = {name: kind(copy.deepcopy(model), folder) for name, kind in ENGINES.items()}, {}
+    for name, engine in engines.items():
+        for step in range(STEPS):
+            learn(engine, step)
+        held = [megabytes(engine)]
+        engine.model.zero_grad()  # before the weights are gathered: later it would clear theirs
+        found[name] = flat(engine)
+        generate(engine)
+        found[name] = found[name], held + [megabytes(engine)]
+    times = [{name: [seconds(learn, engine, STEPS + n), seconds(generate, engine), seconds(engine.save)]
+              for name, engine in engines.items()} for n in range(ROUNDS)]
+    return start, {name: (*found[name], [statistics.median(column) for column in zip(*(
+        round[name] for round in times))]) for name in engines}
+
+
+def process(rank, world, folder):
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(folder))
+    ranks.RANK, ranks.WORLD = rank, world
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet{world}", rank=rank, world_size=world)
+    found = measure(folder)
     if rank == 0:
-        print("\n".join(lines))
+        torch.save(found, folder / f"found{world}")
+    dist.barrier()
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def main():
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(process, (folder,), nprocs=2)
+    print("| engine | processes | MB, update | MB, rollouts | update, s | generate, s | save, s | apart |")
+    print("|---" * 8 + "|")
+    with tempfile.TemporaryDirectory() as name:
+        folder, found = Path(name), {}
+        (folder / "before").mkdir()
+        for file in ("ranks.py", "masters.py"):
+            code = subprocess.check_output(["git", "show", f"{BEFORE}:scale/{file}"], cwd=ROOT)
+            (folder / "before" / file).write_bytes(code)
+        for world in (1, 2):
+            torch.multiprocessing.spawn(process, (world, folder), nprocs=world)
+            start, found[world] = torch.load(folder / f"found{world}")
+            for engine, (weights, held, times) in found[world].items():
+                alone = found[1][engine][0]
+                apart = (weights - alone).norm() / (alone - start).norm()
+                numbers = [f"{n:.0f}" for n in held] + [f"{s:.2f}" for s in times] + [f"{apart:.4f}"]
+                print(f"| {engine} | {world} | {' | '.join(numbers)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@
     python bench/speed.py step --trl-python trl/bin/python --case 3     one line of a table
     python bench/speed.py toy start --against FOLDER        commands, beside another checkout of this project
     python bench/cost.py                                    cost against work: flows, turns, prompts
-    python bench/card.py --model-size 7b                    shares of what one GPU can do
+    python bench/card.py                                    shares of what one GPU can do
 
     update    one update of 16 completions of 2 prompts, beside TRL's GRPOTrainer
     step      a whole step: sample 32 tokens for each row, rewards, update, beside GRPOTrainer.train()

@@ -1,12 +1,12 @@
-"""Downloads and the cache. A file enters the cache only if it is whole and could be read."""
+"""Downloads and the cache. A file enters the cache only if it is complete and could be read."""
 
 import os
 from pathlib import Path
 
 import requests
 
-from scale.files import replace_file
 from world import services
+from world.files import replace_file
 
 CAP = 50_000_000  # bytes of a download
 PATIENCE = 300  # seconds for a download; 30 for a server that sends nothing

@@ -15,7 +15,7 @@ Each file has its own format, and only this file reads them:
     the gold      "answer", else "Final answer"; a text, a number, or a list of aliases, any of which is right
     the options   gpqa "choices", medqa "options", with or without letters, or a string with such a list; the
                   gold is an option with its letter (gpqa) or without (medqa) and becomes "B. text". A query
-                  without the options gets them.
+                  that lacks the options is extended by them.
     gameof24      the gold is the numbers, so that every solution is right; the file's solutions are aliases
     ids           only labels, because medqa has the pids 0-99 twice: positions in the file identify items
 
@@ -71,7 +71,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def names(benchmarks):
-    """The names that --benchmark stands for: all of them, if "all" is one."""
+    """The benchmarks that --benchmark names: all of them if one name is "all"."""
     return list(BENCHMARKS) if "all" in benchmarks else benchmarks
 
 
@@ -193,7 +193,7 @@ def golds_of(question):
 
 
 def check(name, folder=None, cache=None):
-    """Grade each item's golds, and as a wrong answer the gold of the next item that has another gold.
+    """Grade each item's golds; and a wrong answer, which is the gold of the next item with another gold.
 
     (items in the file, items whose golds are right, items for which the wrong answer is right, notes)
     """

@@ -23,13 +23,14 @@ endings.without_traceback(__name__)
 import torch
 
 import solve
-from benchmarks.runs import answer_all
 from experiments import wordings
 from experiments.router import ROUTES, router
 from models.completion import Cached
 from rewards.metrics import accuracy_line, summary
 from scale import adapters
 from scale.command_line import TOY, TOY_TOOLS, is_toy
+from scale.progress import Progress
+from scale.records import Trial
 from tools import toolbox
 from toy.questions import for_flow, splits
 from world.services import Cache
@@ -89,13 +90,15 @@ def main():
         made = made_of(name)[: args.limit]
         policy = planner_for(args, loaded.get(args.model), tools, made)
 
-        def run(start, questions, watch):
-            torch.manual_seed(args.seed * 1_000_003 + start)
-            return solve.evaluate(questions, policy, fixed, tools, watch=watch, **rollout)[1]
-
-        file = args.out / f"{name}.jsonl"
-        flows = answer_all(name, for_flow(made), file, args.batch, run, solve.Flow.from_record)
-        print(f"{name}: {accuracy_line(summary(flows), len(flows))}", flush=True)
+        trial = Trial(name, for_flow(made), args.batch, args.seed, args.out / f"{name}.jsonl")
+        trial.flows = [solve.Flow.from_record(*pair) for pair in zip(trial.questions, trial.saved())]
+        with Progress(len(made), name, len(trial.flows)) as progress:
+            for seed, questions in trial.batches():
+                torch.manual_seed(seed)
+                flows = solve.evaluate(questions, policy, fixed, tools, watch=progress, **rollout)[1]
+                if trial.add(flows):
+                    progress.next_batch(trial.flows)
+        print(f"{name}: {accuracy_line(summary(trial.flows), len(made))}", flush=True)
 
 
 if __name__ == "__main__":

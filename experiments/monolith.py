@@ -30,7 +30,7 @@ import solve
 from memory import Memory, Step
 from models.loading import load_engine
 from scale.command_line import TOY, TOY_TOOLS
-from solve import Flow, complete
+from solve import Flow, call_engine
 from tools import run_calls, toolbox
 from toy.make import warm_start
 from toy.pieces import NUMBERS
@@ -66,7 +66,7 @@ def rollout(batch, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_t
             watch(flows, turn, "policy")
         live = [flow for flow in flows if not flow.stopped and not flow.failed]
         acting = []
-        for flow, completion in complete(sample, live, turn, "policy", to_read):
+        for flow, completion in call_engine(sample, live, turn, "policy", to_read):
             flow.actions.append(completion)
             if "<answer>" in completion.text or turn > max_turns:
                 flow.answer, flow.stopped = generator.parse(completion.text), True

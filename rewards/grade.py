@@ -9,7 +9,6 @@ import time
 
 from rewards import rules
 from rewards.judge import verdicts_on
-from scale.laps import lap
 
 
 def reward(flow, verdict):
@@ -26,7 +25,6 @@ def grade(flows, judge=None):
     If the judge gives no verdict, the rollout is undecided; if the judge is down, it has failed. Training
     leaves both out. Without a judge, an answer that the rules cannot decide counts as wrong.
     """
-    lap("grade")
     answered = [flow for flow in flows if not flow.failed]
     verdicts = [rules.decide(flow.question, flow.answer) for flow in answered]
     for flow, verdict in zip(answered, verdicts):
@@ -35,8 +33,9 @@ def grade(flows, judge=None):
         unclear = [flow for flow, verdict in zip(answered, verdicts) if verdict is None]
         start = time.perf_counter()
         results = verdicts_on([(flow.question, flow.answer) for flow in unclear], judge)
+        seconds = time.perf_counter() - start
         for flow, (verdict, completion) in zip(unclear, results):
             flow.reward, flow.undecided = reward(flow, verdict), verdict is None and not completion.error
             flow.failed = completion.error and f"judge: {completion.error}"
-            seconds = time.perf_counter() - start
+            flow.seconds += seconds / len(unclear)
             flow.add_output(len(flow.actions), "judge", completion.text, completion.tokens, seconds)

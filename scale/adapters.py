@@ -13,15 +13,15 @@ model they are exactly the policy that was trained and graded on --valid, so loa
 import json
 import os
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
 import torch
 
 from models.loading import fingerprint, load_engine
-from models.local import HF
-from scale.checkpoints import DAMAGED
-from scale.files import read_object, reading
+from models.local import HF, weights_of
+from scale.files import DAMAGED, read_object, reading
 from scale.places import located, missing, portable
 from world.services import is_server
 from world.text import printable
@@ -32,8 +32,10 @@ class Policy(HF):
 
     def save(self, folder):
         """Write the merged model, the adapters, and the fingerprint of the base model that they belong to."""
-        super().save(folder, self.model.get_base_model(), self.merged())
-        self.model.save_pretrained(f"{folder}/adapters", save_embedding_layers=False)
+        with tempfile.TemporaryDirectory(dir=folder) as files:
+            super().save(folder, self.model.get_base_model(), self.merged(files))
+        self.model.save_pretrained(f"{folder}/adapters", state_dict=weights_of(self.model),
+                                   save_embedding_layers=False)
         base, saved = self.model.peft_config["default"].base_model_name_or_path, Path(folder, "adapters")
         (saved / "base.sha256").write_text(fingerprint(base))
         (saved / "README.md").unlink(missing_ok=True)  # peft's: a form to fill in, with the path of the base
@@ -41,16 +43,24 @@ class Policy(HF):
         config["base_model_name_or_path"] = portable(base, folder)
         (saved / "adapter_config.json").write_text(json.dumps(config, indent=2))
 
-    def merged(self):
-        """{name: W + B A} on the host. Merging in place, as peft does, would round the frozen weights."""
+    def merged(self, files):
+        """{name: W + B A}, each in a file of the folder `files`, mapped into memory, since beside the frozen
+        weights there may be no room. Merging in place, as peft does, would round the frozen weights."""
         base, dice = self.model.get_base_model(), torch.Generator(self.model.device).manual_seed(0)
         weights = {name.replace(".base_layer.", "."): weight.cpu()
-                   for name, weight in base.state_dict().items() if "lora_" not in name}
+                   for name, weight in weights_of(base).items() if "lora_" not in name}
         for name, layer in base.named_modules():
             if hasattr(layer, "get_delta_weight"):
                 weight, delta = layer.base_layer.weight, layer.get_delta_weight("default").float()
-                weights[f"{name}.weight"] = dithered(weight.float() + delta, weight.dtype, dice).cpu()
+                merged = dithered(weight.float() + delta, weight.dtype, dice).cpu()
+                weights[f"{name}.weight"] = in_file(merged, f"{files}/{name}")
         return weights
+
+
+def in_file(tensor, path):
+    """The tensor, written to a file and mapped into memory. On a full disk: OSError here, no SIGBUS later."""
+    tensor.view(torch.uint8).numpy().tofile(path)
+    return torch.from_file(path, True, tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
 
 
 def dithered(weight, dtype, dice=None):

@@ -1,24 +1,20 @@
-"""solve.py's run: which questions it answers, what it prints of them, and its folder.
-
-benchmarks/runs.py answers the questions, batch by batch, and keeps the rollouts in the folder. A run with a
-folder can be stopped at any time; the same command goes on.
-"""
+"""solve.py's run: the questions that it answers, its folder, an early end, and what it prints at the end."""
 
 import signal
-import sys
-import time
-from functools import partial
-
-from tqdm import tqdm
+import statistics
+from contextlib import contextmanager
+from pathlib import Path
 
 from benchmarks import tables
-from benchmarks.runs import answer_all, finished_trials, open_folder, row_of
+from models.cast import load_engines, plan_memory
 from models.loading import fingerprint, pick_device, pick_dtype
-from rewards.metrics import accuracy_line, calls_line, markdown, summary
+from rewards.metrics import accuracy_line, calls_line, interval, markdown, summary
 from rewards.questions import Question, read_questions
-from scale import advice, code
+from scale import adapters, advice, code, fit, threads
 from scale.command_line import TOY, is_toy, leave
-from scale.files import folder_name, lock, replace_file
+from scale.files import folder_name, lock
+from scale.records import finished_trials, run_folder
+from world.files import replace_file
 from world.text import printable
 
 EXAMPLES = 8  # how many of the toy's questions are answered if the command line names no question
@@ -37,6 +33,19 @@ def load_questions(args):
     return {"questions": questions[: args.limit or (None if args.data else EXAMPLES)]}
 
 
+def load_models(args, cache):
+    """(policy, {module: engine}, judge or None, lines to print: how they use memory and threads).
+
+    ValueError if the models cannot be loaded or do not fit into memory. Sets --batch if it was not given."""
+    lines = [plan_memory(args)]
+    if pick_device(args.device).type != "cuda":
+        fit.bound_host_memory()
+    policy = adapters.load(args.model, args.device, args.dtype, args.think)
+    fixed, judge = load_engines(args, {args.model: policy}, cache)
+    args.batch = args.batch or fit.batch_size([policy, *fixed.values()])
+    return policy, fixed, judge, [*lines, threads.choose(policy)]
+
+
 def open_run(args):
     """The run's folder, which must be new or belong to a run with the same settings; None without --out.
 
@@ -50,99 +59,81 @@ def open_run(args):
     settings = {name: value for name, value in vars(args).items() if name not in FREE}
     settings["dtype"] = str(pick_dtype(args.dtype, pick_device(args.device)))
     settings["set of weights"] = [fingerprint(model) for model in models if model]
-    folder = open_folder(args.out, settings)
+    folder = run_folder(args.out, settings)
     lock(folder, "solve.py")
     code.note(folder / "settings.json")
     return folder
 
 
-def answer(sets, args, folder, run, restore, trace):
-    """Answer every set of questions --trials times, and print the results.
+@contextmanager
+def partial_results(args, trials):
+    """Ctrl-C or an error inside ends the process: with the numbers so far, and one sentence.
 
-    sets: {name: [Question]}. run(trial, start, questions, watch) -> [Flow] answers one batch.
-    restore(question, data): the flow of a record. trace(flow): a flow as text.
+    trials: [records.Trial], those of a set of questions that have begun.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name, questions in sets.items():
-        answer_set(name, questions, args, folder, run, restore, trace)
-    if args.benchmark:
-        show_table(args, folder, restore)
-
-
-def answer_set(name, questions, args, folder, run, restore, trace):
-    start, flows = time.perf_counter(), []
-
-    def finished(batch):
-        flows.extend(batch)
-        if not (args.quiet or args.benchmark):
-            for flow in batch:
-                grade = "right" if flow.reward > 0 else f"wrong: {flow.question.answer}"
-                line = "" if args.question else printable(f"  ({grade})")
-                tqdm.write(trace(flow) + line + "\n")  # above the bar
-        sys.stdout.flush()
-
     try:
-        for trial in range(args.trials):
-            file = folder and folder / f"{name}-{trial}.jsonl"
-            answer_all(name, questions, file, args.batch, partial(run, trial), restore, finished)
+        yield
     except BrokenPipeError:  # `| head` has ended (endings.py)
         raise
     except (ValueError, OSError, MemoryError, KeyboardInterrupt) as why:
+        flows = [flow for trial in trials for flow in trial.flows]
         if flows and not args.question:
-            numbers = accuracy_line(summary(flows), min(len(flows), len(questions)))
-            total = args.trials * len(questions)
-            print(f"\npartial, {len(flows)} of {total} rollouts: {numbers}", flush=True)
+            number = len(trials[0].questions)
+            numbers = accuracy_line(summary(flows), min(len(flows), number))
+            print(f"\npartial, {len(flows)} of {args.trials * number} rollouts: {numbers}", flush=True)
         if isinstance(why, KeyboardInterrupt):
-            leave(130, f"\nsolve.py: stopped{'; the same command goes on' if folder else ''}")
+            leave(130, f"\nsolve.py: stopped{'; the same command goes on' if args.out else ''}")
         leave(1, f"solve.py: {why}")
-    show_summary(name, questions, flows, time.perf_counter() - start, args)
 
 
-class TracePrinter:
-    """Prints the trace of a typed question while it grows: each module's text as soon as it is there."""
-
-    def __init__(self, trace):
-        self.trace, self.printed = trace, 0  # lines of the trace
-
-    def after(self, watch):
-        """watch() of a rollout, and then what is new in the trace."""
-        self.printed = 0
-
-        def watch_and_print(flows, turn, module):
-            watch(flows, turn, module)
-            lines = self.trace(flows[0], ended=False).split("\n")
-            if len(lines) > self.printed:
-                tqdm.write("\n".join(lines[self.printed :]))  # above the bar
-                sys.stdout.flush()
-            self.printed = len(lines)
-        return watch_and_print
-
-    def rest(self, flow):
-        """The lines of the finished trace that are not printed yet."""
-        return "\n".join(self.trace(flow).split("\n")[self.printed :])
-
-
-def show_summary(name, questions, flows, seconds, args):
-    metrics = summary(flows)
+def print_summary(args, name, trials, seconds):
+    """The last lines of a set of questions: calls, failures and the accuracy, over all trials."""
+    flows = [flow for trial in trials for flow in trial.flows]
+    metrics, number = summary(flows), len(trials[0].questions)
     tokens = sum(output["tokens"] for flow in flows for output in flow.outputs)
     line = f"{len(flows)} flows, {tokens} tokens, {seconds:.1f} s | calls: {calls_line(metrics)}"
     print(printable(f"{name}: {line}" if args.benchmark else line))  # the tools that a file names, too
     if metrics["failed"]:
         print(advice.failures(flows))
     if not args.question:
-        print(accuracy_line(metrics, len(questions)), flush=True)
+        print(accuracy_line(metrics, number), flush=True)
     if metrics["failed"] == len(flows):
         leave(1, "solve.py: no flow came to an end")
 
 
-def show_table(args, folder, restore):
+def print_table(args):
     """Print table.md and write it: a row for each benchmark that has a complete trial in the folder."""
-    rows = []
+    folder, rows = Path(args.out), []
     for name in tables.BENCHMARKS:
         if any(folder.glob(f"{name}-*.jsonl")):
             number = len(tables.load(name, args.benchmark_dir, args.limit))
-            if trials := finished_trials(folder, name, number, restore):
+            if trials := finished_trials(folder, name, number):
                 rows.append(row_of(name, trials))
     text = markdown([list(rows[0]), *(list(row.values()) for row in rows)])
     replace_file(folder / "table.md", text + "\n")
     print(printable(f"\n{text}\nKept in {folder}"))
+
+
+def row_of(name, trials):
+    """A row of the benchmarks' table, from the flows of each trial.
+
+    The interval is Wilson's for the number of questions: more trials add no questions.
+    """
+    benchmark, flows = tables.BENCHMARKS[name], [flow for trial in trials for flow in trial]
+    metrics, n = summary(flows), len(trials[0])
+    low, high = interval(metrics["accuracy"], n)
+    each = [100 * summary(trial)["accuracy"] for trial in trials]
+    steps = max(1, sum(calls for calls, _, _ in metrics["calls"].values()))
+    shares = sorted(((calls / steps, tool) for tool, (calls, _, _) in metrics["calls"].items()), reverse=True)
+    seconds = sum(flow.seconds for flow in flows) / len(flows)
+    return {
+        "benchmark": name, "items": str(n),
+        "accuracy %": f"{100 * metrics['accuracy']:.1f}", "95 %": f"{100 * low:.1f}-{100 * high:.1f}",
+        "trials (sd)": f"{len(each)} ({statistics.stdev(each):.1f})" if len(each) > 1 else "1",
+        **{f"paper: {name}": f"{getattr(benchmark, name):.1f}" for name in ("alone", "frozen", "trained")},
+        "turns": f"{metrics['turns']:.2f}", "errors %": f"{100 * metrics['errors']:.1f}",
+        "failed": str(metrics["failed"]), "undecided": str(metrics["undecided"]),
+        "tokens": f"{metrics['tokens']:.0f}", "s a flow": f"{seconds:.2f}",
+        "tools": ", ".join(f"{tool} {share:.0%}" for share, tool in shares),
+    }

@@ -10,6 +10,8 @@ from functools import partial
 
 import torch
 
+from scale import ranks
+
 # torch's allocator; oneDNN, which multiplies bfloat16 matrices on a CPU
 CPU_ERRORS = "can't allocate memory", "could not create a primitive"
 
@@ -37,7 +39,7 @@ def by_length(items, budget, length, extra=0):
     return batches
 
 
-def in_memory(work, items, length, budget, extra=0, restart=None, batches_of=None):
+def in_memory(work, items, length, budget, extra=0, restart=None, batches_of=None, recover=None, filler=None):
     """Call work(batch) for batches of the items; return (results in batch order, last budget, halvings).
 
     length(item): its tokens. extra: tokens that each row needs beyond them. Out of memory: the budget is
@@ -50,26 +52,42 @@ def in_memory(work, items, length, budget, extra=0, restart=None, batches_of=Non
     batches_of(items, budget) -> [(batch, its tokens)]: by_length(), unless given. The largest batch should
     come first, so that a lack of memory shows at once.
 
+    recover(): called after a failure. filler: a batch that teaches nothing. If it is given, the ranks go in
+    lock-step: a rank that has no batch left takes the filler until all are done, and if memory is short on
+    one rank, all halve their budgets.
+
     MemoryError if one item alone does not fit.
     """
     batches_of = batches_of or partial(by_length, length=length, extra=extra)
+    agree = ranks.largest if filler else int  # the largest of what the ranks say, or what this one says
     results, waiting, halved = [], batches_of(items, budget), 0
     if restart:
         restart()
-    while waiting:
-        (batch, tokens), states = waiting[0], random_states()
+    while agree(len(waiting)):
+        (batch, tokens), states = waiting[0] if waiting else (filler, 0), random_states()
         row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
+        alone, wanted, why = False, budget, "a row of another process does not fit into memory"
         try:
             with memory_errors(row):
-                results.append(work(batch))
+                result = work(batch)
+            if agree(0):
+                raise ranks.Elsewhere
+            results += [result] if waiting else []
             waiting = waiting[1:]
             continue
-        except MemoryError:
-            if len(batch) == 1:
-                raise
+        except ranks.Elsewhere:
+            cause = None
+        except MemoryError as error:
+            agree(1)  # the others are in their agree(0), or come to the one before their next collective
+            alone, wanted, why = len(batch) == 1, tokens // 2, str(error)
+            cause = error.__cause__ and error.__cause__.with_traceback(None)
         # Not inside `except`: while the exception lives, its traceback holds the failed attempt's tensors.
+        if recover:
+            recover()
         torch.cuda.empty_cache()  # does nothing without a GPU
-        budget, halved = tokens // 2, halved + 1
+        if agree(alone):
+            raise MemoryError(why) from cause
+        budget, halved = -agree(-wanted), halved + 1
         warnings.warn(f"Out of memory: from here on batches of at most {budget} tokens.")
         if restart:
             results, waiting = [], batches_of(items, budget)

@@ -4,7 +4,11 @@
     lock             held by the process that trains (files.py)
     log.csv, evals.csv, rollouts.jsonl      see log.py
     step-N/, best/   checkpoints: ordinary save_pretrained folders, with train.json (modules and tools, for
-                     solve.py), trainer.pt (for --resume; not in best/) and, with --lora, adapters/
+                     solve.py), README.md (the model card) and, with --lora, adapters/
+    step-N/trainer/  for --resume: the trained weights in float32 and the optimizer's moments
+
+trainer/ is a torch.distributed.checkpoint in safetensors files. Every rank writes its part, and any number of
+ranks can read it. best/ has none: it is most of the bytes, and nothing resumes from best/.
 
 A checkpoint is written under another name and renamed when it is complete (files.py): a kill or a full disk
 never damages the one before it. Paths in args.json and train.json are portable (places.py).
@@ -12,16 +16,21 @@ never damages the one before it. Paths in args.json and train.json are portable 
 import json
 import math
 import shutil
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 
-from scale import code, places, ranks
+from scale import code, model_card, places, ranks
 from scale.batches import memory_errors
-from scale.files import check_file, lock, reading, replace_file, replace_folder
+from scale.files import DAMAGED, check_own, lock, read_object, reading, replace_folder
+from scale.masters import HostAdamW, local
+from world.files import replace_file
 
-DAMAGED = "{} is damaged: remove it, then --resume goes on from the one before"
+FILE = 10**9  # bytes of a file in trainer/, about: while it is written, the host's memory holds it twice more
 
 
 def open_folder(args, step=0):
@@ -47,30 +56,80 @@ def open_folder(args, step=0):
 
 
 def save(folder, policy, optimizer, step, best, args):
-    """Write a checkpoint. optimizer None: without trainer.pt. So is best/, because trainer.pt is most of the
-    bytes, and nothing resumes from best/."""
-    state = optimizer and ranks.state_of(optimizer)
+    """Write a checkpoint, on all ranks together. optimizer None: without trainer/."""
+    trainer = folder.with_name("trainer.writing")
 
     def write(path):
         with memory_errors("the checkpoint"):  # adapters are merged on the GPU
             policy.save(path)
-        names = "fixed", "executor", "verifier", "generator", "tools", "corpus"
-        settings = {name: getattr(args, name) for name in names} | {"step": step}
+        settings = {name: getattr(args, name)
+                    for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus")}
         settings = places.all_portable(settings, folder)
+        settings |= {"step": step, "best": None if best == -math.inf else best,
+                     "hardware": model_card.hardware(policy.model.device)}
         (path / "train.json").write_text(json.dumps(settings, indent=1))
+        if (folder.parent / "args.json").exists():  # not that of a warm start
+            model_card.write(path, folder.parent)
         if optimizer:
-            torch.save({"step": step, "best": best, "optimizer": state}, path / "trainer.pt")
+            trainer.rename(path / "trainer")
         for file in filter(Path.is_file, path.rglob("*")):  # safetensors ignores the umask
             file.chmod((path / "train.json").stat().st_mode & 0o777)
 
+    problem = None
     try:
+        if optimizer:
+            write_trainer(trainer, optimizer)
         if ranks.RANK == 0:
             replace_folder(folder, write)
     except (OSError, RuntimeError, SafetensorError) as why:  # all three are raised when a disk is full
-        why = str(why).partition("\n")[0]
-        raise SystemExit(f"train.py: could not save {folder} ({why}); the last checkpoint is untouched. "
-                         "Free some disk, then --resume.")
+        problem = str(why).partition("\n")[0]
+    if ranks.any_rank(problem):
+        if ranks.RANK == 0:
+            shutil.rmtree(trainer, ignore_errors=True)  # the disk may be full
+        raise SystemExit(f"train.py: could not save {folder} ({problem or 'another process failed'}); the "
+                         "last checkpoint is untouched. Free some disk, then --resume.")
+
+
+def write_trainer(folder, optimizer):
+    """The part of all ranks: trained weights and moments."""
+    if ranks.RANK == 0:
+        shutil.rmtree(folder, ignore_errors=True)  # a kill may have left one
     ranks.wait()
+    tensors, files, size = tensors_of(optimizer), {}, 0
+    for name, tensor in tensors.items():
+        files[name] = 1 + size // FILE
+        size += tensor.nbytes
+    with quiet():
+        dcp.save(tensors, no_dist=ranks.WORLD == 1, storage_writer=dcp.HuggingFaceStorageWriter(
+            folder, fqn_to_index_mapping=files, save_distributed=True))
+
+
+@contextmanager
+def quiet():
+    """torch.distributed.checkpoint without its warning that one process is alone, and with the error of the
+    first rank that failed, where it raises one of its own that holds those of all ranks."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except dcp.api.CheckpointException as why:
+        raise next(iter(why.failures.values()))[0] from None
+
+
+def tensors_of(optimizer):
+    """{name: tensor} of all that training changes: each weight, in float32, and its moments."""
+    tensors = {}
+    for name, weight in trained_by(optimizer):
+        state = dict(optimizer.state.get(weight, {}))
+        tensors[name] = state.pop("master", weight.detach())
+        tensors |= {f"{name}.{key}": tensor.view(-1) if tensor.ndim == 0 else tensor  # safetensors are cut
+                    for key, tensor in state.items()}                                 # along a dimension
+    return tensors
+
+
+def trained_by(optimizer):
+    """[(name, weight)]"""
+    return [pair for group in optimizer.param_groups for pair in zip(group["param_names"], group["params"])]
 
 
 def forget(run, number):
@@ -83,38 +142,74 @@ def forget(run, number):
 def checkpoints(run):
     """The complete step-N folders of a run, the oldest first."""
     steps = [folder for folder in Path(run).glob("step-*")
-             if (folder / "trainer.pt").exists() and folder.name[5:].isdigit()]
+             if (folder / "trainer").is_dir() and folder.name[5:].isdigit()]
     return sorted(steps, key=lambda folder: int(folder.name[5:]))
 
 
 def last_checkpoint(run):
     """The checkpoint to resume from. None before a run's first one: then the run begins anew."""
+    if any(Path(run).glob("step-*/trainer.pt")):
+        raise ValueError(f"{run} was trained by an earlier version, whose checkpoints cannot be resumed")
     return (checkpoints(run) or [None])[-1]
 
 
 def load_state(checkpoint):
-    """trainer.pt: {"step", "best", "optimizer"}; ValueError if it is damaged; None without a checkpoint."""
+    """{"step", "best", "moved"} of a checkpoint; ValueError if it is damaged; None without a checkpoint.
+
+    best: the highest accuracy on --valid so far. moved: has a step changed the policy?"""
     if not checkpoint:
         return None
-    with reading(checkpoint / "trainer.pt", DAMAGED.format(checkpoint)):
-        check_file(checkpoint / "trainer.pt")
-        # mmap: the host's memory holds it once, not once for each process
-        state = torch.load(checkpoint / "trainer.pt", map_location="cpu", mmap=True, weights_only=True)
-        if state["step"] != int(checkpoint.name[5:]):
-            raise ValueError(f"its step is {state['step']!r}")
-        if math.isnan(state["best"]):
+    with reading(checkpoint / "train.json", DAMAGED.format(checkpoint)):
+        data = read_object(checkpoint / "train.json")
+        if data["step"] != int(checkpoint.name[5:]):
+            raise ValueError(f"its step is {data['step']!r}")
+        best = -math.inf if data["best"] is None else float(data["best"])
+        if math.isnan(best):
             raise ValueError("its best accuracy is not a number")
-    return state
+    moved = any(name.endswith(".exp_avg") for name in shapes_in(checkpoint))
+    return {"step": data["step"], "best": best, "moved": moved}
 
 
-def check_state(state, weights, checkpoint):
-    """ValueError if the optimizer's state in trainer.pt belongs to other weights than these."""
-    with reading(checkpoint / "trainer.pt", DAMAGED.format(checkpoint)):
-        if len(state["optimizer"]["param_groups"][0]["params"]) != len(weights):
-            raise ValueError("it is the state of another number of weights")
-        for i, tensors in state["optimizer"]["state"].items():
-            shapes = {tuple(tensor.shape) for name, tensor in tensors.items() if name != "step"}
-            if not {"step", "exp_avg", "exp_avg_sq"} <= tensors.keys():
-                raise ValueError(f"the state of weight {i} is incomplete")
-            if shapes != {tuple(weights[i].shape)}:
-                raise ValueError(f"the state of weight {i} has another shape")
+def shapes_in(checkpoint):
+    """{name: shape} of the tensors in trainer/."""
+    with reading(checkpoint / "trainer", DAMAGED.format(checkpoint)):
+        for file in (checkpoint / "trainer").iterdir():
+            check_own(file)
+        data = dcp.HuggingFaceStorageReader(checkpoint / "trainer").read_metadata().state_dict_metadata
+        for name, tensor in data.items():  # the file of a rank may be gone
+            if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
+                raise ValueError(f"parts of {name} are missing, or there twice")
+        return {name: tuple(tensor.size) for name, tensor in data.items()}
+
+
+def restore(checkpoint, optimizer):
+    """Set the weights and moments of an optimizer to those of a checkpoint, at any number of ranks.
+
+    ValueError if they belong to other weights, or are damaged."""
+    shapes = shapes_in(checkpoint)
+    with reading(checkpoint / "trainer", DAMAGED.format(checkpoint)):
+        for name, weight in trained_by(optimizer):
+            if shapes[name] != tuple(weight.shape):
+                raise ValueError(f"{name} has another shape")
+            if f"{name}.exp_avg" in shapes:
+                begin(optimizer, weight)
+        tensors = tensors_of(optimizer)
+        if others := shapes.keys() - tensors.keys():
+            raise ValueError(f"it holds {min(others)}, which is not trained here")
+        with quiet():
+            dcp.load(tensors, no_dist=ranks.WORLD == 1,
+                     storage_reader=dcp.HuggingFaceStorageReader(checkpoint / "trainer"))
+        for name, weight in trained_by(optimizer):
+            with torch.no_grad():
+                local(weight).copy_(local(tensors[name]))  # masters on the host, rounded; or itself
+
+
+def begin(optimizer, weight):
+    """The state of a weight as the optimizer itself makes it at its first step."""
+    if isinstance(optimizer, HostAdamW):
+        optimizer.begin(weight)
+    else:
+        device = weight.device if optimizer.defaults["fused"] else "cpu"
+        optimizer.state[weight] = {
+            "step": torch.tensor(0.0, device=device), "exp_avg": torch.zeros_like(weight),
+            "exp_avg_sq": torch.zeros_like(weight)}

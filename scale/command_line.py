@@ -25,6 +25,7 @@ from rewards.questions import read_questions
 from scale import code, places
 from scale.files import lock, read_object, reading
 from world import services
+from world.files import check_file
 from world.sandbox import protection
 from world.services import is_server
 from world.text import printable
@@ -32,11 +33,12 @@ from world.text import printable
 TOY = Path(__file__).parents[1] / "toy"
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
 MODULES = ("fixed", "executor", "verifier", "generator")
+MOST_TURNS = 1000  # of a rollout; a model that never stops would go on for days
 OF_THIS_START = {"resume", "profile", "allow_unconfined"}  # flags that --resume does not read from the folder
 
-# Defaults: the paper's (steps: read off its figures; minibatches and every: ours), and the toy's. A small
-# model learns at a larger rate, from smaller batches. The toy's questions need one turn or two: with no turn
-# to spare, each wrong tool costs the answer.
+# Defaults: the paper's (steps are read off its figures; it gives no minibatches and no every), and the toy's.
+# A small model learns at a larger rate, from smaller batches. The toy's questions need one or two turns: with
+# no turn to spare, each wrong tool costs the answer.
 FOR_PAPER = {"lr": None, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "every": 5,
              "keep": 2, "data": "nq+deepmath", "valid": None, "test": None}
 FOR_TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10}
@@ -49,15 +51,16 @@ def is_toy(model):
 
 
 def before_imports(arguments, toolset):
-    """Refuse a command line that cannot work, and prevent the traceback of a letter that the terminal cannot
-    show. toolset: the module tools. Returns the arguments."""
+    """Refuse a command line that cannot work; return the arguments. toolset: the module tools.
+
+    From here on, a letter that the terminal cannot show is printed as an escape, and is not an error."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
     args = arguments(toolset.TOOLS)
     with errors_leave(Path(sys.argv[0]).name):
         check_empty(sys.argv)
         check_files(args, toolset)
-    gc.disable()  # imports make a million objects and no garbage: searching it is a fifth of their time
+    gc.disable()  # imports make a million objects and no garbage: looking for it takes a fifth of their time
     return args
 
 
@@ -78,7 +81,7 @@ def check_files(args, toolset):
     for name in ("data", "valid", "test"):
         path = getattr(args, name, None)
         if path not in (None, "none") and not named_set(path):
-            check_regular(path)
+            check_file(path, "write the questions into one, and give that")  # it is read more than once
             questions = read_questions(path)[: args.limit]
             if name == "data" and getattr(args, "valid", "none") is None:
                 enough_to_hold_out(args, questions)
@@ -91,25 +94,19 @@ def check_files(args, toolset):
     if getattr(args, "benchmark_dir", None):
         for name in tables.names(args.benchmark):
             tables.load(name, args.benchmark_dir, args.limit)  # ValueError if its file is not there
-    tools = toolset.toolbox(args.tools, args.corpus)  # the index that it makes of the corpus stays
+    tools = toolset.toolbox(args.tools, args.corpus)  # it keeps the index of the corpus for later
     if {"python_coder", "web_search"} <= set(tools) and not args.allow_unconfined:
         refuse_unconfined()
 
 
 def refuse_unconfined():
     """ValueError if nothing keeps python_coder from the user's files. With web_search, a page could then
-    persuade the model to read a key and to carry it away, in the address of the next page. A sandbox that
-    fails now may run later: then nobody knows what it protects."""
+    persuade the model to read a key and to send it away, in the address of the next page. A sandbox that does
+    not start is refused, too: if it starts later, what it protects has not been checked."""
     if any(words in protection() for words in ("read your files", "does not run here")):
         raise ValueError(f"{protection().rstrip('.')}. A web page could make the model read your files by it "
                          "and send them away by web_search: leave one of the two out of --tools, or give "
                          "--allow-unconfined")
-
-
-def check_regular(path):
-    """ValueError for /dev/stdin and the like: questions are read here, once more later, and on resuming."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise ValueError(f"{path} is not a regular file: write the questions into one, and give that")
 
 
 def enough_to_hold_out(args, questions):
@@ -130,9 +127,9 @@ def check_out(folder):
 
 
 def after_loading():
-    """Collect garbage again, but not among what there is now, since modules and models stay until the end.
+    """Collect garbage again, but only among new objects: the modules and models stay until the end.
 
-    So Python ends at once: its last search through them would take half a second."""
+    Python's last search through them, when the process ends, would take half a second."""
     if not gc.isenabled():  # before_imports() was called: this is a process of its own, not a test
         gc.freeze()
         gc.enable()
@@ -266,7 +263,8 @@ def train_parser():
     add("--every", f"save, and evaluate on --valid, every so many steps {default('every')}", type=int)
     add("--out", "the run's folder, which must not exist; None: runs/MODEL-seedN")
     rare("--keep", "checkpoints step-N to keep, the newest, and best/ (default: 2; the toy all)", type=int)
-    add("--resume", "go on with the run in this folder; only --steps may be given anew", metavar="RUN")
+    add("--resume", "resume the run in this folder; only --steps may change", metavar="RUN")
+    rare("--plain", "log-probs as flow_grpo.py says, without fast/: slower", action="store_true")
     rare("--profile", "print where the seconds of each step go", action="store_true")
     parser.set_defaults(threads=None)  # no flag: chosen when the run begins (scale/threads.py)
     return parser
@@ -351,8 +349,11 @@ def check_numbers(args):
 def check_counts(args):
     """Refuse integers below 1: every flag that takes an integer, except --seed, counts something."""
     for name, value in vars(args).items():
-        if type(value) is int and name != "seed" and value < 1:  # not isinstance(): a switch is a bool
+        if type(value) is int and name != "seed" and value < 1:  # not isinstance(): a bool is an int, too
             raise ValueError(f"--{name.replace('_', '-')} {value} does nothing: use 1 or more")
+    if args.max_turns and args.max_turns > MOST_TURNS:
+        raise ValueError(f"--max-turns {args.max_turns} may never end: use {MOST_TURNS} or less. The paper's "
+                         "tests use 10")
     if abs(args.seed) >= 1 << 40:  # torch takes 64 bits, and each step makes a larger seed of it
         raise ValueError(f"--seed {args.seed} is too large: use a number below 2 ** 40")
 
@@ -397,7 +398,7 @@ def settle_engines(args, tool_names, graded=True):
     for name in (*MODULES, "tools", "corpus"):
         if getattr(args, name) is None:
             value = remembered.get(name)
-            if name in MODULES and is_server(value):  # a download must not choose who gets our key
+            if name in MODULES and is_server(value):  # a download must not choose which server gets the key
                 raise ValueError(f"{args.model} was trained with --{name} {value}: give that, or another")
             if places.missing(value):
                 raise ValueError(f"{args.model} was trained with --{name} {value}, which is not there: "
@@ -428,8 +429,8 @@ def read_remembered(model, tool_names):
 def resumed(parser, args, tool_names):
     """The settings of the run in --resume, with --steps if that is given.
 
-    The names of its servers must be repeated: a folder that somebody else made must not choose who gets our
-    prompts and our key."""
+    The names of its servers must be repeated: a folder that somebody else made must not decide which server
+    receives the prompts and the key."""
     file = Path(args.resume) / "args.json"
     if not file.exists():
         raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
@@ -441,13 +442,13 @@ def resumed(parser, args, tool_names):
         wrong.append(f"--steps {args.steps}")
     if wrong:
         raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong[0]}")
-    with reading(file, "mend it, or begin anew"):
+    with reading(file, "repair it, or start a new run"):
         settings = read_settings(parser, read_object(file), tool_names)
     vars(settings).update(places.all_located(vars(settings), args.resume))
     for flag, name in repeated.items():
         given, recorded = getattr(args, name), getattr(settings, name)
         if given is not None and recorded not in (given, str(Path(given).resolve())):
-            raise ValueError(f"{flag} {given} is not the run's, {recorded}: leave it out, or begin anew")
+            raise ValueError(f"{flag} {given} is not the run's, {recorded}: leave it out, or start a new run")
     unconfirmed = {flag: getattr(settings, name) for flag, name in repeated.items()
                    if is_server(getattr(settings, name)) and getattr(args, name) is None}
     if unconfirmed:
@@ -466,9 +467,9 @@ def resumed(parser, args, tool_names):
 
 
 def read_settings(parser, data, tool_names):
-    """The settings in args.json, read as the command line that they stand for.
+    """The settings in args.json, parsed like a command line.
 
-    ValueError if one is missing, is of another type than its flag, or cannot work: no default stands in."""
+    ValueError if one is missing, has another type than its flag, or cannot work: no default replaces it."""
     names = vars(parser.parse_args([])).keys() - OF_THIS_START
     if missing := sorted(names - data.keys()):
         raise ValueError(f"it has no {missing[0]!r}")

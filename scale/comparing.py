@@ -3,30 +3,28 @@
     python solve.py --compare runs/before runs/after                          two folders that --out wrote
     python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl   two models: each answers first
 
-Two folders are compared at once, without torch. Two models answer in two runs of solve.py, which get all
-other flags, and keep their answers in two folders below --out: a run that was stopped goes on there.
+Two folders are compared at once, without torch. For two models, solve.py first runs once for each, with all
+other flags. Their answers are kept in two folders below --out, so a comparison that was stopped goes on.
 
 A question without an outcome (failed, undecided) counts as not right, as in every accuracy here. Only whole
-trials count. Rewards of several trials of a question are averaged. What cannot be compared (other questions,
-no answers, nothing graded) is one sentence. rewards/compare.py has the statistics.
+trials count, and the rewards of several trials of a question are averaged. What cannot be compared (different
+questions, no answers, nothing graded) is an error of one sentence. rewards/compare.py has the statistics.
 """
 
 import json
-import re
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
-from benchmarks.runs import checked
-from models.names import check_model, did_you_mean
+from models.names import check_model
 from models.server import Server
 from rewards.compare import lines, mean_rewards
 from scale import code
 from scale.command_line import errors_leave
-from scale.files import check_file, folder_name, read_object, reading, replace_file
+from scale.files import folder_name, read_object, reading
+from scale.records import read_answers
+from world.files import replace_file
 from world.services import is_server
 from world.text import printable
 
@@ -47,7 +45,7 @@ def leave_if_compared(args):
 
 
 def check_flags(args):
-    """ValueError if a flag would be ignored: it may have been meant for the runs that are compared."""
+    """ValueError if a flag would have no effect: the user may have meant it for the runs."""
     flags = {word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")}
     models = args.data or args.benchmark
     if wrong := sorted(flags & {"--model"} if models else flags - {"--compare", "--out", "--quiet"}):
@@ -107,45 +105,7 @@ def compare(folders, args):
     yield from show_questions(first, second, args)
 
 
-# ------------------------------------------------------------------------------------- reading the answers
-def read_answers(folder):
-    """{name of a set: {(question, gold, its number among equal ones): rollouts, one a trial}} of a folder."""
-    sets = {}
-    for path in sorted(Path(folder).glob("*.jsonl")):
-        if found := re.fullmatch(r"(?!unfinished-)(.+)-\d+\.jsonl", path.name):
-            sets.setdefault(found[1], []).append(read_trial(path))
-    answers = {}
-    for name, trials in sets.items():
-        number = max(map(len, trials))  # a trial with fewer questions is unfinished
-        whole = [trial for trial in trials if len(trial) == number]
-        if number:
-            answers[name] = {key: [trial[key] for trial in whole] for key in whole[0]}
-    if not answers:
-        raise ValueError(f"{folder} holds no answers: give a folder that solve.py --out wrote; "
-                         f"two models need --data FILE.jsonl.{did_you_mean(folder)}")
-    return answers
-
-
-def read_trial(path):
-    """{(question, gold, its number among equal ones): rollout} of a file, in its order."""
-    flows, seen = {}, Counter()
-    check_file(path)
-    try:
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):  # a kill may leave half a line
-                data = json.loads(line)
-                question = data["question"], data["gold"]
-                checked(data)
-                seen[question] += 1
-                steps = [SimpleNamespace(**step) for step in data["memory"]["steps"]]
-                memory, outputs = SimpleNamespace(steps=steps), data["words"]
-                flow = SimpleNamespace(**data | {"memory": memory, "outputs": outputs})
-                flows[(*question, seen[question])] = flow
-    except (KeyError, TypeError, ValueError) as why:
-        raise ValueError(f"{path} is not a file of answers that solve.py wrote ({why!r})") from why
-    return flows
-
-
+# ------------------------------------------------------------------------------------- what can be compared
 def check_questions(first, second, names):
     """ValueError if the two have not answered the same questions, or nothing was graded."""
     missing = [key for key in second if key not in first], [key for key in first if key not in second]

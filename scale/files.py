@@ -1,7 +1,8 @@
 """The files of a run and of a checkpoint: replaced in one step, read with care, used by one process.
 
-A file or a folder is replaced in one step: after a kill or on a full disk, the old or the new one is
-complete. The new content is written under another name beside the old one, and renamed when it is complete.
+A folder is replaced in one step, as world/files.py replaces a file: after a kill or on a full disk, the old
+or the new one is complete. The new one is written beside it under another name, and renamed when it is
+complete.
 
 What is read may have been damaged by a disk, changed by an editor, or written by somebody else. Everything
 that is read goes through reading(), which makes one sentence of whatever is wrong with it.
@@ -18,11 +19,13 @@ from contextlib import contextmanager
 
 from safetensors import SafetensorError
 
+from world.files import check_file
 from world.text import printable, truncate
 
 # What Python, torch and safetensors raise for content of another shape.
 WRONG = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RuntimeError,
          pickle.UnpicklingError, SafetensorError)
+DAMAGED = "{} is damaged: remove it, then --resume goes on from the one before"  # a checkpoint
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # of a file system without flock
 
 
@@ -36,12 +39,6 @@ def reading(path, advice):
         if not isinstance(why, (OSError, ValueError)):  # str(KeyError("seed")) is "'seed'"
             text = f"{type(why).__name__}: {text}"
         raise ValueError(f"{path} cannot be used ({truncate(printable(text), 200)}): {advice}") from why
-
-
-def check_file(path):
-    """ValueError for a pipe or a device, which would be read for ever. A file that is not there passes."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(f"{path} is not a file")
 
 
 def check_own(path):
@@ -96,19 +93,6 @@ def lock(folder, script):
 def folder_name(model):
     """A name for a folder of this model's answers: 'runs/toy-seed0/best' -> 'runs-toy-seed0-best'."""
     return re.sub(r"[^\w.]+", "-", model).strip("-")
-
-
-def replace_file(path, content):
-    """content: text, bytes, or an iterable of texts, which are written one by one."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.writing")  # two processes may write the same file
-    try:
-        beside.unlink(missing_ok=True)  # a kill may have left one
-        with beside.open("xb") as file:  # not through a link
-            for piece in [content] if isinstance(content, (str, bytes)) else content:
-                file.write(piece if isinstance(piece, bytes) else piece.encode("utf-8"))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def replace_folder(folder, write):

@@ -13,6 +13,7 @@ import time
 
 from tqdm import tqdm
 
+from rewards.metrics import summary
 from scale.laps import lap
 
 RANK = os.environ.get("RANK", "0")  # with several GPUs, rank 0 shows its share of the rollouts
@@ -28,9 +29,9 @@ class Progress:
     """
 
     def __init__(self, total, name="", before=0, turns=None):
-        """before: how many of the rollouts have ended in earlier batches. turns: of a rollout at most; then
-        a line estimates the time that they will take."""
-        self.total, self.name, self.before = total, name, before
+        """before: the number of rollouts that ended in earlier batches. turns: of a rollout at most; if
+        given, a line estimates how long the rollouts will take."""
+        self.total, self.name, self.title, self.before = total, name, name, before
         self.ended, self.module, self.start = before, "starting", time.monotonic()
         self.terminal, self.closed = sys.stderr.isatty(), threading.Event()
         hidden = RANK != "0" or not self.terminal
@@ -42,7 +43,7 @@ class Progress:
         """solve.rollout() calls this before each stage."""
         lap(module)
         self.ended = self.before + sum(flow.stopped or flow.failed != "" for flow in flows)
-        self.module = module if module in ("analysis", "generator", "judge") else f"turn {turn} {module}"
+        self.module = module if module in ("analysis", "generator", "grade") else f"turn {turn} {module}"
         self.stages.append((module, turn, time.monotonic()))
         if turn and self.turns and self.total not in estimated:
             self.estimate(flows)
@@ -50,10 +51,10 @@ class Progress:
             self.show()
 
     def estimate(self, flows):
-        """Once the first plans are there: a line, if all rollouts together will take more than a minute.
+        """After the first plans: print a line if all rollouts together will take more than a minute.
 
-        Where the executor, the verifier and the generator take as long as the planner, and nothing stops
-        early. A rollout whose plan cannot be parsed has no executor and no verifier in this turn."""
+        The estimate takes the executor, the verifier and the generator to be as slow as the planner, and no
+        rollout to stop early. If a plan cannot be parsed, its turn has no executor and no verifier."""
         starts = [start for module, turn, start in self.stages if (module, turn) == ("planner", 1)]
         if not starts or self.stages[-1][2] == starts[0]:
             return  # the first plans are not there yet
@@ -66,14 +67,19 @@ class Progress:
             line += f"the first plans took {plans:.0f} s, {parsed:.0%} of them can be parsed, "
             tqdm.write(line + f"and there are up to {self.turns} turns", file=sys.stderr)
 
+    def next_batch(self, flows):
+        """These rollouts have ended; from here on, those of another batch are counted."""
+        self.before = len(flows)
+        self.title = f"{self.name}, accuracy {summary(flows)['accuracy']:.3f}"
+
     def show(self):
         if self.terminal:  # on other ranks than 0 the bar is disabled
             self.bar.n = self.ended
-            self.bar.set_description(self.name, refresh=False)
+            self.bar.set_description(self.title, refresh=False)
             self.bar.set_postfix_str(self.module)
         elif RANK == "0":
-            name, minutes = self.name and f"{self.name}: ", (time.monotonic() - self.start) / 60
-            line = f"{name}{self.ended} of {self.total} rollouts ended, {self.module}, {minutes:.0f} min"
+            title, minutes = self.title and f"{self.title}: ", (time.monotonic() - self.start) / 60
+            line = f"{title}{self.ended} of {self.total} rollouts ended, {self.module}, {minutes:.0f} min"
             print(line, file=sys.stderr, flush=True)
 
     def tick(self):

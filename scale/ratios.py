@@ -1,7 +1,7 @@
 """How far an update moves the planner's tokens: their log-ratios, for one group of rollouts in each step.
 
-    add_log_ratios = score_sample(token_logps, policy, rollouts, groups, A, temperature, token_budget)
-    update(...)
+    add_log_ratios = score_sample(policy, rollouts, groups, A, temperature, token_budget, **scoring)
+    update(..., **scoring)
     add_log_ratios()
 
 The group is the first one on rank 0 that is not flat. Its turns are scored before and after the update. Then
@@ -13,18 +13,17 @@ The log-probs that were recorded while sampling would save the first of the two 
 computes them in other batches, and in bfloat16 their rounding could hide a small step. It costs no random
 number, and neither the update nor what is sampled depends on it. On the toy it takes 1 % of a step.
 """
-from functools import partial
-
 import torch
 
-from scale import ranks, trees
+from scale import ranks
 from scale.batches import in_memory
 
 
-def score_sample(token_logps, policy, rollouts, groups, A, temperature, token_budget):
+def score_sample(policy, rollouts, groups, A, temperature, token_budget, token_logps, micro_batches):
     """Score the sample as the policy is now. What is returned scores it again, and adds the log-ratios.
 
-    token_logps: of flow_grpo.py. policy: the planner's engine. groups, A: of each rollout, of all ranks."""
+    policy: the planner's engine. groups, A: of each rollout, of all ranks. token_logps, micro_batches: as for
+    flow_grpo.update()."""
     sample = first_group(rollouts, groups, A)
     turns = [turn for rollout in sample for turn in rollout.actions if turn.ids]
     length = lambda turn: len(turn.prompt_ids) + len(turn.ids)
@@ -36,8 +35,7 @@ def score_sample(token_logps, policy, rollouts, groups, A, temperature, token_bu
 
     def scored():
         """{id of a turn: log π of its tokens, (|a|,)}."""
-        parts = in_memory(score, turns, length, token_budget,
-                          batches_of=partial(trees.micro_batches, policy.model))[0]
+        parts = in_memory(score, turns, length, token_budget, batches_of=micro_batches)[0]
         return {turn: logps for part in parts for turn, logps in part.items()}
 
     before = scored()

@@ -32,8 +32,10 @@ def measure(batch, loss, logp, ratio, kl, A, weight, clip_low, clip_high):
     logp = logp.detach()
     clipped = ((A > 0) & (ratio > 1 + clip_high)) | ((A < 0) & (ratio < 1 - clip_low))
     sums = torch.stack([kl * weight, clipped.float(), -logp, torch.ones_like(kl)]).sum(1)
-    tokens = sum(len(a.prompt_ids) + len(a.ids) - 1 for a in batch)  # the last one predicts nothing
-    sums = torch.cat([sums, sums.new_tensor([batch.slots, batch.nodes, tokens])])
+    lengths = [len(a.prompt_ids) + len(a.ids) - 1 for a in batch]  # the last token predicts nothing
+    tokens = sum(lengths)
+    slots, nodes = getattr(batch, "slots", len(batch) * max(lengths)), getattr(batch, "nodes", tokens)
+    sums = torch.cat([sums, sums.new_tensor([slots, nodes, tokens])])
     sampled = torch.tensor([number for a in batch for number in a.logps], device=logp.device)
     gap = (sampled - logp).abs().mean() if len(sampled) == len(logp) else torch.zeros(())
     return loss.detach(), sums, ratio.min().item(), ratio.max().item(), gap.item()

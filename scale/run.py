@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from rewards.metrics import accuracy_line, calls_line, summary
-from scale import advice, laps, log, ranks
-from scale.checkpoints import check_state, forget, save
+from scale import advice, laps, log, model_card
+from scale.checkpoints import forget, save
 from scale.command_line import errors_leave
 from scale.log import Log, say
 
 POISONED = 3  # the run ends after so many steps in a row whose rollouts or gradients were of no use
-EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of evals.csv, after the first two
+EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of evals.csv, before the last, n
 
 
 class Run:
@@ -29,12 +29,8 @@ class Run:
         self.moved = False  # has a step changed the policy? Before that it equals the reference
         self.rows, self.poisoned = [], 0  # of log.csv, since this start; steps of no use in a row
         if state:
-            weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
-            with errors_leave("train.py"):
-                check_state(state, weights, self.folder / f"step-{state['step']}")
-            self.step, self.best, self.moved = state["step"], state["best"], bool(state["optimizer"]["state"])
-            ranks.load(optimizer, state.pop("optimizer"))  # pop: or a 7B would hold these 91 GB twice
-        headers = {"log.csv": log.columns(args.tools), "evals.csv": ["step", "questions", *EVALUATED]}
+            self.step, self.best, self.moved = state["step"], state["best"], state["moved"]
+        headers = {"log.csv": log.columns(args.tools), "evals.csv": ["step", "questions", *EVALUATED, "n"]}
         with errors_leave("train.py"):
             self.log = Log(self.folder, self.step, headers)
         if args.profile:
@@ -60,7 +56,10 @@ class Run:
         """Write and show an evaluation on `name` (valid or test): its accuracy. SystemExit if all failed."""
         metrics = summary(rollouts)
         row = {"step": self.step, "questions": name} | {column: metrics[column] for column in EVALUATED}
+        row["n"] = len(rollouts)
         self.log.add_row("evals.csv", row)
+        if name == "test" and self.step:  # the last thing that a model card says
+            model_card.rewrite(self.folder)
         say(f"{name} after step {self.step}: {accuracy_line(metrics, len(rollouts))}")
         say(f"calls   {calls_line(metrics)}" if name == "test" or self.step == 0 else "")
         say(advice.failures(rollouts))

@@ -1,6 +1,6 @@
 """What a training needs before its first step: memory plan, questions, disk, models; and five lines about it:
 
-    memory  56.1 of 86 GB on the GPU, 107 of 128 GB on the host, with --optimizer-device cpu (without: 147 GB)
+    memory  56.1 of 86 GB on the GPU, 107 of 128 GB on the host, with --optimizer-device cpu (without: 153 GB)
     data    nq+deepmath: 936 questions to train on, 64 to choose best/, 0 to test
     judge   Qwen/Qwen2.5-7B-Instruct (the frozen copy), for answers that the rules cannot read
     learn   all weights, lr 1e-06, 32 steps of 32 questions x 8 rollouts, at most 3 turns
@@ -17,8 +17,9 @@ from benchmarks import training
 from models import loading
 from models.completion import NEW_TOKENS
 from rewards.questions import prose_warning, read_questions
-from scale import adapters, fit, ranks, threads
-from scale.command_line import enough_to_hold_out, local_models, named_set
+from scale import adapters, fit, ranks, sharding, threads
+from scale.checkpoints import restore
+from scale.command_line import MODULES, enough_to_hold_out, local_models, named_set
 from scale.log import say
 
 
@@ -43,6 +44,7 @@ def plan_memory(args):
         config, *free_memory(device), given, args.token_budget, prompt=max(1, min(4096, context - new)),
         others=sum(fit.shapes(other)["parameters"] for other in others), ranks=ranks.WORLD,
         dtype=loading.pick_dtype(args.dtype, device), max_new_tokens=new,
+        frozen=1 if plays_modules(args) else bool(args.beta) / ranks.WORLD,
         **{name: getattr(args, name) for name in choices})
     vars(args).update(changes)
     if args.lr is None:
@@ -101,12 +103,12 @@ def plan_disk(args):
     of, folder = fit.shapes(loading.config_of(args.model)), Path(args.out).resolve()
     s = loading.pick_dtype(args.dtype, loading.pick_device(args.device)).itemsize
     weights = s * of["parameters"] + 4 * of["adapter"] * (args.lora or 0)
-    checkpoint = weights + fit.state_bytes(of, s, args.lora, args.optimizer_device)
+    checkpoint = weights + fit.state_bytes(of, args.lora)
     number = min(math.ceil(args.steps / args.every), args.keep + 1 if args.keep else args.steps)
     best = 0 if args.valid == "none" else weights
     need = number * checkpoint + best
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    old = sum(file.stat().st_size for file in folder.glob("*/*") if file.is_file())
+    old = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     free = shutil.disk_usage(there).free + old  # the checkpoints that a resumed run has already
     gigabytes = [f"{size / 1e9:.3g}" for size in (need, free, checkpoint, best)]
     say("disk    {} of {} GB, for at most {number} checkpoints of {} GB and best/ of {} GB".format(
@@ -119,23 +121,40 @@ def plan_disk(args):
 
 
 def load_models(args, checkpoint):
-    """(policy, reference, {name: engine} for the fixed modules). A frozen copy of the model is π_ref and, by
-    default, plays all fixed modules. With adapters, the copy is the policy with its adapters off."""
+    """(policy, reference, optimizer, {name: engine} for the fixed modules), weights gathered (sharding.py).
+
+    A frozen copy of the model is π_ref and, by default, plays all fixed modules; if nobody needs it, it is
+    not loaded. With adapters, the copy is the policy with its adapters off."""
     if loading.pick_device(args.device).type != "cuda":
         fit.bound_host_memory()
-    settings = args.device, args.dtype, args.think
+    settings, host = (args.device, args.dtype, args.think), args.optimizer_device == "cpu"
+    reference = loaded = None
     if args.lora:
         torch.manual_seed(args.seed)  # the adapters begin with random numbers
         policy, frozen = adapters.adapted(loading.load_engine(args.model, *settings), args.lora, checkpoint)
-        reference = policy
+        reference, loaded = policy, {args.model: frozen}
     else:
         policy = loading.load_engine(checkpoint or args.model, *settings)
-        reference = frozen = loading.load_engine(args.model, *settings)
-        frozen.model.requires_grad_(False)
     args.dtype = str(loading.pick_dtype(args.dtype, loading.pick_device(args.device))).removeprefix("torch.")
     if line := threads.choose(policy, args.threads):
         say(line)
         args.threads = torch.get_num_threads()  # like the dtype, in args.json for --resume
     if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
-    return policy, reference, {args.model: frozen}
+    sharding.shard(policy.model, host)
+    optimizer = sharding.adamw(policy.model, args.lr, host)
+    if checkpoint:
+        restore(checkpoint, optimizer)
+    if not args.lora and (args.beta or plays_modules(args)):
+        reference = loading.load_engine(args.model, *settings)
+        reference.model.requires_grad_(False)
+        loaded = {args.model: reference}
+        if not plays_modules(args):  # π_ref alone
+            sharding.shard(reference.model)
+    sharding.gather(*[engine.model for engine in (policy, reference) if engine])
+    return policy, reference, optimizer, loaded or {}
+
+
+def plays_modules(args):
+    """Does the frozen copy of --model play a fixed module, or the judge? All may have models of their own."""
+    return args.model in [args.fixed, args.judge, *(getattr(args, module) for module in MODULES[1:])]

@@ -19,6 +19,8 @@ class Stopping:
                 signal.signal(number, self.handle)
 
     def handle(self, number, frame):
+        if number == signal.SIGTERM and ranks.peer_has_ended():  # then torchrun ends the others
+            raise ranks.Lost
         if not self.signalled:
             say("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.")
         self.signalled = True

@@ -6,7 +6,8 @@ not pay on a quiet machine either. So one thread is the default, and all cores a
 faster now, in matrix products of the model's size. This takes a fifth of a second.
 
 bfloat16 is another trap: a CPU that has instructions for it takes half the time of float32, one that has not
-takes up to 27 times as long. Here, too, a product decides, and not the name of the CPU.
+takes up to 27 times as long; fast/upcast.py mends most of that. Here, too, a product decides, and not the
+name of the CPU.
 """
 import os
 import statistics
@@ -14,6 +15,7 @@ import time
 
 import torch
 
+from fast import upcast
 from models.local import HF
 
 TOKENS = 128  # of a product: about one decoding step of a training's rollouts; fewer for a large model
@@ -42,6 +44,7 @@ def choose(engine, number=None):
     line = f"threads {number} of {cores}: {why}"
     if model.dtype.itemsize < 4:
         line += f"\ndtype   {slowness(model.dtype, number, size)[1]}"
+        line += ", so linear layers compute in float32" * upcast.in_float32(model)
     return line
 
 

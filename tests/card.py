@@ -20,7 +20,7 @@ memory is a GPU's; other threads see no GPU; a C function that reads the device 
 Stricter: operations on lists (_foreach_...) take no CPU tensor at all, not even where a GPU's would.
 """
 from contextlib import contextmanager, nullcontext
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -241,8 +241,10 @@ def gpu():
     with OnCard(), patch.multiple(
             torch.cuda, is_available=lambda: True, device_count=lambda: 1,
             is_initialized=lambda: True, is_bf16_supported=lambda **_: True, synchronize=nothing,
-            mem_get_info=lambda *_: (MEMORY, MEMORY), empty_cache=nothing, manual_seed_all=STATE.seed,
+            mem_get_info=lambda *_: (MEMORY, MEMORY), get_device_name=lambda *_: "a pretended GPU",
+            empty_cache=nothing, manual_seed_all=STATE.seed,
             get_rng_state_all=STATE.get, set_rng_state_all=STATE.set, _is_in_bad_fork=lambda: False,
+            current_stream=lambda *_: Mock(), stream=nullcontext,
     ), patch.object(torch, "Generator", Generator), patch.object(
             torch._C, "_group_tensors_by_device_and_dtype", lambda *args, **settings: {
                 (here(lists[0]), dtype): (lists, *rest)

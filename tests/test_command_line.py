@@ -14,7 +14,7 @@ import pytest
 import tools as toolset
 from models.names import check_model
 from scale.command_line import after_loading, before_imports, solve_arguments, train_arguments
-from scale.comparing import read_answers
+from scale.records import read_answers
 from tools import TOOLS
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +55,7 @@ MISTAKES = {
     "what is 2 + 2": 'put the question in quotes: python solve.py "what is 2 + 2"',
     "2 - -5": 'put the question in quotes: python solve.py "2 - -5"',
     "--limits 3": "there is no flag --limits: solve.py --help-all shows them all",
+    "--max-turns 1001": "--max-turns 1001 may never end: use 1000 or less. The paper's tests use 10",
     "why? --limits": "there is no flag --limits: solve.py --help-all shows them all",
     "--benchmark bamboogle nope": "no benchmark is called 'nope': choose from all, bamboogle, "}
 
@@ -108,6 +109,7 @@ REFUSED = {
     "--step 3": "unrecognized arguments: --step 3",  # no flag may be shortened
     "--group-size 1": "--group-size 1 has no baseline",
     "--max-turns 0": "--max-turns 0 does nothing",
+    "--max-turns 99999999999": "--max-turns 99999999999 may never end: use 1000 or less",
     "--lora 0": "--lora 0 does nothing",
     "--temperature 0": "--temperature 0.0 does not sample",
     "--temperature inf": "--temperature inf does not sample",
@@ -158,7 +160,8 @@ DAMAGED = {
 def test_an_args_json_that_is_no_object_is_one_sentence(tmp_path, monkeypatch, capsys, text):
     (tmp_path / "args.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     error = refused(monkeypatch, capsys, train_arguments, "--resume", str(tmp_path))
-    assert DAMAGED[text] in error and error.endswith("): mend it, or begin anew\n") and error.count("\n") == 1
+    assert DAMAGED[text] in error and error.count("\n") == 1
+    assert error.endswith("): repair it, or start a new run\n")
 
 
 @pytest.mark.parametrize("name, value, sentence", [

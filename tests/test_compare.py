@@ -9,13 +9,13 @@ import pytest
 from test_models import tokenizer, write
 
 import solve
-from benchmarks.runs import records
 from memory import Memory, Step
 from models import loading
 from rewards.compare import difference, lines, mcnemar
 from rewards.questions import Question
 from scale import comparing
 from scale.command_line import solve_arguments
+from scale.records import lines_of
 from tools import TOOLS
 
 
@@ -69,7 +69,7 @@ def folder(path, *trials, name="questions", **settings):
     (path / "settings.json").write_text(json.dumps(settings))
     for i, trial in enumerate(trials):
         flows = [each if isinstance(each, solve.Flow) else flow(n, each) for n, each in enumerate(trial)]
-        (path / f"{name}-{i}.jsonl").write_text(records(flows))
+        (path / f"{name}-{i}.jsonl").write_text(lines_of(flows))
     return str(path)
 
 
@@ -140,7 +140,7 @@ def test_what_a_kill_left_behind_is_not_compared(compare, tmp_path):
         folder(tmp_path / name, [1, 0, 1], [1, 0])  # the second trial is unfinished
         with open(tmp_path / name / "questions-0.jsonl", "a") as file:
             file.write('{"question": "half a li')
-        (tmp_path / name / "unfinished-questions-1.jsonl").write_text(records([flow(2, 0)]))
+        (tmp_path / name / "unfinished-questions-1.jsonl").write_text(lines_of([flow(2, 0)]))
     code, out, _ = compare("a", "b")
     assert code == 0 and out.count(" of 3 |") == 2 and "unfinished" not in out
 

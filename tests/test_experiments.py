@@ -236,6 +236,7 @@ def test_in_order_each_step_imitates_the_batch_that_was_collected_for_it(monkeyp
     steps = []
     monkeypatch.setattr(sft, "update", lambda model, reference, optimizer, actions, *given, **settings: (
         steps.append([action.ids for action in actions]) or {"entropy": 1.0, "grad_norm": 1.0}))
+    monkeypatch.setattr(sft.logps, "scoring", lambda *models: {})
     turn = lambda n: SimpleNamespace(prompt_ids=[0], ids=[n])
     batches = [[SimpleNamespace(actions=[turn(10 * b + n)]) for n in range(8)] for b in range(4)]
     args = SimpleNamespace(in_order=in_order, steps=4, minibatches=1, questions=2, group_size=4, seed=0,

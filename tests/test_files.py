@@ -3,7 +3,9 @@ import errno
 import fcntl
 import json
 import os
+import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,16 +14,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_models import tokenizer, write
 
 import solve
-from benchmarks.runs import open_folder, saved_flows
 from models.loading import load_engine
 from rewards.questions import Question
-from scale import advice, answering, code, files, fit, log, places, setup
-from scale.checkpoints import check_state, load_state
+from scale import advice, answering, checkpoints, code, files, fit, log, places, setup
+from scale.checkpoints import load_state
 from scale.command_line import solve_arguments, train_arguments
+from scale.records import run_folder, saved_records
 from tools import TOOLS
+from world.files import replace_file
 from world.search import index
 
 ROOT = Path(__file__).parents[1]
@@ -29,48 +33,98 @@ ROOT = Path(__file__).parents[1]
 
 # Files of the wrong shape
 
-def state(**changed):
-    moments = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
-    return {"step": 2, "best": 0.5,
-            "optimizer": {"state": {0: moments}, "param_groups": [{"params": [0]}]}} | changed
-
-
 class Evil:
     def __reduce__(self):
         return os.mkdir, ("pwned",)
 
 
-MOMENTS = "step", "exp_avg", "exp_avg_sq"
-STATES = {
-    "another step": state(step=3), "a step in words": state(step="2"), "no number": state(best=float("nan")),
-    "no best": {name: value for name, value in state().items() if name != "best"}, "a list": [1],
-    "optimizer a list": state(optimizer=[]), "no groups": state(optimizer={"state": {}, "param_groups": []}),
-    "other shapes": state(optimizer={"state": {0: dict.fromkeys(MOMENTS, torch.zeros(3))},
-                                     "param_groups": [{"params": [0]}]}),
-    "no moments": state(optimizer={"state": {0: {"step": torch.zeros(())}},
-                                   "param_groups": [{"params": [0]}]}),
-    "more weights": state(optimizer={"state": {}, "param_groups": [{"params": [0, 1]}]}), "code": Evil()}
+def optimizer():
+    return torch.optim.AdamW([("w", torch.nn.Parameter(torch.ones(2)))], lr=1e-3)
 
 
-@pytest.mark.parametrize("name", [*STATES, "empty", "a folder"])
-def test_a_damaged_trainer_pt_is_one_sentence_that_says_what_to_remove(tmp_path, monkeypatch, name):
+def checkpoint(folder):
+    """step-2/ of one weight, after a step: its file of tensors."""
+    trained = optimizer()
+    (weight,) = trained.param_groups[0]["params"]
+    weight.grad = torch.ones(2)
+    trained.step()
+    (folder / "step-2").mkdir()
+    (folder / "step-2" / "train.json").write_text(json.dumps({"step": 2, "best": 0.5}))
+    checkpoints.write_trainer(folder / "step-2" / "trainer", trained)
+    (file,) = (folder / "step-2" / "trainer").iterdir()
+    return file
+
+
+def read(folder):
+    """As --resume reads it: ({"step", "best", "moved"}, the tensors)."""
+    state, fresh = load_state(folder / "step-2"), optimizer()
+    checkpoints.restore(folder / "step-2", fresh)
+    return state, {name: tensor.tolist() for name, tensor in checkpoints.tensors_of(fresh).items()}
+
+
+def tensors(first=0, **changed):
+    """The file with other tensors, or with None in place of one; first: the place where its part begins."""
+    def write(file):
+        left = {name: tensor for name, tensor in (load_file(file) | changed).items() if tensor is not None}
+        places = {name: {"saved_offsets": [first if name == "w" else 0]} for name in left}
+        save_file(left, file, {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)})
+    return write
+
+
+def train_json(**changed):
+    text = json.dumps({"step": 2, "best": 0.5} | changed)
+    return lambda file: (file.parents[1] / "train.json").write_text(text)
+
+
+def elsewhere(file):
+    shutil.move(file, file.parents[1] / "elsewhere")
+    return file.parents[1] / "elsewhere"
+
+
+BROKEN = {
+    "another step": train_json(step=3), "a step in words": train_json(step="2"),
+    "no number": train_json(best=float("nan")), "a list": train_json(best=[1]),
+    "no best": lambda file: (file.parents[1] / "train.json").write_text('{"step": 2}'),
+    "no train.json": lambda file: (file.parents[1] / "train.json").unlink(),
+    "empty": lambda file: file.write_bytes(b""), "noise": lambda file: file.write_bytes(b"\xff" * 500),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    "code": lambda file: file.write_bytes(pickle.dumps(Evil())),
+    "code of torch": lambda file: torch.save(Evil(), file), "no file": Path.unlink,
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "a link": lambda file: file.symlink_to(elsewhere(file)),
+    "no weight": tensors(w=None), "no moment": tensors(**{"w.exp_avg_sq": None}),
+    "other shapes": tensors(w=torch.ones(3)), "more weights": tensors(v=torch.ones(2)),
+    "moments of other shapes": tensors(**{"w.exp_avg": torch.ones(3)}),
+    "the first half of a weight is gone": tensors(1, w=torch.ones(1)),
+    "a weight twice": lambda file: shutil.copy(file, file.with_name("again.safetensors"))}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_damaged_checkpoint_is_one_sentence_that_says_what_to_remove_and_runs_no_code(
+        tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "step-2" / "trainer.pt"
-    file.parent.mkdir()
-    file.mkdir() if name == "a folder" else torch.save(STATES.get(name), file)
-    if name == "empty":
-        file.write_bytes(b"")
+    BROKEN[name](checkpoint(tmp_path))
     with pytest.raises(ValueError, match="step-2 is damaged: remove it, then --resume goes on") as why:
-        check_state(load_state(file.parent), [torch.zeros(2)], file.parent)
+        read(tmp_path)
     assert "\n" not in str(why.value) and not Path("pwned").exists()
 
 
-def test_a_whole_trainer_pt_is_read(tmp_path):
+def test_a_whole_checkpoint_is_read_and_code_beside_it_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = checkpoint(tmp_path)
+    for name in (".metadata", "optimizer.pt"):  # torch.distributed.checkpoint's own format has pickles
+        file.with_name(name).write_bytes(pickle.dumps(Evil()))
+    state, found = read(tmp_path)
+    assert state == {"step": 2, "best": 0.5, "moved": True} and not Path("pwned").exists()
+    assert found == {name: tensor.tolist() for name, tensor in load_file(file).items()}
+    assert found["w"] != [1.0, 1.0] and found["w.step"] == [1.0]
+
+
+def test_the_checkpoints_of_earlier_versions_are_refused_with_a_sentence(tmp_path):
     (tmp_path / "step-2").mkdir()
-    torch.save(state(), tmp_path / "step-2" / "trainer.pt")
-    read = load_state(tmp_path / "step-2")
-    check_state(read, [torch.zeros(2)], tmp_path / "step-2")
-    assert (read["step"], read["best"]) == (2, 0.5)
+    (tmp_path / "step-2" / "trainer.pt").touch()
+    with pytest.raises(ValueError, match="an earlier version, whose checkpoints cannot be resumed"):
+        checkpoints.last_checkpoint(tmp_path)
 
 
 LOGS = {
@@ -144,7 +198,6 @@ def test_weights_that_would_run_code_are_one_sentence_and_run_nothing(tmp_path, 
     if kind == "zip":
         torch.save({"a": Evil()}, weights)
     else:
-        import pickle
         weights.write_bytes(pickle.dumps(Evil()))
     with pytest.raises(ValueError, match="would run code while they are read, or are damaged") as why:
         load_engine("model")
@@ -242,7 +295,7 @@ def test_a_second_solve_with_the_same_out_is_refused(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     process = holder(tmp_path / "out")
     (tmp_path / "out" / "settings.json").write_text("{}")
-    monkeypatch.setattr(answering, "open_folder", lambda out, settings: Path(out))
+    monkeypatch.setattr(answering, "run_folder", lambda out, settings: Path(out))
     with pytest.raises(ValueError, match="is in use by another process"):
         answering.open_run(args)
     process.kill()
@@ -252,7 +305,7 @@ def test_a_second_solve_with_the_same_out_is_refused(tmp_path, monkeypatch):
 
 def own_files(folder):
     """{a file of a run that is added to: what opens it}"""
-    flows = lambda: saved_flows(folder / "questions-0.jsonl", [], 1, None)
+    flows = lambda: saved_records(folder / "questions-0.jsonl", [], 1)
     logs = dict.fromkeys(("log.csv", "evals.csv", "rollouts.jsonl"), lambda: log.Log(folder, 2, HEADERS))
     return {"lock": lambda: files.lock(folder, "train.py"), "questions-0.jsonl": flows, **logs}
 
@@ -274,21 +327,23 @@ def test_a_file_that_is_replaced_does_not_change_what_a_link_in_its_place_leads_
     (tmp_path / "thesis").write_text("precious")
     for name in ("table.md", f"table.md.{os.getpid()}.writing"):
         (tmp_path / name).symlink_to(tmp_path / "thesis")
-    files.replace_file(tmp_path / "table.md", "mine")
+    replace_file(tmp_path / "table.md", "mine")
     assert (tmp_path / "thesis").read_text() == "precious" and (tmp_path / "table.md").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", [*own_files(Path()), "step-2/trainer.pt", "settings.json", "corpus.jsonl"])
+@pytest.mark.parametrize("name", [
+    *own_files(Path()), "step-2/trainer/a.safetensors", "settings.json", "corpus.jsonl"])
 def test_a_pipe_in_a_folder_is_one_sentence_and_nobody_waits_for_it(tmp_path, name):
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for the pipe"))
-    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2" / "trainer").mkdir(parents=True)
+    (tmp_path / "step-2" / "train.json").write_text(json.dumps({"step": 2, "best": 0.5}))
     os.mkfifo(tmp_path / name)
-    opened = own_files(tmp_path) | {"step-2/trainer.pt": lambda: load_state(tmp_path / "step-2"),
-                                    "settings.json": lambda: open_folder(tmp_path, {"seed": 0}),
+    opened = own_files(tmp_path) | {"step-2/trainer/a.safetensors": lambda: load_state(tmp_path / "step-2"),
+                                    "settings.json": lambda: run_folder(tmp_path, {"seed": 0}),
                                     "corpus.jsonl": lambda: index(str(tmp_path / name))}
     signal.alarm(20)
     try:
-        with pytest.raises(ValueError, match=f"{name} is not a (regular )?file"):
+        with pytest.raises(ValueError, match=f"{name} is not a regular file"):
             opened[name]()
     finally:
         signal.alarm(0)
@@ -306,27 +361,28 @@ FLOW = {"question": "q?", "gold": "g", "answer": "a", "reward": 1.0, "failed": "
 def test_answers_of_another_shape_are_one_sentence_and_stay(tmp_path, changed):
     file = tmp_path / "questions-0.jsonl"
     file.write_text(json.dumps(FLOW) + "\n")
-    assert saved_flows(file, [Question("q?", "g")], 1, solve.Flow.from_record)[0].reward == 1
+    question = Question("q?", "g")
+    assert solve.Flow.from_record(question, saved_records(file, [question], 1)[0]).reward == 1
     file.write_text(json.dumps(FLOW | changed) + "\n")
     before = file.read_bytes()
     with pytest.raises(ValueError, match="questions-0.jsonl cannot be used .*: give another --out"):
-        saved_flows(file, [Question("q?", "g")], 1, solve.Flow.from_record)
+        saved_records(file, [question], 1)
     assert file.read_bytes() == before
 
 
 def test_a_kill_before_the_settings_leaves_a_folder_that_the_same_command_uses(tmp_path):
-    assert open_folder(tmp_path / "new", {"seed": 0}) == tmp_path / "new"
+    assert run_folder(tmp_path / "new", {"seed": 0}) == tmp_path / "new"
     (tmp_path / "new" / "settings.json").unlink()
-    open_folder(tmp_path / "new", {"seed": 0})
+    run_folder(tmp_path / "new", {"seed": 0})
     with pytest.raises(ValueError, match="another --seed"):
-        open_folder(tmp_path / "new", {"seed": 1})
+        run_folder(tmp_path / "new", {"seed": 1})
 
 
 @pytest.mark.parametrize("text", ["[" * 10**5, "[]", "{", "\udcff"])
 def test_settings_of_another_shape_are_one_sentence(tmp_path, text):
     (tmp_path / "settings.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ValueError, match="settings.json cannot be used .*: give another --out"):
-        open_folder(tmp_path, {"seed": 0})
+        run_folder(tmp_path, {"seed": 0})
 
 
 @pytest.mark.parametrize("records", [5, "x", [5], ["x"], [None], [{}], {"commit": None, "diff": ""},
@@ -381,7 +437,7 @@ def planned(monkeypatch, tmp_path, free, **changed):
 
 @pytest.mark.parametrize("changed, need", [
     ({}, 3 * 98 + 14), ({"keep": None}, 7 * 98 + 14), ({"valid": "none"}, 3 * 98), ({"steps": 5}, 98 + 14),
-    ({"lora": 32}, 3 * (14 + 12 * 0.032) + 14 + 4 * 0.032)])
+    ({"lora": 32}, 3 * (14 + 16 * 0.032) + 14 + 4 * 0.032)])
 def test_the_start_says_what_disk_the_checkpoints_need_and_refuses_what_does_not_fit(
         tmp_path, monkeypatch, capsys, changed, need):
     planned(monkeypatch, tmp_path, need * 1e9 + 1e6, **changed)
@@ -391,8 +447,8 @@ def test_the_start_says_what_disk_the_checkpoints_need_and_refuses_what_does_not
 
 
 def test_a_resumed_run_counts_its_own_checkpoints_and_is_only_warned(tmp_path, monkeypatch, capsys):
-    (tmp_path / "run" / "step-1").mkdir(parents=True)
-    with open(tmp_path / "run" / "step-1" / "trainer.pt", "wb") as file:
+    (tmp_path / "run" / "step-1" / "trainer").mkdir(parents=True)
+    with open(tmp_path / "run" / "step-1" / "trainer" / "a.safetensors", "wb") as file:
         file.truncate(10**9)  # takes no disk
     planned(monkeypatch, tmp_path, 307.5e9, resume="run")
     assert "warning" not in capsys.readouterr().out
@@ -514,12 +570,9 @@ def test_no_text_of_a_model_a_server_or_a_data_set_reaches_the_terminal_raw(caps
     assert "\x1b" not in advice.failures([failed]) + advice.unparsed([failed]) + capsys.readouterr().out
 
 
-def test_the_gold_of_a_data_set_is_printed_without_control_characters(tmp_path, capsys):
-    flow = SimpleNamespace(question=Question("q", "\x1b[31mgold"), reward=0.0, failed="", undecided=False,
-                           outputs=[], memory=SimpleNamespace(steps=[]), answer="a")
-    args = SimpleNamespace(quiet=False, benchmark=None, question=None, trials=1, batch=1)
-    run, trace = lambda *_: [flow], lambda flow: "trace"
-    answering.answer_set("questions", [flow.question], args, None, run, None, trace)
+def test_the_gold_of_a_data_set_is_printed_without_control_characters(capsys):
+    flow = solve.Flow(Question("q", "\x1b[31mgold"), memory=None, answer="a")
+    solve.print_traces([flow], SimpleNamespace(quiet=False, benchmark=None, question=None))
     assert r"(wrong: \x1b[31mgold)" in capsys.readouterr().out
 
 

@@ -24,8 +24,9 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, Qwen2ForCausalLM
 
 import flow_grpo
 from bench import mutate
+from fast import head, logps, trees
 from flow_grpo import Action
-from scale import batches, command_line, fit, head, ranks, trees
+from scale import batches, command_line, fit, passes, ranks
 
 SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
 STOP, T = 63, 0.7                                # the stop token of these tests, and the sampling temperature
@@ -160,7 +161,20 @@ def small_memory(model, rows, broken=None):
     return model
 
 
-def compare_with_the_oracle(module, token_mean=False, budget=40, rows=None, batch=None, change=None, seed=1):
+def fast(model, reference=None):
+    """The arguments of update() that train.py gives without --plain."""
+    return logps.scoring(flow_grpo.log_probs, model, reference)
+
+
+def plain(model, reference=None):
+    return flow_grpo.PLAIN
+
+
+WAYS = pytest.mark.parametrize("way", [plain, fast])
+
+
+def compare_with_the_oracle(
+        module, token_mean=False, budget=40, rows=None, batch=None, change=None, seed=1, way=fast):
     """Two optimiser steps of `module` on the same rollouts as the oracle; AssertionError at the first
     difference. rows: how many sequences fit into memory, see small_memory(); batch: other rollouts();
     change(model): is applied to the policy and the reference."""
@@ -178,7 +192,7 @@ def compare_with_the_oracle(module, token_mean=False, budget=40, rows=None, batc
     got = module.update(
         model, reference, optimizer, copies, A, groups, temperature=T,
         clip_low=low, clip_high=high, beta=beta, minibatches=2, token_budget=budget, max_grad_norm=1e9,
-        token_mean=token_mean, seed=seed)
+        token_mean=token_mean, seed=seed, **way(model, reference))
     parts = module.split(groups, 2, seed)
     assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
     losses, seen, norms = [], [], []
@@ -203,7 +217,7 @@ def compare_with_the_oracle(module, token_mean=False, budget=40, rows=None, batc
                 ratio_first=0, sampling_gap=0, grad_norm=mean(norms), skipped=0, steps=2, tokens=len(seen))
     assert (got.pop("halved") > 0) == bool(rows) and (got.pop("token_budget") < budget) == bool(rows)
     padding, shared = got.pop("padding"), got.pop("shared")
-    assert 0 <= padding < 1 and (shared > 0.2 or not batch or budget == 1)
+    assert 0 <= padding < 1 and (shared > 0.2 or not batch or budget == 1 or way is plain)
     assert got == pytest.approx(want, abs=1e-5, rel=1e-5)
 
 
@@ -234,15 +248,22 @@ def compare_with_loops(module):
 
 def learn(model, actions, A, reference=None, lr=0.1, **settings):
     optimizer = Recorder(model, lr)
-    settings = dict(temperature=T, max_grad_norm=1e9) | settings
+    settings = dict(temperature=T, max_grad_norm=1e9) | fast(model, reference) | settings
     return flow_grpo.update(model, reference, optimizer, actions, A, **settings), optimizer
 
 
 # ---- the formula -------------------------------------------------------------------------------------------
 
+@WAYS
 @pytest.mark.parametrize("token_mean", [False, True], ids=["eq. 5", "the mean of the released code"])
-def test_the_loss_is_the_formula_and_so_is_its_gradient(token_mean):
-    compare_with_the_oracle(flow_grpo, token_mean=token_mean)
+def test_the_loss_is_the_formula_and_so_is_its_gradient(token_mean, way):
+    compare_with_the_oracle(flow_grpo, token_mean=token_mean, way=way)
+
+
+@pytest.mark.parametrize("rows", [None, 2])
+@pytest.mark.filterwarnings("ignore:Out of memory")
+def test_the_plain_way_is_the_formula_where_prompts_are_shared_and_memory_is_small(rows):
+    compare_with_the_oracle(flow_grpo, batch=family(), rows=rows, way=plain, budget=60)
 
 
 def test_the_loss_alone_is_the_formula_on_log_probs_drawn_by_chance():
@@ -302,7 +323,8 @@ def test_a_flat_group_and_a_lonely_rollout_have_zero_advantage_and_are_counted(r
 
 # ---- log-probs ---------------------------------------------------------------------------------------------
 
-def test_the_scored_policy_is_the_one_generate_samples_from():
+@WAYS
+def test_the_scored_policy_is_the_one_generate_samples_from(way):
     model = tiny().float()
     prompts = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
     out = model.generate(
@@ -311,7 +333,7 @@ def test_the_scored_policy_is_the_one_generate_samples_from():
     new = out.sequences[:, 4:]
     sampled = torch.stack(out.scores, 1).log_softmax(-1).gather(-1, new[..., None]).flatten()
     actions = [Action(p.tolist(), a.tolist(), 0) for p, a in zip(prompts, new)]
-    scored = flow_grpo.token_logps(model, actions, T)
+    scored = way(model)["token_logps"](model, actions, T)
     assert (sampled - scored).abs().max() < 1e-4
 
 
@@ -333,18 +355,35 @@ def test_log_probs_are_those_of_any_architectures_full_logits_divided_by_the_tem
     config = getattr(transformers, f"{name}Config")(**size, **CONFIGS[name])
     model, (actions, _, _) = AutoModelForCausalLM.from_config(config).double().eval(), rollouts()
     expected = torch.stack([x for a in actions for x in one_by_one(model, a)])
-    found = [*whole_and_in_chunks(lambda: flow_grpo.token_logps(model, actions, T), monkeypatch)]
+    score = fast(model)["token_logps"]
+    found = [flow_grpo.token_logps(model, actions, T),
+             *whole_and_in_chunks(lambda: score(model, actions, T), monkeypatch)]
     assert all((expected - logp).abs().max() < 1e-5 for logp in found)
     weights = list(model.parameters())
-    wanted, chunked = (torch.autograd.grad(x.sum(), weights, allow_unused=True) for x in found)
-    assert all(x is y is None or (x - y).abs().max() <= 1e-5 * x.abs().max() for x, y in zip(wanted, chunked))
+    wanted, *others = (torch.autograd.grad(x.sum(), weights, allow_unused=True) for x in found)
+    near = lambda x, y: x is y is None or (x - y).abs().max() <= 1e-5 * x.abs().max()
+    assert all(near(x, y) for other in others for x, y in zip(wanted, other))
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Llama", "GPT2", "Gemma2"])
+def test_an_update_in_the_fast_way_reports_what_the_plain_one_does(name):
+    torch.manual_seed(0)
+    size = SIZE | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.3)
+    config = getattr(transformers, f"{name}Config")(**size, **CONFIGS[name])
+    model, reference = (AutoModelForCausalLM.from_config(config).eval() for _ in range(2))
+    actions, rewards, groups = family()
+    A, _ = flow_grpo.advantages(rewards, groups)
+    reports = [learn(copy.deepcopy(model), actions, A, reference, groups=groups, minibatches=3, beta=0.1,
+                     max_grad_norm=1.0, lr=0.01, **way(model, reference))[0] for way in (fast, plain)]
+    reports = [{name: x for name, x in report.items() if name not in SLOTS} for report in reports]
+    assert reports[0] == pytest.approx(reports[1], rel=1e-4, abs=1e-4) and reports[0]["kl"] > 0.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_chunks_change_log_probs_and_gradient_by_rounding_only(dtype, monkeypatch):
     def score():
         model = tiny().to(dtype)
-        logp = flow_grpo.token_logps(model, rollouts()[0], T)
+        logp = fast(model)["token_logps"](model, rollouts()[0], T)
         logp.sum().backward()
         return logp, gradient(model)
     (whole, g), (chunked, h) = whole_and_in_chunks(score, monkeypatch)
@@ -356,14 +395,14 @@ def test_chunks_change_log_probs_and_gradient_by_rounding_only(dtype, monkeypatc
     (10 * 64, 10, 2), (1, 1, 2), (64 * TOKENS - 1, TOKENS - 1, 2), (64 * TOKENS, TOKENS, 1)])
 def test_the_whole_vocabulary_is_in_float32_for_one_chunk_at_a_time(chunk, rows, times, monkeypatch):
     model, seen = tiny(), []
-    flow_grpo.token_logps(model, rollouts()[0], T)              # the model's head is found to be plain
+    score = fast(model)["token_logps"]                          # the model's head is found to be plain
     for module, name in ((head, "linear"), (torch.nn.functional, "linear")):
         def linear(states, weight, bias=None, original=getattr(module, name)):
             seen.extend([len(states)] * (len(weight) == 64 and states.dim() == 2))
             return original(states, weight, bias)
         monkeypatch.setattr(module, name, linear)
     monkeypatch.setattr(head, "CHUNK", chunk)
-    flow_grpo.token_logps(model, rollouts()[0], T).sum().backward()
+    score(model, rollouts()[0], T).sum().backward()
     assert max(seen) == rows and sum(seen) == times * TOKENS    # chunks are computed twice
 
 
@@ -376,17 +415,19 @@ def test_half_precision_logits_are_divided_by_the_temperature_in_float32():
 
 def test_a_model_that_keeps_a_cache_is_refused_by_the_update():
     model = tiny()
-    forward = model.forward
+    score, forward = fast(model)["token_logps"], model.forward
     model.forward = lambda *args, use_cache, **more: forward(*args, use_cache=True, **more)
     with pytest.raises(AssertionError, match="cache"):
-        flow_grpo.token_logps(model, [Action([1, 2], [3], 0)], T)
+        score(model, [Action([1, 2], [3], 0)], T)
 
 
-def test_the_stop_token_is_an_action_and_a_cut_plan_has_none():
+@WAYS
+def test_the_stop_token_is_an_action_and_a_cut_plan_has_none(way):
     model = tiny()
+    score = way(model)["token_logps"]
     ended, cut = Action([1, 2, 3], [4, 5, STOP], 0), Action([1, 2, 3], [4, 5], 0)
-    logp = flow_grpo.token_logps(model, [ended], T)
-    assert len(logp) == 3 and len(flow_grpo.token_logps(model, [cut], T)) == 2
+    logp = score(model, [ended], T)
+    assert len(logp) == 3 and len(score(model, [cut], T)) == 2
     assert logp[-1].item() == pytest.approx(one_by_one(model, ended)[-1].item(), abs=1e-5)
     logp[-1].backward()
     assert gradient(model).norm() > 0.1
@@ -394,9 +435,9 @@ def test_the_stop_token_is_an_action_and_a_cut_plan_has_none():
 
 def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
     with pytest.raises(ValueError, match="temperature"):
-        flow_grpo.token_logps(tiny(), [Action([1], [2], 0)], 0)
+        learn(tiny(), [Action([1], [2], 0)], [1.0], temperature=0)
     with pytest.raises(ValueError, match="prompt"):
-        flow_grpo.token_logps(tiny(), [Action([], [2], 0), Action([1], [2], 0)], T)
+        learn(tiny(), [Action([], [2], 0), Action([1], [2], 0)], [1.0])
     for flow in (-1, 2):
         with pytest.raises(ValueError, match="number the rollouts that are left anew"):
             learn(tiny(), [Action([1], [2], 0), Action([1], [2], flow)], [1.0, -1.0])
@@ -405,7 +446,7 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
 def test_ids_come_in_and_text_never_does():
     names = {getattr(node, "id", getattr(node, "attr", "")).lower() for node in ast.walk(ast.parse(SOURCE))}
     assert not [name for name in names if "tokenizer" in name or "encode" in name or "decode" in name]
-    modules = {"math", "collections", "contextlib", "dataclasses", "functools", "torch", "scale"}
+    modules = {"math", "collections", "contextlib", "dataclasses", "torch", "scale"}
     assert set(imported(SOURCE)) == modules
 
 
@@ -453,26 +494,28 @@ def test_an_update_leaves_no_gradient_behind_and_adds_none_that_was_there():
 
 
 def test_what_a_micro_batch_leaves_behind_holds_no_graph(monkeypatch):
-    left, original = [], flow_grpo.in_memory
+    left, original = [], passes.in_memory
 
-    def in_memory(*args, **more):
-        left.append(original(*args, **more))
-        return left[-1]
-    monkeypatch.setattr(flow_grpo, "in_memory", in_memory)
+    def in_memory(work, actions, **more):
+        left.append((actions, *original(work, actions, **more)))
+        return left[-1][1:]
+    monkeypatch.setattr(passes, "in_memory", in_memory)
     learn(tiny(), rollouts()[0], [1.0] * 7, tiny(1), minibatches=2)
     (scored, *_), *learned = left
-    tensors = [x for batch in scored for x in batch.values()]
-    tensors += [x for done, *_ in learned for value, sums, *_ in done for x in (value, sums)]
+    tensors = [a.old for a in scored]
+    tensors += [x for _, done, *_ in learned for value, sums, *_ in done for x in (value, sums)]
     assert len(learned) == 2 and scored and not any(x.requires_grad for x in tensors)
 
 
 @pytest.mark.parametrize("minibatches, forward", [(1, 1), (3, 1 + 2 * 2)])
 def test_the_first_mini_batch_is_scored_while_it_is_learned_and_only_later_ones_before(minibatches, forward):
-    model, passes = tiny(), []
-    learn(model, *lesson())  # what must be found out once about a model is known
-    model.register_forward_pre_hook(lambda *_: passes.append(1))
-    learn(model, rollouts()[0], [1.0] * 7, minibatches=minibatches)
-    assert len(passes) == forward
+    for way in (plain, fast):
+        model, calls = tiny(), []
+        scoring = way(model)  # what must be found out once about a model is known
+        model.register_forward_pre_hook(lambda *_: calls.append(1))
+        flow_grpo.update(model, None, Recorder(model), rollouts()[0], [1.0] * 7, temperature=T,
+                         minibatches=minibatches, **scoring)
+        assert len(calls) == forward
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -493,7 +536,7 @@ def test_only_several_processes_need_every_gradient_and_frozen_weights_never_get
 def test_the_defaults_of_update_are_those_of_train_py():
     flags = vars(command_line.train_parser().parse_args([]))
     flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "token_budget": fit.BUDGETS[0]}
-    flags |= {"max_grad_norm": 1.0, "groups": None}
+    flags |= {"max_grad_norm": 1.0, "groups": None, **flow_grpo.PLAIN}
     parameters = inspect.signature(flow_grpo.update).parameters.items()
     defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
     assert defaults == {name: flags[name] for name in defaults}
@@ -547,9 +590,11 @@ def test_what_was_enough_is_returned_and_is_enough_the_next_time():
 
 
 def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
-    model, longest = small_memory(tiny(), 0), max(rollouts()[0], key=size)
+    model, longest = tiny(), max(rollouts()[0], key=size)
+    scoring = fast(model)
+    small_memory(model, 0)
     with pytest.raises(MemoryError, match=f"^one row of {size(longest)} tokens does not fit into") as why:
-        learn(model, [longest], [1.0] * 7)
+        flow_grpo.update(model, None, Recorder(model), [longest], [1.0] * 7, temperature=T, **scoring)
     assert isinstance(why.value.__cause__, torch.OutOfMemoryError) and unchanged(model)
 
 

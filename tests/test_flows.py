@@ -26,7 +26,8 @@ import solve
 import train
 from experiments import curves, flows
 from experiments.runs import ROOT
-from flow_grpo import token_logps
+from fast import logps
+from flow_grpo import log_probs
 from memory import Memory, Step
 from models.completion import Completion
 from models.loading import load_engine
@@ -94,13 +95,15 @@ def test_the_log_ratios_are_the_difference_of_the_log_probs_and_only_of_one_grou
     A = torch.tensor([0.0, 0, 1, -1, 1, -1])  # the first group is flat, the second is the sample
     apart = lambda: [token_logps(policy.model, [turn], 0.7).detach() for flow in flows[2:4]
                      for turn in flow.actions if turn.ids]
+    token_logps = logps.scoring(log_probs, policy.model)["token_logps"]
     before = apart()
 
     def without_gradient(*args):
         assert not torch.is_grad_enabled()
         return token_logps(*args)
 
-    add = ratios.score_sample(without_gradient, policy, flows, [0, 0, 1, 1, 2, 2], A, 0.7, 16)
+    scoring = logps.scoring(log_probs, policy.model) | {"token_logps": without_gradient}
+    add = ratios.score_sample(policy, flows, [0, 0, 1, 1, 2, 2], A, 0.7, 16, **scoring)
     with torch.no_grad():
         policy.model.lm_head.weight.add_(torch.randn_like(policy.model.lm_head.weight) / 10)
     add()
@@ -116,7 +119,8 @@ def test_scoring_the_sample_draws_no_random_number_and_changes_no_mode_and_no_gr
                      [p.grad for p in policy.model.parameters()])
     before = state()
     flows = [acted(([5, 6], [7, 8])), acted(([5, 6], [9]))]
-    ratios.score_sample(token_logps, policy, flows, [0, 0], torch.tensor([1.0, -1]), 0.7, 16)()
+    scoring = logps.scoring(log_probs, policy.model)
+    ratios.score_sample(policy, flows, [0, 0], torch.tensor([1.0, -1]), 0.7, 16, **scoring)()
     assert state() == before and flows[0].outputs[0]["log_ratios"]
 
 
@@ -153,7 +157,7 @@ def test_a_run_of_train_py_keeps_log_ratios_and_learns_the_same_without(tmp_path
     jsonl(tmp_path / "data.jsonl", *"abcde")
     settings = dict(steps=2, valid=None, test=None, max_turns=1)
     command(*words("with", **settings))
-    monkeypatch.setattr(train, "score_sample", lambda *args: lambda: None)
+    monkeypatch.setattr(train, "score_sample", lambda *args, **scoring: lambda: None)
     command(*words("without", **settings))
     for name in ("log.csv", "step-2/model.safetensors"):
         assert (tmp_path / "with" / name).read_bytes() == (tmp_path / "without" / name).read_bytes()

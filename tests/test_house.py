@@ -1,4 +1,7 @@
-"""The rules of the house: what is where, who imports whom, how long a line may be."""
+"""The rules of the house: what is where, who imports whom, how long a line may be.
+
+    python -m tests.test_house      prints the picture of the imports that CONTRIBUTING.md shows
+"""
 
 import ast
 
@@ -7,7 +10,7 @@ import pytest
 from experiments.runs import ROOT
 
 ORDER = ["memory", "planner", "executor", "verifier", "generator", "tools", "solve", "flow_grpo", "train"]
-ROOMS = ["models", "rewards", "world", "scale", "benchmarks"]
+ROOMS = ["fast", "models", "rewards", "world", "scale", "benchmarks"]
 OTHERS = ["toy", "experiments", "bench", "tests"]  # these may import the nine
 PATHS = [*ROOT.glob("*.py"), *(path for room in ROOMS + OTHERS for path in ROOT.glob(f"{room}/**/*.py"))]
 SOURCES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PATHS}
@@ -21,9 +24,30 @@ def imported(source):
         yield from (name.split(".")[0] for name in names)
 
 
+def picture():
+    """Which room imports which, as a Mermaid flowchart in which the nine scripts are one box.
+
+    `a --> b & c`: a imports b and c. `a <--> b`: they import each other. experiments/, bench/ and tests/ may
+    import everything, so their own arrows are left out; an arrow to one of them would be drawn."""
+    boxes = ["nine", *OTHERS, *ROOMS]
+    arrows = set()
+    for file, source in SOURCES.items():
+        start = file.split("/")[0].removesuffix(".py")
+        ends = {"nine" if name in ORDER else name for name in imported(source)}
+        if start not in OTHERS[1:]:
+            arrows |= {("nine" if start in ORDER else start, end) for end in ends}
+    lines = ["flowchart TD"]
+    for i, start in enumerate(boxes):
+        down = [end for end in boxes if (start, end) in arrows and (end, start) not in arrows]
+        both = [end for end in boxes[i + 1 :] if {(start, end), (end, start)} <= arrows]
+        lines += [f"    {start} --> {' & '.join(down)}"] if down else []
+        lines += [f"    {start} <--> {end}" for end in both]
+    return "\n".join(lines)
+
+
 def test_the_nine_scripts_are_all_that_is_at_the_top():
     assert sorted(path.stem for path in ROOT.glob("*.py")) == sorted(ORDER)
-    assert all((ROOT / room / "__init__.py").exists() for room in ROOMS + ["toy"])
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == {*ROOMS, "toy"}
 
 
 @pytest.mark.parametrize("file", [file for file in SOURCES if file.split("/")[0] not in OTHERS])
@@ -39,7 +63,16 @@ def test_lines_fit_a_screen(file):
     assert [n for n, line in enumerate(SOURCES[file].splitlines(), 1) if len(line) > 110] == []
 
 
+def test_contributing_shows_the_imports_as_they_are():
+    shown = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("```mermaid\n")[1].split("\n```")[0]
+    assert shown == picture(), "write what `python -m tests.test_house` prints into CONTRIBUTING.md"
+
+
 def test_ci_runs_the_readmes_test_command_to_the_letter():
     install = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt"
-    for file in ("README.md", ".ci/run"):
+    for file in ("README.md", "CONTRIBUTING.md", ".ci/run", ".github/workflows/tests.yml"):
         assert f"{install} && python -m pytest -q" in (ROOT / file).read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    print(picture())

@@ -76,6 +76,18 @@ def test_a_short_run_is_not_estimated(slow, monkeypatch, capsys):
     assert progress.estimated == {3} and "about" not in capsys.readouterr().err
 
 
+def test_with_several_batches_the_rollouts_of_all_count_and_the_accuracy_so_far_is_shown(slow, capsys):
+    with progress.Progress(9, "bamboogle") as shown:
+        flows = slow()[1]  # three of the nine, each with the right answer
+        shown.next_batch(flows)
+        shown([*flows[:1], SimpleNamespace(stopped=False, failed="")], 2, "verifier")
+        capsys.readouterr()
+        shown.terminal = False
+        shown.show()
+    assert capsys.readouterr().err == (
+        "bamboogle, accuracy 1.000: 4 of 9 rollouts ended, turn 2 verifier, 0 min\n")
+
+
 def test_a_bar_moves_while_a_model_is_silent(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with progress.Progress(3) as shown:

@@ -1,11 +1,11 @@
-"""models/sampling.py: sharing prefixes and leaving early change the work, and no token or log-prob."""
+"""fast/sampling.py: sharing prefixes and leaving early change the work, and no token or log-prob."""
 
 import pytest
 import torch
 import transformers
 
-from models import sampling
-from models.sampling import Sampler, in_parts, sample
+from fast import sampling
+from fast.sampling import Sampler, in_parts, sample
 
 TINY = dict(vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3)

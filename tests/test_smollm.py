@@ -18,7 +18,7 @@ from experiments import figures, held_out, paired, router, runs, smollm, warm, w
 from models.completion import Completion
 from models.loading import load_engine
 from models.local import HF
-from scale import fit, threads
+from scale import fit, sharding, threads
 from scale.command_line import TOY, TOY_TOOLS, train_parser
 from tools import TOOLS, toolbox
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, for_flow, splits
@@ -181,7 +181,7 @@ def test_the_warm_start_teaches_every_plan_with_each_tool_equally_often_and_one_
 
 def test_a_model_that_has_learnt_one_example_is_blind_and_knows_its_text(tiny, found):
     engine, example = load_engine(str(tiny)), found["planner"][0]
-    optimizer = warm.MasterAdamW(engine.model.parameters(), lr=2e-2)
+    optimizer = sharding.adamw(engine.model, lr=2e-2)
     batch = warm.batch_of({"planner": [example]}, {"planner": 1}, random.Random(0))
     for _ in range(100):
         loss = warm.learn(engine, optimizer, batch, 4096)

@@ -20,7 +20,6 @@ import planner
 import solve
 import tools as toolset
 import verifier
-from benchmarks.runs import answer_all, finished_trials
 from models import cast
 from models.completion import TOO_LONG, Completion, outage
 from models.loading import config_of
@@ -29,6 +28,7 @@ from rewards import rules
 from rewards.metrics import accuracy_line, summary
 from rewards.questions import Question
 from scale import command_line, fit
+from scale.records import Trial, finished_trials
 from solve import BUDGETS
 from tools import Tool
 
@@ -132,13 +132,17 @@ def test_every_prompt_is_that_of_its_module_with_the_memory_so_far():
         call, verifier.prompt("Q", TOOLS, "a", shown(2, verdict=False)), generator.prompt("Q", "a", shown(2))]
 
 
-@pytest.mark.parametrize("script", [None, SimpleNamespace(parse=str)])
-def test_a_module_that_nothing_gives_a_prompt_is_one_sentence(monkeypatch, script):
+def test_a_module_that_nothing_gives_a_prompt_is_one_sentence():
     flow = solve.Flow(Question("q?", "42"), memory.Memory("q?"))
-    if script:  # critic.py was imported, but has no prompt()
-        monkeypatch.setattr(solve, "critic", script, raising=False)
-    with pytest.raises(SystemExit, match=r"^solve.py: .*'critic'.*: import a critic.py that .*\.$"):
+    with pytest.raises(SystemExit, match="^solve.py: .*'critic'.*: import critic and add it to STATE_"):
         solve.prompt_of("critic", TOOLS, flow, 1000)
+
+
+def test_a_module_of_ones_own_reads_the_whole_state(monkeypatch):
+    critic = SimpleNamespace(prompt=lambda *state: " | ".join(map(str, state)))
+    monkeypatch.setitem(solve.STATE_READERS, "critic", critic)
+    flow = solve.Flow(Question("q?", "42"), memory.Memory("q?", "an analysis"))
+    assert solve.prompt_of("critic", {}, flow, 1000) == "q? | {} | an analysis | No steps yet."
 
 
 def test_only_the_planner_is_sampled():
@@ -146,6 +150,8 @@ def test_only_the_planner_is_sampled():
     flow_of(policy, fixed, temperature=0.9, max_new_tokens=77)
     assert policy.calls == [(1, {"temperature": 0.9, "max_new_tokens": 77})]
     assert fixed.calls == [(1, {"temperature": 0.0, "max_new_tokens": 77})] * 4
+    flow_of(policy := Script(PLAN))
+    assert policy.calls == [(1, {"temperature": 0.7, "max_new_tokens": None})]
 
 
 def test_a_stop_ends_the_flow_and_the_others_go_on_in_a_smaller_batch():
@@ -224,6 +230,19 @@ def test_the_time_that_tools_take_changes_nothing_but_the_seconds():
     assert fast == slow and seconds >= 0.05
 
 
+def test_the_seconds_of_a_batch_are_shared_by_its_rollouts_and_those_of_the_judge_by_whom_it_graded():
+    def slow(prompt):
+        time.sleep(0.01)
+        return "Verdict: True" if "Reference answer" in prompt else STOP
+    start = time.perf_counter()
+    judge, unclear = Cast(other=slow), Question("who?", "Jane Austen")
+    flows = solve.evaluate([unclear, *questions("q?")], Cast(), Cast(verifier=slow), TOOLS, judge=judge)[1]
+    wall, (graded, plain) = time.perf_counter() - start, [flow.seconds for flow in flows]
+    assert [flow.outputs[-1]["module"] for flow in flows] == ["judge", "generator"]
+    assert plain >= 0.01 and graded >= plain + 0.01 and graded + plain <= wall
+    assert all(output["seconds"] <= wall for flow in flows for output in flow.outputs)
+
+
 def test_a_long_analysis_and_long_results_do_not_make_long_prompts():
     policy = Cast()
     fixed, tools = Cast(analysis="so " * 10**5, verifier=GO_ON), doubling(lambda number: "x" * 10**6)
@@ -236,37 +255,52 @@ def test_a_long_analysis_and_long_results_do_not_make_long_prompts():
 def test_a_flow_survives_its_record_but_for_its_token_ids(tmp_path):
     flow = flow_of(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
     flow.answer = "half a pair: \ud800, and \u2028 is no new line"
-    answer_all("x", [flow.question], tmp_path / "flows.jsonl", 1, lambda *_: [flow], solve.Flow.from_record)
+    assert Trial("x", [flow.question], 1, 0, tmp_path / "flows.jsonl").add([flow])
     again = solve.Flow.from_record(flow.question, json.loads((tmp_path / "flows.jsonl").read_text()))
     assert again.memory == flow.memory and len(again.memory.steps) == 3
     assert again.record() | {"turns": 3} == flow.record()
-    trials = lambda number: finished_trials(tmp_path, "flows", number, solve.Flow.from_record)
+    trials = lambda number: finished_trials(tmp_path, "flows", number)
     assert trials(1) == []  # no trial is called flows-0
     (tmp_path / "flows.jsonl").rename(tmp_path / "flows-0.jsonl")
     assert [[again.answer for again in trial] for trial in trials(1)] == [[flow.answer]]
+    assert summary(trials(1)[0]) == summary([flow])
     assert trials(2) == [], "a trial that was cut off is none"
 
 
 def test_answers_to_other_questions_are_not_taken_for_ours(tmp_path):
     flow, file = flow_of(Script(PLAN)), tmp_path / "flows.jsonl"
-    answer_all("x", [flow.question], file, 1, lambda *_: [flow], solve.Flow.from_record)
+    Trial("x", [flow.question], 1, 0, file).add([flow])
     with pytest.raises(ValueError, match="holds answers to other questions"):
-        answer_all("x", questions("another?"), file, 1, None, solve.Flow.from_record)
+        Trial("x", questions("another?"), 1, 0, file).saved()
 
 
 def test_a_question_at_which_the_server_always_fails_counts_as_failed_and_ends_no_run(tmp_path):
-    asked, starts, file = questions("a?", "bad?", "c?", "d?"), [], tmp_path / "flows.jsonl"
-
-    def run(start, batch, watch):
-        starts.append(start)
+    trial, seeds = Trial("x", questions("a?", "bad?", "c?", "d?"), 4, 7, tmp_path / "flows.jsonl"), []
+    for seed, batch in trial.batches():
+        seeds.append(seed)
         flows = [solve.Flow(question, memory.Memory(question.question)) for question in batch]
         flows[1].failed = "planner: host answered 503 Service Unavailable"
-        return flows
+        assert trial.add(flows) == (len(seeds) == 2)
+    assert [flow.failed != "" for flow in trial.flows] == [False, True, False, False]
+    assert seeds == [7 * 1_000_003] * 2, "the batch was run once more, with the same seed"
+    assert trial.saved()[1]["failed"], "and it is not run again"
 
-    flows = answer_all("x", asked, file, 4, run, solve.Flow.from_record)
-    assert [flow.failed != "" for flow in flows] == [False, True, False, False] and starts == [0, 0]
-    again = answer_all("x", asked, file, 4, None, solve.Flow.from_record)
-    assert again[1].failed, "and it is not run again"
+
+def test_a_server_that_is_down_for_most_of_a_batch_twice_ends_the_run_and_nothing_of_it_is_saved(tmp_path):
+    trial, batches = Trial("x", questions("a?", "b?", "c?"), 3, 0, tmp_path / "flows.jsonl"), 0
+    with pytest.raises(ValueError, match=r"^2 of the 3 flows .*\(planner: host answered 503\): fix that"):
+        for _, batch in trial.batches():
+            batches += 1
+            flows = [solve.Flow(question, memory.Memory(question.question)) for question in batch]
+            flows[0].failed = flows[2].failed = "planner: host answered 503"
+            trial.add(flows)
+    assert batches == 2 and trial.flows == [] == trial.saved()
+
+
+def test_without_a_file_a_batch_in_which_a_server_was_down_is_kept():
+    trial = Trial("x", questions("a?"), 1, 0)
+    flow = solve.Flow(trial.questions[0], memory.Memory("a?"), failed="planner: host answered 503")
+    assert trial.add([flow]) and trial.flows == [flow] and list(trial.batches()) == [] == trial.saved()
 
 
 @pytest.mark.parametrize("error, later", [
@@ -283,7 +317,8 @@ def test_only_an_outage_is_worth_another_try_later(error, later):
 def test_a_plan_that_cannot_be_parsed_costs_a_turn_and_the_planner_reads_why():
     policy = Script("I would double it.", PLAN.replace("Tool: double", "Tool: googel"), PLAN)
     flow = flow_of(policy, Script("a", CALL, STOP, ANSWER), max_turns=3)  # both end turns 1 and 2
-    why = "Result: Error: no line 'Sub-goal: ...'. Answer in the four lines asked for.\nVerdict: CONTINUE"
+    why = "Tool: (none)\nSub-goal: (none)\nCommand: (none)\n" \
+        "Result: Error: no line 'Sub-goal: ...'. Answer in the four lines asked for.\nVerdict: CONTINUE"
     assert why in policy.prompts[1]
     assert "Error: no tool called 'googel'. Use one of: base_generator, double." in policy.prompts[2]
     assert [(step.turn, step.error) for step in flow.memory.steps] == [(1, True), (2, True), (3, False)]
@@ -574,14 +609,14 @@ def test_each_batch_is_shown_before_the_next_begins(run, monkeypatch, capsys):
 
 
 def test_a_typed_question_is_traced_while_it_is_answered(run, monkeypatch, capsys):
-    before, complete = [], solve.complete
+    before, call_engine = [], solve.call_engine
 
     def listening(engine, flows, turn, module, prompt):
         if flows:
             before.append((module, capsys.readouterr().out))
-        return complete(engine, flows, turn, module, prompt)
+        return call_engine(engine, flows, turn, module, prompt)
 
-    monkeypatch.setattr(solve, "complete", listening)
+    monkeypatch.setattr(solve, "call_engine", listening)
     after = run("q?")
     assert [module for module, _ in before] == ["analysis", "planner", "planner", "generator"]
     shown = dict(reversed(before))  # of each module its first turn

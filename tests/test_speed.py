@@ -3,6 +3,7 @@
 TRL is not needed; the sides are tiny models in this process, or scripts that only answer.
 """
 import json
+import re
 import subprocess
 import sys
 import time
@@ -127,19 +128,80 @@ def test_the_exponent_of_quadratic_work_is_two():
     assert [line[4] for line in cost.lines_of("update", measured)] == ["", "2.00"]
 
 
-def test_the_shares_of_a_card_are_operations_and_bytes_that_are_needed(monkeypatch, capsys):
+def test_the_shares_of_a_card_are_operations_and_bytes_that_are_needed(monkeypatch):
     monkeypatch.setitem(card.SIZES, "tiny", (32, 64, 2, 2, 1, 128, False))
-    monkeypatch.setattr(card, "limits", lambda *_: (1e9, 1e9))
-    monkeypatch.setattr(sys, "argv", "card.py --device cpu --model-size tiny --group 2 --prompt 6 --new 4 "
-                                     "--repetitions 1".split())
-    card.main()
-    out = capsys.readouterr().out
-    assert "THIS IS NOT A GPU MEASUREMENT" in out and "decode, weights + cache" in out
-    args = SimpleNamespace(model_size="tiny", group=2, prompt=6, new=4)
-    measured = {"update": 1.0, "decode": 0.001, "product": 1e9, "copy": 1e9, "itemsize": 4}
+    case = SimpleNamespace(size="tiny", device="cpu", group=2, prompt=6, new=4, repetitions=1)
+    measured = {"update": 1.0, "decode": 0.001, "product": 1e9, "copy": 1e9, "itemsize": 4, "halved": 0}
     of = card.fit.shapes(card.config("tiny"))
     inner = of["parameters"] - 2 * 32 * 128
     once = 6 * ((6 + 8) * inner + 8 * 32 * 128) + 12 * 2 * 32 * (18 + 8 * 8)
     assert card.operations(of, False, 2, 6, 4, 1) == once
-    assert card.lines_of(args, measured)[1][1] == f"{once / 1e12:.4g} T operations / 1.000 s"
+    assert card.speed_lines(case, measured)[0][-1] == f"{once / 1e12:.4g} T operations / 1.000 s"
     assert card.bytes_of_a_step(of, False, 4, 2, 10) == (4 * (inner + 32 * 128), 4 * 2 * 10 * 2 * 2 * 16)
+    monkeypatch.setattr(card, "limits", lambda *_: (1e9, 1e9))
+    row = card.speed_row(case)
+    assert row["update"] > 0 and [line[0].split(": ")[1] for line in row["lines"]] == [
+        "update, needed", "update, as rows", "decode, weights + cache"]
+
+
+def test_a_row_of_the_card_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    done = {"lines": [["a", "1", "2", "2.00", ""]]}
+    commands = {
+        "speed": f"print('progress'); print({json.dumps(json.dumps(done))})",
+        "memory-7b": "raise MemoryError('CUDA out of memory')", "sharded": "import time; time.sleep(60)",
+        "trl": "print('never')"}
+    monkeypatch.setattr(card, "command_of", lambda row, case: [sys.executable, "-c", commands[row]])
+    out = tmp_path / "new" / "card.json"
+    monkeypatch.setattr(sys, "argv", ["card.py", *commands, "--device", "cpu", "--quick", "--minutes", "0.1",
+                                      "--out", str(out)])
+    card.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert "THIS IS NOT A GPU MEASUREMENT" in lines[0] and "speed | a | 1 | 2 | 2.00" in lines
+    assert "memory-7b | not measured | MemoryError: CUDA out of memory" in lines
+    assert any(re.fullmatch(r"sharded \| not measured \| stopped after [0-6] s", line) for line in lines)
+    assert "trl | not measured | the time was over" in lines
+    saved = json.loads(out.read_text())
+    assert list(saved["rows"]) == list(commands) and "NOT A GPU" in saved["device"]
+
+
+def test_what_was_measured_before_the_card_script_was_killed_is_in_its_file(tmp_path, monkeypatch):
+    def killed(command, *_):
+        if "trl" in command:
+            raise KeyboardInterrupt
+        return {"failed": "no memory"}
+
+    out = tmp_path / "card.json"
+    monkeypatch.setattr(card, "run", killed)
+    monkeypatch.setattr(sys, "argv", f"card.py speed trl --device cpu --quick --out {out}".split())
+    with pytest.raises(KeyboardInterrupt):
+        card.main()
+    assert json.loads(out.read_text())["rows"]["speed"]["lines"][0][-1] == "no memory"
+
+
+def test_the_memory_row_sets_predicted_and_measured_peaks_side_by_side():
+    case = card.CASES["memory-0.5b"] | card.QUICK["memory-0.5b"]
+    fitted = card.fit.predict(
+        card.fit.shapes(card.config("deep")), dtype=torch.bfloat16, token_budget=272, generate_budget=272,
+        max_new_tokens=8, prompt=128, context=0, gradient_checkpointing=True)
+    measured = {phase: 2 * size for phase, size in fitted.phases.items()} | {"step": 4 * fitted.gpu}
+    lines = card.memory_lines(case, measured, on_gpu=True)
+    assert [line[3] for line in lines] == ["2.00", "2.00", "4.00"]
+    assert lines[0][1] == f"{fitted.phases['generate'] / 1e9:.2f} GB" and "all weights" in lines[0][0]
+
+
+@pytest.mark.exhaustive
+def test_every_row_of_the_card_runs_on_the_cpu_with_tiny_models(tmp_path):
+    command = [sys.executable, "bench/card.py", "--device", "cpu", "--quick"]
+    command += ["--out", str(tmp_path / "card.json")]
+    result = subprocess.run(command, cwd=card.REPO, capture_output=True, text=True)
+    assert result.returncode == 0 and "THIS IS NOT A GPU MEASUREMENT" in result.stdout
+    for row in json.loads((tmp_path / "card.json").read_text())["rows"].values():
+        reason = row["result"].get("failed", "")
+        assert not reason or re.search("No module named '(trl|datasets)'|needs the package peft", reason)
+
+
+def test_without_a_gpu_the_card_script_says_what_to_type(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["card.py"])
+    with pytest.raises(SystemExit):
+        card.main()
+    assert "there is no GPU: --device cpu --quick" in capsys.readouterr().err

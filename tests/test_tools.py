@@ -34,8 +34,8 @@ def test_a_tool_without_its_key_is_refused_if_named_and_left_out_if_not():
     assert not tools.missing("web_search")
 
 
-def test_a_tool_is_added_as_the_readme_says():
-    section = (Path(__file__).parent.parent / "README.md").read_text().split("## Adding a tool")[1]
+def test_a_tool_is_added_as_docs_use_says():
+    section = (Path(__file__).parent.parent / "docs" / "use.md").read_text().split("## Adding a tool")[1]
     code = section.split("```python\n")[1].split("```")[0]
     space = dict(vars(tools), TOOLS=dict(TOOLS))
     exec(code, space)
@@ -117,10 +117,10 @@ def test_a_batch_gives_results_in_order_and_generates_only_the_queries_of_base_g
         clock[0] += 5
         return [Completion(f"<think>?</think>{query}!", [1], [2]) for query in queries]
 
-    def noticed(text, error, seconds=0.0):
+    def noticed(text, error, *rest):
         if text.startswith(("8", "Error: double")):
             doubled.release()
-        return Result(text, error, seconds)
+        return Result(text, error, *rest)
 
     monkeypatch.setattr(tools, "Result", noticed)
     box = {"base_generator": TOOLS["base_generator"], "double": tool_of(lambda query: str(2 * int(query)))}
@@ -138,9 +138,26 @@ def test_a_query_that_is_no_string_has_no_tokens_and_no_outage_of_another_rollou
     box, down = {"base_generator": TOOLS["base_generator"]}, Completion("", [1], [2], "the server is down")
     results = tools.run_calls(calls, box, lambda queries: [down])
     assert [(result.failed, result.tokens) for result in results] == [
-        ("base_generator: the server is down", 2), ("", 0), ("", 0)]
+        ("the server is down", 2), ("", 0), ("", 0)]
     assert [result.text for result in results[1:]] == [
         check(box, "base_generator", call.arguments) for call in calls[1:]]
+
+
+def test_a_wrong_call_is_never_sent_to_the_language_model_and_an_empty_query_is_not_wrong():
+    box, batches = {"base_generator": TOOLS["base_generator"]}, []
+    wrong = [{}, {"query": "q", "more": "x"}, {"query": None}]
+    calls = [Call("base_generator", arguments) for arguments in [*wrong, {"query": ""}]]
+    engine = lambda queries: batches.append(queries) or [Completion("an answer", [1], [2])]
+    results = tools.run_calls(calls, box, engine)
+    assert batches == [[""]] and [result.error for result in results] == [True, True, True, False]
+    assert [result.text for result in results] == [
+        *(check(box, "base_generator", arguments) for arguments in wrong), "an answer"]
+
+
+def test_what_the_language_model_writes_is_cut_to_the_budget_too():
+    box, long = {"base_generator": TOOLS["base_generator"]}, Completion("Error: " + "x" * 10**6, [1], [2])
+    [result] = tools.run_calls([Call("base_generator", {"query": "q"})], box, lambda queries: [long])
+    assert len(result.text) <= tools.RESULT_BUDGET and "characters cut" in result.text and result.error
 
 
 def test_if_the_engine_fails_the_calls_that_wait_are_not_begun(monkeypatch):
@@ -165,4 +182,4 @@ def test_if_the_engine_fails_the_calls_that_wait_are_not_begun(monkeypatch):
     calls = [Call("slow", {"query": str(n)}) for n in range(99)] + [Call("base_generator", {"query": "q"})]
     with pytest.raises(MemoryError):
         tools.run_calls(calls, box, engine)
-    assert not begun.acquire(blocking=False)
+    assert ending.is_set() and not begun.acquire(blocking=False)

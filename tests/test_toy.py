@@ -49,7 +49,7 @@ def test_the_toy_is_small(engine):
 def test_every_piece_of_the_prompts_is_one_token_of_the_toy(engine):
     """If this fails, a prompt has changed since the toy was made: run python toy/make.py."""
     encode = lambda piece: engine.tokenizer.encode(piece, add_special_tokens=False)
-    assert [piece for piece in pieces.pieces() if len(encode(piece)) != 1] == []
+    assert [piece for piece in pieces.prompt_pieces() if len(encode(piece)) != 1] == []
     assert pieces.changed(engine.tokenizer) == [] and pieces.warning([engine]) == ""
 
 
@@ -79,7 +79,7 @@ def test_the_tools_results_are_those_that_the_toy_has_read(tools):
     for tool, arguments, words in calls:
         result = " " + toolset.call(tools, tool, arguments)[0]
         for word in words:
-            assert any(piece in result for piece in pieces.pieces() if word in piece), result
+            assert any(piece in result for piece in pieces.prompt_pieces() if word in piece), result
 
 
 # ---- its questions -----------------------------------------------------------------------------------------

@@ -1,16 +1,17 @@
-"""scale/trees.py and scale/head.py: what is shared and chunked changes neither log-probs nor gradient."""
+"""fast/trees.py and fast/head.py: what is shared and chunked changes neither log-probs nor gradient."""
 import copy
 from functools import partial
 
 import pytest
 import torch
 import transformers
-from test_flow_grpo import SIZE, compare_with_the_oracle, family, learn, one_by_one, tiny
+from test_flow_grpo import SIZE, compare_with_the_oracle, family, fast, learn, one_by_one, tiny
 from transformers import AutoModelForCausalLM
 
 import flow_grpo
+from fast import head, trees
 from flow_grpo import Action
-from scale import batches, head, trees
+from scale import batches
 
 T = 0.7
 HYBRID = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, head_dim=16,
@@ -42,10 +43,10 @@ def rows_of(model):
 
 def score(model, budget=10_000):
     """The log-probs of the actions of family(), in their order, computed in micro-batches."""
-    actions, found = family()[0], {}
-    for batch, _ in trees.micro_batches(model, actions, budget):
-        logps = flow_grpo.token_logps(model, batch, T).split([len(a.ids) for a in batch])
-        found |= dict(zip(map(id, batch), logps))
+    actions, found, scoring = family()[0], {}, fast(model)
+    for batch, _ in scoring["micro_batches"](actions, budget):
+        parts = scoring["token_logps"](model, batch, T).split([len(a.ids) for a in batch])
+        found |= dict(zip(map(id, batch), parts))
     return torch.cat([found[id(a)] for a in actions])
 
 
@@ -66,7 +67,8 @@ def test_a_tree_scores_as_its_sequences_alone_do(name, attention):
     assert trees.shares(model) and max(map(len, rows_of(model))) > 1
     expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
     found = score(model)
-    assert (found - expected).abs().max() < ROUNDING
+    plain = flow_grpo.token_logps(model, family()[0], T)
+    assert max((found - expected).abs().max(), (plain - expected).abs().max()) < ROUNDING
     found, expected = (torch.autograd.grad(x.sum(), list(model.parameters())) for x in (found, expected))
     assert all((x - y).abs().max() <= 1e-4 * y.abs().max() for x, y in zip(found, expected))
 
@@ -77,7 +79,8 @@ def test_models_with_windows_alibi_or_a_state_get_a_row_for_each_sequence_and_ar
     model = made(name, **ALONE[name]).to(dtype)
     assert not trees.shares(model) and max(map(len, rows_of(model))) == 1
     expected = torch.stack([logp for a in family()[0] for logp in one_by_one(model, a)])
-    assert (score(model) - expected).abs().max() < error
+    plain = flow_grpo.token_logps(model, family()[0], T)
+    assert max((score(model) - expected).abs().max(), (plain - expected).abs().max()) < error
 
 
 def test_the_probe_alone_finds_out_that_a_mask_is_not_obeyed():
@@ -170,19 +173,19 @@ def test_the_ratio_is_exactly_one_at_first_with_trees_too():
     assert three["ratio_first"] == 0 and three["ratio_max"] > 1
 
 
-def test_a_flat_group_has_no_old_log_probs_and_with_beta_its_kl_alone(monkeypatch):
-    scored, original = [], flow_grpo.token_logps
-
-    def token_logps(model, actions, temperature):
-        scored.append((model, {a.flow for a in actions}, torch.is_grad_enabled()))
-        return original(model, actions, temperature)
-    monkeypatch.setattr(flow_grpo, "token_logps", token_logps)
+def test_a_flat_group_has_no_old_log_probs_and_with_beta_its_kl_alone():
+    scored = []
     actions, rewards, groups = family()
     A, _ = flow_grpo.advantages(rewards, groups)                    # rollouts 7 and 8 are flat
     for beta in (0, 0.1):
         model, reference = tiny(), tiny(1)
+        scoring = fast(model, reference)
+
+        def token_logps(model, actions, temperature):
+            scored.append((model, {a.flow for a in actions}, torch.is_grad_enabled()))
+            return scoring["token_logps"](model, actions, temperature)
         scored.clear()
-        learn(model, actions, A, reference, groups=groups, minibatches=3, beta=beta)
+        learn(model, actions, A, reference, groups=groups, minibatches=3, beta=beta, token_logps=token_logps)
         union = lambda rows: {flow for _, flows, _ in rows for flow in flows}
         assert union(row for row in scored if row[2]) == set(range(9 if beta else 7))
         assert union(row for row in scored if row[0] is reference) == (set(range(9)) if beta else set())

@@ -43,7 +43,7 @@ from models.local import HF
 from rewards.metrics import accuracy_line
 from scale.command_line import TOY_TOOLS
 from tools import toolbox
-from toy.pieces import NUMBERS, pieces
+from toy.pieces import NUMBERS, prompt_pieces
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, corpus, country_text, for_flow, make, questions, splits
 from toy.teacher import SKILLS, Teacher, conclude
 
@@ -65,7 +65,7 @@ def make_tokenizer(texts):
     empty = Qwen2Tokenizer(**special, extra_special_tokens=["<|im_start|>"])
     settings = {"vocab_size": 6000, "min_frequency": 2, "show_progress": False}
     tokenizer = empty.train_new_from_iterator([sorted(set(texts))], **settings)
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in [*pieces(), *NUMBERS]])
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in [*prompt_pieces(), *NUMBERS]])
     tokenizer.chat_template = CHAT
     return tokenizer
 

@@ -38,7 +38,7 @@ def step_pieces(turn, verdict="CONTINUE"):
     return step.render().split("\0")
 
 
-def pieces():
+def prompt_pieces():
     """{piece: where it comes from}, in the order of the vocabulary. The space before a variable belongs to
     the variable, not to the piece, so that a word has one token wherever it is copied to."""
     tools = {name: toolset.TOOLS[name] for name in TOY_TOOLS if name in toolset.TOOLS}
@@ -74,7 +74,7 @@ def pieces():
 def changed(tokenizer):
     """What has changed since the toy was made: the sources of all pieces that are not in its vocabulary."""
     vocabulary = tokenizer.get_added_vocab()
-    return list(dict.fromkeys(where for piece, where in pieces().items() if piece not in vocabulary))
+    return list(dict.fromkeys(where for piece, where in prompt_pieces().items() if piece not in vocabulary))
 
 
 def warning(engines, tools=(), question=None):

@@ -22,6 +22,7 @@ from urllib.parse import quote
 from tqdm import tqdm
 
 from world import pages, services
+from world.files import check_file
 from world.ranking import best, passages, ranked, table_of, words_of
 from world.text import truncate
 
@@ -60,8 +61,7 @@ def rows_of(corpus):
 def index(corpus: str) -> sqlite3.Connection:
     """The full-text index of a corpus: in memory, or that of a large corpus in corpus.jsonl.fts5."""
     try:
-        if os.path.exists(corpus) and not os.path.isfile(corpus):  # to open a pipe would wait for ever
-            raise ValueError(f"{corpus} is not a regular file: write the corpus into one, and give that")
+        check_file(corpus, "write the corpus into one, and give that")
         stat = os.stat(corpus)
         version = f"{stat.st_size} {stat.st_mtime_ns}"
         return build(corpus, ":memory:") if stat.st_size <= IN_MEMORY else index_in_file(corpus, version)

@@ -1,0 +1,53 @@
+"""flow_grpo.token_logps() and flow_grpo.micro_batches(), with trees for rows and the output layer in chunks.
+
+Measured on one core (hidden size 128, 2 groups of 8 x (512 + 64) tokens): with a vocabulary of 1k, an update
+takes 3.7 times less time and 3.8 times less memory than with padded rows and all logits.
+
+    update(model, ..., **logps.scoring(log_probs, model, reference))    # log_probs: flow_grpo's definition
+
+What sequences of a micro-batch begin with, such as the prompt of a group, is computed once (trees.py). Logits
+are computed only where an action token is predicted, and a chunk at a time, so that no (K, V) matrix exists
+(head.py).
+"""
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+
+from fast import head, trees
+
+
+@torch.no_grad()
+def scoring(log_probs, model, reference=None):
+    """The two functions, as arguments of an update of `model`.
+
+    How the models can be computed is found out here, once, on each rank alone: before sharded weights let the
+    ranks go in lock-step."""
+    for each in filter(None, (model, reference)):
+        for batch, _ in micro_batches(each, [SimpleNamespace(prompt_ids=[0], ids=[0])], 1):
+            token_logps(each, batch, 1.0, log_probs)
+    return dict(token_logps=partial(token_logps, log_probs=log_probs),
+                micro_batches=partial(micro_batches, model))
+
+
+def micro_batches(model, actions, budget):
+    """[(MicroBatch, its slots)]: rows are trees, with at most `budget` slots unless one sequence has more.
+
+    Rollouts with A = 0 go apart. They are not scored for π_old; if they joined the others only when these are
+    learnt, rounding alone would make ρ ≠ 1."""
+    return trees.micro_batches(model, actions, budget, apart=lambda a: getattr(a, "A", None) == 0)
+
+
+def token_logps(model, actions, temperature, log_probs):
+    """log π(a_j | s, a_<j) of every action token: (K,) float32, one action after the other, K = Σ |a|."""
+    # x (B, L)     the tokens that the model reads; a beginning that actions share stands there once
+    # keep (B, L)  True where the next token is an action token: at M places
+    # node, y (P,) the P different predictions: at which of the M places (None: at each), of which token
+    # pair (K,)    for each action token: which of the P predictions it is
+    x, keep, node, y, pair, settings = trees.layout(actions, model)
+    with head.without_head(model, log_probs) as lm_head:
+        out = model(x, logits_to_keep=keep, use_cache=False, **settings)    # (M, d), before the head
+    # A prompt in a key-value cache would be lost silently under gradient checkpointing (gradient 78 % off).
+    assert getattr(out, "past_key_values", None) is None, "the update reads whole sequences: no cache here"
+    states = out.logits if node is None else out.logits[node]               # (P, d)
+    return head.log_probs(log_probs, states, y, temperature, lm_head)[pair]     # (P,) -> (K,)

@@ -1,0 +1,191 @@
+"""The rollouts of a run in its folder: written batch by batch, read again, and checked when they are read.
+
+A run of solve.py with --out has a folder with settings.json and the rollouts of each trial of each set of
+questions, one JSON object a line: NAME-0.jsonl, NAME-1.jsonl, ... Such a run can be stopped at any time; the
+same command goes on in its folder.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+from models.completion import outage
+from models.names import did_you_mean
+from scale.files import check_own, read_object, reading
+from world.files import check_file, replace_file
+
+OTHER = "give another --out"
+STEP = ["tool", "sub_goal", "command", "result", "verdict"], ["turn", "error", "seconds"]  # texts and numbers
+
+
+def run_folder(path, settings):
+    """The folder of a new run, or of one with the same settings, which goes on; else ValueError."""
+    folder, file = Path(path), Path(path) / "settings.json"
+    try:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+        if folder.is_dir() and not any(folder.iterdir()):  # new, or a kill came before the settings
+            replace_file(file, json.dumps(settings, indent=1))
+    except OSError as why:
+        raise ValueError(f"{path} can't be used ({why.strerror}): {OTHER}") from why
+    if not file.exists():
+        raise ValueError(f"{path} exists already and is not the folder of a run: {OTHER}")
+    with reading(file, OTHER):
+        before = read_object(file)
+    for name, value in settings.items():
+        if value != before.get(name):
+            flag = name if " " in name else f"--{name.replace('_', '-')} ({before.get(name)})"
+            raise ValueError(f"{path} holds a run with another {flag}: give another --out")
+    return folder
+
+
+class Trial:
+    """One trial of a set of questions: `flows` has the finished rollouts, in the order of the questions.
+
+    batch: how many questions run together. path: the file that gets the rollouts, or None. A batch that was
+    cut off is run again with the same seed, so the results are those of a run that was never stopped. (If its
+    fast rollouts were kept and the slow ones sampled again, the results would be biased.)
+    """
+
+    def __init__(self, name, questions, batch, seed, path=None):
+        self.name, self.questions, self.batch, self.seed, self.path = name, questions, batch, seed, path
+        self.flows, self.again = [], False  # again: a server was down, and the present batch runs once more
+
+    def saved(self):
+        """The records of the batches that were saved before the run was stopped."""
+        return saved_records(self.path, self.questions, self.batch) if self.path else []
+
+    def batches(self):
+        """(seed, questions) of each batch that is not finished. The seed depends on no other batch."""
+        while len(self.flows) < len(self.questions):
+            start = len(self.flows)
+            yield self.seed * 1_000_003 + start, self.questions[start : start + self.batch]
+
+    def save_unfinished(self, flows):
+        """Write what the modules have written so far in the present batch, for people to read."""
+        if self.path:
+            replace_file(self.unfinished(), lines_of(flows).encode("utf-8", "backslashreplace"))
+
+    def unfinished(self):
+        return self.path.with_name(f"unfinished-{self.path.name}")
+
+    def add(self, flows):
+        """Save a finished batch and return True; or False if a server was down: then batches() repeats it.
+
+        ValueError if the server was down for more than half of the batch the second time, too. A server that
+        always fails at a single question does not end the run: that question counts as failed.
+        """
+        errors = [flow.failed for flow in flows if outage(flow.failed)]
+        if self.path and errors and not self.again:
+            self.again = True
+            return False
+        if self.path and 2 * len(errors) > len(flows):
+            raise ValueError(f"{len(errors)} of the {len(flows)} flows of a batch did not come to an end "
+                             f"({errors[0]}): fix that, then the same command goes on")
+        self.flows, self.again = self.flows + flows, False
+        if self.path:
+            with open(self.path, "a", encoding="utf-8", errors="backslashreplace") as file:  # \ud800 is JSON
+                file.write(lines_of(flows))
+                file.flush()
+                os.fsync(file.fileno())
+            self.unfinished().unlink(missing_ok=True)
+        return True
+
+
+def lines_of(flows):
+    return "".join(json.dumps(flow.record(), ensure_ascii=False) + "\n" for flow in flows)
+
+
+def saved_records(path, questions, batch):
+    """The records of the whole batches in a file. Removes all other lines: a kill may leave half a line."""
+    check_own(path)  # batches are added to it
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = [line for line in lines if line.endswith(b"\n")]
+    lines = lines if len(lines) == len(questions) else lines[: len(lines) // batch * batch]
+    with reading(path, OTHER):
+        records = [json.loads(line) for line in lines]
+        keys = [(record["question"], record["gold"]) for record in records]
+    if keys != [(question.question, question.answer) for question in questions[: len(records)]]:
+        raise ValueError(f"{path} holds answers to other questions: {OTHER}")
+    with reading(path, OTHER):
+        records = [checked(record) for record in records]
+    replace_file(path, b"".join(lines))
+    return records
+
+
+def checked(record):
+    """The record of a flow; ValueError if a text in it is no text, a number no number, or a step no step."""
+    texts, numbers = ["question", "gold", "answer", "failed"], ["reward", "undecided", "seconds"]
+    parts = [(record, texts, numbers), (record["memory"], ["question", "analysis"], [])]
+    parts += [(step, *STEP) for step in record["memory"]["steps"]]
+    parts += [(output, ["module", "text"], ["turn", "tokens", "seconds"]) for output in record["words"]]
+    for part, texts, numbers in parts:
+        wrong = [part[name] for name in texts if not isinstance(part[name], str)]
+        wrong += [part[name] for name in numbers
+                  if not (isinstance(part[name], (int, float)) and abs(part[name]) <= 1e12)]  # nan neither
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is in a wrong place")
+    if any(step.keys() != {*STEP[0], *STEP[1]} for step in record["memory"]["steps"]):
+        raise ValueError("a step has other fields")
+    return record
+
+
+# ------------------------------------------------------------------------------------- trials to be counted
+def flow_of(record):
+    """What metrics and comparisons need of the flow that wrote this record."""
+    steps = [SimpleNamespace(**step) for step in record["memory"]["steps"]]
+    return SimpleNamespace(**record | {"memory": SimpleNamespace(steps=steps), "outputs": record["words"]})
+
+
+def finished_trials(folder, name, number):
+    """The flows of each trial of a set in a run's folder, also of earlier commands.
+
+    An unfinished trial has fewer lines than the set's `number` of questions, and is left out.
+    """
+    trials = []
+    for path in sorted(folder.glob(f"{name}-*.jsonl")):
+        with reading(path, OTHER):
+            check_file(path)
+            if len(lines := path.read_bytes().splitlines()) == number:
+                trials.append([flow_of(checked(json.loads(line))) for line in lines])
+    return trials
+
+
+def read_answers(folder):
+    """{name of a set: {(question, gold, its number among equal ones): rollouts, one a trial}} of a folder.
+
+    Only whole trials count. ValueError if the folder has none.
+    """
+    sets = {}
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        if found := re.fullmatch(r"(?!unfinished-)(.+)-\d+\.jsonl", path.name):
+            sets.setdefault(found[1], []).append(read_trial(path))
+    answers = {}
+    for name, trials in sets.items():
+        number = max(map(len, trials))  # a trial with fewer questions is unfinished
+        whole = [trial for trial in trials if len(trial) == number]
+        if number:
+            answers[name] = {key: [trial[key] for trial in whole] for key in whole[0]}
+    if not answers:
+        raise ValueError(f"{folder} holds no answers: give a folder that solve.py --out wrote; "
+                         f"two models need --data FILE.jsonl.{did_you_mean(folder)}")
+    return answers
+
+
+def read_trial(path):
+    """{(question, gold, its number among equal ones): rollout} of a file, in its order."""
+    flows, seen = {}, Counter()
+    check_file(path)
+    try:
+        for line in path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n"):  # a kill may leave half a line
+                record = json.loads(line)
+                question = record["question"], record["gold"]
+                seen[question] += 1
+                flows[(*question, seen[question])] = flow_of(checked(record))
+    except (KeyError, TypeError, ValueError) as why:
+        raise ValueError(f"{path} is not a file of answers that solve.py wrote ({why!r})") from why
+    return flows
