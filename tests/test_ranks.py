@@ -34,7 +34,8 @@ train.main()
 # A run of train.py
 
 def rollout(questions, policy, fixed, tools, bar=None, **settings):
-    """The question and how often it came before decide the plans, on whatever rank."""
+    """The question and how often it came before decide the plans, on whatever rank. So no question may come
+    twice in a step: its two groups could be on two ranks, and each would count from 0."""
     flows, copies = [], {}
     for question in questions:
         copies[question.question] = copy = copies.get(question.question, -1) + 1
@@ -55,7 +56,7 @@ def place(tmp_path_factory):
     """A folder with a model and questions; tests run inside it."""
     folder = tmp_path_factory.mktemp("parallel")
     write(folder / "model", wordy(CHATML), max_position_embeddings=4096)
-    jsonl(folder / "data.jsonl", *[f"question {n}?" for n in range(8)])
+    jsonl(folder / "data.jsonl", *[f"question {n}?" for n in range(9)])  # three steps of three, no epoch ends
     jsonl(folder / "valid.jsonl", "one?", "two?", "three?", "four?")
     (folder / "run.py").write_text(SCRIPT)
     with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +100,7 @@ def apart(one, two):
 
 def test_two_processes_give_the_weights_of_one_though_the_questions_do_not_divide(output):
     # Gradients near 1e-3 round by 1e-10. Beside Adam's eps of 1e-8 this moves a weight by lr / 100 a step.
-    assert apart("one/step-3", "two/step-3") < 3e-5 and apart("one/step-3", "model") > 1e-4
+    assert apart("one/step-3", "two/step-3") < 1e-5 and apart("one/step-3", "model") > 1e-4
 
 
 def test_two_processes_give_the_log_of_one(output):
@@ -125,7 +126,7 @@ def test_one_of_the_processes_prints_for_all(output):
     ("two", 1), pytest.param("one", 2, marks=pytest.mark.exhaustive),
     pytest.param("two", 3, marks=pytest.mark.exhaustive)])
 def test_a_run_can_be_resumed_by_another_number_of_processes(output, run, number):
-    assert apart(resumed(run, number, f"{run}-{number}"), "one/step-3") < 3e-5
+    assert apart(resumed(run, number, f"{run}-{number}"), "one/step-3") < 1e-5
 
 
 @pytest.mark.exhaustive
