@@ -44,7 +44,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from scale.batches import by_length
+from models.batches import by_length
 from scale.laps import lap
 from scale.passes import Passes
 from scale.report import measure

@@ -34,12 +34,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 
 import tools as toolset
-from scale import command_line, comparing
+from cli import command_line, comparing
 
 if __name__ == "__main__":
     # --help, mistakes and --compare are answered before torch is imported, which takes seconds.
@@ -52,17 +52,17 @@ import executor
 import generator
 import planner
 import verifier
+from cli import answering, toy_warning
+from cli.cast import FIXED, show_engines
+from cli.command_line import TOY_TOOLS
+from cli.progress import Progress
+from logbook.records import Trial
 from memory import BUDGET, Memory, Step
-from models.cast import FIXED, show_engines
 from models.completion import TOO_LONG
 from models.tokens import after_thinking
 from rewards.grade import grade
 from rewards.metrics import summary
 from rewards.questions import Question, prose_warning
-from scale import answering
-from scale.progress import Progress
-from scale.records import Trial
-from toy import pieces
 from world import services
 from world.text import printable, truncate
 
@@ -220,7 +220,7 @@ def call_engine(engine, flows, turn, module, prompt):
 def answer(trial, args, policy, fixed, tools, judge):
     """Answer the questions of a trial, batch by batch: roll out, grade, save, print.
 
-    trial: a scale.records.Trial. Batches that a stopped run has saved are only printed.
+    trial: a logbook.records.Trial. Batches that a stopped run has saved are only printed.
     """
     trial.flows = [Flow.from_record(*pair) for pair in zip(trial.questions, trial.saved())]
     print_traces(trial.flows, args)
@@ -288,6 +288,16 @@ def print_traces(flows, args, ended=True):
 
 
 # ------------------------------------------------------------------------------------------- the command line
+def example_prompts():
+    """{module: its prompt in one state}. They tell if a prompt was edited after the toy had been made."""
+    question, tools = "What is 2 + 2?", {name: toolset.TOOLS[name] for name in TOY_TOOLS}
+    step = Step(1, "python_coder", "Add.", 'python_coder(code="print(2 + 2)")', "4", verdict="CONTINUE")
+    flow = Flow(Question(question, ""), Memory(question, "A sum.", [step]))
+    flow.plan = planner.Plan(question, "Add.", "python_coder")
+    return {module: prompt_of(module, tools, flow, BUDGET)
+            for module in ("analysis", "planner", "executor", "verifier", "generator")}
+
+
 def load_tools(args):
     """The toolbox, and the cache of the judge's verdicts. With --cache it also holds results from the web."""
     cache = services.Cache(args.cache or ":memory:")
@@ -301,7 +311,7 @@ def flow_settings(args):
 
 def main():
     args = command_line.solve_arguments(toolset.TOOLS)
-    with command_line.errors_leave("solve.py"):  # a run that cannot begin ends here, with one sentence
+    with endings.errors_leave("solve.py"):  # a run that cannot begin ends here, with one sentence
         sets = answering.load_questions(args)
         tools, cache = load_tools(args)
         policy, fixed, judge, lines = answering.load_models(args, cache)
@@ -309,7 +319,7 @@ def main():
         folder = answering.open_run(args)
     command_line.after_loading()
     lines.append(show_engines(policy, fixed, judge, tools, left_out))
-    lines.append(pieces.warning([policy, *fixed.values()], tools, args.question))
+    lines.append(toy_warning.warning([policy, *fixed.values()], example_prompts(), tools, args.question))
     lines.append(prose_warning(sets["questions"]) if args.data and not judge else "")
     for line in filter(None, lines):
         print(printable(line))

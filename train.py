@@ -21,12 +21,12 @@ import random
 import time
 from functools import partial
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 
 import tools as toolset
-from scale import command_line
+from cli import command_line
 
 if __name__ == "__main__":
     # --help and mistakes are answered before torch is imported, which takes seconds.
@@ -35,17 +35,18 @@ if __name__ == "__main__":
 import torch
 
 import solve
+from cli import setup, toy_warning
+from cli.cast import load_engines, show_engines
 from fast import logps
 from flow_grpo import PLAIN, Action, advantages, log_probs, update
-from models.cast import load_engines, show_engines
+from logbook import advice, log
+from logbook.checkpoints import last_checkpoint, load_state, open_folder
+from logbook.log import NO_UPDATE, say, step_row
+from logbook.ratios import score_sample
+from logbook.run import Run
+from logbook.stopping import Stopping
 from models.completion import outage
-from scale import advice, laps, log, ranks, setup, sharding
-from scale.checkpoints import last_checkpoint, load_state, open_folder
-from scale.log import NO_UPDATE, say, step_row
-from scale.ratios import score_sample
-from scale.run import Run
-from scale.stopping import Stopping
-from toy import pieces
+from scale import laps, ranks, sharding
 
 
 def train(args, policy, fixed, reference, optimizer, tools, judge, train_questions, valid, test, state):
@@ -162,7 +163,7 @@ def validate_and_save(run, valid, roll_out):
 
 def main():
     args = command_line.train_arguments(toolset.TOOLS)
-    with command_line.errors_leave("train.py"):
+    with endings.errors_leave("train.py"):
         checkpoint = last_checkpoint(args.resume) if args.resume else None
         args.device = ranks.start(args.device)
         setup.plan_memory(args)
@@ -177,7 +178,7 @@ def main():
         open_folder(args, state["step"] if state else 0)
     command_line.after_loading()
     say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
-    say(pieces.warning([policy, *fixed.values()], tools))
+    say(toy_warning.warning([policy, *fixed.values()], solve.example_prompts(), tools))
     try:
         with ranks.raises_lost():
             train(args, policy, fixed, reference, optimizer, tools, judge, *questions, state)

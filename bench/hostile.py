@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import memory
 import solve
 import tools as toolset
+from cli import command_line
 from models.completion import Completion
 from rewards.questions import Question
-from scale import command_line
 from world.sandbox import protection, python_coder
 
 TURNS = 3

@@ -46,7 +46,7 @@ def model_of(case, dtype=torch.float32):
     with gradient checkpointing on both sides."""
     torch.manual_seed(0)
     if "size" in case:
-        from bench.memory import config     # not at the top: an older checkout has another one
+        from bench.memory import config  # not at the top: an older checkout has another one
         with torch.device(case["device"]):
             model = Qwen2ForCausalLM._from_config(config(case["size"]), dtype=dtype).eval()
         model.activation_checkpointing_enable()
@@ -161,9 +161,9 @@ def ours_generate(case):
 
 def toy(case):
     """(the toy's engine, its tools, as many of its training questions)."""
+    from cli.command_line import TOY_TOOLS
     from models.loading import load_engine
     from rewards.questions import read_questions
-    from scale.command_line import TOY_TOOLS
     from tools import toolbox
     engine = load_engine(str(REPO / "toy"), "cpu")
     return engine, toolbox(TOY_TOOLS, str(REPO / "toy" / "corpus.jsonl")), read_questions(
@@ -190,7 +190,7 @@ class NeverStops:
 
 
 def ours_flows(case):
-    from models.cast import FIXED
+    from cli.cast import FIXED
     from solve import rollout
     engine, tools, questions = toy(case)
     fixed = dict.fromkeys(FIXED, engine)

@@ -43,12 +43,13 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import planner
+from cli import command_line
 from fast import logps
 from flow_grpo import Action, log_probs
 from models.loading import load_engine
 from models.local import HF
 from rewards.questions import read_questions
-from scale import command_line, sharding
+from scale import sharding
 from scale.adapters import dithered
 from tools import TOOLS
 

@@ -33,7 +33,8 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from scale import checkpoints, ranks, sharding
+from logbook import checkpoints
+from scale import ranks, sharding
 from scale.masters import local
 
 BEFORE = "adc69bf"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 

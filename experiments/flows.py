@@ -5,7 +5,7 @@
 
 The page has a list of rollouts, filtered by step, reward, tool and error; the chosen rollout turn by turn,
 with what each module read and wrote; its group side by side, with rewards and advantages; and the planner's
-tokens, coloured by advantage or by log-ratio (scale/ratios.py keeps these for one group of each step).
+tokens, coloured by advantage or by log-ratio (logbook/ratios.py keeps these for one group of each step).
 
 rollouts.jsonl holds no prompts. They are made again by solve.prompt_of() of this code, with the whole memory:
 if prompts have changed since, or if a long memory had to be shortened to fit the model, the page differs from
@@ -30,7 +30,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 
@@ -38,13 +38,13 @@ import memory
 import planner
 import solve
 from flow_grpo import advantages
+from logbook.endings import errors_leave
 from memory import Memory
 from rewards.questions import Question
-from scale.command_line import errors_leave
-from scale.files import reading
 from solve import Flow
 from tools import TOOLS
 from train import with_outcome
+from world.files import reading
 from world.text import truncate
 
 TEMPLATE = Path(__file__).with_suffix(".html")

@@ -16,21 +16,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 
 import torch
 
 import solve
+from cli.command_line import TOY, TOY_TOOLS, is_toy
+from cli.progress import Progress
 from experiments import wordings
 from experiments.router import ROUTES, router
+from logbook.records import Trial
 from models.completion import Cached
 from rewards.metrics import accuracy_line, summary
 from scale import adapters
-from scale.command_line import TOY, TOY_TOOLS, is_toy
-from scale.progress import Progress
-from scale.records import Trial
 from tools import toolbox
 from toy.questions import for_flow, splits
 from world.services import Cache

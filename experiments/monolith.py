@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 
@@ -27,9 +27,9 @@ import executor
 import generator
 import planner
 import solve
+from cli.command_line import TOY, TOY_TOOLS
 from memory import Memory, Step
 from models.loading import load_engine
-from scale.command_line import TOY, TOY_TOOLS
 from solve import Flow, call_engine
 from tools import run_calls, toolbox
 from toy.make import warm_start

@@ -27,13 +27,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 
 import torch
 
 import solve
+from cli.command_line import TOY, TOY_TOOLS
 from experiments.wordings import Foreigner, asked, teacher_for
 from fast import logps
 from flow_grpo import Action, log_probs, update
@@ -41,7 +42,6 @@ from models.completion import Completion
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from scale import adapters, sharding
-from scale.command_line import TOY, TOY_TOOLS
 from tools import toolbox
 from toy.questions import for_flow, splits
 from toy.teacher import Teacher

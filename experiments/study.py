@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 

@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 
@@ -39,14 +39,14 @@ import generator
 import planner
 import solve
 import verifier
+from cli.command_line import TOY, TOY_TOOLS
 from experiments import wordings
 from experiments.router import with_tool
 from fast import logps
 from flow_grpo import Action, log_probs, token_logps, update
+from logbook.checkpoints import forget, last_checkpoint, load_state, restore, save
 from models.loading import load_engine
 from scale import sharding
-from scale.checkpoints import forget, last_checkpoint, load_state, restore, save
-from scale.command_line import TOY, TOY_TOOLS
 from tools import toolbox
 from toy.questions import for_flow
 from world.files import replace_file

@@ -25,9 +25,9 @@ import torch
 from transformers import GenerationConfig
 
 from fast.sampling import sample
+from models.batches import in_memory
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from models.tokens import THINK, control_ids, defuse
-from scale.batches import in_memory
 
 
 @contextmanager
@@ -61,7 +61,7 @@ class HF:
     """A transformers model with its tokenizer, called with prompts.
 
     token_budget: tokens of a batch at most (a 7B's cache is 57 KB a token: 3.8 GB for the default). If memory
-    is short, it is halved for all later calls, too (scale/batches.py). think: let the model think, if it can.
+    is short, it is halved for all later calls, too (batches.py). think: let the model think, if it can.
     """
 
     def __init__(self, model, tokenizer, token_budget=65_536, think=False):

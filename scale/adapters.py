@@ -21,10 +21,12 @@ import torch
 
 from models.loading import fingerprint, load_engine
 from models.local import HF, weights_of
-from scale.files import DAMAGED, read_object, reading
-from scale.places import located, missing, portable
+from world.files import read_object, reading
+from world.places import located, missing, portable
 from world.services import is_server
 from world.text import printable
+
+DAMAGED = "{} is damaged: remove it, then --resume goes on from the one before"  # a checkpoint
 
 
 class Policy(HF):

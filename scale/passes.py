@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import torch
 
+from models.batches import in_memory, memory_errors
 from scale import ranks, sharding
-from scale.batches import in_memory, memory_errors
 from scale.laps import lap
 from scale.report import Report
 
@@ -27,7 +27,8 @@ class Passes:
         self.settings = dict(
             length=lambda a: len(a.prompt_ids) + len(a.ids), batches_of=micro_batches,
             recover=partial(sharding.recover, model, reference),
-            filler=[SimpleNamespace(prompt_ids=[0], ids=[0])] if sharded else None)
+            filler=[SimpleNamespace(prompt_ids=[0], ids=[0])] if sharded else None,
+            agree=ranks.largest if sharded else int)
 
     def total(self, *counts):
         """Whole numbers, each summed over the ranks."""

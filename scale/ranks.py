@@ -18,6 +18,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from models.batches import Elsewhere
+
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
 PEERS = []  # the process ids of the ranks on this machine
 
@@ -27,10 +29,6 @@ class Lost(Exception):
 
     def __str__(self):
         return "another process of this run has ended, or cannot be reached"
-
-
-class Elsewhere(MemoryError):
-    """Another rank has run out of memory."""
 
 
 def start(device=None, minutes=60):

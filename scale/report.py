@@ -52,7 +52,7 @@ class Report:
         self.low, self.high, self.first, self.gap = 1.0, 1.0, 0.0, 0.0  # ratio_min, ratio_max, ...
 
     def results(self, outcome):
-        """The results in what scale.batches.in_memory() returned; its budget and halvings are noted."""
+        """The results in what models.batches.in_memory() returned; its budget and halvings are noted."""
         results, self.token_budget, halved = outcome
         self.halved += halved
         return results

@@ -15,7 +15,7 @@ import torch
 
 import solve
 from bench import faults
-from scale import command_line
+from cli import command_line
 
 ROOT = Path(solve.__file__).parent
 GAMES = [[1, 2, 3, 4], [4, 6, 1, 1], [2, 3, 4, 6], [8, 3, 1, 1],

@@ -20,17 +20,27 @@ from card import Card
 from safetensors.torch import load_file
 from test_models import CHATML, write
 from test_train import (
-    at, command, even_is_right, everything, in_trainer, interrupt, jsonl, rows, words, wordy)
-from test_train import signals_as_before  # noqa: F401  a fixture
+    at,
+    command,
+    even_is_right,
+    everything,
+    in_trainer,
+    interrupt,
+    jsonl,
+    rows,
+    signals_as_before,  # noqa: F401  a fixture
+    words,
+    wordy,
+)
 
 import flow_grpo
 import solve
+from cli.command_line import TOY
 from fast import head, logps, trees, upcast
 from flow_grpo import Action
-from models import local
+from models import batches, local
 from models.loading import load_engine
-from scale import batches, fit, laps, sharding
-from scale.command_line import TOY
+from scale import fit, laps, sharding
 
 torch.set_num_threads(1)
 HERE, THERE = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "cuda"  # a tensor on the CPU, and the GPU

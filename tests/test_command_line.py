@@ -1,4 +1,4 @@
-"""scale/command_line.py: it answers at once, and refuses in one sentence what cannot work."""
+"""cli/command_line.py: it answers at once, and refuses in one sentence what cannot work."""
 import gc
 import json
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import tools as toolset
+from cli.command_line import after_loading, before_imports, solve_arguments, train_arguments
+from logbook.records import read_answers
 from models.names import check_model
-from scale.command_line import after_loading, before_imports, solve_arguments, train_arguments
-from scale.records import read_answers
 from tools import TOOLS
 
 ROOT = Path(__file__).parents[1]

@@ -9,13 +9,13 @@ import pytest
 from test_models import tokenizer, write
 
 import solve
+from cli import comparing
+from cli.command_line import solve_arguments
+from logbook.records import lines_of
 from memory import Memory, Step
 from models import loading
 from rewards.compare import difference, lines, mcnemar
 from rewards.questions import Question
-from scale import comparing
-from scale.command_line import solve_arguments
-from scale.records import lines_of
 from tools import TOOLS
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from test_house import ORDER
 
+from cli import command_line
 from flow_grpo import advantages
-from scale import command_line
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -1,4 +1,4 @@
-"""scale/endings.py, scale/stopping.py: Ctrl-C, `| head`, a full disk, missing packages, a closed terminal."""
+"""logbook/endings.py, stopping.py: Ctrl-C, `| head`, a full disk, missing packages, a closed terminal."""
 import os
 import signal
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ["solve.py", "train.py", "toy/make.py", *(f"experiments/{name}.py" for name in
            "flows held_out monolith power sft smollm study warm".split())]
-READY = "from scale import endings\nendings.without_traceback('__main__')\n"
+READY = "from logbook import endings\nendings.without_traceback('__main__')\n"
 
 
 def ended(*words, code=None, **settings):
@@ -65,7 +65,7 @@ def test_ctrl_c_ends_a_script_quietly_as_the_shell_expects(code):
     assert (process.returncode, process.stderr) == (-signal.SIGINT, "")
 
 
-STOPPING = "import signal\nfrom scale.stopping import Stopping\n"
+STOPPING = "import signal\nfrom logbook.stopping import Stopping\n"
 
 
 @pytest.mark.exhaustive

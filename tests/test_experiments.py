@@ -16,12 +16,12 @@ import torch
 from test_flow_grpo import gradient, learn, rollouts, tiny
 
 import solve
+from cli.command_line import TOY, TOY_TOOLS
 from experiments import figures, monolith, power, runs, sft, study, wordings
 from flow_grpo import token_logps, token_weights
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.grade import grade
-from scale.command_line import TOY, TOY_TOOLS
 from tools import toolbox
 from toy.questions import for_flow, questions
 from toy.teacher import Teacher

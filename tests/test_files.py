@@ -18,13 +18,17 @@ from safetensors.torch import load_file, save_file
 from test_models import tokenizer, write
 
 import solve
+from cli import answering, setup
+from cli.command_line import solve_arguments, train_arguments
+from logbook import advice, checkpoints, code, log
+from logbook import folder as run_lock
+from logbook.checkpoints import load_state
+from logbook.records import run_folder, saved_records
 from models.loading import load_engine
 from rewards.questions import Question
-from scale import advice, answering, checkpoints, code, files, fit, log, places, setup
-from scale.checkpoints import load_state
-from scale.command_line import solve_arguments, train_arguments
-from scale.records import run_folder, saved_records
+from scale import fit
 from tools import TOOLS
+from world import places
 from world.files import replace_file
 from world.search import index
 
@@ -238,8 +242,8 @@ def test_a_configuration_that_names_code_or_another_model_or_nonsense_is_one_sen
 
 # One process at a time
 
-HOLD = "import sys, time; from pathlib import Path; from scale import files; " \
-       "files.lock(Path(sys.argv[1]), 'x'); print('locked', flush=True); time.sleep(60)"
+HOLD = "import sys, time; from pathlib import Path; from logbook import folder; " \
+       "folder.lock(Path(sys.argv[1]), 'x'); print('locked', flush=True); time.sleep(60)"
 
 
 def holder(folder, **environment):
@@ -252,28 +256,28 @@ def holder(folder, **environment):
 def test_a_folder_is_taken_until_its_process_ends_however_it_ends(tmp_path):
     process = holder(tmp_path)
     with pytest.raises(ValueError, match=rf"is in use by another process \({process.pid}\): wait until"):
-        files.lock(tmp_path, "train.py")
+        run_lock.lock(tmp_path, "train.py")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    files.lock(tmp_path, "train.py")
-    files.lock(tmp_path, "train.py")  # ours already
+    run_lock.lock(tmp_path, "train.py")
+    run_lock.lock(tmp_path, "train.py")  # ours already
     other = subprocess.run([sys.executable, "-c", HOLD, tmp_path], cwd=ROOT, capture_output=True, text=True)
     assert f"is in use by another process ({os.getpid()})" in other.stderr
 
 
 def test_of_several_ranks_the_first_alone_takes_the_folder(tmp_path):
-    files.lock(tmp_path, "train.py")
+    run_lock.lock(tmp_path, "train.py")
     holder(tmp_path, RANK="1").kill()
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
-    files.lock(tmp_path, "train.py")
+    run_lock.lock(tmp_path, "train.py")
     assert capsys.readouterr().err.startswith(f"train.py: the file system of {tmp_path} has no locks: see")
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
     (tmp_path / "other").mkdir()
     with pytest.raises(OSError, match="broken"):
-        files.lock(tmp_path / "other", "train.py")
+        run_lock.lock(tmp_path / "other", "train.py")
 
 
 def test_a_second_resume_of_a_run_is_refused_and_changes_nothing(tmp_path, monkeypatch):
@@ -307,7 +311,7 @@ def own_files(folder):
     """{a file of a run that is added to: what opens it}"""
     flows = lambda: saved_records(folder / "questions-0.jsonl", [], 1)
     logs = dict.fromkeys(("log.csv", "evals.csv", "rollouts.jsonl"), lambda: log.Log(folder, 2, HEADERS))
-    return {"lock": lambda: files.lock(folder, "train.py"), "questions-0.jsonl": flows, **logs}
+    return {"lock": lambda: run_lock.lock(folder, "train.py"), "questions-0.jsonl": flows, **logs}
 
 
 @pytest.mark.parametrize("there", [True, False])

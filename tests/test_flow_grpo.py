@@ -24,9 +24,11 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, Qwen2ForCausalLM
 
 import flow_grpo
 from bench import mutate
+from cli import command_line
 from fast import head, logps, trees
 from flow_grpo import Action
-from scale import batches, command_line, fit, passes, ranks
+from models import batches
+from scale import fit, passes, ranks
 
 SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
 STOP, T = 63, 0.7                                # the stop token of these tests, and the sampling temperature

@@ -1,4 +1,4 @@
-"""scale/ratios.py keeps log-ratios, experiments/flows.py makes the page of a run, curves.py its picture.
+"""logbook/ratios.py keeps log-ratios, experiments/flows.py makes the page of a run, curves.py its picture.
 
 The page is opened in a headless Chromium where there is one: CHROMIUM names it, or else it is looked for.
 """
@@ -28,12 +28,12 @@ from experiments import curves, flows
 from experiments.runs import ROOT
 from fast import logps
 from flow_grpo import log_probs
+from logbook import ratios
+from logbook.log import Log
 from memory import Memory, Step
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.questions import Question
-from scale import ratios
-from scale.log import Log
 from world.services import Failed
 
 NAMES = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge"

@@ -10,7 +10,7 @@ import pytest
 from experiments.runs import ROOT
 
 ORDER = ["memory", "planner", "executor", "verifier", "generator", "tools", "solve", "flow_grpo", "train"]
-ROOMS = ["fast", "models", "rewards", "world", "scale", "benchmarks"]
+ROOMS = ["world", "fast", "models", "rewards", "benchmarks", "scale", "logbook", "cli"]  # from the ground up
 OTHERS = ["toy", "experiments", "bench", "tests"]  # these may import the nine
 PATHS = [*ROOT.glob("*.py"), *(path for room in ROOMS + OTHERS for path in ROOT.glob(f"{room}/**/*.py"))]
 SOURCES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PATHS}
@@ -27,9 +27,9 @@ def imported(source):
 def picture():
     """Which room imports which, as a Mermaid flowchart in which the nine scripts are one box.
 
-    `a --> b & c`: a imports b and c. `a <--> b`: they import each other. experiments/, bench/ and tests/ may
-    import everything, so their own arrows are left out; an arrow to one of them would be drawn."""
-    boxes = ["nine", *OTHERS, *ROOMS]
+    `a --> b & c`: a imports b and c. experiments/, bench/ and tests/ may import everything, so their own
+    arrows are left out; an arrow to one of them would be drawn."""
+    boxes = ["toy", "nine", *OTHERS[1:], *reversed(ROOMS)]
     arrows = set()
     for file, source in SOURCES.items():
         start = file.split("/")[0].removesuffix(".py")
@@ -37,11 +37,9 @@ def picture():
         if start not in OTHERS[1:]:
             arrows |= {("nine" if start in ORDER else start, end) for end in ends}
     lines = ["flowchart TD"]
-    for i, start in enumerate(boxes):
-        down = [end for end in boxes if (start, end) in arrows and (end, start) not in arrows]
-        both = [end for end in boxes[i + 1 :] if {(start, end), (end, start)} <= arrows]
-        lines += [f"    {start} --> {' & '.join(down)}"] if down else []
-        lines += [f"    {start} <--> {end}" for end in both]
+    for start in boxes:
+        ends = [end for end in boxes if end != start and (start, end) in arrows]
+        lines += [f"    {start} --> {' & '.join(ends)}"] if ends else []
     return "\n".join(lines)
 
 
@@ -56,6 +54,17 @@ def test_imports_go_down_and_no_room_imports_a_script(file):
     above = ORDER[ORDER.index(script) :] if script in ORDER else ORDER
     agent = ORDER[:-2] if script == "flow_grpo" else []  # the objective knows no agent
     assert not names & {*above, *agent}
+
+
+@pytest.mark.parametrize("file", [file for file in SOURCES if file.split("/")[0] in ROOMS])
+def test_a_room_imports_no_room_above_it(file):
+    above = ROOMS[ROOMS.index(file.split("/")[0]) + 1 :]
+    assert not set(imported(SOURCES[file])) & {*above, *OTHERS}
+
+
+@pytest.mark.parametrize("file", [f"{name}.py" for name in ORDER])
+def test_the_nine_import_only_rooms_below_them(file):
+    assert not set(imported(SOURCES[file])) & {*OTHERS}
 
 
 @pytest.mark.parametrize("file", SOURCES)

@@ -10,8 +10,9 @@ import pytest
 import torch
 import yaml
 
-from scale import model_card, ranks
-from scale.command_line import FOR_PAPER, TOY, train_parser
+from cli.command_line import FOR_PAPER, TOY, train_parser
+from logbook import model_card
+from scale import ranks
 
 ROWS = "step,questions,accuracy,turns,errors,failed,undecided,n\n"
 SETTINGS = vars(train_parser().parse_args([])) | FOR_PAPER | {

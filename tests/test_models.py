@@ -21,12 +21,12 @@ from transformers.utils.hub import constants
 
 import flow_grpo
 import generator
-from models import loading, local, tokens
+from models import batches, loading, local, tokens
 from models.completion import TOO_LONG
 from models.loading import config_of, hub_is_down, load_engine, refuse_to_train
 from models.local import HF
 from models.tokens import control_ids, defuse, spans
-from scale import batches, fit
+from scale import fit
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")

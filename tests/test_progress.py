@@ -10,7 +10,7 @@ import pytest
 from test_solve import GO_ON, STOP, TOOLS, Cast, questions
 
 import solve
-from scale import progress
+from cli import progress
 
 
 class Terminal(io.StringIO):

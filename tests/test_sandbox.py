@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import tools
-from scale import command_line
+from cli import command_line
 from world import confinement, sandbox
 from world.sandbox import python_coder
 

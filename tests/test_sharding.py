@@ -15,8 +15,9 @@ from test_flow_grpo import T, lesson, tiny
 from fast import logps
 from fast.sampling import sample
 from flow_grpo import Action, log_probs, update
+from logbook import checkpoints
 from models.local import sampling_mode
-from scale import checkpoints, ranks, sharding
+from scale import ranks, sharding
 from scale.masters import local
 
 SHARES = [range(0, 1), range(1, 7)]  # rollouts of the two ranks: the first has far fewer micro-batches

@@ -14,12 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import solve
 from bench import random_model
+from cli.command_line import TOY, TOY_TOOLS, train_parser
 from experiments import figures, held_out, paired, router, runs, smollm, warm, wordings
 from models.completion import Completion
 from models.loading import load_engine
 from models.local import HF
 from scale import fit, sharding, threads
-from scale.command_line import TOY, TOY_TOOLS, train_parser
 from tools import TOOLS, toolbox
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, for_flow, splits
 from toy.teacher import Teacher

@@ -20,15 +20,15 @@ import planner
 import solve
 import tools as toolset
 import verifier
-from models import cast
+from cli import cast, command_line
+from logbook.records import Trial, finished_trials
 from models.completion import TOO_LONG, Completion, outage
 from models.loading import config_of
 from models.local import HF
 from rewards import rules
 from rewards.metrics import accuracy_line, summary
 from rewards.questions import Question
-from scale import command_line, fit
-from scale.records import Trial, finished_trials
+from scale import fit
 from solve import BUDGETS
 from tools import Tool
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 from test_flow_grpo import tiny
 
+from cli import setup
 from models.local import HF
-from scale import setup, threads
+from scale import threads
 
 
 @pytest.fixture(autouse=True)

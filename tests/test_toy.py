@@ -11,11 +11,11 @@ import torch
 import planner
 import solve
 import tools as toolset
+from cli import answering, toy_warning
+from cli.command_line import TOY_TOOLS
 from memory import Step
 from models.loading import load_engine
 from rewards.questions import Question
-from scale import answering
-from scale.command_line import TOY_TOOLS
 from toy import pieces, questions, teacher
 from toy.make import TOY, make_files
 
@@ -50,26 +50,39 @@ def test_every_piece_of_the_prompts_is_one_token_of_the_toy(engine):
     """If this fails, a prompt has changed since the toy was made: run python toy/make.py."""
     encode = lambda piece: engine.tokenizer.encode(piece, add_special_tokens=False)
     assert [piece for piece in pieces.prompt_pieces() if len(encode(piece)) != 1] == []
-    assert pieces.changed(engine.tokenizer) == [] and pieces.warning([engine]) == ""
+    assert pieces.changed(engine.tokenizer) == []
 
 
 def test_a_changed_prompt_is_named_in_one_sentence(engine, monkeypatch):
-    monkeypatch.setitem(pieces.PROMPTS, "planner.PROMPT", planner.PROMPT.replace("small team", "little team"))
-    assert "made for other prompts: planner.PROMPT has changed. " in pieces.warning([engine])
+    changed = planner.PROMPT.replace("small team", "little team")
+    monkeypatch.setitem(pieces.PROMPTS, "planner.PROMPT", changed)
+    monkeypatch.setattr(planner, "PROMPT", changed)
+    assert "that of planner has changed. " in toy_warning.warning([engine], solve.example_prompts())
     monkeypatch.setattr(Step, "render", lambda step: "\n".join(vars(step)))
     assert pieces.changed(engine.tokenizer) == ["planner.PROMPT", "memory.Step.render"]
+    assert "planner, verifier, generator" in toy_warning.warning([engine], solve.example_prompts())
+
+
+def test_what_the_toy_was_made_for_is_noted_beside_it(engine):
+    noted = json.loads((TOY / "made_for.json").read_text())
+    assert noted["prompts"] == toy_warning.prompt_lengths(engine, solve.example_prompts())
+    assert noted["questions"] == questions.LIKE.pattern
 
 
 def test_the_warning_is_for_the_toy_alone(engine, monkeypatch):
-    monkeypatch.setitem(pieces.PROMPTS, "planner.PROMPT", "Another prompt.")
-    assert pieces.warning([engine]) and pieces.warning([object()]) == ""  # a server has no tokenizer
+    prompts = solve.example_prompts() | {"planner": "Another prompt."}
+    assert toy_warning.warning([engine], prompts)
+    assert toy_warning.warning([object()], prompts) == ""  # a server has no tokenizer
     monkeypatch.setattr(type(engine.tokenizer), "get_added_vocab", lambda tokenizer: {"<|im_end|>": 0})
-    assert pieces.warning([engine]) == ""
+    assert toy_warning.warning([engine], prompts) == ""
 
 
 def test_a_tool_that_the_toy_has_not_learnt_is_named_in_one_sentence(engine, tools):
-    assert "has not learnt to use sql_query. " in pieces.warning([engine], [*tools, "sql_query"])
-    assert pieces.warning([engine], tools) == "" == pieces.warning([object()], ["sql_query"])
+    prompts = solve.example_prompts()
+    new = [*tools, "sql_query"]
+    assert "has not learnt to use sql_query. " in toy_warning.warning([engine], prompts, new)
+    assert toy_warning.warning([engine], prompts, tools) == ""
+    assert toy_warning.warning([object()], prompts, ["sql_query"]) == ""
 
 
 def test_the_tools_results_are_those_that_the_toy_has_read(tools):
@@ -126,15 +139,15 @@ def test_every_question_of_the_toy_is_like_its_questions_and_free_wordings_are_n
     "What is 17 times 23?", "How many protons does gold have?", "What is 12 + 7 * 3?", "12*7", "hello",
     "Is Peru in South America?", "capital of france?", "What is 1234 + 5?", "the capital of Atlantis"])
 def test_a_typed_question_unlike_the_toys_is_announced_in_one_line_where_the_toy_answers(text, engine):
-    line = pieces.warning([engine], question=text)
+    line = toy_warning.warning([engine], {}, question=text)
     assert line.startswith("This question is unlike those of the toy") and "\n" not in line
-    assert pieces.warning([object()], question=text) == ""
+    assert toy_warning.warning([object()], {}, question=text) == ""
 
 
 def test_a_typed_question_like_the_toys_and_a_training_are_not_warned_of(engine):
-    for text in [*list(PLAIN)[:5], *pieces.KINDS]:
-        assert pieces.warning([engine], question=text) == "", text
-    assert pieces.warning([engine]) == ""
+    for text in [*list(PLAIN)[:5], *toy_warning.KINDS]:
+        assert toy_warning.warning([engine], {}, question=text) == "", text
+    assert toy_warning.warning([engine], solve.example_prompts()) == ""
 
 
 # ---- its parts ---------------------------------------------------------------------------------------------

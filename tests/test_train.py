@@ -28,16 +28,18 @@ import train
 from bench import memory as sizes
 from benchmarks import training
 from flow_grpo import Action, token_logps
+from logbook import advice, checkpoints, log
+from logbook import run as run_module
 from memory import Memory, Step
 from models import loading
 from models.completion import TOO_LONG
 from models.loading import load_engine
 from models.local import HF
 from rewards.questions import Question
-from scale import adapters, advice, checkpoints, files, fit, laps, log, places
-from scale import run as run_module
+from scale import adapters, fit, laps
 from scale.masters import HostAdamW
 from tools import TOOLS
+from world import files, places
 
 ROLLOUT, STEP_LINE, REPLACE_FOLDER = solve.rollout, log.step_line, files.replace_folder
 SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM

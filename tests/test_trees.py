@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import flow_grpo
 from fast import head, trees
 from flow_grpo import Action
-from scale import batches
+from models import batches
 
 T = 0.7
 HYBRID = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, head_dim=16,

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from scale import log
+from logbook import log
 
 ROOT = Path(__file__).parent.parent
-PRINTERS = "planner.py train.py scale/advice.py scale/batches.py scale/fit.py scale/run.py".split()
+PRINTERS = "planner.py train.py logbook/advice.py models/batches.py scale/fit.py logbook/run.py".split()
 ROLLOUT = SimpleNamespace(  # without a turn: all that a row of log.csv needs
     memory=SimpleNamespace(steps=[]), outputs=[], actions=[], reward=1.0, failed="", undecided=False)
 TOOLS = ["base_generator", "python_coder", "wikipedia_search"]

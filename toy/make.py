@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scale import endings
+from logbook import endings
 
 endings.without_traceback(__name__)
 
@@ -37,14 +37,16 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 import executor
 import generator
 import solve
+from cli import toy_warning
+from cli.command_line import TOY_TOOLS
 from memory import Memory, Step
 from models.loading import load_engine
 from models.local import HF
 from rewards.metrics import accuracy_line
-from scale.command_line import TOY_TOOLS
 from tools import toolbox
 from toy.pieces import NUMBERS, prompt_pieces
-from toy.questions import COUNTRIES, ELEMENTS, FACTS, corpus, country_text, for_flow, make, questions, splits
+from toy.questions import (
+    COUNTRIES, ELEMENTS, FACTS, corpus, country_text, for_flow, make, pattern, questions, splits)
 from toy.teacher import SKILLS, Teacher, conclude
 
 TOY = Path(__file__).parent
@@ -168,6 +170,13 @@ def make_files(folder):
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
+def note_what_it_was_made_for(engine):
+    """Write made_for.json, from which solve.py and train.py see that prompts were edited since."""
+    lengths = toy_warning.prompt_lengths(engine, solve.example_prompts())
+    text = json.dumps({"prompts": lengths, "questions": pattern().pattern}, indent=1)
+    (TOY / "made_for.json").write_text(text + "\n", encoding="utf-8")
+
+
 def make_engine(flows, steps, copy_steps, seed):
     """The toy's engine: a new tokenizer, and a model warm-started on `flows` flows of the blind teacher."""
     made = questions(flows, False, seed=seed + 10, noise=True)
@@ -229,6 +238,7 @@ def main():
     make_files(TOY)
     engine = make_engine(args.flows, args.steps, args.drilling, args.seed)
     engine.save(TOY)
+    note_what_it_was_made_for(engine)
     check(engine, test)
     minutes = (time.perf_counter() - start) / 60
     print(f"toy/ is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")

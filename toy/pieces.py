@@ -1,12 +1,12 @@
-"""The constant pieces of all prompts, and a warning if the prompts have changed since the toy was made.
+"""The constant pieces of all prompts, which are tokens of the toy's vocabulary.
 
 The toy's prompts are short because each constant piece of a prompt is one token of its vocabulary (a 300-word
 instruction costs one token), and so is each number below 1 000. A prompt is then 30-120 tokens long, among
 which the model finds and copies the right ones.
 
 The price: an edited prompt becomes hundreds of tokens that the toy has never read in such a place, and it
-answers badly, without an error. changed() notices this from the tokenizer, and solve.py and train.py print
-the warning(). They also warn of tools that the toy has never used.
+answers badly, without an error. solve.py and train.py warn of that (cli/toy_warning.py); changed() names the
+pieces, from the tokenizer.
 """
 
 import re
@@ -16,9 +16,9 @@ import generator
 import planner
 import tools as toolset
 import verifier
+from cli.command_line import TOY_TOOLS
 from memory import Step
-from scale.command_line import TOY_TOOLS
-from toy import questions, teacher
+from toy import teacher
 
 PROMPTS = {
     "planner.ANALYSIS_PROMPT": planner.ANALYSIS_PROMPT,
@@ -28,8 +28,6 @@ PROMPTS = {
     "generator.PROMPT": generator.PROMPT,
 }
 NUMBERS = [f" {n}" for n in range(1000)]
-KINDS = ("What is 15 + 27?", "What is the capital of France?", "Tell me the atomic number of Iron times 3.",
-         "I want to know whether Japan and Kenya share a continent.")  # a question of each kind
 
 
 def step_pieces(turn, verdict="CONTINUE"):
@@ -75,26 +73,3 @@ def changed(tokenizer):
     """What has changed since the toy was made: the sources of all pieces that are not in its vocabulary."""
     vocabulary = tokenizer.get_added_vocab()
     return list(dict.fromkeys(where for piece, where in prompt_pieces().items() if piece not in vocabulary))
-
-
-def warning(engines, tools=(), question=None):
-    """A warning if an engine is the toy, or was trained from it, and the prompts have changed, one of these
-    tools is new to it, or a typed question is unlike its own; else ""."""
-    distinct = {id(engine): engine for engine in engines if hasattr(engine, "tokenizer")}  # a server has none
-    names, unknown, unlike = [], [], False
-    for engine in distinct.values():  # one engine may play several modules
-        if NUMBERS[-1] in engine.tokenizer.get_added_vocab():  # only the toy has a token " 999"
-            names = changed(engine.tokenizer) or names
-            unknown = [name for name in tools if name not in TOY_TOOLS]
-            unlike = question is not None and not questions.is_like(question)
-    if unknown:
-        return (f"The toy has not learnt to use {', '.join(unknown)}. It will answer badly: "
-                f"use a real model, or --tools {' '.join(TOY_TOOLS)}.")
-    if unlike:
-        return ("This question is unlike those of the toy, and its answer may well be wrong. "
-                f"The toy knows four kinds: {' '.join(KINDS)}")
-    if not names:
-        return ""
-    verb = "have" if len(names) > 1 else "has"
-    return (f"The toy was made for other prompts: {', '.join(names)} {verb} changed. It will answer badly: "
-            "remake it with python toy/make.py (14 minutes), or use a real model.")

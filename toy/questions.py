@@ -193,7 +193,7 @@ def is_like(text):
 
 def pattern():
     """The regular expression of is_like()."""
-    either = lambda texts: "|".join(sorted(map(re.escape, texts), key=len, reverse=True))
+    either = lambda texts: "|".join(sorted(map(re.escape, texts), key=lambda text: (-len(text), text)))
     elements, countries = either(name for name, _ in ELEMENTS), either(name for name, _, _ in COUNTRIES)
     continents = either({continent for _, _, continent in COUNTRIES})
     operator = either([*OPERATORS, *OPERATORS.values()])

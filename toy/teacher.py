@@ -12,8 +12,8 @@ import re
 import executor
 import planner
 import verifier
+from cli.command_line import TOY_TOOLS
 from models.completion import Completion
-from scale.command_line import TOY_TOOLS
 from toy.questions import FACTS
 
 STEP = re.compile(r"Sub-goal: (.*)\nCommand: .*\nResult: (.*)")

@@ -179,7 +179,7 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       reads our memory and environment, unless we are root.
       With none of the three (macOS): hostile code has all our rights. Outside Linux, a process that leaves
       the process group is not found, and macOS ignores some limits. Windows is not supported.
-      protection() says which of these it is, and scale/command_line.py refuses to run this tool together with
+      protection() says which of these it is, and cli/command_line.py refuses to run this tool together with
       web_search, which could carry away what the code reads, unless --allow-unconfined is given.
     """
     global ISOLATED

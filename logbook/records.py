@@ -14,8 +14,7 @@ from types import SimpleNamespace
 
 from models.completion import outage
 from models.names import did_you_mean
-from scale.files import check_own, read_object, reading
-from world.files import check_file, replace_file
+from world.files import check_file, check_own, read_object, reading, replace_file
 
 OTHER = "give another --out"
 STEP = ["tool", "sub_goal", "command", "result", "verdict"], ["turn", "error", "seconds"]  # texts and numbers

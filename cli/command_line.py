@@ -14,21 +14,20 @@ import gc
 import re
 import sys
 import tempfile
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from benchmarks import tables, training
+from logbook import code
+from logbook.endings import errors_leave
+from logbook.folder import lock
 from models.names import check_device, check_dtype, check_model
 from models.server import Server
 from rewards.questions import read_questions
-from scale import code, places
-from scale.files import lock, read_object, reading
-from world import services
-from world.files import check_file
+from world import places, services
+from world.files import check_file, read_object, reading
 from world.sandbox import protection
 from world.services import is_server
-from world.text import printable
 
 TOY = Path(__file__).parents[1] / "toy"
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
@@ -133,23 +132,6 @@ def after_loading():
     if not gc.isenabled():  # before_imports() was called: this is a process of its own, not a test
         gc.freeze()
         gc.enable()
-
-
-def leave(code, text):
-    """End the process with this sentence and exit code: 2 before a run, 1 during a run."""
-    print(printable(text), file=sys.stderr)
-    raise SystemExit(code)
-
-
-@contextmanager
-def errors_leave(script):
-    """One sentence and exit code 2 for a run that cannot begin: a wrong flag, a bad file, ..."""
-    try:
-        yield
-    except BrokenPipeError:  # `| head` has ended: no mistake (endings.py)
-        raise
-    except (ValueError, OSError) as why:
-        leave(2, f"{script}: {why}")
 
 
 # ------------------------------------------------------------------------------ parsers, for both scripts

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
+from logbook import advice, log, model_card
+from logbook.checkpoints import forget, save
+from logbook.endings import errors_leave
+from logbook.log import Log, say
 from rewards.metrics import accuracy_line, calls_line, summary
-from scale import advice, laps, log, model_card
-from scale.checkpoints import forget, save
-from scale.command_line import errors_leave
-from scale.log import Log, say
+from scale import laps
 
 POISONED = 3  # the run ends after so many steps in a row whose rollouts or gradients were of no use
 EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of evals.csv, before the last, n

@@ -1,8 +1,9 @@
 """Ctrl-C, SIGTERM or a closed terminal: the training ends after the present step, with a checkpoint."""
 import signal
 
-from scale import log, ranks
-from scale.log import say
+from logbook import log
+from logbook.log import say
+from scale import ranks
 
 
 class Stopping:

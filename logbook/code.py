@@ -16,9 +16,8 @@ import json
 import re
 import subprocess
 
-from scale.files import read_object, reading
-from scale.places import ROOT
-from world.files import replace_file
+from world.files import read_object, reading, replace_file
+from world.places import ROOT
 from world.services import without_whole_keys
 
 LIMIT = 200_000  # characters of a diff; a longer one is cut, but its hash is that of the whole

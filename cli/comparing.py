@@ -17,14 +17,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from logbook import code
+from logbook.endings import errors_leave
+from logbook.folder import folder_name
+from logbook.records import read_answers
 from models.names import check_model
 from models.server import Server
 from rewards.compare import lines, mean_rewards
-from scale import code
-from scale.command_line import errors_leave
-from scale.files import folder_name, read_object, reading
-from scale.records import read_answers
-from world.files import replace_file
+from world.files import read_object, reading, replace_file
 from world.services import is_server
 from world.text import printable
 

@@ -6,14 +6,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import tables
-from models.cast import load_engines, plan_memory
+from cli.cast import load_engines, plan_memory
+from cli.command_line import TOY, is_toy
+from logbook import advice, code
+from logbook.endings import leave
+from logbook.folder import folder_name, lock
+from logbook.records import finished_trials, run_folder
 from models.loading import fingerprint, pick_device, pick_dtype
 from rewards.metrics import accuracy_line, calls_line, interval, markdown, summary
 from rewards.questions import Question, read_questions
-from scale import adapters, advice, code, fit, threads
-from scale.command_line import TOY, is_toy, leave
-from scale.files import folder_name, lock
-from scale.records import finished_trials, run_folder
+from scale import adapters, fit, threads
 from world.files import replace_file
 from world.text import printable
 

@@ -15,8 +15,8 @@ number, and neither the update nor what is sampled depends on it. On the toy it 
 """
 import torch
 
+from models.batches import in_memory
 from scale import ranks
-from scale.batches import in_memory
 
 
 def score_sample(policy, rollouts, groups, A, temperature, token_budget, token_logps, micro_batches):

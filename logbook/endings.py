@@ -9,8 +9,10 @@ import errno
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from world.text import printable
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements.txt"
 NO_READER = 128 + signal.SIGPIPE  # the exit code that a shell gives
@@ -67,3 +69,20 @@ def flush():
         sys.stdout.flush()
     except OSError as error:
         os._exit(no_more_output(error))
+
+
+def leave(code, text):
+    """End the process with this sentence and exit code: 2 before a run, 1 during a run."""
+    print(printable(text), file=sys.stderr)
+    raise SystemExit(code)
+
+
+@contextmanager
+def errors_leave(script):
+    """One sentence and exit code 2 for a run that cannot begin: a wrong flag, a bad file, ..."""
+    try:
+        yield
+    except BrokenPipeError:  # `| head` has ended: no mistake
+        raise
+    except (ValueError, OSError) as why:
+        leave(2, f"{script}: {why}")

@@ -10,10 +10,12 @@ from functools import partial
 
 import torch
 
-from scale import ranks
-
 # torch's allocator; oneDNN, which multiplies bfloat16 matrices on a CPU
 CPU_ERRORS = "can't allocate memory", "could not create a primitive"
+
+
+class Elsewhere(MemoryError):
+    """Another process that shares the work has run out of memory."""
 
 
 @contextmanager
@@ -39,7 +41,8 @@ def by_length(items, budget, length, extra=0):
     return batches
 
 
-def in_memory(work, items, length, budget, extra=0, restart=None, batches_of=None, recover=None, filler=None):
+def in_memory(work, items, length, budget, extra=0, restart=None, batches_of=None, recover=None, filler=None,
+              agree=int):
     """Call work(batch) for batches of the items; return (results in batch order, last budget, halvings).
 
     length(item): its tokens. extra: tokens that each row needs beyond them. Out of memory: the budget is
@@ -52,14 +55,13 @@ def in_memory(work, items, length, budget, extra=0, restart=None, batches_of=Non
     batches_of(items, budget) -> [(batch, its tokens)]: by_length(), unless given. The largest batch should
     come first, so that a lack of memory shows at once.
 
-    recover(): called after a failure. filler: a batch that teaches nothing. If it is given, the ranks go in
-    lock-step: a rank that has no batch left takes the filler until all are done, and if memory is short on
-    one rank, all halve their budgets.
+    recover(): called after a failure. agree(number): with several processes in lock-step, the largest of the
+    numbers that they give (scale/ranks.py). A process that has no batch left takes the filler, which teaches
+    nothing, until all are done; if memory is short in one, all halve their budgets.
 
     MemoryError if one item alone does not fit.
     """
     batches_of = batches_of or partial(by_length, length=length, extra=extra)
-    agree = ranks.largest if filler else int  # the largest of what the ranks say, or what this one says
     results, waiting, halved = [], batches_of(items, budget), 0
     if restart:
         restart()
@@ -71,11 +73,11 @@ def in_memory(work, items, length, budget, extra=0, restart=None, batches_of=Non
             with memory_errors(row):
                 result = work(batch)
             if agree(0):
-                raise ranks.Elsewhere
+                raise Elsewhere
             results += [result] if waiting else []
             waiting = waiting[1:]
             continue
-        except ranks.Elsewhere:
+        except Elsewhere:
             cause = None
         except MemoryError as error:
             agree(1)  # the others are in their agree(0), or come to the one before their next collective

@@ -6,10 +6,10 @@ another model for one of them. A model that plays several modules is loaded once
 
 import torch
 
+from cli.command_line import MODULES, local_models
 from models.completion import Cached
 from models.loading import config_of, pick_device, pick_dtype
 from scale import adapters, fit
-from scale.command_line import MODULES, local_models
 from world.sandbox import protection
 
 FIXED = ("analysis", "base_generator", *MODULES[1:])  # everything but the planner; MODULES have flags

@@ -1,7 +1,7 @@
 """A run's folder: its settings and its checkpoints, from which --resume goes on.
 
     args.json        the settings, for --resume, and the code that made the run (code.py)
-    lock             held by the process that trains (files.py)
+    lock             held by the process that trains (folder.py)
     log.csv, evals.csv, rollouts.jsonl      see log.py
     step-N/, best/   checkpoints: ordinary save_pretrained folders, with train.json (modules and tools, for
                      solve.py), README.md (the model card) and, with --lora, adapters/
@@ -10,8 +10,8 @@
 trainer/ is a torch.distributed.checkpoint in safetensors files. Every rank writes its part, and any number of
 ranks can read it. best/ has none: it is most of the bytes, and nothing resumes from best/.
 
-A checkpoint is written under another name and renamed when it is complete (files.py): a kill or a full disk
-never damages the one before it. Paths in args.json and train.json are portable (places.py).
+A checkpoint is written under another name and renamed when it is complete (world/files.py): a kill or a full
+disk never damages the one before it. Paths in args.json and train.json are portable (places.py).
 """
 import json
 import math
@@ -24,11 +24,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 
-from scale import code, model_card, places, ranks
-from scale.batches import memory_errors
-from scale.files import DAMAGED, check_own, lock, read_object, reading, replace_folder
+from logbook import code, model_card
+from logbook.folder import lock
+from models.batches import memory_errors
+from scale import ranks
+from scale.adapters import DAMAGED
 from scale.masters import HostAdamW, local
-from world.files import replace_file
+from world import places
+from world.files import check_own, read_object, reading, replace_file, replace_folder
 
 FILE = 10**9  # bytes of a file in trainer/, about: while it is written, the host's memory holds it twice more
 

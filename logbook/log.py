@@ -12,10 +12,10 @@ import json
 import os
 from pathlib import Path
 
+from logbook.endings import no_more_output
 from rewards.metrics import summary
 from scale import ranks
-from scale.endings import no_more_output
-from scale.files import check_own, reading
+from world.files import check_own, reading
 from world.text import printable
 
 FIRST = "step reward turns errors flat groups failed undecided plan_tokens".split()  # columns of log.csv

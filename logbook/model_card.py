@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.training import TRAINING
+from logbook.code import parts, records_of
 from rewards.metrics import interval, markdown
 from scale import ranks
-from scale.code import parts, records_of
 from world.files import replace_file
 from world.services import is_server
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from benchmarks import training
+from cli.command_line import MODULES, enough_to_hold_out, local_models, named_set
+from logbook.checkpoints import restore
+from logbook.log import say
 from models import loading
 from models.completion import NEW_TOKENS
 from rewards.questions import prose_warning, read_questions
 from scale import adapters, fit, ranks, sharding, threads
-from scale.checkpoints import restore
-from scale.command_line import MODULES, enough_to_hold_out, local_models, named_set
-from scale.log import say
 
 
 def plan_memory(args):
