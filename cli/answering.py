@@ -42,7 +42,7 @@ def load_models(args, cache):
     lines = [plan_memory(args)]
     if pick_device(args.device).type != "cuda":
         fit.bound_host_memory()
-    policy = adapters.load(args.model, args.device, args.dtype, args.think)
+    policy = adapters.load(args.model, args.device, args.dtype, args.think, args.plain)
     fixed, judge = load_engines(args, {args.model: policy}, cache)
     args.batch = args.batch or fit.batch_size([policy, *fixed.values()])
     return policy, fixed, judge, [*lines, threads.choose(policy)]

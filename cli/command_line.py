@@ -177,6 +177,11 @@ def add_engines(parser):
     rare("--dtype", "float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
 
 
+def add_plain(add):
+    add("--plain", "the same without fast/: slower, and nothing but what the nine scripts and models/ say",
+        action="store_true")
+
+
 def solve_parser():
     parser = new_parser("solve.py", "[question] [flags]",
                         "Ask the flow one question, a file of questions, or a benchmark.")
@@ -200,6 +205,7 @@ def solve_parser():
     add("--seed", "decides what is sampled", type=int, default=0)
     add("--out", "folder for the rollouts, where a stopped run goes on; None: none, or runs/MODEL-benchmarks")
     add("--quiet", "no traces, only the summary", action="store_true")
+    add_plain(add)
     return parser
 
 
@@ -246,7 +252,7 @@ def train_parser():
     add("--out", "the run's folder, which must not exist; None: runs/MODEL-seedN")
     rare("--keep", "checkpoints step-N to keep, the newest, and best/ (default: 2; the toy all)", type=int)
     add("--resume", "resume the run in this folder; only --steps may change", metavar="RUN")
-    rare("--plain", "log-probs as flow_grpo.py says, without fast/: slower", action="store_true")
+    add_plain(add)
     rare("--profile", "print where the seconds of each step go", action="store_true")
     parser.set_defaults(threads=None)  # no flag: chosen when the run begins (scale/threads.py)
     return parser

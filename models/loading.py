@@ -34,11 +34,11 @@ NOT_CAUSAL = "does not continue a text from left to right: use a causal language
 HUB_SECONDS = 6  # after which a hub that has not answered is taken to be down
 
 
-def load_engine(name, device=None, dtype=None, think=False):
+def load_engine(name, device=None, dtype=None, think=False, plain=False):
     """The engine of a folder, a name on the hub or a server's address. ValueError says why there is none.
 
     device None: cuda, else mps, else cpu. dtype None: bfloat16 on a GPU that computes in it, else float32.
-    think: let models think whose chat template leaves the choice.
+    think: let models think whose chat template leaves the choice. plain: a local model without fast/.
     """
     if is_server(name):
         return Server(name, think=think)
@@ -57,10 +57,12 @@ def load_engine(name, device=None, dtype=None, think=False):
         raise ValueError(f"The weights of {name!r} are not whole: {len(lacking)} are missing, such as "
                          f"{lacking[0]}.")
     check_stops(model.generation_config.eos_token_id, name)
-    model = upcast(model.to(device).eval())  # for a CPU that is slow in bfloat16
+    model = model.to(device).eval()
+    if not plain:
+        upcast(model)  # for a CPU that is slow in bfloat16
     if reads_ahead(model):
         raise ValueError(f"{name!r} is a model that {NOT_CAUSAL}")
-    return HF(model, tokenizer, think=think)
+    return HF(model, tokenizer, think=think, plain=plain)
 
 
 def check_template(tokenizer, name):
