@@ -7,6 +7,7 @@
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --fixed http://localhost:8000/v1 --data my.jsonl
     python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
+    python solve.py --plain                  without fast/: slower, and the code to read first
 
 rollout() runs a batch of questions through the modules:
 
@@ -41,9 +42,11 @@ endings.without_traceback(__name__)
 import tools as toolset
 from cli import command_line, comparing
 
-if __name__ == "__main__":
-    # --help, mistakes and --compare are answered before torch is imported, which takes seconds.
-    comparing.leave_if_compared(command_line.before_imports(command_line.solve_arguments, toolset))
+if __name__ == "__main__":  # --help, mistakes and --compare need no torch, whose import takes seconds
+    with endings.errors_leave("solve.py"):
+        args = command_line.solve_arguments(toolset.TOOLS)
+        command_line.before_imports(args, toolset.toolbox(args.tools, args.corpus))
+    comparing.leave_if_compared(args)
 
 import torch
 from tqdm import tqdm
@@ -132,17 +135,19 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     start = time.perf_counter()
     flows = [Flow(question, Memory(question.question)) for question in questions]
     fixed = fixed if isinstance(fixed, dict) else dict.fromkeys(FIXED, fixed)
+    engines = {**fixed, "planner": policy}
     greedy = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
-    engines = {module: partial(engine, **greedy) for module, engine in fixed.items()}
-    engines["planner"] = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
+    sampled = {"temperature": temperature, "max_new_tokens": max_new_tokens}
 
     def stage(module, turn, live):
-        """One module completes a prompt for each of these rollouts that has not failed: call_engine()."""
+        """One module writes for each of these rollouts that has not failed: [(flow, Completion)]."""
         live = [flow for flow in live if not flow.failed]
         if live and watch:
             watch(flows, turn, module)
-        engine = engines.get(module, engines["analysis"])
-        return call_engine(engine, live, turn, module, partial(prompt_of, module, tools))
+        engine = engines.get(module, fixed["analysis"])
+        settings = sampled if module == "planner" else greedy
+        prompt = lambda flow, budget: prompt_of(module, tools, flow, budget)
+        return call_engine(engine, live, turn, module, prompt, **settings)
 
     for flow, completion in stage("analysis", 0, flows):
         flow.memory.analysis = truncate(after_thinking(completion.text) or "", BUDGET // 4)
@@ -163,7 +168,8 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
         called = [flow for flow in planned if not flow.failed]  # a call's parse error becomes its result
         if called and watch:
             watch(flows, turn, "tools")
-        results = toolset.run_calls([flow.call for flow in called], tools, engines["base_generator"])
+        base_generator = partial(fixed["base_generator"], **greedy)
+        results = toolset.run_calls([flow.call for flow in called], tools, base_generator)
         for flow, result in zip(called, results):
             flow.add_result(turn, result)
 
@@ -198,17 +204,17 @@ def prompt_of(module, tools, flow, budget):
     return STATE_READERS[module].prompt(question, tools, analysis, flow.memory.render(budget))
 
 
-def call_engine(engine, flows, turn, module, prompt):
+def call_engine(engine, flows, turn, module, prompt, **settings):
     """One batched call of an engine: [(flow, Completion)], without the flows that fail.
 
     A prompt(flow, budget) that does not fit the model is made again with less memory. A flow fails if its
-    prompt never fits, or if the engine gives another error.
+    prompt never fits, or if the engine gives another error. settings: temperature and max_new_tokens.
     """
     completions, waiting = {}, range(len(flows))
     start = time.perf_counter()
     for budget in BUDGETS:
         if waiting:
-            completions |= zip(waiting, engine([prompt(flows[i], budget) for i in waiting]))
+            completions |= zip(waiting, engine([prompt(flows[i], budget) for i in waiting], **settings))
             waiting = [i for i in waiting if completions[i].error == TOO_LONG]
     seconds = time.perf_counter() - start
     for i, flow in enumerate(flows):

@@ -30,7 +30,9 @@ from cli import command_line
 
 if __name__ == "__main__":
     # --help and mistakes are answered before torch is imported, which takes seconds.
-    command_line.before_imports(command_line.train_arguments, toolset)
+    with endings.errors_leave("train.py"):
+        args = command_line.train_arguments(toolset.TOOLS)
+        command_line.before_imports(args, toolset.toolbox(args.tools, args.corpus))
 
 import torch
 

@@ -74,8 +74,8 @@ def test_a_number_that_nobody_chose_is_not_stored_for_a_resumed_run(monkeypatch,
     monkeypatch.setattr(setup.fit, "bound_host_memory", lambda: None)
     monkeypatch.setattr(threads, "choose", lambda engine, number: line)
     torch.set_num_threads(2)
-    args = SimpleNamespace(model="a-name", device="cpu", dtype=None, think=None, lora=None, threads=None,
-                           gradient_checkpointing=False, optimizer_device=None, lr=1e-4, beta=0,
+    args = SimpleNamespace(model="a-name", device="cpu", dtype=None, think=None, plain=False, lora=None,
+                           threads=None, gradient_checkpointing=False, optimizer_device=None, lr=1e-4, beta=0,
                            fixed="other", executor=None, verifier=None, generator=None, judge=None)
     setup.load_models(args, None)
     assert args.threads == stored and args.dtype == "float32" and capsys.readouterr().out.strip() == line
