@@ -5,7 +5,8 @@
 speed.py starts such processes and lets them work in turn. A process prepares its work, does it once to warm
 up, and says so; then it does the work again for each line that it reads, and writes what it cost.
 
-    ours       flow_grpo.update(), the engine models.local.HF, solve.rollout() of that CHECKOUT
+    ours       flow_grpo.update(), the engine models.local.HF, solve.rollout() of that CHECKOUT; without
+               fast/ if the case is "plain"
     trl        TRL's GRPOTrainer.train() as it is shipped; for "update" its rollouts are given to it
     literal    each question of the toy alone, each completion by model.generate(): what people write first
 
@@ -99,11 +100,13 @@ class Watched:
         self.optimizer.step()
 
 
-def fast(model):
-    """The arguments of update() for the fast way. An older checkout has no other way."""
+def scoring_of(model, case):
+    """The arguments of update() that decide how log-probs are computed. An older checkout has one way."""
     import flow_grpo
     if not hasattr(flow_grpo, "PLAIN"):
         return {}
+    if case.get("plain"):
+        return flow_grpo.PLAIN
     from fast import logps
     return logps.scoring(flow_grpo.log_probs, model)
 
@@ -111,7 +114,7 @@ def fast(model):
 def ours_update(case):
     from flow_grpo import Action, update
     model = model_of(case)
-    scoring = fast(model)
+    scoring = scoring_of(model, case)
     optimizer, (prompts, completions, A) = Watched(model, case), batch_of(case)
     actions = [Action(prompt, ids, row) for row, (prompt, ids) in enumerate(zip(prompts, completions))]
 
@@ -122,24 +125,29 @@ def ours_update(case):
     return work
 
 
-def engine_of(model):
+def engine_of(model, **way):
     """An engine whose prompts are tuples of token ids. It has no stop token, so all rows are equally long."""
     from models.local import HF
-    engine = HF(model, SimpleNamespace(eos_token_id=None))
+    engine = HF(model, SimpleNamespace(eos_token_id=None), **way)
     engine.encode, engine.decode = list, lambda ids, prompt_ids: ""
     return engine
+
+
+def way_of(case):
+    """The argument of an engine that samples plainly. An older checkout has no such argument."""
+    return {"plain": True} if case.get("plain") else {}
 
 
 def ours_step(case):
     from flow_grpo import Action, advantages, update
     model, released = model_of(case, torch.bfloat16 if on_gpu(case) else torch.float32), nullcontext
-    scoring = fast(model)
+    scoring = scoring_of(model, case)
     if on_gpu(case):        # as train.py there
         from scale import sharding
         sharding.shard(model)
         sharding.gather(model)
         released = sharding.released
-    engine, optimizer = engine_of(model), Watched(model, case)
+    engine, optimizer = engine_of(model, **way_of(case)), Watched(model, case)
     prompts = [tuple(prompt) for prompt in batch_of(case)[0]]
 
     def work():
@@ -155,7 +163,8 @@ def ours_step(case):
 
 
 def ours_generate(case):
-    engine, prompts = engine_of(model_of(case)), [tuple(prompt) for prompt in batch_of(case)[0]]
+    engine = engine_of(model_of(case), **way_of(case))
+    prompts = [tuple(prompt) for prompt in batch_of(case)[0]]
     return lambda: {"tokens": sum(len(completion.ids) for completion in engine(prompts, 1.0, case["new"]))}
 
 
@@ -165,7 +174,7 @@ def toy(case):
     from models.loading import load_engine
     from rewards.questions import read_questions
     from tools import toolbox
-    engine = load_engine(str(REPO / "toy"), "cpu")
+    engine = load_engine(str(REPO / "toy"), "cpu", **way_of(case))
     return engine, toolbox(TOY_TOOLS, str(REPO / "toy" / "corpus.jsonl")), read_questions(
         REPO / "toy" / "train.jsonl")[:case["flows"]]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.command_line import after_loading, solve_arguments, train_arguments
+from cli.command_line import after_loading, before_imports, solve_arguments, train_arguments
+from logbook.endings import errors_leave
 from logbook.records import read_answers
 from models.names import check_model
 from tools import TOOLS
@@ -191,9 +192,10 @@ def test_a_setting_that_is_missing_or_cannot_work_is_one_sentence_and_no_default
         tmp_path, monkeypatch, capsys, name, value, sentence):
     settings_of_a_run(tmp_path, monkeypatch, **{name: value})
     monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        train_arguments(TOOLS)
+    with pytest.raises(SystemExit), errors_leave("train.py"):
+        before_imports(train_arguments(TOOLS), TOOLS)
     error = capsys.readouterr().err
+    gc.enable()
     assert sentence in error and error.startswith("train.py: ") and error.count("\n") == 1
 
 
