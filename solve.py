@@ -33,7 +33,6 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 
 from logbook import endings
 
@@ -56,7 +55,6 @@ import generator
 import planner
 import verifier
 from cli import answering, toy_warning
-from cli.cast import FIXED, show_engines
 from cli.command_line import TOY_TOOLS
 from cli.progress import Progress
 from logbook.records import Trial
@@ -128,14 +126,13 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Flow], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
-    that samples. fixed: the engine of all other modules, or a dict with an engine for each of FIXED (a module
-    that is not in it gets the engine of the analysis).
+    that samples. fixed: the engine of all other modules, or {module: engine} (a module that is not in it gets
+    the engine of the analysis).
     watch(flows, turn, module), if given, is called before each stage: it may show the progress.
     """
     start = time.perf_counter()
     flows = [Flow(question, Memory(question.question)) for question in questions]
-    fixed = fixed if isinstance(fixed, dict) else dict.fromkeys(FIXED, fixed)
-    engines = {**fixed, "planner": policy}
+    engines = {**(fixed if isinstance(fixed, dict) else {"analysis": fixed}), "planner": policy}
     greedy = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
     sampled = {"temperature": temperature, "max_new_tokens": max_new_tokens}
 
@@ -144,10 +141,14 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
         live = [flow for flow in live if not flow.failed]
         if live and watch:
             watch(flows, turn, module)
-        engine = engines.get(module, fixed["analysis"])
+        engine = engines.get(module, engines["analysis"])
         settings = sampled if module == "planner" else greedy
         prompt = lambda flow, budget: prompt_of(module, tools, flow, budget)
         return call_engine(engine, live, turn, module, prompt, **settings)
+
+    def base_generator(queries):
+        """The engine behind the one tool that needs one."""
+        return engines.get("base_generator", engines["analysis"])(queries, **greedy)
 
     for flow, completion in stage("analysis", 0, flows):
         flow.memory.analysis = truncate(after_thinking(completion.text) or "", BUDGET // 4)
@@ -168,7 +169,6 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
         called = [flow for flow in planned if not flow.failed]  # a call's parse error becomes its result
         if called and watch:
             watch(flows, turn, "tools")
-        base_generator = partial(fixed["base_generator"], **greedy)
         results = toolset.run_calls([flow.call for flow in called], tools, base_generator)
         for flow, result in zip(called, results):
             flow.add_result(turn, result)
@@ -320,11 +320,9 @@ def main():
     with endings.errors_leave("solve.py"):  # a run that cannot begin ends here, with one sentence
         sets = answering.load_questions(args)
         tools, cache = load_tools(args)
-        policy, fixed, judge, lines = answering.load_models(args, cache)
         left_out, args.tools = toolset.left_out(args.tools), list(tools)
+        policy, fixed, judge, lines = answering.load_models(args, cache, tools, left_out)
         folder = answering.open_run(args)
-    command_line.after_loading()
-    lines.append(show_engines(policy, fixed, judge, tools, left_out))
     lines.append(toy_warning.warning([policy, *fixed.values()], example_prompts(), tools, args.question))
     lines.append(prose_warning(sets["questions"]) if args.data and not judge else "")
     for line in filter(None, lines):
@@ -339,11 +337,7 @@ def main():
                 trials.append(Trial(name, questions, args.batch, args.seed * 1_009 + number, file))
                 answer(trials[-1], args, policy, fixed, tools, judge)
         answering.print_summary(args, name, trials, time.perf_counter() - start)
-    if args.benchmark:
-        answering.print_table(args)
-    if command_line.is_toy(args.model):
-        print("This planner has only learnt the formats and picks its tools blindly. "
-              "Train it: python train.py; then: python solve.py --model runs/toy-seed0/best")
+    answering.print_end(args)
 
 
 if __name__ == "__main__":

@@ -230,7 +230,7 @@ def machine():
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("rows", nargs="*", help="update, generate, step, flows, start, toy; default: all but generate, toy")
+    parser.add_argument("rows", nargs="*", help="all but generate and toy, unless named")
     parser.add_argument("--case", type=int, help="only this case of each row, from 1")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--trl-python", help="the Python of an environment that has TRL 1.16.0")
