@@ -273,6 +273,14 @@ def test_a_run_that_still_writes_and_one_with_another_codes_tool_can_be_seen(run
     assert text.count('"reward": 1.0') == 2 and "This code has no tool sql_query" in text
 
 
+def test_the_published_page_has_todays_script_and_style_and_no_path_of_a_machine():
+    page, template = (ROOT / "docs" / "rollouts.html").read_text(), flows.TEMPLATE.read_text()
+    for name in ("script", "style"):
+        assert re.search(f"<{name}>(.*?)</{name}>", template, re.DOTALL)[0] in page
+    index = json.loads(re.search(r'id="index">(.*?)</script>', page)[1])
+    assert index["name"] == "runs/toy-seed0" and not re.search("/(home|root|tmp|work)/", json.dumps(index))
+
+
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium; the variable CHROMIUM may name one")
 def test_in_a_browser_the_page_shows_filters_and_lets_no_text_run(run):
     """Everything that is chosen is in the address behind the #, so one visit shows a filter and a rollout."""
