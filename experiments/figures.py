@@ -124,9 +124,9 @@ def steps_of(rows):
     return max(int(row["step"]) for row in rows)
 
 
-def level(planner, name="ways"):
+def level(planner):
     """The mean accuracy of a planner of section 1: "frozen" is chance, "perfect planner" the ceiling."""
-    return statistics.fmean(gather(read(name), "planner", "accuracy")[planner])
+    return statistics.fmean(gather(read("ways"), "planner", "accuracy")[planner])
 
 
 # ---------------------------------------------------------------------------------------------- pages

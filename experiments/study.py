@@ -354,7 +354,7 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                 partial(figures.planners_picture, name="foreign")),
     "rarely": ("Accuracy of six planners", "A start that is rarely right; 75 test questions with two steps",
                partial(figures.planners_table, "rarely"), partial(figures.planners_picture, name="rarely")),
-    "tools": ("Shares of tools before and after training", "Share of the planner's turns, mean; in the table",
+    "tools": ("Shares of tools before and after training", "The planner's turns, means; in the table",
               figures.tools_table, figures.tools_picture),
     "training": ("Reward, errors and plan length", "Flow-GRPO in training",
                  figures.training_table, figures.training_picture),

@@ -305,8 +305,8 @@ def test_every_flag_and_every_edit_of_a_variant_is_named_in_results():
     assert list(figures.VARIANTS) == list(study.VARIANTS)
 
 
-@pytest.mark.parametrize("picture", [*study.RESULTS.glob("*.svg"), figures.FOLDER / "curve.svg"],
-                         ids=lambda path: path.name)
+@pytest.mark.parametrize("picture", [*study.RESULTS.glob("*.svg"), figures.FOLDER / "curve.svg",
+                                     runs.ROOT / "docs" / "flow.svg"], ids=lambda path: path.name)
 def test_no_picture_has_a_background_and_all_use_one_palette(picture):
     text = picture.read_text(encoding="utf-8")
     colours = set(re.findall(r"#[0-9a-f]{6}\b", text))
