@@ -70,7 +70,9 @@ def student_p(values):
     With φ = atan(t / √ν), a t of ν degrees of freedom lies in [-t, t] with a probability that is the integral
     of cos^(ν-1) from 0 to φ, divided by the same integral up to π/2. Both by Simpson's rule."""
     nu = len(values) - 1
-    t = abs(statistics.fmean(values)) / (statistics.stdev(values) / len(values) ** 0.5)
+    middle, error = abs(statistics.fmean(values)), statistics.stdev(values) / len(values) ** 0.5
+    if error == 0:
+        return float(middle == 0)
 
     def integral(end, pieces=2000):
         heights = [math.cos(end * i / pieces) ** (nu - 1) for i in range(pieces + 1)]
@@ -78,7 +80,7 @@ def student_p(values):
         return end / pieces / 3 * (heights[0] + inner + heights[-1])
 
     whole = integral(math.pi / 2)
-    return max(0.0, 1 - integral(math.atan(t / nu**0.5)) / whole)
+    return max(0.0, 1 - integral(math.atan(middle / error / nu**0.5)) / whole)
 
 
 def holm(ps):

@@ -17,7 +17,7 @@ from test_flow_grpo import gradient, learn, rollouts, tiny
 
 import solve
 from cli.command_line import TOY, TOY_TOOLS
-from experiments import curves, figures, monolith, power, runs, sft, study, wordings
+from experiments import curves, figures, monolith, paired, power, runs, sft, study, wordings
 from flow_grpo import token_logps, token_weights
 from models.completion import Completion
 from models.loading import load_engine
@@ -256,7 +256,8 @@ def test_an_interval_is_students_t():
 # scipy.stats.ttest_1samp(values, 0).pvalue, and Holm's p by hand
 @pytest.mark.parametrize("values, p", [
     ([0.1, -0.2, 0.05, 0.3], 0.5862251), ([-0.093, -0.105, -0.073], 0.0105073), ([1.0, 1.1], 0.0302923),
-    ([0.02, -0.08, -0.03, -0.14, -0.05, -0.06, -0.07, 0.03, -0.27], 0.0431209)])
+    ([0.02, -0.08, -0.03, -0.14, -0.05, -0.06, -0.07, 0.03, -0.27], 0.0431209),
+    ([0.0, 0.0], 1), ([0.5, 0.5, 0.5], 0)])
 def test_the_p_of_a_paired_test_is_that_of_students_t(values, p):
     assert figures.student_p(values) == pytest.approx(p, abs=1e-6)
 
@@ -276,6 +277,63 @@ def test_pictures_captions_and_tables_of_results_are_what_the_script_makes(name)
     assert between_comments(name) == made + "\n"
     assert re.search(r"^\*.*95 % .*`python experiments/\w+\.py .*`\*$", made, re.M)
     assert (study.RESULTS / f"{name}.svg").exists() and "n = " in made or "over n" in made
+
+
+def test_without_matplotlib_the_tables_are_made_and_the_pictures_are_a_sentence(monkeypatch, capsys):
+    filled = {}
+    monkeypatch.setattr(figures, "fill", filled.__setitem__)
+    monkeypatch.setattr(study, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["study.py", "--tables", "--only", "ways", "smollm-toy"])
+    study.main()
+    assert filled == {name: study.block(name) for name in ("ways", "smollm-toy")}
+    assert "The pictures need matplotlib" in capsys.readouterr().out
+
+
+def test_runs_that_smollm_py_makes_are_refused_in_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["study.py", "--only", "smollm-toy"])
+    with pytest.raises(SystemExit):
+        study.main()
+    assert "smollm.py: add --tables" in capsys.readouterr().err
+
+
+def sentences():
+    """What RESULTS.md says between its tables, and the numbers that it must say by the CSV files."""
+    def points(name, first, second, digits):
+        accuracy = figures.gather(table(name), "planner", "accuracy")
+        change = [100 * (a - b) for a, b in zip(accuracy[first], accuracy[second])]
+        return figures.pm(change, digits), figures.shown_p(figures.student_p(change))
+
+    perfect, own, foreign = (f"SFT, {words}" for words in (
+        "perfect planner's traces", "its own successes", "foreign teacher's traces"))
+    yield from points("ways", perfect, "Flow-GRPO", 1)
+    yield points("ways", own, "Flow-GRPO", 1)[0]
+    yield points("foreign", "Flow-GRPO", foreign, 0)[0]
+    yield points("foreign", foreign, "frozen", 0)[0]
+    yield points("rarely", own, "Flow-GRPO", 0)[0]
+    yield from points("rarely", perfect, "Flow-GRPO", 0)
+    trained, monolith = table("training"), table("monolith")
+    ends = [figures.over(trained, "Flow-GRPO", *steps, "errors") for steps in ((1, 3), (22, 24))]
+    yield figures.pm([100 * (a - b) for a, b in zip(*ends)], 1)
+    yield f"{statistics.fmean(figures.over(trained, 'Flow-GRPO', 8, 10, 'reward')):.2f}"
+    tests = [figures.over(monolith, run, 1, 1, "test_after") for run in ("right verdicts", "monolith")]
+    lower = [a - b for a, b in zip(*tests)]
+    yield f"{figures.pm(lower)} (p = {figures.student_p(lower):.3f})"
+    for run, test in zip(("right verdicts", "monolith"), tests):
+        yield figures.pm([a - b for a, b in zip(figures.over(monolith, run, 14, 16, "reward"), test)])
+    rows = paired.read("smollm-paired")
+    ps = sorted(row["p"] for row in rows if (row["roles"], row["set"], row["before"], row["after"])
+                == ("planner", "toy", "Flow-GRPO", "perfect planner"))
+    assert [p < 0.05 for p in ps] == [True] * 3 + [False] * 2
+    yield "p = " + ", ".join(f"{p:.0e}".replace("e-0", "e-") for p in ps[:3])
+    needed = power.pooled([change for _, change in power.past_pairs()])
+    assert (power.seeds_needed(needed), power.seeds_needed(power.pooled(
+        [change for _, change in power.fork_pairs(table("forks"))]), alpha=0.05 / 11)) == (9, 18)
+
+
+@pytest.mark.parametrize("number", list(sentences()))
+def test_the_sentences_of_results_say_what_the_csv_files_say(number):
+    prose = re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", "", RESULTS, flags=re.DOTALL)
+    assert number in " ".join(prose.split())
 
 
 def test_every_table_of_results_that_holds_measurements_is_made_by_the_script():
