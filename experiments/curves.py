@@ -134,13 +134,13 @@ def text(x, y, words, anchor="start", name="small", fill=""):
     return f'<text class="{name}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{fill}>{escape(words)}</text>'
 
 
-def panel(lines, column, x, y, rules=()):
-    """One panel as SVG, its upper left corner at (x, y). rules: [(value, words)], drawn across it."""
+def panel(lines, column, x, y, levels=()):
+    """One panel as SVG, its upper left corner at (x, y). levels: values at which it has a dotted line."""
     curves = [line.points(column) for line in lines]
     points = [point for curve in curves for point in curve] or [(1, 0.0, 0.0, 0.0)]
     across = ticks(0, max(step for step, *_ in points), most=4)
-    levels = [value for value, _ in rules]
-    up = ticks(min(0, *(low for _, low, _, _ in points)), max(levels + [high for *_, high in points]), most=4)
+    highest = max([high for *_, high in points] + list(levels))
+    up = ticks(min(0, *(low for _, low, _, _ in points)), highest, most=4)
     left, right, top, bottom = x + LEFT, x + WIDTH - RIGHT, y + TOP, y + HEIGHT - BOTTOM
     x_of = lambda step: left + (right - left) * step / across[-1]
     y_of = lambda value: bottom - (bottom - top) * (value - up[0]) / (up[-1] - up[0])
@@ -152,10 +152,8 @@ def panel(lines, column, x, y, rules=()):
         parts.append(text(left - 5, y_of(value) + 4, f"{value:.4g}", "end"))
     parts += [text(x_of(step), bottom + 16, f"{step:g}", "middle") for step in across]
     parts.append(text((left + right) / 2, bottom + 32, "step", "middle"))
-    for value, words in rules:
+    for value in levels:
         parts.append(f'<path class="rule" d="M{path([(0, value), (across[-1], value)])}"/>')
-        high = value > (up[0] + up[-1]) / 2  # then on the left, where a curve is still low
-        parts.append(text(left + 3 if high else right, y_of(value) + 14, words, "start" if high else "end"))
     for number, (line, curve) in enumerate(zip(lines, curves)):
         colour = COLOURS[number % len(COLOURS)]
         if len(line.runs) > 1 and curve:
@@ -164,11 +162,11 @@ def panel(lines, column, x, y, rules=()):
         means = path((step, mean) for step, _, mean, _ in curve)
         parts.append(f'<polyline {stroke(number)} points="{means}"/>')
     ends = sorted((y_of(curve[-1][2]), curve[-1], number) for number, curve in enumerate(curves) if curve)
-    lowest = -math.inf
+    lowest, digits = -math.inf, max(0, 2 - math.floor(math.log10(max(-up[0], up[-1]))))
     for at, (step, _, mean, _), number in ends:  # from top to bottom, none on another
         lowest = max(at + 4, lowest + 12)
         colour = COLOURS[number % len(COLOURS)]
-        parts.append(text(x_of(step) + 4, lowest, f"{mean:.2g}", name="value", fill=colour))
+        parts.append(text(x_of(step) + 4, lowest, f"{mean:.{digits}f}", name="value", fill=colour))
     return "\n".join(parts)
 
 
@@ -181,18 +179,24 @@ def stroke(number):
 
 def picture(lines, columns, rules=None):
     """The whole SVG: a legend, below it the panels. rules: {column: [(level to compare with, its words)]}."""
-    width, top = WIDTH * min(COLUMNS, len(columns)) + 6, 18 * len(lines) + 30
+    rules = rules or {}
+    named = [rule for column in columns for rule in rules.get(column, ())]
+    width, top = WIDTH * min(COLUMNS, len(columns)) + 6, 18 * (len(lines) + len(named)) + 30
     height = top + HEIGHT * math.ceil(len(columns) / COLUMNS)
     parts = []
     for number, line in enumerate(lines):
         y = 18 + 18 * number
         parts.append(f'<path {stroke(number)} d="M12,{y - 4} 40,{y - 4}"/>')
         parts.append(text(46, y, truncate(line.label, 140), name="title"))
+    for number, (value, words) in enumerate(named, len(lines)):
+        y = 18 + 18 * number
+        parts.append(f'<path class="rule" d="M12,{y - 4} 40,{y - 4}"/>')
+        parts.append(text(46, y, f"{words}: {value:.2f}"))
     if any(len(line.runs) > 1 for line in lines):
         parts.append(text(12, top - 8, "lines: means over seeds; bands: lowest to highest seed"))
     for number, column in enumerate(columns):
         x, y = WIDTH * (number % COLUMNS), top + HEIGHT * (number // COLUMNS)
-        parts.append(panel(lines, column, x, y, (rules or {}).get(column, ())))
+        parts.append(panel(lines, column, x, y, [value for value, _ in rules.get(column, ())]))
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
             f'height="{height}">\n<style>{STYLE}</style>\n' + "\n".join(parts) + "\n</svg>\n")
 

@@ -432,10 +432,10 @@ def toy_table():
 
 
 def levels(roles):
-    """{"reward": [(accuracy, planner)]}: warm-started and perfect planner on the toy's 300 test questions."""
-    return {"reward": [(float(row["accuracy"]), f"{row['planner']}, test") for row in read("smollm")
-                       if (row["roles"], row["set"]) == (roles, "toy")
-                       and row["planner"] in ("warm-started", "perfect planner")]}
+    """{"reward": [(accuracy, words)]}: warm-started and perfect planner on the toy's 300 test questions."""
+    rows = [row for row in read("smollm") if (row["roles"], row["set"]) == (roles, "toy")]
+    return {"reward": [(float(row["accuracy"]), f"{row['planner']}, reward on the test questions")
+                       for row in rows if row["planner"] in ("warm-started", "perfect planner")]}
 
 
 def toy_picture():
@@ -443,7 +443,8 @@ def toy_picture():
     by_seed = defaultdict(dict)
     for row in read("toy"):
         by_seed[row["seed"]][int(row["step"])] = row
-    line = curves.Line({}, list(by_seed), list(by_seed.values()), list(by_seed), f"{len(by_seed)} seeds")
+    seeds = list(by_seed)
+    line = curves.Line({}, seeds, list(by_seed.values()), seeds, f"Flow-GRPO on the toy, {len(seeds)} seeds")
     drawn = curves.picture([line], ["reward", "errors", "turns"], levels("toy"))
     (FOLDER / "curve.svg").write_text(drawn, encoding="utf-8")
     print("experiments/curve.svg")

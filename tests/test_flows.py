@@ -325,7 +325,7 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_in_a_band(tmp_path):
     drawn = curves.picture([line], ["reward"])
     assert drawn.count('class="band" fill') == 1 and drawn.count("<polyline") == 1
     assert ">mean of seeds 1, 2<" in drawn and ">step<" in drawn and ">0.9<" not in drawn
-    assert re.search(r'class="value"[^>]*>0.6<', drawn)  # the mean of the last step that both have
+    assert re.search(r'class="value"[^>]*>0.600<', drawn)  # the mean of the last step that both have
 
 
 def test_other_runs_are_further_lines_and_the_legend_says_what_differs(tmp_path):
@@ -349,6 +349,8 @@ def test_a_number_that_is_missing_or_not_finite_is_left_out(tmp_path):
     [line] = curves.lines_of([folder])
     assert [point[0] for point in line.points("reward")] == [1, 3] and line.points("no such column") == []
     assert ">6000<" in curves.picture([line], ["reward"])
+    below = curves.lines_of([trained(tmp_path / "b", [-2.0, -1.0])])  # a reward of one's own
+    assert ">-1.00<" in curves.picture(below, ["reward"])
 
 
 @pytest.mark.parametrize("low, high, expected", [
@@ -376,7 +378,7 @@ def test_the_legend_says_what_labels_says_and_levels_to_compare_with_are_named(t
     curves.main()
     assert all(f">{words}<" in out.read_text() for words in ("with KL", "more KL"))
     drawn = curves.picture(curves.lines_of(runs), ["reward"], {"reward": [(0.9, "perfect planner")]})
-    assert ">perfect planner<" in drawn and ">1<" in drawn  # the axis reaches the level
+    assert ">perfect planner: 0.90<" in drawn and ">1<" in drawn  # the axis reaches the level
 
 
 def test_sixteen_lines_differ_in_colour_or_dashes():
