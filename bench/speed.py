@@ -4,7 +4,6 @@
     python bench/speed.py step --trl-python trl/bin/python --case 3     one line of a table
     python bench/speed.py update generate flows --plain     beside the same without fast/, as --plain runs it
     python bench/speed.py toy start --against FOLDER        commands, beside another checkout of this project
-    python bench/cost.py                                    cost against work: flows, turns, prompts
     python bench/card.py                                    shares of what one GPU can do
 
     update    one update of 16 completions of 2 prompts, beside TRL's GRPOTrainer

@@ -273,6 +273,14 @@ def test_a_run_that_still_writes_and_one_with_another_codes_tool_can_be_seen(run
     assert text.count('"reward": 1.0') == 2 and "This code has no tool sql_query" in text
 
 
+def test_the_published_page_has_todays_script_and_style_and_no_path_of_a_machine():
+    page, template = (ROOT / "docs" / "rollouts.html").read_text(), flows.TEMPLATE.read_text()
+    for name in ("script", "style"):
+        assert re.search(f"<{name}>(.*?)</{name}>", template, re.DOTALL)[0] in page
+    index = json.loads(re.search(r'id="index">(.*?)</script>', page)[1])
+    assert index["name"] == "runs/toy-seed0" and not re.search("/(home|root|tmp|work)/", json.dumps(index))
+
+
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium; the variable CHROMIUM may name one")
 def test_in_a_browser_the_page_shows_filters_and_lets_no_text_run(run):
     """Everything that is chosen is in the address behind the #, so one visit shows a filter and a rollout."""
@@ -315,7 +323,9 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_in_a_band(tmp_path):
     [line] = curves.lines_of([f"{one}/", two])  # with the slash that a shell completes
     assert line.points("reward") == [(1, 0.0, pytest.approx(0.1), 0.2), (2, 0.5, pytest.approx(0.6), 0.7)]
     drawn = curves.picture([line], ["reward"])
-    assert drawn.count('class="band" fill') == 1 and drawn.count("<polyline") == 1 and ">a, b<" in drawn
+    assert drawn.count('class="band" fill') == 1 and drawn.count("<polyline") == 1
+    assert ">mean of seeds 1, 2<" in drawn and ">step<" in drawn and ">0.9<" not in drawn
+    assert re.search(r'class="value"[^>]*>0.600<', drawn)  # the mean of the last step that both have
 
 
 def test_other_runs_are_further_lines_and_the_legend_says_what_differs(tmp_path):
@@ -339,6 +349,8 @@ def test_a_number_that_is_missing_or_not_finite_is_left_out(tmp_path):
     [line] = curves.lines_of([folder])
     assert [point[0] for point in line.points("reward")] == [1, 3] and line.points("no such column") == []
     assert ">6000<" in curves.picture([line], ["reward"])
+    below = curves.lines_of([trained(tmp_path / "b", [-2.0, -1.0])])  # a reward of one's own
+    assert ">-1.00<" in curves.picture(below, ["reward"])
 
 
 @pytest.mark.parametrize("low, high, expected", [
@@ -355,4 +367,19 @@ def test_curves_py_draws_a_run_into_the_runs_own_folder_without_any_package(tmp_
     drawn = ElementTree.fromstring((tmp_path / "run" / "curves.svg").read_text())
     assert {file.name for file in tmp_path.rglob("*")} == {"run", "args.json", "log.csv", "curves.svg"}
     titles = [text.text for text in drawn.findall(".//{*}text") if text.get("class") == "title"]
-    assert titles == ["run", *curves.PANELS.values()]
+    assert titles == ["seed 0", *curves.PANELS.values()]
+
+
+def test_the_legend_says_what_labels_says_and_levels_to_compare_with_are_named(tmp_path, monkeypatch):
+    runs = [trained(tmp_path / name, [0.1, 0.2], beta=beta) for name, beta in (("a", 0.1), ("b", 0.2))]
+    out = tmp_path / "out.svg"
+    monkeypatch.setattr(sys, "argv", ["curves.py", *map(str, runs), "--labels", "with KL", "more KL",
+                                      "--out", str(out)])
+    curves.main()
+    assert all(f">{words}<" in out.read_text() for words in ("with KL", "more KL"))
+    drawn = curves.picture(curves.lines_of(runs), ["reward"], {"reward": [(0.9, "perfect planner")]})
+    assert ">perfect planner: 0.90<" in drawn and ">1<" in drawn  # the axis reaches the level
+
+
+def test_sixteen_lines_differ_in_colour_or_dashes():
+    assert len({curves.stroke(number) for number in range(16)}) == 16
