@@ -248,7 +248,7 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
 
     watch, settings: of rollout(). Without watch there is a progress bar.
     """
-    with nullcontext(watch) if watch else Progress(len(questions), turns=settings.get("max_turns")) as watch:
+    with nullcontext(watch) if watch else Progress(len(questions)) as watch:
         flows = rollout(questions, policy, fixed, tools, watch=watch, **settings)
         watch(flows, 0, "grade")
         grade(flows, judge)

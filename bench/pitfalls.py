@@ -11,6 +11,7 @@ the name of the test that must fail. Code and test are looked for in all files; 
 not matter. A fault whose code or test is not found, or that no test notices, makes the exit code 1.
 """
 
+import argparse
 import ast
 import re
 import shutil
@@ -134,9 +135,12 @@ def try_fault(name, old, new, test):
 
 
 def main():
-    numbers, missed = {int(word) for word in sys.argv[1:]}, 0
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("numbers", nargs="*", type=int, help="only these faults; default: all")
+    args, missed = parser.parse_args(), 0
     for number, *fault in FAULTS:
-        if not numbers or number in numbers:
+        if not args.numbers or number in args.numbers:
             outcome = try_fault(*fault)
             missed += not outcome.startswith("caught")
             print(f"{number:2d}  {fault[0]:48s} {outcome}", flush=True)

@@ -3,7 +3,6 @@
     python bench/speed.py --trl-python trl/bin/python       update, step, flows, start: about 15 minutes
     python bench/speed.py step --trl-python trl/bin/python --case 3     one line of a table
     python bench/speed.py toy start --against FOLDER        commands, beside another checkout of this project
-    python bench/cost.py                                    cost against work: flows, turns, prompts
     python bench/card.py                                    shares of what one GPU can do
 
     update    one update of 16 completions of 2 prompts, beside TRL's GRPOTrainer

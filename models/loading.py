@@ -14,7 +14,6 @@ import functools
 import hashlib
 import os
 import pickle
-import threading
 from pathlib import Path
 
 import requests
@@ -148,24 +147,16 @@ def hub_is_down():
     """Does the model hub give no answer within HUB_SECONDS? Found out once; then only local files are read.
 
     Without this, from_pretrained() tries each file up to twelve times: 45 s if nothing listens, minutes if
-    connections hang. It needs a thread, because the look-up of a host's name has no timeout.
+    connections hang. Only the look-up of the hub's name has no limit but the system's own.
     """
-    answers = []
-
-    def look():
-        try:
-            requests.head(hub.constants.ENDPOINT, timeout=HUB_SECONDS)
-        except requests.exceptions.SSLError:  # a certificate that requests does not trust: the hub answers
-            pass
-        except requests.RequestException:
-            return
-        answers.append(True)
-
-    if not hub.is_offline_mode():
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
-        thread.join(HUB_SECONDS)
-    return not answers
+    if hub.is_offline_mode():
+        return True
+    try:
+        requests.head(hub.constants.ENDPOINT, timeout=HUB_SECONDS)
+    except requests.RequestException as why:
+        # with an SSLError, requests distrusts the certificate of a hub that answers
+        return not isinstance(why, requests.exceptions.SSLError)
+    return False
 
 
 def pick_device(device):

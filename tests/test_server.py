@@ -215,7 +215,7 @@ def test_no_error_shows_the_key_however_a_server_quotes_it(server, monkeypatch, 
 
 
 def test_the_keys_of_search_services_and_of_other_tools_are_hidden_too(monkeypatch):
-    for name in ("SERPER_API_KEY", "GOOGLE_API_KEY", "MY_TOOL_TOKEN"):
+    for name in ("SERPER_API_KEY", "MY_TOOL_TOKEN"):
         monkeypatch.setenv(name, f"{name}-hunter2")
         assert services.Failed("no", 400, f"a {name}-hunter2 b").body == "a *** b"
 

@@ -4,12 +4,16 @@ Two real processes go through all scenarios; the tests look at what they left. W
 test_ranks.py. There is no GPU here: NCCL, CUDA's streams and pinned memory are not covered.
 """
 import faulthandler
+import os
 import re
+import sys
 import warnings
+from multiprocessing import set_forkserver_preload
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import start_processes
 from test_flow_grpo import T, lesson, tiny
 
 from fast import logps
@@ -193,14 +197,18 @@ def process(rank, world, folder):
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
-    """left(world): what each rank has left."""
+    """left(world): what each rank has left. All ranks are forks of one process that has imported this file,
+    because importing torch takes longer than what a rank does."""
     folder, found = tmp_path_factory.mktemp("ranks"), {}
 
     def of(world):
         if world not in found:
             if world > 1:
                 of(world - 1)
-            torch.multiprocessing.spawn(process, (world, folder), nprocs=world)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where the fork server finds this file
+                set_forkserver_preload([__name__])
+                start_processes(process, (world, folder), nprocs=world, start_method="forkserver")
             files = [folder / f"left{rank}of{world}" for rank in range(world)]
             found[world] = [torch.load(file, weights_only=False) for file in files]
         return found[world]
