@@ -58,7 +58,7 @@ def shard(model, host=False):
                 weight.data = weight.data.to(policy.reduce_dtype)
         fully_shard(module, mesh=mesh, mp_policy=policy)
         if ranks.WORLD > 1:
-            module.set_gradient_divide_factor(1.0)  # gradients are summed; token_weights() has all means
+            module.set_gradient_divide_factor(1.0)  # gradients are summed; token_weight() has all means
             module.set_force_sum_reduction_for_comms(True)
             module.set_custom_all_gather(AllGather())
             module.set_custom_reduce_scatter(ReduceScatter())
