@@ -50,7 +50,9 @@ TRAIN = ["tests/test_train.py"]
 UPDATE = ["tests/test_flow_grpo.py", "tests/test_trees.py", "tests/test_laps.py", "-k", "not mutant"]
 TARGETS = {
     "flow_grpo": ([], UPDATE),
+    "scale/passes": ([], [*UPDATE, "tests/test_sharding.py"]),
     "scale/report": ([], UPDATE),
+    "models/batches": ([], [*UPDATE, "tests/test_models.py", "tests/test_sharding.py"]),
     "planner": ([], MODULES),
     "executor": ([], MODULES),
     "verifier": ([], MODULES),
@@ -59,9 +61,10 @@ TARGETS = {
     "tools": (["run_calls", "run_call", "query_of", "generate"],
               ["tests/test_tools.py", "tests/test_solve.py"]),
     "solve": (["rollout", "prompt_of", "call_engine"], ["tests/test_solve.py", "tests/test_server.py"]),
-    "train": (["train", "questions_of", "graded_rollouts", "with_outcome", "local_actions"], TRAIN),
+    "train": (["train", "questions_of", "graded_rollouts", "with_outcome", "local_actions", "evaluate"],
+              TRAIN),
     "cli/command_line": (["settle_train", "resumed", "settle_engines"],
-                           ["tests/test_command_line.py", *TRAIN]),
+                         ["tests/test_command_line.py", *TRAIN]),
     "logbook/run": ([], TRAIN),
     "logbook/checkpoints": ([], TRAIN),
     "scale/adapters": ([], [*TRAIN, "-k", "adapter or lora"]),
@@ -88,10 +91,10 @@ EQUIVALENT = {
     ("flow_grpo", "update"): {
         " turns = (torch.as_tensor(advantages)[.tolist() -> ], Counter((a.flow": NUMBER,
         "math.isfinite(value) and norm <[ -> =] EXPLODED * max_grad_norm)": "a norm exactly at the limit",
-        ".nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)[.item() -> ]": NUMBER,
+        ".clip_grad_norm_(model.parameters(), max_grad_norm)[.item() -> ]": NUMBER,
     },
     ("scale/report", "measure"): {
-        "logp = logp[.detach() -> ]": "the same numbers; backward() is through already",
+        " (low, high) = (logp[.detach() -> ], clip)": "the same numbers; backward() is through already",
         ".stack([kl * weight, clipped[.float() -> ], -logp, torch.": "torch.stack makes it a float",
         "(), sums, ratio.min()[.item() -> ], ratio.max().": NUMBER,
         ").item(), ratio.max()[.item() -> ], gap.item())": NUMBER,
@@ -100,7 +103,7 @@ EQUIVALENT = {
     ("scale/report", "Report.summary"): {
         ", nodes, unshared = self.sums[.tolist() -> ]": NUMBER,
     },
-    ("scale/report", "Report.micro_batches"): {
+    ("scale/report", "Report.add_up"): {
         "[self.first = max(self.first, abs(low - 1), abs(high - 1)) -> pass]": ONE,
         "self.first = [max -> min](self.first, abs(": ONE,
         "self.first = [max(self.first, abs(low - 1), abs(high - 1)) -> self.first]": ONE,

@@ -15,6 +15,7 @@ stop token is outside the vocabulary of the model. For "update" they have the sa
 the warm-up returns a few projections of the gradient, which speed.py compares.
 """
 import argparse
+import inspect
 import json
 import os
 import random
@@ -100,26 +101,32 @@ class Watched:
         self.optimizer.step()
 
 
-def scoring_of(model, case):
-    """The arguments of update() that decide how log-probs are computed. An older checkout has one way."""
+def learning(model, case):
+    """learn(optimizer, actions, A): an update, fast or plain. Older checkouts have other arguments."""
     import flow_grpo
-    if not hasattr(flow_grpo, "PLAIN"):
-        return {}
-    if case.get("plain"):
-        return flow_grpo.PLAIN
-    from fast import logps
-    return logps.scoring(flow_grpo.log_probs, model)
+    settings = dict(temperature=1.0, beta=0)
+    if "passes" in inspect.signature(flow_grpo.update).parameters:
+        from fast import logps
+        from scale.passes import Passes
+        fast = {} if case.get("plain") else logps.scoring(flow_grpo.log_probs, model)
+        before = [Passes(model, None, **{"token_logps": flow_grpo.token_logps, **fast})]
+    else:
+        before = [model, None]
+        if hasattr(flow_grpo, "PLAIN"):  # before that, there was one way only
+            from fast import logps
+            settings |= logps.scoring(flow_grpo.log_probs, model)
+    return lambda *batch: flow_grpo.update(*before, *batch, **settings)
 
 
 def ours_update(case):
-    from flow_grpo import Action, update
+    from flow_grpo import Action
     model = model_of(case)
-    scoring = scoring_of(model, case)
+    learn = learning(model, case)
     optimizer, (prompts, completions, A) = Watched(model, case), batch_of(case)
     actions = [Action(prompt, ids, row) for row, (prompt, ids) in enumerate(zip(prompts, completions))]
 
     def work():
-        update(model, None, optimizer, actions, A, temperature=1.0, beta=0, **scoring)
+        learn(optimizer, actions, A)
         return {"tokens": sum(len(action.ids) for action in actions), "gradient": optimizer.gradient}
 
     return work
@@ -139,9 +146,9 @@ def way_of(case):
 
 
 def ours_step(case):
-    from flow_grpo import Action, advantages, update
+    from flow_grpo import Action, advantages
     model, released = model_of(case, torch.bfloat16 if on_gpu(case) else torch.float32), nullcontext
-    scoring = scoring_of(model, case)
+    learn = learning(model, case)
     if on_gpu(case):        # as train.py there
         from scale import sharding
         sharding.shard(model)
@@ -156,7 +163,7 @@ def ours_step(case):
         A, _ = advantages([reward(ids) for ids in rows], [row // case["group"] for row in range(len(rows))])
         actions = [Action(list(prompt), ids, row) for row, (prompt, ids) in enumerate(zip(prompts, rows))]
         with released(model):
-            update(model, None, optimizer, actions, A, temperature=1.0, beta=0, **scoring)
+            learn(optimizer, actions, A)
         return {"tokens": sum(map(len, rows))}
 
     return work

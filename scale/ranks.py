@@ -105,7 +105,7 @@ def any_rank(flag):
 
 def check():
     """Elsewhere if a rank has failed since the last collective. A rank that fails says so in place of its own
-    next check(), wherever the others are (in_memory() in batches.py)."""
+    next check(), wherever the others are (Attempt in batches.py)."""
     if any_rank(False):
         raise Elsewhere("another process ran out of memory")
 

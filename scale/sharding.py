@@ -14,7 +14,7 @@ sharded. Whole weights exist only while they are gathered, so that generate() ru
 finish their rollouts at different times.
 
 The ranks must go through an update in lock-step, because every layer of every micro-batch is gathered from
-all of them. in_memory() (batches.py) gives a rank that has no micro-batch left one of weight 0. And if one
+all of them. A rank that has no micro-batch left computes one of weight 0 (passes.py). And if one
 rank runs out of memory, wherever that happens, no other may wait for it in a collective: each collective
 begins with a word between the hosts, check(), whether a rank has failed since the last one.
 
@@ -58,7 +58,7 @@ def shard(model, host=False):
                 weight.data = weight.data.to(policy.reduce_dtype)
         fully_shard(module, mesh=mesh, mp_policy=policy)
         if ranks.WORLD > 1:
-            module.set_gradient_divide_factor(1.0)  # gradients are summed; token_weights() has all means
+            module.set_gradient_divide_factor(1.0)  # gradients are summed; token_weight() has all means
             module.set_force_sum_reduction_for_comms(True)
             module.set_custom_all_gather(AllGather())
             module.set_custom_reduce_scatter(ReduceScatter())

@@ -18,7 +18,7 @@ from test_flow_grpo import gradient, learn, rollouts, tiny
 import solve
 from cli.command_line import TOY, TOY_TOOLS
 from experiments import curves, figures, monolith, paired, power, runs, sft, study, wordings
-from flow_grpo import token_logps, token_weights
+from flow_grpo import per_token, token_logps, token_weight
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.grade import grade
@@ -150,7 +150,8 @@ def test_another_command_edit_or_forerunner_is_another_folder():
 
 def test_the_gradient_at_advantage_one_is_that_of_the_log_likelihood():
     model, (actions, *_) = tiny(), rollouts()
-    weight = token_weights(actions, Counter(a.flow for a in actions), 7)
+    turns = Counter(a.flow for a in actions)
+    weight = per_token(actions, [token_weight(a, turns[a.flow], 7) for a in actions])
     (-(token_logps(model, actions, 1.0) * weight).sum()).backward()
     _, taught = learn(tiny(), actions, [1.0] * 7, temperature=1.0, beta=0)
     torch.testing.assert_close(taught.gradients, [gradient(model)], rtol=1e-5, atol=1e-6)  # logps are float32
@@ -228,9 +229,9 @@ def test_only_the_lazy_planner_imitates_what_ended_badly(monkeypatch, traces, ke
 @pytest.mark.parametrize("in_order", [True, False])
 def test_in_order_each_step_imitates_the_batch_that_was_collected_for_it(monkeypatch, in_order):
     steps = []
-    monkeypatch.setattr(sft, "update", lambda model, reference, optimizer, actions, *given, **settings: (
+    monkeypatch.setattr(sft, "update", lambda passes, optimizer, actions, *given, **settings: (
         steps.append([action.ids for action in actions]) or {"entropy": 1.0, "grad_norm": 1.0}))
-    monkeypatch.setattr(sft.logps, "scoring", lambda *models: {})
+    monkeypatch.setattr(sft.logps, "scoring", lambda *models: {"token_logps": None})
     turn = lambda n: SimpleNamespace(prompt_ids=[0], ids=[n])
     batches = [[SimpleNamespace(actions=[turn(10 * b + n)]) for n in range(8)] for b in range(4)]
     args = SimpleNamespace(in_order=in_order, steps=4, minibatches=1, questions=2, group_size=4, seed=0,

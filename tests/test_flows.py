@@ -3,6 +3,7 @@
 The page is opened in a headless Chromium where there is one: CHROMIUM names it, or else it is looked for.
 """
 import base64
+import contextlib
 import csv
 import hashlib
 import json
@@ -23,17 +24,18 @@ from test_solve import CALL, GO_ON, PLAN, Cast, doubling
 from test_train import command, even_is_right, jsonl, words, wordy
 
 import solve
-import train
 from experiments import curves, flows
 from experiments.runs import ROOT
 from fast import logps
 from flow_grpo import log_probs
 from logbook import ratios
+from logbook import run as run_module
 from logbook.log import Log
 from memory import Memory, Step
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.questions import Question
+from scale.passes import Passes
 from world.services import Failed
 
 NAMES = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge"
@@ -103,10 +105,9 @@ def test_the_log_ratios_are_the_difference_of_the_log_probs_and_only_of_one_grou
         return token_logps(*args)
 
     scoring = logps.scoring(log_probs, policy.model) | {"token_logps": without_gradient}
-    add = ratios.score_sample(policy, flows, [0, 0, 1, 1, 2, 2], A, 0.7, 16, **scoring)
-    with torch.no_grad():
+    passes = Passes(policy.model, None, token_budget=16, **scoring)
+    with ratios.log_ratios(policy, flows, [0, 0, 1, 1, 2, 2], A, 0.7, passes), torch.no_grad():
         policy.model.lm_head.weight.add_(torch.randn_like(policy.model.lm_head.weight) / 10)
-    add()
     noted = [output.get("log_ratios") for flow in flows for output in flow.outputs]
     assert [noted[i] for i in (0, 1, 4, 6, 7)] == [None] * 5
     for one, new, old in zip([noted[i] for i in (2, 3, 5)], apart(), before, strict=True):
@@ -119,8 +120,9 @@ def test_scoring_the_sample_draws_no_random_number_and_changes_no_mode_and_no_gr
                      [p.grad for p in policy.model.parameters()])
     before = state()
     flows = [acted(([5, 6], [7, 8])), acted(([5, 6], [9]))]
-    scoring = logps.scoring(log_probs, policy.model)
-    ratios.score_sample(policy, flows, [0, 0], torch.tensor([1.0, -1]), 0.7, 16, **scoring)()
+    passes = Passes(policy.model, None, token_budget=16, **logps.scoring(log_probs, policy.model))
+    with ratios.log_ratios(policy, flows, [0, 0], torch.tensor([1.0, -1]), 0.7, passes):
+        pass
     assert state() == before and flows[0].outputs[0]["log_ratios"]
 
 
@@ -157,7 +159,7 @@ def test_a_run_of_train_py_keeps_log_ratios_and_learns_the_same_without(tmp_path
     jsonl(tmp_path / "data.jsonl", *"abcde")
     settings = dict(steps=2, valid=None, test=None, max_turns=1)
     command(*words("with", **settings))
-    monkeypatch.setattr(train, "score_sample", lambda *args, **scoring: lambda: None)
+    monkeypatch.setattr(run_module, "log_ratios", lambda *args: contextlib.nullcontext())
     command(*words("without", **settings))
     for name in ("log.csv", "step-2/model.safetensors"):
         assert (tmp_path / "with" / name).read_bytes() == (tmp_path / "without" / name).read_bytes()

@@ -23,9 +23,10 @@ from logbook import checkpoints
 from models.local import sampling_mode
 from scale import ranks, sharding
 from scale.masters import local
+from scale.passes import Passes
 
 SHARES = [range(0, 1), range(1, 7)]  # rollouts of the two ranks: the first has far fewer micro-batches
-SETTINGS = dict(temperature=T, token_budget=30, beta=0.1, max_grad_norm=1e6)
+SETTINGS = dict(temperature=T, beta=0.1, max_grad_norm=1e6)
 OFTEN = dict(minibatches=2)  # with old log-probs of a forward pass of their own
 KINDS = [(torch.float64, False), (torch.float64, True), (torch.bfloat16, False), (torch.bfloat16, True)]
 
@@ -68,9 +69,10 @@ def learn(part, fault=None, **settings):
     optimizer = Recorder(model)
     if fault:
         fault(model, reference)
+    passes = Passes(model, reference, token_budget=30, **scoring)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Out of memory: from here on ...
-        report = update(model, reference, optimizer, *part, **SETTINGS | scoring | settings)
+        report = update(passes, optimizer, *part, **SETTINGS | settings)
     return optimizer.gradients, report
 
 
