@@ -3,7 +3,7 @@
     python bench/mutate.py                                         flow_grpo and the parsers: no survivor
     python bench/mutate.py flow_grpo.loss flow_grpo.split          only these functions
     python bench/mutate.py train --limit 50 --seed 1 --jobs 2      50 of its mutants, drawn by chance
-    python bench/mutate.py logbook/checkpoints                     a file of a room
+    python bench/mutate.py scale/checkpoints                       a file of a room
 
 The changes are made on the syntax tree, so no source line is quoted and neither layout nor new names break
 anything: another comparison or operator, a dropped term, condition, argument, element, method, statement or
@@ -60,10 +60,10 @@ TARGETS = {
               ["tests/test_tools.py", "tests/test_solve.py"]),
     "solve": (["rollout", "prompt_of", "call_engine"], ["tests/test_solve.py", "tests/test_server.py"]),
     "train": (["train", "questions_of", "graded_rollouts", "with_outcome", "local_actions"], TRAIN),
-    "cli/command_line": (["settle_train", "resumed", "settle_engines"],
-                         ["tests/test_command_line.py", *TRAIN]),
-    "logbook/run": ([], TRAIN),
-    "logbook/checkpoints": ([], TRAIN),
+    "scale/command_line": (["settle_train", "resumed", "settle_engines"],
+                           ["tests/test_command_line.py", *TRAIN]),
+    "scale/run": ([], TRAIN),
+    "scale/checkpoints": ([], TRAIN),
     "scale/adapters": ([], [*TRAIN, "-k", "adapter or lora"]),
 }
 

@@ -104,8 +104,8 @@ def any_rank(flag):
 
 
 def check():
-    """Raises Elsewhere if another rank has failed since the last collective. A rank that fails reports it in
-    place of its own next check(), wherever the others are (in_memory() in batches.py)."""
+    """Elsewhere if a rank has failed since the last collective. A rank that fails says so in place of its own
+    next check(), wherever the others are (in_memory() in batches.py)."""
     if any_rank(False):
         raise Elsewhere("another process ran out of memory")
 

@@ -14,9 +14,9 @@ is. Whole weights exist only while they are gathered, so that generate() runs on
 finish their rollouts at different times.
 
 The ranks must go through an update in lock-step, because every layer of every micro-batch is gathered from
-all of them. in_memory() (batches.py) gives a rank without micro-batches an empty one of weight 0. If one rank
-runs out of memory, no other may wait for it in a collective: so before each collective the hosts tell each
-other, by check(), whether a rank has failed since the last one.
+all of them. in_memory() (batches.py) gives a rank that has no micro-batch left one of weight 0. And if one
+rank runs out of memory, wherever that happens, no other may wait for it in a collective: each collective
+begins with a word between the hosts, check(), whether a rank has failed since the last one.
 
 What must be whole in the rollouts anyway is not sharded, because the shard would need memory on top. So with
 adapters the base and the adapters are whole on each rank, and add_up_gradients() sums the gradients. A frozen
