@@ -4,7 +4,7 @@
     python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and memory plan, and prints them
     python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
     python train.py --resume runs/toy-seed0             goes on where a run stopped
-    python train.py --plain                             exactly what these nine scripts say, without fast/: slower
+    python train.py --plain                             what the nine scripts say, without fast/: slower
 
 Each step takes `--questions` questions and runs each of them `--group-size` times through the flow
 (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0.

@@ -3,12 +3,12 @@
     policy, frozen = adapted(load_engine("Qwen/Qwen2.5-7B-Instruct"), rank=32)
     policy = load("runs/Qwen2.5-7B-Instruct-seed0/best")
 
-A layer computes W x + B A x. A and B, of rank r, are trained; W is not. So one copy of a 7B serves for
-everything: with its adapters it is the policy, without them it is π_ref and all fixed modules.
+A layer computes W x + B A x. A and B, of rank r, are trained; W is not. So one copy of a 7B plays
+every part: with its adapters it is the policy, without them it is π_ref and all fixed modules.
 
 A checkpoint holds the policy twice. The folder itself is the merged model, W + B A rounded to W's dtype: it
 needs neither peft nor the base model. adapters/ holds A and B in float32, in peft's format: with the base
-model they are exactly the policy that was trained and graded on --valid, so load() prefers them.
+model they are exactly the policy that was trained and evaluated on --valid, so load() prefers them.
 """
 import json
 import os

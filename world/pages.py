@@ -92,7 +92,7 @@ UNICAST = ipaddress.ip_network("2000::/3")
 
 
 def public(address: str) -> bool:
-    """Is it an address of the public internet? An IPv6 address that contains an IPv4 address is not."""
+    """True for an address of the public internet. An IPv6 address that contains an IPv4 address is not."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
