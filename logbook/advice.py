@@ -63,12 +63,12 @@ def flat_steps(rows, rollouts, temperature):
 def poisoned(row, args):
     """Why the last steps had no usable gradient, and what to change. row: of the last step."""
     if row["failed"] and not row["skipped"]:
-        return "no rollout of the last steps came to an end. Begin anew with a smaller --max-new-tokens."
+        return "no rollout of the last steps came to an end. Start a new run with a smaller --max-new-tokens."
     change = f"a lower --lr than {args.lr:g}"
     if args.temperature < 0.2:
         change = f"a higher --temperature than {args.temperature}"
     return ("the last steps taught nothing: their gradients were not finite or far too large. "
-            f"Begin anew with {change}.")
+            f"Start a new run with {change}.")
 
 
 def smaller_budget(before, after):

@@ -41,7 +41,7 @@ def training_run(args, policy, optimizer, state):
             try:
                 yield run
             except Down as why:
-                why = run.stop(f"{why}, after step {run.step}.", "Mend that, then go on")
+                why = run.stop(f"{why}, after step {run.step}.", "Fix that, then go on")
                 raise SystemExit(f"train.py: {why}")
             run.end()
             ranks.wait()  # until no rank needs this one any more
@@ -51,7 +51,7 @@ def training_run(args, policy, optimizer, state):
     except MemoryError as why:
         raise SystemExit(f"train.py: {why}: {advice.MEMORY}")
     except OSError as why:
-        cure = "Free some disk" if why.errno in FULL else "Mend that"
+        cure = "Free some disk" if why.errno in FULL else "Fix that"
         raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is "
                          f"untouched. {cure}, then --resume.")
     if log.unprintable:
@@ -122,7 +122,7 @@ class Run:
         say(f"calls   {calls_line(metrics)}" if name == "test" or self.step == 0 else "")
         say(advice.failures(rollouts))
         if metrics["failed"] == len(rollouts):
-            why = self.stop(f"no rollout of {name} ended.", "Mend that, then go on")
+            why = self.stop(f"no rollout of {name} ended.", "Fix that, then go on")
             raise SystemExit(f"train.py: {why}")
         say(advice.unparsed(rollouts) if self.step == 0 else "")
         say(laps.table(f"{name} after step {self.step}"))

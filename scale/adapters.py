@@ -26,7 +26,7 @@ from world.places import located, missing, portable
 from world.services import is_server
 from world.text import printable
 
-DAMAGED = "{} is damaged: remove it, then --resume goes on from the one before"  # a checkpoint
+DAMAGED = "{} is damaged: remove it, then --resume continues from the one before"  # a checkpoint
 
 
 class Policy(HF):

@@ -498,7 +498,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_serves(whole, capsys):
     (file,) = Path("damaged/step-4/trainer").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
     assert command("train.py", "--resume", "damaged") == 2
-    sentence = "step-4 is damaged: remove it, then --resume goes on from the one before"
+    sentence = "step-4 is damaged: remove it, then --resume continues from the one before"
     assert sentence in capsys.readouterr().err
     shutil.rmtree("damaged/step-4")
     assert everything(resume("damaged")) == everything(whole)
@@ -608,7 +608,7 @@ def test_a_server_that_is_down_ends_the_run(whole, tmp_path, monkeypatch, call, 
     with monkeypatch.context() as patch:
         rollouts_with(patch, call=call, failed=down)
         code = command(*words(tmp_path / "run"))
-    sentence = f"{number} of {number} rollouts did not come to an end ({down}), after step {step}. Mend that"
+    sentence = f"{number} of {number} rollouts did not come to an end ({down}), after step {step}. Fix that"
     assert code.startswith(f"train.py: {sentence}, then go on with: ")
     assert everything(resume(tmp_path / "run")) == everything(whole)
 
@@ -650,7 +650,7 @@ def test_gradients_that_stay_useless_end_the_run_with_advice(tmp_path, monkeypat
     monkeypatch.setattr(train, "advantages", lambda R, groups: (torch.ones(len(R)), 0))
     code = command(*words(tmp_path / "run", steps=9, every=9, temperature=temperature))
     assert code.startswith("train.py: the last steps taught nothing: their gradients were not finite or far")
-    assert f" too large. Begin anew with {change}" in code
+    assert f" too large. Start a new run with {change}" in code
     assert steps_of(tmp_path / "run") == ["step-3"]
 
 
@@ -673,7 +673,7 @@ def test_a_model_that_writes_no_plan_is_called_so_and_no_update_is_run(tmp_path,
 
 def test_a_run_of_which_no_first_rollout_comes_to_an_end_stops_there(tmp_path, monkeypatch, capsys):
     rollouts_with(monkeypatch, call=0, failed=f"planner: {TOO_LONG}")
-    assert command(*words(tmp_path / "run")).startswith("train.py: no rollout of test ended. Mend that")
+    assert command(*words(tmp_path / "run")).startswith("train.py: no rollout of test ended. Fix that")
     assert f"failed 2 times: planner: {TOO_LONG}" in capsys.readouterr().out
 
 

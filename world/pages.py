@@ -229,7 +229,7 @@ def decoded(body: bytes, details: str) -> str:
 
 
 # ------------------------------------------------------------ text
-# Each piece of markup ends at its closing mark, or else at the end of the page, and the search goes on from
+# Each piece of markup ends at its closing mark, or else at the end of the page, and the search continues from
 # there. So no page makes us read a character twice. html.parser, and most regular expressions for whole tags,
 # read an unfinished tag again from each of its characters.
 MARKUP = re.compile(r"""<!--(?:-?>|.*?(?:-->|\Z))            # a comment
