@@ -56,8 +56,7 @@ def before_imports(args, tools):
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
     check_files(args)
-    if {"python_coder", "web_search"} <= set(tools) and not args.allow_unconfined:
-        refuse_unconfined()
+    check_confinement(args, tools)
     gc.disable()  # imports make a million objects and no garbage: looking for it takes a fifth of their time
 
 
@@ -93,10 +92,12 @@ def check_files(args):
             tables.load(name, args.benchmark_dir, args.limit)  # ValueError if its file is not there
 
 
-def refuse_unconfined():
+def check_confinement(args, tools):
     """ValueError if nothing keeps python_coder from the user's files. With web_search, a page could then
     persuade the model to read a key and to send it away, in the address of the next page. A sandbox that does
     not start is refused, too: if it starts later, what it protects has not been checked."""
+    if args.allow_unconfined or not {"python_coder", "web_search"} <= set(tools):
+        return
     if any(words in protection() for words in ("read your files", "does not run here")):
         raise ValueError(f"{protection().rstrip('.')}. A web page could make the model read your files by it "
                          "and send them away by web_search: leave one of the two out of --tools, or give "

@@ -36,7 +36,7 @@ from test_train import (
 import flow_grpo
 import solve
 from cli.command_line import TOY
-from fast import head, logps, trees, upcast
+from fast import head, logps, sampling, trees, upcast
 from flow_grpo import Action
 from models import batches, local
 from models.loading import load_engine
@@ -129,7 +129,7 @@ def test_a_model_is_moved_in_place_so_that_tied_weights_stay_tied(gpu):
 PLANTED = {  # the module and the function that it calls, what stands there, and the fault
     "advantages on the CPU": (flow_grpo, "update", ".to(logp.device)   #", "   #"),
     "tokens on the CPU": (trees, "layout", "x.to(model.device)", "x"),
-    "random numbers on the CPU": (local, "sample", ".to(ids.device, wide)", ".to(wide)"),
+    "random numbers on the CPU": (sampling, "sample", ".to(ids.device, wide)", ".to(wide)"),
     "tokens to try the head on the CPU": (head, "is_linear", ", device=model.device", ""),
     "numpy": (report, "measure", "ratio.min().item()", "ratio.min().numpy().item()"),
     "two devices in a report": (report, "measure", ", device=logp.device)", ")"),
