@@ -38,7 +38,7 @@ KEYS = {"name": "tool", "parameters": "arguments"}  # keys that Qwen and Llama w
 @dataclass
 class Call:
     tool: str
-    arguments: dict[str, str]
+    arguments: dict[str, object]  # literals; tools.check() refuses all but strings
 
     def __str__(self):
         return f"{self.tool}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
@@ -75,8 +75,10 @@ def parse(text, name, tool):
 def read(source, names):
     """(tool name, {argument: value}) of a text that is one call and nothing else; otherwise an exception."""
     called, arguments = read_json(source) if source.startswith("{") else read_python(source, names)
-    for key, value in arguments.items():  # memory shows them as text, so what cannot become text fails now:
-        f"{key} {value}".encode()  # half of a surrogate pair, a number of 5 000 digits, too deep a list
+    # Memory shows the arguments as text. What cannot become text raises here: half of a surrogate pair, a
+    # number of 5 000 digits, a list that is too deep.
+    for key, value in arguments.items():
+        f"{key} {value}".encode()
     return called, arguments
 
 

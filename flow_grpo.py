@@ -17,7 +17,7 @@ the group as its baseline. The ratio and the clip matter from the second mini-ba
 
 objective() is eq. 5 in plain loops, to be read and to test against. Training takes four functions, in the
 order of the algorithm: advantages() -> token_logps() -> loss() -> update(). They see token ids, a number for
-each rollout and two language models, and know nothing of agents. No text comes here. token_logps() is the
+each rollout and two language models, and know nothing of agents or text. token_logps() is the
 definition; fast/logps.py computes the same numbers in less time and memory, and train.py uses it unless
 --plain is given. What large models and several GPUs need wraps update()'s loops: scale/passes.py.
 
@@ -25,17 +25,15 @@ Dropped, on purpose:
   * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
-The paper gives β = 0.001; its ε' is ε, without a value. Taken from the released code: ε = 0.2 below and
-ε' = 0.3 above and, where the paper is silent, the k3 estimate of the KL (each token weighs as much as in the
-gain), 1e-6 added to the std. Different from that code: the default is the three nested means of eq. 5; there,
-every token of the batch weighs the same (token_mean=True).
+The paper gives β = 0.001; it uses one ε for both sides, without a value. Taken from the released code:
+ε = 0.2 below and ε' = 0.3 above and, where the paper is silent, the k3 estimate of the KL (each token weighs
+as much as in the gain), 1e-6 added to the std. Different from that code: the default is the three nested
+means of eq. 5; there, every token of the batch weighs the same (token_mean=True).
 
 Why may every turn get the same advantage? Appendix B of the paper rewrites the sum over rollouts as a sum
 over the visited states, each with weight 1/T_i: single-turn updates optimise exactly the multi-turn
 objective. But this does not find out which turn earned the reward: a bad turn in a rollout that ended well
-becomes likelier, too, and only the average over many rollouts corrects this. The appendix says nothing about
-the variance of the gradient. For the states that a changed policy will visit it refers to the bound of trust
-regions, which the clip, as it says, does not strictly keep.
+becomes likelier, too, and only the average over many rollouts corrects this.
 """
 import math
 from collections import Counter
@@ -145,9 +143,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
     Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the
     clip removes it where the policy has already moved far enough in the direction of A. The value of the loss
-    does not measure learning: at ρ = 1 it is -1/N Σ_i A_i = 0 (plus the KL), whatever the rewards were. The
-    value of k3 estimates KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ): another path to the
-    same minimum.
+    does not measure learning: at ρ = 1, with whole groups, it is -1/N Σ_i A_i = 0 (plus the KL) for any
+    rewards. The value of k3 estimates KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ): another
+    path to the same minimum.
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ
@@ -180,7 +178,7 @@ def check(actions, num_flows, temperature):
     if not all(a.prompt_ids for a in actions):
         raise ValueError("an action without a prompt: nothing predicts its first token")
     if temperature <= 0:
-        raise ValueError("temperature must be > 0: a greedy planner is no distribution that can be trained")
+        raise ValueError("temperature must be > 0: a greedy planner has no distribution to train")
 
 
 def ready_to_update(model, reference=None):
@@ -201,7 +199,9 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
            minibatches=1, max_grad_norm=1.0, token_mean=False, seed=0):
     """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
-    passes: Passes(model, reference, token_logps, ...), which computes the log-probs (scale/passes.py).
+    passes: Passes(model, reference, token_logps, ...), which computes the log-probs (scale/passes.py). Its
+    micro_batches() empties .grad and yields an attempt for each micro-batch: `with attempt as batch`. If
+    memory runs out inside, the error ends there, and the same actions come again in smaller batches.
     actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.flow.
     groups: the group of each rollout, (N,), or None: split() keeps a group in one mini-batch where it can.
     This decides which rollouts share an optimiser step, and not the objective of the batch.
@@ -211,7 +211,7 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
     mini-batch needs no such pass: there logp.detach() is the old log-prob, and ρ is exactly 1. Nor does a
     rollout with A = 0, whose gain is 0 at any ρ.
     With several GPUs each process brings its part of the rollouts. Counts and gradients are summed over the
-    processes, so the objective is that of the joint batch. The model leaves in eval mode, ready to sample.
+    processes, so the objective is that of the joint batch. The model is left in eval mode, ready to sample.
     """
     A, turns = torch.as_tensor(advantages).tolist(), Counter(a.flow for a in actions)       # A_i, T_i
     model, beta = passes.model, beta if passes.reference is not None else 0
@@ -236,8 +236,8 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
                     a.old = logp                                                            # (|a|,)
 
     for part in parts:
-        for attempt in passes.micro_batches(part):
-            with attempt as batch:      # if memory is short in here, the mini-batch begins again, in halves
+        for attempt in passes.micro_batches(part):                          # .grad is empty now
+            with attempt as batch:
                 logp_ref = passes.reference_logps(batch, temperature) if beta else None     # (K,)
                 logp     = passes.policy_logps(batch, temperature)                          # (K,)
                 logp_old = old_logps(batch, logp)                                           # (K,)
@@ -246,13 +246,13 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
                 minus_J, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip, beta)
                 minus_J.backward()                                          # adds to .grad
                 report.micro_batch(batch, minus_J, logp, ratio, kl, adv, weight, clip)
-            logp = minus_J = None       # or a failed attempt's graph would stay in memory during the next one
+            logp = minus_J = None       # or the graph of a failed attempt would stay in memory
 
         value = passes.add_up()                                 # of all processes: .grad, and the loss
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # One bad mini-batch must not end the run; a norm of nan is not below the limit either.
         skipped = not (math.isfinite(value) and norm < EXPLODED * max_grad_norm)
-        step = norm > 0 and not skipped             # at a norm of 0 the optimizer's momentum would move it
+        step = norm > 0 and not skipped             # at a norm of 0, momentum would move the weights
         if step:
             optimizer.step()
         report.mini_batch(norm, skipped, step)

@@ -2,7 +2,7 @@
 
 After the verifier's STOP, or after the last turn, the generator reads the question, the analysis and the
 final memory M^T. It sums up in a sentence or two how the answer was found, and writes the answer itself
-between <answer> tags. Only the text between the last pair of tags is graded.
+between <answer> tags. The text between the last pair of tags is graded, or all of it if there are none.
 """
 
 import re

@@ -31,7 +31,7 @@ class Step:
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
     error: bool = False  # a tool-calling error: plan or call not parsed, or the result starts with "Error:"
-    verdict: str = ""  # STOP or CONTINUE; "" before the verifier has read the step
+    verdict: str = ""  # STOP or CONTINUE; "" before the verifier reads the step. A parse error is CONTINUE
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
     def render(self):

@@ -86,7 +86,7 @@ class Flow:
     undecided: bool = False  # no outcome either: neither rules nor judge could tell if the answer is right
     answer: str = ""
     reward: float = 0.0  # R(o), 1 or 0, one for the whole rollout
-    seconds: float = 0.0  # of its batch, divided by the number of rollouts, and those of a judge
+    seconds: float = 0.0  # its share of the batch's time, plus the judge's
     printed: int = 0  # lines of its trace that have been printed, see print_trace()
 
     def add_output(self, turn, module, text, tokens, seconds):
@@ -143,8 +143,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
             watch(flows, turn, module)
         engine = engines.get(module, engines["analysis"])
         settings = sampled if module == "planner" else greedy
-        prompt = lambda flow, budget: prompt_of(module, tools, flow, budget)
-        return call_engine(engine, live, turn, module, prompt, **settings)
+        return call_engine(engine, live, turn, module, tools, **settings)
 
     def base_generator(queries):
         """The engine behind the one tool that needs one."""
@@ -204,17 +203,18 @@ def prompt_of(module, tools, flow, budget):
     return STATE_READERS[module].prompt(question, tools, analysis, flow.memory.render(budget))
 
 
-def call_engine(engine, flows, turn, module, prompt, **settings):
+def call_engine(engine, flows, turn, module, tools, **settings):
     """One batched call of an engine: [(flow, Completion)], without the flows that fail.
 
-    A prompt(flow, budget) that does not fit the model is made again with less memory. A flow fails if its
-    prompt never fits, or if the engine gives another error. settings: temperature and max_new_tokens.
+    A prompt that does not fit the model is made again with less memory. A flow fails if its prompt never
+    fits, or if the engine gives another error. settings: temperature and max_new_tokens.
     """
     completions, waiting = {}, range(len(flows))
     start = time.perf_counter()
     for budget in BUDGETS:
         if waiting:
-            completions |= zip(waiting, engine([prompt(flows[i], budget) for i in waiting], **settings))
+            prompts = [prompt_of(module, tools, flows[i], budget) for i in waiting]
+            completions |= zip(waiting, engine(prompts, **settings))
             waiting = [i for i in waiting if completions[i].error == TOO_LONG]
     seconds = time.perf_counter() - start
     for i, flow in enumerate(flows):
@@ -254,9 +254,9 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
 
     watch, settings: of rollout(). Without watch there is a progress bar.
     """
-    with nullcontext(watch) if watch else Progress(len(questions)) as watch:
-        flows = rollout(questions, policy, fixed, tools, watch=watch, **settings)
-        watch(flows, 0, "grade")
+    with nullcontext(watch) if watch else Progress(len(questions)) as shown:
+        flows = rollout(questions, policy, fixed, tools, watch=shown, **settings)
+        shown(flows, 0, "grade")
         grade(flows, judge)
     return summary(flows), flows
 

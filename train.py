@@ -12,8 +12,8 @@ Compared with the other rewards of its question, the reward becomes the advantag
 flow_grpo.update() then changes the planner. A frozen copy of the model plays all other modules and is π_ref.
 
 All random numbers of step n come from (seed, n), so a run that is stopped and resumed ends as if it had never
-been stopped. What else a training run needs has rooms: cli/ (flags, the first lines of a run), logbook/ (the
-run's folder, resuming, Ctrl-C), scale/ (the memory plan, several GPUs).
+been stopped. What else a training run needs: cli/ (flags, the first lines of a run), logbook/ (the run's
+folder, resuming, Ctrl-C), scale/ (the memory plan, several GPUs).
 """
 import math
 import random
@@ -48,8 +48,7 @@ from scale.passes import Passes
 
 def train(args, cast, reference, optimizer, train_questions, valid, test, state):
     """The whole run. cast: (the engine that is trained, {module: engine} for the others, tools, judge);
-    reference: the engine of π_ref, or None; state: how far the checkpoint is that the run resumes from, or
-    None."""
+    reference: the engine of π_ref, or None; state: of the checkpoint to resume from, or None."""
     policy, _, tools, _ = cast
     models = policy.model, reference and reference.model
     # How log-probs are computed: as flow_grpo.py says, or with the same result in less time and memory.
@@ -60,7 +59,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
         if run.step == 0 and (test or valid):  # what the untrained planner can do
             evaluate(run, cast, "test" if test else "valid", test or valid)
         if run.due() and valid and not run.log.evaluated("valid", run.step):
-            validate_and_save(run, cast, valid)  # resumed, and stopped before it did this
+            validate_and_save(run, cast, valid)  # a resumed run that was stopped before its validation
 
         for step in run.steps():
             seed = args.seed * 1_000_003 + step
@@ -139,7 +138,8 @@ def local_actions(usable, groups, number):
 
 
 def evaluate(run, cast, name, questions):
-    """The accuracy on the questions of `name`, valid or test: one rollout each. It is logged, too."""
+    """The accuracy on the questions of `name`, valid or test: one rollout each, sampled as in training. It is
+    logged, too."""
     return run.log_evaluation(name, graded_rollouts(run.args, cast, questions, 1, run.args.seed))
 
 
