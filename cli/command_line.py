@@ -94,7 +94,8 @@ def check_files(args, toolset):
         for name in tables.names(args.benchmark):
             tables.load(name, args.benchmark_dir, args.limit)  # ValueError if its file is not there
     tools = toolset.toolbox(args.tools, args.corpus)  # it keeps the index of the corpus for later
-    if {"python_coder", "web_search"} <= set(tools) and not args.allow_unconfined:
+    reads_web = "web_search" in tools and tools["web_search"].from_web  # and not only pages of the corpus
+    if "python_coder" in tools and reads_web and not args.allow_unconfined:
         refuse_unconfined()
 
 
@@ -167,8 +168,8 @@ def add_engines(parser):
         rare(f"--{module}", f"another model for the {module} alone; None: --fixed")
     add("--judge", "model that grades what the rules cannot read, or none; None: --fixed, for the toy none")
     add("--tools", "tools to choose from, as in a,b; None: as --model was trained, or all", nargs="+")
-    add("--corpus", "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; "
-                    "None: as --tools, or wikipedia:en")
+    add("--corpus", "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; if lines "
+                    "have a url too, web_search reads these pages alone; None: as --tools, or wikipedia:en")
     rare("--allow-unconfined", "web_search and python_coder together where nothing protects your files",
          action="store_true")
     rare("--cache", "SQLite file that keeps answers of the web and verdicts of the judge")
