@@ -30,6 +30,7 @@ from world.sandbox import protection
 from world.services import is_server
 
 TOY = Path(__file__).parents[1] / "toy"
+HOPS = TOY / "hops"  # the second toy, in which the right tool depends on memory
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
 MODULES = ("fixed", "executor", "verifier", "generator")
 MOST_TURNS = 1000  # of a rollout; a model that never stops would go on for days
@@ -41,12 +42,19 @@ OF_THIS_START = {"resume", "profile", "allow_unconfined"}  # flags that --resume
 FOR_PAPER = {"lr": None, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "every": 5,
              "keep": 2, "data": "nq+deepmath", "valid": None, "test": None}
 FOR_TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10}
-FOR_TOY |= {name: str(TOY / f"{file}.jsonl") for name, file in
-            (("data", "train"), ("valid", "valid"), ("test", "test"))}
+FOR_HOPS = FOR_TOY | {"lr": 4e-4, "steps": 150, "max_turns": 5}
+for defaults, folder in ((FOR_TOY, TOY), (FOR_HOPS, HOPS)):
+    defaults |= {name: str(folder / f"{file}.jsonl") for name, file in
+                 (("data", "train"), ("valid", "valid"), ("test", "test"))}
 
 
 def is_toy(model):
-    return Path(model).resolve() == TOY.resolve()
+    return Path(model).resolve() in (TOY.resolve(), HOPS.resolve())
+
+
+def train_defaults(model):
+    """The defaults of train.py for this model."""
+    return {TOY.resolve(): FOR_TOY, HOPS.resolve(): FOR_HOPS}.get(Path(model).resolve(), FOR_PAPER)
 
 
 def before_imports(arguments, toolset):
@@ -295,7 +303,7 @@ def train_arguments(tool_names):
 def settle_train(args, tool_names):
     """Fill in the defaults of the toy or of the paper. ValueError if the settings cannot work."""
     other_data = args.data is not None  # then the toy's validation and test questions are not the default
-    for name, value in (FOR_TOY if is_toy(args.model) else FOR_PAPER).items():
+    for name, value in train_defaults(args.model).items():
         if getattr(args, name) is None and not (other_data and name in ("valid", "test")):
             setattr(args, name, value)
     check_numbers(args)
