@@ -15,10 +15,11 @@ With one mini-batch a step, the default of real models, π_θ is still π_θold 
 and the clip never acts. What remains is ∇J = E [ three means of A_i ∇log π ] - β ∇KL: REINFORCE, with
 the group as its baseline. The ratio and the clip matter from the second mini-batch on.
 
-Four functions, in the order of the algorithm: advantages() -> token_logps() -> loss() -> update(). They see
-token ids, a number for each rollout and two language models, and know nothing of agents. No text comes here.
-token_logps() is the definition. fast/logps.py has the same numbers in less time and memory, and train.py uses
-it, unless --plain is given. What large models and several GPUs need is in scale/passes.py.
+objective() is eq. 5 in plain loops, to be read and to test against. Training takes four functions, in the
+order of the algorithm: advantages() -> token_logps() -> loss() -> update(). They see token ids, a number for
+each rollout and two language models, and know nothing of agents. No text comes here. token_logps() is the
+definition; fast/logps.py computes the same numbers in less time and memory, and train.py uses it unless
+--plain is given. What large models and several GPUs need wraps update()'s loops: scale/passes.py.
 
 Dropped, on purpose:
   * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
@@ -38,16 +39,10 @@ regions, which the clip, as it says, does not strictly keep.
 """
 import math
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-
-from models.batches import by_length
-from scale.laps import lap
-from scale.passes import Passes
-from scale.report import measure
 
 EXPLODED = 1000     # times max_grad_norm: one token dominates a gradient so large, and its step is skipped
 
@@ -59,7 +54,8 @@ class Action:
     ids: list[int]          # a^t with its stop token, which a plan cut at the token limit does not have
     flow: int               # the number of its rollout, 0 .. N-1
     logps: list[float] = field(default_factory=list)    # log π of ids when they were sampled: only reported
-    A: float = 0.0          # A_i of its rollout: update() sets this and the next, on a copy of its own
+    A: float = 0.0          # A_i of its rollout: update() sets this and the next two, on a copy of its own
+    weight: float = 0.0     # of each of its tokens: token_weight()
     old: torch.Tensor | None = None     # log π_θold of ids, (|a|,)
 
 
@@ -85,6 +81,23 @@ def advantages(rewards, groups):
     return A, flat
 
 
+def objective(rollouts, A, clip, beta):
+    """J of eq. 5, term by term -> (). What training computes must agree with it; the tests compare the two.
+
+    rollouts[i][t][j]: log π_θ, log π_θold and log π_ref of token j of turn t of rollout i, each a tensor ().
+    A: A_i of each rollout. clip: (ε, ε')."""
+    J, N, (low, high) = 0.0, len(rollouts), clip        # N: the rollouts of all questions, so 1/N is E_q 1/G
+    for turns, A_i in zip(rollouts, A):                                     # 1/N Σ_i
+        for tokens in turns:                                                # 1/T_i Σ_t
+            for logp, logp_old, logp_ref in tokens:                         # 1/|a| Σ_j
+                ratio   = (logp - logp_old).exp()                           # ρ
+                clipped = min(max(ratio, 1 - low), 1 + high)                # clip(ρ, 1-ε, 1+ε')
+                gain    = min(ratio * A_i, clipped * A_i)
+                kl      = (logp_ref - logp).exp() - (logp_ref - logp) - 1   # KL (k3)
+                J       = J + (gain - beta * kl) / N / len(turns) / len(tokens)
+    return J
+
+
 def token_logps(model, actions, temperature):
     """log π(a_j | s, a_<j) of every action token: (K,) float32, one action after the other, K = Σ |a|.
 
@@ -105,21 +118,15 @@ def log_probs(logits, y, temperature):
     return logps.gather(-1, y[:, None]).squeeze(-1)                         # (K,)
 
 
-def reference_logps(token_logps, reference, model, actions, temperature):
-    """log π_ref of the same tokens, on the policy's device. `reference is model`: with its adapters off."""
-    with torch.no_grad(), model.disable_adapter() if reference is model else nullcontext():
-        return token_logps(reference, actions, temperature).to(model.device)
+def token_weight(action, T, N, num_tokens=None):
+    """The three nested means of eq. 5 as the weight of each token of one action: 1/N * 1/T_i * 1/|a|.
 
-
-def micro_batches(actions, budget):
-    """[(micro-batch, its tokens)]: actions of similar length, at most `budget` tokens unless one has more.
-
-    The gradients of micro-batches add up, so how a mini-batch is cut changes memory and nothing else."""
-    return by_length(actions, budget, lambda a: len(a.prompt_ids) + len(a.ids))
-
-
-# The arguments of update() that decide how log-probs are computed; fast/logps.py has others.
-PLAIN = dict(token_logps=token_logps, micro_batches=micro_batches)
+    1/N stands for both the mean over questions and the mean over the G rollouts of each. So every rollout
+    weighs the same, and a group that has lost a rollout weighs less than a whole one. T: the turns of this
+    rollout. With num_tokens every token weighs 1/num_tokens instead. N and num_tokens count the whole
+    mini-batch, so the losses of its micro-batches add up to its loss.
+    """
+    return 1 / num_tokens if num_tokens else 1 / (N * T * len(action.ids))
 
 
 def per_token(actions, values):
@@ -127,20 +134,13 @@ def per_token(actions, values):
     return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])
 
 
-def token_weights(actions, turns, num_flows, num_tokens=None):
-    """The three nested means of eq. 5 as one weight for each token, (K,): 1/N * 1/T_i * 1/|a|.
-
-    1/N stands for both the mean over questions and the mean over the G rollouts of each. So every rollout
-    weighs the same, and a group that has lost a rollout weighs less than a whole one. turns: T_i of each
-    rollout. With num_tokens every token weighs 1/num_tokens instead. N and num_tokens count the whole
-    mini-batch, so the losses of its micro-batches add up to its loss.
-    """
-    if num_tokens:
-        return per_token(actions, [1 / num_tokens] * len(actions))
-    return per_token(actions, [1 / (num_flows * turns[a.flow] * len(a.ids)) for a in actions])
+def old_logps(actions, logp):
+    """log π_θold of each token, (K,): as noted in Action.old, or else the present log-prob, and ρ is 1."""
+    now = logp.detach().split([len(a.ids) for a in actions])
+    return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
 
 
-def loss(logp, logp_old, logp_ref, A, weight, clip_low, clip_high, beta):
+def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     """-J of eq. 5 for K action tokens -> loss (), ratio (K,), kl (K,). logp_ref=None: no KL.
 
     Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the
@@ -149,8 +149,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip_low, clip_high, beta):
     value of k3 estimates KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ): another path to the
     same minimum.
     """
+    low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)                      # clip(ρ, 1-ε, 1+ε')
+    clipped = ratio.clamp(1 - low, 1 + high)                                # clip(ρ, 1-ε, 1+ε')
     gain    = torch.min(ratio * A, clipped * A)                             # min(ρ A, clip(ρ) A)
     kl      = torch.zeros_like(logp)
     if logp_ref is not None:
@@ -172,30 +173,39 @@ def split(groups, minibatches, seed):
     return [flows[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
 
-def ready_to_update(model):
+def check(actions, num_flows, temperature):
+    """ValueError for what would be a silent mistake in the objective."""
+    if any(not 0 <= a.flow < num_flows for a in actions):
+        raise ValueError(f"an Action.flow is outside 0..{num_flows - 1}: renumber the rollouts that are left")
+    if not all(a.prompt_ids for a in actions):
+        raise ValueError("an action without a prompt: nothing predicts its first token")
+    if temperature <= 0:
+        raise ValueError("temperature must be > 0: a greedy planner is no distribution that can be trained")
+
+
+def ready_to_update(model, reference=None):
     """Dropout off, because the model that is scored must be the one that sampled; gradient checkpointing on.
 
     transformers checkpoints a layer only if the layer's own `training` flag is set, but model.train() would
     also turn on dropout. So all modules are in eval mode, and only the layers to checkpoint get the flag.
     """
+    if reference is not None:
+        reference.eval()
     model.eval()
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
             module.training = True
 
 
-def update(model, reference, optimizer, actions, advantages, groups=None, *, temperature, clip_low=0.2,
-           clip_high=0.3, beta=0.001, minibatches=1, token_budget=16384, max_grad_norm=1.0, token_mean=False,
-           seed=0, token_logps=token_logps, micro_batches=micro_batches):
+def update(passes, optimizer, actions, advantages, groups=None, *, temperature, clip=(0.2, 0.3), beta=0.001,
+           minibatches=1, max_grad_norm=1.0, token_mean=False, seed=0):
     """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
+    passes: Passes(model, reference, token_logps, ...), which computes the log-probs (scale/passes.py).
     actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.flow.
     groups: the group of each rollout, (N,), or None: split() keeps a group in one mini-batch where it can.
     This decides which rollouts share an optimiser step, and not the objective of the batch.
-    reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; or None. With None or
-    beta = 0 there is no KL, and no forward pass for it.
-
-    token_logps, micro_batches: the functions above, or those of fast/logps.py.
+    clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it.
 
     π_θold is the model as it comes in. It scores the later mini-batches before the first step. The first
     mini-batch needs no such pass: there logp.detach() is the old log-prob, and ρ is exactly 1. Nor does a
@@ -204,60 +214,48 @@ def update(model, reference, optimizer, actions, advantages, groups=None, *, tem
     processes, so the objective is that of the joint batch. The model leaves in eval mode, ready to sample.
     """
     A, turns = torch.as_tensor(advantages).tolist(), Counter(a.flow for a in actions)       # A_i, T_i
-    if any(not 0 <= a.flow < len(A) for a in actions):
-        raise ValueError(f"an Action.flow is outside 0..{len(A) - 1}: number the rollouts that are left anew")
-    if not all(a.prompt_ids for a in actions):
-        raise ValueError("an action without a prompt: nothing predicts its first token")
-    if temperature <= 0:
-        raise ValueError("temperature must be > 0: a greedy planner is no distribution that can be trained")
-    beta = beta if reference is not None else 0
-    if beta:
-        reference.eval()
-    ready_to_update(model)
-    passes = Passes(model, reference if beta else None, token_logps, micro_batches, token_budget)
+    model, beta = passes.model, beta if passes.reference is not None else 0
+    check(actions, len(A), temperature)
+    ready_to_update(model, passes.reference)
+    report = passes.begin()
 
-    parts = []                                       # (actions, N, tokens) of each mini-batch
+    parts = []                                                              # the actions of each mini-batch
     for flows in split(range(len(A)) if groups is None else groups, minibatches, seed):
         part = [replace(a, A=A[a.flow]) for a in actions if a.flow in flows and a.ids]
-        counts = passes.total(len(flows), sum(len(a.ids) for a in part))
+        N, tokens = passes.total(len(flows), sum(len(a.ids) for a in part))
+        for a in part:
+            a.weight = token_weight(a, turns[a.flow], N, tokens if token_mean else None)
         # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
-        parts.append(([a for a in part if beta or a.A], *counts))
+        parts.append([a for a in part if beta or a.A])
 
-    def score(batch):
-        """Note log π_θold of one micro-batch."""
-        logps = token_logps(model, batch, temperature)                                      # (K,)
-        for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
-            a.old = logp                                                                    # (|a|,)
+    for part in parts[1:]:                                                  # π_θold, before the first step
+        for attempt in passes.micro_batches([a for a in part if a.A]):
+            with attempt as batch, torch.no_grad():
+                logps = passes.policy_logps(batch, temperature)                             # (K,)
+                for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
+                    a.old = logp                                                            # (|a|,)
 
-    for part, _, _ in parts[1:]:
-        passes.score([a for a in part if a.A], score)
+    for part in parts:
+        for attempt in passes.micro_batches(part):
+            with attempt as batch:      # if memory is short in here, the mini-batch begins again, in halves
+                logp_ref = passes.reference_logps(batch, temperature) if beta else None     # (K,)
+                logp     = passes.policy_logps(batch, temperature)                          # (K,)
+                logp_old = old_logps(batch, logp)                                           # (K,)
+                adv      = per_token(batch, [a.A for a in batch]).to(logp.device)   # the broadcast of A_i
+                weight   = per_token(batch, [a.weight for a in batch]).to(logp.device)
+                minus_J, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip, beta)
+                minus_J.backward()                                          # adds to .grad
+                report.micro_batch(batch, minus_J, logp, ratio, kl, adv, weight, clip)
+            logp = minus_J = None       # or a failed attempt's graph would stay in memory during the next one
 
-    for part, N, tokens in parts:
-        def learn(batch):
-            """Add the gradient of one micro-batch to .grad; return what to report of it."""
-            lap("reference")
-            logp_ref = reference_logps(token_logps, reference, model, batch, temperature) if beta else None
-            lap("forward")
-            logp     = token_logps(model, batch, temperature)                               # (K,)
-            now      = logp.detach().split([len(a.ids) for a in batch])
-            logp_old = torch.cat([new if a.old is None else a.old for a, new in zip(batch, now)])
-            adv      = per_token(batch, [a.A for a in batch]).to(logp.device)       # the broadcast of A_i
-            weight   = token_weights(batch, turns, N, tokens if token_mean else None).to(logp.device)
-            minus_J, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip_low, clip_high, beta)
-            lap("backward")
-            minus_J.backward()
-            return measure(batch, minus_J, logp, ratio, kl, adv, weight, clip_low, clip_high)
-
-        value = passes.report.micro_batches(passes.learn(part, learn))      # the loss of the mini-batch
-        lap("optimiser")
-        passes.add_up_gradients()
+        value = passes.add_up()                                 # of all processes: .grad, and the loss
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # One bad mini-batch must not end the run; a norm of nan is not below the limit either.
         skipped = not (math.isfinite(value) and norm < EXPLODED * max_grad_norm)
-        step = norm > 0 and not skipped                 # with a norm of 0 the optimizer's momentum would move
+        step = norm > 0 and not skipped             # at a norm of 0 the optimizer's momentum would move it
         if step:
-            passes.step(optimizer)
-        passes.report.mini_batch(norm, skipped, step)
+            optimizer.step()
+        report.mini_batch(norm, skipped, step)
     model.zero_grad()
     model.eval()
-    return passes.report.summary()
+    return report.summary()

@@ -7,6 +7,7 @@
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --fixed http://localhost:8000/v1 --data my.jsonl
     python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
+    python solve.py --plain                  without fast/: slower, and the code to read first
 
 rollout() runs a batch of questions through the modules:
 
@@ -32,7 +33,6 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 
 from logbook import endings
 
@@ -41,9 +41,11 @@ endings.without_traceback(__name__)
 import tools as toolset
 from cli import command_line, comparing
 
-if __name__ == "__main__":
-    # --help, mistakes and --compare are answered before torch is imported, which takes seconds.
-    comparing.leave_if_compared(command_line.before_imports(command_line.solve_arguments, toolset))
+if __name__ == "__main__":  # --help, mistakes and --compare need no torch, whose import takes seconds
+    with endings.errors_leave("solve.py"):
+        args = command_line.solve_arguments(toolset.TOOLS)
+        command_line.before_imports(args, toolset.toolbox(args.tools, args.corpus))
+    comparing.leave_if_compared(args)
 
 import torch
 from tqdm import tqdm
@@ -53,7 +55,6 @@ import generator
 import planner
 import verifier
 from cli import answering, toy_warning
-from cli.cast import FIXED, show_engines
 from cli.command_line import TOY_TOOLS
 from cli.progress import Progress
 from logbook.records import Trial
@@ -125,24 +126,29 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Flow], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
-    that samples. fixed: the engine of all other modules, or a dict with an engine for each of FIXED (a module
-    that is not in it gets the engine of the analysis).
+    that samples. fixed: the engine of all other modules, or {module: engine} (a module that is not in it gets
+    the engine of the analysis).
     watch(flows, turn, module), if given, is called before each stage: it may show the progress.
     """
     start = time.perf_counter()
     flows = [Flow(question, Memory(question.question)) for question in questions]
-    fixed = fixed if isinstance(fixed, dict) else dict.fromkeys(FIXED, fixed)
+    engines = {**(fixed if isinstance(fixed, dict) else {"analysis": fixed}), "planner": policy}
     greedy = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
-    engines = {module: partial(engine, **greedy) for module, engine in fixed.items()}
-    engines["planner"] = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
+    sampled = {"temperature": temperature, "max_new_tokens": max_new_tokens}
 
     def stage(module, turn, live):
-        """One module completes a prompt for each of these rollouts that has not failed: call_engine()."""
+        """One module writes for each of these rollouts that has not failed: [(flow, Completion)]."""
         live = [flow for flow in live if not flow.failed]
         if live and watch:
             watch(flows, turn, module)
         engine = engines.get(module, engines["analysis"])
-        return call_engine(engine, live, turn, module, partial(prompt_of, module, tools))
+        settings = sampled if module == "planner" else greedy
+        prompt = lambda flow, budget: prompt_of(module, tools, flow, budget)
+        return call_engine(engine, live, turn, module, prompt, **settings)
+
+    def base_generator(queries):
+        """The engine behind the one tool that needs one."""
+        return engines.get("base_generator", engines["analysis"])(queries, **greedy)
 
     for flow, completion in stage("analysis", 0, flows):
         flow.memory.analysis = truncate(after_thinking(completion.text) or "", BUDGET // 4)
@@ -163,7 +169,7 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
         called = [flow for flow in planned if not flow.failed]  # a call's parse error becomes its result
         if called and watch:
             watch(flows, turn, "tools")
-        results = toolset.run_calls([flow.call for flow in called], tools, engines["base_generator"])
+        results = toolset.run_calls([flow.call for flow in called], tools, base_generator)
         for flow, result in zip(called, results):
             flow.add_result(turn, result)
 
@@ -198,17 +204,17 @@ def prompt_of(module, tools, flow, budget):
     return STATE_READERS[module].prompt(question, tools, analysis, flow.memory.render(budget))
 
 
-def call_engine(engine, flows, turn, module, prompt):
+def call_engine(engine, flows, turn, module, prompt, **settings):
     """One batched call of an engine: [(flow, Completion)], without the flows that fail.
 
     A prompt(flow, budget) that does not fit the model is made again with less memory. A flow fails if its
-    prompt never fits, or if the engine gives another error.
+    prompt never fits, or if the engine gives another error. settings: temperature and max_new_tokens.
     """
     completions, waiting = {}, range(len(flows))
     start = time.perf_counter()
     for budget in BUDGETS:
         if waiting:
-            completions |= zip(waiting, engine([prompt(flows[i], budget) for i in waiting]))
+            completions |= zip(waiting, engine([prompt(flows[i], budget) for i in waiting], **settings))
             waiting = [i for i in waiting if completions[i].error == TOO_LONG]
     seconds = time.perf_counter() - start
     for i, flow in enumerate(flows):
@@ -248,7 +254,7 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
 
     watch, settings: of rollout(). Without watch there is a progress bar.
     """
-    with nullcontext(watch) if watch else Progress(len(questions), turns=settings.get("max_turns")) as watch:
+    with nullcontext(watch) if watch else Progress(len(questions)) as watch:
         flows = rollout(questions, policy, fixed, tools, watch=watch, **settings)
         watch(flows, 0, "grade")
         grade(flows, judge)
@@ -314,11 +320,9 @@ def main():
     with endings.errors_leave("solve.py"):  # a run that cannot begin ends here, with one sentence
         sets = answering.load_questions(args)
         tools, cache = load_tools(args)
-        policy, fixed, judge, lines = answering.load_models(args, cache)
         left_out, args.tools = toolset.left_out(args.tools), list(tools)
+        policy, fixed, judge, lines = answering.load_models(args, cache, tools, left_out)
         folder = answering.open_run(args)
-    command_line.after_loading()
-    lines.append(show_engines(policy, fixed, judge, tools, left_out))
     lines.append(toy_warning.warning([policy, *fixed.values()], example_prompts(), tools, args.question))
     lines.append(prose_warning(sets["questions"]) if args.data and not judge else "")
     for line in filter(None, lines):
@@ -333,11 +337,7 @@ def main():
                 trials.append(Trial(name, questions, args.batch, args.seed * 1_009 + number, file))
                 answer(trials[-1], args, policy, fixed, tools, judge)
         answering.print_summary(args, name, trials, time.perf_counter() - start)
-    if args.benchmark:
-        answering.print_table(args)
-    if command_line.is_toy(args.model):
-        print("This planner has only learnt the formats and picks its tools blindly. "
-              "Train it: python train.py; then: python solve.py --model runs/toy-seed0/best")
+    answering.print_end(args)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Tool:
     arguments: dict[str, str]  # name -> meaning; all are strings, all are required
     limits: str  # what to know before choosing it
     example: str  # one call
-    needs: tuple[tuple[str, ...], ...] = ()  # environment variables: all of one inner tuple must be set
+    needs: tuple[str, ...] = ()  # environment variables that must be set
     from_web: bool = False  # it uses the network: its results may be cached (--cache)
 
 
@@ -65,7 +65,7 @@ TOOLS = {
         limits="Snippets only: read a page with web_search. Use it for general and recent facts. "
                "It cannot calculate.",
         example='google_search(query="2024 Nobel Prize in Physics winners")',
-        needs=(("SERPER_API_KEY",), ("GOOGLE_API_KEY", "GOOGLE_CSE_ID")), from_web=True,
+        needs=("SERPER_API_KEY",), from_web=True,
     ),
     "wikipedia_search": Tool(
         run=wikipedia_search,
@@ -176,12 +176,10 @@ def generate(queries, engine):
 def missing(name):
     """Which environment variables a tool lacks, as a sentence; "" if none.
 
-    "google_search needs SERPER_API_KEY, or GOOGLE_API_KEY and GOOGLE_CSE_ID in the environment"
+    "google_search needs SERPER_API_KEY in the environment"
     """
-    needs = TOOLS[name].needs
-    if not needs or any(all(os.environ.get(key) for key in keys) for keys in needs):
-        return ""
-    return f"{name} needs {', or '.join(' and '.join(keys) for keys in needs)} in the environment"
+    unset = [key for key in TOOLS[name].needs if not os.environ.get(key)]
+    return f"{name} needs {' and '.join(unset)} in the environment" if unset else ""
 
 
 def left_out(names):

@@ -4,7 +4,7 @@
     python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and memory plan, and prints them
     python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
     python train.py --resume runs/toy-seed0             goes on where a run stopped
-    python train.py --plain                             log-probs as flow_grpo.py says, without fast/: slower
+    python train.py --plain                             what the nine scripts say, without fast/: slower
 
 Each step takes `--questions` questions and runs each of them `--group-size` times through the flow
 (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0.
@@ -12,14 +12,11 @@ Compared with the other rewards of its question, the reward becomes the advantag
 flow_grpo.update() then changes the planner. A frozen copy of the model plays all other modules and is π_ref.
 
 All random numbers of step n come from (seed, n), so a run that is stopped and resumed ends as if it had never
-been stopped. What else a training run needs is in scale/: the command line (command_line.py), the memory plan
-and the models (setup.py), the run's folder (run.py, log.py, checkpoints.py), Ctrl-C (stopping.py), several
-GPUs (ranks.py, sharding.py).
+been stopped. What else a training run needs has rooms: cli/ (flags, the first lines of a run), logbook/ (the
+run's folder, resuming, Ctrl-C), scale/ (the memory plan, several GPUs).
 """
 import math
 import random
-import time
-from functools import partial
 
 from logbook import endings
 
@@ -30,7 +27,9 @@ from cli import command_line
 
 if __name__ == "__main__":
     # --help and mistakes are answered before torch is imported, which takes seconds.
-    command_line.before_imports(command_line.train_arguments, toolset)
+    with endings.errors_leave("train.py"):
+        args = command_line.train_arguments(toolset.TOOLS)
+        command_line.before_imports(args, toolset.toolbox(args.tools, args.corpus))
 
 import torch
 
@@ -38,68 +37,55 @@ import solve
 from cli import setup, toy_warning
 from cli.cast import load_engines, show_engines
 from fast import logps
-from flow_grpo import PLAIN, Action, advantages, log_probs, update
-from logbook import advice, log
+from flow_grpo import Action, advantages, log_probs, token_logps, update
 from logbook.checkpoints import last_checkpoint, load_state, open_folder
 from logbook.log import NO_UPDATE, say, step_row
-from logbook.ratios import score_sample
-from logbook.run import Run
-from logbook.stopping import Stopping
+from logbook.run import Down, training_run
 from models.completion import outage
-from scale import laps, ranks, sharding
+from scale import laps, ranks
+from scale.passes import Passes
 
 
-def train(args, policy, fixed, reference, optimizer, tools, judge, train_questions, valid, test, state):
-    """The whole run. policy: the engine that is trained; fixed: {module: engine} for the others; reference:
-    the engine of π_ref, or None; state: None, or how far the checkpoint is that the run resumes from."""
+def train(args, cast, reference, optimizer, train_questions, valid, test, state):
+    """The whole run. cast: (the engine that is trained, {module: engine} for the others, tools, judge);
+    reference: the engine of π_ref, or None; state: how far the checkpoint is that the run resumes from, or
+    None."""
+    policy, _, tools, _ = cast
     models = policy.model, reference and reference.model
     # How log-probs are computed: as flow_grpo.py says, or with the same result in less time and memory.
-    scoring = PLAIN if args.plain else logps.scoring(log_probs, *models)
-    run, stopping = Run(args, policy, optimizer, state), Stopping()
-    roll_out = partial(graded_rollouts, args, policy, fixed, tools, judge)
-    try:
-        if run.step == 0 and (test or valid):  # what the untrained planner can do
-            run.log_evaluation("test" if test else "valid", roll_out(test or valid, 1, args.seed))
-        if valid and run.due() and not run.log.evaluated("valid", run.step):
-            validate_and_save(run, valid, roll_out)  # resumed, and stopped before it did this
+    how = {"token_logps": token_logps} if args.plain else logps.scoring(log_probs, *models)
+    passes = Passes(*models, token_budget=args.token_budget, **how)
 
-        while run.step < args.steps and not stopping.requested():
-            step, start = run.step + 1, time.perf_counter()
+    with training_run(args, policy, optimizer, state) as run:
+        if run.step == 0 and (test or valid):  # what the untrained planner can do
+            evaluate(run, cast, "test" if test else "valid", test or valid)
+        if run.due() and valid and not run.log.evaluated("valid", run.step):
+            validate_and_save(run, cast, valid)  # resumed, and stopped before it did this
+
+        for step in run.steps():
             seed = args.seed * 1_000_003 + step
             questions = questions_of(step, train_questions, args.questions, args.seed)
-            rollouts = roll_out(questions, args.group_size, seed)
-            laps.lap("rest")  # for --profile: what follows is no longer grading
-            update_start = time.perf_counter()
+            rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
             groups, usable = with_outcome(rollouts, args.group_size)
             rewards = [rollout.reward for rollout in usable]
             A, flat = advantages(rewards, groups)
+
             report = NO_UPDATE
             if A.any() or (args.beta and run.moved):  # while π_θ = π_ref, the KL has no gradient either
                 actions, places = local_actions(usable, groups, len(questions))
-                add_log_ratios = score_sample(  # of one group, for experiments/flows.py
-                    policy, usable, groups, A, args.temperature, args.token_budget, **scoring)
-                with sharding.released(*models):
+                with run.updating(passes, usable, groups, A):
                     report = update(
-                        *models, optimizer, actions, A[places],
-                        groups=[groups[i] for i in places], temperature=args.temperature,
-                        clip_low=args.clip_low, clip_high=args.clip_high,
-                        beta=args.beta, minibatches=args.minibatches, token_budget=args.token_budget,
-                        token_mean=args.token_mean, seed=seed, **scoring)
-                add_log_ratios()
-                say(advice.smaller_budget(args.token_budget, int(report["token_budget"])))
-                args.token_budget = int(report["token_budget"])
+                        passes, optimizer, actions, A[places], [groups[i] for i in places],
+                        temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
+                        minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, tools)
-            run.log_step(row, rollouts, (update_start - start, time.perf_counter() - update_start))
-            say(laps.table(f"step {step}", report))
+            run.log_step(row, rollouts, report)
             if run.due():
-                validate_and_save(run, valid, roll_out)
+                validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:
-            run.log_evaluation("test", roll_out(test, 1, args.seed))
-    except Down as why:
-        raise SystemExit(f"train.py: {run.stop(f'{why}, after step {run.step}.', 'Mend that, then go on')}")
-    run.end()
+            evaluate(run, cast, "test", test)
 
 
 def questions_of(step, questions, number, seed):
@@ -115,11 +101,7 @@ def questions_of(step, questions, number, seed):
     return batch
 
 
-class Down(Exception):
-    """A model server stays down, of a module or of the judge: the run ends with a checkpoint."""
-
-
-def graded_rollouts(args, policy, fixed, tools, judge, questions, copies, seed):
+def graded_rollouts(args, cast, questions, copies, seed):
     """Run each question `copies` times through the flow and grade the answers: [rollout], group after group.
 
     Each rank runs its share of the questions, and gets the rollouts of all ranks. Raises Down if a server was
@@ -127,7 +109,8 @@ def graded_rollouts(args, policy, fixed, tools, judge, questions, copies, seed):
     torch.manual_seed(seed + 7_919 * ranks.RANK)
     local = [question for question in ranks.share(questions) for _ in range(copies)]
     settings = solve.flow_settings(args)
-    rollouts = solve.evaluate(local, policy, fixed, tools, judge, **settings)[1] if local else []
+    rollouts = solve.evaluate(local, *cast, **settings)[1] if local else []
+    laps.lap("rest")  # for --profile: grading has ended
     groups = [rollouts[i : i + copies] for i in range(0, len(rollouts), copies)]
     rollouts = [rollout for group in ranks.together(groups, len(questions)) for rollout in group]
     down = [rollout.failed for rollout in rollouts if outage(rollout.failed)]
@@ -155,10 +138,14 @@ def local_actions(usable, groups, number):
     return actions, places
 
 
-def validate_and_save(run, valid, roll_out):
+def evaluate(run, cast, name, questions):
+    """The accuracy on the questions of `name`, valid or test: one rollout each. It is logged, too."""
+    return run.log_evaluation(name, graded_rollouts(run.args, cast, questions, 1, run.args.seed))
+
+
+def validate_and_save(run, cast, valid):
     """Save a checkpoint, and best/ if the accuracy on the validation questions is the highest so far."""
-    accuracy = run.log_evaluation("valid", roll_out(valid, 1, run.args.seed)) if valid else -math.inf
-    run.save(accuracy)
+    run.save(evaluate(run, cast, "valid", valid) if valid else -math.inf)
 
 
 def main():
@@ -179,21 +166,7 @@ def main():
     command_line.after_loading()
     say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
     say(toy_warning.warning([policy, *fixed.values()], solve.example_prompts(), tools))
-    try:
-        with ranks.raises_lost():
-            train(args, policy, fixed, reference, optimizer, tools, judge, *questions, state)
-            ranks.wait()  # until no rank needs this one any more
-        ranks.stop()  # ends a rank; not after an error: the ranks might wait for each other
-    except ranks.Lost as why:
-        raise SystemExit(f"train.py: {why}: see what it printed, then --resume {args.out}")
-    except MemoryError as why:
-        raise SystemExit(f"train.py: {why}: {advice.MEMORY}")
-    except OSError as why:
-        cure = "Free some disk" if why.errno in endings.FULL else "Mend that"
-        raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is "
-                         f"untouched. {cure}, then --resume.")
-    if log.unprintable:
-        raise SystemExit(log.unprintable[0])
+    train(args, (policy, fixed, tools, judge), reference, optimizer, *questions, state)
 
 
 if __name__ == "__main__":

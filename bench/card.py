@@ -46,6 +46,7 @@ from fast import logps
 from flow_grpo import Action, log_probs, update
 from rewards.metrics import markdown
 from scale import fit
+from scale.passes import Passes
 from world.files import replace_file
 from world.text import truncate
 
@@ -112,10 +113,10 @@ def works_of(case, model):
     prompt = draw(case.prompt)
     actions = [Action(prompt, draw(case.new), row) for row in range(case.group)]
     A = [(-1.0) ** row for row in range(case.group)]
-    scoring = logps.scoring(log_probs, model)
+    passes = Passes(model, None, **logps.scoring(log_probs, model))
 
     def learn():
-        report = update(model, None, nothing, actions, A, temperature=1.0, beta=0, **scoring)
+        report = update(passes, nothing, actions, A, temperature=1.0)
         halved.append(int(report["halved"]))
 
     return halved, learn, lambda new: engine([tuple(prompt)] * case.group, 1.0, new)

@@ -32,6 +32,7 @@ from flow_grpo import Action, log_probs, update
 from models.local import HF
 from rewards.metrics import markdown
 from scale import adapters, fit, ranks, sharding
+from scale.passes import Passes
 
 logging.disable_progress_bar()
 # Public models, and some for a CPU: hidden, intermediate, layers, heads, key-value heads, vocabulary, tied
@@ -128,10 +129,10 @@ def warm_up(args, dtype, device):
                        num_key_value_heads=1, vocab_size=64)
     model = model_of(tiny, dtype, device)
     HF(model, SimpleNamespace(eos_token_id=None)).generate([[1, 2, 3]], [torch.rand(4)], 1.0, 4)
-    scoring = logps.scoring(log_probs, model)
+    how = logps.scoring(log_probs, model)
     sharding.shard(model, bool(args.optimizer_device))
     optimizer = sharding.adamw(model, 1e-6, bool(args.optimizer_device))
-    update(model, None, optimizer, [Action([1, 2], [3, 4], 0)], [1.0], temperature=0.7, **scoring)
+    update(Passes(model, None, **how), optimizer, [Action([1, 2], [3, 4], 0)], [1.0], temperature=0.7)
     if args.lora:
         adapters.peft()
 
@@ -153,7 +154,7 @@ def measure(args):
         reference = policy.model
     if args.checkpointing:
         policy.model.activation_checkpointing_enable()
-    scoring = logps.scoring(log_probs, policy.model)
+    how = logps.scoring(log_probs, policy.model)
     sharding.shard(policy.model, host)
     measured["weights"] = meter.now()
     if args.frozen and not args.lora:
@@ -163,12 +164,12 @@ def measure(args):
     optimizer = Watched(sharding.adamw(policy.model, 1e-6, host), meter, measured)
     words = lambda number: torch.randint(10, SIZES[args.model_size][5], (number,)).tolist()
     actions = [Action(words(args.prompt), words(args.new), i) for i in range(2 * args.rows)]
+    passes = Passes(policy.model, reference, token_budget=args.rows * (args.prompt + args.new), **how)
 
     def learn():
         meter.reset()
         start = time.perf_counter()
-        update(policy.model, reference, optimizer, actions, [1.0, -1.0] * args.rows, temperature=0.7,
-               token_budget=args.rows * (args.prompt + args.new), beta=0.001 if reference else 0, **scoring)
+        update(passes, optimizer, actions, [1.0, -1.0] * args.rows, temperature=0.7)
         return meter.seconds(start)
 
     before = meter.now()

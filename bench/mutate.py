@@ -3,7 +3,7 @@
     python bench/mutate.py                                         flow_grpo and the parsers: no survivor
     python bench/mutate.py flow_grpo.loss flow_grpo.split          only these functions
     python bench/mutate.py train --limit 50 --seed 1 --jobs 2      50 of its mutants, drawn by chance
-    python bench/mutate.py scale/checkpoints                       a file of a room
+    python bench/mutate.py logbook/checkpoints                     a file of a room
 
 The changes are made on the syntax tree, so no source line is quoted and neither layout nor new names break
 anything: another comparison or operator, a dropped term, condition, argument, element, method, statement or
@@ -50,7 +50,9 @@ TRAIN = ["tests/test_train.py"]
 UPDATE = ["tests/test_flow_grpo.py", "tests/test_trees.py", "tests/test_laps.py", "-k", "not mutant"]
 TARGETS = {
     "flow_grpo": ([], UPDATE),
+    "scale/passes": ([], [*UPDATE, "tests/test_sharding.py"]),
     "scale/report": ([], UPDATE),
+    "models/batches": ([], [*UPDATE, "tests/test_models.py", "tests/test_sharding.py"]),
     "planner": ([], MODULES),
     "executor": ([], MODULES),
     "verifier": ([], MODULES),
@@ -59,11 +61,12 @@ TARGETS = {
     "tools": (["run_calls", "run_call", "query_of", "generate"],
               ["tests/test_tools.py", "tests/test_solve.py"]),
     "solve": (["rollout", "prompt_of", "call_engine"], ["tests/test_solve.py", "tests/test_server.py"]),
-    "train": (["train", "questions_of", "graded_rollouts", "with_outcome", "local_actions"], TRAIN),
-    "scale/command_line": (["settle_train", "resumed", "settle_engines"],
-                           ["tests/test_command_line.py", *TRAIN]),
-    "scale/run": ([], TRAIN),
-    "scale/checkpoints": ([], TRAIN),
+    "train": (["train", "questions_of", "graded_rollouts", "with_outcome", "local_actions", "evaluate"],
+              TRAIN),
+    "cli/command_line": (["settle_train", "resumed", "settle_engines"],
+                         ["tests/test_command_line.py", *TRAIN]),
+    "logbook/run": ([], TRAIN),
+    "logbook/checkpoints": ([], TRAIN),
     "scale/adapters": ([], [*TRAIN, "-k", "adapter or lora"]),
 }
 
@@ -88,10 +91,10 @@ EQUIVALENT = {
     ("flow_grpo", "update"): {
         " turns = (torch.as_tensor(advantages)[.tolist() -> ], Counter((a.flow": NUMBER,
         "math.isfinite(value) and norm <[ -> =] EXPLODED * max_grad_norm)": "a norm exactly at the limit",
-        ".nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)[.item() -> ]": NUMBER,
+        ".clip_grad_norm_(model.parameters(), max_grad_norm)[.item() -> ]": NUMBER,
     },
     ("scale/report", "measure"): {
-        "logp = logp[.detach() -> ]": "the same numbers; backward() is through already",
+        " (low, high) = (logp[.detach() -> ], clip)": "the same numbers; backward() is through already",
         ".stack([kl * weight, clipped[.float() -> ], -logp, torch.": "torch.stack makes it a float",
         "(), sums, ratio.min()[.item() -> ], ratio.max().": NUMBER,
         ").item(), ratio.max()[.item() -> ], gap.item())": NUMBER,
@@ -100,7 +103,7 @@ EQUIVALENT = {
     ("scale/report", "Report.summary"): {
         ", nodes, unshared = self.sums[.tolist() -> ]": NUMBER,
     },
-    ("scale/report", "Report.micro_batches"): {
+    ("scale/report", "Report.add_up"): {
         "[self.first = max(self.first, abs(low - 1), abs(high - 1)) -> pass]": ONE,
         "self.first = [max -> min](self.first, abs(": ONE,
         "self.first = [max(self.first, abs(low - 1), abs(high - 1)) -> self.first]": ONE,

@@ -5,7 +5,8 @@
 speed.py starts such processes and lets them work in turn. A process prepares its work, does it once to warm
 up, and says so; then it does the work again for each line that it reads, and writes what it cost.
 
-    ours       flow_grpo.update(), the engine models.local.HF, solve.rollout() of that CHECKOUT
+    ours       flow_grpo.update(), the engine models.local.HF, solve.rollout() of that CHECKOUT; without
+               fast/ if the case is "plain"
     trl        TRL's GRPOTrainer.train() as it is shipped; for "update" its rollouts are given to it
     literal    each question of the toy alone, each completion by model.generate(): what people write first
 
@@ -14,6 +15,7 @@ stop token is outside the vocabulary of the model. For "update" they have the sa
 the warm-up returns a few projections of the gradient, which speed.py compares.
 """
 import argparse
+import inspect
 import json
 import os
 import random
@@ -99,47 +101,60 @@ class Watched:
         self.optimizer.step()
 
 
-def fast(model):
-    """The arguments of update() for the fast way. An older checkout has no other way."""
+def learning(model, case):
+    """learn(optimizer, actions, A): an update, fast or plain. Older checkouts have other arguments."""
     import flow_grpo
-    if not hasattr(flow_grpo, "PLAIN"):
-        return {}
-    from fast import logps
-    return logps.scoring(flow_grpo.log_probs, model)
+    settings = dict(temperature=1.0, beta=0)
+    if "passes" in inspect.signature(flow_grpo.update).parameters:
+        from fast import logps
+        from scale.passes import Passes
+        fast = {} if case.get("plain") else logps.scoring(flow_grpo.log_probs, model)
+        before = [Passes(model, None, **{"token_logps": flow_grpo.token_logps, **fast})]
+    else:
+        before = [model, None]
+        if hasattr(flow_grpo, "PLAIN"):  # before that, there was one way only
+            from fast import logps
+            settings |= logps.scoring(flow_grpo.log_probs, model)
+    return lambda *batch: flow_grpo.update(*before, *batch, **settings)
 
 
 def ours_update(case):
-    from flow_grpo import Action, update
+    from flow_grpo import Action
     model = model_of(case)
-    scoring = fast(model)
+    learn = learning(model, case)
     optimizer, (prompts, completions, A) = Watched(model, case), batch_of(case)
     actions = [Action(prompt, ids, row) for row, (prompt, ids) in enumerate(zip(prompts, completions))]
 
     def work():
-        update(model, None, optimizer, actions, A, temperature=1.0, beta=0, **scoring)
+        learn(optimizer, actions, A)
         return {"tokens": sum(len(action.ids) for action in actions), "gradient": optimizer.gradient}
 
     return work
 
 
-def engine_of(model):
+def engine_of(model, **way):
     """An engine whose prompts are tuples of token ids. It has no stop token, so all rows are equally long."""
     from models.local import HF
-    engine = HF(model, SimpleNamespace(eos_token_id=None))
+    engine = HF(model, SimpleNamespace(eos_token_id=None), **way)
     engine.encode, engine.decode = list, lambda ids, prompt_ids: ""
     return engine
 
 
+def way_of(case):
+    """The argument of an engine that samples plainly. An older checkout has no such argument."""
+    return {"plain": True} if case.get("plain") else {}
+
+
 def ours_step(case):
-    from flow_grpo import Action, advantages, update
+    from flow_grpo import Action, advantages
     model, released = model_of(case, torch.bfloat16 if on_gpu(case) else torch.float32), nullcontext
-    scoring = fast(model)
+    learn = learning(model, case)
     if on_gpu(case):        # as train.py there
         from scale import sharding
         sharding.shard(model)
         sharding.gather(model)
         released = sharding.released
-    engine, optimizer = engine_of(model), Watched(model, case)
+    engine, optimizer = engine_of(model, **way_of(case)), Watched(model, case)
     prompts = [tuple(prompt) for prompt in batch_of(case)[0]]
 
     def work():
@@ -148,14 +163,15 @@ def ours_step(case):
         A, _ = advantages([reward(ids) for ids in rows], [row // case["group"] for row in range(len(rows))])
         actions = [Action(list(prompt), ids, row) for row, (prompt, ids) in enumerate(zip(prompts, rows))]
         with released(model):
-            update(model, None, optimizer, actions, A, temperature=1.0, beta=0, **scoring)
+            learn(optimizer, actions, A)
         return {"tokens": sum(map(len, rows))}
 
     return work
 
 
 def ours_generate(case):
-    engine, prompts = engine_of(model_of(case)), [tuple(prompt) for prompt in batch_of(case)[0]]
+    engine = engine_of(model_of(case), **way_of(case))
+    prompts = [tuple(prompt) for prompt in batch_of(case)[0]]
     return lambda: {"tokens": sum(len(completion.ids) for completion in engine(prompts, 1.0, case["new"]))}
 
 
@@ -165,7 +181,7 @@ def toy(case):
     from models.loading import load_engine
     from rewards.questions import read_questions
     from tools import toolbox
-    engine = load_engine(str(REPO / "toy"), "cpu")
+    engine = load_engine(str(REPO / "toy"), "cpu", **way_of(case))
     return engine, toolbox(TOY_TOOLS, str(REPO / "toy" / "corpus.jsonl")), read_questions(
         REPO / "toy" / "train.jsonl")[:case["flows"]]
 

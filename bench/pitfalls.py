@@ -11,6 +11,7 @@ the name of the test that must fail. Code and test are looked for in all files; 
 not matter. A fault whose code or test is not found, or that no test notices, makes the exit code 1.
 """
 
+import argparse
 import ast
 import re
 import shutil
@@ -42,8 +43,8 @@ FAULTS = [
      "return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])",
      "changes_none_of_its_inputs"),
     (7, "micro-batch means averaged",
-     "token_weights(batch, turns, N, tokens if token_mean else None)",
-     "token_weights(batch, turns, len({a.flow for a in batch}), tokens if token_mean else None)",
+     "weight   = per_token(batch, [a.weight for a in batch])",
+     "weight   = per_token(batch, [a.weight * len(part) / len(batch) for a in batch])",
      "micro_batches_does_not_change"),
     (12, "the reward is lost on its way",
      "sum(rollout.reward for rollout in usable) / max(1, len(usable))", "0.0",
@@ -134,9 +135,12 @@ def try_fault(name, old, new, test):
 
 
 def main():
-    numbers, missed = {int(word) for word in sys.argv[1:]}, 0
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("numbers", nargs="*", type=int, help="only these faults; default: all")
+    args, missed = parser.parse_args(), 0
     for number, *fault in FAULTS:
-        if not numbers or number in numbers:
+        if not args.numbers or number in args.numbers:
             outcome = try_fault(*fault)
             missed += not outcome.startswith("caught")
             print(f"{number:2d}  {fault[0]:48s} {outcome}", flush=True)

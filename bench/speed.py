@@ -2,11 +2,12 @@
 
     python bench/speed.py --trl-python trl/bin/python       update, step, flows, start: about 15 minutes
     python bench/speed.py step --trl-python trl/bin/python --case 3     one line of a table
+    python bench/speed.py update generate flows --plain     beside the same without fast/, as --plain runs it
     python bench/speed.py toy start --against FOLDER        commands, beside another checkout of this project
-    python bench/cost.py                                    cost against work: flows, turns, prompts
     python bench/card.py                                    shares of what one GPU can do
 
     update    one update of 16 completions of 2 prompts, beside TRL's GRPOTrainer
+    generate  sample 32 tokens for each of 8 rows with one prompt
     step      a whole step: sample 32 tokens for each row, rewards, update, beside GRPOTrainer.train()
     flows     64 questions of the toy at once, beside one question after the other, as people write it first
     start     --help, and solve.py on the toy, in all
@@ -44,14 +45,14 @@ CASES = {
     "update": [dict(work="update", vocabulary=vocabulary, groups=2, group=8, prompt=512, new=64)
                for vocabulary in (151936, 1024)],
     "step": [STEP | shape for shape in SHAPES],
+    "generate": [STEP | dict(work="generate", prompt=prompt) for prompt in (100, 512, 2048)],
     "flows": [dict(work="flows", flows=64, turns=2, temperature=temperature) for temperature in (0.7, 0.0)],
     "start": [dict(work="start", command=command.split()) for command in
               ("train.py --help", "solve.py --help", "solve.py")],
     "toy": [dict(work="toy", command=["train.py"])]}
-PEERS = {"update": "trl", "step": "trl", "flows": "literal"}
 HEAD = ["work", "beside", "its s", "its CPU s", "our s", "our CPU s", "faster", "leaner", "both did",
         "command"]
-FLAGS = {"TRL": " --trl-python PYTHON", "before": " --against FOLDER"}
+FLAGS = {"TRL": " --trl-python PYTHON", "before": " --against FOLDER", "plain": " --plain"}
 SHORT = 10      # seconds: work that takes less in all its repetitions is repeated up to five times as often
 
 
@@ -114,15 +115,19 @@ def sides_of(row, args):
         folders = {"ours": REPO, "before": args.against}
         return {name: lambda case, folder=folder: Command(folder, case)
                 for name, folder in folders.items() if folder}
-    sides = {"ours": ("ours", sys.executable, REPO)}
-    if PEERS[row] == "literal":
+    ours = "ours", sys.executable, REPO
+    sides = {"ours": ours}
+    if row == "flows":
         sides["one at a time"] = ("literal", sys.executable, REPO)
-    elif args.trl_python:
+    elif row in ("update", "step") and args.trl_python:
         sides["TRL"] = ("trl", args.trl_python, REPO)
     if args.against:
         sides["before"] = ("ours", sys.executable, args.against)
-    return {name: lambda case, malloc=None, side=side: Peer(*side, case, malloc)
-            for name, side in sides.items()}
+    sides = {name: lambda case, malloc=None, side=side: Peer(*side, case, malloc)
+             for name, side in sides.items()}
+    if args.plain:
+        sides["plain"] = lambda case, malloc=None: Peer(*ours, case | {"plain": True}, malloc)
+    return sides
 
 
 def measure(case, sides, repetitions, say, memory=False):
@@ -224,10 +229,11 @@ def machine():
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("rows", nargs="*", help="update, step, flows, start, toy; default: all but toy")
+    parser.add_argument("rows", nargs="*", help="all but generate and toy, unless named")
     parser.add_argument("--case", type=int, help="only this case of each row, from 1")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--trl-python", help="the Python of an environment that has TRL 1.16.0")
+    parser.add_argument("--plain", action="store_true", help="this project without fast/, beside it")
     parser.add_argument("--against", help="another checkout of this project", type=os.path.abspath)
     parser.add_argument("--core", type=int, help="default: the last one; for commands all")
     parser.add_argument("--steps", help="of the toy's training; default: train.py's")
@@ -254,7 +260,7 @@ def main():
             if args.case in (None, number):
                 case = case | {"flags": ["--steps", args.steps] if row == "toy" and args.steps else []}
                 say = lambda text: print(f"    {label(case)}: {text}", flush=True)
-                memory = row in ("update", "step")
+                memory = row in ("update", "generate", "step")
                 results = measure(case, sides_of(row, args), args.repetitions, say, memory)
                 for problem in check(case, results):
                     say(f"NOT THE SAME WORK: {problem}")

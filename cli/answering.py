@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import tables
-from cli.cast import load_engines, plan_memory
-from cli.command_line import TOY, is_toy
+from cli.cast import load_engines, plan_memory, show_engines
+from cli.command_line import TOY, after_loading, is_toy
 from logbook import advice, code
 from logbook.endings import leave
 from logbook.folder import folder_name, lock
@@ -35,17 +35,19 @@ def load_questions(args):
     return {"questions": questions[: args.limit or (None if args.data else EXAMPLES)]}
 
 
-def load_models(args, cache):
-    """(policy, {module: engine}, judge or None, lines to print: how they use memory and threads).
+def load_models(args, cache, tools, left_out):
+    """(policy, {module: engine}, judge or None, the first lines of the run). tools, left_out: of tools.py.
 
     ValueError if the models cannot be loaded or do not fit into memory. Sets --batch if it was not given."""
     lines = [plan_memory(args)]
     if pick_device(args.device).type != "cuda":
         fit.bound_host_memory()
-    policy = adapters.load(args.model, args.device, args.dtype, args.think)
+    policy = adapters.load(args.model, args.device, args.dtype, args.think, args.plain)
     fixed, judge = load_engines(args, {args.model: policy}, cache)
     args.batch = args.batch or fit.batch_size([policy, *fixed.values()])
-    return policy, fixed, judge, [*lines, threads.choose(policy)]
+    lines += [threads.choose(policy), show_engines(policy, fixed, judge, tools, left_out)]
+    after_loading()
+    return policy, fixed, judge, lines
 
 
 def open_run(args):
@@ -102,6 +104,15 @@ def print_summary(args, name, trials, seconds):
         print(accuracy_line(metrics, number), flush=True)
     if metrics["failed"] == len(flows):
         leave(1, "solve.py: no flow came to an end")
+
+
+def print_end(args):
+    """The last lines of a run: the benchmarks' table, and what makes the toy better."""
+    if args.benchmark:
+        print_table(args)
+    if is_toy(args.model):
+        print("This planner has only learnt the formats and picks its tools blindly. "
+              "Train it: python train.py; then: python solve.py --model runs/toy-seed0/best")
 
 
 def print_table(args):

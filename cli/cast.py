@@ -20,7 +20,7 @@ def load_engines(args, loaded, cache):
 
     def engine(name):
         if name not in loaded:
-            loaded[name] = adapters.load(name, args.device, args.dtype, args.think)
+            loaded[name] = adapters.load(name, args.device, args.dtype, args.think, args.plain)
         return loaded[name]
 
     fixed = {module: engine(getattr(args, module, None) or args.fixed) for module in FIXED}

@@ -4,8 +4,8 @@
     args = train_arguments(tools)        # the same; with --resume RUN, the settings of that run
 
 Importing torch and transformers takes seconds. So that --help and typos are answered at once, both scripts
-call before_imports() first: it ends the process with one sentence if the command line cannot work, a file of
-questions or a corpus is wrong, or a folder holds no model.
+first call one of these and before_imports(): a command line that cannot work, a wrong file of questions or a
+folder that holds no model ends the process with one sentence.
 
 --help shows the flags that most people need, --help-all shows all of them.
 """
@@ -57,29 +57,26 @@ def train_defaults(model):
     return {TOY.resolve(): FOR_TOY, HOPS.resolve(): FOR_HOPS}.get(Path(model).resolve(), FOR_PAPER)
 
 
-def before_imports(arguments, toolset):
-    """Refuse a command line that cannot work; return the arguments. toolset: the module tools.
+def before_imports(args, tools):
+    """ValueError for a command line that cannot work. tools: the run's, which have kept the corpus's index.
 
     From here on, a letter that the terminal cannot show is printed as an escape, and is not an error."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
-    args = arguments(toolset.TOOLS)
-    with errors_leave(Path(sys.argv[0]).name):
-        check_empty(sys.argv)
-        check_files(args, toolset)
+    check_files(args)
+    check_confinement(args, tools)
     gc.disable()  # imports make a million objects and no garbage: looking for it takes a fifth of their time
-    return args
 
 
-def check_empty(words):
+def check_empty():
     """ValueError for --model "$MODEL" or --model="$MODEL", where MODEL is not set."""
-    for word, after in zip(words, [*words[1:], "none"]):
+    for word, after in zip(sys.argv, [*sys.argv[1:], "none"]):
         flag, equals, value = word.partition("=")
         if flag.startswith("--") and not (value if equals else after).strip():
             raise ValueError(f"{flag} is empty: give a value, or leave it out")
 
 
-def check_files(args, toolset):
+def check_files(args):
     """ValueError if a file or a folder that the command line names cannot work."""
     check_dtype(args.dtype)
     check_device(args.device)
@@ -101,16 +98,15 @@ def check_files(args, toolset):
     if getattr(args, "benchmark_dir", None):
         for name in tables.names(args.benchmark):
             tables.load(name, args.benchmark_dir, args.limit)  # ValueError if its file is not there
-    tools = toolset.toolbox(args.tools, args.corpus)  # it keeps the index of the corpus for later
-    reads_web = "web_search" in tools and tools["web_search"].from_web  # and not only pages of the corpus
-    if "python_coder" in tools and reads_web and not args.allow_unconfined:
-        refuse_unconfined()
 
 
-def refuse_unconfined():
+def check_confinement(args, tools):
     """ValueError if nothing keeps python_coder from the user's files. With web_search, a page could then
     persuade the model to read a key and to send it away, in the address of the next page. A sandbox that does
     not start is refused, too: if it starts later, what it protects has not been checked."""
+    reads_web = "web_search" in tools and tools["web_search"].from_web  # and not only pages of the corpus
+    if args.allow_unconfined or "python_coder" not in tools or not reads_web:
+        return
     if any(words in protection() for words in ("read your files", "does not run here")):
         raise ValueError(f"{protection().rstrip('.')}. A web page could make the model read your files by it "
                          "and send them away by web_search: leave one of the two out of --tools, or give "
@@ -186,6 +182,11 @@ def add_engines(parser):
     rare("--dtype", "float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
 
 
+def add_plain(add):
+    add("--plain", "the same without fast/: slower, and nothing but what the nine scripts and models/ say",
+        action="store_true")
+
+
 def solve_parser():
     parser = new_parser("solve.py", "[question] [flags]",
                         "Ask the flow one question, a file of questions, or a benchmark.")
@@ -209,6 +210,7 @@ def solve_parser():
     add("--seed", "decides what is sampled", type=int, default=0)
     add("--out", "folder for the rollouts, where a stopped run goes on; None: none, or runs/MODEL-benchmarks")
     add("--quiet", "no traces, only the summary", action="store_true")
+    add_plain(add)
     return parser
 
 
@@ -237,7 +239,7 @@ def train_parser():
     add("--group-size", "G, rollouts per question; their mean is the baseline", type=int, default=8)
     add("--lr", f"default: 1e-6, with adapters 1e-5; the toy {FOR_TOY['lr']}", type=float)
     add("--beta", "weight of the KL to the untrained planner; 0 saves a pass", type=float, default=0.001)
-    add("--minibatches", f"optimiser steps a batch of rollouts {default('minibatches')}", type=int)
+    rare("--minibatches", f"optimiser steps a batch of rollouts {default('minibatches')}", type=int)
     rare("--clip-low", "the ratio is clipped below 1 - this", type=float, default=0.2)
     rare("--clip-high", "the ratio is clipped above 1 + this", type=float, default=0.3)
     rare("--token-mean", "one mean over all tokens, not the three nested means", action="store_true")
@@ -255,7 +257,7 @@ def train_parser():
     add("--out", "the run's folder, which must not exist; None: runs/MODEL-seedN")
     rare("--keep", "checkpoints step-N to keep, the newest, and best/ (default: 2; the toy all)", type=int)
     add("--resume", "resume the run in this folder; only --steps may change", metavar="RUN")
-    rare("--plain", "log-probs as flow_grpo.py says, without fast/: slower", action="store_true")
+    add_plain(add)
     rare("--profile", "print where the seconds of each step go", action="store_true")
     parser.set_defaults(threads=None)  # no flag: chosen when the run begins (scale/threads.py)
     return parser
@@ -265,6 +267,7 @@ def train_parser():
 @errors_leave("solve.py")
 def solve_arguments(tool_names):
     args, more = solve_parser().parse_known_args()
+    check_empty()
     check_counts(args)
     if args.tools and len(args.tools) > 1 and not args.question and re.search(r"[^\w,]", args.tools[-1]):
         args.question = args.tools.pop()  # --tools a b "2 + 2?": argparse takes it for a third tool
@@ -297,6 +300,7 @@ def solve_arguments(tool_names):
 def train_arguments(tool_names):
     parser = train_parser()
     args = parser.parse_args()
+    check_empty()
     return settle_train(args, tool_names) if args.resume is None else resumed(parser, args, tool_names)
 
 

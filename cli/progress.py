@@ -17,8 +17,6 @@ from rewards.metrics import summary
 from scale.laps import lap
 
 RANK = os.environ.get("RANK", "0")  # with several GPUs, rank 0 shows its share of the rollouts
-estimated = set()  # numbers of rollouts whose seconds have been estimated: each is printed once
-LONG = 60  # seconds: shorter rollouts are not estimated
 MINUTE = 60  # seconds between two lines where there is no terminal
 
 
@@ -28,15 +26,13 @@ class Progress:
     Minutes may pass between two calls of a slow model, so a thread keeps the clock of the bar running.
     """
 
-    def __init__(self, total, name="", before=0, turns=None):
-        """before: the number of rollouts that ended in earlier batches. turns: of a rollout at most; if
-        given, a line estimates how long the rollouts will take."""
+    def __init__(self, total, name="", before=0):
+        """before: the number of rollouts that ended in earlier batches."""
         self.total, self.name, self.title, self.before = total, name, name, before
         self.ended, self.module, self.start = before, "starting", time.monotonic()
         self.terminal, self.closed = sys.stderr.isatty(), threading.Event()
         hidden = RANK != "0" or not self.terminal
         self.bar = tqdm(total=total, initial=before, unit="rollout", leave=False, disable=hidden)
-        self.turns, self.stages = turns, []  # (module, turn, start) of the stages so far
         self.thread = threading.Thread(target=self.tick, daemon=True)
 
     def __call__(self, flows, turn, module):
@@ -44,28 +40,8 @@ class Progress:
         lap(module)
         self.ended = self.before + sum(flow.stopped or flow.failed != "" for flow in flows)
         self.module = module if module in ("analysis", "generator", "grade") else f"turn {turn} {module}"
-        self.stages.append((module, turn, time.monotonic()))
-        if turn and self.turns and self.total not in estimated:
-            self.estimate(flows)
         if self.terminal:
             self.show()
-
-    def estimate(self, flows):
-        """After the first plans: print a line if all rollouts together will take more than a minute.
-
-        The estimate takes the executor, the verifier and the generator to be as slow as the planner, and no
-        rollout to stop early. If a plan cannot be parsed, its turn has no executor and no verifier."""
-        starts = [start for module, turn, start in self.stages if (module, turn) == ("planner", 1)]
-        if not starts or self.stages[-1][2] == starts[0]:
-            return  # the first plans are not there yet
-        estimated.add(self.total)
-        plans = self.stages[-1][2] - starts[0]
-        parsed = sum(not isinstance(flow.plan, str) for flow in flows) / len(flows)
-        seconds = starts[0] - self.start + plans * (self.turns * (1 + 2 * parsed) + 1)
-        if seconds > LONG and RANK == "0":
-            line = f"about {seconds:.0f} s for {self.total} rollouts, without judge and update: "
-            line += f"the first plans took {plans:.0f} s, {parsed:.0%} of them can be parsed, "
-            tqdm.write(line + f"and there are up to {self.turns} turns", file=sys.stderr)
 
     def next_batch(self, flows):
         """These rollouts have ended; from here on, those of another batch are counted."""

@@ -127,7 +127,7 @@ def load_models(args, checkpoint):
     not loaded. With adapters, the copy is the policy with its adapters off."""
     if loading.pick_device(args.device).type != "cuda":
         fit.bound_host_memory()
-    settings, host = (args.device, args.dtype, args.think), args.optimizer_device == "cpu"
+    settings, host = (args.device, args.dtype, args.think, args.plain), args.optimizer_device == "cpu"
     reference = loaded = None
     if args.lora:
         torch.manual_seed(args.seed)  # the adapters begin with random numbers

@@ -1,52 +1,49 @@
-"""Draw results/*.csv, and fill the tables of RESULTS.md from them: no number there is typed by hand.
+"""The tables and pictures of RESULTS.md, from results/*.csv: no number in them is typed by hand.
 
-    pip install matplotlib
-    python experiments/figures.py                all
-    python experiments/figures.py ways budget    some
+    python experiments/study.py --tables                 all, and README's table of seeds; no run is made
+    python experiments/study.py --tables --only ways     some
 
-Every mean is over seeds, with a 95 % interval by Student's t. A thin line or a small dot is one seed.
+A mean is over seeds, with a 95 % interval by Student's t over those seeds. A small dot or a thin line is one
+seed. Each analysis has a function for its table, one for its picture, and its caption in CAPTIONS. Pictures
+have no background: their colours, those of curves.py, can be read on a white page and on a dark one. They are
+at most 4.8 inches wide, so that a phone does not shrink their words too much.
 """
 
-import argparse
 import csv
+import math
 import re
 import statistics
 import sys
 from collections import defaultdict
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
 
-from logbook import endings
-
-endings.without_traceback(__name__)
-
+from experiments import curves
+from experiments.curves import COLOURS, INK
 from rewards.metrics import markdown
 
 RESULTS = FOLDER / "results"
 # n -> t(0.975) of n - 1 degrees of freedom
 T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 11: 2.23, 12: 2.20,
      13: 2.18, 14: 2.16, 15: 2.14, 16: 2.13, 17: 2.12, 18: 2.11, 19: 2.10, 20: 2.09}
-LINES = [{"color": "black"}, {"color": "0.5", "linestyle": "--"}, {"color": "0.3", "linestyle": ":"},
-         {"color": "0.65", "linestyle": "-."}]
-TOOLS = {"base_generator": ("0.85", ""), "python_coder": ("0.25", ""), "wikipedia_search": ("0.55", "///"),
-         "unreadable": ("white", "xxx")}
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
-         "svg.hashsalt": "nano-agentflow", "svg.fonttype": "none"}
-TOPICS = {  # the variants of each small figure: {run: its label}
-    "statistics": {"turn-stats": "over turns"},
-    "mean": {"token-mean": "all tokens alike"},
-    "kl": {"beta-0": "β = 0", "beta-0.1": "β = 0.1"},
-    "clip": {"clip-0.2-0.2": "0.2 and 0.2", "clip-none": "no clip"},
-    "group": {"G-2": "G = 2", "G-4": "G = 4", "G-16": "G = 16"},
-    "steps": {"one-step": "one step a batch"},
-    "reward": {"wrong-reward": "1 of 10 wrong"},
-    "verifier": {"always-stops": "always stops", "never-stops": "never stops"},
+BLUE, RED, GREEN, PURPLE = COLOURS
+LINES = [{"color": BLUE}, {"color": RED, "linestyle": "--"}, {"color": GREEN, "linestyle": ":"}]
+TOOLS = {"base_generator": PURPLE, "python_coder": BLUE, "wikipedia_search": GREEN, "unreadable": RED}
+STYLE = {"font.size": 10, "font.family": "sans-serif", "axes.spines.top": False, "axes.spines.right": False,
+         "svg.hashsalt": "nano-agentflow", "svg.fonttype": "none", "savefig.transparent": True,
+         "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK,
+         "ytick.color": INK}
+WIDTH = 4.6  # inches
+VARIANTS = {  # the variants of section 8: {run: what it is}
+    "turn-stats": "statistics over turns", "token-mean": "mean over all tokens",
+    "beta-0": "β = 0, not 0.001", "beta-0.1": "β = 0.1", "clip-0.2-0.2": "clip 0.2 and 0.2",
+    "clip-none": "no clip", "G-2": "G = 2, not 8", "G-4": "G = 4", "G-16": "G = 16",
+    "one-step": "one optimiser step", "wrong-reward": "1 of 10 rewards wrong",
+    "always-stops": "verifier always stops", "never-stops": "verifier never stops",
 }
-AS_IT_IS = {"statistics": "over rollouts", "mean": "nested means", "kl": "β = 0.001", "clip": "0.2 and 0.3",
-            "group": "G = 8", "steps": "four steps a batch", "reward": "all right", "verifier": "as it is"}
 
 
 def read(name):
@@ -54,6 +51,7 @@ def read(name):
         return list(csv.DictReader(file))
 
 
+# ---------------------------------------------------------------------------------------------- statistics
 def mean(values):
     """(mean, half of its 95 % interval) over seeds."""
     values = list(values)
@@ -66,6 +64,39 @@ def pm(values, digits=3, scale=1):
     return f"{middle:.{digits}f} ± {half:.{digits}f}"
 
 
+def student_p(values):
+    """The two-sided p of Student's t-test: could values with a mean of 0 lie as far from 0 by chance?
+
+    With φ = atan(t / √ν), a t of ν degrees of freedom lies in [-t, t] with a probability that is the integral
+    of cos^(ν-1) from 0 to φ, divided by the same integral up to π/2. Both by Simpson's rule."""
+    nu = len(values) - 1
+    middle, error = abs(statistics.fmean(values)), statistics.stdev(values) / len(values) ** 0.5
+    if error == 0:
+        return float(middle == 0)
+
+    def integral(end, pieces=2000):
+        heights = [math.cos(end * i / pieces) ** (nu - 1) for i in range(pieces + 1)]
+        inner = 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
+        return end / pieces / 3 * (heights[0] + inner + heights[-1])
+
+    whole = integral(math.pi / 2)
+    return max(0.0, 1 - integral(math.atan(middle / error / nu**0.5)) / whole)
+
+
+def holm(ps):
+    """Holm's adjusted p of several tests: where no effect is real, one table in 20 has one below 0.05."""
+    order, adjusted, largest = sorted(range(len(ps)), key=ps.__getitem__), [0.0] * len(ps), 0.0
+    for place, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(ps) - place) * ps[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def shown_p(p):
+    return f"{p:.2f}" if p >= 0.1 else f"{p:.1g}"
+
+
+# ---------------------------------------------------------------------------------------------- rows
 def gather(rows, key, value):
     """{key: [value, ...]} in the rows' order; key: a column, or a tuple of columns."""
     found = defaultdict(list)
@@ -80,242 +111,364 @@ def select(rows, run, first=0, last=1000):
     return [row for row in rows if row["run"] == run and first <= int(row["step"]) <= last]
 
 
-def fill(name, text):
-    """Put a table between `<!-- name -->` and `<!-- /name -->`, in RESULTS.md or README.md."""
-    between = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.DOTALL)
-    for file in (FOLDER / "RESULTS.md", FOLDER.parent / "README.md"):
-        before = file.read_text(encoding="utf-8")
-        after = between.sub(lambda _: text + "\n", before)
-        if after != before:
-            file.write_text(after, encoding="utf-8")
-
-
-def band(axis, rows, run, value, label, look, seeds=True):
-    """Mean over seeds by step with its interval, and the seeds as thin lines."""
-    rows = select(rows, run)
-    by_step = gather(rows, "step", value)
-    steps = [int(step) for step in by_step]
-    middle, half = zip(*(mean(values) for values in by_step.values()))
-    if seeds:
-        for values in gather(rows, "seed", value).values():
-            axis.plot(steps, values, linewidth=0.5, alpha=0.5, **look)
-    low, high = [m - h for m, h in zip(middle, half)], [m + h for m, h in zip(middle, half)]
-    axis.fill_between(steps, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    axis.plot(steps, middle, label=label, linewidth=1.8, **look)
-    axis.set_xticks(range(0, max(steps) + 1, 4))
-    axis.set_xlabel("step (96 rollouts each)")
-
-
-def panels(plt, number, width=3.1, height=2.6):
-    size = (width * number, height)
-    figure, axes = plt.subplots(1, number, figsize=size, constrained_layout=True, squeeze=False)
-    return figure, axes[0]
-
-
-def save(figure, name, title):
-    figure.suptitle(title, fontsize=9.5)
-    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
-    print(f"experiments/results/{name}.svg")
-
-
-# ---------------------------------------------------------------------------------------------- the analyses
-def planners(plt, name, title):
-    """Section 1: the accuracy of each planner."""
-    rows = read(name)
-    order = list(dict.fromkeys(row["planner"] for row in rows))
-    accuracy, turns, errors = (gather(rows, "planner", name) for name in ("accuracy", "turns", "errors"))
-    figure, (axis,) = panels(plt, 1, 5.6, 2.5)
-    for place, who in enumerate(order):
-        middle, half = mean(accuracy[who])
-        axis.plot(accuracy[who], [place + 0.3] * len(accuracy[who]), "o", color="0.6", markersize=3)
-        axis.errorbar(middle, place, xerr=half, fmt="s", color="black", markersize=5, capsize=3)
-        beside = {"textcoords": "offset points", "xytext": (6, -3)}
-        axis.annotate(f"{middle:.2f}", (middle + half, place), fontsize=8, **beside)
-    axis.set_yticks(range(len(order)), order)
-    axis.set_ylim(len(order) - 0.4, -0.5)
-    axis.set_xlim(0, 1)
-    axis.set_xlabel("accuracy on the test questions")
-    save(figure, name, f"{title}: {len(accuracy['frozen'])} seeds (dots), mean, 95 %")
-    frozen = statistics.fmean(accuracy["frozen"])
-    lines = [["planner", "accuracy", "against frozen", "tool-calling errors, %", "turns"]]
-    for who in order:
-        gain = f"{100 * (statistics.fmean(accuracy[who]) - frozen):+.1f} points" if who != "frozen" else ""
-        lines.append([who, pm(accuracy[who]), gain, pm(errors[who], 1, 100), pm(turns[who], 2)])
-    fill(name, markdown(lines))
-
-
-def tools(plt):
-    rows = read("tools")
-    kinds, whens = ["arithmetic", "fact", "fact_math", "compare"], ["before", "after"]
-    calls = gather(rows, ("when", "seed", "kind", "tool"), "calls")
-    seeds = sorted({row["seed"] for row in rows})
-    share = {}  # (when, kind, tool) -> a share of the turns for each seed
-    for when in whens:
-        for kind in kinds:
-            for seed in seeds:
-                every = {tool: sum(calls.get((when, seed, kind, tool), [0])) for tool in TOOLS}
-                for tool, n in every.items():
-                    share.setdefault((when, kind, tool), []).append(n / sum(every.values()))
-    figure, (axis,) = panels(plt, 1, 6.4, 2.9)
-    for k, kind in enumerate(kinds):
-        for w, when in enumerate(whens):
-            left = 0
-            for tool, (colour, hatch) in TOOLS.items():
-                middle = statistics.fmean(share[when, kind, tool])
-                look = {"color": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
-                axis.barh(k + 0.4 * w, middle, 0.34, left, label=tool if not k + w else None, **look)
-                left += middle
-    places = [k + 0.4 * w for k in range(len(kinds)) for w in (0, 1)]
-    axis.set_yticks(places, [f"{kind}, {when}" for kind in kinds for when in whens])
-    axis.invert_yaxis()
-    axis.set_xlim(0, 1)
-    axis.set_xlabel("share of the planner's turns")
-    axis.legend(loc="upper center", bbox_to_anchor=(0.4, -0.2), ncol=4, frameon=False, fontsize=8)
-    title = f"Which tool for which kind of question: mean of {len(seeds)} seeds, 300 test questions each"
-    save(figure, "tools", title)
-    lines = [["kind of question", "", *TOOLS]]
-    for kind in kinds:
-        for when in whens:
-            cells = [pm(share[when, kind, tool], 0, 100) for tool in TOOLS]
-            lines.append([kind if when == "before" else "", when, *cells])
-    fill("tools", markdown(lines))
-
-
 def over(rows, run, first, last, value):
     """The mean of a column over these steps, for each seed of a run."""
     by_seed = gather(select(rows, run, first, last), "seed", value)
     return [statistics.fmean(values) for values in by_seed.values()]
 
 
-def training(plt):
+def number_of_seeds(rows):
+    return len({row["seed"] for row in rows})
+
+
+def steps_of(rows):
+    """The number of the last step."""
+    return max(int(row["step"]) for row in rows)
+
+
+def level(planner):
+    """The mean accuracy of a planner of section 1: "frozen" is chance, "perfect planner" the ceiling."""
+    return statistics.fmean(gather(read("ways"), "planner", "accuracy")[planner])
+
+
+# ---------------------------------------------------------------------------------------------- pages
+def block(name, alt, caption, table):
+    """A picture of RESULTS.md with its caption and its table."""
+    return f"![{alt}](results/{name}.svg)\n\n*{caption}*\n\n{table}"
+
+
+def fill(name, text, files=(FOLDER / "RESULTS.md", FOLDER.parent / "README.md")):
+    """Put a text between `<!-- name -->` and `<!-- /name -->`, wherever these are."""
+    between = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.DOTALL)
+    for file in files:
+        before = file.read_text(encoding="utf-8")
+        after = between.sub(lambda _: text + "\n", before)
+        if after != before:
+            file.write_text(after, encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------------------- drawing
+def panels(plt, number, height=2.1, width=WIDTH):
+    """A figure with so many panels, one below the other."""
+    figure, axes = plt.subplots(number, 1, figsize=(width, height * number), constrained_layout=True,
+                                squeeze=False)
+    return figure, [axis for row in axes for axis in row]
+
+
+def save(figure, name):
+    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+    print(f"experiments/results/{name}.svg")
+
+
+def band(axis, rows, run, value, label, look):
+    """Mean over seeds by step with its interval, the seeds as thin lines, the last mean as a number."""
+    rows = select(rows, run)
+    by_step = gather(rows, "step", value)
+    steps = [int(step) for step in by_step]
+    middle, half = zip(*(mean(values) for values in by_step.values()))
+    for values in gather(rows, "seed", value).values():
+        axis.plot(steps, values, linewidth=0.5, alpha=0.6, color=look["color"])
+    low, high = [m - h for m, h in zip(middle, half)], [m + h for m, h in zip(middle, half)]
+    axis.fill_between(steps, low, high, color=look["color"], alpha=0.2, linewidth=0)
+    axis.plot(steps, middle, label=label, linewidth=2, **look)
+    axis.set_xticks(range(0, max(steps) + 1, 4))
+    axis.set_xlabel("step (96 rollouts each)")
+    return steps[-1], middle[-1], look["color"]
+
+
+def annotate_ends(axis, ends, gap):
+    """Write the last values of some lines beside them, at least `gap` apart. ends: what band() returned."""
+    lowest = -math.inf
+    for step, value, colour in sorted(ends, key=lambda end: end[1]):
+        lowest = max(value, lowest + gap)
+        axis.annotate(f"{value:.2f}" if value < 10 else f"{value:.1f}", (step, lowest), xytext=(5, 0),
+                      textcoords="offset points", annotation_clip=False, color=colour, va="center",
+                      fontweight="bold")
+
+
+def rule(axis, value, words, across=True, place=0.02):
+    """A dotted line at a level to compare with, and its name."""
+    (axis.axhline if across else axis.axvline)(value, color=INK, linewidth=1, linestyle=":", zorder=0)
+    if across:
+        axis.annotate(f"{words}, {value:.2f}", (place, value), xycoords=("axes fraction", "data"),
+                      va="bottom", fontsize=9)
+
+
+def dots(axis, place, values, colour, marker="s"):
+    """The seeds as small dots, above them their mean and its interval. Returns the end of the interval."""
+    middle, half = mean(values)
+    axis.plot(values, [place + 0.3] * len(values), "o", color=colour, markersize=3, alpha=0.6)
+    axis.errorbar(middle, place, xerr=half, fmt=marker, color=colour, markersize=6, capsize=3)
+    return middle, half
+
+
+# ---------------------------------------------------------------------------------------------- the analyses
+def planners_table(name):
+    """Section 1: each planner's accuracy."""
+    accuracy = gather(read(name), "planner", "accuracy")
+    return markdown([["planner", "accuracy"], *([who, pm(values)] for who, values in accuracy.items())])
+
+
+def planners_picture(plt, name):
+    """Section 1: the accuracy of each planner; dotted: the frozen and the perfect planner."""
+    accuracy = gather(read(name), "planner", "accuracy")
+    figure, (axis,) = panels(plt, 1, 0.42 * len(accuracy) + 0.7)
+    for place, who in enumerate(accuracy):
+        ends = ("frozen", "perfect planner")
+        colour = INK if who in ends else BLUE if who.startswith("Flow") else RED
+        middle, half = dots(axis, place, accuracy[who], colour, "o" if who in ends else "s")
+        axis.annotate(f"{middle:.2f}", (middle + half, place), xytext=(6, 0), textcoords="offset points",
+                      va="center", color=colour, fontweight="bold")
+        if who in ends:
+            rule(axis, middle, who, across=False)
+    if name == "foreign":  # it has no perfect planner of its own
+        rule(axis, level("perfect planner"), "", across=False)
+    axis.set_yticks(range(len(accuracy)), [who.replace(", ", ",\n") for who in accuracy])
+    axis.set_ylim(len(accuracy) - 0.4, -0.6)
+    axis.set_xlim(0, 1)
+    axis.set_xlabel("accuracy (share of test questions)")
+    save(figure, name)
+
+
+def shares():
+    """(seeds, {(when, kind, tool): its share of the planner's turns, for each seed})."""
+    rows = read("tools")
+    calls = gather(rows, ("when", "seed", "kind", "tool"), "calls")
+    seeds, share = sorted({row["seed"] for row in rows}), defaultdict(list)
+    for when, kind in dict.fromkeys((row["when"], row["kind"]) for row in rows):
+        for seed in seeds:
+            every = {tool: sum(calls.get((when, seed, kind, tool), [0])) for tool in TOOLS}
+            for tool, n in every.items():
+                share[when, kind, tool].append(n / sum(every.values()))
+    return seeds, share
+
+
+KINDS = {"arithmetic": "arithmetic", "fact": "a fact", "fact_math": "a fact, then\narithmetic",
+         "compare": "two facts\ncompared"}
+
+
+def tools_table():
+    _, share = shares()
+    lines = [["after training, % of turns", *TOOLS]]
+    for kind, words in KINDS.items():
+        cells = [pm(share["after", kind, tool], 0, 100) for tool in TOOLS]
+        lines.append([words.replace("\n", " "), *cells])
+    return markdown(lines)
+
+
+def tools_picture(plt):
+    _, share = shares()
+    figure, (axis,) = panels(plt, 1, 4.2)
+    places = []
+    for k, kind in enumerate(KINDS):
+        for w, when in enumerate(("before", "after")):
+            places.append(k + 0.42 * w)
+            left = 0
+            for tool, colour in TOOLS.items():
+                middle = statistics.fmean(share[when, kind, tool])
+                label = tool.replace("unreadable", "plan not parsed") if len(places) == 1 else None
+                axis.barh(places[-1], middle, 0.38, left, color=colour, label=label)
+                if middle > 0.07:
+                    axis.annotate(f"{100 * middle:.0f}", (left + middle / 2, places[-1]), color="white",
+                                  ha="center", va="center", fontweight="bold")
+                left += middle
+    axis.set_yticks(places, [f"{words}, {when}" if when == "before" else when for words in KINDS.values()
+                             for when in ("before", "after")])
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1)
+    axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100"])
+    axis.set_xlabel("share of the planner's turns, %")
+    figure.legend(loc="outside lower center", ncol=2, frameon=False)
+    save(figure, "tools")
+
+
+CURVES = (("reward", "reward (share right)", "reward", 3, 1),
+          ("errors", "tool-calling errors\n(share of turns)", "errors, %", 1, 100),
+          ("plan_tokens", "plan length (tokens)", "tokens a plan", 2, 1))
+
+
+def training_table():
     rows = read("training")
-    figure, axes = panels(plt, 3)
-    labels = [("reward", "reward (share right)"), ("errors", "tool-calling errors a turn"),
-              ("plan_tokens", "plan length (tokens a turn)")]
-    for axis, (value, label) in zip(axes, labels):
-        band(axis, rows, "Flow-GRPO", value, None, LINES[0])
-        axis.set_ylabel(label)
-        axis.set_ylim(0, 1 if value == "reward" else None)
-    axes[1].axhline(0.1, color="0.5", linewidth=0.8, linestyle=":")
-    axes[1].annotate("calls that fail by themselves", (24, 0.085), ha="right", va="top", fontsize=7)
-    seeds = len({row["seed"] for row in rows})
-    save(figure, "training", f"Flow-GRPO in training: {seeds} seeds (thin), their mean, 95 %")
-    last = max(int(row["step"]) for row in rows)
+    last = steps_of(rows)
     lines = [["", "steps 1-3", f"steps {last - 2}-{last}"]]
-    for value, label, digits, scale in (
-        ("reward", "reward", 3, 1), ("errors", "tool-calling errors, %", 1, 100),
-        ("plan_tokens", "tokens a plan", 2, 1), ("turns", "turns", 2, 1),
-    ):
+    for value, _, label, digits, scale in CURVES:
         ends = [over(rows, "Flow-GRPO", low, low + 2, value) for low in (1, last - 2)]
         lines.append([label, *(pm(end, digits, scale) for end in ends)])
-    fill("training", markdown(lines))
+    return markdown(lines)
 
 
-def budget(plt):
+def training_picture(plt):
+    rows = read("training")
+    figure, axes = panels(plt, 3)
+    for axis, (value, label, *_), colour in zip(axes, CURVES, COLOURS):
+        end = band(axis, rows, "Flow-GRPO", value, None, {"color": colour})
+        annotate_ends(axis, [end], 0)
+        axis.set_ylabel(label)
+        axis.set_ylim(0, 1 if value == "reward" else None)
+    rule(axes[0], level("perfect planner"), "perfect planner, test questions")
+    rule(axes[0], level("frozen"), "frozen planner, test questions", place=0.4)
+    rule(axes[1], 0.1, "calls that fail whoever plans")
+    save(figure, "training")
+
+
+def budget_table():
+    rows = read("budget")
+    accuracy, used = gather(rows, "max_turns", "accuracy"), gather(rows, "max_turns", "turns")
+    return markdown([["turns at most", "accuracy", "turns used"],
+                     *([turns, pm(accuracy[turns]), pm(used[turns], 2)] for turns in accuracy)])
+
+
+def budget_picture(plt):
     rows = read("budget")
     figure, axes = panels(plt, 2)
-    lines = [["turns at most", "accuracy", "turns used"]]
-    labels = [("accuracy", "accuracy on 300 test questions"), ("turns", "turns used")]
-    for axis, (value, label) in zip(axes, labels):
-        by_turns = gather(rows, "max_turns", value)
+    labels = [("accuracy", "accuracy\n(share of test questions)"), ("turns", "turns used")]
+    for axis, (column, label), colour in zip(axes, labels, COLOURS):
+        by_turns = gather(rows, "max_turns", column)
         places = [int(turns) for turns in by_turns]
         middle, half = zip(*(mean(values) for values in by_turns.values()))
         for place, values in zip(places, by_turns.values()):
-            axis.plot([place] * len(values), values, "o", color="0.6", markersize=3)
-        axis.errorbar(places, middle, yerr=half, color="black", marker="s", markersize=4, capsize=3)
-        axis.axvline(3, color="0.8", linewidth=0.8, zorder=0)
+            axis.plot([place + 0.15] * len(values), values, "o", color=colour, markersize=3, alpha=0.6)
+            value = statistics.fmean(values)
+            axis.annotate(f"{value:.2f}", (place, value), xytext=(3, -17), textcoords="offset points",
+                          ha="center", color=colour, fontweight="bold")
+        axis.errorbar(places, middle, yerr=half, color=colour, marker="s", markersize=5, capsize=3)
         axis.set_xticks(places)
         axis.set_xlabel("turns at most (trained with 3)")
         axis.set_ylabel(label)
-        axis.set_ylim(0, 1 if value == "accuracy" else None)
-    accuracy, used = gather(rows, "max_turns", "accuracy"), gather(rows, "max_turns", "turns")
-    lines += [[turns, pm(accuracy[turns]), pm(used[turns], 2)] for turns in accuracy]
-    save(figure, "budget", f"Turn budget when used: {len(accuracy['3'])} seeds (dots), mean, 95 %")
-    fill("budget", markdown(lines))
+        axis.set_ylim(0, 1 if column == "accuracy" else None)
+    rule(axes[0], level("perfect planner"), "perfect planner, 3 turns", place=0.45)
+    rule(axes[0], level("frozen"), "frozen planner, 3 turns", place=0.45)
+    save(figure, "budget")
 
 
-def compare(plt, name, runs, title, labels):
-    """Reward curves of some runs, and the reward at the start and the end."""
+COMPARED = {  # {CSV: {run: its name}}
+    "monolith": {"monolith": "monolith", "Flow-GRPO": "flow", "right verdicts": "flow, no wrong verdicts"},
+    "sizes": {"width 128": "1.23 M parameters", "width 64": "0.42 M parameters"},
+}
+
+
+def compared_table(name):
+    """Reward at the start and at the end of training, and the test before and after."""
     rows = read(name)
-    figure, axes = panels(plt, 2, 3.3)
-    for run, label, look in zip(runs, labels, LINES):
-        for axis, value in zip(axes, ("reward", "errors")):
-            band(axis, rows, run, value, label, look)
-    for axis, label in zip(axes, ("reward (share right)", "tool-calling errors a turn")):
-        axis.set_ylabel(label)
-        axis.set_ylim(0, 1)
-    axes[0].legend(frameon=False, fontsize=8)
-    save(figure, name, f"{title}: {len({row['seed'] for row in rows})} seeds (thin), means, 95 %")
-    last = max(int(row["step"]) for row in rows)
-    steps = ["steps 1-3", f"steps {last - 2}-{last}", f"steps 1-{last}"]
-    lines = [["reward", *steps, "test before", "test after"]]
-    for run, label in zip(runs, labels):
-        parts = [over(rows, run, *ends, "reward") for ends in ((1, 3), (last - 2, last), (1, last))]
+    last = steps_of(rows)
+    lines = [["", "reward, steps 1-3", f"reward, steps {last - 2}-{last}", "test before", "test after"]]
+    for run, label in COMPARED[name].items():
+        parts = [over(rows, run, *ends, "reward") for ends in ((1, 3), (last - 2, last))]
         tests = [over(rows, run, 1, 1, when) for when in ("test_before", "test_after")]
         lines.append([label, *map(pm, parts + tests)])
-    fill(name, markdown(lines))
+    return markdown(lines)
 
 
-def monolith(plt):
-    compare(plt, "monolith", ["monolith", "Flow-GRPO", "right verdicts"], "The flow and a monolithic policy",
-            ["monolith", "flow", "flow, no wrong verdicts"])
+def compared_picture(plt, name):
+    rows = read(name)
+    figure, axes = panels(plt, 2, 2.4)
+    for axis, (value, label, *_) in zip(axes, CURVES):
+        ends = [band(axis, rows, run, value, words, look)
+                for (run, words), look in zip(COMPARED[name].items(), LINES)]
+        annotate_ends(axis, ends, 0.09)
+        axis.set_ylabel(label)
+        axis.set_ylim(0, 1)
+    ceiling = level("perfect planner")
+    words = f"perfect planner: {ceiling:.2f};\ncalls that fail anyway: 0.10"
+    axes[0].axhline(ceiling, color=INK, linestyle=":", linewidth=1, label=words)
+    axes[1].axhline(0.1, color=INK, linestyle=":", linewidth=1)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", frameon=False, ncol=2)
+    save(figure, name)
 
 
-def sizes(plt):
-    labels = ["1.23 M parameters", "0.42 M parameters"]
-    compare(plt, "sizes", ["width 128", "width 64"], "Size of the planner", labels)
-
-
-def variants(plt):
+def changes_of_variants():
+    """{variant: [its mean reward minus that of the planner as it is, seed by seed]}; the latter's rewards."""
     rows = read("variants")
-    last = max(int(row["step"]) for row in rows)
     whole = {key: statistics.fmean(values) for key, values in gather(rows, ("run", "seed"), "reward").items()}
     seeds = sorted({row["seed"] for row in rows})
-    lines = [["variant", f"reward, mean of steps 1-{last}", "difference, seed by seed", "told apart?"]]
-    lines.append(["as it is", pm([whole["as it is", seed] for seed in seeds]), "", ""])
-    for topic, runs in TOPICS.items():
-        figure, (axis,) = panels(plt, 1, 3.4, 2.3)
-        for run, label, look in zip(["as it is", *runs], [AS_IT_IS[topic], *runs.values()], LINES):
-            band(axis, rows, run, "reward", label, look, seeds=False)
-        axis.set_ylabel("reward (share right)")
-        axis.set_ylim(0, 1)
-        axis.legend(frameon=False, fontsize=8, loc="upper left")
-        save(figure, f"variants-{topic}", f"{topic}: mean of {len(seeds)} seeds, 95 %")
-        for run, label in runs.items():
-            apart = [whole[run, seed] - whole["as it is", seed] for seed in seeds]
-            middle, half = mean(apart)
-            told = "yes" if abs(middle) > half else "no"
-            lines.append([f"{topic}: {label}", pm([whole[run, seed] for seed in seeds]), pm(apart), told])
-    fill("variants", markdown(lines))
+    base = [whole["as it is", seed] for seed in seeds]
+    return {run: [whole[run, seed] - value for seed, value in zip(seeds, base)] for run in VARIANTS}, base
 
 
-def forks(plt):
-    from experiments import power  # which imports this file
-    power.forks(plt)
+def variants_table():
+    changes, base = changes_of_variants()
+    ps = [student_p(change) for change in changes.values()]
+    lines = [["variant", f"reward, minus {statistics.fmean(base):.3f}", "p, Holm"]]
+    for (run, change), adjusted in zip(changes.items(), holm(ps)):
+        lines.append([VARIANTS[run], pm(change), shown_p(adjusted)])
+    return markdown(lines)
 
 
-PLANNERS = {"ways": "Ways to train the planner", "foreign": "A teacher with words of its own",
-            "rarely": "A planner that is rarely right"}
-FIGURES = {name: partial(planners, name=name, title=title) for name, title in PLANNERS.items()}
-FIGURES |= {"training": training, "tools": tools, "budget": budget, "monolith": monolith, "sizes": sizes,
-            "variants": variants, "forks": forks}
+def variants_picture(plt):
+    changes, _ = changes_of_variants()
+    differences_picture(plt, "variants", {VARIANTS[run]: change for run, change in changes.items()},
+                        "reward of steps 1-8, minus that\nof the planner as it is")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("names", nargs="*", help=f"some of {', '.join(FIGURES)}; none: all")
-    args = parser.parse_args()
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        parser.exit(2, "figures.py: needs matplotlib, which the project does not: pip install matplotlib\n")
-    plt.rcParams.update(STYLE)
-    for name in args.names or FIGURES:
-        if name not in FIGURES:
-            parser.exit(2, f"figures.py: there is no figure {name}: choose from {', '.join(FIGURES)}\n")
-        FIGURES[name](plt)
-        plt.close("all")
+def differences_picture(plt, name, changes, label):
+    """Differences to the planner as it is, seed by seed; the line at 0 is no difference."""
+    figure, (axis,) = panels(plt, 1, 0.34 * len(changes) + 0.9)
+    adjusted = holm([student_p(change) for change in changes.values()])
+    for place, (change, p) in enumerate(zip(changes.values(), adjusted)):
+        colour = RED if p < 0.05 else BLUE
+        middle, _ = dots(axis, place, change, colour)
+        axis.annotate(f"{middle:+.3f}", (1.02, place), xycoords=("axes fraction", "data"), va="center",
+                      color=colour, fontweight="bold")
+    axis.axvline(0, color=INK, linewidth=1, zorder=0)
+    axis.locator_params(axis="x", nbins=4)
+    axis.set_yticks(range(len(changes)), list(changes))
+    axis.set_ylim(len(changes) - 0.3, -0.7)
+    axis.set_xlabel(label)
+    save(figure, name)
 
 
-if __name__ == "__main__":
-    main()
+# ---------------------------------------------------------------------------------------------- curves.py
+def toy_table():
+    """README's table: the seeds of `python train.py`, before and after."""
+    tests = read("toy-tests")
+    lines = [["", "before training", "after"]]
+    columns = (("accuracy", "accuracy", 3, 1), ("errors", "tool-calling errors, %", 1, 100),
+               ("turns", "turns", 2, 1))
+    for value, label, digits, scale in columns:
+        found = gather(tests, "when", value)
+        cells = [", ".join(f"{scale * x:.{digits}f}" for x in found[when]) for when in ("before", "after")]
+        lines.append([label, *cells])
+    return markdown(lines)
+
+
+def levels(roles):
+    """{"reward": [(accuracy, words)]}: warm-started and perfect planner on the toy's 300 test questions."""
+    rows = [row for row in read("smollm") if (row["roles"], row["set"]) == (roles, "toy")]
+    return {"reward": [(float(row["accuracy"]), f"{row['planner']}, reward on the test questions")
+                       for row in rows if row["planner"] in ("warm-started", "perfect planner")]}
+
+
+def toy_picture():
+    """experiments/curve.svg, README's curve."""
+    by_seed = defaultdict(dict)
+    for row in read("toy"):
+        by_seed[row["seed"]][int(row["step"])] = row
+    seeds = list(by_seed)
+    line = curves.Line({}, seeds, list(by_seed.values()), seeds, f"Flow-GRPO on the toy, {len(seeds)} seeds")
+    drawn = curves.picture([line], ["reward", "errors", "turns"], levels("toy"))
+    (FOLDER / "curve.svg").write_text(drawn, encoding="utf-8")
+    print("experiments/curve.svg")
+
+
+@dataclass
+class Summary:
+    """A line of curves.picture() of which only the mean, the lowest and the highest seed are known."""
+
+    label: str
+    runs: list
+    columns: dict  # {column: [(step, lowest, mean, highest)]}
+
+    def points(self, column):
+        return self.columns[column]
+
+
+def smollm_curve():
+    """smollm-curve.svg. Its CSV was read off the picture before it, to three digits: the logs are lost."""
+    columns = defaultdict(list)
+    for row in read("smollm-curve"):
+        point = (int(row["step"]), *(float(row[name]) for name in ("lowest", "mean", "highest")))
+        columns[row["column"]].append(point)
+    line = Summary("SmolLM2, seeds 0, 2, 3 and 4", [0, 2, 3, 4], columns)
+    drawn = curves.picture([line], list(columns), levels("planner"))
+    (RESULTS / "smollm-curve.svg").write_text(drawn, encoding="utf-8")
+    print("experiments/results/smollm-curve.svg")

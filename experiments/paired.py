@@ -3,14 +3,13 @@
 Two planners that answer the same questions are compared by McNemar's exact test, as in solve.py --compare
 (rewards/compare.py).
 
-report() writes results/smollm.csv (a row for each planner, seed and set), results/smollm-paired.csv (a row
-for each pair), a figure, and the tables of RESULTS.md. Rows that it does not make anew stay in the files, so
-that a report on some planners or seeds keeps what is there about the others.
+report() writes results/smollm.csv (a row for each planner, seed and set) and results/smollm-paired.csv (a row
+for each pair). Rows that it does not make again stay in the files, so that a report on some planners or seeds
+keeps what is there about the others. study.py --tables makes tables and pictures from them.
 """
 
 import csv
 import json
-from importlib.util import find_spec
 
 from experiments import figures
 from experiments.wordings import SETS
@@ -72,57 +71,108 @@ def in_order(planners):
     return [name for name in ORDER if name in planners]
 
 
+def known_sets(rows):
+    """The sets of questions that some planner gets right at all."""
+    return [name for name in SETS if any(row["accuracy"] for row in rows if row["set"] == name)]
+
+
+def short(value):
+    return f"{value:.2f}".removeprefix("0")
+
+
 def accuracy_text(rows):
-    """'0.34 [.29, .40]' of one seed; of several, their mean and the lowest and highest seed, (.31-.36)."""
-    values, short = [row["accuracy"] for row in rows], lambda value: f"{value:.2f}".removeprefix("0")
+    """Of one seed '0.34 [.29-.40]', with Wilson's interval; of several the mean and each: '0.34: .31 .36'."""
+    values = [row["accuracy"] for row in rows]
     if len(rows) == 1:
-        return f"{values[0]:.2f} [{short(rows[0]['low'])}, {short(rows[0]['high'])}]"
-    return f"{sum(values) / len(values):.2f} ({short(min(values))}-{short(max(values))})"
+        return f"{values[0]:.2f} [{short(rows[0]['low'])}-{short(rows[0]['high'])}]"
+    return f"{sum(values) / len(values):.2f}: {' '.join(map(short, values))}"
 
 
 def table_of(rows):
     """The accuracies of one table's planners on each set, and the tool-calling errors on the first."""
-    lines = [["planner", *SETS, "errors, %"]]
+    sets, rows = known_sets(rows), sorted(rows, key=lambda row: row["seed"])
+    lines = [["planner", *sets, "errors, %"]]
     for planner in in_order({row["planner"] for row in rows}):
         of_planner = [row for row in rows if row["planner"] == planner]
-        cells = [accuracy_text([row for row in of_planner if row["set"] == name]) for name in SETS]
+        cells = [accuracy_text([row for row in of_planner if row["set"] == name]) for name in sets]
         errors = [100 * row["errors"] for row in of_planner if row["set"] == SETS[0]]
-        lines.append([planner, *cells, f"{sum(errors) / len(errors):.0f}"])
+        lines.append([planner, *cells, " ".join(f"{error:.0f}" for error in errors)])
     return markdown(lines)
 
 
 def paired_table(pairs):
-    """The paired comparisons of one table: questions won and lost, and p; of the least certain seed."""
-    lines = [["won, lost (p)", *SETS]]
+    """The paired comparisons of one table: questions won and lost, and p, of its worst and its best seed.
+
+    The worst is the one with the lowest difference of won and lost. So a pair whose seeds point both ways
+    shows both."""
+    sets = [name for name in SETS if any(row["won"] + row["lost"] for row in pairs if row["set"] == name)]
+    lines = [["won, lost (p)", *sets]]
     for first, second in PAIRS:
+        found = [row for row in pairs if (row["before"], row["after"]) == (first, second)]
         cells = []
-        for name in SETS:
-            chosen = [row for row in pairs
-                      if (row["before"], row["after"], row["set"]) == (first, second, name)]
-            worst = max(chosen, key=lambda row: (row["p"], row["lost"] - row["won"]), default=None)
-            cells.append(worst and f"+{worst['won']:.0f} -{worst['lost']:.0f} ({worst['p']:.1g})")
+        for name in sets:
+            seeds = [row for row in found if row["set"] == name]
+            seeds.sort(key=lambda row: row["won"] - row["lost"])
+            ends = [seeds[0], seeds[-1]] if len(seeds) > 1 else seeds
+            cells.append(" … ".join(f"+{row['won']:.0f} -{row['lost']:.0f} ({row['p']:.1g})" for row in ends))
         if all(cells):
             lines.append([f"{first} → {second}", *cells])
     return markdown(lines)
 
 
-def draw(plt, rows, name, title):
-    """Accuracy of each planner, a panel for each set: a dot a seed, and the interval of a single one."""
-    planners = in_order({row["planner"] for row in rows})
-    figure, axes = figures.panels(plt, len(SETS), 2.5, 0.3 * len(planners) + 1.2)
-    for axis, set_name in zip(axes, SETS):
-        for place, planner in enumerate(planners):
+COLOURS = {"Flow-GRPO": figures.BLUE, "SFT": figures.RED, "router": figures.GREEN}
+
+
+def draw(plt, rows, name):
+    """Accuracy of each planner, a panel for each set: each seed with the Wilson interval of its questions.
+
+    The number is the mean over the seeds. Dotted: the warm-started planner, which picks tools by chance, and
+    the perfect one."""
+    sets, planners = known_sets(rows), in_order({row["planner"] for row in rows})
+    slots, end = {}, 0.0  # of a planner with several seeds a row is wider
+    for planner in planners:
+        seeds = sorted({row["seed"] for row in rows if row["planner"] == planner})
+        slots |= {(planner, seed): end + 0.4 * place for place, seed in enumerate(seeds)}
+        end += 0.4 * (len(seeds) - 1) + 1
+    middle_of = {planner: sum(at := [place for (who, _), place in slots.items() if who == planner]) / len(at)
+                 for planner in planners}
+    figure, axes = plt.subplots(1, len(sets), figsize=(4.8, 0.27 * end + 0.9), constrained_layout=True,
+                                squeeze=False, sharey=True)
+    for axis, set_name in zip(axes[0], sets):
+        for planner in planners:
             chosen = [row for row in rows if (row["planner"], row["set"]) == (planner, set_name)]
-            values = [row["accuracy"] for row in chosen]
-            axis.plot(values, [place] * len(values), "o", color="0.6", markersize=3)
-            ends = (chosen[0]["low"], chosen[0]["high"]) if len(chosen) == 1 else (min(values), max(values))
-            axis.plot(ends, [place, place], color="black", linewidth=1)
-            axis.plot(sum(values) / len(values), place, "s", color="black", markersize=4)
-        axis.set_yticks(range(len(planners)), planners if axis is axes[0] else [""] * len(planners))
-        axis.set_ylim(len(planners) - 0.5, -0.5)
+            colour = COLOURS.get(planner.split()[0], figures.INK)
+            marker = "o" if colour == figures.INK else "s"
+            for row in chosen:
+                place = slots[planner, row["seed"]]
+                axis.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=1.5)
+                axis.plot(row["accuracy"], place, marker, color=colour, markersize=4)
+            value = sum(row["accuracy"] for row in chosen) / len(chosen)
+            axis.annotate(short(value), (1.03, middle_of[planner]), xycoords=("axes fraction", "data"),
+                          va="center", color=colour, fontweight="bold", fontsize=9)
+            if colour == figures.INK:
+                axis.axvline(value, color=figures.INK, linewidth=1, linestyle=":", zorder=0)
+        axis.set_yticks(list(middle_of.values()), list(middle_of))
+        axis.set_ylim(end - 0.4, -0.6)
         axis.set_xlim(0, 1)
-        axis.set_xlabel(set_name)
-    figures.save(figure, name, title)
+        axis.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
+        axis.set_title(f"{set_name}\nn = {chosen[0]['questions']:.0f}", fontsize=9)
+    figure.supxlabel("accuracy (share of questions)", fontsize=10)
+    figures.save(figure, name)
+
+
+def of_roles(roles):
+    """(rows of smollm.csv, rows of smollm-paired.csv) of one table."""
+    return tuple([row for row in read(name) if row["roles"] == roles] for name in ("smollm", "smollm-paired"))
+
+
+def tables(roles):
+    rows, pairs = of_roles(roles)
+    return f"{table_of(rows)}\n\n{paired_table(pairs)}"
+
+
+def picture(plt, roles):
+    draw(plt, of_roles(roles)[0], f"smollm-{roles}")
 
 
 def read(name):
@@ -145,21 +195,10 @@ def write(name, rows, number):
     return read(name)
 
 
-def report(tables):
-    """Write the CSV files, print the tables, fill those of RESULTS.md that have their markers there."""
-    rows, pairs = outcomes(tables)
-    rows, pairs = write("smollm", rows, 4), write("smollm-paired", pairs, 5)
-    plt = None
-    if find_spec("matplotlib") is None:
-        print("no figure: it needs matplotlib, which the project does not: pip install matplotlib")
-    else:
-        import matplotlib.pyplot as plt
-
-        plt.rcParams.update(figures.STYLE)
-    for roles in tables:
-        chosen = [row for row in rows if row["roles"] == roles]
-        text = f"{table_of(chosen)}\n\n{paired_table([row for row in pairs if row['roles'] == roles])}"
-        print(f"\n{roles}\n\n{text}")
-        figures.fill(f"smollm-{roles}", text)
-        if plt:
-            draw(plt, chosen, f"smollm-{roles}", f"Accuracy on held-out questions: {roles}")
+def report(found):
+    """Write the CSV files, and print the tables. found: {roles: {(planner, seed): Run}}."""
+    rows, pairs = outcomes(found)
+    write("smollm", rows, 4), write("smollm-paired", pairs, 5)
+    for roles in found:
+        print(f"\n{roles}\n\n{tables(roles)}")
+    print("\npython experiments/study.py --tables puts them into RESULTS.md")

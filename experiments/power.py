@@ -67,30 +67,29 @@ def pooled(samples):
     return math.sqrt(squares / sum(len(sample) - 1 for sample in samples))
 
 
-def forks(plt):
-    """forks.svg, the table of RESULTS.md, and the line `result:` in the head of each diff."""
+def forks_table():
+    """Section 8's table of the forks."""
     rows = figures.read("forks")
     changes = dict(fork_pairs(rows))
-    gathered = {column: figures.gather(rows, "run", column) for column in ("accuracy", "turns", "errors")}
-    figure, (axis,) = figures.panels(plt, 1, 5.6, 3.2)
-    lines = [["fork", "accuracy", "difference, seed by seed", "told apart?", "turns", "errors, %"]]
-    for place, name in enumerate(["as it is", *changes]):
-        turns, errors = figures.pm(gathered["turns"][name], 2), figures.pm(gathered["errors"][name], 1, 100)
-        cells = ["", ""]
-        if place:
-            change = changes[name]
-            middle, half = figures.mean(change)
-            axis.plot(change, [place + 0.25] * len(change), "o", color="0.6", markersize=3)
-            axis.errorbar(middle, place, xerr=half, fmt="s", color="black", markersize=4, capsize=3)
-            cells = [figures.pm(change), "yes" if abs(middle) > half else "no"]
-            write_result(name, result_of(change))
-        lines.append([name, figures.pm(gathered["accuracy"][name]), *cells, turns, errors])
-    axis.axvline(0, color="0.6", linewidth=0.8)
-    axis.set_yticks(range(1, len(changes) + 1), list(changes))
-    axis.invert_yaxis()
-    axis.set_xlabel("accuracy on the test questions, minus that of the planner as it is")
-    figures.save(figure, "forks", f"Forks: {len(change)} seeds (dots), mean, 95 %")
-    figures.fill("forks", markdown(lines))
+    ps = [figures.student_p(change) for change in changes.values()]
+    tests = {name: (p, adjusted) for name, p, adjusted in zip(changes, ps, figures.holm(ps))}
+    base = statistics.fmean(figures.gather(rows, "run", "accuracy")["as it is"])
+    lines = [["fork", f"accuracy, minus {base:.3f}", "p", "p, Holm"]]
+    for name, change in changes.items():
+        lines.append([name, figures.pm(change), *map(figures.shown_p, tests[name])])
+    return markdown(lines)
+
+
+def forks_picture(plt):
+    changes = dict(fork_pairs(figures.read("forks")))
+    label = "accuracy on the test questions,\nminus that of the planner as it is"
+    figures.differences_picture(plt, "forks", changes, label)
+
+
+def write_results():
+    """The line `result:` in the head of each fork's diff."""
+    for name, change in fork_pairs(figures.read("forks")):
+        write_result(name, result_of(change))
 
 
 def result_of(change):

@@ -42,6 +42,7 @@ from models.completion import Completion
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from scale import adapters, sharding
+from scale.passes import Passes
 from tools import toolbox
 from toy.questions import for_flow, splits
 from toy.teacher import Teacher
@@ -87,8 +88,9 @@ def imitate(engine, batches, args):
     With --in-order: on one collected batch after the other; an empty one becomes a sample."""
     flows = [flow for batch in batches for flow in batch]
     print(f"{len(flows)} rollouts to imitate", flush=True)
-    scoring = logps.scoring(log_probs, engine.model)
+    how = logps.scoring(log_probs, engine.model)
     sharding.shard(engine.model)  # in bfloat16 it trains float32 masters
+    passes = Passes(engine.model, None, token_budget=args.token_budget, **how)
     optimizer, rng = sharding.adamw(engine.model, args.lr), random.Random(args.seed)
     size = args.questions * args.group_size // args.minibatches
     for step in range(1, args.steps * args.minibatches + 1):
@@ -97,8 +99,7 @@ def imitate(engine, batches, args):
         turns = [(i, turn) for i, flow in enumerate(batch) for turn in flow.actions]
         actions = [Action(turn.prompt_ids, turn.ids, i) for i, turn in turns]
         ones = torch.ones(len(batch))
-        report = update(engine.model, None, optimizer, actions, ones, temperature=1.0, beta=0,
-                        token_budget=args.token_budget, **scoring)
+        report = update(passes, optimizer, actions, ones, temperature=1.0)
         if step % 8 == 0:
             numbers = f"-log π a token {report['entropy']:.4f} | gradient {report['grad_norm']:.2f}"
             print(f"step {step} | {numbers}", flush=True)

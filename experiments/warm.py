@@ -47,6 +47,7 @@ from flow_grpo import Action, log_probs, token_logps, update
 from logbook.checkpoints import forget, last_checkpoint, load_state, restore, save
 from models.loading import load_engine
 from scale import sharding
+from scale.passes import Passes
 from tools import toolbox
 from toy.questions import for_flow
 from world.files import replace_file
@@ -104,9 +105,9 @@ def learn(engine, optimizer, batch, token_budget):
     """One step of cross-entropy, the mean over examples, texts and tokens: -log π a token before the step.
 
     At ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood."""
-    report = update(engine.model, None, optimizer, actions_of(engine, batch), torch.ones(len(batch)),
-                    temperature=1.0, beta=0, token_budget=token_budget,
-                    **logps.scoring(log_probs, engine.model))
+    how = logps.scoring(log_probs, engine.model)
+    passes = Passes(engine.model, None, token_budget=token_budget, **how)
+    report = update(passes, optimizer, actions_of(engine, batch), torch.ones(len(batch)), temperature=1.0)
     return report["entropy"]  # of on-policy tokens it estimates the entropy; here it is the mean -log π
 
 

@@ -1,9 +1,9 @@
-"""flow_grpo.token_logps() and flow_grpo.micro_batches(), with trees for rows and the output layer in chunks.
+"""flow_grpo.token_logps(), with trees for rows and the output layer in chunks, and the micro-batches for it.
 
 Measured on one core (hidden size 128, 2 groups of 8 x (512 + 64) tokens): with a vocabulary of 1k, an update
 takes 3.7 times less time and 3.8 times less memory than with padded rows and all logits.
 
-    update(model, ..., **logps.scoring(log_probs, model, reference))    # log_probs: flow_grpo's definition
+    Passes(model, reference, **logps.scoring(log_probs, model, reference))      # log_probs: flow_grpo's
 
 What sequences of a micro-batch begin with, such as the prompt of a group, is computed once (trees.py). Logits
 are computed only where an action token is predicted, and a chunk at a time, so that no (K, V) matrix exists
@@ -19,7 +19,7 @@ from fast import head, trees
 
 @torch.no_grad()
 def scoring(log_probs, model, reference=None):
-    """The two functions, as arguments of an update of `model`.
+    """The two functions, as arguments of scale.passes.Passes.
 
     How the models can be computed is found out here, once, on each rank alone: before sharded weights let the
     ranks go in lock-step."""

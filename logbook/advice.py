@@ -1,21 +1,21 @@
 """Advice for a run that cannot learn, or whose rollouts fail. Each function returns text; "" means no advice.
 
 A run that learns nothing prints the same lines as any other. Flow-GRPO learns from differences between the
-rollouts of a question. There are none if no plan can be parsed (the model is too small, is cut off, or is
-still thinking), nor if every question is too easy or too hard.
+rollouts of a question. There are none if no plan parses (the model is too small, is cut off, or is still
+thinking), or if every question is too easy or too hard.
 """
 from collections import Counter
 from itertools import takewhile
 
 from world.text import printable, truncate
 
-FEW = 0.1  # if a smaller part of the plans can be parsed, the model does not know the format
+FEW = 0.1  # if a smaller fraction of the plans parses, the model does not know the format
 FLAT_STEPS = 3  # steps in a row with flat groups only, after which there is advice
 MEMORY = "give --gradient-checkpointing, --optimizer-device cpu, --lora 32 or a smaller --max-new-tokens"
 
 
 def failures(rollouts):
-    """The three commonest reasons, a line each: 'failed 3 times: the prompt is too long'."""
+    """The three most frequent reasons, a line each: 'failed 3 times: the prompt is too long'."""
     counts = Counter(rollout.failed for rollout in rollouts if rollout.failed)
     return "\n".join(f"failed {times} times: {printable(truncate(why, 400))}"
                      for why, times in counts.most_common(3))
@@ -42,7 +42,7 @@ def unparsed(rollouts):
 
 
 def flat_steps(rows, rollouts, temperature):
-    """After the third step in a row with flat groups only: why that may be, and what to change."""
+    """After the third step in a row with only flat groups: the likely cause, and what to change."""
     streak = list(takewhile(lambda row: row["flat"] == row["groups"], reversed(rows)))
     if len(streak) != FLAT_STEPS:
         return ""
@@ -63,12 +63,12 @@ def flat_steps(rows, rollouts, temperature):
 def poisoned(row, args):
     """Why the last steps had no usable gradient, and what to change. row: of the last step."""
     if row["failed"] and not row["skipped"]:
-        return "no rollout of the last steps came to an end. Begin anew with a smaller --max-new-tokens."
+        return "no rollout of the last steps came to an end. Start a new run with a smaller --max-new-tokens."
     change = f"a lower --lr than {args.lr:g}"
     if args.temperature < 0.2:
         change = f"a higher --temperature than {args.temperature}"
     return ("the last steps taught nothing: their gradients were not finite or far too large. "
-            f"Begin anew with {change}.")
+            f"Start a new run with {change}.")
 
 
 def smaller_budget(before, after):

@@ -1,4 +1,4 @@
-"""A run's folder: its settings and its checkpoints, from which --resume goes on.
+"""A run's folder: its settings and its checkpoints, from which --resume continues.
 
     args.json        the settings, for --resume, and the code that made the run (code.py)
     lock             held by the process that trains (folder.py)
@@ -8,7 +8,7 @@
     step-N/trainer/  for --resume: the trained weights in float32 and the optimizer's moments
 
 trainer/ is a torch.distributed.checkpoint in safetensors files. Every rank writes its part, and any number of
-ranks can read it. best/ has none: it is most of the bytes, and nothing resumes from best/.
+ranks can read it. best/ omits it: it is most of the size, and nothing resumes from best/.
 
 A checkpoint is written under another name and renamed when it is complete (world/files.py): a kill or a full
 disk never damages the one before it. Paths in args.json and train.json are portable (places.py).
@@ -109,8 +109,8 @@ def write_trainer(folder, optimizer):
 
 @contextmanager
 def quiet():
-    """torch.distributed.checkpoint without its warning that one process is alone, and with the error of the
-    first rank that failed, where it raises one of its own that holds those of all ranks."""
+    """torch.distributed.checkpoint without its warning about a single process. If ranks fail, it raises the
+    first one's error, instead of an error of its own that collects them all."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -150,7 +150,7 @@ def checkpoints(run):
 
 
 def last_checkpoint(run):
-    """The checkpoint to resume from. None before a run's first one: then the run begins anew."""
+    """The checkpoint to resume from. None before a run's first one: the run then starts from step 0."""
     if any(Path(run).glob("step-*/trainer.pt")):
         raise ValueError(f"{run} was trained by an earlier version, whose checkpoints cannot be resumed")
     return (checkpoints(run) or [None])[-1]
@@ -159,7 +159,7 @@ def last_checkpoint(run):
 def load_state(checkpoint):
     """{"step", "best", "moved"} of a checkpoint; ValueError if it is damaged; None without a checkpoint.
 
-    best: the highest accuracy on --valid so far. moved: has a step changed the policy?"""
+    best: the highest accuracy on --valid so far. moved: whether a step has changed the policy."""
     if not checkpoint:
         return None
     with reading(checkpoint / "train.json", DAMAGED.format(checkpoint)):

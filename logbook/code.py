@@ -5,8 +5,8 @@
     last(file)                 reads the last one of a file
     different("answers", first, second)      the lines of --compare, if the code of two runs differs
 
-Two forks of one commit, or a commit and an edit of it, write the same settings: without this record, their
-runs differ in the name of the folder alone. The diff is git's, of tracked files and new Python files, without
+Two forks of one commit, or a commit and an edit of it, write the same settings: without this record, only the
+folder's name would tell their runs apart. The diff is git's, of tracked files and new Python files, without
 the documentation. Its paths are those in the repository, so it says nothing about the machine. A key that is
 set in the environment becomes ***; any other secret that somebody wrote into the code stays in the record.
 """
@@ -20,7 +20,7 @@ from world.files import read_object, reading, replace_file
 from world.places import ROOT
 from world.services import without_whole_keys
 
-LIMIT = 200_000  # characters of a diff; a longer one is cut, but its hash is that of the whole
+LIMIT = 200_000  # characters of a diff; a longer one is truncated, but its hash is that of the whole
 FILES = "--", ".", ":!docs", ":!*.md"
 DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/",
         *FILES)

@@ -1,8 +1,8 @@
-"""How a script ends where no traceback helps: Ctrl-C, a reader that has gone (`| head`), a package missing.
+"""How a script ends without a traceback: Ctrl-C, a reader that has gone (`| head`), a missing package.
 
     endings.without_traceback(__name__)  # before the imports that take seconds, or a package
 
-This file needs the standard library alone, because it also answers for packages that are not installed.
+This file only needs the standard library, because it also reports packages that are not installed.
 """
 import atexit
 import errno
@@ -21,8 +21,8 @@ UNWRITABLE = *FULL, errno.EPIPE, errno.EIO  # EIO: the terminal has been closed
 
 
 def without_traceback(name):
-    """In a script ("__main__"), not where it is imported: from here on, the endings below are quiet or one
-    sentence. All other errors keep their traceback."""
+    """From here on, the endings below print nothing or one sentence; all other errors keep their traceback.
+    Only for a script ("__main__"), not where it is imported."""
     if name == "__main__":
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an import that catches it may end in another error
         for stream in ("stdout", "stderr"):
@@ -52,8 +52,8 @@ def required():
 
 
 def no_more_output(error):
-    """Let stdout lead nowhere from here on: it cannot be written. Returns the exit code. An error that a user
-    must know of, such as a full disk, is printed; that `| head` has ended is not."""
+    """Discard stdout from here on, because it cannot be written. Returns the exit code. An error that a user
+    must know about, such as a full disk, is printed; the end of `| head` is not."""
     with suppress(OSError):  # or Python's own flush at the end would fail, too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:

@@ -28,7 +28,7 @@ unprintable = None  # in a training a list: once say() has failed, the exit code
 
 
 def say(text):
-    """Print a line, unless it is empty. With several GPUs, rank 0 speaks for all.
+    """Print a line, unless it is empty. With several GPUs, only rank 0 prints.
 
     Control characters are escaped: the text may hold what a model, a server or a data set wrote."""
     if text and ranks.RANK == 0:
@@ -109,7 +109,7 @@ class Log:
         self.folder, self.step, self.headers = Path(folder), step, headers
 
         def evaluation_stays(row):
-            """Rows of this very step stay, but for those that the resumed run makes again: the evaluation
+            """Rows of this very step stay, except those that the resumed run makes again: the evaluation
             before step 1, and the test after the last step."""
             return row["step"] < step or (row["step"] == step > 0 and row["questions"] != "test")
 
@@ -148,7 +148,7 @@ class Log:
             raise ValueError(f"its steps do not lead up to that of the checkpoint, {self.step}")
 
     def evaluated(self, name, step):
-        """Does evals.csv hold the evaluation on this set after this step? Rank 0 answers for all ranks."""
+        """True if evals.csv has the evaluation on this set after this step. Rank 0 answers for all ranks."""
         path = self.folder / "evals.csv"
         lines = path.read_text().splitlines() if ranks.RANK == 0 and path.exists() else []
         return ranks.any_rank(any(line.startswith(f"{step},{name},") for line in lines))

@@ -6,7 +6,7 @@
 A card is made to be published. Everything in it is a number, a commit, the name of a tool or of a GPU, or a
 name that is public already: of a model on the hub, of a named training set, of the toy. Any other name (a
 path, the address of a server) appears as "a local folder", "a local file" or "a server". No other text of the
-run gets into it, so none can break the YAML at its top either.
+run goes into it, so none can break the YAML at its top either.
 """
 import csv
 import json
@@ -75,7 +75,7 @@ def hardware(device):
 
 
 def public(name, kind="folder"):
-    """A name as the world may read it: 'Qwen/Qwen2.5-7B-Instruct', 'toy', 'a local folder', 'a server'."""
+    """A name that may be published: 'Qwen/Qwen2.5-7B-Instruct', 'toy', 'a local folder', 'a server'."""
     if name in (None, "none"):
         return "none"
     if is_server(name):

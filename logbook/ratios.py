@@ -1,8 +1,7 @@
 """How far an update moves the planner's tokens: their log-ratios, for one group of rollouts in each step.
 
-    add_log_ratios = score_sample(policy, rollouts, groups, A, temperature, token_budget, **scoring)
-    update(..., **scoring)
-    add_log_ratios()
+    with log_ratios(policy, rollouts, groups, A, temperature, passes):
+        update(passes, ...)
 
 The group is the first one on rank 0 that is not flat. Its turns are scored before and after the update. Then
 rollouts.jsonl holds, for each token of its plans, the token's text and log π_new - log π_old at the sampling
@@ -13,44 +12,43 @@ The log-probs that were recorded while sampling would save the first of the two 
 computes them in other batches, and in bfloat16 their rounding could hide a small step. It costs no random
 number, and neither the update nor what is sampled depends on it. On the toy it takes 1 % of a step.
 """
+from contextlib import contextmanager
+
 import torch
 
-from models.batches import in_memory
+from models.batches import TokenBudget
 from scale import ranks
+from scale.passes import length
 
 
-def score_sample(policy, rollouts, groups, A, temperature, token_budget, token_logps, micro_batches):
-    """Score the sample as the policy is now. What is returned scores it again, and adds the log-ratios.
+@contextmanager
+def log_ratios(policy, rollouts, groups, A, temperature, passes):
+    """Score the sample before and after the update that is made inside, and add the log-ratios to its plans.
 
-    policy: the planner's engine. groups, A: of each rollout, of all ranks. token_logps, micro_batches: as for
-    flow_grpo.update()."""
+    policy: the planner's engine. groups, A: of each rollout, of all ranks. passes: scale.passes.Passes."""
     sample = first_group(rollouts, groups, A)
     turns = [turn for rollout in sample for turn in rollout.actions if turn.ids]
-    length = lambda turn: len(turn.prompt_ids) + len(turn.ids)
+    before = scored(turns, temperature, passes)
+    yield
+    after = scored(turns, temperature, passes)
+    for rollout in sample:
+        plans = [output for output in rollout.outputs if output["module"] == "planner"]
+        for turn, output in zip(rollout.actions, plans):
+            if turn.ids:
+                ratios = (after[id(turn)] - before[id(turn)]).tolist()
+                rounded = [float(f"{ratio:.3g}") for ratio in ratios]
+                output["log_ratios"] = list(zip(pieces(policy.tokenizer, turn.ids), rounded))
 
-    @torch.no_grad()
-    def score(batch):
-        logps = token_logps(policy.model, batch, temperature)
-        return dict(zip(map(id, batch), logps.split([len(turn.ids) for turn in batch])))
 
-    def scored():
-        """{id of a turn: log π of its tokens, (|a|,)}."""
-        parts = in_memory(score, turns, length, token_budget, batches_of=micro_batches)[0]
-        return {turn: logps for part in parts for turn, logps in part.items()}
-
-    before = scored()
-
-    def add_log_ratios():
-        after = scored()
-        for rollout in sample:
-            plans = [output for output in rollout.outputs if output["module"] == "planner"]
-            for turn, output in zip(rollout.actions, plans):
-                if turn.ids:
-                    ratios = (after[id(turn)] - before[id(turn)]).tolist()
-                    rounded = [float(f"{ratio:.3g}") for ratio in ratios]
-                    output["log_ratios"] = list(zip(pieces(policy.tokenizer, turn.ids), rounded))
-
-    return add_log_ratios
+@torch.no_grad()
+def scored(turns, temperature, passes):
+    """{id of a turn: log π of its tokens, (|a|,)}. This rank alone computes, with gathered weights."""
+    budget, logps = TokenBudget(passes.budget.tokens), {}
+    for attempt in budget.batches(turns, length, batches_of=passes.batches_of):
+        with attempt as batch:
+            parts = passes.token_logps(passes.model, batch, temperature)
+            logps |= zip(map(id, batch), parts.split([len(turn.ids) for turn in batch]))
+    return logps
 
 
 def first_group(rollouts, groups, A):

@@ -2,7 +2,7 @@
 
 A run of solve.py with --out has a folder with settings.json and the rollouts of each trial of each set of
 questions, one JSON object a line: NAME-0.jsonl, NAME-1.jsonl, ... Such a run can be stopped at any time; the
-same command goes on in its folder.
+same command continues in its folder.
 """
 
 import json
@@ -21,7 +21,7 @@ STEP = ["tool", "sub_goal", "command", "result", "verdict"], ["turn", "error", "
 
 
 def run_folder(path, settings):
-    """The folder of a new run, or of one with the same settings, which goes on; else ValueError."""
+    """The folder of a new run, or of one with the same settings, which continues; else ValueError."""
     folder, file = Path(path), Path(path) / "settings.json"
     try:
         if not folder.exists():
@@ -116,7 +116,7 @@ def saved_records(path, questions, batch):
 
 
 def checked(record):
-    """The record of a flow; ValueError if a text in it is no text, a number no number, or a step no step."""
+    """The record of a flow; ValueError if a text, a number or a step in it is of another type."""
     texts, numbers = ["question", "gold", "answer", "failed"], ["reward", "undecided", "seconds"]
     parts = [(record, texts, numbers), (record["memory"], ["question", "analysis"], [])]
     parts += [(step, *STEP) for step in record["memory"]["steps"]]

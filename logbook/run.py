@@ -1,26 +1,61 @@
 """A training run: its folder, the policy that it trains, and how far it is.
 
-    run = Run(args, policy, optimizer, state)         # state: of the checkpoint to resume from, or None
-    run.log_step(row, rollouts, seconds)              # log.csv, rollouts.jsonl and the line of the step
-    accuracy = run.log_evaluation("valid", rollouts)  # evals.csv
-    run.save(accuracy)                                # step-N/, and best/ if it is the highest so far
-    run.stop("Stopped.", "Go on")                     # step-N/, and a sentence that says how to resume
-    run.end()                                         # the last line that is printed
+    with training_run(args, policy, optimizer, state) as run:   # state: of the checkpoint to resume from
+        for step in run.steps():                                # those that are left; none after Ctrl-C
+            with run.updating(passes, usable, groups, A):       # the seconds and log-ratios of the update
+                report = update(...)
+            run.log_step(row, rollouts, report)                 # log.csv, rollouts.jsonl and a line
+            accuracy = run.log_evaluation("valid", rollouts)    # evals.csv
+            run.save(accuracy)                                  # step-N/, and best/ if it is the highest
 """
 import math
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from logbook import advice, log, model_card
 from logbook.checkpoints import forget, save
-from logbook.endings import errors_leave
+from logbook.endings import FULL, errors_leave
 from logbook.log import Log, say
+from logbook.ratios import log_ratios
+from logbook.stopping import Stopping
 from rewards.metrics import accuracy_line, calls_line, summary
-from scale import laps
+from scale import laps, ranks
 
 POISONED = 3  # the run ends after so many steps in a row whose rollouts or gradients were of no use
 EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of evals.csv, before the last, n
+
+
+class Down(Exception):
+    """A model server stays down, of a module or of the judge: the run ends with a checkpoint."""
+
+
+@contextmanager
+def training_run(args, policy, optimizer, state):
+    """A Run, up to its last line. What ends it early becomes one sentence that says how to go on."""
+    try:
+        with ranks.raises_lost():
+            run = Run(args, policy, optimizer, state)
+            try:
+                yield run
+            except Down as why:
+                why = run.stop(f"{why}, after step {run.step}.", "Fix that, then go on")
+                raise SystemExit(f"train.py: {why}")
+            run.end()
+            ranks.wait()  # until no rank needs this one any more
+        ranks.stop()  # ends a rank; not after an error: the ranks might wait for each other
+    except ranks.Lost as why:
+        raise SystemExit(f"train.py: {why}: see what it printed, then --resume {args.out}")
+    except MemoryError as why:
+        raise SystemExit(f"train.py: {why}: {advice.MEMORY}")
+    except OSError as why:
+        cure = "Free some disk" if why.errno in FULL else "Fix that"
+        raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is "
+                         f"untouched. {cure}, then --resume.")
+    if log.unprintable:
+        raise SystemExit(log.unprintable[0])
 
 
 class Run:
@@ -36,22 +71,44 @@ class Run:
             self.log = Log(self.folder, self.step, headers)
         if args.profile:
             laps.start(torch.cuda.synchronize if policy.model.device.type == "cuda" else None)
+        self.stopping = Stopping()
 
-    def log_step(self, row, rollouts, seconds):
+    def steps(self):
+        """The numbers of the steps that are left, until a signal ends the run."""
+        while self.step < self.args.steps and not self.stopping.requested():
+            self.started, self.update_seconds = time.perf_counter(), 0.0
+            yield self.step + 1
+
+    @contextmanager
+    def updating(self, passes, rollouts, groups, A):
+        """Around the update of a step: its seconds, and the log-ratios of one group (ratios.py).
+
+        rollouts, groups, A: those that the update learns from, of all ranks."""
+        start = time.perf_counter()
+        with log_ratios(self.policy, rollouts, groups, A, self.args.temperature, passes), passes.released():
+            yield
+        self.update_seconds = time.perf_counter() - start
+
+    def log_step(self, row, rollouts, report):
         """Write and show a step. SystemExit, with a checkpoint, if the last steps were of no use.
 
-        seconds: of the rollouts, and of the update."""
+        row: of log.csv. report: what update() returned, or log.NO_UPDATE."""
+        rollout_seconds = time.perf_counter() - self.started - self.update_seconds
+        budget = int(report.get("token_budget", self.args.token_budget))
+        say(advice.smaller_budget(self.args.token_budget, budget))
+        self.args.token_budget = budget  # so it is said once
         all_skipped = row["skipped"] == self.args.minibatches
         self.step, self.moved = row["step"], self.moved or (row["grad_norm"] != 0 and not all_skipped)
         self.rows.append(row)
         self.log.add_row("log.csv", row)
         self.log.add_rollouts(self.step, rollouts)
-        say(log.step_line(row, self.args.steps, *seconds))
+        say(log.step_line(row, self.args.steps, rollout_seconds, self.update_seconds))
         say(advice.failures(rollouts))
         say(advice.flat_steps(self.rows, rollouts, self.args.temperature))
         self.poisoned = self.poisoned + 1 if all_skipped or row["failed"] == len(rollouts) else 0
         if self.poisoned == POISONED:
             raise SystemExit(f"train.py: {self.stop(advice.poisoned(row, self.args), 'Or go on')}")
+        say(laps.table(f"step {self.step}", report))
 
     def log_evaluation(self, name, rollouts):
         """Write and show an evaluation on `name` (valid or test): its accuracy. SystemExit if all failed."""
@@ -65,7 +122,7 @@ class Run:
         say(f"calls   {calls_line(metrics)}" if name == "test" or self.step == 0 else "")
         say(advice.failures(rollouts))
         if metrics["failed"] == len(rollouts):
-            why = self.stop(f"no rollout of {name} ended.", "Mend that, then go on")
+            why = self.stop(f"no rollout of {name} ended.", "Fix that, then go on")
             raise SystemExit(f"train.py: {why}")
         say(advice.unparsed(rollouts) if self.step == 0 else "")
         say(laps.table(f"{name} after step {self.step}"))

@@ -1,12 +1,15 @@
 """Batches that fit into memory: sorted by length, bounded in tokens, halved when memory is short.
 
-    results, budget, halved = in_memory(work, items, len, budget)       # work(batch) for each batch of items
+    budget = TokenBudget(65_536)
+    for attempt in budget.batches(items, length=len):
+        with attempt as batch:          # if memory is short in here, the items come again in smaller batches
+            work(batch)
 
-generate() and the update both call in_memory(). How the items are split into batches changes no result.
+generate(), the update and the log-ratios all run this loop. How the items are split into batches changes no
+result. What a failed attempt leaves in the caller's variables stays in memory until they are assigned again.
 """
 import warnings
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 
@@ -18,13 +21,20 @@ class Elsewhere(MemoryError):
     """Another process that shares the work has run out of memory."""
 
 
+def is_short_of_memory(error):
+    """Is this a lack of memory? CUDA's error has a class of its own, the CPU's is known by its message."""
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in CPU_ERRORS):
+        return True
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError))
+
+
 @contextmanager
 def memory_errors(what):
     """Turn torch's RuntimeError for a lack of memory into a MemoryError that names what did not fit."""
     try:
         yield
-    except RuntimeError as why:  # CUDA's has a class of its own, the CPU's only a message
-        if not isinstance(why, torch.OutOfMemoryError) and not any(text in str(why) for text in CPU_ERRORS):
+    except RuntimeError as why:
+        if not is_short_of_memory(why):
             raise
         raise MemoryError(f"{what} does not fit into memory") from why
 
@@ -41,64 +51,85 @@ def by_length(items, budget, length, extra=0):
     return batches
 
 
-def in_memory(work, items, length, budget, extra=0, restart=None, batches_of=None, recover=None, filler=None,
-              agree=int):
-    """Call work(batch) for batches of the items; return (results in batch order, last budget, halvings).
+class Attempt:
+    """`with attempt as batch:` swallows a lack of memory inside, and notes it in `failed`.
 
-    length(item): its tokens. extra: tokens that each row needs beyond them. Out of memory: the budget is
-    halved, and the items that are left are batched anew. What is sampled does not depend on failures: the
-    random state goes back to what it was before the failed batch.
+    Processes in lock-step exchange one number here: has any of them failed? One that has failed sends it in
+    place of its next ranks.check(), wherever the others are."""
 
-    restart(): for work that leaves something half-done. A failed backward pass, for example, has added an
-    unknown part of its gradient. It is called first, and after each failure, when all items begin again.
+    def __init__(self, batch, agree):
+        self.batch, self.agree, self.failed, self.cause = batch, agree, False, None
 
-    batches_of(items, budget) -> [(batch, its tokens)]: by_length(), unless given. The largest batch should
-    come first, so that a lack of memory shows at once.
+    def __enter__(self):
+        return self.batch
 
-    recover(): called after a failure. agree(number): with several processes in lock-step, the largest of the
-    numbers that they give (scale/ranks.py). A process that has no batch left takes the filler, which teaches
-    nothing, until all are done; if memory is short in one, all halve their budgets.
+    def __exit__(self, kind, error, traceback):
+        if isinstance(error, Elsewhere):
+            self.failed = True
+        elif error is None:
+            self.failed = bool(self.agree(False))
+        elif is_short_of_memory(error):
+            self.agree(True)
+            self.failed, self.cause = True, error.with_traceback(None)  # it holds the attempt's tensors
+        return self.failed
 
-    MemoryError if one item alone does not fit.
-    """
-    batches_of = batches_of or partial(by_length, length=length, extra=extra)
-    results, waiting, halved = [], batches_of(items, budget), 0
-    if restart:
-        restart()
-    while agree(len(waiting)):
-        (batch, tokens), states = waiting[0] if waiting else (filler, 0), random_states()
-        row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
-        alone, wanted, why = False, budget, "a row of another process does not fit into memory"
-        try:
-            with memory_errors(row):
-                result = work(batch)
-            if agree(0):
-                raise Elsewhere
-            results += [result] if waiting else []
-            waiting = waiting[1:]
-            continue
-        except Elsewhere:
-            cause = None
-        except MemoryError as error:
-            agree(1)  # the others are in their agree(0), or come to the one before their next collective
-            alone, wanted, why = len(batch) == 1, tokens // 2, str(error)
-            cause = error.__cause__ and error.__cause__.with_traceback(None)
-        # Not inside `except`: while the exception lives, its traceback holds the failed attempt's tensors.
-        if recover:
-            recover()
-        torch.cuda.empty_cache()  # does nothing without a GPU
-        if agree(alone):
-            raise MemoryError(why) from cause
-        budget, halved = -agree(-wanted), halved + 1
-        warnings.warn(f"Out of memory: from here on batches of at most {budget} tokens.")
-        if restart:
-            results, waiting = [], batches_of(items, budget)
-            restart()
-        else:
-            waiting = batches_of([item for batch, _ in waiting for item in batch], budget)
+
+class TokenBudget:
+    """How many tokens a batch may have. tokens: the limit; halved: how often memory was short."""
+
+    def __init__(self, tokens):
+        self.tokens, self.halved = tokens, 0
+
+    def batches(self, items, length, extra=0, batches_of=None, undo=None, filler=None, agree=int):
+        """Yield an Attempt for each batch of the items. MemoryError if one item alone does not fit.
+
+        length(item): its tokens. extra: tokens that each row needs beyond them.
+        batches_of(items, tokens) -> [(batch, its tokens)]: by_length(), unless given. The largest batch
+        should come first, so that a lack of memory shows at once.
+
+        After a failure the remaining items are batched again, with half the tokens. What is sampled does not
+        depend on failures: the random state goes back to what it was before the failed batch.
+
+        undo(): for work that leaves something half-done. A failed backward pass, for example, has added an
+        unknown part of its gradient. undo() is called after a failure, and then all items come again.
+
+        agree(number): with several processes in lock-step, the largest of the numbers that they give
+        (scale/ranks.py). A process that has no batch left takes filler() until all are done; if memory is
+        short in one, all halve their budgets.
+        """
+        batches_of = batches_of or (lambda items, tokens: by_length(items, tokens, length, extra))
+        waiting = batches_of(items, self.tokens)
+        while agree(len(waiting)):
+            batch, tokens = waiting[0] if waiting else (filler(), 0)
+            states, attempt = random_states(), Attempt(batch, agree)
+            yield attempt
+            if not attempt.failed:
+                waiting = waiting[1:]
+                continue
+            # The error is gone by now, and with its traceback the tensors that the attempt held.
+            if undo:
+                undo()
+            torch.cuda.empty_cache()  # does nothing without a GPU
+            mine = attempt.cause is not None  # and not another process's
+            if agree(mine and len(batch) == 1):
+                row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
+                row = row if mine else "a row of another process"
+                raise MemoryError(f"{row} does not fit into memory") from attempt.cause
+            self.tokens, self.halved = -agree(-(tokens // 2 if mine else self.tokens)), self.halved + 1
+            warnings.warn(f"Out of memory: from here on batches of at most {self.tokens} tokens.")
+            left = items if undo else [item for batch, _ in waiting for item in batch]
+            waiting = batches_of(left, self.tokens)
             torch.set_rng_state(states[0])
             torch.cuda.set_rng_state_all(states[1])
-    return results, budget, halved
+
+
+def in_memory(work, items, length, budget, extra=0):
+    """work(batch) for each batch of the items -> (results in batch order, last budget, halvings)."""
+    budget, results = TokenBudget(budget), []
+    for attempt in budget.batches(items, length, extra):
+        with attempt as batch:
+            results.append(work(batch))
+    return results, budget.tokens, budget.halved
 
 
 def random_states():

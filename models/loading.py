@@ -14,7 +14,6 @@ import functools
 import hashlib
 import os
 import pickle
-import threading
 from pathlib import Path
 
 import requests
@@ -34,11 +33,11 @@ NOT_CAUSAL = "does not continue a text from left to right: use a causal language
 HUB_SECONDS = 6  # after which a hub that has not answered is taken to be down
 
 
-def load_engine(name, device=None, dtype=None, think=False):
+def load_engine(name, device=None, dtype=None, think=False, plain=False):
     """The engine of a folder, a name on the hub or a server's address. ValueError says why there is none.
 
     device None: cuda, else mps, else cpu. dtype None: bfloat16 on a GPU that computes in it, else float32.
-    think: let models think whose chat template leaves the choice.
+    think: let models think whose chat template leaves the choice. plain: a local model without fast/.
     """
     if is_server(name):
         return Server(name, think=think)
@@ -57,10 +56,12 @@ def load_engine(name, device=None, dtype=None, think=False):
         raise ValueError(f"The weights of {name!r} are not whole: {len(lacking)} are missing, such as "
                          f"{lacking[0]}.")
     check_stops(model.generation_config.eos_token_id, name)
-    model = upcast(model.to(device).eval())  # for a CPU that is slow in bfloat16
+    model = model.to(device).eval()
+    if not plain:
+        upcast(model)  # for a CPU that is slow in bfloat16
     if reads_ahead(model):
         raise ValueError(f"{name!r} is a model that {NOT_CAUSAL}")
-    return HF(model, tokenizer, think=think)
+    return HF(model, tokenizer, think=think, plain=plain)
 
 
 def check_template(tokenizer, name):
@@ -148,24 +149,16 @@ def hub_is_down():
     """Does the model hub give no answer within HUB_SECONDS? Found out once; then only local files are read.
 
     Without this, from_pretrained() tries each file up to twelve times: 45 s if nothing listens, minutes if
-    connections hang. It needs a thread, because the look-up of a host's name has no timeout.
+    connections hang. Only the look-up of the hub's name has no limit but the system's own.
     """
-    answers = []
-
-    def look():
-        try:
-            requests.head(hub.constants.ENDPOINT, timeout=HUB_SECONDS)
-        except requests.exceptions.SSLError:  # a certificate that requests does not trust: the hub answers
-            pass
-        except requests.RequestException:
-            return
-        answers.append(True)
-
-    if not hub.is_offline_mode():
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
-        thread.join(HUB_SECONDS)
-    return not answers
+    if hub.is_offline_mode():
+        return True
+    try:
+        requests.head(hub.constants.ENDPOINT, timeout=HUB_SECONDS)
+    except requests.RequestException as why:
+        # with an SSLError, requests distrusts the certificate of a hub that answers
+        return not isinstance(why, requests.exceptions.SSLError)
+    return False
 
 
 def pick_device(device):

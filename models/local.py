@@ -3,17 +3,15 @@
     engine = HF(model, tokenizer)
     completions = engine(["What is 2 + 2?"], temperature=0.7, max_new_tokens=256)      # in the prompts' order
 
+    prompt -> encode() -> ids of s^t -> sample() -> ids of a^t, log π of each -> decode() -> text
+
+sample() is the plain way, one call of transformers' generate() for a batch. fast/sampling.py has a sample()
+with the same result in less time, which is used unless the engine is plain (--plain).
+
 What is sampled is softmax(logits / temperature) over the whole vocabulary, because that is the policy whose
-log-probs flow_grpo.py computes. Checkpoints bring sampling settings with them (Qwen2.5-Instruct: top_k 20,
-top_p 0.8, a repetition penalty of 1.05); only their stop tokens are used, and save() keeps the rest.
-
-Temperature 0 takes the likeliest token each time. Above it, each prompt gets random numbers of its own before
-anything is sampled. They come from torch's global generator: torch.manual_seed(s) before a call decides the
-samples, given the same prompts, settings and hardware. How prompts are batched changes nothing but rounding;
-in half precision that can decide between two tokens of nearly equal probability.
-
-Thinking models: a chat template that knows `enable_thinking` gets False, unless the engine's `think` is set.
-The thinking stays in ids and text; the parsers read what follows it (tokens.after_thinking).
+log-probs flow_grpo.py computes. Temperature 0 takes the likeliest token each time. Above it, all random
+numbers come from torch's global generator: torch.manual_seed(s) before a call decides the samples, given the
+same prompts, settings and hardware.
 """
 
 import functools
@@ -24,37 +22,38 @@ from contextlib import contextmanager
 import torch
 from transformers import GenerationConfig
 
-from fast.sampling import sample
+from fast import sampling
 from models.batches import in_memory
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from models.tokens import THINK, control_ids, defuse
 
 
-@contextmanager
-def sampling_mode(model):
-    """Make generate() sample from the model's softmax and nothing else; restore all settings afterwards.
+def sample(model, prompts, stops, draws, temperature, max_new_tokens):
+    """Complete token lists: [(ids, log π of each)]. At temperature 0 there are no log-probs.
 
-    training, gradient_checkpointing: if both are on, transformers drops the cache, and every token after the
-    first is sampled without its context. generation_config: generate() takes each setting that is None from
-    the checkpoint, and some (sequence_bias) have no neutral value that could be passed, so the model gets an
-    empty one. Each module gets its own values back, because a model in training may have parts in eval.
+    stops: the tokens that end a completion. The first one is the last of its ids.
+    draws: random numbers for each prompt, which the fast way takes; generate() draws its own.
     """
-    sampling = {"training": False, "gradient_checkpointing": False, "generation_config": GenerationConfig()}
-    before = [(m, name, vars(m)[name]) for m in model.modules() for name in sampling if name in vars(m)]
-    try:
-        for module, name, _ in before:
-            setattr(module, name, sampling[name])
-        yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
+    pad = stops[0] if stops else 0  # any token will do, as the mask hides it
+    P = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (P - len(s)) + s for s in prompts], device=model.device)  # (N, P)
+    mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in prompts], device=model.device)  # (N, P)
+    how = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0) if temperature else {}
 
+    out = model.generate(
+        ids, attention_mask=mask, max_new_tokens=max_new_tokens, eos_token_id=stops or None, pad_token_id=pad,
+        return_dict_in_generate=True, output_scores=temperature != 0,
+        synced_gpus=False,  # sharded weights are gathered now: each rank generates on its own
+        **how)
 
-def weights_of(model):
-    """{name: tensor}: the model's state_dict(), which itself would release gathered weights (sharding.py)."""
-    buffers = {f"{prefix}.{name}".removeprefix("."): buffer for prefix, module in model.named_modules()
-               for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set}
-    return dict(model.named_parameters(remove_duplicate=False)) | buffers
+    new = out.sequences[:, P:]  # (N, T) the action tokens; a row that has ended is filled up with pad
+    ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
+    a = ends.cumsum(1) - ends == 0  # (N, T) True up to the first stop token, and for it
+    if not temperature:
+        return [(row[ours].tolist(), []) for row, ours in zip(new, a)]
+    logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (N, 1); scores (N, V): logits / temperature
+             for scores, token in zip(out.scores, new.T)]
+    return [(row[ours].tolist(), logp[ours].tolist()) for row, logp, ours in zip(new, torch.cat(logps, 1), a)]
 
 
 class HF:
@@ -62,18 +61,12 @@ class HF:
 
     token_budget: tokens of a batch at most (a 7B's cache is 57 KB a token: 3.8 GB for the default). If memory
     is short, it is halved for all later calls, too (batches.py). think: let the model think, if it can.
+    plain: sample as sample() does, without fast/.
     """
 
-    def __init__(self, model, tokenizer, token_budget=65_536, think=False):
-        self.model, self.tokenizer, self.token_budget, self.think = model, tokenizer, token_budget, think
-
-    def __str__(self):
-        """name | parameters | device | dtype, for the first lines of a run."""
-        millions = sum(p.numel() for p in self.model.parameters()) / 1e6
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        name = self.model.config.name_or_path.removeprefix(os.getcwd() + os.sep)
-        thinks = " | thinks" if self.think else ""
-        return f"{name} | {millions:.4g} M parameters | {self.model.device} | {dtype}{thinks}"
+    def __init__(self, model, tokenizer, token_budget=65_536, think=False, plain=False):
+        self.model, self.tokenizer, self.token_budget = model, tokenizer, token_budget
+        self.think, self.plain = think, plain
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         """max_new_tokens None: the checkpoint's generation_config decides, or else NEW_TOKENS."""
@@ -86,30 +79,61 @@ class HF:
         completions = [Completion("", list(encoded[prompt]), []) for prompt in prompts]
         for c in completions:
             c.error = TOO_LONG if len(c.prompt_ids) + max_new_tokens > self.context() else ""
-
-        numbers = max_new_tokens if temperature != 0 else 0
-        draws = torch.rand(len(prompts), numbers, dtype=torch.float64)
+        draws = torch.rand(len(prompts), max_new_tokens if temperature else 0, dtype=torch.float64)
 
         def complete(batch):
-            rows = self.generate([c.prompt_ids for c, _ in batch], [u for _, u in batch],
+            rows = self.generate([c.prompt_ids for c, _ in batch], [numbers for _, numbers in batch],
                                  temperature, max_new_tokens)
             for (c, _), (ids, logps) in zip(batch, rows):
                 c.ids, c.text, c.logps = ids, self.decode(ids, c.prompt_ids), logps
 
-        valid = [(c, u) for c, u in zip(completions, draws) if not c.error]
+        valid = [(c, numbers) for c, numbers in zip(completions, draws) if not c.error]
         length = lambda item: len(item[0].prompt_ids)
         _, self.token_budget, _ = in_memory(complete, valid, length, self.token_budget, max_new_tokens)
         return completions
 
     def generate(self, prompts, draws, temperature, max_new_tokens):
-        """Sample one batch: token lists in, [(ids, log π of each)] out. draws: each row's random numbers.
-
-        Not in torch.inference_mode(): its tensors could stay in the model's buffers (dynamic rotary
-        embeddings) and break the update. transformers' generate() itself uses no_grad().
-        """
+        """One batch, the plain way or the fast one: [(ids, log π of each)]."""
+        sample_batch = sample if self.plain else sampling.sample
         stops = self.stop_ids()  # of the checkpoint's generation_config, which sampling_mode() takes away
         with sampling_mode(self.model):
-            return sample(self.model, prompts, stops, draws, temperature, max_new_tokens)
+            return sample_batch(self.model, prompts, stops, draws, temperature, max_new_tokens)
+
+    def encode(self, prompt):
+        """The prompt as one user message in the checkpoint's chat template, up to where the answer begins.
+
+        defuse(): no text in the prompt, such as a web page, becomes a control token.
+        """
+        return self.chat(defuse(prompt, self.tokenizer, self.control))
+
+    def chat(self, content):
+        """The ids of a user message. Thinking models: a template that knows enable_thinking gets `think`."""
+        message = {"role": "user", "content": content}
+        settings = dict(add_generation_prompt=True, return_dict=True, enable_thinking=self.think)
+        return list(self.tokenizer.apply_chat_template([message], **settings)["input_ids"])
+
+    def decode(self, ids, prompt_ids=()):
+        """The text of a completion, without its special tokens.
+
+        The stop token is always left out, and <think> always stays, whatever the tokenizer calls special: the
+        parsers read what follows the thinking (tokens.after_thinking). If the template opens the thinking
+        (R1: the prompt ends with "<think>"), the text gets a <think>, too.
+        """
+        ids = ids[:-1] if ids and ids[-1] in self.stop_ids() else ids
+        ids = [i for i in ids if self.special_tokens.get(i) in (None, *THINK)]
+        opened = self.tokenizer.decode(list(prompt_ids[-16:])).rstrip().endswith(THINK[0])
+        return f"{THINK[0]}\n" * opened + self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+    # ---------------------------------------------------------------- what the checkpoint says of itself
+    def stop_ids(self):
+        """The tokens that end a completion: the checkpoint's (one, several or none) and the tokenizer's."""
+        eos = self.model.generation_config.eos_token_id
+        stops = [*(eos if isinstance(eos, (list, tuple)) else [eos]), self.tokenizer.eos_token_id]
+        return list(dict.fromkeys(i for i in stops if i is not None))
+
+    def context(self):
+        """The largest number of tokens, prompt and answer together; infinite where the model names none."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
     @functools.cached_property
     def special_tokens(self):
@@ -122,43 +146,13 @@ class HF:
         """{id: text} of the tokens that a prompt's text must not become."""
         return control_ids(self.tokenizer)
 
-    @functools.cached_property
-    def frame(self):
-        """The control tokens of the chat template itself."""
-        return [i for i in self.chat("x") if i in self.control]
-
-    def encode(self, prompt):
-        """The prompt as one user message in the checkpoint's chat template, up to where the answer begins."""
-        ids = self.chat(defuse(prompt))
-        if [i for i in ids if i in self.control] != self.frame:  # a token of another shape, or spelling
-            ids = self.chat(defuse(prompt, self.tokenizer, self.control))
-        return ids
-
-    def chat(self, content):
-        message = {"role": "user", "content": content}
-        settings = dict(add_generation_prompt=True, return_dict=True, enable_thinking=self.think)
-        return list(self.tokenizer.apply_chat_template([message], **settings)["input_ids"])
-
-    def decode(self, ids, prompt_ids=()):
-        """The text of a completion, without its special tokens.
-
-        The stop token is always left out, and <think> always stays, whatever the tokenizer calls special. If
-        the template opens the thinking (R1: the prompt ends with "<think>"), the text gets a <think>, too.
-        """
-        ids = ids[:-1] if ids and ids[-1] in self.stop_ids() else ids
-        ids = [i for i in ids if self.special_tokens.get(i) in (None, *THINK)]
-        opened = self.tokenizer.decode(list(prompt_ids[-16:])).rstrip().endswith(THINK[0])
-        return f"{THINK[0]}\n" * opened + self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-
-    def stop_ids(self):
-        """The tokens that end a completion: the checkpoint's (one, several or none) and the tokenizer's."""
-        eos = self.model.generation_config.eos_token_id
-        stops = [*(eos if isinstance(eos, (list, tuple)) else [eos]), self.tokenizer.eos_token_id]
-        return list(dict.fromkeys(i for i in stops if i is not None))
-
-    def context(self):
-        """The largest number of tokens, prompt and answer together; infinite where the model names none."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    def __str__(self):
+        """name | parameters | device | dtype, for the first lines of a run."""
+        millions = sum(p.numel() for p in self.model.parameters()) / 1e6
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        name = self.model.config.name_or_path.removeprefix(os.getcwd() + os.sep)
+        thinks = " | thinks" if self.think else ""
+        return f"{name} | {millions:.4g} M parameters | {self.model.device} | {dtype}{thinks}"
 
     def save(self, folder, model=None, weights=None):
         """Write a folder that load_engine(), vLLM or transformers can read, with the generation_config as it
@@ -168,3 +162,36 @@ class HF:
             model.save_pretrained(folder, state_dict=weights or weights_of(model))
         model.generation_config.to_json_file(os.path.join(folder, "generation_config.json"))
         self.tokenizer.save_pretrained(folder)
+
+
+# ------------------------------------------------------------- what checkpoints and trainers leave in a model
+@contextmanager
+def sampling_mode(model):
+    """Make generate() sample from the model's softmax and nothing else; restore all settings afterwards.
+
+    generation_config: generate() takes each setting that it is not given from the checkpoint (for
+    Qwen2.5-Instruct: top_k 20, top_p 0.8, a repetition penalty of 1.05). Some have no neutral value that
+    could be passed (sequence_bias), so the model gets an empty one.
+    training, gradient_checkpointing: if both are on, transformers drops the cache, and every token after the
+    first is sampled without its context. Each module gets its own values back, because a model in training
+    may have parts in eval.
+
+    Not in torch.inference_mode(): its tensors could stay in the model's buffers (dynamic rotary embeddings)
+    and break the update. generate() itself uses no_grad().
+    """
+    neutral = {"training": False, "gradient_checkpointing": False, "generation_config": GenerationConfig()}
+    before = [(m, name, vars(m)[name]) for m in model.modules() for name in neutral if name in vars(m)]
+    try:
+        for module, name, _ in before:
+            setattr(module, name, neutral[name])
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def weights_of(model):
+    """{name: tensor}: the model's state_dict(), which itself would release gathered weights (sharding.py)."""
+    buffers = {f"{prefix}.{name}".removeprefix("."): buffer for prefix, module in model.named_modules()
+               for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set}
+    return dict(model.named_parameters(remove_duplicate=False)) | buffers

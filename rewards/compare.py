@@ -1,10 +1,10 @@
 """Which of two planners is better, if both answered the same questions: they are compared in pairs.
 
 Most questions are easy for both planners or hard for both. They say nothing about which planner is better,
-but they widen the interval of each accuracy. So here only the questions count on which the two differ:
+but they widen the interval of each accuracy. So only the questions on which the two differ count here:
 
-    mcnemar       could such a difference be chance?
-    difference    how large is it, with a 95 % interval?
+    mcnemar       whether such a difference could be chance
+    difference    how large it is, with a 95 % interval
 
 first, second: the rewards of the two planners, in the same order of the questions. A question that was
 answered in several trials has one reward here, their mean: more trials add no questions.

@@ -1,8 +1,8 @@
 """The reward R(o) of a rollout. The rules grade its answer; what they cannot decide, a judge may grade.
 
-To train on another reward, change reward(): it gets the whole rollout and the verdict on its answer.
-Accuracy, and with it the choice of best/, is the mean of this reward. So that it stays the share of right
-answers, one more line must change, as in experiments/forks/turn-cost.diff.
+To train on another reward, change reward(): its arguments are the rollout and the verdict on its answer.
+Accuracy, and with it the choice of best/, is the mean of this reward. To keep it the share of right answers,
+change one more line, as in experiments/forks/turn-cost.diff.
 """
 
 import time

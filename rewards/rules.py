@@ -22,7 +22,7 @@ from operator import add, mul, sub, truediv
 from string import ascii_uppercase
 
 LIMIT = 2_000  # characters of a gold or a response; a longer response is wrong, so every check is fast
-# How models dress an answer: an opening, a wrapper (math, markdown, quotes), and LaTeX that changes no value.
+# What models put around an answer: an opening, a wrapper (math, markdown, quotes), LaTeX without a value.
 OPENING = re.compile(r"^(?:(?:the )?(?:final |correct )?(?:answer|option|choice)(?: is:?|:) "
                      r"|(?:option|choice) (?=\(?[a-z]\b))", re.I)
 WRAPPED = re.compile(r"""\${1,2}([^$]+)\${1,2}|\\\((.+)\\\)|\\\[(.+)\\\]|\\boxed\{(.+)\}"""
@@ -40,7 +40,7 @@ DATES = "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y"
 
 
 def is_right(question, response):
-    """Is this response, the final answer alone, right by the rules? Never raises, and is always fast."""
+    """True if this response, the final answer alone, is right by the rules. Never raises, always fast."""
     return decide(question, response) is True
 
 
@@ -69,7 +69,7 @@ def decide(question, response):
 
 
 def game_of_24(numbers, response):
-    """Is this an expression of value 24 from exactly these numbers, each once, + - * / and parentheses?
+    """True for an expression of value 24 from exactly these numbers, each once, + - * / and parentheses.
 
     (1, 2, 3, 4), "(1+2+3)×4 = 24" -> True;  "4*6", "1*2*3*4 or 4!", "99**98**97" -> False
     """
@@ -152,7 +152,7 @@ def words(text):
 
 
 def is_word(token):
-    """Is this a word like Paris, not a symbol like CO, Hf or mRNA?"""
+    """True for a word like Paris, False for a symbol like CO, Hf or mRNA."""
     return token == "No" or token.isalpha() and token.istitle() and len(token) > 2
 
 

@@ -3,12 +3,12 @@
     policy, frozen = adapted(load_engine("Qwen/Qwen2.5-7B-Instruct"), rank=32)
     policy = load("runs/Qwen2.5-7B-Instruct-seed0/best")
 
-A layer computes W x + B A x. A and B, of rank r, are trained; W is not. So one copy of a 7B serves for
-everything: with its adapters it is the policy, without them it is π_ref and all fixed modules.
+A layer computes W x + B A x. A and B, of rank r, are trained; W is not. So one copy of a 7B plays
+every part: with its adapters it is the policy, without them it is π_ref and all fixed modules.
 
 A checkpoint holds the policy twice. The folder itself is the merged model, W + B A rounded to W's dtype: it
 needs neither peft nor the base model. adapters/ holds A and B in float32, in peft's format: with the base
-model they are exactly the policy that was trained and graded on --valid, so load() prefers them.
+model they are exactly the policy that was trained and evaluated on --valid, so load() prefers them.
 """
 import json
 import os
@@ -26,7 +26,7 @@ from world.places import located, missing, portable
 from world.services import is_server
 from world.text import printable
 
-DAMAGED = "{} is damaged: remove it, then --resume goes on from the one before"  # a checkpoint
+DAMAGED = "{} is damaged: remove it, then --resume continues from the one before"  # a checkpoint
 
 
 class Policy(HF):
@@ -103,7 +103,8 @@ def adapted(engine, rank, checkpoint=None):
         settings = peft().LoraConfig(
             r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
         model = peft().get_peft_model(engine.model, settings)
-    return tuple(kind(model, engine.tokenizer, think=engine.think) for kind in (Policy, Frozen))
+    ways = {"think": engine.think, "plain": engine.plain}
+    return tuple(kind(model, engine.tokenizer, **ways) for kind in (Policy, Frozen))
 
 
 def with_saved(model, checkpoint):
@@ -122,12 +123,12 @@ def with_saved(model, checkpoint):
     return model
 
 
-def load(name, device=None, dtype=None, think=False):
+def load(name, device=None, dtype=None, think=False, plain=False):
     """load_engine(), but a checkpoint with adapters is loaded as its base model with these adapters. Without
     the base model or without peft, the merged model is loaded, with a warning."""
     config = Path(os.path.expanduser(name)) / "adapters" / "adapter_config.json"
     if not config.exists():
-        return load_engine(name, device, dtype, think)
+        return load_engine(name, device, dtype, think, plain)
     try:
         peft()  # ValueError if it is missing, before the base model is loaded
         with reading(config, "take another checkpoint"):
@@ -139,11 +140,12 @@ def load(name, device=None, dtype=None, think=False):
         if missing(name_of_base):
             raise ValueError(f"There is no folder {name_of_base!r}, its base model: put it there, or write "
                              f"its new place into {config}")
-        base = load_engine(name_of_base, device, dtype)
-        policy = Policy(with_saved(base.model, config.parents[1]), base.tokenizer, think=think)
+        base = load_engine(name_of_base, device, dtype, plain=plain)
+        model = with_saved(base.model, config.parents[1])
+        policy = Policy(model, base.tokenizer, think=think, plain=plain)
     except ValueError as why:
         print(printable(f"{name}: loaded without its adapters, as merged and rounded weights. {why}"),
               file=sys.stderr)
-        return load_engine(name, device, dtype, think)
+        return load_engine(name, device, dtype, think, plain)
     policy.model.config.name_or_path = str(name)
     return policy

@@ -1,4 +1,4 @@
-"""Will a training fit into memory? Its peak is predicted from the model's configuration alone.
+"""Whether training fits into memory: its peak is predicted from the model's configuration alone.
 
     python -m scale.fit --model Qwen/Qwen2.5-7B-Instruct --gpu 80            what train.py would choose there
     python -m scale.fit --model Qwen/Qwen2.5-7B-Instruct --gpu 80 --ranks 8
@@ -59,7 +59,7 @@ CONTEXT = 1 << 30         # bytes of CUDA's context and of the libraries' worksp
 CHANGED_LOGITS = "final_logit_softcapping", "logits_scaling", "logit_scale"     # the head is not plain
 BUDGETS = 16384, 8192     # tokens of a micro-batch that plan() tries before the length of one turn
 ON_GPU = dict(dtype=torch.bfloat16, max_new_tokens=NEW_TOKENS, gradient_checkpointing=True)
-# The bytes of a card by the GB on its box; how many of them a machine has
+# {GB in a card's name: its bytes}; how many cards a machine has
 CARDS, MACHINES = {24: 25.7e9, 40: 42.5e9, 48: 48.3e9, 80: 85.5e9, 141: 149e9}, (1, 2, 4, 8)
 # Qwen2.5 as published: hidden, intermediate, layers, heads, key-value heads, vocabulary, tied embeddings
 QWEN = {

@@ -1,7 +1,7 @@
 """AdamW whose float32 masters and moments are in the host's memory: train.py --optimizer-device cpu.
 
-For weights that train on a card which cannot hold 12 bytes more for each of them. The card has the weights
-and gradients in bfloat16, 4 bytes a weight; the host has
+For a card without room for the optimizer's 12 bytes a weight. The card has the weights and gradients in
+bfloat16, 4 bytes a weight; the host has
 
     g       = gradient in float32
     m, v    = AdamW's two moments, float32
@@ -12,7 +12,7 @@ one weight at a time, because all gradients of a 7B in float32 would take 30 GB.
 
 Why not fully_shard's CPUOffloadPolicy? It keeps the gradients in float32 on the host, too: 16 bytes a weight,
 122 GB for a 7B, where this takes 91. And it sends the weights to the card in every forward and backward pass
-of every micro-batch, 30 GB each time for a 7B; here they stay there, and 15 GB go each way once a step.
+of every micro-batch, 30 GB each time for a 7B; here they stay on the card, and 15 GB go each way once a step.
 """
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -43,7 +43,7 @@ class HostAdamW(torch.optim.Optimizer):
         state = self.state[weight] or self.begin(weight)
         master, m, v = (local(state[name]) for name in ("master", "exp_avg", "exp_avg_sq"))
         gradient = on_host(local(weight.grad), weight.grad.dtype)
-        adamw(  # fused: three times as fast on a host, and equal but for a last bit
+        adamw(  # fused: three times as fast on a host, and equal except for the last bit
             [master], [gradient.to(master.dtype)], [m], [v], [], [state["step"]], lr=group["lr"],
             beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"],
             weight_decay=group["weight_decay"], amsgrad=False, maximize=False, fused=True)
@@ -75,7 +75,7 @@ def sharded_like(weight, part):
 
 
 def on_host(tensor, dtype, pinned=None):
-    """A copy in the host's memory, on its way from or to a GPU. It is pinned: that copies faster.
+    """A copy in the host's memory, on its way from or to a GPU. It is pinned, which makes copying faster.
 
     Only gradients and rounded weights are copied, 2 bytes a weight each way, one tensor at a time. Masters
     and moments stay on the host, not pinned: torch rounds pinned memory up to powers of two, so the 91 GB of

@@ -1,34 +1,67 @@
-"""The passes of an update over its micro-batches: what large models and several GPUs need, from outside.
+"""How an update computes: which log-probs, in which micro-batches, and what large models need around them.
 
-    passes = Passes(model, reference, token_logps, micro_batches, token_budget)
-    N, = passes.total(len(rollouts))            # summed over the ranks
-    passes.score(actions, work)                 # work(batch) for each micro-batch, without gradients
-    results = passes.learn(actions, work)       # work(batch) adds the batch's gradient
+    passes = Passes(model, reference, flow_grpo.token_logps)    # once for a run
+    update(passes, optimizer, actions, A, ...)                  # in each step; this is what it does:
 
-If memory is short, micro-batches are halved (batches.py). The ranks go in lock-step: sharded weights are
-gathered from all ranks for each micro-batch, so a rank that has none left computes one that teaches nothing.
+        for attempt in passes.micro_batches(actions):           # cut to the token budget
+            with attempt as batch:                              # if memory is short in here, all begin again
+                logp = passes.policy_logps(batch, temperature)
+                ...
+        loss = passes.add_up()                                  # with the gradients of all GPUs
+
+Log-probs are timed for --profile. If memory is short, micro-batches are halved (models/batches.py), and the
+budget that was enough stays for the next update. The ranks go in lock-step: sharded weights are gathered from
+all ranks for each micro-batch, so a rank that has none left computes one of weight 0.
 """
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import torch
 
-from models.batches import in_memory, memory_errors
+from models.batches import TokenBudget, by_length, memory_errors
 from scale import ranks, sharding
 from scale.laps import lap
 from scale.report import Report
 
+TOKENS = 16_384  # of a micro-batch, unless the caller knows how many fit
+
+
+def length(action):
+    return len(action.prompt_ids) + len(action.ids)
+
+
+def similar_lengths(actions, tokens):
+    """[(micro-batch, its tokens)]: actions of similar length, at most `tokens` unless one has more."""
+    return by_length(actions, tokens, length)
+
+
+def filler():
+    """A micro-batch that teaches nothing: an action of weight 0."""
+    return [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[], A=0.0, weight=0.0, old=None)]
+
 
 class Passes:
-    def __init__(self, model, reference, token_logps, micro_batches, token_budget):
+    """model: the policy. reference: the frozen copy, which is π_ref; `model` itself if it carries adapters;
+    or None, for no KL. token_logps(model, actions, temperature), micro_batches(actions, tokens): the plain
+    functions, or those of fast/logps.py. Gradients add up, so how a mini-batch is cut changes memory and
+    nothing else."""
+
+    def __init__(self, model, reference, token_logps, micro_batches=similar_lengths, token_budget=TOKENS):
         self.model, self.reference, self.token_logps = model, reference, token_logps
-        self.report = Report(model.device, token_budget)
-        sharded = ranks.WORLD > 1 and sharding.parts(model)
-        self.settings = dict(
-            length=lambda a: len(a.prompt_ids) + len(a.ids), batches_of=micro_batches,
-            recover=partial(sharding.recover, model, reference),
-            filler=[SimpleNamespace(prompt_ids=[0], ids=[0])] if sharded else None,
-            agree=ranks.largest if sharded else int)
+        self.batches_of = micro_batches
+        self.budget, self.report = TokenBudget(token_budget), None
+
+    def begin(self):
+        """An update begins: its report."""
+        self.report = Report(self.model.device, self.budget)
+        return self.report
+
+    @contextmanager
+    def released(self):
+        """Around update(): sharded weights are gathered a layer at a time (sharding.py). MemoryError if there
+        is no room for the optimizer's state, which its first step makes."""
+        with sharding.released(self.model, self.reference), memory_errors("the optimiser's state"):
+            yield
 
     def total(self, *counts):
         """Whole numbers, each summed over the ranks."""
@@ -36,36 +69,41 @@ class Passes:
         ranks.add_up(counts)
         return counts.tolist()
 
-    def score(self, actions, work):
-        """work(batch) for each micro-batch of the actions, without gradients."""
-        lap("old")
-        with torch.no_grad():
-            self.over(actions, work, partial(self.token_logps, self.model))
+    def policy_logps(self, actions, temperature):
+        """log π_θ of every action token, (K,); without a gradient, π_θold's."""
+        learns = torch.is_grad_enabled()
+        lap("forward" if learns else "old")
+        logp = self.token_logps(self.model, actions, temperature)
+        if learns:
+            lap("backward")
+        return logp
 
-    def learn(self, actions, work):
-        """[work(batch)] of the micro-batches; work() adds a gradient to .grad. If memory is short, all begin
-        again, because a failed backward pass has added an unknown part of its gradient."""
-        # model.zero_grad, not optimizer.zero_grad: the optimizer may hold float32 copies of the parameters.
-        return self.over(actions, work, self.learn_nothing, restart=self.model.zero_grad)
+    def reference_logps(self, actions, temperature):
+        """log π_ref of the same tokens, on the policy's device."""
+        lap("reference")
+        adapters_off = self.model.disable_adapter() if self.reference is self.model else nullcontext()
+        with torch.no_grad(), adapters_off:
+            return self.token_logps(self.reference, actions, temperature).to(self.model.device)
 
-    def learn_nothing(self, filler, temperature):
-        """The passes of work(), in its order, with a gradient of 0."""
-        if self.reference is not None:
-            with torch.no_grad():
-                self.token_logps(self.reference, filler, temperature)
-        (0 * self.token_logps(self.model, filler, temperature).sum()).backward()
+    def micro_batches(self, actions):
+        """An Attempt for each micro-batch. .grad begins empty, and begins again if memory is short: a failed
+        backward pass has added an unknown part of its gradient."""
+        agree = ranks.largest if sharding.parts(self.model) else int
+        self.forget()
+        return self.budget.batches(
+            actions, length, batches_of=self.batches_of, undo=self.recover, agree=agree, filler=filler)
 
-    def over(self, actions, work, idle, **settings):
-        filler = self.settings["filler"]
-        one = lambda batch: idle(batch, 1.0) if batch is filler else work(batch)
-        return self.report.results(
-            in_memory(one, actions, budget=self.report.token_budget, **self.settings | settings))
+    def recover(self):
+        sharding.recover(self.model, self.reference)
+        self.forget()
 
-    def add_up_gradients(self):
-        """Sum the gradients over the ranks."""
+    def forget(self):
+        self.model.zero_grad()  # not optimizer.zero_grad: it may hold float32 copies of the parameters
+        self.report.forget()
+
+    def add_up(self):
+        """Sum the gradients of a mini-batch over the ranks, and its loss, which is returned."""
+        loss = self.report.add_up()
+        lap("optimiser")
         sharding.add_up_gradients([p for p in self.model.parameters() if p.requires_grad])
-
-    def step(self, optimizer):
-        """One step. MemoryError if there is no room for the optimizer's state, which the first step makes."""
-        with memory_errors("the optimiser's state"):
-            optimizer.step()
+        return loss

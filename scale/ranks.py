@@ -6,7 +6,7 @@ Each process (rank) has a GPU. It rolls out its share of a step's questions; a g
 flow_grpo.update() sums counts and gradients over the ranks, so the objective is that of the joint batch.
 How the weights are spread over the ranks: sharding.py. With one process all functions here do nothing.
 
-The run's folder must be one that all machines see. torchrun kills 30 seconds after a SIGTERM: a step that
+All machines must see the run's folder. torchrun kills 30 seconds after a SIGTERM: a step that
 takes longer is not saved, and is repeated.
 """
 import datetime
@@ -52,8 +52,8 @@ def start(device=None, minutes=60):
 
 
 def stop():
-    """Leave the group and, with several processes, end this one at once: threads of the group that are still
-    alive when Python shuts down have been seen, once, to abort a finished rank."""
+    """Leave the group and, with several processes, end this one at once: once, threads of the group that were
+    still alive when Python shut down have aborted a finished rank."""
     if dist.is_initialized():
         dist.destroy_process_group()
     if WORLD > 1:
@@ -74,7 +74,7 @@ def raises_lost():
 
 
 def peer_has_ended():
-    """Has a rank on this machine ended? torchrun then sends SIGTERM to the others."""
+    """True if a rank on this machine has ended. torchrun then sends SIGTERM to the others."""
     for process in PEERS:
         try:
             os.kill(process, 0)  # sends nothing
@@ -90,7 +90,7 @@ def add_up(tensor):
 
 
 def largest(number):
-    """The largest of an integer that each rank gives, between the hosts: no GPU waits for it."""
+    """The largest of the ranks' integers. It goes from host to host: no GPU waits for it."""
     if WORLD == 1:
         return number
     numbers = torch.tensor([int(number)])
@@ -99,19 +99,19 @@ def largest(number):
 
 
 def any_rank(flag):
-    """Is the flag set on any rank? For decisions that all ranks must make alike, or they would hang."""
+    """True if the flag is set on any rank. For decisions on which all ranks must agree, else they hang."""
     return bool(largest(bool(flag)))
 
 
 def check():
     """Elsewhere if a rank has failed since the last collective. A rank that fails says so in place of its own
-    next check(), wherever the others are (in_memory() in batches.py)."""
+    next check(), wherever the others are (Attempt in batches.py)."""
     if any_rank(False):
         raise Elsewhere("another process ran out of memory")
 
 
 def wait():
-    """Wait for all ranks: nobody goes on before rank 0 has saved."""
+    """Wait for all ranks: none continues before rank 0 has saved."""
     largest(0)
 
 

@@ -10,7 +10,7 @@
     sampling_gap   mean |log π when sampled - log π when scored|, in the first micro-batch of this process. If
                 it is large, the scored policy is not the one that sampled; 0 if there are no log-probs
     grad_norm   norm of the gradient before clipping, mean over the mini-batches
-    halved      how often memory was short and a micro-batch was halved; the gradient stays the same
+    halved      how often memory was short and micro-batches were halved; the gradient stays the same
     token_budget   the tokens of a micro-batch that did fit: begin the next update with it
     skipped     mini-batches without a step, because the loss or gradient was not finite or far too large
     steps       optimiser steps taken; a mini-batch whose gradient is exactly 0 takes none
@@ -27,10 +27,10 @@ from scale import ranks
 from scale.laps import lap
 
 
-def measure(batch, loss, logp, ratio, kl, A, weight, clip_low, clip_high):
+def measure(batch, minus_J, logp, ratio, kl, A, weight, clip):
     """The numbers of one micro-batch: loss (), sums over its tokens (7,), min ρ, max ρ, sampling gap."""
-    logp = logp.detach()
-    clipped = ((A > 0) & (ratio > 1 + clip_high)) | ((A < 0) & (ratio < 1 - clip_low))
+    logp, (low, high) = logp.detach(), clip
+    clipped = ((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low))
     sums = torch.stack([kl * weight, clipped.float(), -logp, torch.ones_like(kl)]).sum(1)
     lengths = [len(a.prompt_ids) + len(a.ids) - 1 for a in batch]  # the last token predicts nothing
     tokens = sum(lengths)
@@ -38,35 +38,44 @@ def measure(batch, loss, logp, ratio, kl, A, weight, clip_low, clip_high):
     sums = torch.cat([sums, sums.new_tensor([slots, nodes, tokens])])
     sampled = torch.tensor([number for a in batch for number in a.logps], device=logp.device)
     gap = (sampled - logp).abs().mean() if len(sampled) == len(logp) else torch.zeros(())
-    return loss.detach(), sums, ratio.min().item(), ratio.max().item(), gap.item()
+    return minus_J.detach(), sums, ratio.min().item(), ratio.max().item(), gap.item()
 
 
 class Report:
-    """Collects the numbers of one update."""
+    """Collects the numbers of one update.
 
-    def __init__(self, device, token_budget):
-        self.token_budget, self.halved, self.skipped, self.steps = token_budget, 0, 0, 0
+    micro_batch() for each micro-batch of a mini-batch, or forget() if they begin again; add_up() when all are
+    finished; mini_batch() after its step. summary() ends the update."""
+
+    def __init__(self, device, budget):
+        self.budget, self.halved_before = budget, budget.halved  # a models.batches.TokenBudget
+        self.skipped, self.steps = 0, 0
         # over tokens: kl * weight, clipped, -log π, 1; over micro-batches: slots, nodes, tokens of all turns
         self.sums = torch.zeros(7, device=device)
         self.losses, self.norms = [], []  # of each mini-batch
         self.low, self.high, self.first, self.gap = 1.0, 1.0, 0.0, 0.0  # ratio_min, ratio_max, ...
+        self.forget()
 
-    def results(self, outcome):
-        """The results in what models.batches.in_memory() returned; its budget and halvings are noted."""
-        results, self.token_budget, halved = outcome
-        self.halved += halved
-        return results
+    def forget(self):
+        """A mini-batch begins, for the first time or again."""
+        self.measured = []  # a measure() for each of its micro-batches
 
-    def micro_batches(self, measured):
-        """Add the numbers of a mini-batch, a measure() for each micro-batch; return its loss."""
+    def micro_batch(self, batch, *tensors):
+        """Note a micro-batch; the arguments are those of measure(). The filler of a rank that has nothing
+        left to compute has the weight 0, and is not counted."""
+        if batch[0].weight:
+            self.measured.append(measure(batch, *tensors))
+
+    def add_up(self):
+        """Add the numbers of the mini-batch; return its loss."""
         total = torch.zeros((), device=self.sums.device)
-        for loss, sums, low, high, _ in measured:
+        for loss, sums, low, high, _ in self.measured:
             total, self.sums = total + loss, self.sums + sums
             self.low, self.high = min(self.low, low), max(self.high, high)
             if not self.losses:  # the first mini-batch
                 self.first = max(self.first, abs(low - 1), abs(high - 1))
-        if measured and not self.losses:
-            self.gap = measured[0][-1]
+        if self.measured and not self.losses:
+            self.gap = self.measured[0][-1]
         ranks.add_up(total)  # over all processes
         self.losses.append(total.item())
         return self.losses[-1]
@@ -86,7 +95,8 @@ class Report:
         numbers = dict(
             loss=sum(self.losses) / number, kl=kl / number, clip=clipped / max(tokens, 1),
             entropy=entropy / max(tokens, 1), ratio_min=self.low, ratio_max=self.high, ratio_first=self.first,
-            sampling_gap=self.gap, grad_norm=sum(self.norms) / number, halved=self.halved,
-            token_budget=self.token_budget, skipped=self.skipped, steps=self.steps, tokens=tokens,
+            sampling_gap=self.gap, grad_norm=sum(self.norms) / number,
+            halved=self.budget.halved - self.halved_before, token_budget=self.budget.tokens,
+            skipped=self.skipped, steps=self.steps, tokens=tokens,
             padding=1 - nodes / slots if slots else 0, shared=1 - nodes / unshared if unshared else 0)
         return {name: float(value) for name, value in numbers.items()}

@@ -9,18 +9,18 @@ Why float32 masters? A bfloat16 number has 8 significant bits. Around 0.02, the 
 weights, neighbouring numbers are 1.2e-4 apart, but an AdamW step at the paper's learning rate is 1e-6: the
 sum would be rounded back to the old weight at every step. So the step moves a float32 weight, and the model
 computes with its rounding. With one process and float32 weights (a CPU, or adapters on any base) there is
-nothing to spread and nothing to round: the model stays as it is. In all other cases, one GPU included, it is
-sharded. Whole weights exist only while they are gathered, so that generate() runs on each rank alone: ranks
+nothing to spread and nothing to round: the model is not sharded. In all other cases, one GPU included, it
+is. Whole weights exist only while they are gathered, so that generate() runs on each rank alone: ranks
 finish their rollouts at different times.
 
 The ranks must go through an update in lock-step, because every layer of every micro-batch is gathered from
-all of them. in_memory() (batches.py) gives a rank that has no micro-batch left one of weight 0. And if one
+all of them. A rank that has no micro-batch left computes one of weight 0 (passes.py). And if one
 rank runs out of memory, wherever that happens, no other may wait for it in a collective: each collective
 begins with a word between the hosts, check(), whether a rank has failed since the last one.
 
-What must be whole in the rollouts anyway is not sharded: its part would come on top. So with adapters the
-base and the adapters are whole on each rank, and add_up_gradients() sums the gradients; and so is a frozen
-copy that plays modules. One that is only π_ref is sharded.
+What must be whole in the rollouts anyway is not sharded, because the shard would need memory on top. So with
+adapters the base and the adapters are whole on each rank, and add_up_gradients() sums the gradients. A frozen
+copy that plays modules is whole, too; one that is only π_ref is sharded.
 """
 from contextlib import contextmanager
 
@@ -46,7 +46,7 @@ def shard(model, host=False):
     dtype = model.dtype
     model.computes_in = dtype
     policy = MixedPrecisionPolicy(dtype, torch.promote_types(dtype, torch.float32))
-    if not dist.is_initialized():  # one process is a group, too
+    if not dist.is_initialized():  # a single process needs a group, too
         dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     if model.device.type == "cuda":
         torch.cuda.set_device(model.device)  # where the mesh puts the parts
@@ -58,7 +58,7 @@ def shard(model, host=False):
                 weight.data = weight.data.to(policy.reduce_dtype)
         fully_shard(module, mesh=mesh, mp_policy=policy)
         if ranks.WORLD > 1:
-            module.set_gradient_divide_factor(1.0)  # gradients are summed; token_weights() has all means
+            module.set_gradient_divide_factor(1.0)  # gradients are summed; token_weight() has all means
             module.set_force_sum_reduction_for_comms(True)
             module.set_custom_all_gather(AllGather())
             module.set_custom_reduce_scatter(ReduceScatter())

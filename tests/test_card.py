@@ -36,11 +36,12 @@ from test_train import (
 import flow_grpo
 import solve
 from cli.command_line import TOY
-from fast import head, logps, trees, upcast
+from fast import head, logps, sampling, trees, upcast
 from flow_grpo import Action
 from models import batches, local
 from models.loading import load_engine
-from scale import fit, laps, sharding
+from scale import fit, laps, report, sharding
+from scale.passes import Passes
 
 torch.set_num_threads(1)
 HERE, THERE = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "cuda"  # a tensor on the CPU, and the GPU
@@ -126,12 +127,12 @@ def test_a_model_is_moved_in_place_so_that_tied_weights_stay_tied(gpu):
 # What the code would have to do wrong
 
 PLANTED = {  # the module and the function that it calls, what stands there, and the fault
-    "advantages on the CPU": (flow_grpo, "update", ".to(logp.device)       #", "       #"),
+    "advantages on the CPU": (flow_grpo, "update", ".to(logp.device)   #", "   #"),
     "tokens on the CPU": (trees, "layout", "x.to(model.device)", "x"),
-    "random numbers on the CPU": (local, "sample", ".to(ids.device, wide)", ".to(wide)"),
+    "random numbers on the CPU": (sampling, "sample", ".to(ids.device, wide)", ".to(wide)"),
     "tokens to try the head on the CPU": (head, "is_linear", ", device=model.device", ""),
-    "numpy": (flow_grpo, "measure", "ratio.min().item()", "ratio.min().numpy().item()"),
-    "two devices in a report": (flow_grpo, "measure", ", device=logp.device)", ")"),
+    "numpy": (report, "measure", "ratio.min().item()", "ratio.min().numpy().item()"),
+    "two devices in a report": (report, "measure", ", device=logp.device)", ")"),
 }
 
 
@@ -151,10 +152,10 @@ def lesson(device):
     answers = engine(["hi", "hi", "a longer one"], temperature=1.0, max_new_tokens=5)
     actions = [Action(answer.prompt_ids, answer.ids, i, answer.logps) for i, answer in enumerate(answers)]
     optimizer = sharding.adamw(engine.model, lr=1e-3)
-    report = flow_grpo.update(
-        engine.model, None, optimizer, actions, [1.0, -1.0, 0.5], temperature=1.0, minibatches=2,
-        **logps.scoring(flow_grpo.log_probs, engine.model))
-    return [answer.ids for answer in answers], report, [weight.cpu() for weight in engine.model.parameters()]
+    passes = Passes(engine.model, None, **logps.scoring(flow_grpo.log_probs, engine.model))
+    learned = flow_grpo.update(
+        passes, optimizer, actions, [1.0, -1.0, 0.5], temperature=1.0, minibatches=2)
+    return [answer.ids for answer in answers], learned, [weight.cpu() for weight in engine.model.parameters()]
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import tools as toolset
 from cli.command_line import after_loading, before_imports, solve_arguments, train_arguments
+from logbook.endings import errors_leave
 from logbook.records import read_answers
 from models.names import check_model
 from tools import TOOLS
@@ -102,7 +102,8 @@ def test_help_shows_at_most_25_flags_and_help_all_shows_the_rest(monkeypatch, ca
         with pytest.raises(SystemExit):
             parsed(monkeypatch, arguments, flag)
     usual, everything = capsys.readouterr().out.split("usage: ")[1:]
-    assert len(re.findall(r"^  -", usual, re.M)) <= 25 and hidden not in usual and hidden in everything
+    assert len(re.findall(r"^  -", usual, re.M)) <= 25 and "--plain" in usual
+    assert hidden not in usual and hidden in everything
 
 
 REFUSED = {
@@ -150,6 +151,13 @@ def test_resuming_takes_only_a_new_number_of_steps_beside_the_run(tmp_path, monk
     assert (args.steps, args.lr, args.group_size) == (9, 0.5, 8)
 
 
+def test_a_plain_run_stays_plain_when_it_is_resumed(tmp_path, monkeypatch):
+    for given in (True, False):
+        settings_of_a_run(tmp_path, monkeypatch, plain=given)
+        assert parsed(monkeypatch, train_arguments, "--resume", str(tmp_path)).plain is given
+        assert parsed(monkeypatch, solve_arguments, *["--plain"] * given).plain is given
+
+
 DAMAGED = {
     "{": "Expecting property name", "": "Expecting value", "[1]": "it holds no JSON object",
     "7": "no JSON object",
@@ -184,8 +192,8 @@ def test_a_setting_that_is_missing_or_cannot_work_is_one_sentence_and_no_default
         tmp_path, monkeypatch, capsys, name, value, sentence):
     settings_of_a_run(tmp_path, monkeypatch, **{name: value})
     monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        before_imports(train_arguments, toolset)
+    with pytest.raises(SystemExit), errors_leave("train.py"):
+        before_imports(train_arguments(TOOLS), TOOLS)
     error = capsys.readouterr().err
     gc.enable()
     assert sentence in error and error.startswith("train.py: ") and error.count("\n") == 1

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from test_house import ORDER
+from test_house import ORDER, OTHERS, ROOMS, SOURCES
 
 from cli import command_line
 from flow_grpo import advantages
@@ -20,6 +20,7 @@ DOCS = [README, *sorted((ROOT / "docs").glob("*.md"))]
 TOUR = ROOT / "docs" / "tour.md"
 PAGES = [*DOCS, ROOT / "CONTRIBUTING.md", ROOT / "experiments" / "RESULTS.md"]
 REFERENCE = re.compile(r"\[`([\w/]+\.py):\s+([\w,\s]+)`\]\(([^)]+)\)")  # [`flow_grpo.py: loss`](flow_grpo.py)
+MENTION = re.compile(rf"(?<![\w/.:-])(?:{'|'.join([*ROOMS, *OTHERS, 'docs'])})/[\w/-]+\.(?:py|md|diff|svg)\b")
 EXCERPT = re.compile(r"^\[`([\w/]+\.py): (\w+)`\]\(\S+\)\n```python\n(.*?)```$", re.M | re.S)
 COMMAND = re.compile(r"(?:python3?|torchrun --\S+ \d+) (-m (?!venv|pytest))?([\w/.]+)((?: (?!&&)\S+)*)")
 PARSERS = {"solve.py": command_line.solve_parser(), "train.py": command_line.train_parser()}
@@ -64,6 +65,14 @@ def test_every_named_function_is_defined_in_its_file(page):
     for file, names, link in REFERENCE.findall(page.read_text(encoding="utf-8")):
         assert (page.parent / link).resolve() == ROOT / file
         assert set(re.findall(r"\w+", names)) <= defined(ROOT / file), file
+
+
+def test_every_file_of_a_room_that_a_page_or_a_source_mentions_exists():
+    texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    texts |= {file: source for file, source in SOURCES.items() if not file.startswith("tests/")}
+    missing = [(name, path) for name, text in texts.items() for path in MENTION.findall(text)
+               if not (ROOT / path).exists()]
+    assert missing == []
 
 
 @every_page

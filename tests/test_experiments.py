@@ -17,8 +17,8 @@ from test_flow_grpo import gradient, learn, rollouts, tiny
 
 import solve
 from cli.command_line import TOY, TOY_TOOLS
-from experiments import figures, monolith, power, runs, sft, study, wordings
-from flow_grpo import token_logps, token_weights
+from experiments import curves, figures, monolith, paired, power, runs, sft, study, wordings
+from flow_grpo import per_token, token_logps, token_weight
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.grade import grade
@@ -46,12 +46,6 @@ def folder(tmp_path, monkeypatch):
 
 
 # ---- edits and runs ----------------------------------------------------------------------------------------
-
-def changed_lines(edit):
-    """The lines that a diff removes and adds, without their signs and without imports."""
-    lines = re.findall(r"(?m)^[-+](?!-- |\+\+ )(.*)$", runs.head_and_changes(edit)[1])
-    return [line.strip() for line in lines if line.strip() and not line.startswith(("import ", "from "))]
-
 
 def test_every_edit_fits_the_code_and_leaves_python(folder):
     for edits in {run.edits for run in all_runs()}:
@@ -156,7 +150,8 @@ def test_another_command_edit_or_forerunner_is_another_folder():
 
 def test_the_gradient_at_advantage_one_is_that_of_the_log_likelihood():
     model, (actions, *_) = tiny(), rollouts()
-    weight = token_weights(actions, Counter(a.flow for a in actions), 7)
+    turns = Counter(a.flow for a in actions)
+    weight = per_token(actions, [token_weight(a, turns[a.flow], 7) for a in actions])
     (-(token_logps(model, actions, 1.0) * weight).sum()).backward()
     _, taught = learn(tiny(), actions, [1.0] * 7, temperature=1.0, beta=0)
     torch.testing.assert_close(taught.gradients, [gradient(model)], rtol=1e-5, atol=1e-6)  # logps are float32
@@ -234,9 +229,9 @@ def test_only_the_lazy_planner_imitates_what_ended_badly(monkeypatch, traces, ke
 @pytest.mark.parametrize("in_order", [True, False])
 def test_in_order_each_step_imitates_the_batch_that_was_collected_for_it(monkeypatch, in_order):
     steps = []
-    monkeypatch.setattr(sft, "update", lambda model, reference, optimizer, actions, *given, **settings: (
+    monkeypatch.setattr(sft, "update", lambda passes, optimizer, actions, *given, **settings: (
         steps.append([action.ids for action in actions]) or {"entropy": 1.0, "grad_norm": 1.0}))
-    monkeypatch.setattr(sft.logps, "scoring", lambda *models: {})
+    monkeypatch.setattr(sft.logps, "scoring", lambda *models: {"token_logps": None})
     turn = lambda n: SimpleNamespace(prompt_ids=[0], ids=[n])
     batches = [[SimpleNamespace(actions=[turn(10 * b + n)]) for n in range(8)] for b in range(4)]
     args = SimpleNamespace(in_order=in_order, steps=4, minibatches=1, questions=2, group_size=4, seed=0,
@@ -259,22 +254,136 @@ def test_an_interval_is_students_t():
     assert middle == 2 and half == pytest.approx(4.30 / 3**0.5, rel=0.01)
 
 
+# scipy.stats.ttest_1samp(values, 0).pvalue, and Holm's p by hand
+@pytest.mark.parametrize("values, p", [
+    ([0.1, -0.2, 0.05, 0.3], 0.5862251), ([-0.093, -0.105, -0.073], 0.0105073), ([1.0, 1.1], 0.0302923),
+    ([0.02, -0.08, -0.03, -0.14, -0.05, -0.06, -0.07, 0.03, -0.27], 0.0431209),
+    ([0.0, 0.0], 1), ([0.5, 0.5, 0.5], 0)])
+def test_the_p_of_a_paired_test_is_that_of_students_t(values, p):
+    assert figures.student_p(values) == pytest.approx(p, abs=1e-6)
+
+
+def test_holm_multiplies_the_smallest_p_by_the_number_of_tests_and_keeps_the_order():
+    assert figures.holm([0.02, 0.01, 0.9, 0.03]) == pytest.approx([0.06, 0.04, 0.9, 0.06])
+    assert figures.holm([0.6, 0.5]) == [1.0, 1.0]
+
+
+def between_comments(name, page=RESULTS):
+    return re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", page, re.DOTALL)[1]
+
+
+@pytest.mark.parametrize("name", study.BLOCKS)
+def test_pictures_captions_and_tables_of_results_are_what_the_script_makes(name):
+    made = study.block(name)
+    assert between_comments(name) == made + "\n"
+    assert re.search(r"^\*.*95 % .*`python experiments/\w+\.py .*`\*$", made, re.M)
+    assert (study.RESULTS / f"{name}.svg").exists() and "n = " in made or "over n" in made
+
+
+def test_without_matplotlib_the_tables_are_made_and_the_pictures_are_a_sentence(monkeypatch, capsys):
+    filled = {}
+    monkeypatch.setattr(figures, "fill", filled.__setitem__)
+    monkeypatch.setattr(study, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["study.py", "--tables", "--only", "ways", "smollm-toy"])
+    study.main()
+    assert filled == {name: study.block(name) for name in ("ways", "smollm-toy")}
+    assert "The pictures need matplotlib" in capsys.readouterr().out
+
+
+def test_runs_that_smollm_py_makes_are_refused_in_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["study.py", "--only", "smollm-toy"])
+    with pytest.raises(SystemExit):
+        study.main()
+    assert "smollm.py: add --tables" in capsys.readouterr().err
+
+
+def sentences():
+    """What RESULTS.md says between its tables, and the numbers that it must say by the CSV files."""
+    def points(name, first, second, digits):
+        accuracy = figures.gather(table(name), "planner", "accuracy")
+        change = [100 * (a - b) for a, b in zip(accuracy[first], accuracy[second])]
+        return figures.pm(change, digits), figures.shown_p(figures.student_p(change))
+
+    perfect, own, foreign = (f"SFT, {words}" for words in (
+        "perfect planner's traces", "its own successes", "foreign teacher's traces"))
+    yield from points("ways", perfect, "Flow-GRPO", 1)
+    yield points("ways", own, "Flow-GRPO", 1)[0]
+    yield points("foreign", "Flow-GRPO", foreign, 0)[0]
+    yield points("foreign", foreign, "frozen", 0)[0]
+    yield points("rarely", own, "Flow-GRPO", 0)[0]
+    yield from points("rarely", perfect, "Flow-GRPO", 0)
+    trained, monolith = table("training"), table("monolith")
+    ends = [figures.over(trained, "Flow-GRPO", *steps, "errors") for steps in ((1, 3), (22, 24))]
+    yield figures.pm([100 * (a - b) for a, b in zip(*ends)], 1)
+    yield f"{statistics.fmean(figures.over(trained, 'Flow-GRPO', 8, 10, 'reward')):.2f}"
+    tests = [figures.over(monolith, run, 1, 1, "test_after") for run in ("right verdicts", "monolith")]
+    lower = [a - b for a, b in zip(*tests)]
+    yield f"{figures.pm(lower)} (p = {figures.student_p(lower):.3f})"
+    for run, test in zip(("right verdicts", "monolith"), tests):
+        yield figures.pm([a - b for a, b in zip(figures.over(monolith, run, 14, 16, "reward"), test)])
+    rows = paired.read("smollm-paired")
+    ps = sorted(row["p"] for row in rows if (row["roles"], row["set"], row["before"], row["after"])
+                == ("planner", "toy", "Flow-GRPO", "perfect planner"))
+    assert [p < 0.05 for p in ps] == [True] * 3 + [False] * 2
+    yield "p = " + ", ".join(f"{p:.0e}".replace("e-0", "e-") for p in ps[:3])
+    needed = power.pooled([change for _, change in power.past_pairs()])
+    assert (power.seeds_needed(needed), power.seeds_needed(power.pooled(
+        [change for _, change in power.fork_pairs(table("forks"))]), alpha=0.05 / 11)) == (9, 18)
+
+
+@pytest.mark.parametrize("number", list(sentences()))
+def test_the_sentences_of_results_say_what_the_csv_files_say(number):
+    prose = re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", "", RESULTS, flags=re.DOTALL)
+    assert number in " ".join(prose.split())
+
+
+def test_every_table_of_results_that_holds_measurements_is_made_by_the_script():
+    rest = re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", "", RESULTS, flags=re.DOTALL)
+    assert rest.count("\n|---|") == 1  # that of the claims
+    assert sorted(re.findall("<!-- ([a-z-]+) -->", RESULTS)) == sorted(study.BLOCKS)
+
+
+def test_readmes_table_of_seeds_is_what_the_script_makes():
+    readme = (runs.ROOT / "README.md").read_text(encoding="utf-8")
+    assert between_comments("toy-seeds", readme) == figures.toy_table() + "\n"
+
+
 @pytest.mark.parametrize("name, key", [("ways", "planner"), ("budget", "max_turns")])
-def test_the_tables_show_what_is_in_the_csv_files(name, key):
-    rows = table(name)
-    shown = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", RESULTS, re.DOTALL)[1]
+def test_the_tables_show_the_means_of_the_csv_files(name, key):
+    rows, shown = table(name), between_comments(name)
     for value in dict.fromkeys(row[key] for row in rows):
         seeds = [float(row["accuracy"]) for row in rows if row[key] == value]
         assert len(seeds) == 5
         assert re.search(rf"\| {re.escape(value)} +\| {statistics.fmean(seeds):.3f} ±", shown)
 
 
-def test_every_change_is_shown_beside_its_result():
-    shown = re.sub("(?m)^[-+]", "", RESULTS)
+def test_every_flag_and_every_edit_of_a_variant_is_named_in_results():
     for flags, edits in [((), study.WORLD), *study.VARIANTS.values()]:
-        assert " ".join(flags) in shown
-        for edit in {*edits} - {"edits/programs-kept"}:
-            assert all(line in shown for line in changed_lines(edit))
+        assert all(flag in RESULTS for flag in flags if flag.startswith("--"))
+        assert all(Path(edit).name in RESULTS for edit in {*edits} - {"edits/programs-kept"})
+    assert list(figures.VARIANTS) == list(study.VARIANTS)
+
+
+@pytest.mark.parametrize("picture", [*study.RESULTS.glob("*.svg"), figures.FOLDER / "curve.svg",
+                                     runs.ROOT / "docs" / "flow.svg"], ids=lambda path: path.name)
+def test_no_picture_has_a_background_and_all_use_one_palette(picture):
+    text = picture.read_text(encoding="utf-8")
+    colours = set(re.findall(r"#[0-9a-f]{6}\b", text))
+    assert colours <= {*curves.COLOURS, curves.INK, "#ffffff"}  # white: numbers on the bars of tools.svg
+    assert "#ffffff" not in colours or picture.name == "tools.svg"
+
+
+def luminance(colour):
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#0d1117"])
+def test_the_palette_can_be_read_on_a_white_and_on_a_dark_page(page):
+    for colour, least in [*((colour, 3.5) for colour in curves.COLOURS), (curves.INK, 4.2)]:
+        low, high = sorted(map(luminance, (colour, page)))
+        assert (high + 0.05) / (low + 0.05) >= least
 
 
 # ---- forks -------------------------------------------------------------------------------------------------
@@ -342,11 +451,11 @@ def test_the_forks_numbers_reach_the_figure_the_table_and_the_heads(folder, monk
         f"{run},{seed},{accuracy + 0.01 * seed},2,0.1\n" for seed in range(3)
         for run, accuracy in (("as it is", 0.7), ("rloo", 0.6 + 0.01 * seed), ("token-mean", 0.8))))
     (folder / "rloo.diff").write_text("RLOO\nresult: not measured yet\n--- a/x\n")
-    filled = {}
     monkeypatch.setattr(figures, "RESULTS", folder)
-    monkeypatch.setattr(figures, "fill", filled.__setitem__)
     monkeypatch.setattr(runs, "path_of", lambda edit: folder / f"{Path(edit).name}.diff")
-    power.forks(plt)
-    assert re.search(r"-0.090 ± 0.025 +\| yes", filled["forks"]) and (folder / "forks.svg").exists()
+    power.forks_picture(plt)
+    power.write_results()
+    assert re.search(r"rloo +\| -0.090 ± 0.025 +\| 0.004 +\| 0.004", power.forks_table())
+    assert (folder / "forks.svg").exists()
     assert (folder / "rloo.diff").read_text() == (
         "RLOO\nresult: -0.090 ± 0.025 in accuracy, 3 seeds (experiments/RESULTS.md, section 8)\n--- a/x\n")

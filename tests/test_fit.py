@@ -267,7 +267,7 @@ def test_without_a_gpu_everything_is_in_the_hosts_memory_and_the_toy_keeps_its_s
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux grants memory that it does not have")
 @pytest.mark.exhaustive
 def test_an_allocation_beyond_the_hosts_memory_fails_and_halves_the_batch():
-    script = ("import torch\nfrom scale import batches, fit\n"
+    script = ("import torch\nfrom models import batches\nfrom scale import fit\n"
               "fit.host_memory = lambda: 1e9\nfit.bound_host_memory()\n"
               "work = lambda batch: torch.zeros(len(batch) * 10**8).sum().item()\n"         # 0.4 GB an item
               "print(batches.in_memory(work, [[1] * 10] * 8, len, 80))")

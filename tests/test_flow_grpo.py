@@ -1,7 +1,7 @@
-"""The objective against an oracle: three nested loops written from eq. 5, one sequence at a time, no
-padding, no mask.
+"""The objective against flow_grpo.objective(), three nested loops written from eq. 5: one sequence at a time,
+no padding, no mask, and log-probs from the full logits of each.
 
-The last test changes flow_grpo.py on purpose, in one place at a time: the oracle must notice each change.
+The last test changes flow_grpo.py on purpose, in one place at a time: the loops must notice each change.
 """
 import ast
 import contextlib
@@ -28,7 +28,10 @@ from cli import command_line
 from fast import head, logps, trees
 from flow_grpo import Action
 from models import batches
-from scale import fit, passes, ranks
+from scale import fit, ranks
+from scale.passes import TOKENS as TOKEN_BUDGET
+from scale.passes import Passes
+from scale.report import Report
 
 SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
 STOP, T = 63, 0.7                                # the stop token of these tests, and the sampling temperature
@@ -124,20 +127,24 @@ def oracle_advantages(rewards, groups):
             for r, g in zip(rewards, groups)]
 
 
-def oracle(actions, A, logps, low, high, beta, token_mean=False):
-    """Eq. 5 as loops -> the loss (with gradient), and (ρ, A, -log π, KL, weight) of each token.
+def oracle(actions, A, logps, clip, beta, token_mean=False):
+    """The loss by the loops of eq. 5 (with gradient), and (ρ, A, -log π, KL, weight) of each token.
     logps(action): its log-probs under the policy, the old policy and the reference."""
-    J, seen, turns, tokens = 0, [], Counter(a.flow for a in actions), sum(len(a.ids) for a in actions)
+    flows = {flow: [] for flow in sorted({a.flow for a in actions})}
     for action in actions:
-        a = A[action.flow]
-        for new, was, ref in zip(*logps(action)):
-            rho = torch.exp(new - was)
-            bounded = 1 - low if rho < 1 - low else 1 + high if rho > 1 + high else rho
+        flows[action.flow].append(list(zip(*logps(action))))
+    seen = []
+    for flow, turns in flows.items():
+        for new, was, ref, share in [(*token, 1 / len(flows) / len(turns) / len(turn))
+                                     for turn in turns for token in turn]:
             kl = torch.exp(ref - new) - (ref - new) - 1
-            share = 1 / tokens if token_mean else 1 / len(turns) / turns[action.flow] / len(action.ids)
-            J = J + share * (min(rho * a, bounded * a) - beta * kl)
-            seen.append((rho.item(), a, -new.item(), kl.item(), share))
-    return -J, seen
+            seen.append([torch.exp(new - was).item(), A[flow], -new.item(), kl.item(), share])
+    rollouts, A = list(flows.values()), [A[flow] for flow in flows]
+    if token_mean:  # as if each token were a rollout
+        A = [a for a, turns in zip(A, rollouts) for turn in turns for _ in turn]
+        rollouts = [[[token]] for turns in rollouts for turn in turns for token in turn]
+        seen = [[*row[:-1], 1 / len(seen)] for row in seen]
+    return -flow_grpo.objective(rollouts, A, clip, beta), seen
 
 
 def size(action):
@@ -164,12 +171,12 @@ def small_memory(model, rows, broken=None):
 
 
 def fast(model, reference=None):
-    """The arguments of update() that train.py gives without --plain."""
+    """How log-probs are computed without --plain: arguments of Passes."""
     return logps.scoring(flow_grpo.log_probs, model, reference)
 
 
 def plain(model, reference=None):
-    return flow_grpo.PLAIN
+    return {"token_logps": flow_grpo.token_logps}
 
 
 WAYS = pytest.mark.parametrize("way", [plain, fast])
@@ -181,7 +188,8 @@ def compare_with_the_oracle(
     difference. rows: how many sequences fit into memory, see small_memory(); batch: other rollouts();
     change(model): is applied to the policy and the reference."""
     actions, rewards, groups = batch or rollouts()
-    low, high, beta = 0.05, 0.2, 0.2
+    clip, beta = (0.05, 0.2), 0.2
+    low, high = clip
     start, reference = tiny(0), tiny(1)
     model = copy.deepcopy(start)
     for changed in (model, reference) if change else ():
@@ -191,10 +199,9 @@ def compare_with_the_oracle(
     expected_A = oracle_advantages(rewards, groups)
     assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-5)
     copies = [module.Action(a.prompt_ids, a.ids, a.flow) for a in actions]
-    got = module.update(
-        model, reference, optimizer, copies, A, groups, temperature=T,
-        clip_low=low, clip_high=high, beta=beta, minibatches=2, token_budget=budget, max_grad_norm=1e9,
-        token_mean=token_mean, seed=seed, **way(model, reference))
+    passes = Passes(model, reference, token_budget=budget, **way(model, reference))
+    got = module.update(passes, optimizer, copies, A, groups, temperature=T, clip=clip, beta=beta,
+                        minibatches=2, max_grad_norm=1e9, token_mean=token_mean, seed=seed)
     parts = module.split(groups, 2, seed)
     assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
     losses, seen, norms = [], [], []
@@ -204,7 +211,7 @@ def compare_with_the_oracle(
         now.load_state_dict(weights)
         logps = lambda action: [one_by_one(policy, action) for policy in (now, start, reference)]
         learned = [a for a in actions if a.flow in part]
-        value, tokens = oracle(learned, expected_A, logps, low, high, beta, token_mean)
+        value, tokens = oracle(learned, expected_A, logps, clip, beta, token_mean)
         value.backward()
         assert (gradient(now) - found).abs().max() < 1e-6 * max(1, found.norm())
         losses, seen = losses + [value.item()], seen + tokens
@@ -230,28 +237,39 @@ def compare_with_loops(module):
     assert flat == 1 and A.tolist() == pytest.approx(expected, abs=1e-6)
     lonely, flat = module.advantages([1, 0.1, 0.1, 0.1], [1, 0, 0, 0])
     assert flat == 2 and lonely.tolist() == [0] * 4                 # exactly
+    actions = sorted(actions, key=lambda a: a.flow)                 # in the oracle's order
     new, old, ref = torch.rand(3, TOKENS, generator=torch.Generator().manual_seed(0)) - 2
-    turns = Counter(a.flow for a in actions)
+    turns, clip, beta = Counter(a.flow for a in actions), (0.1, 0.2), 0.2
     adv = module.per_token(actions, [A[a.flow] for a in actions])
     for anchor, total in ((ref, None), (ref, TOKENS), (None, None)):
-        weight = module.token_weights(actions, turns, 7, total)
+        weight = module.per_token(actions, [module.token_weight(a, turns[a.flow], 7, total) for a in actions])
         logp, loops = new.clone().requires_grad_(), new.clone().requires_grad_()
         rows = zip(loops, old, new if anchor is None else ref)
         logps = lambda action: zip(*[next(rows) for _ in action.ids])
-        want, seen = oracle(actions, expected, logps, 0.1, 0.2, 0.2, token_mean=total)
-        value, ratio, kl = module.loss(logp, old, anchor, adv, weight, 0.1, 0.2, 0.2)
+        want, seen = oracle(actions, expected, logps, clip, beta, token_mean=total)
+        value, ratio, kl = module.loss(logp, old, anchor, adv, weight, clip, beta)
         want.backward(), value.backward()
         assert value.item() == pytest.approx(want.item(), abs=1e-6)
         assert (logp.grad - loops.grad).abs().max() < 1e-6
         assert kl.tolist() == pytest.approx([row[3] for row in seen], abs=1e-6)
         assert ratio.tolist() == pytest.approx((new - old).exp().tolist())
         assert not kl.requires_grad and not ratio.requires_grad
+    parts = old.split([len(a.ids) for a in actions])    # as if every second action had been scored
+    for n, (action, part) in enumerate(zip(actions, parts)):
+        action.old = part if n % 2 else None
+    found = module.old_logps(actions, new.clone().requires_grad_())
+    assert not found.requires_grad
+    found, now = found.split([len(part) for part in parts]), new.split([len(part) for part in parts])
+    assert all(torch.equal(one, parts[n] if n % 2 else now[n]) for n, one in enumerate(found))
 
 
-def learn(model, actions, A, reference=None, lr=0.1, **settings):
+def learn(model, actions, A, reference=None, lr=0.1, way=None, token_budget=TOKEN_BUDGET, **settings):
+    """One update: (its report, the optimizer). way: arguments of Passes; fast(), unless given."""
     optimizer = Recorder(model, lr)
-    settings = dict(temperature=T, max_grad_norm=1e9) | fast(model, reference) | settings
-    return flow_grpo.update(model, reference, optimizer, actions, A, **settings), optimizer
+    how = fast(model, reference) if way is None else way
+    passes = Passes(model, reference, token_budget=token_budget, **how)
+    settings = dict(temperature=T, max_grad_norm=1e9) | settings
+    return flow_grpo.update(passes, optimizer, actions, A, **settings), optimizer
 
 
 # ---- the formula -------------------------------------------------------------------------------------------
@@ -282,7 +300,7 @@ def test_neither_chunks_nor_a_small_memory_change_the_formula(rows, chunk, monke
 def test_the_clip_stops_a_good_token_above_and_a_bad_token_below_and_nothing_else():
     logp = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log().requires_grad_()
     A = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
-    value, *_ = flow_grpo.loss(logp, torch.zeros(5), None, A, torch.ones(5), 0.2, 0.3, beta=0)
+    value, *_ = flow_grpo.loss(logp, torch.zeros(5), None, A, torch.ones(5), (0.2, 0.3), beta=0)
     value.backward()
     assert logp.grad.tolist() == pytest.approx([0, 1.5, -0.5, 0, -1], abs=1e-5)        # -ρ A where it lives
     assert value.item() == pytest.approx(-(1.3 - 1.5 + 0.5 - 0.8 + 1.0), abs=1e-5)
@@ -376,7 +394,7 @@ def test_an_update_in_the_fast_way_reports_what_the_plain_one_does(name):
     actions, rewards, groups = family()
     A, _ = flow_grpo.advantages(rewards, groups)
     reports = [learn(copy.deepcopy(model), actions, A, reference, groups=groups, minibatches=3, beta=0.1,
-                     max_grad_norm=1.0, lr=0.01, **way(model, reference))[0] for way in (fast, plain)]
+                     max_grad_norm=1.0, lr=0.01, way=way(model, reference))[0] for way in (fast, plain)]
     reports = [{name: x for name, x in report.items() if name not in SLOTS} for report in reports]
     assert reports[0] == pytest.approx(reports[1], rel=1e-4, abs=1e-4) and reports[0]["kl"] > 0.01
 
@@ -441,14 +459,14 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
     with pytest.raises(ValueError, match="prompt"):
         learn(tiny(), [Action([], [2], 0), Action([1], [2], 0)], [1.0])
     for flow in (-1, 2):
-        with pytest.raises(ValueError, match="number the rollouts that are left anew"):
+        with pytest.raises(ValueError, match="renumber the rollouts that are left"):
             learn(tiny(), [Action([1], [2], 0), Action([1], [2], flow)], [1.0, -1.0])
 
 
 def test_ids_come_in_and_text_never_does():
     names = {getattr(node, "id", getattr(node, "attr", "")).lower() for node in ast.walk(ast.parse(SOURCE))}
     assert not [name for name in names if "tokenizer" in name or "encode" in name or "decode" in name]
-    modules = {"math", "collections", "contextlib", "dataclasses", "torch", "scale"}
+    modules = {"math", "collections", "dataclasses", "torch"}
     assert set(imported(SOURCE)) == modules
 
 
@@ -458,7 +476,7 @@ def test_the_ratio_is_exactly_one_on_the_first_mini_batch_and_leaves_one_later()
     one, _ = learn(tiny(), *lesson())
     three, _ = learn(tiny(), *lesson(), tiny(1), minibatches=3, token_budget=30)
     assert one["ratio_min"] == one["ratio_max"] == 1 and one["ratio_first"] == three["ratio_first"] == 0
-    none, _ = learn(tiny(), *lesson(), clip_low=0, clip_high=0)  # a ratio on the edge is not clipped
+    none, _ = learn(tiny(), *lesson(), clip=(0, 0))  # a ratio on the edge is not clipped
     assert one["clip"] == none["clip"] == 0 and three["steps"] == 3
     assert three["ratio_min"] < 0.99 and three["ratio_max"] > 1.01
 
@@ -496,17 +514,20 @@ def test_an_update_leaves_no_gradient_behind_and_adds_none_that_was_there():
 
 
 def test_what_a_micro_batch_leaves_behind_holds_no_graph(monkeypatch):
-    left, original = [], passes.in_memory
+    scored, measured = [], []
 
-    def in_memory(work, actions, **more):
-        left.append((actions, *original(work, actions, **more)))
-        return left[-1][1:]
-    monkeypatch.setattr(passes, "in_memory", in_memory)
+    def add_up(report, original=Report.add_up):
+        measured.extend(report.measured)
+        return original(report)
+
+    def policy_logps(passes, batch, temperature, original=Passes.policy_logps):
+        scored.extend([] if torch.is_grad_enabled() else batch)
+        return original(passes, batch, temperature)
+    monkeypatch.setattr(Report, "add_up", add_up)
+    monkeypatch.setattr(Passes, "policy_logps", policy_logps)
     learn(tiny(), rollouts()[0], [1.0] * 7, tiny(1), minibatches=2)
-    (scored, *_), *learned = left
-    tensors = [a.old for a in scored]
-    tensors += [x for _, done, *_ in learned for value, sums, *_ in done for x in (value, sums)]
-    assert len(learned) == 2 and scored and not any(x.requires_grad for x in tensors)
+    tensors = [a.old for a in scored] + [x for value, sums, *_ in measured for x in (value, sums)]
+    assert scored and measured and not any(x.requires_grad for x in tensors)
 
 
 @pytest.mark.parametrize("minibatches, forward", [(1, 1), (3, 1 + 2 * 2)])
@@ -515,8 +536,8 @@ def test_the_first_mini_batch_is_scored_while_it_is_learned_and_only_later_ones_
         model, calls = tiny(), []
         scoring = way(model)  # what must be found out once about a model is known
         model.register_forward_pre_hook(lambda *_: calls.append(1))
-        flow_grpo.update(model, None, Recorder(model), rollouts()[0], [1.0] * 7, temperature=T,
-                         minibatches=minibatches, **scoring)
+        flow_grpo.update(Passes(model, None, **scoring), Recorder(model), rollouts()[0], [1.0] * 7,
+                         temperature=T, minibatches=minibatches)
         assert len(calls) == forward
 
 
@@ -531,23 +552,24 @@ def test_only_several_processes_need_every_gradient_and_frozen_weights_never_get
     class Look(Recorder):
         def step(self):
             seen.append((frozen.grad is None, model.unused.grad is None))
-    flow_grpo.update(model, None, Look(model), rollouts()[0], [1.0] * 7, temperature=T)
+    passes = Passes(model, None, **plain(model))
+    flow_grpo.update(passes, Look(model), rollouts()[0], [1.0] * 7, temperature=T)
     assert seen == [(True, world == 1)]
 
 
 def test_the_defaults_of_update_are_those_of_train_py():
     flags = vars(command_line.train_parser().parse_args([]))
-    flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "token_budget": fit.BUDGETS[0]}
-    flags |= {"max_grad_norm": 1.0, "groups": None, **flow_grpo.PLAIN}
+    flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "max_grad_norm": 1.0, "groups": None}
+    flags["clip"] = flags["clip_low"], flags["clip_high"]
     parameters = inspect.signature(flow_grpo.update).parameters.items()
     defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
-    assert defaults == {name: flags[name] for name in defaults}
+    assert defaults == {name: flags[name] for name in defaults} and TOKEN_BUDGET == fit.BUDGETS[0]
 
 
 def test_a_single_token_has_its_own_entropy_and_every_number_is_a_float():
     model, action = tiny(), Action([1, 2, 3], [4], 0)
     surprise = -one_by_one(model, action)[0].item()
-    got, _ = learn(model, [action], [1.0], clip_high=-0.1)                  # so that a ratio of 1 is clipped
+    got, _ = learn(model, [action], [1.0], clip=(0.2, -0.1))              # so that a ratio of 1 is clipped
     assert got["clip"] == got["tokens"] == 1 and got["entropy"] == pytest.approx(surprise, rel=1e-5)
     assert {type(x) for x in got.values()} == {float}
 
@@ -569,14 +591,16 @@ def test_a_batch_without_any_lesson_takes_no_step():
 
 # ---- memory ------------------------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("minibatches, beta", [(1, 0), (2, 0.001)])     # first short in backward; in forward
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_out_of_memory_halves_the_micro_batches_and_the_result_is_the_same(checkpointing):
-    whole, a = learn(tiny(), *lesson(), tiny(1), minibatches=2)
+def test_out_of_memory_halves_the_micro_batches_and_the_result_is_the_same(checkpointing, minibatches, beta):
+    whole, a = learn(tiny(), *lesson(), tiny(1), minibatches=minibatches, beta=beta)
     model, broken = tiny(), []
     if checkpointing:
         model.activation_checkpointing_enable()
     with pytest.warns(UserWarning, match="Out of memory: from here on batches of at most") as warned:
-        cut, b = learn(small_memory(model, 3, broken), *lesson(), tiny(1), minibatches=2)
+        cut, b = learn(small_memory(model, 3, broken), *lesson(), tiny(1), minibatches=minibatches,
+                       beta=beta)
     assert whole.pop("halved") == 0 and cut.pop("halved") == len(broken) == len(warned) > 0
     assert cut.pop("token_budget") < whole.pop("token_budget") == 16384
     whole, cut = ({name: x for name, x in r.items() if name not in SLOTS} for r in (whole, cut))
@@ -596,7 +620,7 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
     scoring = fast(model)
     small_memory(model, 0)
     with pytest.raises(MemoryError, match=f"^one row of {size(longest)} tokens does not fit into") as why:
-        flow_grpo.update(model, None, Recorder(model), [longest], [1.0] * 7, temperature=T, **scoring)
+        flow_grpo.update(Passes(model, None, **scoring), Recorder(model), [longest], [1.0] * 7, temperature=T)
     assert isinstance(why.value.__cause__, torch.OutOfMemoryError) and unchanged(model)
 
 
@@ -614,8 +638,11 @@ def test_only_an_error_of_memory_is_taken_for_one(text, memory):
             raise RuntimeError(text)
     actions, A = lesson()
     sentence = "^the optimiser's state does not fit into memory$"
+    model = tiny()
+    passes = Passes(model, None, **plain(model))
     with pytest.raises(MemoryError if memory else RuntimeError, match=sentence if memory else text):
-        flow_grpo.update(tiny(), None, Failing(), actions, A, temperature=T)
+        with passes.released():
+            flow_grpo.update(passes, Failing(), actions, A, temperature=T)
     with pytest.warns(UserWarning) if memory else pytest.raises(RuntimeError, match=text):
         batches.in_memory(work, actions, size, 10_000)
 
@@ -649,6 +676,29 @@ def test_the_failed_attempt_is_freed_before_the_next_one():
     assert sum(done) == len(actions) and halved > 1 and max(counts) == 1
 
 
+def test_an_update_frees_the_graph_of_one_attempt_before_the_next_one():
+    class Token:
+        pass
+
+    class Held(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            counts.append(sum(ref() is not None for ref in alive))
+            ctx.token = Token()                             # lives as long as the graph
+            alive.append(weakref.ref(ctx.token))
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, d):
+            return d
+
+    (actions, A), alive, counts, broken, model = lesson(), [], [], [], tiny()
+    model.get_input_embeddings().register_forward_hook(lambda module, args, out: Held.apply(out))
+    with pytest.warns(UserWarning, match="Out of memory"):
+        learn(small_memory(model, 2, broken), actions, A, way=plain(model), token_budget=60)
+    assert broken and len(counts) > len(broken) + 1 and max(counts) == 0
+
+
 def test_the_next_attempt_has_half_the_largest_batch_that_can_be_cut_and_the_cache_is_emptied(monkeypatch):
     emptied = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
@@ -659,8 +709,11 @@ def test_the_next_attempt_has_half_the_largest_batch_that_can_be_cut_and_the_cac
     # one alone, beyond the budget; then 2 x 6 and 2 x 2
     sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2, 2, 2)]
     with pytest.warns(UserWarning, match="batches of at most 6 tokens"):
-        assert batches.in_memory(work, sized, size, 12, restart=lambda: None) == ([None] * 3, 6, 1)
-    assert emptied == [1]
+        budget, done, undone = batches.TokenBudget(12), [], []
+        for attempt in budget.batches(sized, size, undo=lambda: undone.append(done.clear())):
+            with attempt as batch:
+                done.append(work(batch))
+    assert (len(done), budget.tokens, budget.halved) == (3, 6, 1) and emptied == [1] and len(undone) == 1
 
 
 def test_a_gradient_that_explodes_is_skipped_and_counted():
@@ -689,12 +742,12 @@ def test_a_mini_batch_without_a_lesson_takes_no_step_whatever_the_other_does():
 
 
 def test_an_infinite_loss_is_skipped_though_its_gradient_is_finite(monkeypatch):
-    original, calls = flow_grpo.reference_logps, []
+    original, calls = Passes.reference_logps, []
 
     def reference_logps(*args):  # the second time, no token can be written by the reference
         calls.append(1)
         return original(*args) - (math.inf if len(calls) == 2 else 0)
-    monkeypatch.setattr(flow_grpo, "reference_logps", reference_logps)
+    monkeypatch.setattr(Passes, "reference_logps", reference_logps)
     got, _ = learn(tiny(), rollouts()[0], [1.0] * 7, tiny(1), minibatches=2)
     assert got["skipped"] == got["steps"] == 1 and got["loss"] == math.inf and math.isfinite(got["grad_norm"])
 
@@ -778,10 +831,23 @@ def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference, 
 
 # ---- change the code in one place: the oracle must notice --------------------------------------------------
 
+def test_no_mutant_of_the_loops_agrees_with_the_formula(monkeypatch):
+    survivors = []
+    for _, _, change, source in mutate.mutants(SOURCE, ["objective"]):
+        module = types.ModuleType("mutant")
+        monkeypatch.setitem(sys.modules, "mutant", module)
+        exec(compile(source, "mutant", "exec"), module.__dict__)
+        monkeypatch.setattr(flow_grpo, "objective", module.objective)
+        with contextlib.suppress(Exception):
+            compare_with_loops(flow_grpo)
+            survivors.append(change)
+    assert not survivors
+
+
 @pytest.mark.filterwarnings("ignore:std")
 def test_no_mutant_of_the_formula_survives_loops_without_a_model(monkeypatch):
     survivors = []
-    formula = ["advantages", "token_weights", "per_token", "loss"]
+    formula = ["advantages", "token_weight", "per_token", "old_logps", "loss"]
     for _, function, change, source in mutate.mutants(SOURCE, formula):
         module = types.ModuleType("mutant")
         monkeypatch.setitem(sys.modules, "mutant", module)          # dataclasses look their module up

@@ -3,6 +3,7 @@
 The page is opened in a headless Chromium where there is one: CHROMIUM names it, or else it is looked for.
 """
 import base64
+import contextlib
 import csv
 import hashlib
 import json
@@ -23,17 +24,18 @@ from test_solve import CALL, GO_ON, PLAN, Cast, doubling
 from test_train import command, even_is_right, jsonl, words, wordy
 
 import solve
-import train
 from experiments import curves, flows
 from experiments.runs import ROOT
 from fast import logps
 from flow_grpo import log_probs
 from logbook import ratios
+from logbook import run as run_module
 from logbook.log import Log
 from memory import Memory, Step
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.questions import Question
+from scale.passes import Passes
 from world.services import Failed
 
 NAMES = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge"
@@ -103,10 +105,9 @@ def test_the_log_ratios_are_the_difference_of_the_log_probs_and_only_of_one_grou
         return token_logps(*args)
 
     scoring = logps.scoring(log_probs, policy.model) | {"token_logps": without_gradient}
-    add = ratios.score_sample(policy, flows, [0, 0, 1, 1, 2, 2], A, 0.7, 16, **scoring)
-    with torch.no_grad():
+    passes = Passes(policy.model, None, token_budget=16, **scoring)
+    with ratios.log_ratios(policy, flows, [0, 0, 1, 1, 2, 2], A, 0.7, passes), torch.no_grad():
         policy.model.lm_head.weight.add_(torch.randn_like(policy.model.lm_head.weight) / 10)
-    add()
     noted = [output.get("log_ratios") for flow in flows for output in flow.outputs]
     assert [noted[i] for i in (0, 1, 4, 6, 7)] == [None] * 5
     for one, new, old in zip([noted[i] for i in (2, 3, 5)], apart(), before, strict=True):
@@ -119,8 +120,9 @@ def test_scoring_the_sample_draws_no_random_number_and_changes_no_mode_and_no_gr
                      [p.grad for p in policy.model.parameters()])
     before = state()
     flows = [acted(([5, 6], [7, 8])), acted(([5, 6], [9]))]
-    scoring = logps.scoring(log_probs, policy.model)
-    ratios.score_sample(policy, flows, [0, 0], torch.tensor([1.0, -1]), 0.7, 16, **scoring)()
+    passes = Passes(policy.model, None, token_budget=16, **logps.scoring(log_probs, policy.model))
+    with ratios.log_ratios(policy, flows, [0, 0], torch.tensor([1.0, -1]), 0.7, passes):
+        pass
     assert state() == before and flows[0].outputs[0]["log_ratios"]
 
 
@@ -157,7 +159,7 @@ def test_a_run_of_train_py_keeps_log_ratios_and_learns_the_same_without(tmp_path
     jsonl(tmp_path / "data.jsonl", *"abcde")
     settings = dict(steps=2, valid=None, test=None, max_turns=1)
     command(*words("with", **settings))
-    monkeypatch.setattr(train, "score_sample", lambda *args, **scoring: lambda: None)
+    monkeypatch.setattr(run_module, "log_ratios", lambda *args: contextlib.nullcontext())
     command(*words("without", **settings))
     for name in ("log.csv", "step-2/model.safetensors"):
         assert (tmp_path / "with" / name).read_bytes() == (tmp_path / "without" / name).read_bytes()
@@ -273,6 +275,14 @@ def test_a_run_that_still_writes_and_one_with_another_codes_tool_can_be_seen(run
     assert text.count('"reward": 1.0') == 2 and "This code has no tool sql_query" in text
 
 
+def test_the_published_page_has_todays_script_and_style_and_no_path_of_a_machine():
+    page, template = (ROOT / "docs" / "rollouts.html").read_text(), flows.TEMPLATE.read_text()
+    for name in ("script", "style"):
+        assert re.search(f"<{name}>(.*?)</{name}>", template, re.DOTALL)[0] in page
+    index = json.loads(re.search(r'id="index">(.*?)</script>', page)[1])
+    assert index["name"] == "runs/toy-seed0" and not re.search("/(home|root|tmp|work)/", json.dumps(index))
+
+
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium; the variable CHROMIUM may name one")
 def test_in_a_browser_the_page_shows_filters_and_lets_no_text_run(run):
     """Everything that is chosen is in the address behind the #, so one visit shows a filter and a rollout."""
@@ -315,7 +325,9 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_in_a_band(tmp_path):
     [line] = curves.lines_of([f"{one}/", two])  # with the slash that a shell completes
     assert line.points("reward") == [(1, 0.0, pytest.approx(0.1), 0.2), (2, 0.5, pytest.approx(0.6), 0.7)]
     drawn = curves.picture([line], ["reward"])
-    assert drawn.count('class="band" fill') == 1 and drawn.count("<polyline") == 1 and ">a, b<" in drawn
+    assert drawn.count('class="band" fill') == 1 and drawn.count("<polyline") == 1
+    assert ">mean of seeds 1, 2<" in drawn and ">step<" in drawn and ">0.9<" not in drawn
+    assert re.search(r'class="value"[^>]*>0.600<', drawn)  # the mean of the last step that both have
 
 
 def test_other_runs_are_further_lines_and_the_legend_says_what_differs(tmp_path):
@@ -339,6 +351,8 @@ def test_a_number_that_is_missing_or_not_finite_is_left_out(tmp_path):
     [line] = curves.lines_of([folder])
     assert [point[0] for point in line.points("reward")] == [1, 3] and line.points("no such column") == []
     assert ">6000<" in curves.picture([line], ["reward"])
+    below = curves.lines_of([trained(tmp_path / "b", [-2.0, -1.0])])  # a reward of one's own
+    assert ">-1.00<" in curves.picture(below, ["reward"])
 
 
 @pytest.mark.parametrize("low, high, expected", [
@@ -355,4 +369,19 @@ def test_curves_py_draws_a_run_into_the_runs_own_folder_without_any_package(tmp_
     drawn = ElementTree.fromstring((tmp_path / "run" / "curves.svg").read_text())
     assert {file.name for file in tmp_path.rglob("*")} == {"run", "args.json", "log.csv", "curves.svg"}
     titles = [text.text for text in drawn.findall(".//{*}text") if text.get("class") == "title"]
-    assert titles == ["run", *curves.PANELS.values()]
+    assert titles == ["seed 0", *curves.PANELS.values()]
+
+
+def test_the_legend_says_what_labels_says_and_levels_to_compare_with_are_named(tmp_path, monkeypatch):
+    runs = [trained(tmp_path / name, [0.1, 0.2], beta=beta) for name, beta in (("a", 0.1), ("b", 0.2))]
+    out = tmp_path / "out.svg"
+    monkeypatch.setattr(sys, "argv", ["curves.py", *map(str, runs), "--labels", "with KL", "more KL",
+                                      "--out", str(out)])
+    curves.main()
+    assert all(f">{words}<" in out.read_text() for words in ("with KL", "more KL"))
+    drawn = curves.picture(curves.lines_of(runs), ["reward"], {"reward": [(0.9, "perfect planner")]})
+    assert ">perfect planner: 0.90<" in drawn and ">1<" in drawn  # the axis reaches the level
+
+
+def test_sixteen_lines_differ_in_colour_or_dashes():
+    assert len({curves.stroke(number) for number in range(16)}) == 16

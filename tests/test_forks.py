@@ -111,6 +111,7 @@ def check_gradient(objective, step=lambda a: 0.0, **settings):
 
     In the second mini-batch, where π_θ is no longer π_θold, and in micro-batches of all sizes."""
     import flow_grpo
+    from scale.passes import Passes
     turns_of, rewards, groups = rollouts()
     actions = [flow_grpo.Action(a.prompt_ids, a.ids, a.flow) for a in turns_of]
     for number, action in enumerate(actions):
@@ -120,8 +121,9 @@ def check_gradient(objective, step=lambda a: 0.0, **settings):
     for budget in (1, 40, 10_000):
         model = tiny()
         recorders.append(Recorder(model, lr=0.3))
-        flow_grpo.update(model, None, recorders[-1], actions, A, groups, temperature=T, minibatches=2,
-                         token_budget=budget, max_grad_norm=1e6, **settings)
+        passes = Passes(model, None, flow_grpo.token_logps, token_budget=budget)
+        flow_grpo.update(passes, recorders[-1], actions, A, groups, temperature=T, minibatches=2,
+                         max_grad_norm=1e6, **settings)
     assert all(same_gradients(one, recorders[0]) for one in recorders)
 
     old, model = tiny(), tiny()
@@ -163,12 +165,12 @@ def check_gspo():
     ratio = lambda new, old: (new - old).mean().exp()  # one for the turn
     low, high = 0.03, 0.04
     check_gradient(lambda new, old, A, T_i: clipped(ratio(new, old), A, low, high) / T_i,
-                   clip_low=low, clip_high=high)
+                   clip=(low, high))
 
 
 def check_cispo():
     weight = lambda new, old: (new - old).exp().clamp(max=1.3).detach()
-    check_gradient(lambda new, old, A, T_i: (weight(new, old) * A * new).mean() / T_i, clip_low=1.0)
+    check_gradient(lambda new, old, A, T_i: (weight(new, old) * A * new).mean() / T_i, clip=(1.0, 0.3))
 
 
 def check_entropy():
@@ -176,7 +178,7 @@ def check_entropy():
     # Each token of a vocabulary of five, as often as π_old samples it: the gradient of the entropy of π_θ.
     logits, old = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)).double().log_softmax(-1)
     logits.requires_grad_()
-    minus_J, *_ = flow_grpo.loss(logits.log_softmax(-1), old, None, torch.zeros(5), old.exp(), 0.2, 0.3, 0)
+    minus_J, *_ = flow_grpo.loss(logits.log_softmax(-1), old, None, torch.zeros(5), old.exp(), (0.2, 0.3), 0)
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum()
     found, expected = (torch.autograd.grad(value, logits)[0] for value in (-minus_J, 0.1 * entropy))
     torch.testing.assert_close(found, expected)
@@ -188,7 +190,7 @@ def check_entropy():
 
 
 def check_gigpo():
-    from scale.states import GAMMA, returns, states
+    from rewards.states import GAMMA, returns, states
 
     from flow_grpo import Action, advantages
     # Two rollouts of a group, in two turns and in one; a third, of another group, has the same first prompt.

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 import pytest
 from test_flow_grpo import learn, lesson, tiny
 
-import flow_grpo
 from scale import laps, passes, report
 from scale.laps import lap, table
 
@@ -53,7 +52,7 @@ def test_a_lap_waits_for_the_device_before_it_reads_the_clock(clock):
 
 def test_an_update_names_its_phases_in_the_order_of_its_work(monkeypatch):
     names = []
-    for module in (flow_grpo, passes, report):
+    for module in (passes, report):
         monkeypatch.setattr(module, "lap", names.append)
     learn(tiny(), *lesson(), reference=tiny(1), minibatches=2)
     micro_batch = ["reference", "forward", "backward"]

@@ -1,8 +1,6 @@
 """The model card of a checkpoint: its numbers are the run's, and nothing private or hostile gets into it."""
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+import train
 from cli.command_line import FOR_PAPER, TOY, train_parser
 from logbook import model_card
 from scale import ranks
@@ -123,20 +122,20 @@ def test_the_cards_of_all_checkpoints_are_written_again(card, tmp_path):
     assert all("0.500" in (tmp_path / name / "README.md").read_text() for name in ("best", "step-5"))
 
 
-def test_a_run_writes_the_card_beside_its_weights_and_again_when_the_test_is_known(tmp_path):
+def test_a_run_writes_the_card_beside_its_weights_and_again_when_the_test_is_known(
+        tmp_path, monkeypatch, capsys):
     for name, lines in (("test", 8), ("valid", 4)):
         text = (TOY / f"{name}.jsonl").read_text().splitlines(keepends=True)
         (tmp_path / f"my-{name}.jsonl").write_text("".join(text[:lines]))
-    flags = "--device cpu --steps 2 --every 1 --questions 2 --group-size 4 --limit 20".split()
-    result = subprocess.run(
-        [sys.executable, "train.py", *flags, "--out", str(tmp_path / "run"),
-         "--test", str(tmp_path / "my-test.jsonl"), "--valid", str(tmp_path / "my-valid.jsonl")],
-        cwd=TOY.parent, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert result.returncode == 0, result.stderr
+    flags = "--device cpu --steps 2 --every 1 --questions 2 --group-size 4 --limit 20"
+    files = [word for name in ("test", "valid") for word in (f"--{name}", str(tmp_path / f"my-{name}.jsonl"))]
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags.split(), *files, "--out", str(tmp_path / "run")])
+    train.main()
+    printed = capsys.readouterr().out
     cards = {folder.name: (folder / "README.md").read_text()
              for folder in (tmp_path / "run").iterdir() if folder.is_dir()}
     assert set(cards) == {"step-1", "step-2", "best"}
-    before, after = re.findall(r"test after step \d: accuracy (\S+ \[.*\]) of 8", result.stdout)
+    before, after = re.findall(r"test after step \d: accuracy (\S+ \[.*\]) of 8", printed)
     assert f"**test, 8 questions: {before} before → {after} after step 2.**" in cards["step-2"]
     assert "hardware: CPU\n" in cards["best"] and "test questions: a local file\n" in cards["best"]
     assert str(tmp_path) not in "".join(cards.values()) and "my-" not in "".join(cards.values())

@@ -27,6 +27,7 @@ from models.loading import config_of, hub_is_down, load_engine, refuse_to_train
 from models.local import HF
 from models.tokens import control_ids, defuse, spans
 from scale import fit
+from scale.passes import Passes
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -169,8 +170,9 @@ def test_the_sampling_gap_is_rounding_unless_another_policy_is_scored(engine, sc
     optimizer = torch.optim.SGD(engine.model.parameters(), lr=0.0)
     def update(temperature, logps):
         actions = [flow_grpo.Action(c.prompt_ids, c.ids, i, logps(c)) for i, c in enumerate(completions)]
-        settings = dict(temperature=temperature, minibatches=2)
-        return flow_grpo.update(engine.model, None, optimizer, actions, [1.0, -1.0] * 4, **settings)
+        passes = Passes(engine.model, None, flow_grpo.token_logps)
+        return flow_grpo.update(passes, optimizer, actions, [1.0, -1.0] * 4, temperature=temperature,
+                                minibatches=2)
     row = update(scored_at, lambda c: c.logps)
     assert low < row["sampling_gap"] < high and row["ratio_first"] < 1e-6
     assert update(0.7, lambda c: [])["sampling_gap"] == 0.0

@@ -50,32 +50,6 @@ def test_on_a_terminal_a_bar_names_turn_and_module_and_leaves_nothing_behind(slo
     assert last.strip() == "" and end == ""                     # the line is blank again
 
 
-PLANNED = {True: SimpleNamespace(plan=object(), stopped=False, failed=""),
-           False: SimpleNamespace(plan="no line 'Tool: ...'", stopped=False, failed="")}
-
-
-@pytest.mark.parametrize("parsed, seconds", [(True, 30 + 10 * (3 * 3 + 1)), (False, 30 + 10 * (3 + 1))])
-def test_after_the_first_plans_a_line_estimates_the_seconds_once(parsed, seconds, monkeypatch, capsys):
-    clock, flows = [0.0], [PLANNED[parsed]] * 7
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(progress, "estimated", set())
-    for time_of_step in range(2):
-        watch = progress.Progress(7, turns=3)
-        for module, took in (("analysis", 30), ("planner", 10), ("executor" if parsed else "planner", 10)):
-            watch(flows, module != "analysis", module)
-            clock[0] += took
-        watch(flows, 2, "planner")
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith(f"about {seconds} s for 7 rollouts, without judge")
-    assert f"took 10 s, {parsed:.0%} of them can be parsed" in lines[0]
-
-
-def test_a_short_run_is_not_estimated(slow, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "estimated", set())
-    slow()
-    assert progress.estimated == {3} and "about" not in capsys.readouterr().err
-
-
 def test_with_several_batches_the_rollouts_of_all_count_and_the_accuracy_so_far_is_shown(slow, capsys):
     with progress.Progress(9, "bamboogle") as shown:
         flows = slow()[1]  # three of the nine, each with the right answer

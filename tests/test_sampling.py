@@ -1,4 +1,9 @@
-"""fast/sampling.py: sharing prefixes and leaving early change the work, and no token or log-prob."""
+"""Two ways to sample: models/local.py's sample(), the plain one, and fast/sampling.py's have the same result.
+
+And what fast/sampling.py shares, and which rows leave early, changes the work, and no token or log-prob."""
+
+import math
+from collections import Counter
 
 import pytest
 import torch
@@ -6,6 +11,8 @@ import transformers
 
 from fast import sampling
 from fast.sampling import Sampler, in_parts, sample
+from models import local
+from models.local import sampling_mode
 
 TINY = dict(vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3)
@@ -122,8 +129,9 @@ LONGROPE = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, lo
 PERIOD = ["linear_attention", "full_attention"]
 
 
-@pytest.mark.parametrize("parts, kind, settings", [
-    (True, "Llama", TINY), (True, "Mistral", TINY | dict(sliding_window=None)),
+FAMILIES = [
+    (True, "Llama", TINY), (True, "Mistral", TINY | dict(sliding_window=None)), (True, "Qwen2", TINY),
+    (True, "Qwen3", TINY | dict(head_dim=8)), (True, "Gemma", TINY | dict(head_dim=8)),
     (True, "GPT2", SMALL | dict(n_embd=32, n_head=4, n_positions=256)),
     (False, "Mistral", TINY | dict(sliding_window=16)),
     (False, "Gemma2", TINY | dict(sliding_window=16, head_dim=8)),
@@ -131,9 +139,17 @@ PERIOD = ["linear_attention", "full_attention"]
     (False, "Mamba", SMALL | dict(hidden_size=32, state_size=8)),
     (False, "Bloom", SMALL | dict(hidden_size=32, n_head=4)),
     (False, "Mpt", dict(vocab_size=99, d_model=32, n_layers=2, n_heads=4, initializer_range=0.3)),
-    (False, "Phi3", TINY | dict(rope_parameters=LONGROPE, pad_token_id=0, eos_token_id=2, bos_token_id=1))])
+    (False, "Phi3", TINY | dict(rope_parameters=LONGROPE, pad_token_id=0, eos_token_id=2, bos_token_id=1))]
+families = pytest.mark.parametrize("parts, kind, settings", FAMILIES)
+
+
+def family(kind, settings):
+    return tiny(kind, "LMHeadModel" if kind == "GPT2" else "ForCausalLM", **settings)
+
+
+@families
 def test_a_cache_that_cannot_be_cut_is_left_to_one_call_of_generate_and_all_are_right(parts, kind, settings):
-    model = tiny(kind, "LMHeadModel" if kind == "GPT2" else "ForCausalLM", **settings)
+    model = family(kind, settings)
     prompts, shapes = PROMPTS["ragged"][:6], watched(model)
     settings = ([2, 5, 6, 7, 8, 9], draws(6), 0.8, 12)
     completions = sample(model, prompts, *settings)
@@ -158,3 +174,91 @@ def test_bfloat16_shares_and_leaves_too():
         fresh = logits.log_softmax(-1)[range(len(ids)), ids]
         # Logits are near 10 here, where bfloat16 numbers are 1/16 apart. Another token is 1 and more away.
         torch.testing.assert_close(torch.tensor(logps), fresh, atol=0.4, rtol=0)
+
+
+# ---- the plain way and the fast one ------------------------------------------------------------------------
+both = pytest.mark.parametrize("way", [local.sample, sampling.sample], ids=["plain", "fast"])
+
+
+@families
+def test_the_plain_way_and_the_fast_one_have_the_same_greedy_tokens(parts, kind, settings):
+    model, settings = family(kind, settings), (list(range(2, 99, 4)), draws(10, 0), 0.0, 20)
+    plain = local.sample(model, PROMPTS["ragged"], *settings)
+    assert plain == sample(model, PROMPTS["ragged"], *settings)
+    assert len({len(ids) for ids, _ in plain}) > 1 and not any(logps for _, logps in plain)
+
+
+@both
+@families
+def test_log_probs_of_either_way_are_those_of_a_forward_pass_of_each_row_alone(parts, kind, settings, way):
+    model, temperature = family(kind, settings), 0.8
+    torch.manual_seed(0)
+    rows = way(model, PROMPTS["ragged"], [2, 5, 6, 7, 8, 9], draws(10), temperature, 12)
+    for prompt, (ids, logps) in zip(PROMPTS["ragged"], rows):
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        alone = (logits / temperature).log_softmax(-1)[range(len(ids)), ids]
+        torch.testing.assert_close(torch.tensor(logps), alone, atol=1e-4, rtol=0)
+
+
+FEW = TINY | dict(vocab_size=6, initializer_range=0.07)  # 5 tokens and a stop token: 1 + 5 * 6 completions
+STOP, NUMBER, HEAT = 5, 4000, 0.7
+
+
+@torch.no_grad()
+def exact(model, prompt):
+    """{completion of at most two tokens: its probability} at temperature HEAT."""
+    def next_token(ids):
+        return (model(torch.tensor([ids])).logits[0, -1].double() / HEAT).softmax(-1).tolist()
+    first = next_token(prompt)
+    two = {(a, b): first[a] * p for a in range(STOP) for b, p in enumerate(next_token(prompt + [a]))}
+    return {(STOP,): first[STOP]} | two
+
+
+def chi_square(way, model, prompt, temperature):
+    """(Σ (seen - expected)^2 / expected over the completions, its limit in one of 10 000 correct samples)."""
+    expected = {ids: NUMBER * p for ids, p in exact(model, prompt).items()}
+    assert min(expected.values()) > 5  # or the statistic would have another distribution
+    torch.manual_seed(1)
+    numbers = list(torch.rand(NUMBER, 2, dtype=torch.float64))
+    with sampling_mode(model):
+        rows = way(model, [prompt] * NUMBER, [STOP], numbers, temperature, 2)
+    seen = Counter(tuple(ids) for ids, _ in rows)
+    assert set(seen) <= set(expected)
+    k = len(expected) - 1  # degrees of freedom; the limit is Wilson and Hilferty's, 3.72 standard deviations
+    limit = k * (1 - 2 / (9 * k) + 3.72 * math.sqrt(2 / (9 * k))) ** 3
+    return sum((seen[ids] - n) ** 2 / n for ids, n in expected.items()), limit
+
+
+@both
+def test_either_way_samples_the_softmax_at_the_temperature(way):
+    model = tiny(**FEW)
+    model.generation_config = transformers.GenerationConfig(top_k=2, top_p=0.5, repetition_penalty=1.5)
+    found, limit = chi_square(way, model, [1, 2, 3], HEAT)
+    assert found < limit
+
+
+def top_k(model):
+    """The model keeps its five likeliest tokens."""
+    def without_the_least(_, args, out):
+        out.logits = out.logits.masked_fill(out.logits == out.logits.min(-1, keepdim=True)[0], -1e9)
+    model.register_forward_hook(without_the_least)
+
+
+def penalty(model):
+    """The model divides the logit of the token that it read last by 3."""
+    def penalised(_, args, settings, out):
+        last = settings["input_ids"][:, -1:, None]
+        out.logits[:, -1:] = out.logits[:, -1:].scatter(-1, last, out.logits[:, -1:].gather(-1, last) / 3)
+    model.register_forward_hook(penalised, with_kwargs=True)
+
+
+@both
+@pytest.mark.parametrize("temperature, change", [(0.8, None), (1.0, None), (HEAT, top_k), (HEAT, penalty)])
+def test_another_temperature_or_a_part_of_the_softmax_would_be_noticed(monkeypatch, way, temperature, change):
+    model, changed = tiny(**FEW), tiny(**FEW)
+    if change:
+        change(changed)
+    right = exact(model, [1, 2, 3])
+    monkeypatch.setitem(globals(), "exact", lambda *_: right)
+    found, limit = chi_square(way, changed, [1, 2, 3], temperature)
+    assert found > 1.5 * limit

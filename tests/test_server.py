@@ -13,6 +13,7 @@ from test_solve import ANSWER, CALL, STOP, TOOLS, Cast, module_of
 import solve
 import train
 from bench import faults, hostile
+from cli.cast import FIXED
 from models.completion import NEW_TOKENS, TOO_LONG, outage
 from models.loading import load_engine
 from models.server import Server
@@ -215,7 +216,7 @@ def test_no_error_shows_the_key_however_a_server_quotes_it(server, monkeypatch, 
 
 
 def test_the_keys_of_search_services_and_of_other_tools_are_hidden_too(monkeypatch):
-    for name in ("SERPER_API_KEY", "GOOGLE_API_KEY", "MY_TOOL_TOKEN"):
+    for name in ("SERPER_API_KEY", "MY_TOOL_TOKEN"):
         monkeypatch.setenv(name, f"{name}-hunter2")
         assert services.Failed("no", 400, f"a {name}-hunter2 b").body == "a *** b"
 
@@ -263,10 +264,10 @@ def test_helpers_without_token_ids_take_no_reward_away(server):
 
 
 def test_each_module_may_have_an_engine_of_its_own():
-    casts = {name: Cast() for name in solve.FIXED}
+    casts = {name: Cast() for name in FIXED}
     flow = solve.rollout([Question("q?", "42")], Cast(), casts, TOOLS)[0]
     calls = {name: len(cast.calls) for name, cast in casts.items()}
-    assert flow.answer == "42" and calls == {name: name != "base_generator" for name in solve.FIXED}
+    assert flow.answer == "42" and calls == {name: name != "base_generator" for name in FIXED}
 
 
 def test_solve_is_a_client_for_all_modules_and_the_judge(server, monkeypatch, capsys):

@@ -4,12 +4,16 @@ Two real processes go through all scenarios; the tests look at what they left. W
 test_ranks.py. There is no GPU here: NCCL, CUDA's streams and pinned memory are not covered.
 """
 import faulthandler
+import os
 import re
+import sys
 import warnings
+from multiprocessing import set_forkserver_preload
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import start_processes
 from test_flow_grpo import T, lesson, tiny
 
 from fast import logps
@@ -19,9 +23,10 @@ from logbook import checkpoints
 from models.local import sampling_mode
 from scale import ranks, sharding
 from scale.masters import local
+from scale.passes import Passes
 
 SHARES = [range(0, 1), range(1, 7)]  # rollouts of the two ranks: the first has far fewer micro-batches
-SETTINGS = dict(temperature=T, token_budget=30, beta=0.1, max_grad_norm=1e6)
+SETTINGS = dict(temperature=T, beta=0.1, max_grad_norm=1e6)
 OFTEN = dict(minibatches=2)  # with old log-probs of a forward pass of their own
 KINDS = [(torch.float64, False), (torch.float64, True), (torch.bfloat16, False), (torch.bfloat16, True)]
 
@@ -64,9 +69,10 @@ def learn(part, fault=None, **settings):
     optimizer = Recorder(model)
     if fault:
         fault(model, reference)
+    passes = Passes(model, reference, token_budget=30, **scoring)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Out of memory: from here on ...
-        report = update(model, reference, optimizer, *part, **SETTINGS | scoring | settings)
+        report = update(passes, optimizer, *part, **SETTINGS | settings)
     return optimizer.gradients, report
 
 
@@ -191,14 +197,18 @@ def process(rank, world, folder):
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
-    """left(world): what each rank has left."""
+    """left(world): what each rank has left. All ranks are forks of one process that has imported this file,
+    because importing torch takes longer than what a rank does."""
     folder, found = tmp_path_factory.mktemp("ranks"), {}
 
     def of(world):
         if world not in found:
             if world > 1:
                 of(world - 1)
-            torch.multiprocessing.spawn(process, (world, folder), nprocs=world)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where the fork server finds this file
+                set_forkserver_preload([__name__])
+                start_processes(process, (world, folder), nprocs=world, start_method="forkserver")
             files = [folder / f"left{rank}of{world}" for rank in range(world)]
             found[world] = [torch.load(file, weights_only=False) for file in files]
         return found[world]

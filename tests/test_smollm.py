@@ -16,10 +16,11 @@ import solve
 from bench import random_model
 from cli.command_line import TOY, TOY_TOOLS, train_parser
 from experiments import figures, held_out, paired, router, runs, smollm, warm, wordings
+from fast import upcast
 from models.completion import Completion
 from models.loading import load_engine
 from models.local import HF
-from scale import fit, sharding, threads
+from scale import fit, sharding
 from tools import TOOLS, toolbox
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, for_flow, splits
 from toy.teacher import Teacher
@@ -294,8 +295,6 @@ def test_bm25_finds_the_tool_whose_description_shares_the_rare_words(tools):
 def test_the_report_pairs_rollouts_of_the_same_questions(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
-    monkeypatch.setattr(figures, "fill", lambda name, text: None)
-    monkeypatch.setattr(paired, "find_spec", lambda name: None)
     step = {"tool": "python_coder", "error": False}
 
     def answered(who, rewards):
@@ -380,12 +379,12 @@ def test_a_planner_that_learnt_beside_the_toy_answers_beside_the_model(tiny):
     assert words["--model"] == "{2}/step-2" and words["--fixed"] == "{1}/best"
 
 
-def dtypes(monkeypatch, tiny, folder, slower, *flags):
-    """The dtypes of all runs that smollm.py would make, where bfloat16 takes `slower` times as long."""
-    made, seconds = [], {torch.float32: 1.0, torch.bfloat16: slower}
+def dtypes(monkeypatch, tiny, folder, slow, *flags):
+    """The dtypes of all runs that smollm.py would make. slow: is the CPU slow in bfloat16?"""
+    made = []
     monkeypatch.setattr(smollm, "RUNS", folder)
     monkeypatch.setattr(runs, "RUNS", folder)
-    monkeypatch.setattr(threads, "products", lambda number, size, dtype, mlps: seconds[dtype])
+    monkeypatch.setattr(upcast, "slow", lambda: slow)
     monkeypatch.setattr(smollm, "make_all", lambda runs, workers: made.extend(runs))
     monkeypatch.setattr(sys, "argv", ["smollm.py", "train", "--model", str(tiny), "--device", "cpu", *flags])
     smollm.main()
@@ -394,20 +393,19 @@ def dtypes(monkeypatch, tiny, folder, slower, *flags):
 
 def test_the_dtype_is_what_is_faster_on_this_cpu_and_the_first_line_says_why(
         monkeypatch, tiny, tmp_path, capsys):
-    assert dtypes(monkeypatch, tiny, tmp_path / "slow", 4.1) == {"float32"}
-    first = "dtype float32: bfloat16 takes 4.1 times as long as float32 here\n"
-    assert capsys.readouterr().out.startswith(first)
-    assert dtypes(monkeypatch, tiny, tmp_path / "fast", 0.5) == {"bfloat16"}
+    assert dtypes(monkeypatch, tiny, tmp_path / "slow", True) == {"float32"}
+    assert capsys.readouterr().out.startswith("dtype float32: this CPU is slow in bfloat16\n")
+    assert dtypes(monkeypatch, tiny, tmp_path / "fast", False) == {"bfloat16"}
 
 
 def test_the_same_command_keeps_the_dtype_that_the_runs_began_with(monkeypatch, tiny, tmp_path, capsys):
-    for slower in (4.1, 0.5):
-        assert dtypes(monkeypatch, tiny, tmp_path, slower) == {"float32"}
+    for slow in (True, False):
+        assert dtypes(monkeypatch, tiny, tmp_path, slow) == {"float32"}
     assert f"dtype float32: as when the runs of {tiny.name} began" in capsys.readouterr().out
-    assert dtypes(monkeypatch, tiny, tmp_path, 0.5, "--dtype", "bfloat16") == {"bfloat16"}
+    assert dtypes(monkeypatch, tiny, tmp_path, False, "--dtype", "bfloat16") == {"bfloat16"}
     older = tmp_path / "older"
     (older / f"smollm-{tiny.name}-warm-all-0123abcd").mkdir(parents=True)  # all runs were in bfloat16 then
-    assert dtypes(monkeypatch, tiny, older, 4.1) == {"bfloat16"}
+    assert dtypes(monkeypatch, tiny, older, True) == {"bfloat16"}
 
 
 def test_what_is_missing_to_convert_the_model_is_named_before_anything_is_downloaded(tmp_path, monkeypatch):
@@ -427,11 +425,10 @@ def test_random_models_have_as_many_weights_as_the_published_ones(name, paramete
     assert fit.shapes(random_model.CONFIGS[name])["parameters"] == parameters
 
 
-def test_the_tables_of_results_show_what_is_in_the_csv_files():
-    page = (runs.ROOT / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
-    rows = paired.read("smollm")
-    shown = re.findall(r"<!-- smollm-(\w+) -->\n(.+?)<!-- /", page, re.DOTALL)
-    assert "toy" in dict(shown)
-    for roles, tables in shown:
-        table = paired.table_of([row for row in rows if row["roles"] == roles])
-        assert tables.startswith(f"{table}\n\n")
+def test_a_pair_whose_seeds_point_both_ways_shows_both_and_a_seed_of_a_mean_is_shown():
+    pair = {"before": "SFT own", "after": "Flow-GRPO", "set": "toy", "p": 0.01}
+    pairs = [pair | {"seed": seed, "won": won, "lost": 5} for seed, won in ((0, 6), (1, 1), (2, 20))]
+    assert "SFT own → Flow-GRPO | +1 -5 (0.01) … +20 -5 (0.01)" in paired.paired_table(pairs)
+    row = {"planner": "Flow-GRPO", "set": "toy", "errors": 0.1, "low": 0, "high": 1}
+    assert "0.60: .50 .70" in paired.table_of([row | {"seed": 1, "accuracy": 0.7},
+                                               row | {"seed": 0, "accuracy": 0.5}])

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench import card, cost, meter, peers, speed
+from bench import card, meter, peers, speed
 
 CASE = dict(vocabulary=50, groups=2, group=3, prompt=7, new=4)
 SIDE = """#!/bin/sh
@@ -120,12 +120,6 @@ def test_cpu_seconds_count_a_grandchild_that_still_runs():
     finally:
         subprocess.run(["kill", "--", f"-{child.pid}"])
         child.wait()
-
-
-def test_the_exponent_of_quadratic_work_is_two():
-    case = dict(group=8, prompt=1, new=1)
-    measured = [(n, case, {"wall": 1, "cpu": n * n, "peak": 0, "laps": [{}]}) for n in (2, 8)]
-    assert [line[4] for line in cost.lines_of("update", measured)] == ["", "2.00"]
 
 
 def test_the_shares_of_a_card_are_operations_and_bytes_that_are_needed(monkeypatch):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import flow_grpo
 from fast import head, trees
 from flow_grpo import Action
-from models import batches
+from models.batches import TokenBudget
 
 T = 0.7
 HYBRID = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, head_dim=16,
@@ -145,10 +145,13 @@ def test_a_row_that_does_not_fit_is_cut_down_to_single_sequences():
         tried.append(len(batch))
         if len(batch) > 1:
             raise torch.OutOfMemoryError("a test says so")
-        return batch[0].flow
-    cut, copies = partial(trees.micro_batches, tiny()), [Action([1, 2, 3], [4, 5], n) for n in range(5)]
+        flows.append(batch[0].flow)
+    flows, copies = [], [Action([1, 2, 3], [4, 5], n) for n in range(5)]
+    batches_of = partial(trees.micro_batches, tiny())
     with pytest.warns(UserWarning, match="Out of memory"):
-        flows, *_ = batches.in_memory(work, copies, lambda a: 5, 100, batches_of=cut)
+        for attempt in TokenBudget(100).batches(copies, lambda a: 5, batches_of=batches_of):
+            with attempt as batch:
+                work(batch)
     assert sorted(flows) == list(range(5)) and tried[0] == 5
 
 
@@ -185,7 +188,8 @@ def test_a_flat_group_has_no_old_log_probs_and_with_beta_its_kl_alone():
             scored.append((model, {a.flow for a in actions}, torch.is_grad_enabled()))
             return scoring["token_logps"](model, actions, temperature)
         scored.clear()
-        learn(model, actions, A, reference, groups=groups, minibatches=3, beta=beta, token_logps=token_logps)
+        way = scoring | {"token_logps": token_logps}
+        learn(model, actions, A, reference, groups=groups, minibatches=3, beta=beta, way=way)
         union = lambda rows: {flow for _, flows, _ in rows for flow in flows}
         assert union(row for row in scored if row[2]) == set(range(9 if beta else 7))
         assert union(row for row in scored if row[0] is reference) == (set(range(9)) if beta else set())

@@ -8,11 +8,11 @@ an ordinary corpus and ordinary JSONL questions. It is the default of solve.py a
 it like a 7B.
 
 A million parameters can play planner, executor, verifier and generator for two reasons: the prompts are only
-some tens of tokens long for this model (pieces.py), and it is warm-started in two stages:
+some tens of tokens long for this model (pieces.py), and its warm start has two stages:
 
     copying        the answer repeats a random sequence from the prompt: numbers are then copied right
     supervision    the answers of all modules in real flows (solve.rollout, real tools), written by a teacher
-                   that knows every format and sub-goal, but picks its tools by chance (teacher.py)
+                   that knows every format and sub-goal, but picks its tools at random (teacher.py)
 """
 
 import argparse

@@ -1,12 +1,12 @@
 """The constant pieces of all prompts, which are tokens of the toy's vocabulary.
 
-The toy's prompts are short because each constant piece of a prompt is one token of its vocabulary (a 300-word
-instruction costs one token), and so is each number below 1 000. A prompt is then 30-120 tokens long, among
-which the model finds and copies the right ones.
+Each constant piece of a prompt (such as a 300-word instruction) is one token of the toy's vocabulary, and so
+is each number below 1 000. A prompt is then only 30-120 tokens long, among which the model finds and copies
+the right ones.
 
 The price: an edited prompt becomes hundreds of tokens that the toy has never read in such a place, and it
-answers badly, without an error. solve.py and train.py warn of that (cli/toy_warning.py); changed() names the
-pieces, from the tokenizer.
+answers badly, without an error. solve.py and train.py warn about that (cli/toy_warning.py); changed() finds
+the edited pieces.
 """
 
 import re

@@ -113,7 +113,7 @@ FILLERS = sorted({word.strip(".") for text in TRAINING_TEXTS for word in text.sp
 
 
 def only_in_test(a, b):
-    """Is this pair for test questions only? Two numbers, or the places of two countries in COUNTRIES."""
+    """True if this pair is for test questions only: two numbers, or two countries (places in COUNTRIES)."""
     return (a + b) % 5 == 2
 
 
@@ -183,7 +183,7 @@ def questions(n, test, seed, avoid=(), noise=False):
 
 
 def is_like(text):
-    """Is this question like those of the toy: one of CORES between words of the openings, endings, ...?
+    """True for a question like the toy's: one of CORES between words of the openings, endings, ...
 
     >>> is_like("What is the capital of France?"), is_like("What is 12 + 7 * 3?"), is_like("Is Peru in Asia?")
     (True, False, False)

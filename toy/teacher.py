@@ -1,9 +1,9 @@
 """The teacher: an engine of rules that plays all modules of the flow. The toy learns from its texts.
 
-It gets the same prompts as a language model, and answers each one by rules, from the question's steps
+It reads the same prompts as a language model, and answers each one by rules, from the question's steps
 (questions.py). With blind=None its plans are perfect. With a random.Random they have the right sub-goal but
-a tool drawn by chance: the toy learns every format and sub-goal, but not which tool does what, because
-Flow-GRPO is to teach that. A wrong tool fails by itself: a search for "value of 37 * 12" finds nothing,
+a random tool: the toy learns every format and sub-goal, but not which tool does what, because that is what
+Flow-GRPO should teach. A wrong tool fails by itself: a search for "value of 37 * 12" finds nothing,
 "capital = France" is a NameError, base_generator makes things up.
 """
 

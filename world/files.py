@@ -1,10 +1,10 @@
 """Files and folders: read with care, replaced in one step.
 
 What is read may have been damaged by a disk, changed by an editor, or written by somebody else. reading()
-makes one sentence of whatever is wrong with it.
+turns whatever is wrong with it into one sentence.
 
-What is replaced is written beside the old one under another name, and renamed when it is complete: after a
-kill or on a full disk, the old or the new one is whole.
+A replacement is written under another name, and renamed when it is complete: after a kill or on a full disk,
+either the old or the new one is whole.
 """
 import json
 import os
@@ -23,7 +23,7 @@ WRONG = (OSError, ValueError, LookupError, TypeError, AttributeError, Arithmetic
 
 @contextmanager
 def reading(path, advice):
-    """What goes wrong while this file is read becomes one ValueError: the file, the reason, what to do."""
+    """Turns any error while this file is read into one ValueError: the file, the reason, what to do."""
     try:
         yield
     except WRONG as why:

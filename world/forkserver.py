@@ -4,13 +4,13 @@ This file is a program, never imported: world/sandbox.py starts it once, at the 
 
     our process -> fork server -> a supervisor for each call -> the code, and whatever it starts
 
-To start a Python and import what a supervisor needs takes ten times as long as to fork one that has done so.
-The fork server has imported nothing of ours, has none of our environment, and holds no file of ours while it
-waits. Its stdin is a socket to our process. Each message there is a call: the length of what the supervisor
+Starting a Python and importing what a supervisor needs takes ten times as long as forking this one.
+The fork server has imported nothing from this repository, and has none of our environment or open files.
+ Its stdin is a socket to our process. Each message there is a call: the length of what the supervisor
 reads first, and the files that become its stdin, stdout and stderr. The fork server ends with our process,
-which closes the socket. Calls that have begun do not need it.
+which closes the socket. Calls in progress do not need it.
 
-It also lists, once, what programs may read: its own Python is the one that they get. The supervisor, which is
+It also lists, once, what programs may read: they run in its own Python. The supervisor, which is
 forked from it, finds the list in the variable `readable`, and in `links`, `folders` and `above` (the folders
 above them) what it needs to know of each.
 """
@@ -72,7 +72,7 @@ def readable_paths(private):
 
 
 def dumpable(yes):
-    """May processes of the same user read our memory and open our files, in /proc?"""
+    """Whether processes of the same user may read our memory and open our files, in /proc."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(4, yes, 0, 0, 0)  # PR_SET_DUMPABLE
 

@@ -92,7 +92,7 @@ UNICAST = ipaddress.ip_network("2000::/3")
 
 
 def public(address: str) -> bool:
-    """Is it an address of the public internet? An IPv6 address that contains an IPv4 address is not."""
+    """True for an address of the public internet. An IPv6 address that contains an IPv4 address is not."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -229,7 +229,7 @@ def decoded(body: bytes, details: str) -> str:
 
 
 # ------------------------------------------------------------ text
-# Each piece of markup ends at its closing mark, or else at the end of the page, and the search goes on from
+# Each piece of markup ends at its closing mark, or else at the end of the page, and the search continues from
 # there. So no page makes us read a character twice. html.parser, and most regular expressions for whole tags,
 # read an unfinished tag again from each of its characters.
 MARKUP = re.compile(r"""<!--(?:-?>|.*?(?:-->|\Z))            # a comment

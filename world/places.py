@@ -6,9 +6,9 @@
     portable("/mnt/base", "runs/a/best")                     "/mnt/base": nothing else finds it
     located("./toy", "runs/toy-seed0/best")                  the absolute path again
 
-Names on the hub and addresses of servers stay as they are. The form is the one that survives most moves: a
-clone may be moved, a checkpoint copied to a clone elsewhere, or run and model moved together. It says as
-little as possible about the machine to whoever gets the checkpoint.
+Names on the hub and addresses of servers stay unchanged. The form is the one that survives most moves (of a
+clone, of a checkpoint to another clone, of run and model together), and it reveals as little as possible
+about the machine.
 """
 import os
 from pathlib import Path
@@ -42,7 +42,7 @@ def located(name, folder):
 
 
 def missing(name):
-    """Is this the path of something that is gone? A name on the hub is not a path."""
+    """True for the path of something that is gone. A name on the hub is not a path."""
     return isinstance(name, str) and os.path.isabs(name) and not os.path.exists(name)
 
 

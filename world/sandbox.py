@@ -3,10 +3,10 @@
     python_coder("print(2 + 2)")            # "4"
     python_coder("while True: pass")        # "Error: stopped after 10 seconds"
 
-Such code is hostile, if only by accident. It never runs in our process. At the first call, sandbox.py starts
-a Python without our environment, the fork server (forkserver.py). For each call the fork server forks a
-supervisor (supervisor.py) in a new folder. The supervisor forks a process for the code, confines it, and
-stops it at a limit; what the code has started is gone before the answer returns.
+Such code may be hostile, if only by accident. It never runs in our process. The first call starts the fork
+server (forkserver.py), a Python without our environment, which forks a supervisor (supervisor.py) in a new
+folder for each call. The supervisor forks a process for the code, confines it, and stops it at a limit; what
+the code has started is gone before the answer returns.
 confinement.py lists the system calls that the code may not use. The docstring of python_coder says what is
 covered and what is not; tests/test_sandbox.py has a test for each promise.
 """
@@ -29,7 +29,7 @@ from world import confinement
 
 OUTPUT_CAP = 65536       # bytes the code may print before it is stopped
 NAMESPACES = True        # False: use no Linux namespaces (the tests run both ways)
-ISOLATED = False         # has a call ended well in namespaces? Then this system has them
+ISOLATED = False         # True once a call has ended well in namespaces: this system has them
 GRACE = 5                # seconds beyond the time limit, after which a silent supervisor is killed
 REPOSITORY = Path(__file__).resolve().parents[1]  # the code does not read it
 SUPERVISOR = Path(__file__).with_name("supervisor.py").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def compiled(program):
 def remove(folder):
     """Remove a folder of any depth and rights, without following links. (shutil fails at some of these.)"""
     try:
-        os.rmdir(folder)  # enough with namespaces: the code wrote to a disk in memory
+        os.rmdir(folder)  # enough with namespaces, where the code wrote to a disk in memory
     except OSError:
         steps = r'find "$0" -type d ! -perm -700 -exec chmod 700 {} \; ; rm -rf "$0"'
         subprocess.run(["sh", "-c", steps, folder], stderr=subprocess.DEVNULL)
@@ -61,7 +61,7 @@ def end_server():
 
 
 def forget_server():
-    """In a fork of our process: its calls get a fork server of their own."""
+    """Called in a fork of our process, whose calls then start a fork server of their own."""
     global LOCK, SERVER
     if SERVER:
         SERVER[1].close()
@@ -123,7 +123,7 @@ def supervise(request, source, output, errors, folder, seconds):
                 if supervisor:
                     kill(int.from_bytes(supervisor, "little"))
                     return answer, True
-                server.kill(), server.wait()  # no code has begun
+                server.kill(), server.wait()  # the code has not started
         if supervisor:
             break
     return answer, False
@@ -141,7 +141,7 @@ def kill(supervisor, seconds=20):
 
 
 def kill_group(group):
-    """Kill a process group; true if it had a process left."""
+    """Kill a process group. Returns True if it still had a process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         return os.killpg(group, signal.SIGKILL) is None
 
@@ -159,9 +159,9 @@ def python_coder(code: str, seconds: float = 10, memory_mb: int = 512) -> str:
       the answer, and the program cannot change it.
     Covered on Linux by namespaces (5.12, not in Docker's default), and again by Landlock (5.13) with seccomp
       (x86_64 and aarch64), which need no privilege. Either is enough:
-      no file is read but Python and its packages, the system's programs, shared libraries, locales and time
-      zones (forkserver.py lists them), its own folder, /dev/null, zero, full, random and urandom: no home, no
-      /etc, no /proc (but cpuinfo), no terminal, not this repository, wherever it is;
+      it reads Python and its packages, the system's programs, shared libraries, locales and time zones
+      (forkserver.py lists them), its own folder, /dev/null, zero, full, random and urandom, and nothing else:
+      no home, no /etc, no /proc (except cpuinfo), no terminal, not this repository, wherever it is;
       no network; no file, device or setting outside the folder can be changed, not even by root, which loses
       its capabilities; other processes, ours and the supervisor included, cannot be killed, stopped, traced
       or slowed down, nor their memory or environment read; no limit can be raised, nor another's lowered.

@@ -2,7 +2,7 @@
 
     wikipedia_search("atomic number of iron", "toy/corpus.jsonl")   # an offline corpus, through FTS5
     wikipedia_search("Eisen", "wikipedia:de")                       # the live Wikipedia
-    google_search("iron")                                           # with a key of Serper or of Google
+    google_search("iron")                                           # with a key of Serper
     web_search("https://en.wikipedia.org/wiki/Iron", "melting point")
     web_search("https://iron.org/melting", "melting point", corpus="mine.jsonl")   # a page of the corpus
 
@@ -34,7 +34,6 @@ NOTHING = "Error: no"    # the beginning of the answer when a search has worked 
 LIVE = "wikipedia:"      # with a language behind it: not a file, but the live Wikipedia
 WIKIPEDIA = "https://{}.wikipedia.org/w/api.php"
 SERPER = "https://google.serper.dev/search"
-GOOGLE = "https://www.googleapis.com/customsearch/v1"
 COLUMNS = ["title", "text", "url unindexed"]    # of the index of a corpus; a query finds no words of a URL
 STOP_WORDS = tuple("a an and are as at be by did do does for from how in is it of on or that the their "
                    "this to was were what when where which who whom whose why with".split())
@@ -231,19 +230,15 @@ def mediawiki(language: str, params: dict, read):
 
 
 def google_search(query: str, k: int = 5) -> str:
-    """Ranked titles, URLs and snippets, from Serper or else from Google's Programmable Search.
+    """Ranked titles, URLs and snippets, from Serper.
 
     Only a list of results: an answer that the search service's own language model wrote is left out. With
     it, that model would be measured, and the planner rewarded for passing the question on."""
-    if key := os.environ.get("SERPER_API_KEY"):
-        results, method, url, headers = "organic", "POST", SERPER, {"X-API-KEY": key}
-        request = {"json": {"q": query, "num": k}}
-    else:  # the key in a header: URLs are logged on their way
-        key = os.environ["GOOGLE_API_KEY"]
-        results, method, url, headers = "items", "GET", GOOGLE, {"X-Goog-Api-Key": key}
-        request = {"params": {"q": query, "num": k, "cx": os.environ["GOOGLE_CSE_ID"]}}
-    found, _ = services.api(SESSION, method, url, headers=headers, **request, read=lambda data: [
-        (row["title"], row["link"], row.get("snippet", "")) for row in data.get(results, [])[:k]])
+    headers = {"X-API-KEY": os.environ["SERPER_API_KEY"]}
+    found, _ = services.api(
+        SESSION, "POST", SERPER, headers=headers, json={"q": query, "num": k},
+        read=lambda data: [(row["title"], row["link"], row.get("snippet", ""))
+                           for row in data.get("organic", [])[:k]])
     return numbered(found) or nothing(query, "page")
 
 

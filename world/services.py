@@ -84,7 +84,7 @@ def replaced(pieces, rest, text):
 
 
 def is_server(name):
-    """Is the name of a model the address of a server?"""
+    """True if the name of a model is the address of a server."""
     return str(name).startswith(("http://", "https://"))
 
 

@@ -143,12 +143,12 @@ def family(pid):
 
 
 def crowded():
-    """Has the code started too many processes? (The system's own limit, NPROC, does not bind root.)"""
+    """True if the code has started too many processes. (The system's limit, NPROC, does not bind root.)"""
     return numbers()[5] > 1000 if isolated else len(family(os.getpid())) > 64
 
 
 def full():
-    """Does the folder hold more than 64 MB? Each file counts as 4 KB more, even an empty one."""
+    """True if the folder holds more than 64 MB. Each file counts as 4 KB more, even an empty one."""
     total, errors = 0, []
     try:
         for _, folders, files, fd in os.fwalk(onerror=errors.append):  # by fd: renaming hides nothing
