@@ -21,7 +21,7 @@ from models.completion import TOO_LONG
 from models.tokens import after_thinking
 from world import services
 from world.sandbox import python_coder
-from world.search import LIVE, LOCK, google_search, index, remembered, web_search, wikipedia_search
+from world.search import LIVE, LOCK, google_search, has_pages, index, remembered, web_search, wikipedia_search
 from world.text import truncate
 
 RESULT_BUDGET = 4000  # characters of a result that reach memory
@@ -190,7 +190,8 @@ def left_out(names):
 def toolbox(names=None, corpus=None, cache=None):
     """{name: Tool}: the tools of these names (None: all that can run), always in the order of TOOLS.
 
-    corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English Wikipedia.
+    corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English Wikipedia. If
+    lines of the file have a "url", web_search reads these pages and no others.
     cache: a services.Cache for the results of tools that use the network.
     ValueError, as one sentence, for an unknown or repeated name, a missing key, a bad corpus.
     """
@@ -206,6 +207,9 @@ def toolbox(names=None, corpus=None, cache=None):
     corpus = str(corpus or LIVE + "en")
     if "wikipedia_search" in chosen:
         chosen["wikipedia_search"] = with_corpus(chosen["wikipedia_search"], corpus)
+    if "web_search" in chosen and not corpus.startswith(LIVE) and has_pages(corpus):
+        run = functools.partial(web_search, corpus=corpus)
+        chosen["web_search"] = replace(chosen["web_search"], run=run, from_web=False)
     for name, tool in chosen.items():
         if cache and tool.from_web:
             chosen[name] = replace(tool, run=remembered(cache, f"{name} {corpus}", tool.run))

@@ -30,6 +30,7 @@ from world.sandbox import protection
 from world.services import is_server
 
 TOY = Path(__file__).parents[1] / "toy"
+HOPS = TOY / "hops"  # the second toy, in which the right tool depends on memory
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
 MODULES = ("fixed", "executor", "verifier", "generator")
 MOST_TURNS = 1000  # of a rollout; a model that never stops would go on for days
@@ -41,12 +42,19 @@ OF_THIS_START = {"resume", "profile", "allow_unconfined"}  # flags that --resume
 FOR_PAPER = {"lr": None, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "every": 5,
              "keep": 2, "data": "nq+deepmath", "valid": None, "test": None}
 FOR_TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10}
-FOR_TOY |= {name: str(TOY / f"{file}.jsonl") for name, file in
-            (("data", "train"), ("valid", "valid"), ("test", "test"))}
+FOR_HOPS = FOR_TOY | {"lr": 4e-4, "steps": 150, "max_turns": 5}
+for defaults, folder in ((FOR_TOY, TOY), (FOR_HOPS, HOPS)):
+    defaults |= {name: str(folder / f"{file}.jsonl") for name, file in
+                 (("data", "train"), ("valid", "valid"), ("test", "test"))}
 
 
 def is_toy(model):
-    return Path(model).resolve() == TOY.resolve()
+    return Path(model).resolve() in (TOY.resolve(), HOPS.resolve())
+
+
+def train_defaults(model):
+    """The defaults of train.py for this model."""
+    return {TOY.resolve(): FOR_TOY, HOPS.resolve(): FOR_HOPS}.get(Path(model).resolve(), FOR_PAPER)
 
 
 def before_imports(args, tools):
@@ -96,7 +104,8 @@ def check_confinement(args, tools):
     """ValueError if nothing keeps python_coder from the user's files. With web_search, a page could then
     persuade the model to read a key and to send it away, in the address of the next page. A sandbox that does
     not start is refused, too: if it starts later, what it protects has not been checked."""
-    if args.allow_unconfined or not {"python_coder", "web_search"} <= set(tools):
+    reads_web = "web_search" in tools and tools["web_search"].from_web  # and not only pages of the corpus
+    if args.allow_unconfined or "python_coder" not in tools or not reads_web:
         return
     if any(words in protection() for words in ("read your files", "does not run here")):
         raise ValueError(f"{protection().rstrip('.')}. A web page could make the model read your files by it "
@@ -163,8 +172,8 @@ def add_engines(parser):
         rare(f"--{module}", f"another model for the {module} alone; None: --fixed")
     add("--judge", "model that grades what the rules cannot read, or none; None: --fixed, for the toy none")
     add("--tools", "tools to choose from, as in a,b; None: as --model was trained, or all", nargs="+")
-    add("--corpus", "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; "
-                    "None: as --tools, or wikipedia:en")
+    add("--corpus", "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; if lines "
+                    "have a url too, web_search reads these pages alone; None: as --tools, or wikipedia:en")
     rare("--allow-unconfined", "web_search and python_coder together where nothing protects your files",
          action="store_true")
     rare("--cache", "SQLite file that keeps answers of the web and verdicts of the judge")
@@ -298,7 +307,7 @@ def train_arguments(tool_names):
 def settle_train(args, tool_names):
     """Fill in the defaults of the toy or of the paper. ValueError if the settings cannot work."""
     other_data = args.data is not None  # then the toy's validation and test questions are not the default
-    for name, value in (FOR_TOY if is_toy(args.model) else FOR_PAPER).items():
+    for name, value in train_defaults(args.model).items():
         if getattr(args, name) is None and not (other_data and name in ("valid", "test")):
             setattr(args, name, value)
     check_numbers(args)

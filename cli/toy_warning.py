@@ -8,7 +8,7 @@ expression. A difference means that something was edited since.
 import json
 import re
 
-from cli.command_line import TOY, TOY_TOOLS
+from cli.command_line import HOPS, TOY, TOY_TOOLS
 
 LAST_NUMBER = " 999"  # a token of the toy's vocabulary, and of no other
 KINDS = ("What is 15 + 27?", "What is the capital of France?", "Tell me the atomic number of Iron times 3.",
@@ -23,18 +23,21 @@ def warning(engines, prompts, tools=(), question=None):
     toys = [engine for engine in engines if is_made_of_pieces(engine)]
     if not toys:
         return ""
-    made_for = json.loads((TOY / "made_for.json").read_text(encoding="utf-8"))
-    if unknown := [name for name in tools if name not in TOY_TOOLS]:
+    vocabulary = toys[0].tokenizer.get_added_vocab()
+    folder = HOPS if " web_search" in vocabulary else TOY
+    made_for = json.loads((folder / "made_for.json").read_text(encoding="utf-8"))
+    if unknown := [name for name in tools if f" {name}" not in vocabulary]:
         return (f"The toy has not learnt to use {', '.join(unknown)}. It will answer badly: "
                 f"use a real model, or --tools {' '.join(TOY_TOOLS)}.")
     if question is not None and not re.fullmatch(made_for["questions"], question.strip()):
         return ("This question is unlike those of the toy, and its answer may well be wrong. "
-                f"The toy knows four kinds: {' '.join(KINDS)}")
+                f"The toy knows these kinds: {' '.join(made_for.get('kinds', KINDS))}")
     lengths = prompt_lengths(toys[0], prompts)
     changed = [module for module in prompts if lengths[module] != made_for["prompts"].get(module)]
     if changed:
         return (f"The toy was made for other prompts, and that of {', '.join(changed)} has changed. It will "
-                "answer badly: remake it with python toy/make.py (14 minutes), or use a real model.")
+                f"answer badly: remake it with python {folder.relative_to(TOY.parent)}/make.py "
+                "(14 minutes), or use a real model.")
     return ""
 
 

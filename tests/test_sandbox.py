@@ -543,6 +543,16 @@ def test_code_that_reads_our_files_and_a_way_out_come_together_only_if_allowed(m
         command_line.check_confinement(args, tools.toolbox(args.tools))
 
 
+def test_a_web_search_that_reads_pages_of_the_corpus_alone_is_no_way_out(monkeypatch, tmp_path):
+    corpus = tmp_path / "pages.jsonl"
+    corpus.write_text('{"title": "a", "text": "b", "url": "https://a.org/"}\n')
+    monkeypatch.setattr(command_line, "protection", lambda: "NOT confined here: its code can read your files")
+    flags = ["--tools", "python_coder", "web_search", "--corpus", str(corpus)]
+    monkeypatch.setattr(sys, "argv", ["solve.py", "What is it?", *flags])
+    args = command_line.solve_arguments(tools.TOOLS)
+    command_line.check_confinement(args, tools.toolbox(args.tools, args.corpus))
+
+
 def test_a_folder_of_a_run_does_not_allow_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(tmp_path / "new")])
     settings = vars(command_line.train_arguments(tools.TOOLS)) | {"allow_unconfined": True}

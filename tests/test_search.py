@@ -1,5 +1,7 @@
 """Searches: what a query finds in a corpus, on a page, on Wikipedia and with Google."""
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,85 @@ def test_a_bad_corpus_is_refused_with_file_and_line(tmp_path, text, where):
         path.write_bytes(text)
     with pytest.raises(ValueError, match=f"bad.jsonl{where}"):
         toolbox(None, path)
+
+
+# ------------------------------------------------------------ the pages of a corpus
+PAGES = [{"title": "Iron", "text": "Iron is a metal. Its melting point is on https://iron.org/melting."},
+         {"title": "Melting", "text": "First the ore is heated.", "url": "HTTPS://Iron.org/melting#top"},
+         {"title": "Melting", "text": "At 1538 degrees, iron melts.", "url": "https://iron.org/melting"},
+         {"title": "Empty", "text": "", "url": "https://iron.org/empty"},
+         {"title": "Rust", "text": "Rust is an oxide of iron.", "url": None}]
+
+
+@pytest.fixture
+def with_pages(tmp_path, monkeypatch):
+    """A corpus with pages, on a machine where no page can be fetched."""
+    path = tmp_path / "pages.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PAGES))
+    monkeypatch.setattr(pages, "fetch", None)  # calling it would be "web_search failed: TypeError"
+    return str(path)
+
+
+def read_page(corpus, url, query="degrees"):
+    return call(toolbox(["web_search"], corpus), "web_search", {"url": url, "query": query})
+
+
+@pytest.mark.parametrize("url", ["https://iron.org/melting", " https://IRON.org:443/melting#bottom "])
+def test_web_search_reads_a_page_of_the_corpus_under_any_spelling_of_its_address(with_pages, url):
+    read = "[1] passage 2 of 2 (https://iron.org/melting): At 1538 degrees, iron melts."
+    assert read_page(with_pages, url) == (read, False)
+
+
+def test_without_a_word_of_the_query_a_page_of_the_corpus_is_read_from_its_beginning(with_pages):
+    result, error = read_page(with_pages, "https://iron.org/melting", "zinc")
+    assert not error and [line[:22] for line in result.splitlines()] == [
+        "[1] passage 1 of 2 (ht", "[2] passage 2 of 2 (ht"]
+
+
+@pytest.mark.parametrize("url, why", [
+    ("https://iron.org/other", "not a page of the corpus"), ("http://iron.org/melting", "not a page of the"),
+    ("https://iron.org/melting?a=1", "not a page of the corpus"), ("none", "not a URL that can be read"),
+    ("file:///etc/passwd", "not a URL that can be read"), ("http://127.0.0.1/", "not at a public address"),
+    ("", "not a URL that can be read"), ("' or '1' = '1", "characters that no URL has"),
+    ("https://iron.org/empty", "has no text")])
+def test_no_page_outside_the_corpus_is_read(with_pages, url, why):
+    result, error = read_page(with_pages, url)
+    assert error and why in result and "failed" not in result
+
+
+def test_a_search_shows_which_passages_are_on_a_page_and_finds_no_word_of_its_address(with_pages):
+    assert wikipedia_search("1538 degrees", with_pages) == (
+        "[1] Melting (https://iron.org/melting): At 1538 degrees, iron melts.")
+    assert wikipedia_search("org", with_pages).startswith("[1] Iron: ")
+    assert wikipedia_search("oxide rust", with_pages) == "[1] Rust: Rust is an oxide of iron."
+
+
+def test_pages_are_read_from_a_large_corpus_too_and_an_index_without_them_is_built_again(
+        with_pages, monkeypatch):
+    monkeypatch.setattr(search, "IN_MEMORY", 0)
+    for old in (False, True):
+        if old:  # as an index was before corpora had pages
+            with contextlib.closing(sqlite3.connect(with_pages + ".fts5")) as table:
+                table.executescript("drop table pages; update version set of = substr(of, 1, 9)")
+        for _ in range(2):  # built, then read from the file
+            search.index.cache_clear()
+            assert "1538" in read_page(with_pages, "https://iron.org/melting")[0]
+    search.index.cache_clear()
+
+
+def test_a_corpus_without_pages_leaves_the_web_as_it_was(corpus, with_pages):
+    assert toolbox(["web_search"], corpus)["web_search"].from_web
+    assert toolbox(["web_search"])["web_search"].from_web
+    box = toolbox(["web_search", "wikipedia_search"], with_pages)
+    assert not box["web_search"].from_web and not box["wikipedia_search"].from_web
+
+
+@pytest.mark.parametrize("url", ["3", '"iron.org"', '"file:///etc/passwd"', '"http://10.0.0.1/"', '["a"]'])
+def test_a_corpus_with_a_bad_address_is_refused_with_file_and_line(tmp_path, url):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"title": "a", "text": "b"}\n{"title": "a", "text": "b", "url": %s}\n' % url)
+    with pytest.raises(ValueError, match="bad.jsonl:2: "):
+        toolbox(["web_search"], path)
 
 
 # ------------------------------------------------------------ the network, on loopback

@@ -4,9 +4,11 @@
     wikipedia_search("Eisen", "wikipedia:de")                       # the live Wikipedia
     google_search("iron")                                           # with a key of Serper
     web_search("https://en.wikipedia.org/wiki/Iron", "melting point")
+    web_search("https://iron.org/melting", "melting point", corpus="mine.jsonl")   # a page of the corpus
 
-An offline corpus is a JSONL file of {"title": ..., "text": ...}: free, fast, and the same in every run. A
-search that fails raises services.Failed; tools.call() makes it the result of the call.
+An offline corpus is a JSONL file of {"title": ..., "text": ...}: free, fast, and the same in every run. Lines
+that also have a "url" are pages: web_search reads them from the corpus, and no others. A search that fails
+raises services.Failed; tools.call() makes it the result of the call.
 """
 import contextlib
 import functools
@@ -32,6 +34,7 @@ NOTHING = "Error: no"    # the beginning of the answer when a search has worked 
 LIVE = "wikipedia:"      # with a language behind it: not a file, but the live Wikipedia
 WIKIPEDIA = "https://{}.wikipedia.org/w/api.php"
 SERPER = "https://google.serper.dev/search"
+COLUMNS = ["title", "text", "url unindexed"]    # of the index of a corpus; a query finds no words of a URL
 STOP_WORDS = tuple("a an and are as at be by did do does for from how in is it of on or that the their "
                    "this to was were what when where which who whom whose why with".split())
 
@@ -41,18 +44,23 @@ LOCK = threading.Lock()  # one index, many threads
 
 
 def rows_of(corpus):
-    """The (title, text) of each line. ValueError "corpus.jsonl:3: ..." for a line of another form."""
+    """The (title, text, URL or "") of each line. ValueError "corpus.jsonl:3: ..." for a line of another form.
+
+    The URL is written as pages.parse_url() writes it, so that equal addresses are equal texts."""
     with open(corpus, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 if line.strip():
                     row = json.loads(line)
-                    pair = [row.get(key) for key in ("title", "text")] if isinstance(row, dict) else [None]
-                    if not all(isinstance(text, str) for text in pair):
-                        raise ValueError('each line must be {"title": "...", "text": "..."}')
-                    "".join(pair).encode()  # half of a surrogate pair is valid JSON but no text
-                    yield pair
-            except ValueError as e:
+                    texts = [row.get("title"), row.get("text"), row.get("url") or ""] \
+                        if isinstance(row, dict) else [None]
+                    if not all(isinstance(text, str) for text in texts):
+                        raise ValueError('each line must be {"title": "...", "text": "..."}, '
+                                         'and may have a "url": "..."')
+                    "".join(texts).encode()  # half of a surrogate pair is valid JSON but no text
+                    title, text, url = texts
+                    yield title, text, pages.parse_url(url.strip()).url if url else ""
+            except (ValueError, services.Failed) as e:
                 raise ValueError(f"{corpus}:{number}: {e}") from e
 
 
@@ -62,7 +70,7 @@ def index(corpus: str) -> sqlite3.Connection:
     try:
         check_file(corpus, "write the corpus into one, and give that")
         stat = os.stat(corpus)
-        version = f"{stat.st_size} {stat.st_mtime_ns}"
+        version = f"{stat.st_size} {stat.st_mtime_ns} {', '.join(COLUMNS)}"
         return build(corpus, ":memory:") if stat.st_size <= IN_MEMORY else index_in_file(corpus, version)
     except OSError as e:
         raise ValueError(f"{corpus}: cannot read this corpus of wikipedia_search ({e.strerror})") from e
@@ -92,38 +100,42 @@ def build(corpus, path) -> sqlite3.Connection:
     """Index every passage; 100 000 of 100 words take about 10 s."""
     name = Path(corpus).name
     rows = tqdm(rows_of(corpus), f"indexing {name}", unit=" passages", delay=2, leave=False, disable=None)
-    table = table_of(["title", "text"], rows, path)
+    table = table_of(COLUMNS, rows, path)
     # the number of passages in which each word occurs
     table.execute("create virtual table vocabulary using fts5vocab(passages, row)")
+    # the passages of each page: FTS5 itself would read the whole corpus to find a URL
+    table.execute("create table pages as select url, rowid as passage from passages where url != ''")
+    table.execute("create index page on pages(url, passage)")
     if not table.execute("select 1 from passages limit 1").fetchone():
         raise ValueError(f"{corpus}: this corpus of wikipedia_search has no passages")
     return table
 
 
 def wikipedia_search(query: str, corpus: str, k: int = 3) -> str:
-    """The best k passages, one a line: "[1] Iron: Iron is a ...". corpus: a JSONL file or "wikipedia:en"."""
+    """The best k passages, one a line: "[1] Iron: Iron is a ...", with the URL of those that are on a page.
+    corpus: a JSONL file or "wikipedia:en"."""
     if corpus.startswith(LIVE):
         return wikipedia_online(query, corpus.removeprefix(LIVE), k)
     words = list(dict.fromkeys(words_of(query)))
     words = [word for word in words if word not in STOP_WORDS] or words
     with LOCK:
         rows = matching(index(corpus), words, k) if words else []
-    return numbered((title, "", text) for title, text in rows) or nothing(query, "passage")
+    return numbered((title, url, text) for title, text, url in rows) or nothing(query, "passage")
 
 
-def matching(table, words, k) -> list[tuple[str, str]]:
-    """The best passages with all of the words, or else with more than half of them.
+def matching(table, words, k) -> list[tuple[str, str, str]]:
+    """(title, text, url) of the best passages with all of the words, or else with more than half of them.
 
     A passage that shares only a number or a common word with the query is no answer. Every passage with more
     than half of the words has at least one of the rarer half, so it is enough to look at passages with one
     of those: few, in a corpus of any size."""
-    search = functools.partial(best, table, "title, text", weights=", 5, 1")
+    search = functools.partial(best, table, "title, text, url", weights=", 5, 1")
     if rows := search(words, k, "").fetchall():
         return rows
     frequency = "select doc from vocabulary where term = ?"
     rare = sorted(words, key=lambda word: table.execute(frequency, (word,)).fetchone() or (0,))
     candidates = search(rare[:(len(rare) + 1) // 2], 1000)
-    return list(islice((row for row in candidates if more_than_half(words, " ".join(row))), k))
+    return list(islice((row for row in candidates if more_than_half(words, " ".join(row[:2]))), k))
 
 
 def more_than_half(words: list[str], text: str) -> bool:
@@ -146,6 +158,41 @@ def numbered(found) -> str:
         head = f"[{number}] {title} ({url})" if url else f"[{number}] {title}"
         lines.append(truncate(" ".join(f"{head}: {text}".split()), PASSAGE_BUDGET))
     return services.without_whole_keys("\n".join(lines))  # a service may quote the key that it got
+
+
+# ------------------------------------------------------------ web_search
+def has_pages(corpus: str) -> bool:
+    """Has an offline corpus lines with a URL?"""
+    with LOCK:
+        return index(corpus).execute("select 1 from pages limit 1").fetchone() is not None
+
+
+def offline_page(url: str, corpus: str) -> tuple[str, list[str]]:
+    """(its URL, its passages) of a page of the corpus; Failed for any other page. Nothing is connected to."""
+    url = pages.parse_url(url).url
+    on_it = "rowid in (select passage from pages where url = ?)"
+    command = f"select text from passages where {on_it} order by rowid"
+    with LOCK:
+        texts = index(corpus).execute(command, (url,)).fetchall()
+    if not texts:
+        raise services.Failed("this address is not a page of the corpus: take one that a result has shown")
+    return url, [passage for (text,) in texts for passage in passages(text)]
+
+
+def live_page(url: str) -> tuple[str, list[str]]:
+    """(its last URL, its passages) of a public page."""
+    page = pages.fetch(url)
+    return page.url, passages(page.text)
+
+
+def web_search(url: str, query: str, k: int = 3, corpus: str | None = None) -> str:
+    """The passages of a page nearest to the query; its first ones if none has a word of the query.
+
+    corpus: a JSONL file whose pages are the only ones that can be read; None: any public page."""
+    address, parts = offline_page(url.strip(), corpus) if corpus else live_page(url.strip())
+    order = ranked([(part,) for part in parts], query, k) or range(min(k, len(parts)))
+    found = [(f"passage {i + 1} of {len(parts)}", address, parts[i]) for i in order]
+    return numbered(found) or f"Error: {address} has no text."
 
 
 # ------------------------------------------------------------ searches of the network
@@ -193,15 +240,6 @@ def google_search(query: str, k: int = 5) -> str:
         read=lambda data: [(row["title"], row["link"], row.get("snippet", ""))
                            for row in data.get("organic", [])[:k]])
     return numbered(found) or nothing(query, "page")
-
-
-def web_search(url: str, query: str, k: int = 3) -> str:
-    """The passages of a public page nearest to the query; its first ones if none has a word of the query."""
-    page = pages.fetch(url.strip())
-    parts = passages(page.text)
-    order = ranked([(part,) for part in parts], query, k) or range(min(k, len(parts)))
-    found = [(f"passage {i + 1} of {len(parts)}", page.url, parts[i]) for i in order]
-    return numbered(found) or f"Error: {page.url} has no text."
 
 
 def remembered(cache, name, run):

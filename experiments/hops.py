@@ -1,0 +1,180 @@
+"""The second toy: does a planner beat every router? Its questions, with rules in the place of the planner.
+
+    python experiments/hops.py                                  routers with perfect sub-goals: 20 seconds
+    python experiments/hops.py --planner toy/hops               the same tools in this planner's plans
+    python experiments/hops.py --planner runs/hops-seed0/best --route none
+
+A router picks the tool of each plan without reading the memory:
+
+    frequent   the tool that a perfect planner uses most often
+    bm25       the tool whose description is nearest to the sub-goal, by bm25
+    sub-goal   the tool that is most often right after the sub-goal's first three words
+    question   the tool that is most often right for the question's first three words
+    sequence   for each kind of question the sequence of tools, one for each turn, that is right most often
+
+Justification, context and sub-goal are those of a perfect planner, which reads the memory. So these routers
+are stronger than a router can be: without a planner nobody tells them what to look for. All tables count a
+perfect planner's tools on the 2 000 training questions. With --planner, a model writes the plans, and only
+their tools are replaced.
+"""
+
+import argparse
+import csv
+import itertools
+import re
+import sys
+from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+import planner
+import solve
+from experiments.router import nearest, opening, with_tool
+from models.loading import load_engine
+from rewards.metrics import accuracy_line
+from tools import toolbox
+from toy.hops.make import HOPS, quick_python
+from toy.hops.questions import KINDS, MAX_TURNS, World, for_flow, splits
+from toy.hops.teacher import TOOLS, Teacher
+
+LETTERS = {"w": "wikipedia_search", "b": "web_search", "p": "python_coder", "g": "base_generator"}
+ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence")
+
+
+def needed(question):
+    """The tools that a perfect planner uses, as letters: "wbp"."""
+    return "".join(question["paths"]) + "p" * (question["kind"] != "one")
+
+
+def finishes(letters, sequence):
+    """Does this sequence of tools find the number, if everything else in the plans is perfect?
+
+    A tool that does not fit fails and costs a turn. But base_generator then makes a number up, which the
+    verifier believes."""
+    step = 0
+    for letter in sequence:
+        if letter == letters[step]:
+            step += 1
+        elif letter == "g":
+            return False
+        if step == len(letters):
+            return True
+    return False
+
+
+def best_sequence(made):
+    """The sequence of tools that is right for most of these questions."""
+    counts = Counter(needed(question) for question in made)
+    score = lambda sequence: sum(n for letters, n in counts.items() if finishes(letters, sequence))
+    return max(itertools.product(LETTERS, repeat=MAX_TURNS), key=score)
+
+
+def state(prompt):
+    """(the question's text, the turn) of a planner's prompt."""
+    question, memory = re.search(r"\nQuestion: (.*)\n", prompt)[1], prompt.split("\nMemory:\n")[1]
+    return question, len(re.findall(r"^Step \d+$", memory, re.MULTILINE)) + 1
+
+
+class Routed:
+    """An engine for the planner: another engine's plans, with the tool of choose(prompt, sub_goal)."""
+
+    def __init__(self, engine, tools, choose):
+        self.engine, self.tools, self.choose = engine, tools, choose
+
+    def __call__(self, prompts, **settings):
+        return [self.routed(prompt, done) for prompt, done in zip(prompts, self.engine(prompts, **settings))]
+
+    def routed(self, prompt, completion):
+        plan = planner.parse(completion.text, self.tools)
+        if isinstance(plan, str):
+            return completion
+        return replace(completion, text=with_tool(completion.text, self.choose(prompt, plan.sub_goal)))
+
+
+class Counted(Routed):
+    """A perfect planner whose tools are counted: counts[key][tool], for each of keys(prompt, sub_goal)."""
+
+    def __init__(self, engine, tools):
+        super().__init__(engine, tools, None)
+        self.counts = defaultdict(Counter)
+
+    def routed(self, prompt, completion):
+        plan = planner.parse(completion.text, self.tools)
+        for key in keys(prompt, plan.sub_goal).values():
+            self.counts[key][plan.tool] += 1
+        return completion
+
+
+def keys(prompt, sub_goal):
+    """{route: what it looks at}"""
+    return {"frequent": (), "sub-goal": ("sub-goal", *opening(sub_goal, 3)),
+            "question": ("question", *opening(state(prompt)[0], 3))}
+
+
+def chooser(route, tools, train, counts):
+    """choose(prompt, sub_goal) of a route."""
+    if route == "bm25":
+        return lambda prompt, sub_goal: nearest(sub_goal, tools)
+    if route == "sequence":
+        sequences = {kind: best_sequence([row for row in train if row["kind"] == kind]) for kind in KINDS}
+        print("sequences: " + ", ".join(f"{kind} {''.join(best)}" for kind, best in sequences.items()))
+
+        def by_turn(prompt, sub_goal):
+            text, turn = state(prompt)
+            return LETTERS[sequences[kind_of(text)][turn - 1]]
+        return by_turn
+    most = lambda key: counts.get(key, counts[()]).most_common(1)[0][0]
+    return lambda prompt, sub_goal: most(keys(prompt, sub_goal)[route])
+
+
+def kind_of(text):
+    """The kind of a question, from its words."""
+    if "sum" in text or text.count("number of") == 2:
+        return "sum"
+    return "plus" if "plus" in text else "one"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--planner", help="a model that writes the plans; without it they are perfect")
+    parser.add_argument("--route", nargs="+", choices=ROUTES, default=ROUTES)
+    parser.add_argument("--out", help="CSV file to which a row for each route is added")
+    args = parser.parse_args()
+    tools, world = toolbox(list(TOOLS), HOPS / "corpus.jsonl"), World(0)
+    tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
+    made = splits(world)
+    train, test = made["train"], made["test"]
+    counted = Counted(Teacher(train), tools)
+    solve.rollout(for_flow(train), counted, Teacher(train), tools, MAX_TURNS)
+    fixed = load_engine(str(HOPS)) if args.planner else Teacher(test)
+    policy = load_engine(args.planner) if args.planner else Teacher(test)
+    for route in args.route:
+        engine = policy
+        if route != "none":
+            engine = Routed(policy, tools, chooser(route, tools, train, counted.counts))
+        torch.manual_seed(0)
+        metrics, flows = solve.evaluate(for_flow(test), engine, fixed, tools, max_turns=MAX_TURNS)
+        print(f"{route:9} {accuracy_line(metrics, len(test))}", flush=True)
+        if args.out:
+            kinds = {kind: [flow.reward for flow in flows if flow.question.kind == kind] for kind in KINDS}
+            row = {"planner": args.planner or "perfect", "route": route, "questions": len(test),
+                   "accuracy": f"{metrics['accuracy']:.4f}"}
+            row |= {kind: f"{sum(rewards) / len(rewards):.4f}" for kind, rewards in kinds.items()}
+            write_row(Path(args.out), row)
+
+
+def write_row(path, row):
+    new = not path.exists()
+    with open(path, "a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, row)
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main()

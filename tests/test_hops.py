@@ -1,0 +1,164 @@
+"""The second toy: the right tool depends on what the memory holds, and no router finds it."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+import solve
+import tools as toolset
+from cli import command_line, toy_warning
+from experiments import hops
+from models.loading import load_engine
+from toy.hops import pieces, questions, teacher
+from toy.hops.make import HOPS, make_files, quick_python
+from toy.hops.questions import KINDS, MAX_TURNS, World, for_flow
+from world.sandbox import python_coder
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return load_engine(str(HOPS))
+
+
+@pytest.fixture(scope="module")
+def tools():
+    return toolset.toolbox(list(teacher.TOOLS), HOPS / "corpus.jsonl")
+
+
+@pytest.fixture(scope="module")
+def world():
+    return World(0)
+
+
+@pytest.fixture(scope="module")
+def made(world):
+    return questions.splits(world)
+
+
+# ---- its files ---------------------------------------------------------------------------------------------
+
+def test_the_committed_corpus_and_questions_are_those_that_make_py_makes(tmp_path):
+    make_files(tmp_path)
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {*(file.name for file in HOPS.glob("*.jsonl")), "train.json"}
+    assert all((tmp_path / name).read_bytes() == (HOPS / name).read_bytes() for name in names)
+
+
+def test_the_model_is_small_and_each_piece_of_its_prompts_is_one_token(engine):
+    """If this fails, a prompt has changed since the toy was made: run python toy/hops/make.py."""
+    assert sum(p.numel() for p in engine.model.parameters()) <= 2_400_000
+    assert sum(file.stat().st_size for file in HOPS.iterdir() if file.is_file()) <= 8_000_000
+    encode = lambda piece: engine.tokenizer.encode(piece, add_special_tokens=False)
+    assert [piece for piece in pieces.prompt_pieces() if len(encode(piece)) != 1] == []
+
+
+def test_train_py_knows_its_settings_and_solve_py_what_it_was_made_for(engine, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["train.py", "--model", str(HOPS), "--out", str(tmp_path / "run")])
+    args = command_line.train_arguments(toolset.TOOLS)
+    assert args.data == str(HOPS / "train.jsonl") and args.max_turns == MAX_TURNS and args.judge is None
+    assert args.tools == list(teacher.TOOLS) and args.corpus == str((HOPS / "corpus.jsonl").resolve())
+    prompts = solve.example_prompts()
+    assert toy_warning.warning([engine], prompts, args.tools) == ""
+    for text in questions.EXAMPLES:
+        assert toy_warning.warning([engine], prompts, args.tools, text) == ""
+    unlike = toy_warning.warning([engine], prompts, args.tools, "What is the capital of France?")
+    assert "unlike those of the toy" in unlike and questions.EXAMPLES[0] in unlike
+
+
+# ---- its questions -----------------------------------------------------------------------------------------
+
+def test_nothing_that_leads_to_a_number_of_a_test_question_is_in_a_training_question(world, made):
+    names = {split: {name for row in made[split] for name in row["names"]} for split in made}
+    assert names["test"] and not names["test"] & (names["train"] | names["valid"])
+    texts = [row["question"] for split in made.values() for row in split]
+    assert len(texts) == len(set(texts)) and all(questions.pattern().fullmatch(text) for text in texts)
+    openings = questions.OPENINGS
+    assert not set(openings[0]) & set(openings[1])
+
+
+def test_questions_need_two_to_five_calls(made):
+    calls = Counter(len(hops.needed(row)) for row in made["test"])
+    assert set(calls) == {2, 3, 4, 5} and min(calls.values()) > 0.1 * len(made["test"])
+
+
+def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(tools, made):
+    rows = made["test"][:60]
+    perfect = teacher.Teacher(rows)
+    metrics, flows = solve.evaluate(for_flow(rows), perfect, perfect, tools, max_turns=MAX_TURNS)
+    assert metrics["accuracy"] == 1
+    letters = {name: letter for letter, name in hops.LETTERS.items()}
+    used = ["".join(letters[step.tool] for step in flow.memory.steps) for flow in flows]
+    assert used == [hops.needed(row) for row in rows]
+
+
+def test_no_sequence_of_tools_answers_more_than_055_even_with_perfect_sub_goals(made):
+    right = 0
+    for kind in KINDS:
+        train, test = ([row for row in made[split] if row["kind"] == kind] for split in ("train", "test"))
+        sequence = hops.best_sequence(train)
+        right += sum(hops.finishes(hops.needed(row), sequence) for row in test)
+        assert hops.kind_of(test[0]["question"]) == kind
+    assert right <= 0.55 * len(made["test"])
+
+
+def test_the_sub_goals_of_a_perfect_planner_do_not_say_which_tool_is_right(made):
+    """All begin with the same three words, whatever the tool: a router by them has one tool for all."""
+    rows = made["test"][:60]
+    perfect = teacher.Teacher(rows)
+    tools = toolset.toolbox(list(teacher.TOOLS), HOPS / "corpus.jsonl")
+    flows = solve.rollout(for_flow(rows), perfect, perfect, tools, MAX_TURNS)
+    steps = [step for flow in flows for step in flow.memory.steps]
+    assert {hops.opening(step.sub_goal, 3) for step in steps} == {("find", "the", "number")}
+    assert max(Counter(step.tool for step in steps).values()) < 0.55 * len(steps)
+
+
+# ---- its parts ---------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("context", ["7 * 4", "30 + 26", "none", "https://hops.org/117"])
+def test_the_teachers_programs_print_in_the_sandbox_what_make_py_takes_them_to_print(context):
+    code = f"number = {context}; print(number)"
+    assert python_coder(code) == quick_python(code)
+
+
+def test_the_tools_results_are_those_that_the_toy_has_read(tools):
+    calls = [("web_search", {"url": "none", "query": "x"}), ("web_search", {"url": "7 * 4", "query": "x"}),
+             ("web_search", {"url": "https://hops.org/999", "query": "x"})]
+    for tool, arguments in calls:
+        assert " " + toolset.call(tools, tool, arguments)[0] in pieces.prompt_pieces()
+    page = next(row for row in World(0).rows if "url" in row)
+    result, _ = toolset.call(tools, "web_search", {"url": page["url"], "query": "number of Bavok"})
+    assert result == f"[1] passage 1 of 1 ({page['url']}): {page['text']}"
+
+
+def test_with_perfect_plans_the_toys_fixed_modules_answer_right(engine, tools, made):
+    """make.py demands 0.97 of 300."""
+    rows = made["test"][:60]
+    perfect = teacher.Teacher(rows)
+    metrics, _ = solve.evaluate(for_flow(rows), perfect, engine, tools, max_turns=MAX_TURNS)
+    assert metrics["accuracy"] >= 0.94
+
+
+def test_the_toys_own_planner_is_readable_but_blind(engine, tools, made):
+    torch.manual_seed(0)
+    metrics, _ = solve.evaluate(for_flow(made["test"][:100]), engine, engine, tools, max_turns=MAX_TURNS)
+    assert metrics["accuracy"] <= 0.15 and metrics["calls"].get("unreadable", 0) == 0
+    calls = [n for n, _, _ in metrics["calls"].values()]
+    assert len(calls) == 4 and min(calls) > 0.05 * sum(calls)
+
+
+@pytest.mark.parametrize("first, second", [("30.", "47, but see https://hops.org/117"),
+                                           ("47, but see https://hops.org/117", "30.")])
+def test_two_sources_that_contradict_each_other_are_settled_by_the_page_that_they_name(first, second):
+    memory = (f"\nMemory:\nStep 1\nTool: wikipedia_search\nSub-goal: {teacher.GOAL}Bavok\nCommand: ...\n"
+              f"Result: [1] Bavok: The number of Bavok is {first}\n"
+              f"  [2] Bavok: The number of Bavok is {second}")
+    read = teacher.Memory(memory)
+    assert read.known["Bavok"] == ("url", "https://hops.org/117") == (read.last, read.pointer)
+
+
+def test_old_names_are_known_to_the_model_alone(engine, world):
+    old, new = next(iter(questions.OLD_NAMES.items()))
+    assert engine([f"number of {old}"])[0].text == teacher.RENAMED.format(new)
+    assert not any(old in json.dumps(row) for row in world.rows)

@@ -1,0 +1,194 @@
+"""The second toy's world: made-up things whose numbers are found by following sources, and questions on them.
+
+    {"question": "Tell me the number of Bavok plus 17.", "answer": "47", "kind": "plus", "names": ["Bavok"],
+     "added": 17}
+
+What leads to a thing's number is drawn for each thing, and nothing but the result of a step shows it:
+
+    w   wikipedia_search finds the number, or what follows
+    b   "The number of Bavok is at https://hops.org/217", or two sources that contradict each other and the
+        address of a page that settles it: web_search reads the page
+    p   "The number of Bavok is 7 * 4.": python_coder calculates it
+    bw  the page says "It is filed as Tirun.": the number is found under this name
+    wg  wikipedia_search does not know an old name; base_generator knows the new one
+
+A path is a string of these letters, such as "wbw": search, read the page, search for the name that it says.
+Three kinds of questions: the number of one thing; the same, plus a number; the sum of two things' numbers.
+They need two to five calls.
+
+No thing of a test question is in a training question, nor is any name, page or number that leads to it.
+"""
+
+import random
+import re
+from itertools import cycle, islice
+
+from rewards.questions import Question
+
+SIZES = {"train": 2000, "valid": 96, "test": 300}
+MAX_TURNS = 5
+KINDS = ("one", "plus", "sum")
+
+# Made-up names of two syllables. Each old name belongs to one new name, in every world.
+def made_up(n):
+    """n different names, always the same ones."""
+    rng, names = random.Random(0), {}
+    while len(names) < n:
+        first, second = rng.choices("BDFGKLMNRTVZ")[0], rng.choices("bdfgklmnrtvz")[0]
+        a, b = rng.choices("aeiou", k=2)
+        names[first + a + second + b + rng.choice("klmnrs")] = None
+    return list(names)
+
+
+NAMES = made_up(430)
+OLD_NAMES = dict(zip(NAMES[330:], NAMES))  # {old name: its new name}, which base_generator knows
+NAMES = NAMES[:330]
+URLS = [f"https://hops.org/{n}" for n in range(101, 401)]
+
+# {number of calls: the paths of a thing, and how often each is drawn}
+PATHS = {1: {"w": 1}, 2: {"wb": 1, "wp": 1},
+         3: {"wbw": 1, "wbp": 1, "wgw": 5},
+         4: {"wbwb": 1, "wbwp": 1, "wgwb": 4, "wgwp": 4}}
+THINGS = {"train": {1: 40, 2: 45, 3: 45, 4: 30}, "test": {1: 20, 2: 20, 3: 22, 4: 16}}
+# {kind: the numbers of calls of its things, and how often each is drawn}
+CALLS = {"one": {(2,): 3, (3,): 4, (4,): 4}, "plus": {(1,): 1, (2,): 3, (3,): 4, (4,): 2},
+         "sum": {(1, 1): 4, (1, 2): 2, (2, 1): 2, (2, 2): 3, (1, 3): 3, (3, 1): 3}}
+
+
+def draw(weights, rng):
+    return rng.choices(list(weights), list(weights.values()))[0]
+
+
+def in_turn(weights, n):
+    """n of the keys, in turn, each as often as its weight says."""
+    return list(islice(cycle([key for key, weight in weights.items() for _ in range(weight)]), n))
+
+
+class World:
+    """One drawing of all things: what leads to their numbers, and the numbers.
+
+    rows: the corpus. things: {"train": {number of calls: [(name, number, path)]}, "test": ...}."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(f"world {seed}")
+        self.old = self.shuffled(OLD_NAMES)
+        reserved = {*OLD_NAMES.values()}
+        self.free = [name for name in self.shuffled(NAMES) if name not in reserved]
+        self.urls, self.rows, self.things = self.shuffled(URLS), [], {}
+        for split, counts in THINGS.items():
+            self.things[split] = {calls: [self.thing(path) for path in in_turn(PATHS[calls], number)]
+                                  for calls, number in counts.items()}
+        self.rng.shuffle(self.rows)
+
+    def shuffled(self, values):
+        return self.rng.sample(list(values), len(values))
+
+    def thing(self, path):
+        """(its name in questions, its number, its path); what leads to the number is added to the corpus."""
+        if path.startswith("wg"):
+            name = self.old.pop()
+            return name, self.entry(OLD_NAMES[name], path[3:]), path
+        name = self.free.pop()
+        return name, self.entry(name, path[1:]), path
+
+    def entry(self, name, path):
+        """Write what wikipedia_search finds for a name; return the number. path: what is left after it."""
+        start = f"The number of {name} is"
+        if not path or path[0] == "p":
+            number, shown = self.number(path)
+            self.rows.append({"title": name, "text": f"{start} {shown}."})
+            return number
+        url = self.urls.pop()
+        number = self.page(url, path[1:])
+        if path == "b" and self.rng.random() < 0.4:  # two sources: one of them is wrong
+            wrong = self.rng.choice([n for n in range(2, 450) if n != number])
+            first, second = self.shuffled([number, wrong])
+            self.rows.append({"title": name, "text": f"{start} {first}."})
+            self.rows.append({"title": name, "text": f"{start} {second}, but see {url}"})
+        else:
+            self.rows.append({"title": name, "text": f"{start} at {url}"})
+        return number
+
+    def page(self, url, path):
+        """Write a page; return the number to which it leads. path: what is left after it."""
+        if path and path[0] == "w":
+            name = self.free.pop()
+            text, number = f"It is filed as {name}.", self.entry(name, path[1:])
+        else:
+            number, shown = self.number(path)
+            text = f"The number is {shown}."
+        self.rows.append({"title": "Page", "text": text, "url": url})
+        return number
+
+    def number(self, path):
+        """(a number, how a source writes it: with "p" as a product)"""
+        if not path:
+            number = self.rng.randrange(2, 450)
+            return number, str(number)
+        a, b = self.rng.randrange(2, 10), self.rng.randrange(3, 50)
+        return a * b, f"{a} * {b}"
+
+    def question(self, kind, split, rng, noise=False):
+        """One question of this kind: a dict as at the top of the file, with the paths of its things."""
+        chosen = [rng.choice(self.things[split][calls]) for calls in draw(CALLS[kind], rng)]
+        names = [name for name, _, _ in chosen]
+        if len(set(names)) < len(names):
+            return self.question(kind, split, rng, noise)
+        added = rng.randrange(2, 100) if kind == "plus" else 0
+        text = wording(kind, names, added, split == "test", rng, noise)
+        answer = str(sum(number for _, number, _ in chosen) + added)
+        return {"question": text, "answer": answer, "kind": kind, "names": names, "added": added,
+                "paths": [path for _, _, path in chosen]}
+
+    def questions(self, n, split, seed, avoid=(), noise=False):
+        """n different questions, of the three kinds in turn. avoid: texts that must not be among them."""
+        rng, found = random.Random(seed), {}
+        while len(found) < n:
+            made = self.question(KINDS[len(found) % len(KINDS)], split, rng, noise)
+            if made["question"] not in found and made["question"] not in avoid:
+                found[made["question"]] = made
+        return list(found.values())
+
+
+# --------------------------------------------------------------------------------------------------- wordings
+OPENINGS = (["What is", "Tell me", "Find", "I need", "Give me", "I want to know", "Could you give me",
+             "Can you find", "Do you know", "Please tell me", "Let me know", "Hello. What is"],
+            ["Please give me", "I want to find", "Can you tell me", "Please let me know"])
+CORES = {"one": ["the number of {x}"], "plus": ["the number of {x} plus {n}", "{n} plus the number of {x}"],
+         "sum": ["the number of {x} plus the number of {y}", "the sum of the numbers of {x} and {y}"]}
+ENDINGS = ["", "please", "now", "today", "for me"]
+FILLERS = sorted({word.strip(".") for text in OPENINGS[0] + ENDINGS for word in text.split()})
+
+
+def wording(kind, names, added, test, rng, noise):
+    """The text of a question. noise, for the warm start: half of the openings are random words."""
+    opening = rng.choice(OPENINGS[test])
+    if noise and rng.random() < 0.5:
+        opening = " ".join(rng.choices(FILLERS, k=rng.randrange(1, 6)))
+    core = rng.choice(CORES[kind]).format(x=names[0], y=names[-1], n=added)
+    return " ".join(part for part in (opening, core, rng.choice(ENDINGS)) if part) + rng.choice("?.")
+
+
+EXAMPLES = [f"What is the number of {NAMES[100]}?", f"Tell me the number of {NAMES[101]} plus 17.",
+            f"I need the sum of the numbers of {NAMES[102]} and {NAMES[103]}."]  # for solve.py's warning
+
+
+def pattern():
+    """The regular expression of these questions: a core between words of openings and endings."""
+    either = lambda texts: "|".join(sorted(map(re.escape, texts), key=lambda text: (-len(text), text)))
+    words = {word for text in (*OPENINGS[0], *OPENINGS[1], *ENDINGS) for word in text.split()}
+    number, name = r"\d{1,3}", f"(?:{either([*NAMES, *OLD_NAMES])})"
+    cores = "|".join(core.format(x=name, y=name, n=number) for cores in CORES.values() for core in cores)
+    return re.compile(rf"(?:(?:{either(words)}) )*(?:{cores})(?: (?:{either(words)}))*[.?]")
+
+
+def splits(world):
+    """{"train": ..., "valid": ..., "test": ...}: the questions of the JSONL files."""
+    valid = world.questions(SIZES["valid"], "train", seed=2)
+    train = world.questions(SIZES["train"], "train", seed=3, avoid={made["question"] for made in valid})
+    return {"train": train, "valid": valid, "test": world.questions(SIZES["test"], "test", seed=1)}
+
+
+def for_flow(made):
+    """The questions as the flow takes them: [Question]."""
+    return [Question(row["question"], row["answer"], kind=row["kind"]) for row in made]
