@@ -143,9 +143,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
     Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the
     clip removes it where the policy has already moved far enough in the direction of A. The value of the loss
-    does not measure learning: at ρ = 1, with whole groups, it is -1/N Σ_i A_i = 0 (plus the KL) for any
-    rewards. The value of k3 estimates KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ): another
-    path to the same minimum.
+    does not measure learning: at ρ = 1 it is -1/N Σ_i A_i = 0 (plus the KL) for any rewards, unless a group
+    is divided between mini-batches. The value of k3 estimates KL(π_θ ‖ π_ref), but its gradient is that of
+    KL(π_ref ‖ π_θ): another path to the same minimum.
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ
@@ -161,8 +161,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 def split(groups, minibatches, seed):
     """Rollouts 0..N-1 in `minibatches` sets of equal size (± 1). groups: the group of each, N ints.
 
-    Whole groups, in shuffled order, because copies of a prompt are cheaper together (fast/trees.py). Only a
-    group on the border of two sets is divided, and never a rollout."""
+    Whole groups, because copies of a prompt are cheaper together (fast/trees.py); their order is shuffled.
+    Only a group on the border of two sets is divided, and never a rollout."""
     groups = torch.as_tensor(groups).tolist()
     numbers, N = {*groups}, len(groups)
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -171,8 +171,10 @@ def split(groups, minibatches, seed):
     return [flows[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
 
-def check(actions, num_flows, temperature):
+def check(actions, groups, num_flows, temperature):
     """ValueError for what would be a silent mistake in the objective."""
+    if groups is not None and len(groups) != num_flows:
+        raise ValueError(f"{len(groups)} groups for {num_flows} advantages: give the group of each rollout")
     if any(not 0 <= a.flow < num_flows for a in actions):
         raise ValueError(f"an Action.flow is outside 0..{num_flows - 1}: renumber the rollouts that are left")
     if not all(a.prompt_ids for a in actions):
@@ -186,6 +188,7 @@ def ready_to_update(model, reference=None):
 
     transformers checkpoints a layer only if the layer's own `training` flag is set, but model.train() would
     also turn on dropout. So all modules are in eval mode, and only the layers to checkpoint get the flag.
+    Layers of some families (OPT) call dropout themselves while it is set: their own rates become 0.
     """
     if reference is not None:
         reference.eval()
@@ -193,6 +196,9 @@ def ready_to_update(model, reference=None):
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
             module.training = True
+            for name, value in vars(module).items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)
 
 
 def update(passes, optimizer, actions, advantages, groups=None, *, temperature, clip=(0.2, 0.3), beta=0.001,
@@ -214,8 +220,9 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
     processes, so the objective is that of the joint batch. The model is left in eval mode, ready to sample.
     """
     A, turns = torch.as_tensor(advantages).tolist(), Counter(a.flow for a in actions)       # A_i, T_i
-    model, beta = passes.model, beta if passes.reference is not None else 0
-    check(actions, len(A), temperature)
+    model = passes.model
+    beta = beta if passes.reference is not None else 0
+    check(actions, groups, len(A), temperature)
     ready_to_update(model, passes.reference)
     report = passes.begin()
 
@@ -248,7 +255,7 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
                 report.micro_batch(batch, minus_J, logp, ratio, kl, adv, weight, clip)
             logp = minus_J = None       # or the graph of a failed attempt would stay in memory
 
-        value = passes.add_up()                                 # of all processes: .grad, and the loss
+        value = passes.sum_over_ranks()                         # of all processes: .grad, and the loss
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # One bad mini-batch must not end the run; a norm of nan is not below the limit either.
         skipped = not (math.isfinite(value) and norm < EXPLODED * max_grad_norm)

@@ -29,9 +29,9 @@ def plan_memory(args):
     ValueError if nothing fits."""
     device = loading.pick_device(args.device)
     if device.type == "cpu" and args.device is None and not Path(args.model).is_dir():
-        raise ValueError(f"there is no GPU here, and {args.model} is not in a folder here: train it on a "
-                         "machine with a GPU, or give --device cpu to download it and train on the CPU all "
-                         "the same")
+        raise ValueError(f"there is no folder {args.model} here, and no GPU to train a model from the hub: "
+                         "train it on a machine with a GPU, or give --device cpu to download it and train "
+                         "on the CPU all the same")
     config = loading.config_of(args.model)
     loading.refuse_to_train(config)
     context, new = fit.context(config, args.max_new_tokens), args.max_new_tokens or NEW_TOKENS

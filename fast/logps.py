@@ -33,8 +33,8 @@ def scoring(log_probs, model, reference=None):
 def micro_batches(model, actions, budget):
     """[(MicroBatch, its slots)]: rows are trees, with at most `budget` slots unless one sequence has more.
 
-    Rollouts with A = 0 go apart. They are not scored for π_old; if they joined the others only when these are
-    learnt, rounding alone would make ρ ≠ 1."""
+    Rollouts with A = 0 are batched separately. They are not scored for π_old; if they joined the others only
+    when these are learnt, rounding alone would make ρ ≠ 1."""
     return trees.micro_batches(model, actions, budget, apart=lambda a: getattr(a, "A", None) == 0)
 
 

@@ -55,7 +55,7 @@ def first_group(rollouts, groups, A):
     """The rollouts of the first group on rank 0 that is not flat; none on the other ranks."""
     if ranks.RANK:
         return []
-    mixed = [group for group, a in zip(groups, A.tolist()) if a and group % ranks.WORLD == 0]
+    mixed = [group for group, a in zip(groups, A.tolist(), strict=True) if a and group % ranks.WORLD == 0]
     return [rollout for rollout, group in zip(rollouts, groups) if group in mixed[:1]]
 
 

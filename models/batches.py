@@ -13,8 +13,10 @@ from contextlib import contextmanager
 
 import torch
 
-# torch's allocator; oneDNN, which multiplies bfloat16 matrices on a CPU
-CPU_ERRORS = "can't allocate memory", "could not create a primitive"
+# What errors without a class of their own say: the CPU's allocator; oneDNN, which multiplies
+# bfloat16 matrices on a CPU; CUDA's libraries near a full card; Apple's
+MESSAGES = ("can't allocate memory", "could not create a primitive", "CUDA error: out of memory",
+            "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "MPS backend out of memory")
 
 
 class Elsewhere(MemoryError):
@@ -22,8 +24,8 @@ class Elsewhere(MemoryError):
 
 
 def is_short_of_memory(error):
-    """Is this a lack of memory? CUDA's error has a class of its own, the CPU's is known by its message."""
-    if isinstance(error, RuntimeError) and any(text in str(error) for text in CPU_ERRORS):
+    """Is this a lack of memory? That of torch's CUDA allocator has a class of its own."""
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES):
         return True
     return isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
@@ -81,11 +83,12 @@ class TokenBudget:
         self.tokens, self.halved = tokens, 0
 
     def batches(self, items, length, extra=0, batches_of=None, undo=None, filler=None, agree=int):
-        """Yield an Attempt for each batch of the items. MemoryError if one item alone does not fit.
+        """Yield an Attempt for each batch of the items. MemoryError if one item alone does not fit, at the
+        second try: the first may fail because torch's cache is full of small pieces.
 
         length(item): its tokens. extra: tokens that each row needs beyond them.
         batches_of(items, tokens) -> [(batch, its tokens)]: by_length(), unless given. The largest batch
-        should come first, so that a lack of memory shows at once.
+        should come first, so that running out shows at once.
 
         After a failure the remaining items are batched again, with half the tokens. What is sampled does not
         depend on failures: the random state goes back to what it was before the failed batch.
@@ -98,7 +101,7 @@ class TokenBudget:
         short in one, all halve their budgets.
         """
         batches_of = batches_of or (lambda items, tokens: by_length(items, tokens, length, extra))
-        waiting = batches_of(items, self.tokens)
+        waiting, alone = batches_of(items, self.tokens), 0  # how often a single row did not fit
         while agree(len(waiting)):
             batch, tokens = waiting[0] if waiting else (filler(), 0)
             states, attempt = random_states(), Attempt(batch, agree)
@@ -111,11 +114,14 @@ class TokenBudget:
                 undo()
             torch.cuda.empty_cache()  # does nothing without a GPU
             mine = attempt.cause is not None  # and not another process's
-            if agree(mine and len(batch) == 1):
+            single = mine and len(batch) == 1
+            alone += single
+            if agree(alone) > 1:
                 row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
                 row = row if mine else "a row of another process"
                 raise MemoryError(f"{row} does not fit into memory") from attempt.cause
-            self.tokens, self.halved = -agree(-(tokens // 2 if mine else self.tokens)), self.halved + 1
+            smaller = tokens // 2 if mine and not single else self.tokens
+            self.tokens, self.halved = -agree(-smaller), self.halved + 1
             warnings.warn(f"Out of memory: from here on batches of at most {self.tokens} tokens.")
             left = items if undo else [item for batch, _ in waiting for item in batch]
             waiting = batches_of(left, self.tokens)

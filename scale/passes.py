@@ -1,4 +1,4 @@
-"""How an update computes: which log-probs, in which micro-batches, and what large models need around them.
+"""How an update is computed: which log-probs, in which micro-batches, and what large models need around them.
 
     passes = Passes(model, reference, flow_grpo.token_logps)    # once for a run
     update(passes, optimizer, actions, A, ...)                  # in each step; this is what it does:
@@ -7,7 +7,7 @@
             with attempt as batch:                              # if memory is short in here, all begin again
                 logp = passes.policy_logps(batch, temperature)
                 ...
-        loss = passes.add_up()                                  # with the gradients of all GPUs
+        loss = passes.sum_over_ranks()                          # and .grad, too
 
 Log-probs are timed for --profile. If memory is short, micro-batches are halved (models/batches.py), and the
 budget that was enough stays for the next update. The ranks go in lock-step: sharded weights are gathered from
@@ -101,7 +101,7 @@ class Passes:
         self.model.zero_grad()  # not optimizer.zero_grad: it may hold float32 copies of the parameters
         self.report.forget()
 
-    def add_up(self):
+    def sum_over_ranks(self):
         """Sum the gradients of a mini-batch over the ranks, and its loss, which is returned."""
         loss = self.report.add_up()
         lap("optimiser")

@@ -20,13 +20,13 @@ import pytest
 import torch
 import transformers
 from test_house import imported
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel, OPTConfig, OPTForCausalLM, Qwen2ForCausalLM
 
 import flow_grpo
 from bench import mutate
 from cli import command_line
 from fast import head, logps, trees
-from flow_grpo import Action
+from flow_grpo import Action, token_logps
 from models import batches
 from scale import fit, ranks
 from scale.passes import TOKENS as TOKEN_BUDGET
@@ -624,9 +624,24 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
     assert isinstance(why.value.__cause__, torch.OutOfMemoryError) and unchanged(model)
 
 
+def test_a_row_alone_is_tried_once_more_with_an_empty_cache():
+    tries = []
+
+    def work(batch):
+        tries.append(batch)
+        if len(tries) == 1:
+            raise MemoryError("in small pieces")
+        return len(batch)
+
+    with pytest.warns(UserWarning, match="at most 8 tokens"):
+        assert batches.in_memory(work, ["abc"], len, 8) == ([1], 8, 1)
+    assert tries == [["abc"], ["abc"]]
+
+
 @pytest.mark.parametrize("text, memory", [
     ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", True),
     ("could not create a primitive", True),
+    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
     ("CUDA error: an illegal address", False)])
 def test_only_an_error_of_memory_is_taken_for_one(text, memory):
     class Failing:
@@ -782,6 +797,26 @@ def test_no_dropout_in_the_update_and_the_model_comes_back_ready_to_sample(kind,
     assert same["kl"] == learn(tiny(kind=kind), *lesson(), tiny(1, kind))[0]["kl"]
     assert (clean.gradients[0] - noisy.gradients[0]).abs().max() < 1e-9
     assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_layers_that_call_dropout_themselves_score_without_it_under_checkpointing(checkpointing):
+    torch.manual_seed(0)
+    model = OPTForCausalLM(OPTConfig(
+        vocab_size=64, hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2,
+        word_embed_proj_dim=16, max_position_embeddings=128, dropout=0.5)).double()
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    flow_grpo.ready_to_update(model)
+    one, other = (token_logps(model, rollouts()[0], T).tolist() for _ in range(2))
+    assert one == other
+
+
+def test_groups_that_do_not_fit_the_advantages_are_refused():
+    actions, A = lesson()
+    model = tiny()
+    with pytest.raises(ValueError, match="groups for"):
+        flow_grpo.update(Passes(model, None, **plain(model)), Recorder(model), actions, A, [0], temperature=T)
 
 
 def test_with_adapters_the_reference_is_the_model_with_its_adapters_off():

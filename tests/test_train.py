@@ -767,7 +767,7 @@ def test_a_hub_name_without_a_gpu_is_refused_before_anything_is_downloaded(monke
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(loading, "config_of", crash)
     assert command("train.py", "--model", "Qwen/Qwen2.5-7B-Instruct") == 2
-    assert "there is no GPU here, and Qwen/Qwen2.5-7B-Instruct is not in a folder" in capsys.readouterr().err
+    assert "there is no folder Qwen/Qwen2.5-7B-Instruct here, and no GPU" in capsys.readouterr().err
 
 
 def test_the_users_own_command_says_in_four_lines_what_it_chose(tmp_path, monkeypatch, capsys):
