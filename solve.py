@@ -41,7 +41,8 @@ endings.without_traceback(__name__)
 import tools as toolset
 from cli import command_line, comparing
 
-if __name__ == "__main__":  # --help, mistakes and --compare need no torch, whose import takes seconds
+if __name__ == "__main__":
+    # --help, mistakes and --compare need no torch, whose import takes seconds. main() parses again.
     with endings.errors_leave("solve.py"):
         args = command_line.solve_arguments(toolset.TOOLS)
         command_line.before_imports(args, toolset.toolbox(args.tools, args.corpus))

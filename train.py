@@ -26,7 +26,7 @@ import tools as toolset
 from cli import command_line
 
 if __name__ == "__main__":
-    # --help and mistakes are answered before torch is imported, which takes seconds.
+    # --help and mistakes are answered before torch is imported, which takes seconds. main() parses again.
     with endings.errors_leave("train.py"):
         args = command_line.train_arguments(toolset.TOOLS)
         command_line.before_imports(args, toolset.toolbox(args.tools, args.corpus))
@@ -57,7 +57,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
 
     with training_run(args, policy, optimizer, state) as run:
         if run.step == 0 and (test or valid):  # what the untrained planner can do
-            evaluate(run, cast, "test" if test else "valid", test or valid)
+            log_accuracy(run, cast, "test" if test else "valid", test or valid)
         if run.due() and valid and not run.log.evaluated("valid", run.step):
             validate_and_save(run, cast, valid)  # a resumed run that was stopped before its validation
 
@@ -84,7 +84,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             if run.due():
                 validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:
-            evaluate(run, cast, "test", test)
+            log_accuracy(run, cast, "test", test)
 
 
 def questions_of(step, questions, number, seed):
@@ -137,7 +137,7 @@ def local_actions(usable, groups, number):
     return actions, places
 
 
-def evaluate(run, cast, name, questions):
+def log_accuracy(run, cast, name, questions):
     """The accuracy on the questions of `name`, valid or test: one rollout each, sampled as in training. It is
     logged, too."""
     return run.log_evaluation(name, graded_rollouts(run.args, cast, questions, 1, run.args.seed))
@@ -145,7 +145,7 @@ def evaluate(run, cast, name, questions):
 
 def validate_and_save(run, cast, valid):
     """Save a checkpoint, and best/ if the accuracy on the validation questions is the highest so far."""
-    run.save(evaluate(run, cast, "valid", valid) if valid else -math.inf)
+    run.save(log_accuracy(run, cast, "valid", valid) if valid else -math.inf)
 
 
 def main():
