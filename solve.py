@@ -144,7 +144,8 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
             watch(flows, turn, module)
         engine = engines.get(module, engines["analysis"])
         settings = sampled if module == "planner" else greedy
-        return call_engine(engine, live, turn, module, tools, **settings)
+        prompt = lambda flow, budget: prompt_of(module, tools, flow, budget)
+        return call_engine(engine, live, turn, module, prompt, **settings)
 
     def base_generator(queries):
         """The engine behind the one tool that needs one."""
@@ -204,17 +205,17 @@ def prompt_of(module, tools, flow, budget):
     return STATE_READERS[module].prompt(question, tools, analysis, flow.memory.render(budget))
 
 
-def call_engine(engine, flows, turn, module, tools, **settings):
+def call_engine(engine, flows, turn, module, prompt, **settings):
     """One batched call of an engine: [(flow, Completion)], without the flows that fail.
 
-    A prompt that does not fit the model is made again with less memory. A flow fails if its prompt never
-    fits, or if the engine gives another error. settings: temperature and max_new_tokens.
+    prompt(flow, budget) -> text. One that does not fit the model is made again with less memory. A flow fails
+    if its prompt never fits, or if the engine gives another error. settings: temperature, max_new_tokens.
     """
     completions, waiting = {}, range(len(flows))
     start = time.perf_counter()
     for budget in BUDGETS:
         if waiting:
-            prompts = [prompt_of(module, tools, flows[i], budget) for i in waiting]
+            prompts = [prompt(flows[i], budget) for i in waiting]
             completions |= zip(waiting, engine(prompts, **settings))
             waiting = [i for i in waiting if completions[i].error == TOO_LONG]
     seconds = time.perf_counter() - start

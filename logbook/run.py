@@ -160,8 +160,8 @@ class Run:
             say(self.stop(f"Stopped after step {self.step}.", "Go on"))
         elif self.rows and all(row["failed"] == rollouts for row in self.rows):
             raise SystemExit("train.py: every rollout failed, and nothing was learnt")
-        elif self.rows and all(row["skipped"] for row in self.rows):
-            say("Done, but nothing was learnt: every update was skipped, because its loss or gradient was "
+        elif not self.moved and any(row["skipped"] for row in self.rows):
+            say("Done, but nothing was learnt: updates were skipped, because their loss or gradient was "
                 "not finite or far too large.")
         elif not self.moved:
             say(f"Done, but nothing was learnt: no step had a gradient, and {self.folder} holds the model "

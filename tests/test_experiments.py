@@ -67,7 +67,7 @@ def test_an_edit_that_does_not_fit_ends_the_study(folder, monkeypatch):
 def test_a_copy_inside_an_ignored_folder_of_the_repository_is_edited_too(folder):
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     (folder / ".gitignore").write_text("*\n")
-    assert (runs.edited(folder, ("forks/tracker",)) / "scale" / "tracker.py").exists()
+    assert (runs.edited(folder, ("forks/tracker",)) / "logbook" / "tracker.py").exists()
 
 
 AT_WORK = """

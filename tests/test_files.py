@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_one_sentence_that_says_what_to_remove_and_runs_
         tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     BROKEN[name](checkpoint(tmp_path))
-    with pytest.raises(ValueError, match="step-2 is damaged: remove it, then --resume goes on") as why:
+    with pytest.raises(ValueError, match="step-2 is damaged: remove it, then --resume continues") as why:
         read(tmp_path)
     assert "\n" not in str(why.value) and not Path("pwned").exists()
 
