@@ -52,7 +52,7 @@ TARGETS = {
     "flow_grpo": ([], UPDATE),
     "scale/passes": ([], [*UPDATE, "tests/test_sharding.py"]),
     "scale/report": ([], UPDATE),
-    "models/batches": ([], [*UPDATE, "tests/test_models.py", "tests/test_sharding.py"]),
+    "models/batches": ([], [*UPDATE, "tests/test_sharding.py"]),
     "planner": ([], MODULES),
     "executor": ([], MODULES),
     "verifier": ([], MODULES),
