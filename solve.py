@@ -88,7 +88,7 @@ class Flow:
     answer: str = ""
     reward: float = 0.0  # R(o), 1 or 0, one for the whole rollout
     seconds: float = 0.0  # its share of the batch's time, plus the judge's
-    printed: int = 0  # lines of its trace that have been printed, see print_trace()
+    printed: int = 0  # lines of its trace that have been printed, see print_traces()
 
     def add_output(self, turn, module, text, tokens, seconds):
         """Add what a module or a tool wrote. seconds: of the batched call, the same for all its rollouts."""

@@ -158,23 +158,30 @@ def warm_start(engine, sources, words, steps, copy_steps, rng, batch=64, rate=2e
 
 
 # ------------------------------------------------------------------------------------------------------- main
-def make_files(folder):
-    """Write corpus.jsonl and the train, valid and test questions."""
-    files = {"corpus": corpus()}
-    for name, made in splits().items():
-        rows = ({key: row[key] for key in ("kind", "question", "answer")} for row in made)
-        files[name] = ({"id": f"{name}-{n}"} | row for n, row in enumerate(rows))
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_files(folder, passages, questions_of):
+    """Write corpus.jsonl and a file of questions for each of train, valid and test."""
     folder.mkdir(exist_ok=True)
-    for name, rows in files.items():
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    write_rows(folder / "corpus.jsonl", passages)
+    for name, made in questions_of.items():
+        rows = ({key: row[key] for key in ("kind", "question", "answer")} for row in made)
+        write_rows(folder / f"{name}.jsonl", ({"id": f"{name}-{n}"} | row for n, row in enumerate(rows)))
 
 
-def note_what_it_was_made_for(engine):
-    """Write made_for.json, from which solve.py and train.py see that prompts were edited since."""
+def make_files(folder):
+    write_files(folder, corpus(), splits())
+
+
+def note_what_it_was_made_for(folder, engine, **known):
+    """Write made_for.json, from which solve.py and train.py see that prompts were edited since.
+
+    known: questions, the regular expression of those that it knows; kinds, if it has others than the toy."""
     lengths = toy_warning.prompt_lengths(engine, solve.example_prompts())
-    text = json.dumps({"prompts": lengths, "questions": pattern().pattern}, indent=1)
-    (TOY / "made_for.json").write_text(text + "\n", encoding="utf-8")
+    text = json.dumps({"prompts": lengths, **known}, indent=1)
+    (folder / "made_for.json").write_text(text + "\n", encoding="utf-8")
 
 
 def make_engine(flows, steps, copy_steps, seed):
@@ -238,7 +245,7 @@ def main():
     make_files(TOY)
     engine = make_engine(args.flows, args.steps, args.drilling, args.seed)
     engine.save(TOY)
-    note_what_it_was_made_for(engine)
+    note_what_it_was_made_for(TOY, engine, questions=pattern().pattern)
     check(engine, test)
     minutes = (time.perf_counter() - start) / 60
     print(f"toy/ is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")

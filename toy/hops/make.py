@@ -28,7 +28,6 @@ import torch
 from tokenizers import AddedToken
 
 import solve
-from cli import toy_warning
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from tools import toolbox
@@ -36,33 +35,19 @@ from toy.hops.pieces import prompt_pieces
 from toy.hops.questions import (
     EXAMPLES, MAX_TURNS, NAMES, OLD_NAMES, URLS, World, for_flow, pattern, splits)
 from toy.hops.teacher import GOAL, RENAMED, TOOLS, WHY, Teacher
-from toy.make import TOY, warm_start
+from toy.make import TOY, note_what_it_was_made_for, warm_start, write_files, write_rows
 from toy.pieces import NUMBERS
 
 HOPS = Path(__file__).parent
 WORLDS = 32  # of the warm start
 
 
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def make_files(folder):
     """Write corpus.jsonl, the questions, and train.json, which names the tools and the corpus."""
     world = World(0)
-    write_rows(folder / "corpus.jsonl", world.rows)
-    for name, made in splits(world).items():
-        rows = ({key: row[key] for key in ("kind", "question", "answer")} for row in made)
-        write_rows(folder / f"{name}.jsonl", ({"id": f"{name}-{n}"} | row for n, row in enumerate(rows)))
+    write_files(folder, world.rows, splits(world))
     settings = {"tools": list(TOOLS), "corpus": "./toy/hops/corpus.jsonl"}
     (folder / "train.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-
-
-def note_what_it_was_made_for(engine):
-    """Write made_for.json, from which solve.py and train.py see that prompts were edited since."""
-    lengths = toy_warning.prompt_lengths(engine, solve.example_prompts())
-    made_for = {"prompts": lengths, "questions": pattern().pattern, "kinds": EXAMPLES}
-    (HOPS / "made_for.json").write_text(json.dumps(made_for, indent=1) + "\n", encoding="utf-8")
 
 
 def quick_python(code):
@@ -165,7 +150,7 @@ def main():
     make_files(HOPS)
     engine = make_engine(args.base, args.flows, args.steps, args.drilling, args.rate, args.seed)
     engine.save(HOPS)
-    note_what_it_was_made_for(engine)
+    note_what_it_was_made_for(HOPS, engine, questions=pattern().pattern, kinds=EXAMPLES)
     check(engine)
     minutes = (time.perf_counter() - start) / 60
     print(f"toy/hops/ is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")
