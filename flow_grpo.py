@@ -50,7 +50,7 @@ class Action:
     """One turn of one rollout, exactly as the engine sampled it."""
     prompt_ids: list[int]   # s^t
     ids: list[int]          # a^t with its stop token, which a plan cut at the token limit does not have
-    flow: int               # the number of its rollout, 0 .. N-1
+    rollout: int               # the number of its rollout, 0 .. N-1
     logps: list[float] = field(default_factory=list)    # log π of ids when they were sampled: only reported
     A: float = 0.0          # A_i of its rollout: update() sets this and the next two, on a copy of its own
     weight: float = 0.0     # of each of its tokens: token_weight()
@@ -167,16 +167,17 @@ def split(groups, minibatches, seed):
     numbers, N = {*groups}, len(groups)
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)).tolist()
     place = dict(zip(numbers, order))                                       # {group: its place}
-    flows = sorted(range(N), key=lambda flow: place[groups[flow]])
-    return [flows[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
+    rollouts = sorted(range(N), key=lambda rollout: place[groups[rollout]])
+    return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
 
-def check(actions, groups, num_flows, temperature):
+def check(actions, groups, num_rollouts, temperature):
     """ValueError for what would be a silent mistake in the objective."""
-    if groups is not None and len(groups) != num_flows:
-        raise ValueError(f"{len(groups)} groups for {num_flows} advantages: give the group of each rollout")
-    if any(not 0 <= a.flow < num_flows for a in actions):
-        raise ValueError(f"an Action.flow is outside 0..{num_flows - 1}: renumber the rollouts that are left")
+    if groups is not None and len(groups) != num_rollouts:
+        raise ValueError(f"{len(groups)} groups for {num_rollouts} advantages: give the group of each")
+    if any(not 0 <= a.rollout < num_rollouts for a in actions):
+        raise ValueError(f"an Action.rollout is outside 0..{num_rollouts - 1}: "
+                         "renumber the rollouts that are left")
     if not all(a.prompt_ids for a in actions):
         raise ValueError("an action without a prompt: nothing predicts its first token")
     if temperature <= 0:
@@ -208,7 +209,7 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
     passes: Passes(model, reference, token_logps, ...), which computes the log-probs (scale/passes.py). Its
     micro_batches() empties .grad and yields an attempt for each micro-batch: `with attempt as batch`. If
     memory runs out inside, the error ends there, and the same actions come again in smaller batches.
-    actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.flow.
+    actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.rollout.
     groups: the group of each rollout, (N,), or None: split() keeps a group in one mini-batch where it can.
     This decides which rollouts share an optimiser step, and not the objective of the batch.
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it.
@@ -219,7 +220,7 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
     With several GPUs each process brings its part of the rollouts. Counts and gradients are summed over the
     processes, so the objective is that of the joint batch. The model is left in eval mode, ready to sample.
     """
-    A, turns = torch.as_tensor(advantages).tolist(), Counter(a.flow for a in actions)       # A_i, T_i
+    A, turns = torch.as_tensor(advantages).tolist(), Counter(a.rollout for a in actions)       # A_i, T_i
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check(actions, groups, len(A), temperature)
@@ -227,11 +228,11 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
     report = passes.begin()
 
     parts = []                                                              # the actions of each mini-batch
-    for flows in split(range(len(A)) if groups is None else groups, minibatches, seed):
-        part = [replace(a, A=A[a.flow]) for a in actions if a.flow in flows and a.ids]
-        N, tokens = passes.total(len(flows), sum(len(a.ids) for a in part))
+    for rollouts in split(range(len(A)) if groups is None else groups, minibatches, seed):
+        part = [replace(a, A=A[a.rollout]) for a in actions if a.rollout in rollouts and a.ids]
+        N, tokens = passes.total(len(rollouts), sum(len(a.ids) for a in part))
         for a in part:
-            a.weight = token_weight(a, turns[a.flow], N, tokens if token_mean else None)
+            a.weight = token_weight(a, turns[a.rollout], N, tokens if token_mean else None)
         # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
         parts.append([a for a in part if beta or a.A])
 

@@ -73,7 +73,7 @@ RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are t
 
 
 @dataclass
-class Flow:
+class Rollout:
     """One rollout o_i, while it runs and afterwards. Flow-GRPO trains on its `actions`."""
 
     question: Question
@@ -124,105 +124,105 @@ class Flow:
 
 
 def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
-    """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Flow], in their order.
+    """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
     that samples. fixed: the engine of all other modules, or {module: engine} (a module that is not in it gets
     the engine of the analysis).
-    watch(flows, turn, module), if given, is called before each stage: it may show the progress.
+    watch(rollouts, turn, module), if given, is called before each stage: it may show the progress.
     """
     start = time.perf_counter()
-    flows = [Flow(question, Memory(question.question)) for question in questions]
+    rollouts = [Rollout(question, Memory(question.question)) for question in questions]
     engines = {**(fixed if isinstance(fixed, dict) else {"analysis": fixed}), "planner": policy}
     greedy = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
     sampled = {"temperature": temperature, "max_new_tokens": max_new_tokens}
 
     def stage(module, turn, live):
-        """One module writes for each of these rollouts that has not failed: [(flow, Completion)]."""
-        live = [flow for flow in live if not flow.failed]
+        """One module writes for each of these rollouts that has not failed: [(rollout, Completion)]."""
+        live = [rollout for rollout in live if not rollout.failed]
         if live and watch:
-            watch(flows, turn, module)
+            watch(rollouts, turn, module)
         engine = engines.get(module, engines["analysis"])
         settings = sampled if module == "planner" else greedy
-        prompt = lambda flow, budget: prompt_of(module, tools, flow, budget)
+        prompt = lambda rollout, budget: prompt_of(module, tools, rollout, budget)
         return call_engine(engine, live, turn, module, prompt, **settings)
 
     def base_generator(queries):
         """The engine behind the one tool that needs one."""
         return engines.get("base_generator", engines["analysis"])(queries, **greedy)
 
-    for flow, completion in stage("analysis", 0, flows):
-        flow.memory.analysis = truncate(after_thinking(completion.text) or "", BUDGET // 4)
+    for rollout, completion in stage("analysis", 0, rollouts):
+        rollout.memory.analysis = truncate(after_thinking(completion.text) or "", BUDGET // 4)
 
     for turn in range(1, max_turns + 1):
-        live = [flow for flow in flows if not flow.stopped and not flow.failed]
-        for flow, completion in stage("planner", turn, live):
-            flow.actions.append(completion)
-            flow.plan = planner.parse(completion.text, tools)
-            if isinstance(flow.plan, str):  # a parse error costs the turn; the planner's next prompt shows it
-                step = Step(turn, "", "", "", f"Error: {flow.plan}", error=True, verdict="CONTINUE")
-                flow.memory.steps.append(step)
+        live = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
+        for rollout, completion in stage("planner", turn, live):
+            rollout.actions.append(completion)
+            rollout.plan = planner.parse(completion.text, tools)
+            if isinstance(rollout.plan, str):  # a parse error costs the turn; the planner's next prompt shows it
+                step = Step(turn, "", "", "", f"Error: {rollout.plan}", error=True, verdict="CONTINUE")
+                rollout.memory.steps.append(step)
 
-        planned = [flow for flow in live if not flow.failed and not isinstance(flow.plan, str)]
-        for flow, completion in stage("executor", turn, planned):
-            flow.call = executor.parse(completion.text, flow.plan.tool, tools[flow.plan.tool])
+        planned = [rollout for rollout in live if not rollout.failed and not isinstance(rollout.plan, str)]
+        for rollout, completion in stage("executor", turn, planned):
+            rollout.call = executor.parse(completion.text, rollout.plan.tool, tools[rollout.plan.tool])
 
-        called = [flow for flow in planned if not flow.failed]  # a call's parse error becomes its result
+        called = [rollout for rollout in planned if not rollout.failed]  # a call's parse error becomes its result
         if called and watch:
-            watch(flows, turn, "tools")
-        results = toolset.run_calls([flow.call for flow in called], tools, base_generator)
-        for flow, result in zip(called, results):
-            flow.add_result(turn, result)
+            watch(rollouts, turn, "tools")
+        results = toolset.run_calls([rollout.call for rollout in called], tools, base_generator)
+        for rollout, result in zip(called, results):
+            rollout.add_result(turn, result)
 
-        for flow, completion in stage("verifier", turn, called):
-            flow.stopped = verifier.parse(completion.text)
-            flow.memory.steps[-1].verdict = "STOP" if flow.stopped else "CONTINUE"
+        for rollout, completion in stage("verifier", turn, called):
+            rollout.stopped = verifier.parse(completion.text)
+            rollout.memory.steps[-1].verdict = "STOP" if rollout.stopped else "CONTINUE"
 
-    for flow, completion in stage("generator", max_turns + 1, flows):
-        flow.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
+    for rollout, completion in stage("generator", max_turns + 1, rollouts):
+        rollout.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
     seconds = time.perf_counter() - start
-    for flow in flows:
-        flow.seconds = seconds / len(flows)
-    return flows
+    for rollout in rollouts:
+        rollout.seconds = seconds / len(rollouts)
+    return rollouts
 
 
 # The modules whose prompt() reads the whole state: question, tools, analysis, memory. Add your module here.
 STATE_READERS = {"planner": planner, "verifier": verifier}
 
 
-def prompt_of(module, tools, flow, budget):
+def prompt_of(module, tools, rollout, budget):
     """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory."""
-    question, analysis, plan = flow.question.question, flow.memory.analysis, flow.plan
+    question, analysis, plan = rollout.question.question, rollout.memory.analysis, rollout.plan
     if module == "analysis":
         return planner.analysis_prompt(question, tools)
     if module == "executor":
         return executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tools[plan.tool])
     if module == "generator":
-        return generator.prompt(question, analysis, flow.memory.render(budget))
+        return generator.prompt(question, analysis, rollout.memory.render(budget))
     if module not in STATE_READERS:
         raise SystemExit(f"solve.py: rollout() runs a module {module!r} that has no prompt: import {module} "
                          "and add it to STATE_READERS, see docs/use.md.")
-    return STATE_READERS[module].prompt(question, tools, analysis, flow.memory.render(budget))
+    return STATE_READERS[module].prompt(question, tools, analysis, rollout.memory.render(budget))
 
 
-def call_engine(engine, flows, turn, module, prompt, **settings):
-    """One batched call of an engine: [(flow, Completion)], without the flows that fail.
+def call_engine(engine, rollouts, turn, module, prompt, **settings):
+    """One batched call of an engine: [(rollout, Completion)], without the rollouts that fail.
 
-    prompt(flow, budget) -> text. One that does not fit the model is made again with less memory. A flow fails
+    prompt(rollout, budget) -> text. One that does not fit the model is made again with less memory. It fails
     if its prompt never fits, or if the engine gives another error. settings: temperature, max_new_tokens.
     """
-    completions, waiting = {}, range(len(flows))
+    completions, waiting = {}, range(len(rollouts))
     start = time.perf_counter()
     for budget in BUDGETS:
         if waiting:
-            prompts = [prompt(flows[i], budget) for i in waiting]
+            prompts = [prompt(rollouts[i], budget) for i in waiting]
             completions |= zip(waiting, engine(prompts, **settings))
             waiting = [i for i in waiting if completions[i].error == TOO_LONG]
     seconds = time.perf_counter() - start
-    for i, flow in enumerate(flows):
-        flow.add_output(turn, module, completions[i].text, completions[i].tokens, seconds)
-        flow.failed = f"{module}: {completions[i].error}" if completions[i].error else ""
-    return [(flow, completions[i]) for i, flow in enumerate(flows) if not flow.failed]
+    for i, rollout in enumerate(rollouts):
+        rollout.add_output(turn, module, completions[i].text, completions[i].tokens, seconds)
+        rollout.failed = f"{module}: {completions[i].error}" if completions[i].error else ""
+    return [(rollout, completions[i]) for i, rollout in enumerate(rollouts) if not rollout.failed]
 
 
 def answer(trial, args, policy, fixed, tools, judge):
@@ -230,65 +230,65 @@ def answer(trial, args, policy, fixed, tools, judge):
 
     trial: a logbook.records.Trial. Batches that a stopped run has saved are only printed.
     """
-    trial.flows = [Flow.from_record(*pair) for pair in zip(trial.questions, trial.saved())]
-    print_traces(trial.flows, args)
-    with Progress(len(trial.questions), trial.name, len(trial.flows)) as progress:
+    trial.rollouts = [Rollout.from_record(*pair) for pair in zip(trial.questions, trial.saved())]
+    print_traces(trial.rollouts, args)
+    with Progress(len(trial.questions), trial.name, len(trial.rollouts)) as progress:
 
-        def watch(flows, turn, module):  # before each stage
-            progress(flows, turn, module)
-            trial.save_unfinished(flows)
+        def watch(rollouts, turn, module):  # before each stage
+            progress(rollouts, turn, module)
+            trial.save_unfinished(rollouts)
             if args.question:
-                print_traces(flows, args, ended=False)
+                print_traces(rollouts, args, ended=False)
 
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
-            flows = rollout(questions, policy, fixed, tools, watch=watch, **flow_settings(args))
-            watch(flows, 0, "grade")
-            grade(flows, judge)
-            if trial.add(flows):  # False: a server was down, and batches() repeats these questions
-                print_traces(flows, args)
-                progress.next_batch(trial.flows)
+            rollouts = rollout(questions, policy, fixed, tools, watch=watch, **rollout_settings(args))
+            watch(rollouts, 0, "grade")
+            grade(rollouts, judge)
+            if trial.add(rollouts):  # False: a server was down, and batches() repeats these questions
+                print_traces(rollouts, args)
+                progress.next_batch(trial.rollouts)
 
 
 def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings):
-    """Run and grade all questions in one batch: ({metric: number}, [Flow]). Accuracy counts a failed rollout
-    as not right.
+    """Run and grade all questions in one batch: ({metric: number}, [Rollout]). Accuracy counts a failed
+    rollout as not right.
 
     watch, settings: of rollout(). Without watch there is a progress bar.
     """
     with nullcontext(watch) if watch else Progress(len(questions)) as shown:
-        flows = rollout(questions, policy, fixed, tools, watch=shown, **settings)
-        shown(flows, 0, "grade")
-        grade(flows, judge)
-    return summary(flows), flows
+        rollouts = rollout(questions, policy, fixed, tools, watch=shown, **settings)
+        shown(rollouts, 0, "grade")
+        grade(rollouts, judge)
+    return summary(rollouts), rollouts
 
 
-def trace(flow, ended=True):
+def trace(rollout, ended=True):
     """A rollout as text: what every module and tool wrote, turn by turn. Control characters are escaped.
 
     ended: whether there is an answer to show. While a rollout runs, its trace only grows at the end.
     """
-    lines = [f"Question: {flow.question.question}"]
-    for output in flow.outputs:
+    lines = [f"Question: {rollout.question.question}"]
+    for output in rollout.outputs:
         once_a_rollout = output["module"] in ("analysis", "generator", "judge")
         title = output["module"] if once_a_rollout else f"turn {output['turn']} {output['module']}"
         tokens = f"{output['tokens']} tokens, " if output["tokens"] else ""
         lines.append(f"[{title}]  {tokens}{output['seconds']:.2f} s")
         lines += ["    " + line for line in output["text"].strip().splitlines()]
     if ended:
-        lines.append(f"Failed: {flow.failed}" if flow.failed else f"Answer: {flow.answer}")
+        lines.append(f"Failed: {rollout.failed}" if rollout.failed else f"Answer: {rollout.answer}")
     return printable("\n".join(lines))
 
 
-def print_traces(flows, args, ended=True):
-    """Print the lines of each flow's trace that are not printed yet. ended: as in trace()."""
+def print_traces(rollouts, args, ended=True):
+    """Print the lines of each rollout's trace that are not printed yet. ended: as in trace()."""
     if args.quiet or args.benchmark:
         return
-    for flow in flows:
-        lines = trace(flow, ended).split("\n")
-        new, flow.printed = lines[flow.printed :], len(lines)
+    for rollout in rollouts:
+        lines = trace(rollout, ended).split("\n")
+        new, rollout.printed = lines[rollout.printed :], len(lines)
         if ended and not args.question:
-            verdict = "right" if flow.reward > 0 else f"wrong: {flow.question.answer}"
+            verdict = "right" if rollout.reward > 0 else f"wrong: {rollout.question.answer}"
             new[-1] += printable(f"  ({verdict})")
         if new:
             tqdm.write("\n".join(new) + "\n" * ended)  # above the progress bar
@@ -300,9 +300,9 @@ def example_prompts():
     """{module: its prompt in one state}. They tell if a prompt was edited after the toy had been made."""
     question, tools = "What is 2 + 2?", {name: toolset.TOOLS[name] for name in TOY_TOOLS}
     step = Step(1, "python_coder", "Add.", 'python_coder(code="print(2 + 2)")', "4", verdict="CONTINUE")
-    flow = Flow(Question(question, ""), Memory(question, "A sum.", [step]))
-    flow.plan = planner.Plan(question, "Add.", "python_coder")
-    return {module: prompt_of(module, tools, flow, BUDGET)
+    rollout = Rollout(Question(question, ""), Memory(question, "A sum.", [step]))
+    rollout.plan = planner.Plan(question, "Add.", "python_coder")
+    return {module: prompt_of(module, tools, rollout, BUDGET)
             for module in ("analysis", "planner", "executor", "verifier", "generator")}
 
 
@@ -312,7 +312,7 @@ def load_tools(args):
     return toolset.toolbox(args.tools, args.corpus, cache if args.cache else None), cache
 
 
-def flow_settings(args):
+def rollout_settings(args):
     """The settings of rollout() that a command line of solve.py or train.py has."""
     return {name: getattr(args, name) for name in ("max_turns", "temperature", "max_new_tokens")}
 

@@ -107,7 +107,7 @@ def graded_rollouts(args, cast, questions, copies, seed):
     down for more than half of them: training on the few that came through would waste the questions."""
     torch.manual_seed(seed + 7_919 * ranks.RANK)
     local = [question for question in ranks.share(questions) for _ in range(copies)]
-    settings = solve.flow_settings(args)
+    settings = solve.rollout_settings(args)
     rollouts = solve.evaluate(local, *cast, **settings)[1] if local else []
     laps.lap("rest")  # for --profile: grading has ended
     groups = [rollouts[i : i + copies] for i in range(0, len(rollouts), copies)]
@@ -129,7 +129,7 @@ def with_outcome(rollouts, group_size):
 def local_actions(usable, groups, number):
     """What this rank learns from: (all turns of its rollouts, the places of these rollouts in `usable`).
 
-    number: of all groups. Action.flow numbers this rank's rollouts from 0, in the order of the places."""
+    number: of all groups. Action.rollout numbers this rank's rollouts from 0, in the order of the places."""
     local_groups = ranks.share(range(number))
     places = [place for place, group in enumerate(groups) if group in local_groups]
     actions = [Action(turn.prompt_ids, turn.ids, i, turn.logps)

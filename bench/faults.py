@@ -1,7 +1,7 @@
 """What a bad model server does to the flow: rollouts through one that fails in every way.
 
     python bench/faults.py                 200 rollouts, about a minute
-    python bench/faults.py --flows 40 --share 0.5
+    python bench/faults.py --rollouts 40 --share 0.5
 
 A real server on loopback speaks OpenAI's API, fails 30 % of its requests, and plays all modules, so each
 rollout's reward is known: "Double 7" is answered right, but one question in four is answered wrong, on
@@ -124,25 +124,25 @@ def bad_server(share, refused, seed=0):
     return server
 
 
-def run(flows, share):
-    """(server, [Flow], what is wrong with them, seconds)"""
-    refused = {n: (*FIXED, "planner")[n // 20 % 6] for n in range(0, flows, 20)}
+def run(number, share):
+    """(server, [Rollout], what is wrong with them, seconds)"""
+    refused = {n: (*FIXED, "planner")[n // 20 % 6] for n in range(0, number, 20)}
     server = bad_server(share, refused)
     engine = Server(f"http://127.0.0.1:{server.server_port}/v1", seconds=PATIENCE)
     double, arguments = lambda number: str(2 * int(number)), {"number": "an integer"}
     tools = {"base_generator": toolset.TOOLS["base_generator"],
              "double": toolset.Tool(double, "Doubles.", arguments, "", 'double(number="2")')}
     start = time.perf_counter()
-    questions = [Question(f"Double {n}", str(2 * n)) for n in range(flows)]
+    questions = [Question(f"Double {n}", str(2 * n)) for n in range(number)]
     _, rollouts = solve.evaluate(questions, engine, engine, tools, max_turns=3)
-    wrong = [f"{flows - len(rollouts)} rollouts are lost"] * (len(rollouts) != flows)
+    wrong = [f"{number - len(rollouts)} rollouts are lost"] * (len(rollouts) != number)
     for n, rollout in enumerate(rollouts):
         if n in refused and not rollout.failed:
             wrong.append(f"rollout {n} did not fail though it was refused")
         if rollout.reward != float(not rollout.failed and n % 4 != 3):
             wrong.append(f"rollout {n} has the reward {rollout.reward}")
     unlucky = sum(rollout.failed != "" for n, rollout in enumerate(rollouts) if n not in refused)
-    if unlucky > 0.02 * flows:
+    if unlucky > 0.02 * number:
         wrong.append(f"{unlucky} rollouts failed though they were not refused for good")
     server.shutdown()
     return server, rollouts, wrong, time.perf_counter() - start
@@ -150,10 +150,10 @@ def run(flows, share):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--flows", type=int, default=200)
+    parser.add_argument("--rollouts", type=int, default=200)
     parser.add_argument("--share", type=float, default=0.3, help="of the requests that fail")
     args = parser.parse_args()
-    server, rollouts, wrong, seconds = run(args.flows, args.share)
+    server, rollouts, wrong, seconds = run(args.rollouts, args.share)
     bad = sum(server.seen.values()) - server.seen["good"]
     kinds = ", ".join(f"{name} {n}" for name, n in sorted(server.seen.items()))
     print(f"{sum(server.seen.values())} requests, {bad} of them failed: {kinds}")

@@ -1,7 +1,7 @@
 """What hostile texts do to the flow: rollouts in which the modules write nonsense, or mean harm.
 
     python bench/hostile.py                2000 rollouts, about two minutes
-    python bench/hostile.py --flows 200
+    python bench/hostile.py --rollouts 200
 
 All modules and the judge are played by a generator of broken, huge, nested, unicode and injected texts, and
 of valid ones with a few characters changed. The tools are the real ones (web addresses are refused before any
@@ -121,22 +121,22 @@ def problems(rollouts):
         if not isinstance(rollout.answer, str) or rollout.reward not in (0.0, 1.0):
             yield "a rollout ended without an answer or a reward"
         record = json.loads(json.dumps(rollout.record()))
-        if solve.Flow.from_record(rollout.question, record).memory != rollout.memory:
+        if solve.Rollout.from_record(rollout.question, record).memory != rollout.memory:
             yield "a rollout cannot be recorded"
         if not solve.trace(rollout).encode():
             yield "a rollout cannot be shown"
 
 
-def run(flows, batch=100, seed=0):
+def run(number, batch=100, seed=0):
     """([what is wrong], numbers of the run)"""
     if "change" in protection():
         raise SystemExit(f"{protection()}: these programs would. Run it on Linux.")
     tools = toolset.toolbox(TOOLS, command_line.TOY / "corpus.jsonl")
     tools["python_coder"] = replace(tools["python_coder"], run=functools.partial(python_coder, seconds=0.5))
     engine, wrong, sizes, slowest, calls, failed = Hostile(seed), [], [], 0.0, Counter(), 0
-    for start in range(0, flows, batch):
+    for start in range(0, number, batch):
         begun = time.perf_counter()
-        questions = [Question("What is 6 * 7?", "42") for _ in range(min(batch, flows - start))]
+        questions = [Question("What is 6 * 7?", "42") for _ in range(min(batch, number - start))]
         metrics, rollouts = solve.evaluate(questions, engine, engine, tools, judge=engine, max_turns=TURNS)
         slowest = max(slowest, time.perf_counter() - begun)
         wrong += problems(rollouts)
@@ -152,12 +152,12 @@ def run(flows, batch=100, seed=0):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--flows", type=int, default=2000)
+    parser.add_argument("--rollouts", type=int, default=2000)
     args = parser.parse_args()
     start = time.perf_counter()
-    wrong, numbers = run(args.flows)
+    wrong, numbers = run(args.rollouts)
     seconds, slowest = time.perf_counter() - start, numbers["slowest batch"]
-    print(f"{args.flows} rollouts in {seconds:.0f} s, the slowest batch of 100 in {slowest:.1f} s, "
+    print(f"{args.rollouts} rollouts in {seconds:.0f} s, the slowest batch of 100 in {slowest:.1f} s, "
           f"at most {numbers['largest MB']} MB, {numbers['failed']} failed")
     print(f"turns by tool: {numbers['calls']}")
     print("\n".join(sorted(set(wrong))) or "No crash; every rollout ended within its turns and its size.")

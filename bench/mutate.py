@@ -89,7 +89,7 @@ EQUIVALENT = {
         " y[:, None]).squeeze([- -> ]1)": LAST,
     },
     ("flow_grpo", "update"): {
-        " turns = (torch.as_tensor(advantages)[.tolist() -> ], Counter((a.flow": NUMBER,
+        " turns = (torch.as_tensor(advantages)[.tolist() -> ], Counter((a.rollout": NUMBER,
         "math.isfinite(value) and norm <[ -> =] EXPLODED * max_grad_norm)": "a norm exactly at the limit",
         ".clip_grad_norm_(model.parameters(), max_grad_norm)[.item() -> ]": NUMBER,
     },

@@ -183,15 +183,15 @@ def toy(case):
     from tools import toolbox
     engine = load_engine(str(REPO / "toy"), "cpu", **way_of(case))
     return engine, toolbox(TOY_TOOLS, str(REPO / "toy" / "corpus.jsonl")), read_questions(
-        REPO / "toy" / "train.jsonl")[:case["flows"]]
+        REPO / "toy" / "train.jsonl")[:case["rollouts"]]
 
 
-def flows_done(flows):
+def rollouts_done(rollouts):
     """What a batch of rollouts did, to see that both sides do the same."""
-    calls = [step.tool for flow in flows for step in flow.memory.steps]
+    calls = [step.tool for rollout in rollouts for step in rollout.memory.steps]
     return {"turns": len(calls), "python_coder": calls.count("python_coder"),
-            "tokens": sum(output["tokens"] for flow in flows for output in flow.outputs),
-            "answers": [flow.answer for flow in flows]}
+            "tokens": sum(output["tokens"] for rollout in rollouts for output in rollout.outputs),
+            "answers": [rollout.answer for rollout in rollouts]}
 
 
 class NeverStops:
@@ -205,9 +205,9 @@ class NeverStops:
         return [replace(completion, text="Verdict: CONTINUE") for completion in completions]
 
 
-def ours_flows(case):
+def ours_rollouts(case):
+    import solve
     from cli.cast import FIXED
-    from solve import rollout
     engine, tools, questions = toy(case)
     fixed = dict.fromkeys(FIXED, engine)
     if case.get("never_stops"):
@@ -215,8 +215,8 @@ def ours_flows(case):
 
     def work():
         torch.manual_seed(0)
-        return flows_done(rollout(questions, engine, fixed, tools, max_turns=case["turns"],
-                                  temperature=case["temperature"]))
+        return rollouts_done(solve.rollout(questions, engine, fixed, tools, max_turns=case["turns"],
+                                           temperature=case["temperature"]))
 
     return work
 
@@ -242,15 +242,15 @@ class Literal:
         return Completion(self.tokenizer.decode(ids, skip_special_tokens=True), prompt_ids, ids)
 
 
-def literal_flows(case):
+def literal_rollouts(case):
     """rollout() with one question is the plain loop: plan, call, verdict, and again."""
-    from solve import rollout
+    import solve
     engine, tools, questions = toy(case)
     literal = Literal(engine)
 
     def work():
         torch.manual_seed(0)
-        return flows_done([flow for question in questions for flow in rollout(
+        return rollouts_done([rollout for question in questions for rollout in solve.rollout(
             [question], literal, literal, tools, max_turns=case["turns"],
             temperature=case["temperature"])])
 
@@ -331,8 +331,8 @@ class Turns:
         return line != ""       # "": speed.py has closed the pipe
 
 
-WORKS = {("ours", "update"): ours_update, ("ours", "step"): ours_step, ("ours", "flows"): ours_flows,
-         ("ours", "generate"): ours_generate, ("literal", "flows"): literal_flows}
+WORKS = {("ours", "update"): ours_update, ("ours", "step"): ours_step, ("ours", "rollouts"): ours_rollouts,
+         ("ours", "generate"): ours_generate, ("literal", "rollouts"): literal_rollouts}
 
 
 def main(peer, case):

@@ -1,15 +1,15 @@
 """How fast this project is beside others: the same work, on the same machine, in one run, in turn.
 
-    python bench/speed.py --trl-python trl/bin/python       update, step, flows, start: about 15 minutes
+    python bench/speed.py --trl-python trl/bin/python       update, step, rollouts, start: about 15 minutes
     python bench/speed.py step --trl-python trl/bin/python --case 3     one line of a table
-    python bench/speed.py update generate flows --plain     beside the same without fast/, as --plain runs it
+    python bench/speed.py update generate rollouts --plain  beside the same without fast/, as --plain runs it
     python bench/speed.py toy start --against FOLDER        commands, beside another checkout of this project
     python bench/card.py                                    shares of what one GPU can do
 
     update    one update of 16 completions of 2 prompts, beside TRL's GRPOTrainer
     generate  sample 32 tokens for each of 8 rows with one prompt
     step      a whole step: sample 32 tokens for each row, rewards, update, beside GRPOTrainer.train()
-    flows     64 questions of the toy at once, beside one question after the other, as people write it first
+    rollouts  64 questions of the toy at once, beside one question after the other, as people write it first
     start     --help, and solve.py on the toy, in all
     toy       python train.py in all, a seed for each repetition
 
@@ -46,7 +46,8 @@ CASES = {
                for vocabulary in (151936, 1024)],
     "step": [STEP | shape for shape in SHAPES],
     "generate": [STEP | dict(work="generate", prompt=prompt) for prompt in (100, 512, 2048)],
-    "flows": [dict(work="flows", flows=64, turns=2, temperature=temperature) for temperature in (0.7, 0.0)],
+    "rollouts": [dict(work="rollouts", rollouts=64, turns=2, temperature=temperature)
+                 for temperature in (0.7, 0.0)],
     "start": [dict(work="start", command=command.split()) for command in
               ("train.py --help", "solve.py --help", "solve.py")],
     "toy": [dict(work="toy", command=["train.py"])]}
@@ -117,7 +118,7 @@ def sides_of(row, args):
                 for name, folder in folders.items() if folder}
     ours = "ours", sys.executable, REPO
     sides = {"ours": ours}
-    if row == "flows":
+    if row == "rollouts":
         sides["one at a time"] = ("literal", sys.executable, REPO)
     elif row in ("update", "step") and args.trl_python:
         sides["TRL"] = ("trl", args.trl_python, REPO)
@@ -188,8 +189,8 @@ def check(case, results):
 def label(case):
     if "command" in case:
         return " ".join(case["command"] + case.get("flags", []))
-    if case["work"] == "flows":
-        return f"{case['flows']} toy flows, temperature {case['temperature']}"
+    if case["work"] == "rollouts":
+        return f"{case['rollouts']} toy rollouts, temperature {case['temperature']}"
     return (f"{case['work']} {case['groups']} x {case['group']} x ({case['prompt']} + {case['new']}), "
             f"V {case['vocabulary']}")
 
@@ -239,7 +240,7 @@ def arguments():
     parser.add_argument("--steps", help="of the toy's training; default: train.py's")
     parser.add_argument("--out", help="JSON file of all numbers")
     args = parser.parse_args()
-    args.rows = args.rows or ["update", "step", "flows", "start"]
+    args.rows = args.rows or ["update", "step", "rollouts", "start"]
     if wrong := [row for row in args.rows if row not in CASES]:
         parser.error(f"no row is called {wrong[0]}: choose from {', '.join(CASES)}")
     return args

@@ -81,11 +81,11 @@ def partial_results(args, trials):
     except BrokenPipeError:  # `| head` has ended (endings.py)
         raise
     except (ValueError, OSError, MemoryError, KeyboardInterrupt) as why:
-        flows = [flow for trial in trials for flow in trial.flows]
-        if flows and not args.question:
+        rollouts = [rollout for trial in trials for rollout in trial.rollouts]
+        if rollouts and not args.question:
             number = len(trials[0].questions)
-            numbers = accuracy_line(summary(flows), min(len(flows), number))
-            print(f"\npartial, {len(flows)} of {args.trials * number} rollouts: {numbers}", flush=True)
+            numbers = accuracy_line(summary(rollouts), min(len(rollouts), number))
+            print(f"\npartial, {len(rollouts)} of {args.trials * number} rollouts: {numbers}", flush=True)
         if isinstance(why, KeyboardInterrupt):
             leave(130, f"\nsolve.py: stopped{'; the same command goes on' if args.out else ''}")
         leave(1, f"solve.py: {why}")
@@ -93,17 +93,17 @@ def partial_results(args, trials):
 
 def print_summary(args, name, trials, seconds):
     """The last lines of a set of questions: calls, failures and the accuracy, over all trials."""
-    flows = [flow for trial in trials for flow in trial.flows]
-    metrics, number = summary(flows), len(trials[0].questions)
-    tokens = sum(output["tokens"] for flow in flows for output in flow.outputs)
-    line = f"{len(flows)} flows, {tokens} tokens, {seconds:.1f} s | calls: {calls_line(metrics)}"
+    rollouts = [rollout for trial in trials for rollout in trial.rollouts]
+    metrics, number = summary(rollouts), len(trials[0].questions)
+    tokens = sum(output["tokens"] for rollout in rollouts for output in rollout.outputs)
+    line = f"{len(rollouts)} rollouts, {tokens} tokens, {seconds:.1f} s | calls: {calls_line(metrics)}"
     print(printable(f"{name}: {line}" if args.benchmark else line))  # the tools that a file names, too
     if metrics["failed"]:
-        print(advice.failures(flows))
+        print(advice.failures(rollouts))
     if not args.question:
         print(accuracy_line(metrics, number), flush=True)
-    if metrics["failed"] == len(flows):
-        leave(1, "solve.py: no flow came to an end")
+    if metrics["failed"] == len(rollouts):
+        leave(1, "solve.py: no rollout came to an end")
 
 
 def print_end(args):
@@ -129,17 +129,17 @@ def print_table(args):
 
 
 def row_of(name, trials):
-    """A row of the benchmarks' table, from the flows of each trial.
+    """A row of the benchmarks' table, from the rollouts of each trial.
 
     The interval is Wilson's for the number of questions: more trials add no questions.
     """
-    benchmark, flows = tables.BENCHMARKS[name], [flow for trial in trials for flow in trial]
-    metrics, n = summary(flows), len(trials[0])
+    benchmark, rollouts = tables.BENCHMARKS[name], [rollout for trial in trials for rollout in trial]
+    metrics, n = summary(rollouts), len(trials[0])
     low, high = interval(metrics["accuracy"], n)
     each = [100 * summary(trial)["accuracy"] for trial in trials]
     steps = max(1, sum(calls for calls, _, _ in metrics["calls"].values()))
     shares = sorted(((calls / steps, tool) for tool, (calls, _, _) in metrics["calls"].items()), reverse=True)
-    seconds = sum(flow.seconds for flow in flows) / len(flows)
+    seconds = sum(rollout.seconds for rollout in rollouts) / len(rollouts)
     return {
         "benchmark": name, "items": str(n),
         "accuracy %": f"{100 * metrics['accuracy']:.1f}", "95 %": f"{100 * low:.1f}-{100 * high:.1f}",
@@ -147,6 +147,6 @@ def row_of(name, trials):
         **{f"paper: {name}": f"{getattr(benchmark, name):.1f}" for name in ("alone", "frozen", "trained")},
         "turns": f"{metrics['turns']:.2f}", "errors %": f"{100 * metrics['errors']:.1f}",
         "failed": str(metrics["failed"]), "undecided": str(metrics["undecided"]),
-        "tokens": f"{metrics['tokens']:.0f}", "s a flow": f"{seconds:.2f}",
+        "tokens": f"{metrics['tokens']:.0f}", "s a rollout": f"{seconds:.2f}",
         "tools": ", ".join(f"{tool} {share:.0%}" for share, tool in shares),
     }

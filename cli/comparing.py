@@ -89,7 +89,7 @@ def compare(folders, args):
     if not common:
         raise ValueError(f"nothing to compare: {names[0]} has answered {', '.join(sets[0])}, "
                          f"and {names[1]} {', '.join(sets[1])}")
-    first, second = ({(name, *key): flows for name in common for key, flows in answers[name].items()}
+    first, second = ({(name, *key): rollouts for name in common for key, rollouts in answers[name].items()}
                      for answers in sets)
     check_questions(first, second, names)
     yield from (f"{letter}  {name}" for letter, name in zip("AB", names))
@@ -144,7 +144,7 @@ def show_questions(first, second, args):
         pair = first[key], second[key]
         a, b = mean_rewards(pair)
         if a != b:
-            answers = [flows[0].answer or flows[0].failed for flows in pair]  # of the first trial
+            answers = [rollouts[0].answer or rollouts[0].failed for rollouts in pair]  # of the first trial
             rows.append(dict(zip(("set", "question", "gold"), key)) | {"rewards": [a, b], "answers": answers})
     for name, sign in (("A", 1), ("B", -1)):
         better = [row for row in rows if sign * (row["rewards"][0] - row["rewards"][1]) > 0]

@@ -35,18 +35,18 @@ class Progress:
         self.bar = tqdm(total=total, initial=before, unit="rollout", leave=False, disable=hidden)
         self.thread = threading.Thread(target=self.tick, daemon=True)
 
-    def __call__(self, flows, turn, module):
+    def __call__(self, rollouts, turn, module):
         """solve.rollout() calls this before each stage."""
         lap(module)
-        self.ended = self.before + sum(flow.stopped or flow.failed != "" for flow in flows)
+        self.ended = self.before + sum(rollout.stopped or rollout.failed != "" for rollout in rollouts)
         self.module = module if module in ("analysis", "generator", "grade") else f"turn {turn} {module}"
         if self.terminal:
             self.show()
 
-    def next_batch(self, flows):
+    def next_batch(self, rollouts):
         """These rollouts have ended; from here on, those of another batch are counted."""
-        self.before = len(flows)
-        self.title = f"{self.name}, accuracy {summary(flows)['accuracy']:.3f}"
+        self.before = len(rollouts)
+        self.title = f"{self.name}, accuracy {summary(rollouts)['accuracy']:.3f}"
 
     def show(self):
         if self.terminal:  # on other ranks than 0 the bar is disabled

@@ -41,7 +41,7 @@ from flow_grpo import advantages
 from logbook.endings import errors_leave
 from memory import Memory
 from rewards.questions import Question
-from solve import Flow
+from solve import Rollout
 from tools import TOOLS
 from train import with_outcome
 from world.files import reading
@@ -60,28 +60,28 @@ def steps_of(folder):
             yield step, list(group)
 
 
-def flow_of(record):
-    """The Flow that wrote this record."""
+def rollout_of(record):
+    """The Rollout that wrote this record."""
     question = Question(record["question"], record["gold"], id=record["id"], kind=record["kind"])
-    return Flow.from_record(question, record)
+    return Rollout.from_record(question, record)
 
 
-def prompts_of(flow, tools):
-    """What was read for each output of a flow: a module's prompt, a tool's call; "" where that is unknown."""
-    steps, texts = {step.turn: step for step in flow.memory.steps}, []
-    for output in flow.outputs:
+def prompts_of(rollout, tools):
+    """What was read for each output: a module's prompt, a tool's call; "" where that is unknown."""
+    steps, texts = {step.turn: step for step in rollout.memory.steps}, []
+    for output in rollout.outputs:
         module, step = output["module"], steps.get(output["turn"])
         before = [steps[turn] for turn in steps if turn < output["turn"]]
         seen = before + [replace(step, verdict="")] if module == "verifier" else before
-        now = replace(flow, memory=Memory(flow.memory.question, flow.memory.analysis, seen))
+        now = replace(rollout, memory=Memory(rollout.memory.question, rollout.memory.analysis, seen))
         if module not in MODULES:
             texts.append(step.command if step and step.tool == module else "")
-        elif not tools or (module == "executor" and isinstance(flow.plan, str)):
+        elif not tools or (module == "executor" and isinstance(rollout.plan, str)):
             texts.append("")
         else:
             texts.append(solve.prompt_of(module, tools, now, memory.BUDGET))
         if module == "planner":
-            flow.plan = planner.parse(output["text"], tools)
+            rollout.plan = planner.parse(output["text"], tools)
     return texts
 
 
@@ -92,39 +92,39 @@ def error_of(step):
     return "plan" if not step.tool else "tool" if step.command else "call"
 
 
-def state_of(flow):
-    """Why a flow has no outcome; "" if it has one."""
-    return "failed" if flow.failed else "undecided" if flow.undecided else ""
+def state_of(rollout):
+    """Why a rollout has no outcome; "" if it has one."""
+    return "failed" if rollout.failed else "undecided" if rollout.undecided else ""
 
 
-def advantages_of(flows, group_size):
+def advantages_of(rollouts, group_size):
     """A_i of each rollout, as train.py computed it; None for those without an outcome."""
-    groups, usable = with_outcome(flows, group_size)
-    A = iter(advantages([flow.reward for flow in usable], groups)[0].tolist())
-    return [None if state_of(flow) else next(A) for flow in flows]
+    groups, usable = with_outcome(rollouts, group_size)
+    A = iter(advantages([rollout.reward for rollout in usable], groups)[0].tolist())
+    return [None if state_of(rollout) else next(A) for rollout in rollouts]
 
 
-def overview(flows, group_size):
+def overview(rollouts, group_size):
     """The groups of a step as the page's list shows them: the question, and a few facts of each rollout."""
     rollouts = [{
-        "reward": flow.reward, "advantage": a, "answer": truncate(flow.answer, 200),
-        "state": state_of(flow),
-        "turns": [[step.tool or "(no tool)", error_of(step)] for step in flow.memory.steps],
-        "sample": any("log_ratios" in output for output in flow.outputs),
-    } for flow, a in zip(flows, advantages_of(flows, group_size))]
-    return [{"question": flow.question.question, "gold": flow.question.answer,
+        "reward": rollout.reward, "advantage": a, "answer": truncate(rollout.answer, 200),
+        "state": state_of(rollout),
+        "turns": [[step.tool or "(no tool)", error_of(step)] for step in rollout.memory.steps],
+        "sample": any("log_ratios" in output for output in rollout.outputs),
+    } for rollout, a in zip(rollouts, advantages_of(rollouts, group_size))]
+    return [{"question": rollout.question.question, "gold": rollout.question.answer,
              "rollouts": rollouts[i * group_size :][:group_size]}
-            for i, flow in enumerate(flows[::group_size])]
+            for i, rollout in enumerate(rollouts[::group_size])]
 
 
-def details(flows, tools):
+def details(rollouts, tools):
     """All texts of a step: {"read": [each text once], "rollouts": [{"failed", "outputs": [...]}]}."""
-    place, rollouts = {}, []
-    for flow in flows:
+    place, texts_of = {}, []
+    for rollout in rollouts:
         outputs = [output | {"read": place.setdefault(text, len(place))}
-                   for output, text in zip(flow.outputs, prompts_of(flow, tools))]
-        rollouts.append({"failed": flow.failed, "outputs": outputs})
-    return {"read": list(place), "rollouts": rollouts}
+                   for output, text in zip(rollout.outputs, prompts_of(rollout, tools))]
+        texts_of.append({"failed": rollout.failed, "outputs": outputs})
+    return {"read": list(place), "rollouts": texts_of}
 
 
 def packed(data):
@@ -160,9 +160,9 @@ def page(folder, chosen=(), limit=LIMIT):
         size = args["group_size"]
         records = records[: len(records) // size * size]  # the last group may not be written to its end
         if records and (not chosen or number in chosen):
-            flows = [flow_of(record) for record in records]
-            steps.append({"step": number, "row": rows.get(number, {}), "groups": overview(flows, size),
-                          "texts": packed(details(flows, tools))})
+            rollouts = [rollout_of(record) for record in records]
+            steps.append({"step": number, "row": rows.get(number, {}), "groups": overview(rollouts, size),
+                          "texts": packed(details(rollouts, tools))})
     if not steps:
         raise SystemExit(f"flows.py: {folder} has no rollouts of these steps")
     steps, note = few_enough(steps, 1e6 * limit)

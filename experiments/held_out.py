@@ -91,14 +91,14 @@ def main():
         policy = planner_for(args, loaded.get(args.model), tools, made)
 
         trial = Trial(name, for_flow(made), args.batch, args.seed, args.out / f"{name}.jsonl")
-        trial.flows = [solve.Flow.from_record(*pair) for pair in zip(trial.questions, trial.saved())]
-        with Progress(len(made), name, len(trial.flows)) as progress:
+        trial.rollouts = [solve.Rollout.from_record(*pair) for pair in zip(trial.questions, trial.saved())]
+        with Progress(len(made), name, len(trial.rollouts)) as progress:
             for seed, questions in trial.batches():
                 torch.manual_seed(seed)
-                flows = solve.evaluate(questions, policy, fixed, tools, watch=progress, **rollout)[1]
-                if trial.add(flows):
-                    progress.next_batch(trial.flows)
-        print(f"{name}: {accuracy_line(summary(trial.flows), len(made))}", flush=True)
+                rollouts = solve.evaluate(questions, policy, fixed, tools, watch=progress, **rollout)[1]
+                if trial.add(rollouts):
+                    progress.next_batch(trial.rollouts)
+        print(f"{name}: {accuracy_line(summary(trial.rollouts), len(made))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -157,10 +157,11 @@ def main():
         if route != "none":
             engine = Routed(policy, tools, chooser(route, tools, train, counted.counts))
         torch.manual_seed(0)
-        metrics, flows = solve.evaluate(for_flow(test), engine, fixed, tools, max_turns=MAX_TURNS)
+        metrics, rollouts = solve.evaluate(for_flow(test), engine, fixed, tools, max_turns=MAX_TURNS)
         print(f"{route:9} {accuracy_line(metrics, len(test))}", flush=True)
         if args.out:
-            kinds = {kind: [flow.reward for flow in flows if flow.question.kind == kind] for kind in KINDS}
+            kinds = {kind: [rollout.reward for rollout in rollouts if rollout.question.kind == kind]
+                     for kind in KINDS}
             row = {"planner": args.planner or "perfect", "route": route, "questions": len(test),
                    "accuracy": f"{metrics['accuracy']:.4f}"}
             row |= {kind: f"{sum(rewards) / len(rewards):.4f}" for kind, rewards in kinds.items()}

@@ -53,7 +53,7 @@ class Run:
 
     edits: names of diffs, which are applied in this order.
 
-    flows: how many rollouts it costs, for the progress bar. resume: the command that goes on in the folder
+    rollouts: how many rollouts it costs, for the progress bar. resume: the command that goes on in the folder
     that a kill has left; (): the folder is removed, and the run begun anew. makes: a path in the folder that
     only a run that came to its end has (train.py also leaves without an error when Ctrl-C stops it).
     """
@@ -62,7 +62,7 @@ class Run:
     command: tuple
     edits: tuple = ()
     after: tuple = ()
-    flows: int = 0
+    rollouts: int = 0
     resume: tuple = ()
     threads: int = 1
     makes: str = ""
@@ -174,9 +174,9 @@ def make_all(runs, workers):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C waits for the runs, which save
     needed = with_forerunners(runs)
     waiting, running = [run for run in needed if not run.finished], {}
-    flows = sum(run.flows for run in waiting)
+    rollouts = sum(run.rollouts for run in waiting)
     print(f"{len(needed)} runs, {len(needed) - len(waiting)} of them finished already")
-    with tqdm(total=flows, unit=" flows") as bar, ThreadPoolExecutor(workers) as pool:
+    with tqdm(total=rollouts, unit=" rollouts") as bar, ThreadPoolExecutor(workers) as pool:
         while waiting or running:
             ready = [run for run in waiting if all(before.finished for before in run.after)]
             for run in ready[: workers - len(running)]:
@@ -185,5 +185,5 @@ def make_all(runs, workers):
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 run = running.pop(future)
                 future.result()
-                bar.update(run.flows)
+                bar.update(run.rollouts)
                 bar.set_postfix_str(run.name)

@@ -76,8 +76,8 @@ def collect(planner, fixed, tools, questions, args):
         torch.manual_seed(args.seed * 1_000_003 + step)
         distinct = questions_of(step, questions, args.questions, args.seed)
         batch = [question for question in distinct for _ in range(args.group_size)]
-        metrics, flows = solve.evaluate(batch, planner, fixed, tools, **solve.flow_settings(args))
-        batches.append([flow for flow in flows if flow.reward or args.traces == "lazy"])
+        metrics, rollouts = solve.evaluate(batch, planner, fixed, tools, **solve.rollout_settings(args))
+        batches.append([rollout for rollout in rollouts if rollout.reward or args.traces == "lazy"])
         print(f"batch {step}/{args.steps}: {accuracy_line(metrics, len(batch))}", flush=True)
     return batches
 
@@ -86,8 +86,8 @@ def imitate(engine, batches, args):
     """Supervised learning on random samples of the rollouts, each as large as a mini-batch of Flow-GRPO.
 
     With --in-order: on one collected batch after the other; an empty one becomes a sample."""
-    flows = [flow for batch in batches for flow in batch]
-    print(f"{len(flows)} rollouts to imitate", flush=True)
+    rollouts = [rollout for batch in batches for rollout in batch]
+    print(f"{len(rollouts)} rollouts to imitate", flush=True)
     how = logps.scoring(log_probs, engine.model)
     sharding.shard(engine.model)  # in bfloat16 it trains float32 masters
     passes = Passes(engine.model, None, token_budget=args.token_budget, **how)
@@ -95,8 +95,8 @@ def imitate(engine, batches, args):
     size = args.questions * args.group_size // args.minibatches
     for step in range(1, args.steps * args.minibatches + 1):
         collected = batches[(step - 1) // args.minibatches] if args.in_order else []
-        batch = collected or rng.sample(flows, min(size, len(flows)))
-        turns = [(i, turn) for i, flow in enumerate(batch) for turn in flow.actions]
+        batch = collected or rng.sample(rollouts, min(size, len(rollouts)))
+        turns = [(i, turn) for i, rollout in enumerate(batch) for turn in rollout.actions]
         actions = [Action(turn.prompt_ids, turn.ids, i) for i, turn in turns]
         ones = torch.ones(len(batch))
         report = update(passes, optimizer, actions, ones, temperature=1.0)
@@ -145,9 +145,10 @@ def main():
     engine.save(args.out / "best")
     if args.traces in ("perfect", "foreign") and not args.roles:  # how far the teacher's own plans get here
         torch.manual_seed(args.seed)
-        metrics, flows = solve.evaluate(for_flow(tested), planner, fixed, tools, **solve.flow_settings(args))
-        print(f"the teacher's plans: {accuracy_line(metrics, len(flows))}")
-        records = "".join(json.dumps(flow.record()) + "\n" for flow in flows)
+        settings = solve.rollout_settings(args)
+        metrics, rollouts = solve.evaluate(for_flow(tested), planner, fixed, tools, **settings)
+        print(f"the teacher's plans: {accuracy_line(metrics, len(rollouts))}")
+        records = "".join(json.dumps(rollout.record()) + "\n" for rollout in rollouts)
         (args.out / "questions-0.jsonl").write_text(records, encoding="utf-8")
 
 

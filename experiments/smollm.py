@@ -108,16 +108,16 @@ class Experiment:
         self.machine = as_flags({"device": args.device, "dtype": args.dtype})
         self.limit = as_flags({"limit": args.limit})
         self.name = Path(self.model).name
-        self.flows = self.args.steps * QUESTIONS * GROUP
+        self.rollouts = self.args.steps * QUESTIONS * GROUP
 
-    def run(self, name, command, after=(), flows=0, resume=(), makes="", edits=()):
+    def run(self, name, command, after=(), rollouts=0, resume=(), makes="", edits=()):
         name = f"smollm-{self.name}-{name}"
-        return Run(name, command, edits, after, flows, resume, self.args.threads, makes)
+        return Run(name, command, edits, after, rollouts, resume, self.args.threads, makes)
 
     def warm(self, roles):
         command = ("experiments/warm.py", "--model", self.model, "--roles", roles,
                    "--steps", str(self.args.warm_steps or WARM_STEPS[roles]), *self.machine, "--out", "{out}")
-        return self.run(f"warm-{roles}", command, flows=600, resume=command)
+        return self.run(f"warm-{roles}", command, rollouts=600, resume=command)
 
     def train(self, roles, seed):
         settings = {
@@ -125,7 +125,7 @@ class Experiment:
             "valid": "none", "test": "none", "beta": self.args.beta, "every": self.args.every, "keep": 1}
         command = ("train.py", *self.learning(roles, seed), *as_flags(settings), *self.machine,
                    "--tools", *TOY_TOOLS)
-        return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles),), self.flows,
+        return self.run(f"train-{roles}-seed{seed}", command, (self.warm(roles),), self.rollouts,
                         ("train.py", "--resume", "{out}"), f"step-{self.args.steps}", EDITS)
 
     def sft(self, roles, seed, traces):
@@ -133,7 +133,7 @@ class Experiment:
         command = ("experiments/sft.py", "--traces", traces, "--roles", roles, "--in-order",
                    *self.learning(roles, seed), *as_flags({"dtype": self.args.dtype}))
         name = f"sft-{traces}-{roles}-seed{seed}"
-        return self.run(name, command, (self.warm(roles),), self.flows, edits=EDITS)
+        return self.run(name, command, (self.warm(roles),), self.rollouts, edits=EDITS)
 
     def learning(self, roles, seed):
         """The flags that train.py and sft.py share."""

@@ -106,7 +106,7 @@ def sft(seed, traces, flags=(), after=(), name="sft"):
 
 
 def lazy():
-    """A planner that names base_generator in three plans of five: its first flows rarely end well."""
+    """A planner that names base_generator in three plans of five: its first rollouts rarely end well."""
     return sft(0, "lazy", ("--steps", "8"))
 
 
@@ -127,7 +127,7 @@ def monolith(seed):
 
 
 def small(seed):
-    command = ("toy/make.py", "--flows", "6000", "--steps", "3000", "{out}")
+    command = ("toy/make.py", "--rollouts", "6000", "--steps", "3000", "{out}")
     start = Run("toy-64", command, ("edits/small-toy",), (), 4000)
     return training("width-64", seed, "{0}", after=(start,))
 
@@ -321,7 +321,7 @@ def forks(seeds):
 def toy(seeds):
     """README's table and curve: the default run, as it is."""
     command = lambda seed: ("train.py", "--seed", str(seed), "--out", "{out}")
-    runs = {seed: Run(f"toy-seed{seed}", command(seed), flows=60 * 128) for seed in range(min(seeds, 3))}
+    runs = {seed: Run(f"toy-seed{seed}", command(seed), rollouts=60 * 128) for seed in range(min(seeds, 3))}
     yield runs.values()
     columns = ("step", "reward", "errors", "turns")
     yield "toy.csv", [{"seed": seed} | {column: row[column] for column in columns}

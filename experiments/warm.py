@@ -66,12 +66,12 @@ def role_of(prompt):
     return next((role for role, text in PROMPTS.items() if prompt.startswith(text[:40])), "base_generator")
 
 
-def quietly(flows, turn, module):
+def quietly(rollouts, turn, module):
     """solve.evaluate() shows no bar where a watch is given."""
 
 
 def examples(teacher, fixed, made, tools):
-    """{role: [(prompt, text)]}: what the teacher wrote in flows on these questions, with real tools.
+    """{role: [(prompt, text)]}: what the teacher wrote in rollouts on these questions, with real tools.
 
     fixed: the other modules; the teacher again, if the model is to learn them, too."""
     solve.evaluate(for_flow(made), teacher, fixed, tools, watch=quietly)
@@ -116,9 +116,9 @@ def probabilities(engine, planned, temperature):
     """{tool: the probability with which a sampled plan names it}, the mean over these plans."""
     encode = partial(engine.tokenizer.encode, add_special_tokens=False)
     means = dict.fromkeys(sorted(TOY_TOOLS), 0.0)
-    for flow in planned:
-        before = engine.decode(flow.actions[0].ids).rpartition("Tool:")[0] + "Tool:"
-        prompt_ids = flow.actions[0].prompt_ids + encode(before)
+    for rollout in planned:
+        before = engine.decode(rollout.actions[0].ids).rpartition("Tool:")[0] + "Tool:"
+        prompt_ids = rollout.actions[0].prompt_ids + encode(before)
         logps = [token_logps(engine.model, [Action(prompt_ids, encode(f" {tool}"), 0)], temperature).sum()
                  for tool in means]
         for tool, share in zip(means, torch.stack(logps).softmax(0).tolist()):
@@ -136,13 +136,14 @@ def check(engine, teacher, made, tools, roles, fixed, max_new_tokens=80):
     settings = {"max_turns": 2, "max_new_tokens": max_new_tokens, "watch": quietly}
     batch = for_flow(made)
     planned = solve.rollout(batch, engine, fixed, tools, **settings | {"max_turns": 1})
-    parsed = [flow for flow in planned if not isinstance(flow.plan, str)]
+    parsed = [rollout for rollout in planned if not isinstance(rollout.plan, str)]
     numbers = {"plans": len(parsed) / len(planned)}
     numbers |= probabilities(engine, parsed, 0.7) if parsed else {}
-    numbers["calls"] = sum(not isinstance(flow.call, str) for flow in parsed) / max(1, len(parsed))
+    numbers["calls"] = sum(not isinstance(rollout.call, str) for rollout in parsed) / max(1, len(parsed))
     if roles == "all":
-        metrics, flows = solve.evaluate(batch, teacher(made), fixed, tools, **settings)
-        steps = [(step, len(one["steps"])) for flow, one in zip(flows, made) for step in flow.memory.steps]
+        metrics, rollouts = solve.evaluate(batch, teacher(made), fixed, tools, **settings)
+        steps = [(step, len(one["steps"])) for rollout, one in zip(rollouts, made)
+                 for step in rollout.memory.steps]
         enough = [step.turn >= needed and not step.error for step, needed in steps]
         stops = [(step.verdict == "STOP") == stop for (step, _), stop in zip(steps, enough)]
         perfect = sum(step.command != "" for step, _ in steps) / len(steps)
@@ -173,7 +174,7 @@ def warm_start(args):
         restore(checkpoint, optimizer)
     sharding.gather(engine.model)
     tools, teacher = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), wordings.teacher_for(args.roles)
-    made = wordings.training(args.flows, args.seed)
+    made = wordings.training(args.rollouts, args.seed)
     held_out = wordings.training(args.check, 1_000 + args.seed, [one["question"] for one in made])
     fixed = engine if args.roles == "all" else load_engine(str(TOY), args.device)
     blind = teacher(made, blind=random.Random(args.seed))
@@ -203,7 +204,7 @@ def main():
     add = parser.add_argument
     add("--model", required=True, help="folder or hub name of an instruct model")
     add("--roles", choices=["planner", "all"], default="all", help="the modules that learn their formats")
-    add("--flows", type=int, default=400, help="flows of the blind teacher to learn from")
+    add("--rollouts", type=int, default=400, help="rollouts of the blind teacher to learn from")
     add("--steps", type=int, default=90, help="steps")
     add("--every", type=int, default=10, help="steps between two checkpoints")
     add("--check", type=int, default=24, help="held-out questions of a check")

@@ -42,7 +42,7 @@ def run_folder(path, settings):
 
 
 class Trial:
-    """One trial of a set of questions: `flows` has the finished rollouts, in the order of the questions.
+    """One trial of a set of questions: `rollouts` has the finished rollouts, in the order of the questions.
 
     batch: how many questions run together. path: the file that gets the rollouts, or None. A batch that was
     cut off is run again with the same seed, so the results are those of a run that was never stopped. (If its
@@ -51,7 +51,7 @@ class Trial:
 
     def __init__(self, name, questions, batch, seed, path=None):
         self.name, self.questions, self.batch, self.seed, self.path = name, questions, batch, seed, path
-        self.flows, self.again = [], False  # again: a server was down, and the present batch runs once more
+        self.rollouts, self.again = [], False  # again: a server was down, so the batch runs once more
 
     def saved(self):
         """The records of the batches that were saved before the run was stopped."""
@@ -59,43 +59,43 @@ class Trial:
 
     def batches(self):
         """(seed, questions) of each batch that is not finished. The seed depends on no other batch."""
-        while len(self.flows) < len(self.questions):
-            start = len(self.flows)
+        while len(self.rollouts) < len(self.questions):
+            start = len(self.rollouts)
             yield self.seed * 1_000_003 + start, self.questions[start : start + self.batch]
 
-    def save_unfinished(self, flows):
+    def save_unfinished(self, rollouts):
         """Write what the modules have written so far in the present batch, for people to read."""
         if self.path:
-            replace_file(self.unfinished(), lines_of(flows).encode("utf-8", "backslashreplace"))
+            replace_file(self.unfinished(), lines_of(rollouts).encode("utf-8", "backslashreplace"))
 
     def unfinished(self):
         return self.path.with_name(f"unfinished-{self.path.name}")
 
-    def add(self, flows):
+    def add(self, rollouts):
         """Save a finished batch and return True; or False if a server was down: then batches() repeats it.
 
         ValueError if the server was down for more than half of the batch the second time, too. A server that
         always fails at a single question does not end the run: that question counts as failed.
         """
-        errors = [flow.failed for flow in flows if outage(flow.failed)]
+        errors = [rollout.failed for rollout in rollouts if outage(rollout.failed)]
         if self.path and errors and not self.again:
             self.again = True
             return False
-        if self.path and 2 * len(errors) > len(flows):
-            raise ValueError(f"{len(errors)} of the {len(flows)} flows of a batch did not come to an end "
-                             f"({errors[0]}): fix that, then the same command goes on")
-        self.flows, self.again = self.flows + flows, False
+        if self.path and 2 * len(errors) > len(rollouts):
+            raise ValueError(f"{len(errors)} of the {len(rollouts)} rollouts of a batch did not come to an "
+                             f"end ({errors[0]}): fix that, then the same command goes on")
+        self.rollouts, self.again = self.rollouts + rollouts, False
         if self.path:
             with open(self.path, "a", encoding="utf-8", errors="backslashreplace") as file:  # \ud800 is JSON
-                file.write(lines_of(flows))
+                file.write(lines_of(rollouts))
                 file.flush()
                 os.fsync(file.fileno())
             self.unfinished().unlink(missing_ok=True)
         return True
 
 
-def lines_of(flows):
-    return "".join(json.dumps(flow.record(), ensure_ascii=False) + "\n" for flow in flows)
+def lines_of(rollouts):
+    return "".join(json.dumps(rollout.record(), ensure_ascii=False) + "\n" for rollout in rollouts)
 
 
 def saved_records(path, questions, batch):
@@ -116,7 +116,7 @@ def saved_records(path, questions, batch):
 
 
 def checked(record):
-    """The record of a flow; ValueError if a text, a number or a step in it is of another type."""
+    """The record of a rollout; ValueError if a text, a number or a step in it is of another type."""
     texts, numbers = ["question", "gold", "answer", "failed"], ["reward", "undecided", "seconds"]
     parts = [(record, texts, numbers), (record["memory"], ["question", "analysis"], [])]
     parts += [(step, *STEP) for step in record["memory"]["steps"]]
@@ -133,14 +133,14 @@ def checked(record):
 
 
 # ------------------------------------------------------------------------------------- trials to be counted
-def flow_of(record):
-    """What metrics and comparisons need of the flow that wrote this record."""
+def rollout_of(record):
+    """What metrics and comparisons need of the rollout that wrote this record."""
     steps = [SimpleNamespace(**step) for step in record["memory"]["steps"]]
     return SimpleNamespace(**record | {"memory": SimpleNamespace(steps=steps), "outputs": record["words"]})
 
 
 def finished_trials(folder, name, number):
-    """The flows of each trial of a set in a run's folder, also of earlier commands.
+    """The rollouts of each trial of a set in a run's folder, also of earlier commands.
 
     An unfinished trial has fewer lines than the set's `number` of questions, and is left out.
     """
@@ -149,7 +149,7 @@ def finished_trials(folder, name, number):
         with reading(path, OTHER):
             check_file(path)
             if len(lines := path.read_bytes().splitlines()) == number:
-                trials.append([flow_of(checked(json.loads(line))) for line in lines])
+                trials.append([rollout_of(checked(json.loads(line))) for line in lines])
     return trials
 
 
@@ -176,7 +176,7 @@ def read_answers(folder):
 
 def read_trial(path):
     """{(question, gold, its number among equal ones): rollout} of a file, in its order."""
-    flows, seen = {}, Counter()
+    rollouts, seen = {}, Counter()
     check_file(path)
     try:
         for line in path.read_bytes().splitlines(keepends=True):
@@ -184,7 +184,7 @@ def read_trial(path):
                 record = json.loads(line)
                 question = record["question"], record["gold"]
                 seen[question] += 1
-                flows[(*question, seen[question])] = flow_of(checked(record))
+                rollouts[(*question, seen[question])] = rollout_of(checked(record))
     except (KeyError, TypeError, ValueError) as why:
         raise ValueError(f"{path} is not a file of answers that solve.py wrote ({why!r})") from why
-    return flows
+    return rollouts

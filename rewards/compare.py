@@ -50,22 +50,22 @@ def difference(first, second):
 
 def mean_rewards(trials):
     """The mean reward of each question. trials: for each question, its rollouts."""
-    return [fmean(flow.reward for flow in flows) for flows in trials]
+    return [fmean(rollout.reward for rollout in rollouts) for rollouts in trials]
 
 
 def lines(first, second):
     """The comparison of A and B as lines of text. first, second: for each question, its rollouts.
 
-    A  accuracy 0.340 [0.29, 0.40] of 300 | turns 1.66 | errors 31.4% | 119 tokens a flow
-    B  accuracy 0.970 [0.94, 0.98] of 300 | turns 1.50 | errors 0.2% | 118 tokens a flow
+    A  accuracy 0.340 [0.29, 0.40] of 300 | turns 1.66 | errors 31.4% | 119 tokens a rollout
+    B  accuracy 0.970 [0.94, 0.98] of 300 | turns 1.50 | errors 0.2% | 118 tokens a rollout
     questions that differ: A alone right 2, B alone right 191, exact McNemar p = 3e-54
     B - A: +63.0 points, 95 % interval +56.9 to +68.3 (Newcombe's, paired)
     """
     for name, trials in (("A", first), ("B", second)):
-        metrics = summary([flow for flows in trials for flow in flows])
+        metrics = summary([rollout for rollouts in trials for rollout in rollouts])
         metrics["accuracy"] = fmean(mean_rewards(trials))  # if some sets have more trials: each question once
         yield f"{name}  {accuracy_line(metrics, len(trials))}"
-    several = max(len(flows) for flows in first + second) > 1
+    several = max(len(rollouts) for rollouts in first + second) > 1
     rewards = mean_rewards(first), mean_rewards(second)
     lost, won, p = mcnemar(*rewards)
     what, test = ("more often right", "exact sign test") if several else ("alone right", "exact McNemar")

@@ -11,31 +11,32 @@ from rewards import rules
 from rewards.judge import verdicts_on
 
 
-def reward(flow, verdict):
-    """R(o) in {0, 1}. flow: the rollout; verdict: True, False, or None (rules and judge could not tell).
+def reward(rollout, verdict):
+    """R(o) in {0, 1}. rollout: it; verdict: True, False, or None (rules and judge could not tell).
 
     With a cost for each turn: experiments/forks/turn-cost.diff.
     """
     return float(verdict is True)
 
 
-def grade(flows, judge=None):
+def grade(rollouts, judge=None):
     """Set the reward of every rollout that has not failed. judge: an engine, or None.
 
     If the judge gives no verdict, the rollout is undecided; if the judge is down, it has failed. Training
     leaves both out. Without a judge, an answer that the rules cannot decide counts as wrong.
     """
-    answered = [flow for flow in flows if not flow.failed]
-    verdicts = [rules.decide(flow.question, flow.answer) for flow in answered]
-    for flow, verdict in zip(answered, verdicts):
-        flow.reward = reward(flow, verdict)
+    answered = [rollout for rollout in rollouts if not rollout.failed]
+    verdicts = [rules.decide(rollout.question, rollout.answer) for rollout in answered]
+    for rollout, verdict in zip(answered, verdicts):
+        rollout.reward = reward(rollout, verdict)
     if judge:
-        unclear = [flow for flow, verdict in zip(answered, verdicts) if verdict is None]
+        unclear = [rollout for rollout, verdict in zip(answered, verdicts) if verdict is None]
         start = time.perf_counter()
-        results = verdicts_on([(flow.question, flow.answer) for flow in unclear], judge)
+        results = verdicts_on([(rollout.question, rollout.answer) for rollout in unclear], judge)
         seconds = time.perf_counter() - start
-        for flow, (verdict, completion) in zip(unclear, results):
-            flow.reward, flow.undecided = reward(flow, verdict), verdict is None and not completion.error
-            flow.failed = completion.error and f"judge: {completion.error}"
-            flow.seconds += seconds / len(unclear)
-            flow.add_output(len(flow.actions), "judge", completion.text, completion.tokens, seconds)
+        for rollout, (verdict, completion) in zip(unclear, results):
+            rollout.reward = reward(rollout, verdict)
+            rollout.undecided = verdict is None and not completion.error
+            rollout.failed = completion.error and f"judge: {completion.error}"
+            rollout.seconds += seconds / len(unclear)
+            rollout.add_output(len(rollout.actions), "judge", completion.text, completion.tokens, seconds)

@@ -1,23 +1,24 @@
 """The metrics of a batch of graded rollouts, and the lines that print them."""
 
 
-def summary(flows):
+def summary(rollouts):
     """{name: number}. errors: the share of turns with a parse error or a tool error.
 
     calls: {tool: (calls, errors, seconds)}; "unreadable" has the turns whose plan did not parse.
     """
-    steps = [step for flow in flows for step in flow.memory.steps]
+    steps = [step for rollout in rollouts for step in rollout.memory.steps]
     by_tool = {}
     for step in steps:
         by_tool.setdefault(step.tool or "unreadable", []).append((1, step.error, step.seconds))
-    tokens = [output["tokens"] for flow in flows for output in flow.outputs if output["module"] != "judge"]
+    tokens = [output["tokens"] for rollout in rollouts for output in rollout.outputs
+              if output["module"] != "judge"]
     return {
-        "accuracy": sum(flow.reward for flow in flows) / len(flows),
-        "turns": len(steps) / len(flows),
+        "accuracy": sum(rollout.reward for rollout in rollouts) / len(rollouts),
+        "turns": len(steps) / len(rollouts),
         "errors": sum(step.error for step in steps) / max(1, len(steps)),
-        "failed": sum(flow.failed != "" for flow in flows),
-        "undecided": sum(flow.undecided for flow in flows),
-        "tokens": sum(tokens) / len(flows),
+        "failed": sum(rollout.failed != "" for rollout in rollouts),
+        "undecided": sum(rollout.undecided for rollout in rollouts),
+        "tokens": sum(tokens) / len(rollouts),
         "calls": {tool: tuple(map(sum, zip(*calls))) for tool, calls in sorted(by_tool.items())},
     }
 
@@ -32,11 +33,11 @@ def interval(p, n, z=1.96):
 def accuracy_line(metrics, n):
     """Accuracy of n questions with its 95 % interval, and what it cost.
 
-    'accuracy 0.500 [0.09, 0.91] of 2 | turns 1.50 | errors 33.3% | 60 tokens a flow | failed 1'
+    'accuracy 0.500 [0.09, 0.91] of 2 | turns 1.50 | errors 33.3% | 60 tokens a rollout | failed 1'
     """
     low, high = interval(metrics["accuracy"], n)
     line = f"accuracy {metrics['accuracy']:.3f} [{low:.2f}, {high:.2f}] of {n} | turns {metrics['turns']:.2f}"
-    line += f" | errors {metrics['errors']:.1%} | {metrics['tokens']:.0f} tokens a flow"
+    line += f" | errors {metrics['errors']:.1%} | {metrics['tokens']:.0f} tokens a rollout"
     return line + "".join(f" | {name} {metrics[name]}" for name in ("failed", "undecided") if metrics[name])
 
 

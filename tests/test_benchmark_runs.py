@@ -61,7 +61,7 @@ def solved(command, folder):
 
 
 def saved(folder, out):
-    """The flows of a run, without their times."""
+    """The rollouts of a run, without their times."""
     rows = [json.loads(line) for line in (folder / out / "gameof24-0.jsonl").read_text().splitlines()]
     for row in rows:
         row.pop("seconds")
@@ -74,7 +74,7 @@ def table_of(folder, out):
     """The benchmark's row of the table, without the seconds."""
     lines = (folder / out / "table.md").read_text().splitlines()
     head, _, row = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {name: cell for name, cell in zip(head, row) if name != "s a flow"}
+    return {name: cell for name, cell in zip(head, row) if name != "s a rollout"}
 
 
 @pytest.mark.exhaustive
@@ -103,8 +103,8 @@ def stopped_in(number, monkeypatch):
     def rollout(*args, watch, **settings):
         batches.append(1)
 
-        def then(flows, turn, module):
-            watch(flows, turn, module)
+        def then(rollouts, turn, module):
+            watch(rollouts, turn, module)
             if len(batches) == number and module == "generator":
                 raise KeyboardInterrupt
         return real(*args, watch=then, **settings)
@@ -138,7 +138,7 @@ def test_the_table_shows_the_papers_numbers_and_every_item_counts(folder, solved
     paper = {"paper: alone": "33.0", "paper: frozen": "31.0", "paper: trained": "53.0"}
     assert row | paper | {"items": "4", "failed": "0", "undecided": "0"} == row and "%" in row["tools"]
     assert re.fullmatch(r"2 \(\d+\.\d\)", row["trials (sd)"])
-    assert "8 flows" in out and "| gameof24" in out and "[turn" not in out
+    assert "8 rollouts" in out and "| gameof24" in out and "[turn" not in out
     names = sorted(path.name for path in (folder / "run").glob("*.jsonl"))
     assert names == ["gameof24-0.jsonl", "gameof24-1.jsonl"]
 

@@ -55,21 +55,22 @@ def test_rewards_that_never_vary_have_an_interval_too(first, second):
 
 
 # ---- two folders of answers --------------------------------------------------------------------------------
-def flow(number, reward, answer="42", failed="", tokens=5):
+def rollout(number, reward, answer="42", failed="", tokens=5):
     step = Step(1, "python_coder", "goal", "call", "result", error=not reward, verdict="STOP", seconds=0.0)
     outputs = [{"turn": 1, "module": "planner", "text": "", "tokens": tokens, "seconds": 0.0}]
     question = Question(f"question {number}?", "42")
-    return solve.Flow(question, Memory(question.question, steps=[step]), outputs=outputs, answer=answer,
+    return solve.Rollout(question, Memory(question.question, steps=[step]), outputs=outputs, answer=answer,
                       reward=float(reward), failed=failed)
 
 
 def folder(path, *trials, name="questions", **settings):
-    """A folder as solve.py --out writes it. trials: the flows of each, or their rewards."""
+    """A folder as solve.py --out writes it. trials: the rollouts of each, or their rewards."""
     path.mkdir(exist_ok=True)
     (path / "settings.json").write_text(json.dumps(settings))
     for i, trial in enumerate(trials):
-        flows = [each if isinstance(each, solve.Flow) else flow(n, each) for n, each in enumerate(trial)]
-        (path / f"{name}-{i}.jsonl").write_text(lines_of(flows))
+        rollouts = [each if isinstance(each, solve.Rollout) else rollout(n, each)
+                    for n, each in enumerate(trial)]
+        (path / f"{name}-{i}.jsonl").write_text(lines_of(rollouts))
     return str(path)
 
 
@@ -94,7 +95,7 @@ def test_two_folders_are_compared_question_by_question(compare, tmp_path):
     code, out, _ = compare(first, second)
     assert code == 0 and f"A  {first}\nB  {second}\n" in out
     assert "settings that differ, A | B: model toy | best; seed 1 | 2\n" in out
-    assert "A  accuracy 0.400 [0.31, 0.50] of 100 | turns 1.00 | errors 60.0% | 5 tokens a flow\n" in out
+    assert "A  accuracy 0.400 [0.31, 0.50] of 100 | turns 1.00 | errors 60.0% | 5 tokens a rollout\n" in out
     assert "A alone right 1, B alone right 39, exact McNemar p = 7.5e-11\n" in out
     assert "B - A: +38.0 points, 95 % interval +27.3 to +47.2 (Newcombe's, paired)\n" in out
     assert "A is better on:\n    question 0? | gold 42 | A 42 | B 42\n" in out
@@ -121,7 +122,8 @@ def test_more_trials_add_no_questions(compare, tmp_path):
 
 
 def test_a_question_that_is_right_in_one_of_two_trials_counts_half():
-    text = "\n".join(lines([[flow(0, 1), flow(0, 0)], [flow(1, 1)]], [[flow(0, 1)], [flow(1, 1)]]))
+    first, second = [[rollout(0, 1), rollout(0, 0)], [rollout(1, 1)]], [[rollout(0, 1)], [rollout(1, 1)]]
+    text = "\n".join(lines(first, second))
     assert "A  accuracy 0.750" in text and "B more often right 1," in text and "B - A: +25.0 points" in text
 
 
@@ -140,27 +142,27 @@ def test_what_a_kill_left_behind_is_not_compared(compare, tmp_path):
         folder(tmp_path / name, [1, 0, 1], [1, 0])  # the second trial is unfinished
         with open(tmp_path / name / "questions-0.jsonl", "a") as file:
             file.write('{"question": "half a li')
-        (tmp_path / name / "unfinished-questions-1.jsonl").write_text(lines_of([flow(2, 0)]))
+        (tmp_path / name / "unfinished-questions-1.jsonl").write_text(lines_of([rollout(2, 0)]))
     code, out, _ = compare("a", "b")
     assert code == 0 and out.count(" of 3 |") == 2 and "unfinished" not in out
 
 
 def test_equal_questions_are_paired_in_their_order(compare, tmp_path):
-    folder(tmp_path / "a", [flow(7, 1), flow(7, 0), flow(7, 0)])
-    folder(tmp_path / "b", [flow(7, 0), flow(7, 1), flow(7, 0)])
+    folder(tmp_path / "a", [rollout(7, 1), rollout(7, 0), rollout(7, 0)])
+    folder(tmp_path / "b", [rollout(7, 0), rollout(7, 1), rollout(7, 0)])
     assert "A alone right 1, B alone right 1" in compare("a", "b")[1]
 
 
 def test_a_failed_rollout_counts_as_not_right_and_is_shown_so(compare, tmp_path):
-    folder(tmp_path / "a", [flow(0, 0, answer="", failed="planner: no room"), flow(1, 1)])
+    folder(tmp_path / "a", [rollout(0, 0, answer="", failed="planner: no room"), rollout(1, 1)])
     folder(tmp_path / "b", [1, 1])
     _, out, _ = compare("a", "b")
-    assert "of 2 | turns 1.00 | errors 50.0% | 5 tokens a flow | failed 1\n" in out
+    assert "of 2 | turns 1.00 | errors 50.0% | 5 tokens a rollout | failed 1\n" in out
     assert "question 0? | gold 42 | A planner: no room | B 42\n" in out
 
 
 def test_answers_are_shown_as_one_line_that_no_terminal_obeys(compare, tmp_path):
-    folder(tmp_path / "a", [flow(0, 0, answer="\x1b[2J gone\n" + "x" * 99), flow(1, 1)])
+    folder(tmp_path / "a", [rollout(0, 0, answer="\x1b[2J gone\n" + "x" * 99), rollout(1, 1)])
     folder(tmp_path / "b", [1, 1])
     assert "| A \\x1b[2J gone " + "x" * 34 + "... | B 42\n" in compare("a", "b")[1]
 
@@ -209,9 +211,9 @@ REFUSED = {
 def test_what_cannot_be_compared_is_one_sentence(compare, tmp_path, words):
     folder(tmp_path / "a", [1, 0, 1])
     folder(tmp_path / "short", [1])
-    folder(tmp_path / "other", [flow(0, 1), flow(9, 1)])
+    folder(tmp_path / "other", [rollout(0, 1), rollout(9, 1)])
     folder(tmp_path / "games", [1], name="gameof24")
-    typed = flow(0, 0)
+    typed = rollout(0, 0)
     typed.question = Question("q?", "")
     folder(tmp_path / "typed", [typed])
     for name in ("empty", "model", "damaged", "bench"):

@@ -150,8 +150,8 @@ def test_another_command_edit_or_forerunner_is_another_folder():
 
 def test_the_gradient_at_advantage_one_is_that_of_the_log_likelihood():
     model, (actions, *_) = tiny(), rollouts()
-    turns = Counter(a.flow for a in actions)
-    weight = per_token(actions, [token_weight(a, turns[a.flow], 7) for a in actions])
+    turns = Counter(a.rollout for a in actions)
+    weight = per_token(actions, [token_weight(a, turns[a.rollout], 7) for a in actions])
     (-(token_logps(model, actions, 1.0) * weight).sum()).backward()
     _, taught = learn(tiny(), actions, [1.0] * 7, temperature=1.0, beta=0)
     torch.testing.assert_close(taught.gradients, [gradient(model)], rtol=1e-5, atol=1e-6)  # logps are float32
@@ -202,9 +202,9 @@ def test_the_perfect_planners_ids_are_those_of_its_text(taught):
 def test_the_foreign_teacher_says_nothing_in_the_words_of_the_toy(taught):
     made, engine = questions(40, False, seed=5), load_engine(str(TOY))
     planner = sft.Perfect(made, engine, wordings.Foreigner)
-    flows = solve.evaluate(for_flow(made), planner, planner.teacher, taught[0])[1]
-    sub_goals = [step.sub_goal for flow in flows for step in flow.memory.steps]
-    assert all(flow.reward == 1 for flow in flows) and len(sub_goals) > 40
+    rollouts = solve.evaluate(for_flow(made), planner, planner.teacher, taught[0])[1]
+    sub_goals = [step.sub_goal for rollout in rollouts for step in rollout.memory.steps]
+    assert all(rollout.reward == 1 for rollout in rollouts) and len(sub_goals) > 40
     assert not any(re.match("Find the", text) for text in sub_goals)
 
 
@@ -217,9 +217,9 @@ def test_the_lazy_planner_names_base_generator_in_three_plans_of_five_in_any_wor
 
 @pytest.mark.parametrize("traces, kept", [("own", 1), ("lazy", 2)])
 def test_only_the_lazy_planner_imitates_what_ended_badly(monkeypatch, traces, kept):
-    flows = [SimpleNamespace(reward=1.0), SimpleNamespace(reward=0.0)]
+    rollouts = [SimpleNamespace(reward=1.0), SimpleNamespace(reward=0.0)]
     metrics = {"accuracy": 0.5, "turns": 1, "errors": 0, "tokens": 1, "failed": 0, "undecided": 0}
-    monkeypatch.setattr(sft.solve, "evaluate", lambda *given, **settings: (metrics, flows))
+    monkeypatch.setattr(sft.solve, "evaluate", lambda *given, **settings: (metrics, rollouts))
     monkeypatch.setattr(sft.solve, "flow_settings", lambda args: {})
     args = SimpleNamespace(steps=1, seed=0, questions=1, group_size=2, traces=traces)
     (batch,) = sft.collect(None, None, None, for_flow(questions(2, False, seed=5)), args)
@@ -238,7 +238,7 @@ def test_in_order_each_step_imitates_the_batch_that_was_collected_for_it(monkeyp
                            lr=0.1, token_budget=100)
     sft.imitate(SimpleNamespace(model=torch.nn.Linear(1, 1)), batches, args)
     assert [len(step) for step in steps] == [8] * 4
-    whole = [[flow.actions[0].ids for flow in batch] for batch in batches]
+    whole = [[rollout.actions[0].ids for rollout in batch] for batch in batches]
     assert (steps == whole) is in_order
 
 

@@ -309,9 +309,9 @@ def test_a_second_solve_with_the_same_out_is_refused(tmp_path, monkeypatch):
 
 def own_files(folder):
     """{a file of a run that is added to: what opens it}"""
-    flows = lambda: saved_records(folder / "questions-0.jsonl", [], 1)
+    rollouts = lambda: saved_records(folder / "questions-0.jsonl", [], 1)
     logs = dict.fromkeys(("log.csv", "evals.csv", "rollouts.jsonl"), lambda: log.Log(folder, 2, HEADERS))
-    return {"lock": lambda: run_lock.lock(folder, "train.py"), "questions-0.jsonl": flows, **logs}
+    return {"lock": lambda: run_lock.lock(folder, "train.py"), "questions-0.jsonl": rollouts, **logs}
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -354,7 +354,7 @@ def test_a_pipe_in_a_folder_is_one_sentence_and_nobody_waits_for_it(tmp_path, na
         signal.signal(signal.SIGALRM, before)
 
 
-FLOW = {"question": "q?", "gold": "g", "answer": "a", "reward": 1.0, "failed": "", "undecided": False,
+ROLLOUT = {"question": "q?", "gold": "g", "answer": "a", "reward": 1.0, "failed": "", "undecided": False,
         "seconds": 0.0, "memory": {"question": "q?", "analysis": "", "steps": []}, "words": []}
 
 
@@ -364,10 +364,10 @@ FLOW = {"question": "q?", "gold": "g", "answer": "a", "reward": 1.0, "failed": "
     {"memory": {"question": "q?", "analysis": None, "steps": []}}])
 def test_answers_of_another_shape_are_one_sentence_and_stay(tmp_path, changed):
     file = tmp_path / "questions-0.jsonl"
-    file.write_text(json.dumps(FLOW) + "\n")
+    file.write_text(json.dumps(ROLLOUT) + "\n")
     question = Question("q?", "g")
-    assert solve.Flow.from_record(question, saved_records(file, [question], 1)[0]).reward == 1
-    file.write_text(json.dumps(FLOW | changed) + "\n")
+    assert solve.Rollout.from_record(question, saved_records(file, [question], 1)[0]).reward == 1
+    file.write_text(json.dumps(ROLLOUT | changed) + "\n")
     before = file.read_bytes()
     with pytest.raises(ValueError, match="questions-0.jsonl cannot be used .*: give another --out"):
         saved_records(file, [question], 1)
@@ -575,8 +575,8 @@ def test_no_text_of_a_model_a_server_or_a_data_set_reaches_the_terminal_raw(caps
 
 
 def test_the_gold_of_a_data_set_is_printed_without_control_characters(capsys):
-    flow = solve.Flow(Question("q", "\x1b[31mgold"), memory=None, answer="a")
-    solve.print_traces([flow], SimpleNamespace(quiet=False, benchmark=None, question=None))
+    rollout = solve.Rollout(Question("q", "\x1b[31mgold"), memory=None, answer="a")
+    solve.print_traces([rollout], SimpleNamespace(quiet=False, benchmark=None, question=None))
     assert r"(wrong: \x1b[31mgold)" in capsys.readouterr().out
 
 

@@ -56,8 +56,8 @@ def rollouts(seed=0):
     r = torch.Generator().manual_seed(seed)
     number = lambda low, high: torch.randint(low, high, (1,), generator=r).item()
     ids = lambda low, high: torch.randint(0, 63, (number(low, high),), generator=r).tolist()
-    actions = [Action(ids(2, 6) + [1] * 3 * t, ids(0, 6) + [STOP], flow)
-               for flow, turns in enumerate([1, 3, 2, 4, 1, 3, 2]) for t in range(turns)]
+    actions = [Action(ids(2, 6) + [1] * 3 * t, ids(0, 6) + [STOP], rollout)
+               for rollout, turns in enumerate([1, 3, 2, 4, 1, 3, 2]) for t in range(turns)]
     actions[1].ids = [7, 8, 9]                      # a plan cut at the token limit: no stop token
     actions = [actions[i] for i in torch.randperm(len(actions), generator=r)]
     return actions, [1, 0, 0, 1, 0, 1, 1], [0, 0, 0, 1, 1, 2, 2]
@@ -70,8 +70,8 @@ def family():
     plans = [[1, 2, STOP], [1, 2, STOP], [1, 3, 4, STOP], [2], [1, 2, 9, STOP], [1, 2, 9, STOP], [4, STOP],
              [4, STOP], [4, 5, STOP]]
     prompts = [first] * 4 + [second] * 3 + [third] * 2
-    actions = [Action(prompt, plan, flow) for flow, (prompt, plan) in enumerate(zip(prompts, plans))]
-    actions += [Action(first + plans[flow][:2] + [40], [3, 1 + flow % 2, STOP], flow) for flow in range(4)]
+    actions = [Action(prompt, plan, rollout) for rollout, (prompt, plan) in enumerate(zip(prompts, plans))]
+    actions += [Action(first + plans[i][:2] + [40], [3, 1 + i % 2, STOP], i) for i in range(4)]
     actions += [Action(second[:5], [21, 1, STOP], 4)]           # it predicts what is prompt for others
     actions = [actions[i] for i in torch.randperm(14, generator=torch.Generator().manual_seed(0))]
     return actions, [1, 0, 0, 1, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 2, 2]
@@ -130,16 +130,16 @@ def oracle_advantages(rewards, groups):
 def oracle(actions, A, logps, clip, beta, token_mean=False):
     """The loss by the loops of eq. 5 (with gradient), and (ρ, A, -log π, KL, weight) of each token.
     logps(action): its log-probs under the policy, the old policy and the reference."""
-    flows = {flow: [] for flow in sorted({a.flow for a in actions})}
+    rollouts = {rollout: [] for rollout in sorted({a.rollout for a in actions})}
     for action in actions:
-        flows[action.flow].append(list(zip(*logps(action))))
+        rollouts[action.rollout].append(list(zip(*logps(action))))
     seen = []
-    for flow, turns in flows.items():
-        for new, was, ref, share in [(*token, 1 / len(flows) / len(turns) / len(turn))
+    for rollout, turns in rollouts.items():
+        for new, was, ref, share in [(*token, 1 / len(rollouts) / len(turns) / len(turn))
                                      for turn in turns for token in turn]:
             kl = torch.exp(ref - new) - (ref - new) - 1
-            seen.append([torch.exp(new - was).item(), A[flow], -new.item(), kl.item(), share])
-    rollouts, A = list(flows.values()), [A[flow] for flow in flows]
+            seen.append([torch.exp(new - was).item(), A[rollout], -new.item(), kl.item(), share])
+    rollouts, A = list(rollouts.values()), [A[rollout] for rollout in rollouts]
     if token_mean:  # as if each token were a rollout
         A = [a for a, turns in zip(A, rollouts) for turn in turns for _ in turn]
         rollouts = [[[token]] for turns in rollouts for turn in turns for token in turn]
@@ -198,7 +198,7 @@ def compare_with_the_oracle(
     A, flat = module.advantages(rewards, groups)
     expected_A = oracle_advantages(rewards, groups)
     assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-5)
-    copies = [module.Action(a.prompt_ids, a.ids, a.flow) for a in actions]
+    copies = [module.Action(a.prompt_ids, a.ids, a.rollout) for a in actions]
     passes = Passes(model, reference, token_budget=budget, **way(model, reference))
     got = module.update(passes, optimizer, copies, A, groups, temperature=T, clip=clip, beta=beta,
                         minibatches=2, max_grad_norm=1e9, token_mean=token_mean, seed=seed)
@@ -210,7 +210,7 @@ def compare_with_the_oracle(
         now = copy.deepcopy(start)
         now.load_state_dict(weights)
         logps = lambda action: [one_by_one(policy, action) for policy in (now, start, reference)]
-        learned = [a for a in actions if a.flow in part]
+        learned = [a for a in actions if a.rollout in part]
         value, tokens = oracle(learned, expected_A, logps, clip, beta, token_mean)
         value.backward()
         assert (gradient(now) - found).abs().max() < 1e-6 * max(1, found.norm())
@@ -237,12 +237,13 @@ def compare_with_loops(module):
     assert flat == 1 and A.tolist() == pytest.approx(expected, abs=1e-6)
     lonely, flat = module.advantages([1, 0.1, 0.1, 0.1], [1, 0, 0, 0])
     assert flat == 2 and lonely.tolist() == [0] * 4                 # exactly
-    actions = sorted(actions, key=lambda a: a.flow)                 # in the oracle's order
+    actions = sorted(actions, key=lambda a: a.rollout)                 # in the oracle's order
     new, old, ref = torch.rand(3, TOKENS, generator=torch.Generator().manual_seed(0)) - 2
-    turns, clip, beta = Counter(a.flow for a in actions), (0.1, 0.2), 0.2
-    adv = module.per_token(actions, [A[a.flow] for a in actions])
+    turns, clip, beta = Counter(a.rollout for a in actions), (0.1, 0.2), 0.2
+    adv = module.per_token(actions, [A[a.rollout] for a in actions])
     for anchor, total in ((ref, None), (ref, TOKENS), (None, None)):
-        weight = module.per_token(actions, [module.token_weight(a, turns[a.flow], 7, total) for a in actions])
+        weights = [module.token_weight(a, turns[a.rollout], 7, total) for a in actions]
+        weight = module.per_token(actions, weights)
         logp, loops = new.clone().requires_grad_(), new.clone().requires_grad_()
         rows = zip(loops, old, new if anchor is None else ref)
         logps = lambda action: zip(*[next(rows) for _ in action.ids])
@@ -458,9 +459,9 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
         learn(tiny(), [Action([1], [2], 0)], [1.0], temperature=0)
     with pytest.raises(ValueError, match="prompt"):
         learn(tiny(), [Action([], [2], 0), Action([1], [2], 0)], [1.0])
-    for flow in (-1, 2):
+    for rollout in (-1, 2):
         with pytest.raises(ValueError, match="renumber the rollouts that are left"):
-            learn(tiny(), [Action([1], [2], 0), Action([1], [2], flow)], [1.0, -1.0])
+            learn(tiny(), [Action([1], [2], 0), Action([1], [2], rollout)], [1.0, -1.0])
 
 
 def test_ids_come_in_and_text_never_does():
@@ -486,10 +487,10 @@ def test_cutting_into_micro_batches_does_not_change_the_gradient(budget):
     compare_with_the_oracle(flow_grpo, budget=budget)
 
 
-@pytest.mark.parametrize("flows, parts", [(7, 1), (7, 2), (8, 4), (3, 3), (2, 4)])
-def test_mini_batches_hold_every_rollout_once_and_divide_none(flows, parts):
-    deal = lambda seed: flow_grpo.split(range(flows), parts, seed)
-    assert len(deal(5)) == parts and sorted(i for part in deal(5) for i in part) == list(range(flows))
+@pytest.mark.parametrize("rollouts, parts", [(7, 1), (7, 2), (8, 4), (3, 3), (2, 4)])
+def test_mini_batches_hold_every_rollout_once_and_divide_none(rollouts, parts):
+    deal = lambda seed: flow_grpo.split(range(rollouts), parts, seed)
+    assert len(deal(5)) == parts and sorted(i for part in deal(5) for i in part) == list(range(rollouts))
     assert max(map(len, deal(5))) - min(map(len, deal(5))) <= 1 and deal(5) == deal(5)
     assert parts == 1 or any(deal(seed) != deal(5) for seed in range(5))
 
@@ -666,8 +667,8 @@ def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_pro
     actions, model, A = rollouts()[0], tiny(), [1.0] * 7
     for n, a in enumerate(actions):
         a.logps = [logp.item() + (0.5 if n % 2 else -0.25 * n) for logp in one_by_one(model, a)]
-    flows = flow_grpo.split(range(7), 2, 0)[0]
-    first, _ = trees.micro_batches(model, [a for a in actions if a.flow in flows], 40)[0]
+    part = flow_grpo.split(range(7), 2, 0)[0]
+    first, _ = trees.micro_batches(model, [a for a in actions if a.rollout in part], 40)[0]
     gaps = [abs(was - now.item()) for a in first for was, now in zip(a.logps, one_by_one(model, a))]
     got, _ = learn(model, actions, A, minibatches=2, token_budget=40)
     mean = statistics.mean(gaps)
@@ -745,14 +746,14 @@ def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(
     assert got["skipped"] == 1 and got["steps"] == 0 and not math.isfinite(got["grad_norm"])
     assert unchanged(alone)
     for part in flow_grpo.split(range(7), 2, seed=0):      # the poison in the first part, then in the second
-        A = [poison if flow == part[0] else 1.0 for flow in range(7)]
+        A = [poison if rollout == part[0] else 1.0 for rollout in range(7)]
         got, _ = learn(both, actions, A, minibatches=2)
         assert got["skipped"] == got["steps"] == 1 and all(p.isfinite().all() for p in both.parameters())
 
 
 def test_a_mini_batch_without_a_lesson_takes_no_step_whatever_the_other_does():
     for part in flow_grpo.split(range(7), 2, seed=0):
-        got, _ = learn(tiny(), rollouts()[0], [float(flow in part) for flow in range(7)], minibatches=2)
+        got, _ = learn(tiny(), rollouts()[0], [float(rollout in part) for rollout in range(7)], minibatches=2)
         assert got["steps"] == 1 and got["skipped"] == 0
 
 
@@ -850,7 +851,7 @@ def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference, 
 
     def process(rank):
         share = shares[rank]
-        part = [Action(a.prompt_ids, a.ids, a.flow - share[0]) for a in actions if a.flow in share]
+        part = [Action(a.prompt_ids, a.ids, a.rollout - share[0]) for a in actions if a.rollout in share]
         results[rank] = learn(models[rank], part, A[list(share)], copy.deepcopy(reference), token_budget=30)
 
     alone, single = learn(tiny(), actions, A, reference, token_budget=30)

@@ -51,13 +51,13 @@ HOSTILE = [
 
 def rollout(text="q?", reward=1.0, error=False, tool="python_coder", log_ratios=None):
     """A finished rollout of one turn in which every text is this one."""
-    flow = solve.Flow(Question(text, text), Memory(text, text), answer=text, reward=reward)
-    flow.memory.steps.append(Step(1, tool, text, text, text, error, "STOP"))
+    rollout = solve.Rollout(Question(text, text), Memory(text, text), answer=text, reward=reward)
+    rollout.memory.steps.append(Step(1, tool, text, text, text, error, "STOP"))
     for turn, module in enumerate(["analysis", "planner", "executor", tool, "verifier", "generator"]):
-        flow.add_output(min(turn, 1), module, text, 3, 0.5)
+        rollout.add_output(min(turn, 1), module, text, 3, 0.5)
     if log_ratios:
-        flow.outputs[1]["log_ratios"] = log_ratios
-    return flow
+        rollout.outputs[1]["log_ratios"] = log_ratios
+    return rollout
 
 
 @pytest.fixture
@@ -84,19 +84,20 @@ def policy(tmp_path_factory):
 
 def acted(*turns):
     """A rollout whose planner sampled these (prompt_ids, ids)."""
-    flow = solve.Flow(Question("q", "a"), Memory("q"))
-    flow.actions = [Completion("", list(prompt), list(ids)) for prompt, ids in turns]
+    rollout = solve.Rollout(Question("q", "a"), Memory("q"))
+    rollout.actions = [Completion("", list(prompt), list(ids)) for prompt, ids in turns]
     for turn in range(len(turns)):
-        flow.add_output(turn + 1, "planner", "", 0, 0)
-    return flow
+        rollout.add_output(turn + 1, "planner", "", 0, 0)
+    return rollout
 
 
 def test_the_log_ratios_are_the_difference_of_the_log_probs_and_only_of_one_group(policy):
-    flows = [acted(([5, 6], [7, 8])), acted(([5, 6], [9])), acted(([5, 6], [7, 8]), ([5, 6, 10], [3, 4, 2])),
-             acted(([5, 6], []), ([4], [3])), acted(([5], [6])), acted(([5], [7]))]
+    rollouts = [acted(([5, 6], [7, 8])), acted(([5, 6], [9])),
+                acted(([5, 6], [7, 8]), ([5, 6, 10], [3, 4, 2])),
+                acted(([5, 6], []), ([4], [3])), acted(([5], [6])), acted(([5], [7]))]
     A = torch.tensor([0.0, 0, 1, -1, 1, -1])  # the first group is flat, the second is the sample
-    apart = lambda: [token_logps(policy.model, [turn], 0.7).detach() for flow in flows[2:4]
-                     for turn in flow.actions if turn.ids]
+    apart = lambda: [token_logps(policy.model, [turn], 0.7).detach() for rollout in rollouts[2:4]
+                     for turn in rollout.actions if turn.ids]
     token_logps = logps.scoring(log_probs, policy.model)["token_logps"]
     before = apart()
 
@@ -106,9 +107,9 @@ def test_the_log_ratios_are_the_difference_of_the_log_probs_and_only_of_one_grou
 
     scoring = logps.scoring(log_probs, policy.model) | {"token_logps": without_gradient}
     passes = Passes(policy.model, None, token_budget=16, **scoring)
-    with ratios.log_ratios(policy, flows, [0, 0, 1, 1, 2, 2], A, 0.7, passes), torch.no_grad():
+    with ratios.log_ratios(policy, rollouts, [0, 0, 1, 1, 2, 2], A, 0.7, passes), torch.no_grad():
         policy.model.lm_head.weight.add_(torch.randn_like(policy.model.lm_head.weight) / 10)
-    noted = [output.get("log_ratios") for flow in flows for output in flow.outputs]
+    noted = [output.get("log_ratios") for rollout in rollouts for output in rollout.outputs]
     assert [noted[i] for i in (0, 1, 4, 6, 7)] == [None] * 5
     for one, new, old in zip([noted[i] for i in (2, 3, 5)], apart(), before, strict=True):
         assert [ratio for _, ratio in one] == pytest.approx((new - old).tolist(), rel=1e-2, abs=1e-5)
@@ -119,11 +120,11 @@ def test_scoring_the_sample_draws_no_random_number_and_changes_no_mode_and_no_gr
     state = lambda: (torch.get_rng_state().tolist(), [module.training for module in policy.model.modules()],
                      [p.grad for p in policy.model.parameters()])
     before = state()
-    flows = [acted(([5, 6], [7, 8])), acted(([5, 6], [9]))]
+    rollouts = [acted(([5, 6], [7, 8])), acted(([5, 6], [9]))]
     passes = Passes(policy.model, None, token_budget=16, **logps.scoring(log_probs, policy.model))
-    with ratios.log_ratios(policy, flows, [0, 0], torch.tensor([1.0, -1]), 0.7, passes):
+    with ratios.log_ratios(policy, rollouts, [0, 0], torch.tensor([1.0, -1]), 0.7, passes):
         pass
-    assert state() == before and flows[0].outputs[0]["log_ratios"]
+    assert state() == before and rollouts[0].outputs[0]["log_ratios"]
 
 
 def test_each_rank_but_the_first_leaves_the_sample_alone_and_the_first_takes_one_of_its_own(monkeypatch):
@@ -179,10 +180,10 @@ def test_the_prompts_that_the_page_shows_are_those_that_were_read(tmp_path):
     plans = iter([PLAN, "no plan", PLAN.replace("double it", "again"), PLAN])
     calls = iter([CALL, "no call", CALL])
     engine = Cast(planner=lambda prompt: next(plans), executor=lambda prompt: next(calls), verifier=GO_ON)
-    flow = solve.rollout([Question("Q?", "42")], engine, engine, tools, max_turns=4)[0]
-    Log(tmp_path, 99).add_rollouts(1, [flow])
+    rollout = solve.rollout([Question("Q?", "42")], engine, engine, tools, max_turns=4)[0]
+    Log(tmp_path, 99).add_rollouts(1, [rollout])
     [(step, [record])] = flows.steps_of(tmp_path)
-    again = flows.flow_of(record)
+    again = flows.rollout_of(record)
     shown = flows.prompts_of(again, tools)
     modules = [output["module"] for output in again.outputs]
     assert [text for text, module in zip(shown, modules) if module != "double"] == engine.prompts

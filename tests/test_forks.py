@@ -113,7 +113,7 @@ def check_gradient(objective, step=lambda a: 0.0, **settings):
     import flow_grpo
     from scale.passes import Passes
     turns_of, rewards, groups = rollouts()
-    actions = [flow_grpo.Action(a.prompt_ids, a.ids, a.flow) for a in turns_of]
+    actions = [flow_grpo.Action(a.prompt_ids, a.ids, a.rollout) for a in turns_of]
     for number, action in enumerate(actions):
         action.step = step(number)
     A = flow_grpo.advantages(rewards, groups)[0].double()
@@ -128,13 +128,13 @@ def check_gradient(objective, step=lambda a: 0.0, **settings):
 
     old, model = tiny(), tiny()
     model.load_state_dict(recorders[0].weights[1])
-    flows = flow_grpo.split(groups, 2, 0)[1]
+    part = flow_grpo.split(groups, 2, 0)[1]
     J = 0
     for number, a in enumerate(actions):
-        if a.flow in flows:
+        if a.rollout in part:
             logp, logp_old = torch.stack(one_by_one(model, a)), torch.stack(one_by_one(old, a)).detach()
-            count = sum(other.flow == a.flow for other in actions)
-            J = J + objective(logp, logp_old, A[a.flow] + step(number), count) / len(flows)
+            count = sum(other.rollout == a.rollout for other in actions)
+            J = J + objective(logp, logp_old, A[a.rollout] + step(number), count) / len(part)
     (-J).backward()
     expected = torch.cat([p.grad.flatten() for p in model.parameters()])
     torch.testing.assert_close(recorders[0].gradients[1], expected, rtol=1e-4, atol=1e-6)
@@ -228,24 +228,24 @@ def check_last_turn():
     turn = lambda number: SimpleNamespace(prompt_ids=[1] * number, ids=[number], logps=[])
     usable = [SimpleNamespace(actions=[turn(1), turn(2), turn(3)]), SimpleNamespace(actions=[turn(4)])]
     actions, _ = local_actions(usable, [0, 0], 1)
-    assert [(action.flow, action.ids) for action in actions] == [(0, [3]), (1, [4])]
+    assert [(action.rollout, action.ids) for action in actions] == [(0, [3]), (1, [4])]
 
 
 def check_accuracy(*rewards):
     """It stays the share of the right answers, of which there is one here."""
     from rewards.metrics import summary
-    from solve import Flow, Memory, Question
-    flows = [Flow(Question("?", "!"), Memory("?"), reward=reward) for reward in rewards]
-    assert summary(flows)["accuracy"] == 1 / len(rewards)
+    from solve import Rollout, Memory, Question
+    rollouts = [Rollout(Question("?", "!"), Memory("?"), reward=reward) for reward in rewards]
+    assert summary(rollouts)["accuracy"] == 1 / len(rewards)
 
 
 def check_turn_cost():
     from rewards.grade import reward
-    flow = SimpleNamespace(actions=[1, 2], answer="6")
-    assert [reward(flow, verdict) for verdict in (True, False, None)] == [0.8, -0.2, -0.2]
+    rollout = SimpleNamespace(actions=[1, 2], answer="6")
+    assert [reward(rollout, verdict) for verdict in (True, False, None)] == [0.8, -0.2, -0.2]
     for turns in range(1, 41):  # a right answer counts as right, however many turns it took
-        flow.actions = [0] * turns
-        check_accuracy(reward(flow, True), reward(flow, False))
+        rollout.actions = [0] * turns
+        check_accuracy(reward(rollout, True), reward(rollout, False))
 
 
 def check_asymmetric():
@@ -275,8 +275,8 @@ def check_critic():
         return written
 
     seen = []
-    flow, = solve.rollout([Question("q?", "42")], engine, engine, toolbox(["python_coder"]))
-    assert flow.memory.steps[0].result == "42\nCritic: not 43" and flow.stopped and not flow.failed
+    rollout, = solve.rollout([Question("q?", "42")], engine, engine, toolbox(["python_coder"]))
+    assert rollout.memory.steps[0].result == "42\nCritic: not 43" and rollout.stopped and not rollout.failed
     assert len(seen) == 1 and "\nMemory:\nStep 1\n" in seen[0] and "Result: 42\n" in seen[0]
 
 

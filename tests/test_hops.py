@@ -86,10 +86,10 @@ def test_questions_need_two_to_five_calls(made):
 def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(tools, made):
     rows = made["test"][:60]
     perfect = teacher.Teacher(rows)
-    metrics, flows = solve.evaluate(for_flow(rows), perfect, perfect, tools, max_turns=MAX_TURNS)
+    metrics, rollouts = solve.evaluate(for_flow(rows), perfect, perfect, tools, max_turns=MAX_TURNS)
     assert metrics["accuracy"] == 1
     letters = {name: letter for letter, name in hops.LETTERS.items()}
-    used = ["".join(letters[step.tool] for step in flow.memory.steps) for flow in flows]
+    used = ["".join(letters[step.tool] for step in rollout.memory.steps) for rollout in rollouts]
     assert used == [hops.needed(row) for row in rows]
 
 
@@ -108,8 +108,8 @@ def test_the_sub_goals_of_a_perfect_planner_do_not_say_which_tool_is_right(made)
     rows = made["test"][:60]
     perfect = teacher.Teacher(rows)
     tools = toolset.toolbox(list(teacher.TOOLS), HOPS / "corpus.jsonl")
-    flows = solve.rollout(for_flow(rows), perfect, perfect, tools, MAX_TURNS)
-    steps = [step for flow in flows for step in flow.memory.steps]
+    rollouts = solve.rollout(for_flow(rows), perfect, perfect, tools, MAX_TURNS)
+    steps = [step for rollout in rollouts for step in rollout.memory.steps]
     assert {hops.opening(step.sub_goal, 3) for step in steps} == {("find", "the", "number")}
     assert max(Counter(step.tool for step in steps).values()) < 0.55 * len(steps)
 

@@ -52,9 +52,9 @@ def test_on_a_terminal_a_bar_names_turn_and_module_and_leaves_nothing_behind(slo
 
 def test_with_several_batches_the_rollouts_of_all_count_and_the_accuracy_so_far_is_shown(slow, capsys):
     with progress.Progress(9, "bamboogle") as shown:
-        flows = slow()[1]  # three of the nine, each with the right answer
-        shown.next_batch(flows)
-        shown([*flows[:1], SimpleNamespace(stopped=False, failed="")], 2, "verifier")
+        rollouts = slow()[1]  # three of the nine, each with the right answer
+        shown.next_batch(rollouts)
+        shown([*rollouts[:1], SimpleNamespace(stopped=False, failed="")], 2, "verifier")
         capsys.readouterr()
         shown.terminal = False
         shown.show()

@@ -36,19 +36,19 @@ train.main()
 def rollout(questions, policy, fixed, tools, bar=None, **settings):
     """The question and how often it came before decide the plans, on whatever rank. So no question may come
     twice in a step: its two groups could be on two ranks, and each would count from 0."""
-    flows, copies = [], {}
+    rollouts, copies = [], {}
     for question in questions:
         copies[question.question] = copy = copies.get(question.question, -1) + 1
         dice = random.Random(f"{question.question} {copy}")
-        flow = solve.Flow(question, memory.Memory(question.question))
+        rollout = solve.Rollout(question, memory.Memory(question.question))
         for _ in range(dice.randrange(1, 3)):
             ids = [dice.randrange(3, 250) for _ in range(dice.randrange(2, 9))]
-            flow.actions.append(Completion("", policy.encode(question.question), ids))
-        flow.answer = "even" if sum(flow.actions[0].ids) % 2 == 0 else "odd"
-        flows.append(flow)
+            rollout.actions.append(Completion("", policy.encode(question.question), ids))
+        rollout.answer = "even" if sum(rollout.actions[0].ids) % 2 == 0 else "odd"
+        rollouts.append(rollout)
     if os.environ.get("DIES") == str(ranks.RANK) and Path("lost/step-2").exists():
         os.kill(os.getpid(), signal.SIGKILL)  # in the third step, or in the evaluation before it
-    return flows
+    return rollouts
 
 
 @pytest.fixture(scope="module")

@@ -451,31 +451,31 @@ def test_a_verdict_that_does_not_parse_is_prompted_for_once_more():
 
 
 def graded(answer, *completions, question=AUTHOR):
-    """The flow of one question with this answer, and the judge who gave these completions."""
+    """The rollout of one question with this answer, and the judge who gave these completions."""
     engine = Script(*completions)
     fixed = Cast(generator=f"<answer>{answer}</answer>")
-    metrics, (flow,) = solve.evaluate([question], Cast(), fixed, TOOLS, engine)
-    return metrics, flow, engine
+    metrics, (rollout,) = solve.evaluate([question], Cast(), fixed, TOOLS, engine)
+    return metrics, rollout, engine
 
 
 @pytest.mark.parametrize("question, answer, reward", [
     (AUTHOR, "jane austen", 1), (Question("2 + 2?", "4"), "5", 0)])
 def test_the_judge_is_not_called_for_what_the_rules_can_decide(question, answer, reward):
-    _, flow, engine = graded(answer, question=question)
-    assert flow.reward == reward and engine.calls == []
+    _, rollout, engine = graded(answer, question=question)
+    assert rollout.reward == reward and engine.calls == []
 
 
 def test_the_judge_grades_what_the_rules_cannot_decide():
-    _, flow, _ = graded("the author of Emma, Miss Austen", "Verdict: True")
-    assert flow.reward == 1
-    assert flow.outputs[-1]["module"] == "judge" and flow.outputs[-1]["text"] == "Verdict: True"
+    _, rollout, _ = graded("the author of Emma, Miss Austen", "Verdict: True")
+    assert rollout.reward == 1
+    assert rollout.outputs[-1]["module"] == "judge" and rollout.outputs[-1]["text"] == "Verdict: True"
     assert graded("Charlotte Bronte", "Verdict: False")[1].reward == 0
 
 
 def test_without_a_verdict_a_flow_is_undecided_and_counted_and_not_right():
-    metrics, flow, _ = graded("someone", "hm", "hm")
-    assert flow.undecided and flow.reward == metrics["accuracy"] == 0 and not flow.failed
-    assert metrics["undecided"] == 1 and flow.record()["undecided"]
+    metrics, rollout, _ = graded("someone", "hm", "hm")
+    assert rollout.undecided and rollout.reward == metrics["accuracy"] == 0 and not rollout.failed
+    assert metrics["undecided"] == 1 and rollout.record()["undecided"]
     assert "undecided 1" in accuracy_line(metrics, 1)
 
 
@@ -491,9 +491,9 @@ def test_a_reward_of_ones_own_may_have_a_mean_outside_the_interval(mean):
 
 
 def test_a_judge_that_is_down_fails_the_flow():
-    metrics, flow, _ = graded("someone", Completion("", [], [], "the server is down"))
-    assert flow.failed == "judge: the server is down" and metrics["failed"] == 1
-    assert flow.reward == 0 and not flow.undecided
+    metrics, rollout, _ = graded("someone", Completion("", [], [], "the server is down"))
+    assert rollout.failed == "judge: the server is down" and metrics["failed"] == 1
+    assert rollout.reward == 0 and not rollout.undecided
 
 
 def test_a_verdict_is_cached_and_a_failure_is_not(tmp_path):

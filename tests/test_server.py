@@ -259,15 +259,15 @@ def test_helpers_without_token_ids_take_no_reward_away(server):
     def reply(handler, body, turn):
         handler.send(faults.answer(texts[module_of(body["messages"][0]["content"])]))
     server.reply = reply
-    _, (flow,) = solve.evaluate([Question("q?", "42")], Cast(), load_engine(server.url), TOOLS)
-    assert flow.reward == 1 and not flow.failed and not flow.undecided and flow.actions[0].ids
+    _, (rollout,) = solve.evaluate([Question("q?", "42")], Cast(), load_engine(server.url), TOOLS)
+    assert rollout.reward == 1 and not rollout.failed and not rollout.undecided and rollout.actions[0].ids
 
 
 def test_each_module_may_have_an_engine_of_its_own():
     casts = {name: Cast() for name in FIXED}
-    flow = solve.rollout([Question("q?", "42")], Cast(), casts, TOOLS)[0]
+    rollout = solve.rollout([Question("q?", "42")], Cast(), casts, TOOLS)[0]
     calls = {name: len(cast.calls) for name, cast in casts.items()}
-    assert flow.answer == "42" and calls == {name: name != "base_generator" for name in FIXED}
+    assert rollout.answer == "42" and calls == {name: name != "base_generator" for name in FIXED}
 
 
 def test_solve_is_a_client_for_all_modules_and_the_judge(server, monkeypatch, capsys):
@@ -279,7 +279,7 @@ def test_solve_is_a_client_for_all_modules_and_the_judge(server, monkeypatch, ca
     run(solve, flags + "base_generator", server, monkeypatch)
     out = capsys.readouterr().out
     assert f"planner a-model | a server at 127.0.0.1:{server.server_port}" in out and "judge   a-model" in out
-    assert "2 flows, 80 tokens" in out  # 3 requests of 10 tokens a flow, and 1 of the judge
+    assert "2 rollouts, 80 tokens" in out  # 3 requests of 10 tokens a rollout, and 1 of the judge
 
 
 @pytest.mark.parametrize("script, flags, sentence", [
@@ -298,8 +298,8 @@ def test_a_wrong_address_is_one_sentence(server, script, flags, sentence, monkey
 def test_a_server_that_fails_a_third_of_its_requests_loses_and_rewards_nothing_wrongly(monkeypatch):
     monkeypatch.setattr(faults, "PATIENCE", 1.0)
     monkeypatch.setattr(services, "PAUSE", 0.01)
-    _, flows, wrong, _ = faults.run(20, 0.3)
-    assert wrong == [] and flows[0].failed and sum(flow.reward for flow in flows) == 14
+    _, rollouts, wrong, _ = faults.run(20, 0.3)
+    assert wrong == [] and rollouts[0].failed and sum(rollout.reward for rollout in rollouts) == 14
 
 
 def test_hostile_texts_of_models_break_nothing():

@@ -56,7 +56,7 @@ def lesson_of(rank):
     """The rank's part of a lesson: its actions, with their rollouts numbered from 0, and their advantages."""
     actions, A = lesson()
     share = SHARES[rank]
-    mine = [Action(a.prompt_ids, a.ids, a.flow - share[0]) for a in actions if a.flow in share]
+    mine = [Action(a.prompt_ids, a.ids, a.rollout - share[0]) for a in actions if a.rollout in share]
     return mine, A[list(share)]
 
 

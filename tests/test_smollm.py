@@ -145,7 +145,7 @@ def test_perfect_plans_lead_to_every_answer_with_the_toys_tools_in_two_turns(nam
 
 @pytest.fixture(scope="module")
 def found(tools):
-    """{role: examples} of a dozen flows of the blind teacher."""
+    """{role: examples} of a dozen rollouts of the blind teacher."""
     made = wordings.training(12, 0)
     teacher = wordings.Linguist(made, blind=random.Random(0))
     return warm.examples(teacher, teacher, made, tools)
@@ -187,8 +187,8 @@ def test_a_model_that_has_learnt_one_example_is_blind_and_knows_its_text(tiny, f
     for _ in range(100):
         loss = warm.learn(engine, optimizer, batch, 4096)
     (action,) = warm.actions_of(engine, [(example[0], [example[1]])])
-    flow = SimpleNamespace(actions=[Completion("", action.prompt_ids, action.ids)])
-    shares = warm.probabilities(engine, [flow], 0.7)
+    rollout = SimpleNamespace(actions=[Completion("", action.prompt_ids, action.ids)])
+    shares = warm.probabilities(engine, [rollout], 0.7)
     assert loss < 0.2 and all(abs(share - 1 / 3) < warm.BLIND for share in shares.values())
 
 
@@ -216,7 +216,7 @@ def test_the_teachers_sub_goals_calls_and_inventions_have_several_wordings(found
 
 
 def arguments(model, out, steps):
-    return Namespace(model=str(model), roles="all", flows=12, steps=steps, every=1, check=2, lr=1e-3,
+    return Namespace(model=str(model), roles="all", rollouts=12, steps=steps, every=1, check=2, lr=1e-3,
                      token_budget=4096, device="cpu", dtype=None, seed=0, out=out,
                      executor=None, verifier=None, generator=None)
 

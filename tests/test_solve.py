@@ -93,12 +93,12 @@ def questions(*texts):
     return [Question(text, "42") for text in texts]
 
 
-def flow_of(policy, fixed=None, question="q?", tools=TOOLS, **settings):
+def rollout_of(policy, fixed=None, question="q?", tools=TOOLS, **settings):
     return solve.rollout(questions(question), policy, fixed or Cast(), tools, **settings)[0]
 
 
-def outputs_of(flow):
-    return [(output["turn"], output["module"], output["text"]) for output in flow.outputs]
+def outputs_of(rollout):
+    return [(output["turn"], output["module"], output["text"]) for output in rollout.outputs]
 
 
 def doubling(run):
@@ -108,18 +108,18 @@ def doubling(run):
 
 # ---- the order of things
 def test_the_stages_come_in_the_papers_order():
-    flow = flow_of(Script(PLAN, PLAN), Script("an analysis", CALL, GO_ON, CALL, STOP, ANSWER))
-    assert outputs_of(flow) == [
+    rollout = rollout_of(Script(PLAN, PLAN), Script("an analysis", CALL, GO_ON, CALL, STOP, ANSWER))
+    assert outputs_of(rollout) == [
         (0, "analysis", "an analysis"),
         (1, "planner", PLAN), (1, "executor", CALL), (1, "double", "42"), (1, "verifier", GO_ON),
         (2, "planner", PLAN), (2, "executor", CALL), (2, "double", "42"), (2, "verifier", STOP),
         (4, "generator", ANSWER)]
-    assert flow.answer == "42" and flow.stopped and not flow.failed
+    assert rollout.answer == "42" and rollout.stopped and not rollout.failed
 
 
 def test_every_prompt_is_that_of_its_module_with_the_memory_so_far():
     policy, fixed = Script(PLAN, PLAN), Script("a", CALL, GO_ON, 'double(number="4")', STOP, ANSWER)
-    memory = flow_of(policy, fixed, question="Q").memory
+    memory = rollout_of(policy, fixed, question="Q").memory
     assert [(step.result, step.verdict) for step in memory.steps] == [("42", "CONTINUE"), ("8", "STOP")]
 
     def shown(turns, verdict=True):
@@ -136,24 +136,24 @@ def test_every_prompt_is_that_of_its_module_with_the_memory_so_far():
 
 
 def test_a_module_that_nothing_gives_a_prompt_is_one_sentence():
-    flow = solve.Flow(Question("q?", "42"), memory.Memory("q?"))
+    rollout = solve.Rollout(Question("q?", "42"), memory.Memory("q?"))
     with pytest.raises(SystemExit, match="^solve.py: .*'critic'.*: import critic and add it to STATE_"):
-        solve.prompt_of("critic", TOOLS, flow, 1000)
+        solve.prompt_of("critic", TOOLS, rollout, 1000)
 
 
 def test_a_module_of_ones_own_reads_the_whole_state(monkeypatch):
     critic = SimpleNamespace(prompt=lambda *state: " | ".join(map(str, state)))
     monkeypatch.setitem(solve.STATE_READERS, "critic", critic)
-    flow = solve.Flow(Question("q?", "42"), memory.Memory("q?", "an analysis"))
-    assert solve.prompt_of("critic", {}, flow, 1000) == "q? | {} | an analysis | No steps yet."
+    rollout = solve.Rollout(Question("q?", "42"), memory.Memory("q?", "an analysis"))
+    assert solve.prompt_of("critic", {}, rollout, 1000) == "q? | {} | an analysis | No steps yet."
 
 
 def test_only_the_planner_is_sampled():
     policy, fixed = Script(PLAN), Cast()
-    flow_of(policy, fixed, temperature=0.9, max_new_tokens=77)
+    rollout_of(policy, fixed, temperature=0.9, max_new_tokens=77)
     assert policy.calls == [(1, {"temperature": 0.9, "max_new_tokens": 77})]
     assert fixed.calls == [(1, {"temperature": 0.0, "max_new_tokens": 77})] * 4
-    flow_of(policy := Script(PLAN))
+    rollout_of(policy := Script(PLAN))
     assert policy.calls == [(1, {"temperature": 0.7, "max_new_tokens": None})]
 
 
@@ -161,10 +161,11 @@ def test_a_stop_ends_the_flow_and_the_others_go_on_in_a_smaller_batch():
     policy, turns = Cast(), {"a?": 1, "b?": 3, "c?": 2}
     enough = lambda prompt: prompt.count("Step ") >= next(n for q, n in turns.items() if q in prompt)
     fixed = Cast(verifier=lambda prompt: STOP if enough(prompt) else GO_ON)
-    flows = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=5)
+    rollouts = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=5)
     assert [size for size, _ in policy.calls] == [3, 2, 1]
-    assert [len(flow.actions) for flow in flows] == [1, 3, 2] and all(flow.stopped for flow in flows)
-    verdicts = [[step.verdict for step in flow.memory.steps] for flow in flows]
+    assert [len(rollout.actions) for rollout in rollouts] == [1, 3, 2]
+    assert all(rollout.stopped for rollout in rollouts)
+    verdicts = [[step.verdict for step in rollout.memory.steps] for rollout in rollouts]
     assert verdicts == [["STOP"], ["CONTINUE"] * 2 + ["STOP"], ["CONTINUE", "STOP"]]
     assert fixed.calls[-1][0] == 3  # one batch of answers for all
 
@@ -172,22 +173,22 @@ def test_a_stop_ends_the_flow_and_the_others_go_on_in_a_smaller_batch():
 @pytest.mark.parametrize("max_turns", [1, 2, 4])
 def test_the_turns_are_bounded_and_a_flow_that_has_spent_them_answers_all_the_same(max_turns):
     policy = Cast()
-    flow = flow_of(policy, Cast(verifier=GO_ON), max_turns=max_turns)
-    assert len(policy.prompts) == len(flow.actions) == len(flow.memory.steps) == max_turns
-    assert flow.answer == "42" and not flow.stopped and not flow.failed
+    rollout = rollout_of(policy, Cast(verifier=GO_ON), max_turns=max_turns)
+    assert len(policy.prompts) == len(rollout.actions) == len(rollout.memory.steps) == max_turns
+    assert rollout.answer == "42" and not rollout.stopped and not rollout.failed
 
 
 def test_the_planners_completions_are_kept_as_they_were_sampled():
     policy = Script(PLAN, "no plan", PLAN)
-    flow = flow_of(policy, Cast(verifier=GO_ON))
-    assert len(flow.actions) == 3 and all(map(lambda a, b: a is b, flow.actions, policy.given))
-    second = flow.actions[1]
+    rollout = rollout_of(policy, Cast(verifier=GO_ON))
+    assert len(rollout.actions) == 3 and all(map(lambda a, b: a is b, rollout.actions, policy.given))
+    second = rollout.actions[1]
     assert second.ids == [*b"no plan", 0] and second.prompt_ids == [*policy.prompts[1].encode()]
 
 
 def test_a_watcher_is_called_before_each_stage_and_sees_all_flows():
     seen, fixed = [], Cast(verifier=lambda prompt: STOP if "a?" in prompt else GO_ON)
-    watch = lambda flows, turn, module: seen.append((turn, module, [len(flow.outputs) for flow in flows]))
+    watch = lambda rollouts, turn, module: seen.append((turn, module, [len(one.outputs) for one in rollouts]))
     solve.rollout(questions("a?", "b?"), Cast(), fixed, TOOLS, max_turns=2, watch=watch)
     modules = "planner", "executor", "tools", "verifier"
     first = [(1, module, [n, n]) for n, module in enumerate(modules, 1)]
@@ -226,8 +227,9 @@ def test_each_flow_has_a_memory_of_its_own(texts):
 def test_the_time_that_tools_take_changes_nothing_but_the_seconds():
     def run(pause):
         policy, fixed = Cast(), Cast(verifier=GO_ON)
-        flow = flow_of(policy, fixed, tools=doubling(lambda number: time.sleep(pause) or "42"), max_turns=2)
-        return policy.prompts + fixed.prompts, outputs_of(flow), flow.memory.steps[0].seconds
+        tools = doubling(lambda number: time.sleep(pause) or "42")
+        rollout = rollout_of(policy, fixed, tools=tools, max_turns=2)
+        return policy.prompts + fixed.prompts, outputs_of(rollout), rollout.memory.steps[0].seconds
     *fast, _ = run(0)
     *slow, seconds = run(0.05)
     assert fast == slow and seconds >= 0.05
@@ -239,71 +241,72 @@ def test_the_seconds_of_a_batch_are_shared_by_its_rollouts_and_those_of_the_judg
         return "Verdict: True" if "Reference answer" in prompt else STOP
     start = time.perf_counter()
     judge, unclear = Cast(other=slow), Question("who?", "Jane Austen")
-    flows = solve.evaluate([unclear, *questions("q?")], Cast(), Cast(verifier=slow), TOOLS, judge=judge)[1]
-    wall, (graded, plain) = time.perf_counter() - start, [flow.seconds for flow in flows]
-    assert [flow.outputs[-1]["module"] for flow in flows] == ["judge", "generator"]
+    rollouts = solve.evaluate([unclear, *questions("q?")], Cast(), Cast(verifier=slow), TOOLS, judge=judge)[1]
+    wall, (graded, plain) = time.perf_counter() - start, [rollout.seconds for rollout in rollouts]
+    assert [rollout.outputs[-1]["module"] for rollout in rollouts] == ["judge", "generator"]
     assert plain >= 0.01 and graded >= plain + 0.01 and graded + plain <= wall
-    assert all(output["seconds"] <= wall for flow in flows for output in flow.outputs)
+    assert all(output["seconds"] <= wall for rollout in rollouts for output in rollout.outputs)
 
 
 def test_a_long_analysis_and_long_results_do_not_make_long_prompts():
     policy = Cast()
     fixed, tools = Cast(analysis="so " * 10**5, verifier=GO_ON), doubling(lambda number: "x" * 10**6)
-    flow = flow_of(policy, fixed, tools=tools, max_turns=10)
-    assert len(flow.memory.analysis) <= memory.BUDGET // 4 and "characters cut" in flow.memory.analysis
+    rollout = rollout_of(policy, fixed, tools=tools, max_turns=10)
+    assert len(rollout.memory.analysis) <= memory.BUDGET // 4 and "characters cut" in rollout.memory.analysis
     assert max(map(len, policy.prompts)) < len(policy.prompts[0]) + memory.BUDGET < 3 * memory.BUDGET
 
 
 # ---- the record of a run
 def test_a_flow_survives_its_record_but_for_its_token_ids(tmp_path):
-    flow = flow_of(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
-    flow.answer = "half a pair: \ud800, and \u2028 is no new line"
-    assert Trial("x", [flow.question], 1, 0, tmp_path / "flows.jsonl").add([flow])
-    again = solve.Flow.from_record(flow.question, json.loads((tmp_path / "flows.jsonl").read_text()))
-    assert again.memory == flow.memory and len(again.memory.steps) == 3
-    assert again.record() | {"turns": 3} == flow.record()
-    trials = lambda number: finished_trials(tmp_path, "flows", number)
-    assert trials(1) == []  # no trial is called flows-0
-    (tmp_path / "flows.jsonl").rename(tmp_path / "flows-0.jsonl")
-    assert [[again.answer for again in trial] for trial in trials(1)] == [[flow.answer]]
-    assert summary(trials(1)[0]) == summary([flow])
+    rollout = rollout_of(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
+    rollout.answer = "half a pair: \ud800, and \u2028 is no new line"
+    assert Trial("x", [rollout.question], 1, 0, tmp_path / "rollouts.jsonl").add([rollout])
+    again = solve.Rollout.from_record(rollout.question, json.loads((tmp_path / "rollouts.jsonl").read_text()))
+    assert again.memory == rollout.memory and len(again.memory.steps) == 3
+    assert again.record() | {"turns": 3} == rollout.record()
+    trials = lambda number: finished_trials(tmp_path, "rollouts", number)
+    assert trials(1) == []  # no trial is called rollouts-0
+    (tmp_path / "rollouts.jsonl").rename(tmp_path / "rollouts-0.jsonl")
+    assert [[again.answer for again in trial] for trial in trials(1)] == [[rollout.answer]]
+    assert summary(trials(1)[0]) == summary([rollout])
     assert trials(2) == [], "a trial that was cut off is none"
 
 
 def test_answers_to_other_questions_are_not_taken_for_ours(tmp_path):
-    flow, file = flow_of(Script(PLAN)), tmp_path / "flows.jsonl"
-    Trial("x", [flow.question], 1, 0, file).add([flow])
+    rollout, file = rollout_of(Script(PLAN)), tmp_path / "rollouts.jsonl"
+    Trial("x", [rollout.question], 1, 0, file).add([rollout])
     with pytest.raises(ValueError, match="holds answers to other questions"):
         Trial("x", questions("another?"), 1, 0, file).saved()
 
 
 def test_a_question_at_which_the_server_always_fails_counts_as_failed_and_ends_no_run(tmp_path):
-    trial, seeds = Trial("x", questions("a?", "bad?", "c?", "d?"), 4, 7, tmp_path / "flows.jsonl"), []
+    trial, seeds = Trial("x", questions("a?", "bad?", "c?", "d?"), 4, 7, tmp_path / "rollouts.jsonl"), []
     for seed, batch in trial.batches():
         seeds.append(seed)
-        flows = [solve.Flow(question, memory.Memory(question.question)) for question in batch]
-        flows[1].failed = "planner: host answered 503 Service Unavailable"
-        assert trial.add(flows) == (len(seeds) == 2)
-    assert [flow.failed != "" for flow in trial.flows] == [False, True, False, False]
+        rollouts = [solve.Rollout(question, memory.Memory(question.question)) for question in batch]
+        rollouts[1].failed = "planner: host answered 503 Service Unavailable"
+        assert trial.add(rollouts) == (len(seeds) == 2)
+    assert [rollout.failed != "" for rollout in trial.rollouts] == [False, True, False, False]
     assert seeds == [7 * 1_000_003] * 2, "the batch was run once more, with the same seed"
     assert trial.saved()[1]["failed"], "and it is not run again"
 
 
 def test_a_server_that_is_down_for_most_of_a_batch_twice_ends_the_run_and_nothing_of_it_is_saved(tmp_path):
-    trial, batches = Trial("x", questions("a?", "b?", "c?"), 3, 0, tmp_path / "flows.jsonl"), 0
-    with pytest.raises(ValueError, match=r"^2 of the 3 flows .*\(planner: host answered 503\): fix that"):
+    trial, batches = Trial("x", questions("a?", "b?", "c?"), 3, 0, tmp_path / "rollouts.jsonl"), 0
+    with pytest.raises(ValueError, match=r"^2 of the 3 rollouts .*\(planner: host answered 503\): fix that"):
         for _, batch in trial.batches():
             batches += 1
-            flows = [solve.Flow(question, memory.Memory(question.question)) for question in batch]
-            flows[0].failed = flows[2].failed = "planner: host answered 503"
-            trial.add(flows)
-    assert batches == 2 and trial.flows == [] == trial.saved()
+            rollouts = [solve.Rollout(question, memory.Memory(question.question)) for question in batch]
+            rollouts[0].failed = rollouts[2].failed = "planner: host answered 503"
+            trial.add(rollouts)
+    assert batches == 2 and trial.rollouts == [] == trial.saved()
 
 
 def test_without_a_file_a_batch_in_which_a_server_was_down_is_kept():
     trial = Trial("x", questions("a?"), 1, 0)
-    flow = solve.Flow(trial.questions[0], memory.Memory("a?"), failed="planner: host answered 503")
-    assert trial.add([flow]) and trial.flows == [flow] and list(trial.batches()) == [] == trial.saved()
+    rollout = solve.Rollout(trial.questions[0], memory.Memory("a?"), failed="planner: host answered 503")
+    assert trial.add([rollout]) and trial.rollouts == [rollout]
+    assert list(trial.batches()) == [] == trial.saved()
 
 
 @pytest.mark.parametrize("error, later", [
@@ -319,14 +322,14 @@ def test_only_an_outage_is_worth_another_try_later(error, later):
 # ---- the model's mistakes
 def test_a_plan_that_cannot_be_parsed_costs_a_turn_and_the_planner_reads_why():
     policy = Script("I would double it.", PLAN.replace("Tool: double", "Tool: googel"), PLAN)
-    flow = flow_of(policy, Script("a", CALL, STOP, ANSWER), max_turns=3)  # both end turns 1 and 2
+    rollout = rollout_of(policy, Script("a", CALL, STOP, ANSWER), max_turns=3)  # both end turns 1 and 2
     why = "Tool: (none)\nSub-goal: (none)\nCommand: (none)\n" \
         "Result: Error: no line 'Sub-goal: ...'. Answer in the four lines asked for.\nVerdict: CONTINUE"
     assert why in policy.prompts[1]
     assert "Error: no tool called 'googel'. Use one of: base_generator, double." in policy.prompts[2]
-    assert [(step.turn, step.error) for step in flow.memory.steps] == [(1, True), (2, True), (3, False)]
-    metrics = summary([flow])
-    assert metrics["errors"] == 2 / 3 and len(flow.actions) == 3
+    assert [(step.turn, step.error) for step in rollout.memory.steps] == [(1, True), (2, True), (3, False)]
+    metrics = summary([rollout])
+    assert metrics["errors"] == 2 / 3 and len(rollout.actions) == 3
     assert {name: n for name, (n, _, _) in metrics["calls"].items()} == {"double": 1, "unreadable": 2}
 
 
@@ -339,21 +342,21 @@ def test_a_plan_that_cannot_be_parsed_costs_a_turn_and_the_planner_reads_why():
 ])
 def test_a_call_that_cannot_be_parsed_or_run_costs_a_turn_and_the_planner_reads_why(call, why):
     policy = Script(PLAN, PLAN)
-    flow = flow_of(policy, Script("a", call, GO_ON, CALL, STOP, ANSWER))
+    rollout = rollout_of(policy, Script("a", call, GO_ON, CALL, STOP, ANSWER))
     parsed = isinstance(executor.parse(call, "double", TOOLS["double"]), executor.Call)
     command = call.replace('"', "'") if parsed else "(none)"
     assert why in policy.prompts[1] and f"Command: {command}\n" in policy.prompts[1]
-    assert [step.error for step in flow.memory.steps] == [True, False] and not flow.failed
-    assert summary([flow])["errors"] == 0.5
+    assert [step.error for step in rollout.memory.steps] == [True, False] and not rollout.failed
+    assert summary([rollout])["errors"] == 0.5
 
 
 def test_the_mistake_of_a_flow_is_not_anothers():
     policy = Script("what?", PLAN, PLAN, PLAN, PLAN)
     fixed = Script("a", "a", "a", "what?", CALL, GO_ON, STOP, CALL, CALL, GO_ON, GO_ON, "1", "2", "3")
-    flows = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=2)
-    errors = [[step.error for step in flow.memory.steps] for flow in flows]
+    rollouts = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=2)
+    errors = [[step.error for step in rollout.memory.steps] for rollout in rollouts]
     assert errors == [[True, False], [True, False], [False]]
-    results = [flow.memory.steps[0].result[:24] for flow in flows]
+    results = [rollout.memory.steps[0].result[:24] for rollout in rollouts]
     assert results == ["Error: no line 'Sub-goal", "Error: the call could no", "42"]
 
 
@@ -363,9 +366,9 @@ def test_the_queries_to_the_language_model_are_one_batch_without_doubles():
     calls = [*queries, CALL, "base_generator()", "base_generator(query=1)"]
     fixed = Script(*"aaaaaa", *calls, "Fe", "Au", *[STOP] * 6, *"123456")
     plans = Script(GENERATE, GENERATE, GENERATE, PLAN, GENERATE, GENERATE)
-    flows = solve.rollout(questions(*"abcdef"), plans, fixed, TOOLS)
-    assert [flow.memory.steps[0].result for flow in flows[:4]] == ["Fe", "Au", "Fe", "42"]
-    assert [flow.memory.steps[0].error for flow in flows] == [False] * 4 + [True] * 2
+    rollouts = solve.rollout(questions(*"abcdef"), plans, fixed, TOOLS)
+    assert [rollout.memory.steps[0].result for rollout in rollouts[:4]] == ["Fe", "Au", "Fe", "42"]
+    assert [rollout.memory.steps[0].error for rollout in rollouts] == [False] * 4 + [True] * 2
     assert fixed.calls[2] == (2, {"temperature": 0.0, "max_new_tokens": None})
     assert fixed.prompts[12:14] == ["iron", "gold"]
 
@@ -379,11 +382,11 @@ def test_only_a_query_to_the_language_model_has_its_tokens_and_errors(completion
     calls = ['base_generator(query="iron")', 'find(query="iron")']
     fixed = Script("a", "a", *calls, completion, STOP, STOP, ANSWER, ANSWER)
     plans = Script(GENERATE, PLAN.replace("Tool: double", "Tool: find"))
-    flows = solve.rollout(questions("q", "r"), plans, fixed, TOOLS | {"find": find})
-    assert [flow.failed for flow in flows] == [failed, ""]
-    steps = [[(step.result, step.error) for step in flow.memory.steps] for flow in flows]
+    rollouts = solve.rollout(questions("q", "r"), plans, fixed, TOOLS | {"find": find})
+    assert [rollout.failed for rollout in rollouts] == [failed, ""]
+    steps = [[(step.result, step.error) for step in rollout.memory.steps] for rollout in rollouts]
     assert steps == [[] if failed else [(result, result != "Fe")], [("found", False)]]
-    outputs = [output for flow in flows for output in flow.outputs]
+    outputs = [output for rollout in rollouts for output in rollout.outputs]
     assert [o["tokens"] for o in outputs if o["module"] in ("base_generator", "find")] == tokens
 
 
@@ -396,8 +399,8 @@ def test_tools_run_at_the_same_time_and_their_results_find_their_flows():
         return number
 
     fixed = Cast(executor=lambda prompt: f'double(number="{prompt[prompt.index("Question: ") + 10]}")')
-    flows = solve.rollout(questions("0", "1", "2", "3"), Cast(), fixed, doubling(late_first))
-    assert [flow.memory.steps[0].result for flow in flows] == ["0", "1", "2", "3"]
+    rollouts = solve.rollout(questions("0", "1", "2", "3"), Cast(), fixed, doubling(late_first))
+    assert [rollout.memory.steps[0].result for rollout in rollouts] == ["0", "1", "2", "3"]
 
 
 # ---- our failures
@@ -420,8 +423,8 @@ def test_a_prompt_that_is_too_long_is_made_again_with_less_memory(budget):
 @pytest.mark.parametrize("module, text", [("verifier", STOP), ("generator", ANSWER)])
 def test_the_other_readers_of_memory_get_a_shorter_one_too(module, text):
     fixed = Cast(**{module: lambda prompt: NO_ROOM if prompt.count("it ") > 1000 else text})
-    flow = flow_of(Cast(planner=wordy), fixed)
-    assert flow.answer == "42" and not flow.failed and len(fixed.prompts_of(module)) == 2
+    rollout = rollout_of(Cast(planner=wordy), fixed)
+    assert rollout.answer == "42" and not rollout.failed and len(fixed.prompts_of(module)) == 2
 
 
 def failing(module):
@@ -440,52 +443,53 @@ def test_a_flow_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on(mo
     assert [output["module"] for output in bad.outputs] == stages[: stages.index(module) + 1]
     assert bad.failed == f"{module}: {TOO_LONG}" and solve.trace(bad).endswith(f"\nFailed: {bad.failed}")
     assert (len(bad.actions), len(bad.memory.steps), bad.answer, bad.reward) == (actions, steps, "", 0)
-    assert all((flow.failed, flow.answer, flow.reward) == ("", "42", 1) for flow in (good, last))
+    assert all((rollout.failed, rollout.answer, rollout.reward) == ("", "42", 1) for rollout in (good, last))
     assert metrics["failed"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)
     assert sum("bad?" in p for p in policy.prompts_of(module) + fixed.prompts_of(module)) == len(BUDGETS)
 
 
 def test_a_flow_that_fails_in_a_later_turn_does_not_act_on_its_old_plan():
-    flow = flow_of(Script(PLAN, NO_ROOM, NO_ROOM, NO_ROOM), Script("a", CALL, GO_ON))
-    assert flow.failed == f"planner: {TOO_LONG}" and len(flow.memory.steps) == len(flow.actions) == 1
+    rollout = rollout_of(Script(PLAN, NO_ROOM, NO_ROOM, NO_ROOM), Script("a", CALL, GO_ON))
+    assert rollout.failed == f"planner: {TOO_LONG}" and len(rollout.memory.steps) == len(rollout.actions) == 1
 
 
 def test_an_engine_that_fails_otherwise_is_not_called_again():
     policy = Script(Completion("", [], [], "the server is down"))
-    assert flow_of(policy).failed == "planner: the server is down" and len(policy.calls) == 1
+    assert rollout_of(policy).failed == "planner: the server is down" and len(policy.calls) == 1
 
 
 # ---- numbers and text of a batch
 def test_every_question_stays_in_the_denominator():
     right, wrong, bad = Question("right?", "42"), Question("wrong?", "43"), Question("bad?", "")
-    metrics, flows = solve.evaluate([right, wrong, bad, right], *failing("generator"), TOOLS)
-    assert [(flow.question, flow.reward) for flow in flows] == [(right, 1), (wrong, 0), (bad, 0), (right, 1)]
-    assert [flow.failed != "" for flow in flows] == [False, False, True, False]
+    metrics, rollouts = solve.evaluate([right, wrong, bad, right], *failing("generator"), TOOLS)
+    assert [rollout.question for rollout in rollouts] == [right, wrong, bad, right]
+    assert [rollout.reward for rollout in rollouts] == [1, 0, 0, 1]
+    assert [rollout.failed != "" for rollout in rollouts] == [False, False, True, False]
     assert metrics["accuracy"] == 0.5 and metrics["failed"] == 1
 
 
 def test_a_failed_flow_is_not_right_by_chance(monkeypatch):
     monkeypatch.setattr(rules, "decide", lambda question, answer: True)
-    _, flows = solve.evaluate(questions("good?", "bad?"), *failing("planner"), TOOLS)
-    assert [flow.reward for flow in flows] == [1, 0]
+    _, rollouts = solve.evaluate(questions("good?", "bad?"), *failing("planner"), TOOLS)
+    assert [rollout.reward for rollout in rollouts] == [1, 0]
 
 
 def test_the_numbers_of_a_batch_are_means_over_flows():
     policy = Script(PLAN, PLAN, PLAN)
     calls = CALL, 'double(number="x")', STOP, GO_ON, CALL
     fixed = Script("a", "b", *calls, STOP, ANSWER, "<answer>7</answer>")
-    metrics, flows = solve.evaluate(questions("one?", "two?"), policy, fixed, TOOLS)
+    metrics, rollouts = solve.evaluate(questions("one?", "two?"), policy, fixed, TOOLS)
     tokens = sum(len(c.prompt_ids) + len(c.ids) for c in policy.given + fixed.given) / 2
     assert metrics.pop("calls")["double"][:2] == (3, 1)
     means = {"accuracy": 0.5, "turns": 1.5, "errors": 1 / 3, "failed": 0, "undecided": 0, "tokens": tokens}
     assert metrics == means
-    line = f"accuracy 0.500 [0.09, 0.91] of 2 | turns 1.50 | errors 33.3% | {tokens:.0f} tokens a flow"
+    line = f"accuracy 0.500 [0.09, 0.91] of 2 | turns 1.50 | errors 33.3% | {tokens:.0f} tokens a rollout"
     assert accuracy_line(means, 2) == line and accuracy_line(means | {"failed": 1}, 2) == line + " | failed 1"
 
 
 def test_the_trace_shows_what_every_module_wrote_turn_by_turn():
-    flow = flow_of(Script("what?", PLAN), Script("think\ntwice", CALL, STOP, ANSWER))
-    lines = solve.trace(flow).splitlines()
+    rollout = rollout_of(Script("what?", PLAN), Script("think\ntwice", CALL, STOP, ANSWER))
+    lines = solve.trace(rollout).splitlines()
     titles = ["analysis", "turn 1 planner", "turn 2 planner", "turn 2 executor", "turn 2 double",
               "turn 2 verifier", "generator"]
     assert [line.split("]")[0] for line in lines if line.startswith("[")] == ["[" + title for title in titles]
@@ -495,10 +499,10 @@ def test_the_trace_shows_what_every_module_wrote_turn_by_turn():
 
 
 def test_the_trace_is_text_that_any_terminal_can_show_and_none_obeys():
-    flow = flow_of(Cast(), Cast())
-    flow.answer = "half \ud800, \x1b[2J, \u202eback, \x07, \U000e0041 and Dvořák 北京 ☺"
+    rollout = rollout_of(Cast(), Cast())
+    rollout.answer = "half \ud800, \x1b[2J, \u202eback, \x07, \U000e0041 and Dvořák 北京 ☺"
     shown = "half \\ud800, \\x1b[2J, \\u202eback, \\x07, \\U000e0041 and Dvořák 北京 ☺"
-    assert solve.trace(flow).endswith(f"Answer: {shown}") and solve.trace(flow).encode()
+    assert solve.trace(rollout).endswith(f"Answer: {shown}") and solve.trace(rollout).encode()
 
 
 # ---- the command line
@@ -570,7 +574,7 @@ def test_a_bad_command_line_ends_with_one_sentence(run, capsys, place, text, why
 def test_a_model_that_writes_nonsense_comes_to_a_normal_end(run):
     out = run("What is the capital of France?")
     assert "[turn 2 planner]" in out and "[turn 1 executor]" not in out and "Answer: " in out
-    assert "1 flows" in out and "calls: unreadable 2 (2 errors, 0.0 s)" in out and "accuracy" not in out
+    assert "1 rollouts" in out and "calls: unreadable 2 (2 errors, 0.0 s)" in out and "accuracy" not in out
 
 
 def test_a_plain_run_takes_nothing_from_fast_and_writes_what_the_fast_one_writes(run, monkeypatch, tmp_path):
@@ -592,7 +596,7 @@ def test_a_file_of_questions_is_answered_graded_and_written_out(run, tmp_path):
     rows = rows_of(tmp_path / "run")
     assert [(row["gold"], row["reward"], row["turns"]) for row in rows] == [("4", 0, 2)] * 2
     assert all(step["error"] for row in rows for step in row["memory"]["steps"])
-    assert run("--data|@data.jsonl|--quiet").count("3 flows") == 1  # without --limit, all of them
+    assert run("--data|@data.jsonl|--quiet").count("3 rollouts") == 1  # without --limit, all of them
 
 
 def test_a_local_model_may_be_the_judge_and_what_it_writes_is_recorded(run, tmp_path):
@@ -618,17 +622,17 @@ def test_each_batch_is_shown_before_the_next_begins(run, monkeypatch, capsys):
         return rollout(*args, **settings)
 
     monkeypatch.setattr(solve, "rollout", listening)
-    assert "3 flows" in run("--data|@data.jsonl|--batch|1")
+    assert "3 rollouts" in run("--data|@data.jsonl|--batch|1")
     assert [out.count("Question: 2 + 2?") for out in shown] == [0, 1, 1]
 
 
 def test_a_typed_question_is_traced_while_it_is_answered(run, monkeypatch, capsys):
     before, call_engine = [], solve.call_engine
 
-    def listening(engine, flows, turn, module, prompt, **settings):
-        if flows:
+    def listening(engine, rollouts, turn, module, prompt, **settings):
+        if rollouts:
             before.append((module, capsys.readouterr().out))
-        return call_engine(engine, flows, turn, module, prompt, **settings)
+        return call_engine(engine, rollouts, turn, module, prompt, **settings)
 
     monkeypatch.setattr(solve, "call_engine", listening)
     after = run("q?")
@@ -637,7 +641,7 @@ def test_a_typed_question_is_traced_while_it_is_answered(run, monkeypatch, capsy
     assert "[analysis]" in shown["planner"] and "[turn 2 planner]" in shown["generator"]
     whole = "".join(text for _, text in before) + after
     assert whole.count("Question: q?") == 1 and whole.count("[turn 1 planner]") == 1
-    assert re.search(r"\[generator\].*\nAnswer: .*\n\n1 flows", after, re.S) and "[analysis]" not in after
+    assert re.search(r"\[generator\].*\nAnswer: .*\n\n1 rollouts", after, re.S) and "[analysis]" not in after
 
 
 def test_max_new_tokens_bounds_the_judge_too(run, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from test_models import CHATML, tokenizer, write
-from test_solve import ANSWER, CALL, PLAN, STOP, TOOLS, Cast, Script, flow_of
+from test_solve import ANSWER, CALL, PLAN, STOP, TOOLS, Cast, Script, rollout_of
 from transformers import AddedToken
 
 import executor
@@ -98,17 +98,18 @@ def test_each_parser_reads_what_follows_the_thinking_and_nothing_of_it(parse, go
 def test_a_flow_of_thinking_models_ends_as_one_of_models_that_do_not():
     think = lambda text: f"{THOUGHT}</think>\n\n{text}"
     fixed = Cast(analysis=think("a"), executor=think(CALL), verifier=think(STOP), generator=think(ANSWER))
-    flow, plain = flow_of(Cast(planner=think(PLAN)), fixed), flow_of(Cast(), Cast())
-    assert flow.answer == plain.answer == "42" and flow.memory.render() == plain.memory.render()
-    assert flow.memory.analysis == "a" and flow.actions[0].text == think(PLAN)  # trained as it was sampled
+    rollout, plain = rollout_of(Cast(planner=think(PLAN)), fixed), rollout_of(Cast(), Cast())
+    assert rollout.answer == plain.answer == "42" and rollout.memory.render() == plain.memory.render()
+    assert rollout.memory.analysis == "a"
+    assert rollout.actions[0].text == think(PLAN)  # trained as it was sampled
 
 
 @pytest.mark.parametrize("text, result", [
     (THOUGHT + "</think>\nIt is 42.", "It is 42."), (THOUGHT, "Error: no answer")])
 def test_what_base_generator_thinks_is_no_result(text, result):
     policy = Cast(planner=PLAN.replace("double", "base_generator"))
-    flow = flow_of(policy, Cast(executor='base_generator(query="?")', other=text))
-    assert flow.memory.steps[0].result == result
+    rollout = rollout_of(policy, Cast(executor='base_generator(query="?")', other=text))
+    assert rollout.memory.steps[0].result == result
 
 
 def test_a_verdict_that_is_only_thought_is_requested_once_more():

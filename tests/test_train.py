@@ -550,7 +550,7 @@ def test_what_is_learnt_from_is_the_very_ids_that_were_sampled_stop_token_includ
     completions = [(i, action) for i, rollout in enumerate(batches[1]) for action in rollout.actions]
     assert len(completions) == len(actions) == 16 and len(A) == 8
     for a, (i, completion) in zip(actions, completions):
-        assert a.ids is completion.ids and a.prompt_ids is completion.prompt_ids and a.flow == i
+        assert a.ids is completion.ids and a.prompt_ids is completion.prompt_ids and a.rollout == i
     stopped = [a.ids[-1] in load_engine("model").stop_ids() for a in actions]
     assert all(stop or len(a.ids) == 6 for stop, a in zip(stopped, actions)) and any(stopped)
     assert not all(stopped)  # a plan cut at the limit gets no stop token
@@ -563,7 +563,7 @@ def test_rollouts_without_an_outcome_leave_their_groups(tmp_path, monkeypatch, c
     row, = rows(run(tmp_path / "run", steps=1, max_turns=3, seed=1))
     (rewards, groups), (_, _, actions, A, of_A) = advantages.call_args.args, update.call_args.args
     assert groups == of_A == [0] * 4 + [1] and len(A) == 5
-    assert sorted(action.flow for action in actions) == [i for i in range(5) for _ in range(3)]
+    assert sorted(action.rollout for action in actions) == [i for i in range(5) for _ in range(3)]
     assert row[name] == "3" and f"| {name} 3" in capsys.readouterr().out
     assert float(row["reward"]) == sum(rewards) / 5
     assert float(row["plan_tokens"]) == sum(len(action.ids) for action in actions) / 15
@@ -683,7 +683,7 @@ def rollout_of(*errors, failed="", plan="no plan at all"):
     """A rollout with a turn for each error; "" is a turn that went well."""
     steps = [Step(n, "" if why else "python_coder", "", "", f"Error: {why}" if why else "4", error=bool(why))
              for n, why in enumerate(errors, 1)]
-    rollout = solve.Flow(Question("q", "a"), Memory("q", "", steps), failed=failed)
+    rollout = solve.Rollout(Question("q", "a"), Memory("q", "", steps), failed=failed)
     rollout.add_output(1, "planner", plan, 3, 0.1)
     return rollout
 

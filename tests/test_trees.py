@@ -112,7 +112,7 @@ def test_a_node_sees_its_own_sequence_and_nothing_else():
 
 
 def test_equal_completions_of_a_prompt_are_computed_once():
-    model, copies = tiny(), [Action([1, 2, 3], [4, 5], flow) for flow in range(4)]
+    model, copies = tiny(), [Action([1, 2, 3], [4, 5], rollout) for rollout in range(4)]
     (batch, slots), = trees.micro_batches(model, copies, 100)
     x, keep, _, y, pair, _ = trees.layout(batch, model)
     assert slots == x.numel() == 4 and keep.sum() == len(y) == 2 and pair.tolist() == [0, 1] * 4
@@ -123,7 +123,7 @@ def test_equal_completions_of_a_prompt_are_computed_once():
 def test_a_row_ends_where_attention_would_cost_more_than_sharing_saves():
     group = [Action(list(range(64)), [100 + i] * 65, i) for i in range(64)]
     rows = trees.share_rows(group, 10**6, width=32)
-    assert sorted(a.flow for _, row in rows for a in row) == list(range(64))
+    assert sorted(a.rollout for _, row in rows for a in row) == list(range(64))
     assert 1 < len(rows) < 64 and len(trees.share_rows(group, 10**6, width=4096)) < len(rows)
     assert all(nodes <= 300 for nodes, _ in trees.share_rows(group, 300, width=4096))
 
@@ -132,7 +132,7 @@ def test_padding_is_at_most_a_tenth_though_the_budget_allows_more_and_none_is_lo
     actions = [Action([i, *range(40 + 9 * i)], [1], i) for i in range(60)]
     for budget in (1, 2000, 10**6):
         micro_batches = trees.micro_batches(tiny(), actions, budget)
-        assert sorted(a.flow for batch, _ in micro_batches for a in batch) == list(range(60))
+        assert sorted(a.rollout for batch, _ in micro_batches for a in batch) == list(range(60))
         for batch, slots in micro_batches:
             assert len(batch.rows) == 1 or slots <= budget
             assert batch.nodes >= 0.9 * slots or slots <= trees.SMALL
@@ -145,14 +145,14 @@ def test_a_row_that_does_not_fit_is_cut_down_to_single_sequences():
         tried.append(len(batch))
         if len(batch) > 1:
             raise torch.OutOfMemoryError("a test says so")
-        flows.append(batch[0].flow)
-    flows, copies = [], [Action([1, 2, 3], [4, 5], n) for n in range(5)]
+        rollouts.append(batch[0].rollout)
+    rollouts, copies = [], [Action([1, 2, 3], [4, 5], n) for n in range(5)]
     batches_of = partial(trees.micro_batches, tiny())
     with pytest.warns(UserWarning, match="Out of memory"):
         for attempt in TokenBudget(100).batches(copies, lambda a: 5, batches_of=batches_of):
             with attempt as batch:
                 work(batch)
-    assert sorted(flows) == list(range(5)) and tried[0] == 5
+    assert sorted(rollouts) == list(range(5)) and tried[0] == 5
 
 
 # ---- mini-batches, flat groups -----------------------------------------------------------------------------
@@ -185,12 +185,12 @@ def test_a_flat_group_has_no_old_log_probs_and_with_beta_its_kl_alone():
         scoring = fast(model, reference)
 
         def token_logps(model, actions, temperature):
-            scored.append((model, {a.flow for a in actions}, torch.is_grad_enabled()))
+            scored.append((model, {a.rollout for a in actions}, torch.is_grad_enabled()))
             return scoring["token_logps"](model, actions, temperature)
         scored.clear()
         way = scoring | {"token_logps": token_logps}
         learn(model, actions, A, reference, groups=groups, minibatches=3, beta=beta, way=way)
-        union = lambda rows: {flow for _, flows, _ in rows for flow in flows}
+        union = lambda rows: {rollout for _, rollouts, _ in rows for rollout in rollouts}
         assert union(row for row in scored if row[2]) == set(range(9 if beta else 7))
         assert union(row for row in scored if row[0] is reference) == (set(range(9)) if beta else set())
         assert not union(row for row in scored if row[0] is model and not row[2]) & {7, 8}

@@ -11,7 +11,7 @@ A million parameters can play planner, executor, verifier and generator for two 
 some tens of tokens long for this model (pieces.py), and its warm start has two stages:
 
     copying        the answer repeats a random sequence from the prompt: numbers are then copied right
-    supervision    the answers of all modules in real flows (solve.rollout, real tools), written by a teacher
+    supervision    the answers of all modules in real rollouts (solve.py, real tools), written by a teacher
                    that knows every format and sub-goal, but picks its tools at random (teacher.py)
 """
 
@@ -184,13 +184,13 @@ def note_what_it_was_made_for(folder, engine, **known):
     (folder / "made_for.json").write_text(text + "\n", encoding="utf-8")
 
 
-def make_engine(flows, steps, copy_steps, seed):
-    """The toy's engine: a new tokenizer, and a model warm-started on `flows` flows of the blind teacher."""
-    made = questions(flows, False, seed=seed + 10, noise=True)
+def make_engine(rollouts, steps, copy_steps, seed):
+    """The toy's engine: a new tokenizer, and a model warm-started on `rollouts` of the blind teacher."""
+    made = questions(rollouts, False, seed=seed + 10, noise=True)
     teacher = Teacher(made, blind=random.Random(seed))
     tools = toolbox(TOY_TOOLS, TOY / "corpus.jsonl")
     metrics, _ = solve.evaluate(for_flow(made), teacher, teacher, tools)
-    print(f"the blind teacher: {accuracy_line(metrics, flows)}")
+    print(f"the blind teacher: {accuracy_line(metrics, rollouts)}")
 
     texts = [text for pair in teacher.examples for text in pair]
     texts += [row["question"] for row in questions(2000, True, seed=seed + 11)]  # their words become tokens
@@ -203,8 +203,8 @@ def make_engine(flows, steps, copy_steps, seed):
     def pairs(examples):
         return [(engine.encode(prompt), encode(text) + [tokenizer.eos_token_id]) for prompt, text in examples]
 
-    sources = {"flows": (pairs(teacher.examples), 6)}
-    sources["comparisons"] = (pairs(comparisons(2 * flows, random.Random(seed))), 1)
+    sources = {"rollouts": (pairs(teacher.examples), 6)}
+    sources["comparisons"] = (pairs(comparisons(2 * rollouts, random.Random(seed))), 1)
     names = [word for row in [*ELEMENTS, *COUNTRIES] for word in row]
     words = [encode(number)[0] for number in NUMBERS] + 2 * [i for name in names for i in encode(f" {name}")]
     size = sum(p.numel() for p in engine.model.parameters()) / 1e6
@@ -218,10 +218,10 @@ def check(engine, test):
     must write plans that can be parsed, but pick its tools blindly."""
     tools, test_questions = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), for_flow(test)
     torch.manual_seed(0)
-    perfect, flows = solve.evaluate(test_questions, Teacher(test), engine, tools)
+    perfect, rollouts = solve.evaluate(test_questions, Teacher(test), engine, tools)
     print(f"perfect plans, toy modules: {accuracy_line(perfect, len(test))}")
-    for flow in [flow for flow in flows if not flow.reward][:5]:
-        print(solve.trace(flow), f"(wrong: {flow.question.answer})\n")
+    for rollout in [rollout for rollout in rollouts if not rollout.reward][:5]:
+        print(solve.trace(rollout), f"(wrong: {rollout.question.answer})\n")
     blind, _ = solve.evaluate(test_questions, engine, engine, tools)
     print(f"toy plans, toy modules:     {accuracy_line(blind, len(test))}")
     if perfect["accuracy"] < 0.97 or blind["accuracy"] > 0.55 or blind["errors"] < 0.15:
@@ -232,7 +232,7 @@ def check(engine, test):
 def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
-    parser.add_argument("--flows", type=int, default=16000, help="flows of the teacher to learn from")
+    parser.add_argument("--rollouts", type=int, default=16000, help="rollouts of the teacher to learn from")
     parser.add_argument("--steps", type=int, default=4000, help="steps of the warm start")
     parser.add_argument("--drilling", type=int, default=750, help="how many of them only copy")
     parser.add_argument("--seed", type=int, default=0, help="decides everything random")
@@ -243,7 +243,7 @@ def main():
     if args.check:
         return check(load_engine(str(TOY)), test)
     make_files(TOY)
-    engine = make_engine(args.flows, args.steps, args.drilling, args.seed)
+    engine = make_engine(args.rollouts, args.steps, args.drilling, args.seed)
     engine.save(TOY)
     note_what_it_was_made_for(TOY, engine, questions=pattern().pattern)
     check(engine, test)

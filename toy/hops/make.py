@@ -4,8 +4,8 @@
     python toy/hops/make.py --check     check the toy that is there
 
 The model starts from the first toy (toy/), which can copy and knows most pieces of the prompts. It gets more
-tokens (pieces.py), and learns from a teacher's flows (teacher.py) in worlds that are drawn anew, so that it
-cannot learn what leads to a thing's number by its name.
+tokens (pieces.py), and learns from a teacher's rollouts (teacher.py) in worlds that are drawn anew, so that
+it cannot learn what leads to a thing's number by its name.
 """
 
 import argparse
@@ -62,8 +62,8 @@ def quick_python(code):
     return "Error: SyntaxError: invalid syntax (line 1)"
 
 
-def teachers_examples(flows, seed):
-    """[(prompt, text)] of all modules, from `flows` flows of the blind teacher in WORLDS worlds."""
+def teachers_examples(rollouts, seed):
+    """[(prompt, text)] of all modules, from `rollouts` rollouts of the blind teacher in WORLDS worlds."""
     rng, examples = random.Random(seed), []
     for n in range(WORLDS):
         world = World(f"warm start {seed} {n}")
@@ -72,7 +72,7 @@ def teachers_examples(flows, seed):
             write_rows(corpus, world.rows)
             tools = toolbox(list(TOOLS), corpus)
             tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
-            made = world.questions(flows // WORLDS, "train", seed=rng.random(), noise=True)
+            made = world.questions(rollouts // WORLDS, "train", seed=rng.random(), noise=True)
             teacher = Teacher(made, blind=rng, guided=rng.choice([0.3, 0.9]))
             with torch.no_grad():
                 solve.rollout(for_flow(made), teacher, teacher, tools, MAX_TURNS)
@@ -81,18 +81,18 @@ def teachers_examples(flows, seed):
 
 
 def copies_from_memory(prompt, text):
-    """Is this a plan with an address, numbers or a name that only the memory holds? Few of a flow's are."""
+    """Is this a plan with an address, numbers or a name that only the memory holds? Few plans are."""
     found = re.match(rf"{WHY}\nContext: (.*)\nSub-goal: {GOAL}(.*)\n", text)
     return bool(found) and (found[1] != "none" or found[2] not in prompt.split("\nMemory:\n")[0])
 
 
-def make_engine(base, flows, steps, copy_steps, rate, seed):
-    """The engine: a checkpoint with more tokens, warm-started on `flows` flows of the blind teacher."""
+def make_engine(base, rollouts, steps, copy_steps, rate, seed):
+    """The engine: a checkpoint with more tokens, warm-started on `rollouts` rollouts of the blind teacher."""
     engine = load_engine(base)
     tokenizer, model = engine.tokenizer, engine.model
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in prompt_pieces()])
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    examples = teachers_examples(flows, seed)
+    examples = teachers_examples(rollouts, seed)
 
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False)
@@ -108,7 +108,7 @@ def make_engine(base, flows, steps, copy_steps, rate, seed):
     print(f"{size:.2f} M parameters, {len(tokenizer)} tokens, {len(pairs)} examples, "
           f"prompts of {lengths[len(lengths) // 2]} tokens in the median, {lengths[-1]} at most", flush=True)
     hard = encoded((prompt, text) for prompt, text in examples if copies_from_memory(prompt, text))
-    sources = {"flows": (pairs, 4), "plans": (hard, 2), "old names": (renamed, 1)}
+    sources = {"rollouts": (pairs, 4), "plans": (hard, 2), "old names": (renamed, 1)}
     warm_start(engine, sources, words, steps, copy_steps, random.Random(seed), rate=rate)
     return engine
 
@@ -118,13 +118,13 @@ def check(engine):
     tools, world = toolbox(list(TOOLS), HOPS / "corpus.jsonl"), World(0)
     test = splits(world)["test"]
     torch.manual_seed(0)
-    perfect, flows = solve.evaluate(for_flow(test), Teacher(test), engine, tools, max_turns=MAX_TURNS)
+    perfect, rollouts = solve.evaluate(for_flow(test), Teacher(test), engine, tools, max_turns=MAX_TURNS)
     print(f"perfect plans, toy modules: {accuracy_line(perfect, len(test))}")
-    for flow in [flow for flow in flows if not flow.reward][:5]:
-        print(solve.trace(flow), f"(wrong: {flow.question.answer})\n")
+    for rollout in [rollout for rollout in rollouts if not rollout.reward][:5]:
+        print(solve.trace(rollout), f"(wrong: {rollout.question.answer})\n")
     asked = [question for question in for_flow(test[:96]) for _ in range(16)]
-    blind, flows = solve.evaluate(asked, engine, engine, tools, max_turns=MAX_TURNS)
-    some = [any(flow.reward for flow in flows[i : i + 16]) for i in range(0, len(flows), 16)]
+    blind, rollouts = solve.evaluate(asked, engine, engine, tools, max_turns=MAX_TURNS)
+    some = [any(rollout.reward for rollout in rollouts[i : i + 16]) for i in range(0, len(rollouts), 16)]
     print(f"toy plans, toy modules:     {accuracy_line(blind, len(asked))}")
     print(f"groups of 16 with a success: {sum(some)} of {len(some)}")
     if perfect["accuracy"] < 0.97 or blind["accuracy"] > 0.10 or sum(some) < len(some) / 3:
@@ -135,7 +135,7 @@ def check(engine):
 def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
-    parser.add_argument("--flows", type=int, default=3200, help="flows of the teacher to learn from")
+    parser.add_argument("--rollouts", type=int, default=3200, help="rollouts of the teacher to learn from")
     parser.add_argument("--steps", type=int, default=1800, help="steps of the warm start")
     parser.add_argument("--drilling", type=int, default=120, help="how many of them only copy")
     parser.add_argument("--base", default=str(TOY), help="the checkpoint to start from")
@@ -148,7 +148,7 @@ def main():
     if args.check:
         return check(load_engine(str(HOPS)))
     make_files(HOPS)
-    engine = make_engine(args.base, args.flows, args.steps, args.drilling, args.rate, args.seed)
+    engine = make_engine(args.base, args.rollouts, args.steps, args.drilling, args.rate, args.seed)
     engine.save(HOPS)
     note_what_it_was_made_for(HOPS, engine, questions=pattern().pattern, kinds=EXAMPLES)
     check(engine)
