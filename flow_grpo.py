@@ -202,16 +202,15 @@ def ready_to_update(model, reference=None):
                     setattr(module, name, 0.0)
 
 
-def update(passes, optimizer, actions, advantages, groups=None, *, temperature, clip=(0.2, 0.3), beta=0.001,
+def update(passes, optimizer, actions, A, groups=None, *, temperature, clip=(0.2, 0.3), beta=0.001,
            minibatches=1, max_grad_norm=1.0, token_mean=False, seed=0):
     """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
-    passes: Passes(model, reference, token_logps, ...), which computes the log-probs (scale/passes.py). Its
-    micro_batches() empties .grad and yields an attempt for each micro-batch: `with attempt as batch`. If
-    memory runs out inside, the error ends there, and the same actions come again in smaller batches.
-    actions: list[Action], all turns of all rollouts, in any order. advantages: (N,), indexed by Action.rollout.
-    groups: the group of each rollout, (N,), or None: split() keeps a group in one mini-batch where it can.
-    This decides which rollouts share an optimiser step, and not the objective of the batch.
+    passes: Passes(model, reference, token_logps, ...), which computes the log-probs (scale/passes.py), in
+    micro-batches that fit into memory.
+    actions: list[Action], all turns of all rollouts, in any order. A: the advantage of each rollout, (N,),
+    indexed by Action.rollout. groups: the group of each rollout, (N,), or None. split() keeps a group in one
+    mini-batch where it can: this decides which rollouts share an optimiser step, and not the objective.
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it.
 
     π_θold is the model as it comes in. It scores the later mini-batches before the first step. The first
@@ -220,12 +219,12 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
     With several GPUs each process brings its part of the rollouts. Counts and gradients are summed over the
     processes, so the objective is that of the joint batch. The model is left in eval mode, ready to sample.
     """
-    A, turns = torch.as_tensor(advantages).tolist(), Counter(a.rollout for a in actions)       # A_i, T_i
+    A, turns = torch.as_tensor(A).tolist(), Counter(a.rollout for a in actions)             # A_i, T_i
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check(actions, groups, len(A), temperature)
     ready_to_update(model, passes.reference)
-    report = passes.begin()
+    report = passes.begin()         # collects numbers for the log and changes nothing (scale/report.py)
 
     parts = []                                                              # the actions of each mini-batch
     for rollouts in split(range(len(A)) if groups is None else groups, minibatches, seed):
@@ -236,6 +235,8 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
         # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
         parts.append([a for a in part if beta or a.A])
 
+    # Read `for attempt in ...: with attempt as batch:` as `for batch in ...:`. The `with` is for a lack of
+    # memory in the body: it stops the error, and the same actions come again in smaller batches.
     for part in parts[1:]:                                                  # π_θold, before the first step
         for attempt in passes.micro_batches([a for a in part if a.A]):
             with attempt as batch, torch.no_grad():
@@ -244,7 +245,7 @@ def update(passes, optimizer, actions, advantages, groups=None, *, temperature, 
                     a.old = logp                                                            # (|a|,)
 
     for part in parts:
-        for attempt in passes.micro_batches(part):                          # .grad is empty now
+        for attempt in passes.micro_batches(part):                          # empties .grad first
             with attempt as batch:
                 logp_ref = passes.reference_logps(batch, temperature) if beta else None     # (K,)
                 logp     = passes.policy_logps(batch, temperature)                          # (K,)

@@ -9,7 +9,7 @@
     python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
     python solve.py --plain                  without fast/: slower, and the code to read first
 
-rollout() runs a batch of questions through the modules:
+A Rollout is one question on its way through the flow. rollout() runs a batch of questions:
 
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
 
@@ -24,49 +24,34 @@ Three kinds of failure are kept apart:
     the system's  a prompt does not fit the model even with a shortened memory, or a model server stays down:
                   the rollout has failed; it is counted, but neither rewarded nor trained on
 
-answer() is the loop over batches: roll out, grade, save, print. evaluate() rolls out and grades one batch,
-for train.py. trace() shows a rollout as text. main() loads what the command line names, and calls answer().
+evaluate() rolls out and grades one batch; train.py calls it, too. answer() calls it for all questions of a
+command, batch by batch. main() loads what the command line names.
 """
 
-import dataclasses
-import sys
+from cli import early
+
+early.check(__name__, "solve.py")  # --help and mistakes end here: the imports below take seconds
+
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from logbook import endings
-
-endings.without_traceback(__name__)
-
-import tools as toolset
-from cli import command_line, comparing
-
-if __name__ == "__main__":
-    # --help, mistakes and --compare need no torch, whose import takes seconds. main() parses again.
-    with endings.errors_leave("solve.py"):
-        args = command_line.solve_arguments(toolset.TOOLS)
-        command_line.before_imports(args, toolset.toolbox(args.tools, args.corpus))
-    comparing.leave_if_compared(args)
-
 import torch
-from tqdm import tqdm
 
 import executor
 import generator
 import planner
+import tools as toolset
 import verifier
-from cli import answering, toy_warning
-from cli.command_line import TOY_TOOLS
-from cli.progress import Progress
-from logbook.records import Trial
+from cli import answering, command_line
+from cli.progress import progress_bar
+from cli.watching import watching
 from memory import BUDGET, Memory, Step
 from models.completion import TOO_LONG
 from models.tokens import after_thinking
 from rewards.grade import grade
 from rewards.metrics import summary
-from rewards.questions import Question, prose_warning
-from world import services
-from world.text import printable, truncate
+from rewards.questions import Question
+from world.text import truncate
 
 BUDGETS = (BUDGET, BUDGET // 4, BUDGET // 16)  # characters of memory in a prompt, tried in this order
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated in the record
@@ -88,15 +73,14 @@ class Rollout:
     answer: str = ""
     reward: float = 0.0  # R(o), 1 or 0, one for the whole rollout
     seconds: float = 0.0  # its share of the batch's time, plus the judge's
-    printed: int = 0  # lines of its trace that have been printed, see print_traces()
 
     def add_output(self, turn, module, text, tokens, seconds):
-        """Add what a module or a tool wrote. seconds: of the batched call, the same for all its rollouts."""
+        """Note what a module or a tool wrote. seconds: of the batched call, the same for all its rollouts."""
         output = {"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT)}
         self.outputs.append(output | {"tokens": tokens, "seconds": round(seconds, 3)})
 
     def add_result(self, turn, result):
-        """Add the step of this turn, still without a verdict. If the engine of a tool is down, fail."""
+        """Add this turn's step to the memory, still without a verdict. If the tool's engine is down, fail."""
         if result.failed:
             self.failed = f"{self.plan.tool}: {result.failed}"
             return
@@ -106,30 +90,15 @@ class Rollout:
         self.memory.steps.append(step)
         self.add_output(turn, tool, result.text, result.tokens, result.seconds)
 
-    def record(self):
-        """The rollout as data for JSON, without its token ids."""
-        q = self.question
-        data = {"id": q.id, "kind": q.kind, "question": q.question, "gold": q.answer, "answer": self.answer}
-        data |= {"reward": self.reward, "failed": self.failed, "undecided": self.undecided}
-        data |= {"turns": len(self.actions), "seconds": round(self.seconds, 3)}
-        return data | {"memory": dataclasses.asdict(self.memory), "words": self.outputs}
-
-    @classmethod
-    def from_record(cls, question, data):
-        """The rollout that record() wrote, without its actions."""
-        steps = [Step(**step) for step in data["memory"]["steps"]]
-        filled = Memory(data["memory"]["question"], data["memory"]["analysis"], steps)
-        names = "answer", "reward", "failed", "undecided", "seconds"
-        return cls(question, filled, outputs=data["words"], **{name: data[name] for name in names})
-
 
 def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
     that samples. fixed: the engine of all other modules, or {module: engine} (a module that is not in it gets
-    the engine of the analysis).
-    watch(rollouts, turn, module), if given, is called before each stage: it may show the progress.
+    the engine of the analysis). An engine is a language model: engine(prompts, ...) -> [Completion].
+    watch: for people who wait. If given, watch(rollouts, turn, module) is called before each stage, to show
+    or save what there is so far. It changes nothing: the rollouts are the same without it.
     """
     start = time.perf_counter()
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
@@ -137,15 +106,19 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
     greedy = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
     sampled = {"temperature": temperature, "max_new_tokens": max_new_tokens}
 
-    def stage(module, turn, live):
-        """One module writes for each of these rollouts that has not failed: [(rollout, Completion)]."""
-        live = [rollout for rollout in live if not rollout.failed]
+    def begin(module, turn, candidates):
+        """A stage begins: with those of these rollouts that have not failed."""
+        live = [rollout for rollout in candidates if not rollout.failed]
         if live and watch:
             watch(rollouts, turn, module)
+        return live
+
+    def stage(module, turn, candidates):
+        """One module writes for each of these rollouts that has not failed: [(rollout, Completion)]."""
         engine = engines.get(module, engines["analysis"])
         settings = sampled if module == "planner" else greedy
         prompt = lambda rollout, budget: prompt_of(module, tools, rollout, budget)
-        return call_engine(engine, live, turn, module, prompt, **settings)
+        return call_engine(engine, begin(module, turn, candidates), turn, module, prompt, **settings)
 
     def base_generator(queries):
         """The engine behind the one tool that needs one."""
@@ -159,17 +132,16 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
         for rollout, completion in stage("planner", turn, live):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
-            if isinstance(rollout.plan, str):  # a parse error costs the turn; the planner's next prompt shows it
+            if isinstance(rollout.plan, str):  # a parse error costs the turn; the next prompt shows it
                 step = Step(turn, "", "", "", f"Error: {rollout.plan}", error=True, verdict="CONTINUE")
                 rollout.memory.steps.append(step)
 
         planned = [rollout for rollout in live if not rollout.failed and not isinstance(rollout.plan, str)]
         for rollout, completion in stage("executor", turn, planned):
-            rollout.call = executor.parse(completion.text, rollout.plan.tool, tools[rollout.plan.tool])
+            tool = rollout.plan.tool
+            rollout.call = executor.parse(completion.text, tool, tools[tool])
 
-        called = [rollout for rollout in planned if not rollout.failed]  # a call's parse error becomes its result
-        if called and watch:
-            watch(rollouts, turn, "tools")
+        called = begin("tools", turn, planned)  # a call's parse error becomes its result
         results = toolset.run_calls([rollout.call for rollout in called], tools, base_generator)
         for rollout, result in zip(called, results):
             rollout.add_result(turn, result)
@@ -208,10 +180,11 @@ def prompt_of(module, tools, rollout, budget):
 def call_engine(engine, rollouts, turn, module, prompt, **settings):
     """One batched call of an engine: [(rollout, Completion)], without the rollouts that fail.
 
-    prompt(rollout, budget) -> text. One that does not fit the model is made again with less memory. It fails
-    if its prompt never fits, or if the engine gives another error. settings: temperature, max_new_tokens.
+    prompt(rollout, budget) -> text. One that does not fit the model is made again with less memory. A rollout
+    fails if its prompt never fits, or if the engine gives another error. settings: temperature,
+    max_new_tokens.
     """
-    completions, waiting = {}, range(len(rollouts))
+    completions, waiting = {}, range(len(rollouts))  # both by the rollout's place in the list
     start = time.perf_counter()
     for budget in BUDGETS:
         if waiting:
@@ -225,121 +198,50 @@ def call_engine(engine, rollouts, turn, module, prompt, **settings):
     return [(rollout, completions[i]) for i, rollout in enumerate(rollouts) if not rollout.failed]
 
 
-def answer(trial, args, policy, fixed, tools, judge):
-    """Answer the questions of a trial, batch by batch: roll out, grade, save, print.
-
-    trial: a logbook.records.Trial. Batches that a stopped run has saved are only printed.
-    """
-    trial.rollouts = [Rollout.from_record(*pair) for pair in zip(trial.questions, trial.saved())]
-    print_traces(trial.rollouts, args)
-    with Progress(len(trial.questions), trial.name, len(trial.rollouts)) as progress:
-
-        def watch(rollouts, turn, module):  # before each stage
-            progress(rollouts, turn, module)
-            trial.save_unfinished(rollouts)
-            if args.question:
-                print_traces(rollouts, args, ended=False)
-
-        for seed, questions in trial.batches():
-            torch.manual_seed(seed)
-            rollouts = rollout(questions, policy, fixed, tools, watch=watch, **rollout_settings(args))
-            watch(rollouts, 0, "grade")
-            grade(rollouts, judge)
-            if trial.add(rollouts):  # False: a server was down, and batches() repeats these questions
-                print_traces(rollouts, args)
-                progress.next_batch(trial.rollouts)
-
-
 def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings):
-    """Run and grade all questions in one batch: ({metric: number}, [Rollout]). Accuracy counts a failed
-    rollout as not right.
+    """Roll out and grade one batch: ({metric: number}, [Rollout]). In the accuracy, a failed rollout counts
+    as not right.
 
     watch, settings: of rollout(). Without watch there is a progress bar.
     """
-    with nullcontext(watch) if watch else Progress(len(questions)) as shown:
-        rollouts = rollout(questions, policy, fixed, tools, watch=shown, **settings)
-        shown(rollouts, 0, "grade")
+    with progress_bar(len(questions), unless=watch) as watch:
+        rollouts = rollout(questions, policy, fixed, tools, watch=watch, **settings)
+        watch(rollouts, 0, "grade")
         grade(rollouts, judge)
     return summary(rollouts), rollouts
 
 
-def trace(rollout, ended=True):
-    """A rollout as text: what every module and tool wrote, turn by turn. Control characters are escaped.
+def answer(trial, args, policy, fixed, tools, judge):
+    """Answer the questions of a trial, batch by batch: roll out, grade, save, print.
 
-    ended: whether there is an answer to show. While a rollout runs, its trace only grows at the end.
+    trial: a logbook.records.Trial. It leaves out the batches that a stopped run has saved.
     """
-    lines = [f"Question: {rollout.question.question}"]
-    for output in rollout.outputs:
-        once_a_rollout = output["module"] in ("analysis", "generator", "judge")
-        title = output["module"] if once_a_rollout else f"turn {output['turn']} {output['module']}"
-        tokens = f"{output['tokens']} tokens, " if output["tokens"] else ""
-        lines.append(f"[{title}]  {tokens}{output['seconds']:.2f} s")
-        lines += ["    " + line for line in output["text"].strip().splitlines()]
-    if ended:
-        lines.append(f"Failed: {rollout.failed}" if rollout.failed else f"Answer: {rollout.answer}")
-    return printable("\n".join(lines))
-
-
-def print_traces(rollouts, args, ended=True):
-    """Print the lines of each rollout's trace that are not printed yet. ended: as in trace()."""
-    if args.quiet or args.benchmark:
-        return
-    for rollout in rollouts:
-        lines = trace(rollout, ended).split("\n")
-        new, rollout.printed = lines[rollout.printed :], len(lines)
-        if ended and not args.question:
-            verdict = "right" if rollout.reward > 0 else f"wrong: {rollout.question.answer}"
-            new[-1] += printable(f"  ({verdict})")
-        if new:
-            tqdm.write("\n".join(new) + "\n" * ended)  # above the progress bar
-    sys.stdout.flush()
+    settings = command_line.rollout_settings(args)
+    with watching(trial, args) as watch:  # progress bar, live trace, unfinished rollouts on disk
+        for seed, questions in trial.batches():
+            torch.manual_seed(seed)
+            _, rollouts = evaluate(questions, policy, fixed, tools, judge, watch, **settings)
+            if trial.add(rollouts):  # saves them; False: a server was down, and batches() repeats these
+                watch.finished(rollouts)
 
 
 # ------------------------------------------------------------------------------------------- the command line
-def example_prompts():
-    """{module: its prompt in one state}. They tell if a prompt was edited after the toy had been made."""
-    question, tools = "What is 2 + 2?", {name: toolset.TOOLS[name] for name in TOY_TOOLS}
-    step = Step(1, "python_coder", "Add.", 'python_coder(code="print(2 + 2)")', "4", verdict="CONTINUE")
-    rollout = Rollout(Question(question, ""), Memory(question, "A sum.", [step]))
-    rollout.plan = planner.Plan(question, "Add.", "python_coder")
-    return {module: prompt_of(module, tools, rollout, BUDGET)
-            for module in ("analysis", "planner", "executor", "verifier", "generator")}
-
-
-def load_tools(args):
-    """The toolbox, and the cache of the judge's verdicts. With --cache it also holds results from the web."""
-    cache = services.Cache(args.cache or ":memory:")
-    return toolset.toolbox(args.tools, args.corpus, cache if args.cache else None), cache
-
-
-def rollout_settings(args):
-    """The settings of rollout() that a command line of solve.py or train.py has."""
-    return {name: getattr(args, name) for name in ("max_turns", "temperature", "max_new_tokens")}
-
-
 def main():
     args = command_line.solve_arguments(toolset.TOOLS)
-    with endings.errors_leave("solve.py"):  # a run that cannot begin ends here, with one sentence
-        sets = answering.load_questions(args)
-        tools, cache = load_tools(args)
-        left_out, args.tools = toolset.left_out(args.tools), list(tools)
-        policy, fixed, judge, lines = answering.load_models(args, cache, tools, left_out)
-        folder = answering.open_run(args)
-    lines.append(toy_warning.warning([policy, *fixed.values()], example_prompts(), tools, args.question))
-    lines.append(prose_warning(sets["questions"]) if args.data and not judge else "")
-    for line in filter(None, lines):
-        print(printable(line))
-    print(flush=True)
+    sets, cast, folder = answering.begin(args, toolset, example_prompts())
+    with answering.trials(args, sets, folder) as trials:  # also prints the numbers, even after Ctrl-C
+        for trial in trials:
+            answer(trial, args, *cast)
 
-    for name, questions in sets.items():
-        start, trials = time.perf_counter(), []
-        with answering.partial_results(args, trials):
-            for number in range(args.trials):
-                file = folder and folder / f"{name}-{number}.jsonl"
-                trials.append(Trial(name, questions, args.batch, args.seed * 1_009 + number, file))
-                answer(trials[-1], args, policy, fixed, tools, judge)
-        answering.print_summary(args, name, trials, time.perf_counter() - start)
-    answering.print_end(args)
+
+def example_prompts():
+    """{module: its prompt in one state}: with other prompts the toy answers badly, and cli/ warns of that."""
+    question, tools = "What is 2 + 2?", {name: toolset.TOOLS[name] for name in command_line.TOY_TOOLS}
+    step = Step(1, "python_coder", "Add.", 'python_coder(code="print(2 + 2)")', "4", verdict="CONTINUE")
+    plan = planner.Plan(question, "Add.", "python_coder")
+    rollout = Rollout(Question(question, ""), Memory(question, "A sum.", [step]), plan=plan)
+    return {module: prompt_of(module, tools, rollout, BUDGET)
+            for module in ("analysis", "planner", "executor", "verifier", "generator")}
 
 
 if __name__ == "__main__":

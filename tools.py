@@ -1,8 +1,14 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
 TOOLS is the toolset K: for each tool its function (the functions live in world/) and what the planner and the
-executor read about it. To add a tool, write one function and one entry. run_calls() runs the calls of a turn,
-and toolbox() chooses the tools of a run.
+executor read about it. To add a tool, write one function and one entry. toolbox() chooses the tools of a run.
+
+run_calls() runs the calls of a turn. A call takes one of two ways to its Result: a function runs in a thread,
+
+    run_call() -> run_tool() -> check() -> the tool's function
+
+and base_generator, the tool that is a language model, answers all queries of the turn in one batch
+(answer_queries()).
 
 A call never raises. The result of a tool-calling error starts with "Error:", whether the model made the
 mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and the rollout
@@ -31,7 +37,7 @@ RESULT_BUDGET = 4000  # characters of a result that reach memory
 class Tool:
     """One tool: its function, and what the modules read about it."""
 
-    run: Callable[..., str] | None  # None: a language model answers the argument "query", see run_calls()
+    run: Callable[..., str] | None  # None: a language model answers the argument "query"
     description: str  # what it does, for the planner
     arguments: dict[str, str]  # name -> meaning; all are strings, all are required
     limits: str  # what to know before choosing it
@@ -101,33 +107,55 @@ class Result:
 def run_calls(calls, tools, base_generator):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    calls: [executor.Call, or a parse error]. base_generator: the engine behind tools without a function. Its
-    queries are one batch, and the other calls run meanwhile, eight at a time, each with its own time limit.
+    calls: [executor.Call, or a parse error]. base_generator: the engine behind the tool without a function.
+    Its queries are one batch, and the other calls run meanwhile, eight at a time, each with its own time
+    limit.
 
     The verifier waits until all rollouts have their results. If it began with the first ones, its batches
     would depend on timing, and with them the last bits of what is sampled.
     """
-    queries = [query_of(parsed, tools) for parsed in calls]
+    queries = {i: call.arguments["query"] for i, call in enumerate(calls) if is_query(call, tools)}
     pool = ThreadPoolExecutor(max_workers=8)
     try:
-        running = [pool.submit(run_call, parsed, tools) if query is None else None
-                   for parsed, query in zip(calls, queries)]
-        generated = generate([query for query in queries if query is not None], base_generator)
-        return [future.result() if future else generated[query] for future, query in zip(running, queries)]
+        running = {i: pool.submit(run_call, call, tools) for i, call in enumerate(calls) if i not in queries}
+        results = answer_queries(queries, base_generator)  # while the others run
+        results |= {i: future.result() for i, future in running.items()}
+        return [results[i] for i in range(len(calls))]
     finally:
         pool.shutdown(cancel_futures=True)  # if the engine fails, or after Ctrl-C, no further call begins
 
 
-def run_call(parsed, tools):
-    """Run one call, or report the parse error in its place: Result."""
-    if isinstance(parsed, str):
-        return Result(f"Error: {parsed}", error=True)
+def is_query(call, tools):
+    """Does the language model answer this call? Not if it is wrong: then run_call() makes the error."""
+    if isinstance(call, str) or tools[call.tool].run:
+        return False
+    return "query" in call.arguments and not check(tools, call.tool, call.arguments)
+
+
+def answer_queries(queries, engine):
+    """{number: Result} of {number: query}, from the language model. Equal queries are answered once."""
+    distinct, start = list(dict.fromkeys(queries.values())), time.perf_counter()
+    completions = dict(zip(distinct, engine(distinct))) if distinct else {}
+    seconds, results = time.perf_counter() - start, {}
+    for i, query in queries.items():
+        completion = completions[query]
+        text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
+        failed = "" if completion.error == TOO_LONG else completion.error  # too long: the planner reads it
+        results[i] = Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds,
+                            completion.tokens, failed)
+    return results
+
+
+def run_call(call, tools):
+    """Run the function of one call, or report the parse error in its place: Result."""
+    if isinstance(call, str):
+        return Result(f"Error: {call}", error=True)
     start = time.perf_counter()
-    text, error = call(tools, parsed.tool, parsed.arguments)
+    text, error = run_tool(tools, call.tool, call.arguments)
     return Result(text, error, time.perf_counter() - start)
 
 
-def call(tools, name, arguments, budget=RESULT_BUDGET):
+def run_tool(tools, name, arguments, budget=RESULT_BUDGET):
     """Run one tool: (its result, whether that is an error). Never raises."""
     try:
         text = check(tools, name, arguments) or str(tools[name].run(**arguments))
@@ -150,26 +178,6 @@ def check(tools, name, arguments):
             return f"Error: the argument {key!r} of {name} must be a string. {example}"
     unknown = [key for key in arguments if key not in required]
     return f"Error: {name} has no argument {truncate(str(unknown[0]), 80)!r}. {example}" if unknown else ""
-
-
-def query_of(parsed, tools):
-    """The query of a call that the language model answers; None for any other call and for a wrong one."""
-    if isinstance(parsed, str) or tools[parsed.tool].run or check(tools, parsed.tool, parsed.arguments):
-        return None
-    return parsed.arguments.get("query")
-
-
-def generate(queries, engine):
-    """{query: Result} of the language model. Equal queries are answered once."""
-    queries, start = list(dict.fromkeys(queries)), time.perf_counter()
-    completions = engine(queries) if queries else []
-    seconds, results = time.perf_counter() - start, {}
-    for query, completion in zip(queries, completions):
-        text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
-        failed = "" if completion.error == TOO_LONG else completion.error  # too long: the planner reads it
-        results[query] = Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds,
-                                completion.tokens, failed)
-    return results
 
 
 # ----------------------------------------------------------------------------------- which tools a run has

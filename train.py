@@ -14,52 +14,45 @@ flow_grpo.update() then changes the planner. A frozen copy of the model plays al
 All random numbers of step n come from (seed, n), so a run that is stopped and resumed ends as if it had never
 been stopped. What else a training run needs: cli/ (flags, the first lines of a run), logbook/ (the run's
 folder, resuming, Ctrl-C), scale/ (the memory plan, several GPUs).
+
+With several GPUs, each process (a "rank") rolls out its share of a step's questions and learns from those
+rollouts. Rewards, advantages and the log are about the rollouts of all ranks. With one GPU or none, there is
+one rank, and its share is everything.
 """
+from cli import early
+
+early.check(__name__, "train.py")  # --help and mistakes end here: the imports below take seconds
+
 import math
 import random
-
-from logbook import endings
-
-endings.without_traceback(__name__)
-
-import tools as toolset
-from cli import command_line
-
-if __name__ == "__main__":
-    # --help and mistakes are answered before torch is imported, which takes seconds. main() parses again.
-    with endings.errors_leave("train.py"):
-        args = command_line.train_arguments(toolset.TOOLS)
-        command_line.before_imports(args, toolset.toolbox(args.tools, args.corpus))
 
 import torch
 
 import solve
-from cli import setup, toy_warning
-from cli.cast import load_engines, show_engines
+import tools as toolset
+from cli import command_line, setup
 from fast import logps
 from flow_grpo import Action, advantages, log_probs, token_logps, update
-from logbook.checkpoints import last_checkpoint, load_state, open_folder
-from logbook.log import NO_UPDATE, say, step_row
-from logbook.run import Down, training_run
-from models.completion import outage
-from scale import laps, ranks
+from logbook.log import NO_UPDATE, step_row
+from logbook.run import not_down, training_run
+from scale import ranks
 from scale.passes import Passes
 
 
 def train(args, cast, reference, optimizer, train_questions, valid, test, state):
-    """The whole run. cast: (the engine that is trained, {module: engine} for the others, tools, judge);
-    reference: the engine of π_ref, or None; state: of the checkpoint to resume from, or None."""
+    """The whole run.
+
+    cast: who answers questions: (the engine in training, {module: engine} for the others, tools, judge).
+    reference: the engine of π_ref, or None. state: of the checkpoint to resume from, or None."""
     policy, _, tools, _ = cast
     models = policy.model, reference and reference.model
-    # How log-probs are computed: as flow_grpo.py says, or with the same result in less time and memory.
+    # Passes computes log π in micro-batches that fit into memory: with token_logps() of flow_grpo.py, or with
+    # functions of fast/, which give the same numbers in less time and memory.
     how = {"token_logps": token_logps} if args.plain else logps.scoring(log_probs, *models)
     passes = Passes(*models, token_budget=args.token_budget, **how)
 
     with training_run(args, policy, optimizer, state) as run:
-        if run.step == 0 and (test or valid):  # what the untrained planner can do
-            log_accuracy(run, cast, "test" if test else "valid", test or valid)
-        if run.due() and valid and not run.log.evaluated("valid", run.step):
-            validate_and_save(run, cast, valid)  # a resumed run that was stopped before its validation
+        evaluate_before(run, cast, valid, test)
 
         for step in run.steps():
             seed = args.seed * 1_000_003 + step
@@ -70,12 +63,12 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             rewards = [rollout.reward for rollout in usable]
             A, flat = advantages(rewards, groups)
 
-            report = NO_UPDATE
-            if A.any() or (args.beta and run.moved):  # while π_θ = π_ref, the KL has no gradient either
-                actions, places = local_actions(usable, groups, len(questions))
+            report = NO_UPDATE  # the numbers of a step that teaches nothing
+            if can_learn(A, args.beta, run.moved):
+                actions, local_A, local_groups = local_actions(usable, groups, A, len(questions))
                 with run.updating(passes, usable, groups, A):
                     report = update(
-                        passes, optimizer, actions, A[places], [groups[i] for i in places],
+                        passes, optimizer, actions, local_A, local_groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
@@ -93,48 +86,59 @@ def questions_of(step, questions, number, seed):
     Step after step, the questions are taken in a shuffled order; each epoch has an order of its own."""
     batch = []
     while len(batch) < number:
-        epoch, place = divmod((step - 1) * number + len(batch), len(questions))
+        epoch, start = divmod((step - 1) * number + len(batch), len(questions))
         order = list(range(len(questions)))
         random.Random(f"{seed}-{epoch}").shuffle(order)
-        batch += [questions[i] for i in order[place : place + number - len(batch)]]
+        batch += [questions[i] for i in order[start : start + number - len(batch)]]
     return batch
 
 
 def graded_rollouts(args, cast, questions, copies, seed):
-    """Run each question `copies` times through the flow and grade the answers: [rollout], group after group.
-
-    Each rank runs its share of the questions, and gets the rollouts of all ranks. Raises Down if a server was
-    down for more than half of them: training on the few that came through would waste the questions."""
+    """Run each question `copies` times through the flow and grade the answers: [Rollout], the copies of a
+    question one after the other. Each rank runs its share of the questions, and gets the rollouts of all."""
     torch.manual_seed(seed + 7_919 * ranks.RANK)
     local = [question for question in ranks.share(questions) for _ in range(copies)]
-    settings = solve.rollout_settings(args)
+    settings = command_line.rollout_settings(args)
     rollouts = solve.evaluate(local, *cast, **settings)[1] if local else []
-    laps.lap("rest")  # for --profile: grading has ended
-    groups = [rollouts[i : i + copies] for i in range(0, len(rollouts), copies)]
-    rollouts = [rollout for group in ranks.together(groups, len(questions)) for rollout in group]
-    down = [rollout.failed for rollout in rollouts if outage(rollout.failed)]
-    if 2 * len(down) > len(rollouts):
-        raise Down(f"{len(down)} of {len(rollouts)} rollouts did not come to an end ({down[0]})")
-    return rollouts
+    by_question = [rollouts[i : i + copies] for i in range(0, len(rollouts), copies)]
+    by_question = ranks.together(by_question, len(questions))
+    return not_down([rollout for rollouts in by_question for rollout in rollouts])
 
 
 def with_outcome(rollouts, group_size):
-    """([group], [rollout]) of the rollouts with an outcome: those that neither failed nor are undecided.
+    """(groups, usable). usable: the rollouts with an outcome, which neither failed nor are undecided.
 
-    The group of a rollout is the number of its question in the batch, from 0; never the question's text."""
-    places = [i for i, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
-    return [i // group_size for i in places], [rollouts[i] for i in places]
+    groups[i] is the group of usable[i]: the number of its question in the batch, from 0. (Not the question's
+    text: a question that comes twice in a batch makes two groups.)"""
+    numbers = [n for n, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
+    return [n // group_size for n in numbers], [rollouts[n] for n in numbers]
 
 
-def local_actions(usable, groups, number):
-    """What this rank learns from: (all turns of its rollouts, the places of these rollouts in `usable`).
+def can_learn(A, beta, moved):
+    """Has the objective a gradient? If all advantages are 0, only the KL can have one, and not before a step
+    has moved the policy: while π_θ = π_ref, the KL is at its minimum."""
+    return A.any() or (beta and moved)
 
-    number: of all groups. Action.rollout numbers this rank's rollouts from 0, in the order of the places."""
-    local_groups = ranks.share(range(number))
-    places = [place for place, group in enumerate(groups) if group in local_groups]
-    actions = [Action(turn.prompt_ids, turn.ids, i, turn.logps)
-               for i, place in enumerate(places) for turn in usable[place].actions]
-    return actions, places
+
+def local_actions(usable, groups, A, number):
+    """(actions, A, groups): what this rank learns from. All turns of its rollouts, each rollout's advantage,
+    and its group. number: of all groups.
+
+    An action names its rollout by the place in this rank's A and groups, from 0."""
+    own_groups = ranks.share(range(number))
+    own = [i for i, group in enumerate(groups) if group in own_groups]
+    actions = [Action(turn.prompt_ids, turn.ids, place, turn.logps)
+               for place, i in enumerate(own) for turn in usable[i].actions]
+    return actions, A[own], [groups[i] for i in own]
+
+
+# ----------------------------------------------------------------------------------------------- evaluations
+def evaluate_before(run, cast, valid, test):
+    """Before the first step: what can the untrained planner do? A resumed run makes up for a validation."""
+    if run.step == 0 and (test or valid):
+        log_accuracy(run, cast, "test" if test else "valid", test or valid)
+    if run.due() and valid and not run.log.evaluated("valid", run.step):  # it was stopped before that
+        validate_and_save(run, cast, valid)
 
 
 def log_accuracy(run, cast, name, questions):
@@ -150,23 +154,7 @@ def validate_and_save(run, cast, valid):
 
 def main():
     args = command_line.train_arguments(toolset.TOOLS)
-    with endings.errors_leave("train.py"):
-        checkpoint = last_checkpoint(args.resume) if args.resume else None
-        args.device = ranks.start(args.device)
-        setup.plan_memory(args)
-        questions = setup.load_questions(args)
-        setup.show_choices(args, *questions)
-        setup.plan_disk(args)
-        tools, cache = solve.load_tools(args)
-        state = load_state(checkpoint)
-        policy, reference, optimizer, loaded = setup.load_models(args, checkpoint)
-        fixed, judge = load_engines(args, loaded, cache)
-        left_out, args.tools = toolset.left_out(args.tools), list(tools)
-        open_folder(args, state["step"] if state else 0)
-    command_line.after_loading()
-    say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
-    say(toy_warning.warning([policy, *fixed.values()], solve.example_prompts(), tools))
-    train(args, (policy, fixed, tools, judge), reference, optimizer, *questions, state)
+    train(args, *setup.begin(args, toolset, solve.example_prompts()))
 
 
 if __name__ == "__main__":

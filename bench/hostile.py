@@ -26,6 +26,8 @@ import memory
 import solve
 import tools as toolset
 from cli import command_line
+from cli.watching import trace
+from logbook.records import record_of
 from models.completion import Completion
 from rewards.questions import Question
 from world.sandbox import protection, python_coder
@@ -120,10 +122,10 @@ def problems(rollouts):
             yield "a rollout holds more text than it may"
         if not isinstance(rollout.answer, str) or rollout.reward not in (0.0, 1.0):
             yield "a rollout ended without an answer or a reward"
-        record = json.loads(json.dumps(rollout.record()))
-        if solve.Rollout.from_record(rollout.question, record).memory != rollout.memory:
+        record = json.loads(json.dumps(record_of(rollout)))
+        if [memory.Step(**step) for step in record["memory"]["steps"]] != steps:
             yield "a rollout cannot be recorded"
-        if not solve.trace(rollout).encode():
+        if not trace(rollout).encode():
             yield "a rollout cannot be shown"
 
 

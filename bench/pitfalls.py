@@ -85,12 +85,11 @@ FAULTS = [
      "value_of(expression) == 24", "eval(text) == 24",
      "game_of_24_takes_one_expression"),
     (28, "turns dropped to make a batch even",
-     "places = [place for place, group in enumerate(groups) if group in local_groups]",
-     "places = [place for place, group in enumerate(groups) if group in local_groups]"
-     "[: len(groups) // 2 * 2]",
+     "own = [i for i, group in enumerate(groups) if group in own_groups]",
+     "own = [i for i, group in enumerate(groups) if group in own_groups][: len(groups) // 2 * 2]",
      "without_an_outcome"),
     (29, "groups by an id of each rollout",
-     "[i // group_size for i in places]", "list(places)",
+     "[n // group_size for n in numbers]", "list(numbers)",
      "two_equal_questions_in_a_batch"),
 ]
 

@@ -1,20 +1,23 @@
-"""solve.py's run: the questions that it answers, its folder, an early end, and what it prints at the end."""
+"""solve.py's run: what it needs before the first question, the trials of each set of questions, an early end,
+and what it prints at the end."""
 
 import signal
 import statistics
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import tables
-from cli.cast import load_engines, plan_memory, show_engines
+from cli import toy_warning
+from cli.cast import load_engines, load_tools, plan_memory, show_engines
 from cli.command_line import TOY, after_loading, is_toy
 from logbook import advice, code
-from logbook.endings import leave
+from logbook.endings import errors_leave, leave
 from logbook.folder import folder_name, lock
-from logbook.records import finished_trials, run_folder
+from logbook.records import Trial, finished_trials, run_folder
 from models.loading import fingerprint, pick_device, pick_dtype
 from rewards.metrics import accuracy_line, calls_line, interval, markdown, summary
-from rewards.questions import Question, read_questions
+from rewards.questions import Question, prose_warning, read_questions
 from scale import adapters, fit, threads
 from world.files import replace_file
 from world.text import printable
@@ -22,6 +25,50 @@ from world.text import printable
 EXAMPLES = 8  # how many of the toy's questions are answered if the command line names no question
 FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials",
         "compare"}  # may differ on resuming
+
+
+def begin(args, toolset, example_prompts):
+    """Load all that the command line names, and print the first lines of the run. A run that cannot begin
+    ends here, with one sentence.
+
+    toolset: the module tools.py. example_prompts: those of solve.py, for the warning of toy_warning.py.
+    Returns ({name: [Question]}, (policy, {module: engine}, tools, judge), the run's folder or None).
+    """
+    with errors_leave("solve.py"):
+        sets = load_questions(args)
+        tools, left_out, cache = load_tools(args, toolset)
+        policy, fixed, judge, lines = load_models(args, cache, tools, left_out)
+        folder = open_run(args)
+    lines.append(toy_warning.warning([policy, *fixed.values()], example_prompts, tools, args.question))
+    lines.append(prose_warning(sets["questions"]) if args.data and not judge else "")
+    for line in filter(None, lines):
+        print(printable(line))
+    print(flush=True)
+    return sets, (policy, fixed, tools, judge), folder
+
+
+@contextmanager
+def trials(args, sets, folder):
+    """with trials(args, sets, folder) as each: for trial in each: answer(trial, ...)
+
+    Every trial of every set of questions; after those of a set, its numbers are printed. An error or Ctrl-C
+    inside ends the process, as in partial_results(). sets: {name: [Question]}.
+    """
+    begun = []  # the trials of the present set
+
+    def each():
+        for name, questions in sets.items():
+            start = time.perf_counter()
+            begun.clear()
+            for number in range(args.trials):
+                file = folder and folder / f"{name}-{number}.jsonl"
+                begun.append(Trial(name, questions, args.batch, args.seed * 1_009 + number, file))
+                yield begun[-1]
+            print_summary(args, name, begun, time.perf_counter() - start)
+
+    with partial_results(args, begun):
+        yield each()
+    print_end(args)
 
 
 def load_questions(args):

@@ -11,6 +11,7 @@ from models.completion import Cached
 from models.loading import config_of, pick_device, pick_dtype
 from scale import adapters, fit
 from world.sandbox import protection
+from world.services import Cache
 
 FIXED = ("analysis", "base_generator", *MODULES[1:])  # everything but the planner; MODULES have flags
 
@@ -25,6 +26,16 @@ def load_engines(args, loaded, cache):
 
     fixed = {module: engine(getattr(args, module, None) or args.fixed) for module in FIXED}
     return fixed, Cached(engine(args.judge), cache, args.max_new_tokens) if args.judge else None
+
+
+def load_tools(args, toolset):
+    """(the toolbox, why tools are left out, the cache of the judge's verdicts). toolset: the module tools.py.
+
+    Sets --tools to the names. With --cache, the cache also holds what tools have got from the web."""
+    cache = Cache(args.cache or ":memory:")
+    tools = toolset.toolbox(args.tools, args.corpus, cache if args.cache else None)
+    left_out, args.tools = toolset.left_out(args.tools), list(tools)
+    return tools, left_out, cache
 
 
 def show_engines(policy, fixed, judge, tools, left_out):

@@ -139,6 +139,11 @@ def after_loading():
         gc.enable()
 
 
+def rollout_settings(args):
+    """The settings of solve.rollout() that both command lines have."""
+    return {name: getattr(args, name) for name in ("max_turns", "temperature", "max_new_tokens")}
+
+
 # ------------------------------------------------------------------------------ parsers, for both scripts
 class Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults, but not None, which the help text explains, nor the False of a switch."""

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import nullcontext
 
 from tqdm import tqdm
 
@@ -18,6 +19,11 @@ from scale.laps import lap
 
 RANK = os.environ.get("RANK", "0")  # with several GPUs, rank 0 shows its share of the rollouts
 MINUTE = 60  # seconds between two lines where there is no terminal
+
+
+def progress_bar(total, unless=None):
+    """with progress_bar(8) as watch: rollout(..., watch=watch). unless: another watch, in its place."""
+    return nullcontext(unless) if unless else Progress(total)
 
 
 class Progress:
@@ -70,3 +76,4 @@ class Progress:
         self.closed.set()
         self.thread.join()
         self.bar.close()
+        lap("rest")  # grading has ended

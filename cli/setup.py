@@ -14,13 +14,41 @@ from pathlib import Path
 import torch
 
 from benchmarks import training
-from cli.command_line import MODULES, enough_to_hold_out, local_models, named_set
-from logbook.checkpoints import restore
+from cli import toy_warning
+from cli.cast import load_engines, load_tools, show_engines
+from cli.command_line import MODULES, after_loading, enough_to_hold_out, local_models, named_set
+from logbook.checkpoints import last_checkpoint, load_state, open_folder, restore
+from logbook.endings import errors_leave
 from logbook.log import say
 from models import loading
 from models.completion import NEW_TOKENS
 from rewards.questions import prose_warning, read_questions
 from scale import adapters, fit, ranks, sharding, threads
+
+
+def begin(args, toolset, example_prompts):
+    """Prepare a run, and print its first lines. A run that cannot begin ends here, with one sentence.
+
+    toolset: the module tools.py. example_prompts: those of solve.py, for the warning of toy_warning.py.
+    Returns what train.train() takes after args: (policy, {module: engine}, tools, judge), the engine of
+    π_ref or None, the optimizer, three lists of questions, the state of the checkpoint to resume or None.
+    """
+    with errors_leave("train.py"):
+        checkpoint = last_checkpoint(args.resume) if args.resume else None
+        args.device = ranks.start(args.device)
+        plan_memory(args)
+        questions = load_questions(args)
+        show_choices(args, *questions)
+        plan_disk(args)
+        tools, left_out, cache = load_tools(args, toolset)
+        state = load_state(checkpoint)
+        policy, reference, optimizer, loaded = load_models(args, checkpoint)
+        fixed, judge = load_engines(args, loaded, cache)
+        open_folder(args, state["step"] if state else 0)
+    after_loading()
+    say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
+    say(toy_warning.warning([policy, *fixed.values()], example_prompts, tools))
+    return (policy, fixed, tools, judge), reference, optimizer, *questions, state
 
 
 def plan_memory(args):

@@ -39,7 +39,7 @@ import planner
 import solve
 from flow_grpo import advantages
 from logbook.endings import errors_leave
-from memory import Memory
+from memory import Memory, Step
 from rewards.questions import Question
 from solve import Rollout
 from tools import TOOLS
@@ -63,7 +63,10 @@ def steps_of(folder):
 def rollout_of(record):
     """The Rollout that wrote this record."""
     question = Question(record["question"], record["gold"], id=record["id"], kind=record["kind"])
-    return Rollout.from_record(question, record)
+    names = "answer", "reward", "failed", "undecided", "seconds"
+    fields = {name: record[name] for name in names} | {"outputs": record["words"]}
+    steps = [Step(**step) for step in record["memory"]["steps"]]
+    return Rollout(question, Memory(**record["memory"] | {"steps": steps}), **fields)
 
 
 def prompts_of(rollout, tools):

@@ -91,7 +91,7 @@ def main():
         policy = planner_for(args, loaded.get(args.model), tools, made)
 
         trial = Trial(name, for_flow(made), args.batch, args.seed, args.out / f"{name}.jsonl")
-        trial.rollouts = [solve.Rollout.from_record(*pair) for pair in zip(trial.questions, trial.saved())]
+        trial.resume()
         with Progress(len(made), name, len(trial.rollouts)) as progress:
             for seed, questions in trial.batches():
                 torch.manual_seed(seed)

@@ -34,10 +34,11 @@ endings.without_traceback(__name__)
 import torch
 
 import solve
-from cli.command_line import TOY, TOY_TOOLS
+from cli.command_line import TOY, TOY_TOOLS, rollout_settings
 from experiments.wordings import Foreigner, asked, teacher_for
 from fast import logps
 from flow_grpo import Action, log_probs, update
+from logbook.records import record_of
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
@@ -76,7 +77,7 @@ def collect(planner, fixed, tools, questions, args):
         torch.manual_seed(args.seed * 1_000_003 + step)
         distinct = questions_of(step, questions, args.questions, args.seed)
         batch = [question for question in distinct for _ in range(args.group_size)]
-        metrics, rollouts = solve.evaluate(batch, planner, fixed, tools, **solve.rollout_settings(args))
+        metrics, rollouts = solve.evaluate(batch, planner, fixed, tools, **rollout_settings(args))
         batches.append([rollout for rollout in rollouts if rollout.reward or args.traces == "lazy"])
         print(f"batch {step}/{args.steps}: {accuracy_line(metrics, len(batch))}", flush=True)
     return batches
@@ -145,10 +146,10 @@ def main():
     engine.save(args.out / "best")
     if args.traces in ("perfect", "foreign") and not args.roles:  # how far the teacher's own plans get here
         torch.manual_seed(args.seed)
-        settings = solve.rollout_settings(args)
+        settings = rollout_settings(args)
         metrics, rollouts = solve.evaluate(for_flow(tested), planner, fixed, tools, **settings)
         print(f"the teacher's plans: {accuracy_line(metrics, len(rollouts))}")
-        records = "".join(json.dumps(rollout.record()) + "\n" for rollout in rollouts)
+        records = "".join(json.dumps(record_of(rollout)) + "\n" for rollout in rollouts)
         (args.out / "questions-0.jsonl").write_text(records, encoding="utf-8")
 
 

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 from logbook.endings import no_more_output
+from logbook.records import record_of
 from rewards.metrics import summary
 from scale import ranks
 from world.files import check_own, reading
@@ -171,4 +172,4 @@ class Log:
         path = self.folder / "rollouts.jsonl"
         with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:  # a lone surrogate
             for rollout in rollouts:
-                file.write(json.dumps({"step": step, **rollout.record()}, ensure_ascii=False) + "\n")
+                file.write(json.dumps({"step": step, **record_of(rollout)}, ensure_ascii=False) + "\n")

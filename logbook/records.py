@@ -5,6 +5,7 @@ questions, one JSON object a line: NAME-0.jsonl, NAME-1.jsonl, ... Such a run ca
 same command continues in its folder.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -53,9 +54,12 @@ class Trial:
         self.name, self.questions, self.batch, self.seed, self.path = name, questions, batch, seed, path
         self.rollouts, self.again = [], False  # again: a server was down, so the batch runs once more
 
-    def saved(self):
-        """The records of the batches that were saved before the run was stopped."""
-        return saved_records(self.path, self.questions, self.batch) if self.path else []
+    def resume(self):
+        """Take over the rollouts of the batches that were saved before the run was stopped."""
+        records = saved_records(self.path, self.questions, self.batch) if self.path else []
+        self.rollouts = [rollout_of(record) for record in records]
+        for rollout, question in zip(self.rollouts, self.questions):
+            rollout.question = question
 
     def batches(self):
         """(seed, questions) of each batch that is not finished. The seed depends on no other batch."""
@@ -95,7 +99,16 @@ class Trial:
 
 
 def lines_of(rollouts):
-    return "".join(json.dumps(rollout.record(), ensure_ascii=False) + "\n" for rollout in rollouts)
+    return "".join(json.dumps(record_of(rollout), ensure_ascii=False) + "\n" for rollout in rollouts)
+
+
+def record_of(rollout):
+    """A rollout as data for JSON, without its token ids."""
+    q = rollout.question
+    data = {"id": q.id, "kind": q.kind, "question": q.question, "gold": q.answer, "answer": rollout.answer}
+    data |= {"reward": rollout.reward, "failed": rollout.failed, "undecided": rollout.undecided}
+    data |= {"turns": len(rollout.actions), "seconds": round(rollout.seconds, 3)}
+    return data | {"memory": dataclasses.asdict(rollout.memory), "words": rollout.outputs}
 
 
 def saved_records(path, questions, batch):
@@ -132,13 +145,14 @@ def checked(record):
     return record
 
 
-# ------------------------------------------------------------------------------------- trials to be counted
 def rollout_of(record):
-    """What metrics and comparisons need of the rollout that wrote this record."""
+    """What traces, metrics and comparisons need of the rollout that wrote this record: no actions."""
     steps = [SimpleNamespace(**step) for step in record["memory"]["steps"]]
-    return SimpleNamespace(**record | {"memory": SimpleNamespace(steps=steps), "outputs": record["words"]})
+    filled = SimpleNamespace(**record["memory"] | {"steps": steps})
+    return SimpleNamespace(**record | {"memory": filled, "outputs": record["words"]})
 
 
+# ------------------------------------------------------------------------------------- trials to be counted
 def finished_trials(folder, name, number):
     """The rollouts of each trial of a set in a run's folder, also of earlier commands.
 

@@ -21,6 +21,7 @@ from logbook.endings import FULL, errors_leave
 from logbook.log import Log, say
 from logbook.ratios import log_ratios
 from logbook.stopping import Stopping
+from models.completion import outage
 from rewards.metrics import accuracy_line, calls_line, summary
 from scale import laps, ranks
 
@@ -30,6 +31,15 @@ EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of e
 
 class Down(Exception):
     """A model server stays down, of a module or of the judge: the run ends with a checkpoint."""
+
+
+def not_down(rollouts):
+    """These rollouts, unless a server was down for more than half of them: then Down. Training on the few
+    that came through would waste the questions."""
+    down = [rollout.failed for rollout in rollouts if outage(rollout.failed)]
+    if 2 * len(down) > len(rollouts):
+        raise Down(f"{len(down)} of {len(rollouts)} rollouts did not come to an end ({down[0]})")
+    return rollouts
 
 
 @contextmanager

@@ -220,7 +220,7 @@ def test_only_the_lazy_planner_imitates_what_ended_badly(monkeypatch, traces, ke
     rollouts = [SimpleNamespace(reward=1.0), SimpleNamespace(reward=0.0)]
     metrics = {"accuracy": 0.5, "turns": 1, "errors": 0, "tokens": 1, "failed": 0, "undecided": 0}
     monkeypatch.setattr(sft.solve, "evaluate", lambda *given, **settings: (metrics, rollouts))
-    monkeypatch.setattr(sft.solve, "flow_settings", lambda args: {})
+    monkeypatch.setattr(sft, "rollout_settings", lambda args: {})
     args = SimpleNamespace(steps=1, seed=0, questions=1, group_size=2, traces=traces)
     (batch,) = sft.collect(None, None, None, for_flow(questions(2, False, seed=5)), args)
     assert len(batch) == kept

@@ -20,6 +20,7 @@ from test_models import tokenizer, write
 import solve
 from cli import answering, setup
 from cli.command_line import solve_arguments, train_arguments
+from cli.watching import Watch
 from logbook import advice, checkpoints, code, log
 from logbook import folder as run_lock
 from logbook.checkpoints import load_state
@@ -366,7 +367,7 @@ def test_answers_of_another_shape_are_one_sentence_and_stay(tmp_path, changed):
     file = tmp_path / "questions-0.jsonl"
     file.write_text(json.dumps(ROLLOUT) + "\n")
     question = Question("q?", "g")
-    assert solve.Rollout.from_record(question, saved_records(file, [question], 1)[0]).reward == 1
+    assert saved_records(file, [question], 1)[0]["reward"] == 1
     file.write_text(json.dumps(ROLLOUT | changed) + "\n")
     before = file.read_bytes()
     with pytest.raises(ValueError, match="questions-0.jsonl cannot be used .*: give another --out"):
@@ -576,7 +577,7 @@ def test_no_text_of_a_model_a_server_or_a_data_set_reaches_the_terminal_raw(caps
 
 def test_the_gold_of_a_data_set_is_printed_without_control_characters(capsys):
     rollout = solve.Rollout(Question("q", "\x1b[31mgold"), memory=None, answer="a")
-    solve.print_traces([rollout], SimpleNamespace(quiet=False, benchmark=None, question=None))
+    Watch(None, SimpleNamespace(quiet=False, benchmark=None, question=None), None).print_traces([rollout])
     assert r"(wrong: \x1b[31mgold)" in capsys.readouterr().out
 
 

@@ -227,7 +227,7 @@ def check_last_turn():
     from train import local_actions
     turn = lambda number: SimpleNamespace(prompt_ids=[1] * number, ids=[number], logps=[])
     usable = [SimpleNamespace(actions=[turn(1), turn(2), turn(3)]), SimpleNamespace(actions=[turn(4)])]
-    actions, _ = local_actions(usable, [0, 0], 1)
+    actions, *_ = local_actions(usable, [0, 0], torch.zeros(2), 1)
     assert [(action.rollout, action.ids) for action in actions] == [(0, [3]), (1, [4])]
 
 
@@ -319,7 +319,7 @@ def check_sql():
     from rewards.questions import read_questions
     subprocess.run([sys.executable, "-m", "world.sql"], cwd=FILE.parent, check=True)
     before, chosen = FILE.read_bytes(), tools.toolbox(["sql_query"])
-    run = lambda query: tools.call(chosen, "sql_query", {"query": query})
+    run = lambda query: tools.run_tool(chosen, "sql_query", {"query": query})
     questions = read_questions(FILE.with_suffix(".jsonl"))
     assert len({one.question for one in questions}) == 40 and questions[0].answer == "3"
     assert run("SELECT kind, count(*) FROM product GROUP BY kind")[0].startswith("fruit | 3\nkitchen | 2")

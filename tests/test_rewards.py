@@ -11,6 +11,7 @@ import pytest
 from test_solve import TOOLS, Cast, Script
 
 import solve
+from logbook.records import record_of
 from models.completion import Cached, Completion
 from rewards import judge
 from rewards.metrics import accuracy_line, interval
@@ -475,7 +476,7 @@ def test_the_judge_grades_what_the_rules_cannot_decide():
 def test_without_a_verdict_a_flow_is_undecided_and_counted_and_not_right():
     metrics, rollout, _ = graded("someone", "hm", "hm")
     assert rollout.undecided and rollout.reward == metrics["accuracy"] == 0 and not rollout.failed
-    assert metrics["undecided"] == 1 and rollout.record()["undecided"]
+    assert metrics["undecided"] == 1 and record_of(rollout)["undecided"]
     assert "undecided 1" in accuracy_line(metrics, 1)
 
 

@@ -22,6 +22,7 @@ import solve
 import tools as toolset
 import verifier
 from cli import cast, command_line
+from cli.watching import trace
 from fast import sampling
 from logbook.records import Trial, finished_trials
 from models import loading
@@ -261,9 +262,14 @@ def test_a_flow_survives_its_record_but_for_its_token_ids(tmp_path):
     rollout = rollout_of(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
     rollout.answer = "half a pair: \ud800, and \u2028 is no new line"
     assert Trial("x", [rollout.question], 1, 0, tmp_path / "rollouts.jsonl").add([rollout])
-    again = solve.Rollout.from_record(rollout.question, json.loads((tmp_path / "rollouts.jsonl").read_text()))
-    assert again.memory == rollout.memory and len(again.memory.steps) == 3
-    assert again.record() | {"turns": 3} == rollout.record()
+    resumed = Trial("x", [rollout.question], 1, 0, tmp_path / "rollouts.jsonl")
+    resumed.resume()
+    (again,) = resumed.rollouts
+    assert trace(again) == trace(rollout) and again.question == rollout.question
+    assert again.memory.analysis == rollout.memory.analysis and len(again.memory.steps) == 3
+    assert [memory.Step(**vars(step)) for step in again.memory.steps] == rollout.memory.steps
+    names = "answer", "reward", "failed", "undecided", "outputs"
+    assert all(getattr(again, name) == getattr(rollout, name) for name in names) and again.turns == 3
     trials = lambda number: finished_trials(tmp_path, "rollouts", number)
     assert trials(1) == []  # no trial is called rollouts-0
     (tmp_path / "rollouts.jsonl").rename(tmp_path / "rollouts-0.jsonl")
@@ -276,7 +282,7 @@ def test_answers_to_other_questions_are_not_taken_for_ours(tmp_path):
     rollout, file = rollout_of(Script(PLAN)), tmp_path / "rollouts.jsonl"
     Trial("x", [rollout.question], 1, 0, file).add([rollout])
     with pytest.raises(ValueError, match="holds answers to other questions"):
-        Trial("x", questions("another?"), 1, 0, file).saved()
+        Trial("x", questions("another?"), 1, 0, file).resume()
 
 
 def test_a_question_at_which_the_server_always_fails_counts_as_failed_and_ends_no_run(tmp_path):
@@ -288,7 +294,8 @@ def test_a_question_at_which_the_server_always_fails_counts_as_failed_and_ends_n
         assert trial.add(rollouts) == (len(seeds) == 2)
     assert [rollout.failed != "" for rollout in trial.rollouts] == [False, True, False, False]
     assert seeds == [7 * 1_000_003] * 2, "the batch was run once more, with the same seed"
-    assert trial.saved()[1]["failed"], "and it is not run again"
+    trial.resume()
+    assert trial.rollouts[1].failed and list(trial.batches()) == [], "and it is not run again"
 
 
 def test_a_server_that_is_down_for_most_of_a_batch_twice_ends_the_run_and_nothing_of_it_is_saved(tmp_path):
@@ -299,14 +306,14 @@ def test_a_server_that_is_down_for_most_of_a_batch_twice_ends_the_run_and_nothin
             rollouts = [solve.Rollout(question, memory.Memory(question.question)) for question in batch]
             rollouts[0].failed = rollouts[2].failed = "planner: host answered 503"
             trial.add(rollouts)
-    assert batches == 2 and trial.rollouts == [] == trial.saved()
+    assert batches == 2 and trial.rollouts == [] and trial.resume() is None and trial.rollouts == []
 
 
 def test_without_a_file_a_batch_in_which_a_server_was_down_is_kept():
     trial = Trial("x", questions("a?"), 1, 0)
     rollout = solve.Rollout(trial.questions[0], memory.Memory("a?"), failed="planner: host answered 503")
     assert trial.add([rollout]) and trial.rollouts == [rollout]
-    assert list(trial.batches()) == [] == trial.saved()
+    assert list(trial.batches()) == []
 
 
 @pytest.mark.parametrize("error, later", [
@@ -441,7 +448,7 @@ def test_a_flow_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on(mo
     metrics, (good, bad, last) = solve.evaluate(questions("good?", "bad?", "last?"), policy, fixed, TOOLS)
     stages = ["analysis", "planner", "executor", "double", "verifier", "generator"]
     assert [output["module"] for output in bad.outputs] == stages[: stages.index(module) + 1]
-    assert bad.failed == f"{module}: {TOO_LONG}" and solve.trace(bad).endswith(f"\nFailed: {bad.failed}")
+    assert bad.failed == f"{module}: {TOO_LONG}" and trace(bad).endswith(f"\nFailed: {bad.failed}")
     assert (len(bad.actions), len(bad.memory.steps), bad.answer, bad.reward) == (actions, steps, "", 0)
     assert all((rollout.failed, rollout.answer, rollout.reward) == ("", "42", 1) for rollout in (good, last))
     assert metrics["failed"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)
@@ -489,7 +496,7 @@ def test_the_numbers_of_a_batch_are_means_over_flows():
 
 def test_the_trace_shows_what_every_module_wrote_turn_by_turn():
     rollout = rollout_of(Script("what?", PLAN), Script("think\ntwice", CALL, STOP, ANSWER))
-    lines = solve.trace(rollout).splitlines()
+    lines = trace(rollout).splitlines()
     titles = ["analysis", "turn 1 planner", "turn 2 planner", "turn 2 executor", "turn 2 double",
               "turn 2 verifier", "generator"]
     assert [line.split("]")[0] for line in lines if line.startswith("[")] == ["[" + title for title in titles]
@@ -502,7 +509,7 @@ def test_the_trace_is_text_that_any_terminal_can_show_and_none_obeys():
     rollout = rollout_of(Cast(), Cast())
     rollout.answer = "half \ud800, \x1b[2J, \u202eback, \x07, \U000e0041 and Dvořák 北京 ☺"
     shown = "half \\ud800, \\x1b[2J, \\u202eback, \\x07, \\U000e0041 and Dvořák 北京 ☺"
-    assert solve.trace(rollout).endswith(f"Answer: {shown}") and solve.trace(rollout).encode()
+    assert trace(rollout).endswith(f"Answer: {shown}") and trace(rollout).encode()
 
 
 # ---- the command line

@@ -13,14 +13,14 @@ import tools
 from executor import Call
 from models.completion import Completion
 from planner import describe
-from tools import TOOLS, call, check, toolbox
+from tools import TOOLS, check, run_tool, toolbox
 
 
 def test_many_threads_can_call_at_once(corpus):
     box, before = toolbox(None, corpus), threading.active_count()
     with ThreadPoolExecutor(8) as pool:
-        coded = [pool.submit(call, box, "python_coder", {"code": f"print({n})"}) for n in range(24)]
-        found = [pool.submit(call, box, "wikipedia_search", {"query": "iron"}) for _ in range(24)]
+        coded = [pool.submit(run_tool, box, "python_coder", {"code": f"print({n})"}) for n in range(24)]
+        found = [pool.submit(run_tool, box, "wikipedia_search", {"query": "iron"}) for _ in range(24)]
     assert [f.result() for f in coded] == [(str(n), False) for n in range(24)]
     assert len({f.result() for f in found}) == 1 and threading.active_count() == before
 
@@ -41,13 +41,13 @@ def test_a_tool_is_added_as_docs_use_says():
     (name, tool), = [(name, tool) for name, tool in space["TOOLS"].items() if name not in TOOLS]
     assert len(code.strip().splitlines()) <= 10 and describe(name, tool)
     example = {word.arg: word.value.value for word in ast.parse(tool.example).body[0].value.keywords}
-    assert call({name: tool}, name, example) == ("3", False)
+    assert run_tool({name: tool}, name, example) == ("3", False)
 
 
 def test_the_toolbox_keeps_its_order_and_binds_the_corpus(corpus):
     box = toolbox(["wikipedia_search", "base_generator"], corpus)
     assert list(box) == ["base_generator", "wikipedia_search"]
-    assert call(box, "wikipedia_search", {"query": "atomic number of iron"})[0].startswith("[1] Iron: ")
+    assert run_tool(box, "wikipedia_search", {"query": "atomic number of iron"})[0].startswith("[1] Iron: ")
     assert list(toolbox(None, corpus)) == [name for name in TOOLS if name != "google_search"]
 
 
@@ -80,28 +80,28 @@ def tool_of(run):
     ("python_coder", {"code": 3}, "the argument 'code' of python_coder must be a string. Example: "),
     ("python_coder", {"code": "1", "seconds": "9"}, "python_coder has no argument 'seconds'. Example: ")])
 def test_a_call_that_cannot_work_gets_a_sentence_about_what_to_do_instead(name, arguments, error):
-    text, is_error = call(toolbox(), name, arguments)
+    text, is_error = run_tool(toolbox(), name, arguments)
     assert text.startswith("Error: " + error) and is_error and check(toolbox(), name, arguments) == text
 
 
 def test_a_good_call_has_nothing_wrong():
     assert check(toolbox(), "base_generator", {"query": "?"}) == ""
-    assert call(toolbox(), "python_coder", {"code": "2 + 2"}) == ("4", False)
+    assert run_tool(toolbox(), "python_coder", {"code": "2 + 2"}) == ("4", False)
 
 
 def test_an_exception_of_a_tool_is_shown_and_counted_and_not_swallowed():
     def broken(query):
         raise ConnectionError("the host is down")
     box, text = {"broken": tool_of(broken)}, "Error: broken failed: ConnectionError: the host is down"
-    assert call(box, "broken", {"query": "x"}) == (text, True)
-    assert call(box, None, {})[1] and call(box, "broken", None)[1] and call(box, [], {})[1]
+    assert run_tool(box, "broken", {"query": "x"}) == (text, True)
+    assert run_tool(box, None, {})[1] and run_tool(box, "broken", None)[1] and run_tool(box, [], {})[1]
 
 
 def test_a_result_is_cut_to_the_budget_and_is_an_error_only_if_the_tool_says_so():
     echo = {"echo": tool_of(lambda query: query)}
-    assert call(echo, "echo", {"query": "No Error: here"}) == ("No Error: here", False)
-    assert len(call(echo, "echo", {"query": "x" * 10**6})[0]) <= tools.RESULT_BUDGET
-    assert call(echo, "echo", {"query": "Error: " + "x" * 999}, budget=100)[1]
+    assert run_tool(echo, "echo", {"query": "No Error: here"}) == ("No Error: here", False)
+    assert len(run_tool(echo, "echo", {"query": "x" * 10**6})[0]) <= tools.RESULT_BUDGET
+    assert run_tool(echo, "echo", {"query": "Error: " + "x" * 999}, budget=100)[1]
 
 
 def test_a_batch_gives_results_in_order_and_generates_only_the_queries_of_base_generator(monkeypatch):

@@ -39,6 +39,7 @@ import generator
 import solve
 from cli import toy_warning
 from cli.command_line import TOY_TOOLS
+from cli.watching import trace
 from memory import Memory, Step
 from models.loading import load_engine
 from models.local import HF
@@ -221,7 +222,7 @@ def check(engine, test):
     perfect, rollouts = solve.evaluate(test_questions, Teacher(test), engine, tools)
     print(f"perfect plans, toy modules: {accuracy_line(perfect, len(test))}")
     for rollout in [rollout for rollout in rollouts if not rollout.reward][:5]:
-        print(solve.trace(rollout), f"(wrong: {rollout.question.answer})\n")
+        print(trace(rollout), f"(wrong: {rollout.question.answer})\n")
     blind, _ = solve.evaluate(test_questions, engine, engine, tools)
     print(f"toy plans, toy modules:     {accuracy_line(blind, len(test))}")
     if perfect["accuracy"] < 0.97 or blind["accuracy"] > 0.55 or blind["errors"] < 0.15:

@@ -8,7 +8,7 @@
 
 An offline corpus is a JSONL file of {"title": ..., "text": ...}: free, fast, and the same in every run. Lines
 that also have a "url" are pages: web_search reads them from the corpus, and no others. A search that fails
-raises services.Failed; tools.call() makes it the result of the call.
+raises services.Failed; tools.run_tool() makes it the result of the call.
 """
 import contextlib
 import functools

@@ -28,6 +28,7 @@ import torch
 from tokenizers import AddedToken
 
 import solve
+from cli.watching import trace
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from tools import toolbox
@@ -121,7 +122,7 @@ def check(engine):
     perfect, rollouts = solve.evaluate(for_flow(test), Teacher(test), engine, tools, max_turns=MAX_TURNS)
     print(f"perfect plans, toy modules: {accuracy_line(perfect, len(test))}")
     for rollout in [rollout for rollout in rollouts if not rollout.reward][:5]:
-        print(solve.trace(rollout), f"(wrong: {rollout.question.answer})\n")
+        print(trace(rollout), f"(wrong: {rollout.question.answer})\n")
     asked = [question for question in for_flow(test[:96]) for _ in range(16)]
     blind, rollouts = solve.evaluate(asked, engine, engine, tools, max_turns=MAX_TURNS)
     some = [any(rollout.reward for rollout in rollouts[i : i + 16]) for i in range(0, len(rollouts), 16)]
