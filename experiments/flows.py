@@ -109,14 +109,14 @@ def advantages_of(rollouts, group_size):
 
 def overview(rollouts, group_size):
     """The groups of a step as the page's list shows them: the question, and a few facts of each rollout."""
-    rollouts = [{
+    rows = [{
         "reward": rollout.reward, "advantage": a, "answer": truncate(rollout.answer, 200),
         "state": state_of(rollout),
         "turns": [[step.tool or "(no tool)", error_of(step)] for step in rollout.memory.steps],
         "sample": any("log_ratios" in output for output in rollout.outputs),
     } for rollout, a in zip(rollouts, advantages_of(rollouts, group_size))]
     return [{"question": rollout.question.question, "gold": rollout.question.answer,
-             "rollouts": rollouts[i * group_size :][:group_size]}
+             "rollouts": rows[i * group_size :][:group_size]}
             for i, rollout in enumerate(rollouts[::group_size])]
 
 

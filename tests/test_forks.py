@@ -196,7 +196,7 @@ def check_gigpo():
     # Two rollouts of a group, in two turns and in one; a third, of another group, has the same first prompt.
     actions = [Action([5], [1], 0), Action([5, 6], [1], 0), Action([5], [2], 1), Action([5], [1], 2)]
     assert returns(actions, [1, 0, 1]) == [GAMMA, 1, 0, 1]
-    numbers = states(actions, groups=[3, 3, 4], places=[0, 1, 2])
+    numbers = states(actions, groups=[3, 3, 4])
     assert numbers == [0, 1, 0, 2]
     assert [round(x, 3) for x in advantages([GAMMA, 1, 0, 1], numbers)[0].tolist()] == [0.707, 0, -0.707, 0]
     check_gradient(lambda new, old, A, T_i: clipped((new - old).exp(), A, 0.2, 0.3).mean() / T_i,

@@ -8,7 +8,7 @@ import pytest
 from test_services import quick, reply, serve  # noqa: F401  (fixtures)
 
 import tools
-from tools import call, toolbox
+from tools import run_tool, toolbox
 from world import pages, search, services
 from world.ranking import passages, ranked
 from world.search import wikipedia_search
@@ -63,9 +63,9 @@ def test_rows_may_be_anything():
 def test_no_query_is_an_operator_or_an_error(corpus, query):
     assert ranked(ROWS, query, 1) == ([0] if "iron" in query.lower() else [])
     box = toolbox(["wikipedia_search"], corpus)
-    result, error = call(box, "wikipedia_search", {"query": query})
+    result, error = run_tool(box, "wikipedia_search", {"query": query})
     assert error == result.startswith("Error: no passage") and "failed" not in result
-    assert call(box, "wikipedia_search", {"query": "atomic number of iron"})[1] is False
+    assert run_tool(box, "wikipedia_search", {"query": "atomic number of iron"})[1] is False
 
 
 # ------------------------------------------------------------ a corpus
@@ -158,7 +158,7 @@ def with_pages(tmp_path, monkeypatch):
 
 
 def read_page(corpus, url, query="degrees"):
-    return call(toolbox(["web_search"], corpus), "web_search", {"url": url, "query": query})
+    return run_tool(toolbox(["web_search"], corpus), "web_search", {"url": url, "query": query})
 
 
 @pytest.mark.parametrize("url", ["https://iron.org/melting", " https://IRON.org:443/melting#bottom "])
@@ -248,7 +248,7 @@ LAG = {"error": {"code": "maxlag", "info": "Waiting for a database"}}
 
 def live(query, language="de", cache=None):
     box = toolbox(["wikipedia_search"], f"wikipedia:{language}", cache)
-    return call(box, "wikipedia_search", {"query": query})
+    return run_tool(box, "wikipedia_search", {"query": query})
 
 
 def test_the_live_wikipedia_is_searched_and_its_best_passages_come_with_their_pages(net):
@@ -296,7 +296,7 @@ SHOWN = "[1] Iron (https://iron.org/): A metal.\n[2] Rust (https://rust.org/):"
 def test_google_gives_a_list_of_results_through_serper(net, monkeypatch):
     monkeypatch.setenv("SERPER_API_KEY", "hunter2")
     server = net({"organic": RESULTS, "answerBox": {"answer": "never shown"}})
-    assert call(toolbox(["google_search"]), "google_search", {"query": "iron"}) == (SHOWN, False)
+    assert run_tool(toolbox(["google_search"]), "google_search", {"query": "iron"}) == (SHOWN, False)
     request, = server.requests
     for part in ("POST /serper HTTP", "X-API-KEY: hunter2", '{"q": "iron", "num": 5}'):
         assert part in request
@@ -311,14 +311,14 @@ def test_no_failure_shows_or_keeps_a_key(net, monkeypatch, tmp_path, answer):
     monkeypatch.setenv("SERPER_API_KEY", "hunter2")
     net(answer)
     box = toolbox(["google_search"], cache=services.Cache(tmp_path / "cache"))
-    result, error = call(box, "google_search", {"query": "iron"})
+    result, error = run_tool(box, "google_search", {"query": "iron"})
     assert error and "hunter2" not in result and b"hunter2" not in (tmp_path / "cache").read_bytes()
 
 
 def test_the_passages_of_a_page_nearest_the_query_are_read(monkeypatch):
     text = " ".join(f"word{n}" for n in range(1000)).replace("word777", "needle")
     monkeypatch.setattr(pages, "fetch", lambda url: pages.Page(url, text))
-    read = lambda url, query: call(toolbox(["web_search"]), "web_search", {"url": url, "query": query})
+    read = lambda url, query: run_tool(toolbox(["web_search"]), "web_search", {"url": url, "query": query})
     result, error = read(" https://a.org/ ", "the needle")
     assert not error and result.startswith("[1] passage 4 of 5 (https://a.org/): word600 ")
     assert "needle" in result
@@ -329,7 +329,7 @@ def test_the_passages_of_a_page_nearest_the_query_are_read(monkeypatch):
 
 def test_an_address_inside_is_refused_by_web_search():
     arguments = {"url": "http://127.0.0.1:8000/admin", "query": "key"}
-    result, error = call(toolbox(["web_search"]), "web_search", arguments)
+    result, error = run_tool(toolbox(["web_search"]), "web_search", arguments)
     assert error and "not at a public address" in result
 
 

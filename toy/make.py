@@ -220,11 +220,11 @@ def check(engine, test):
     tools, test_questions = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), for_flow(test)
     torch.manual_seed(0)
     perfect, rollouts = solve.evaluate(test_questions, Teacher(test), engine, tools)
-    print(f"perfect plans, toy modules: {accuracy_line(perfect, len(test))}")
+    print(f"perfect plans:   {accuracy_line(perfect, len(test))}")
     for rollout in [rollout for rollout in rollouts if not rollout.reward][:5]:
         print(trace(rollout), f"(wrong: {rollout.question.answer})\n")
     blind, _ = solve.evaluate(test_questions, engine, engine, tools)
-    print(f"toy plans, toy modules:     {accuracy_line(blind, len(test))}")
+    print(f"the toy's plans: {accuracy_line(blind, len(test))}")
     if perfect["accuracy"] < 0.97 or blind["accuracy"] > 0.55 or blind["errors"] < 0.15:
         raise SystemExit("toy/make.py: the check failed: perfect plans must reach 0.97, "
                          "blind ones stay below 0.55 with 15 % errors or more")
