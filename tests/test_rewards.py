@@ -473,7 +473,7 @@ def test_the_judge_grades_what_the_rules_cannot_decide():
     assert graded("Charlotte Bronte", "Verdict: False")[1].reward == 0
 
 
-def test_without_a_verdict_a_flow_is_undecided_and_counted_and_not_right():
+def test_without_a_verdict_a_rollout_is_undecided_and_counted_and_not_right():
     metrics, rollout, _ = graded("someone", "hm", "hm")
     assert rollout.undecided and rollout.reward == metrics["accuracy"] == 0 and not rollout.failed
     assert metrics["undecided"] == 1 and record_of(rollout)["undecided"]
@@ -491,7 +491,7 @@ def test_a_reward_of_ones_own_may_have_a_mean_outside_the_interval(mean):
     assert 0 <= low < high <= 1
 
 
-def test_a_judge_that_is_down_fails_the_flow():
+def test_a_judge_that_is_down_fails_the_rollout():
     metrics, rollout, _ = graded("someone", Completion("", [], [], "the server is down"))
     assert rollout.failed == "judge: the server is down" and metrics["failed"] == 1
     assert rollout.reward == 0 and not rollout.undecided

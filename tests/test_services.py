@@ -305,7 +305,7 @@ def test_a_cache_that_cannot_be_written_is_told_at_once():
             os.seteuid(user)
 
 
-def test_a_full_disk_costs_the_cache_but_not_the_flow(tmp_path):
+def test_a_full_disk_costs_the_cache_but_not_the_rollout(tmp_path):
     cache = Cache(tmp_path / "cache")
     cache.table.execute("pragma max_page_count = 3")
     with pytest.warns(UserWarning, match="answers are not kept .*full") as warned:

@@ -158,7 +158,7 @@ def test_only_the_planner_is_sampled():
     assert policy.calls == [(1, {"temperature": 0.7, "max_new_tokens": None})]
 
 
-def test_a_stop_ends_the_flow_and_the_others_go_on_in_a_smaller_batch():
+def test_a_stop_ends_the_rollout_and_the_others_go_on_in_a_smaller_batch():
     policy, turns = Cast(), {"a?": 1, "b?": 3, "c?": 2}
     enough = lambda prompt: prompt.count("Step ") >= next(n for q, n in turns.items() if q in prompt)
     fixed = Cast(verifier=lambda prompt: STOP if enough(prompt) else GO_ON)
@@ -172,7 +172,7 @@ def test_a_stop_ends_the_flow_and_the_others_go_on_in_a_smaller_batch():
 
 
 @pytest.mark.parametrize("max_turns", [1, 2, 4])
-def test_the_turns_are_bounded_and_a_flow_that_has_spent_them_answers_all_the_same(max_turns):
+def test_the_turns_are_bounded_and_a_rollout_that_has_spent_them_answers_all_the_same(max_turns):
     policy = Cast()
     rollout = rollout_of(policy, Cast(verifier=GO_ON), max_turns=max_turns)
     assert len(policy.prompts) == len(rollout.actions) == len(rollout.memory.steps) == max_turns
@@ -187,7 +187,7 @@ def test_the_planners_completions_are_kept_as_they_were_sampled():
     assert second.ids == [*b"no plan", 0] and second.prompt_ids == [*policy.prompts[1].encode()]
 
 
-def test_a_watcher_is_called_before_each_stage_and_sees_all_flows():
+def test_a_watcher_is_called_before_each_stage_and_sees_all_rollouts():
     seen, fixed = [], Cast(verifier=lambda prompt: STOP if "a?" in prompt else GO_ON)
     watch = lambda rollouts, turn, module: seen.append((turn, module, [len(one.outputs) for one in rollouts]))
     solve.rollout(questions("a?", "b?"), Cast(), fixed, TOOLS, max_turns=2, watch=watch)
@@ -213,7 +213,7 @@ def test_a_large_model_on_a_cpu_gets_small_batches(parameters, device, size):
 
 # ---- memories
 @pytest.mark.parametrize("texts", [("is it 111?", "is it 222?"), ("the same?", "the same?")])
-def test_each_flow_has_a_memory_of_its_own(texts):
+def test_each_rollout_has_a_memory_of_its_own(texts):
     plans = [PLAN.replace("double it", f"double {name}") for name in ("ours", "theirs") * 2]
     policy = Script(*plans)
     calls = 'double(number="1")', 'double(number="2")'
@@ -258,7 +258,7 @@ def test_a_long_analysis_and_long_results_do_not_make_long_prompts():
 
 
 # ---- the record of a run
-def test_a_flow_survives_its_record_but_for_its_token_ids(tmp_path):
+def test_a_rollout_survives_its_record_but_for_its_token_ids(tmp_path):
     rollout = rollout_of(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
     rollout.answer = "half a pair: \ud800, and \u2028 is no new line"
     assert Trial("x", [rollout.question], 1, 0, tmp_path / "rollouts.jsonl").add([rollout])
@@ -357,7 +357,7 @@ def test_a_call_that_cannot_be_parsed_or_run_costs_a_turn_and_the_planner_reads_
     assert summary([rollout])["errors"] == 0.5
 
 
-def test_the_mistake_of_a_flow_is_not_anothers():
+def test_the_mistake_of_a_rollout_is_not_anothers():
     policy = Script("what?", PLAN, PLAN, PLAN, PLAN)
     fixed = Script("a", "a", "a", "what?", CALL, GO_ON, STOP, CALL, CALL, GO_ON, GO_ON, "1", "2", "3")
     rollouts = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=2)
@@ -397,7 +397,7 @@ def test_only_a_query_to_the_language_model_has_its_tokens_and_errors(completion
     assert [o["tokens"] for o in outputs if o["module"] in ("base_generator", "find")] == tokens
 
 
-def test_tools_run_at_the_same_time_and_their_results_find_their_flows():
+def test_tools_run_at_the_same_time_and_their_results_find_their_rollouts():
     meet = threading.Barrier(4, timeout=60)  # breaks, unless four are there at once
 
     def late_first(number):
@@ -443,7 +443,7 @@ def failing(module):
 
 @pytest.mark.parametrize("module, actions, steps", [
     ("analysis", 0, 0), ("planner", 0, 0), ("executor", 1, 0), ("verifier", 1, 1), ("generator", 1, 1)])
-def test_a_flow_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on(module, actions, steps):
+def test_a_rollout_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on(module, actions, steps):
     policy, fixed = failing(module)
     metrics, (good, bad, last) = solve.evaluate(questions("good?", "bad?", "last?"), policy, fixed, TOOLS)
     stages = ["analysis", "planner", "executor", "double", "verifier", "generator"]
@@ -455,7 +455,7 @@ def test_a_flow_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on(mo
     assert sum("bad?" in p for p in policy.prompts_of(module) + fixed.prompts_of(module)) == len(BUDGETS)
 
 
-def test_a_flow_that_fails_in_a_later_turn_does_not_act_on_its_old_plan():
+def test_a_rollout_that_fails_in_a_later_turn_does_not_act_on_its_old_plan():
     rollout = rollout_of(Script(PLAN, NO_ROOM, NO_ROOM, NO_ROOM), Script("a", CALL, GO_ON))
     assert rollout.failed == f"planner: {TOO_LONG}" and len(rollout.memory.steps) == len(rollout.actions) == 1
 
@@ -475,13 +475,13 @@ def test_every_question_stays_in_the_denominator():
     assert metrics["accuracy"] == 0.5 and metrics["failed"] == 1
 
 
-def test_a_failed_flow_is_not_right_by_chance(monkeypatch):
+def test_a_failed_rollout_is_not_right_by_chance(monkeypatch):
     monkeypatch.setattr(rules, "decide", lambda question, answer: True)
     _, rollouts = solve.evaluate(questions("good?", "bad?"), *failing("planner"), TOOLS)
     assert [rollout.reward for rollout in rollouts] == [1, 0]
 
 
-def test_the_numbers_of_a_batch_are_means_over_flows():
+def test_the_numbers_of_a_batch_are_means_over_rollouts():
     policy = Script(PLAN, PLAN, PLAN)
     calls = CALL, 'double(number="x")', STOP, GO_ON, CALL
     fixed = Script("a", "b", *calls, STOP, ANSWER, "<answer>7</answer>")

@@ -50,13 +50,13 @@ def test_a_step_samples_all_tokens_of_all_rows():
     assert peers.ours_step(CASE)()["tokens"] == peers.ours_generate(CASE)()["tokens"] == 24
 
 
-def test_one_question_at_a_time_gives_the_same_greedy_flows():
+def test_one_question_at_a_time_gives_the_same_greedy_rollouts():
     case = dict(rollouts=2, turns=1, temperature=0.0)
     together, alone = (make(case)() for make in (peers.ours_rollouts, peers.literal_rollouts))
     assert together["answers"] == alone["answers"] and together["turns"] == alone["turns"] == 2
 
 
-def test_a_flow_that_never_stops_takes_all_its_turns():
+def test_a_rollout_that_never_stops_takes_all_its_turns():
     assert peers.ours_rollouts(dict(rollouts=1, turns=3, temperature=0.0, never_stops=True))()["turns"] == 3
 
 

@@ -95,7 +95,7 @@ def test_each_parser_reads_what_follows_the_thinking_and_nothing_of_it(parse, go
     assert read.startswith(endless) and "--max-new-tokens" in read if endless else read == endless
 
 
-def test_a_flow_of_thinking_models_ends_as_one_of_models_that_do_not():
+def test_a_rollout_of_thinking_models_ends_as_one_of_models_that_do_not():
     think = lambda text: f"{THOUGHT}</think>\n\n{text}"
     fixed = Cast(analysis=think("a"), executor=think(CALL), verifier=think(STOP), generator=think(ANSWER))
     rollout, plain = rollout_of(Cast(planner=think(PLAN)), fixed), rollout_of(Cast(), Cast())
