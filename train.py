@@ -48,8 +48,8 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     models = policy.model, reference and reference.model
     # Passes computes log π in micro-batches that fit into memory: with token_logps() of flow_grpo.py, or with
     # functions of fast/, which give the same numbers in less time and memory.
-    how = {"token_logps": token_logps} if args.plain else logps.scoring(log_probs, *models)
-    passes = Passes(*models, token_budget=args.token_budget, **how)
+    scoring = {"token_logps": token_logps} if args.plain else logps.scoring(log_probs, *models)
+    passes = Passes(*models, token_budget=args.token_budget, **scoring)
 
     with training_run(args, policy, optimizer, state) as run:
         evaluate_before(run, cast, valid, test)
@@ -115,9 +115,9 @@ def with_outcome(rollouts, group_size):
 
 
 def can_learn(A, beta, moved):
-    """Has the objective a gradient? If all advantages are 0, only the KL can have one, and not before a step
-    has moved the policy: while π_θ = π_ref, the KL is at its minimum."""
-    return A.any() or (beta and moved)
+    """Has the objective a gradient? If every group is flat, all advantages are 0, and only the KL is left. Its
+    gradient is 0, too, until a step has moved the policy: while π_θ = π_ref, it is at its minimum."""
+    return A.any() or (beta > 0 and moved)
 
 
 def local_actions(usable, groups, A, number):
