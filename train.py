@@ -115,8 +115,8 @@ def with_outcome(rollouts, group_size):
 
 
 def can_learn(A, beta, moved):
-    """Has the objective a gradient? If every group is flat, all advantages are 0, and only the KL is left. Its
-    gradient is 0, too, until a step has moved the policy: while π_θ = π_ref, it is at its minimum."""
+    """Has J a gradient? If every group is flat, all advantages are 0, and only the KL is left. Its
+    gradient is 0, too, until a step has moved the policy: while π_θ = π_ref, it is minimal."""
     return A.any() or (beta > 0 and moved)
 
 
