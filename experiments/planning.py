@@ -29,7 +29,7 @@ MODULES = ("--fixed", HOPS, "--corpus", f"{HOPS}/corpus.jsonl", "--tools", *TOOL
 BUDGETS = (1, 2, 3, 4, 5, 6, 8)
 TRIES, TRIED = 64, 100  # how often the untrained planner tries each of so many test questions
 SFT = {"SFT, its own successes": "own", "SFT, perfect planner's traces": "perfect"}
-SFT_STEPS, SFT_SEEDS = 50, 3
+SFT_STEPS, SFT_SEEDS = 50, 2
 
 
 # --------------------------------------------------------------------------------------------------- the runs
@@ -40,8 +40,9 @@ def training(seed):
 
 def solving(name, seed, model, turns=MAX_TURNS, after=(), flags=(), flows=300):
     """solve.py on the 300 test questions, or on those of FREE: a JSONL of whole rollouts for each trial."""
-    command = ("solve.py", "--model", model, "--data", FREE if name.endswith("free") else TEST, "--max-turns",
-               str(turns), "--seed", str(seed), "--batch", "300", "--quiet", "--out", "{out}", *MODULES, *flags)
+    settings = {"model": model, "data": FREE if name.endswith("free") else TEST, "max-turns": turns,
+                "seed": seed, "batch": 300, "out": "{out}"}
+    command = ("solve.py", *as_flags(settings), "--quiet", *MODULES, *flags)
     return Run(f"hops-{name}-seed{seed}-turns{turns}", command, (), after, flows)
 
 
@@ -97,7 +98,7 @@ def ways(seeds):
 
 SITUATIONS = {  # what the last result shows -> how it is recognised, in this order
     "a name not found": "no passage matches", "another error": "^Error",
-    "an address": r"https://", "a product": r"\d \* \d", "another name": "filed as|now called",
+    "another name": "filed as|now called", "a product": r"\d \* \d", "an address": r"(at|see) https://",
     "a number": r"\d",
 }
 
@@ -169,7 +170,8 @@ def hops_table():
         mine = [row for row in rows if row["planner"] == planner]
         of = lambda column: [float(row[column]) for row in mine]
         lines.append([planner, pm(of("accuracy")), " ".join(f"{x:.2f}" for x in of("accuracy")),
-                      *(pm(of(kind), 2) for kind in (*KINDS, "free")), pm(of("turns"), 2), pm(of("errors"), 1, 100)])
+                      *(pm(of(kind), 2) for kind in (*KINDS, "free")),
+                      pm(of("turns"), 2), pm(of("errors"), 1, 100)])
     routers = {row["route"]: row for row in read("hops-routers")}
     best = max((row for route, row in routers.items() if route != "none"), key=lambda row: row["accuracy"])
     for label, row in (("best router", best), ("perfect plans, perfect modules", routers["none"])):
@@ -247,7 +249,8 @@ def bins():
     found = []
     for words, low, high in (("0", 0, 0), ("1 to 4", 1, 4), ("5 or more", 5, TRIES)):
         mine = [row for row in rows if low <= int(row["solved"]) <= high]
-        found.append((words, len(mine), [statistics.fmean(float(row[seed]) for row in mine) for seed in seeds]))
+        share = [statistics.fmean(float(row[seed]) for row in mine) for seed in seeds]
+        found.append((words, len(mine), share))
     return found
 
 
