@@ -32,6 +32,7 @@ T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10
 BLUE, RED, GREEN, PURPLE = COLOURS
 LINES = [{"color": BLUE}, {"color": RED, "linestyle": "--"}, {"color": GREEN, "linestyle": ":"}]
 TOOLS = {"base_generator": PURPLE, "python_coder": BLUE, "wikipedia_search": GREEN, "unreadable": RED}
+COLOUR_OF = TOOLS | {"web_search": INK}
 STYLE = {"font.size": 10, "font.family": "sans-serif", "axes.spines.top": False, "axes.spines.right": False,
          "svg.hashsalt": "nano-agentflow", "svg.fonttype": "none", "savefig.transparent": True,
          "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK,
@@ -258,28 +259,33 @@ def tools_table():
 
 def tools_picture(plt):
     _, share = shares()
-    figure, (axis,) = panels(plt, 1, 4.2)
+    stacked_picture(plt, "tools", {
+        words: [{tool: statistics.fmean(share[when, kind, tool]) for tool in TOOLS}
+                for when in ("before", "after")] for kind, words in KINDS.items()})
+
+
+def stacked_picture(plt, name, bars):
+    """Two stacked bars, before and after, for each of some kinds. bars: {kind: [{tool: share}, {...}]}"""
+    figure, (axis,) = panels(plt, 1, 0.9 * len(bars) + 0.6)
     places = []
-    for k, kind in enumerate(KINDS):
-        for w, when in enumerate(("before", "after")):
+    for k, pair in enumerate(bars.values()):
+        for w, parts in enumerate(pair):
             places.append(k + 0.42 * w)
             left = 0
-            for tool, colour in TOOLS.items():
-                middle = statistics.fmean(share[when, kind, tool])
+            for tool, share in parts.items():
                 label = tool.replace("unreadable", "plan not parsed") if len(places) == 1 else None
-                axis.barh(places[-1], middle, 0.38, left, color=colour, label=label)
-                if middle > 0.07:
-                    axis.annotate(f"{100 * middle:.0f}", (left + middle / 2, places[-1]), color="white",
+                axis.barh(places[-1], share, 0.38, left, color=COLOUR_OF[tool], label=label)
+                if share > 0.07:
+                    axis.annotate(f"{100 * share:.0f}", (left + share / 2, places[-1]), color="white",
                                   ha="center", va="center", fontweight="bold")
-                left += middle
-    axis.set_yticks(places, [f"{words}, {when}" if when == "before" else when for words in KINDS.values()
-                             for when in ("before", "after")])
+                left += share
+    axis.set_yticks(places, [text for words in bars for text in (f"{words}, before", "after")])
     axis.invert_yaxis()
     axis.set_xlim(0, 1)
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100"])
     axis.set_xlabel("share of the planner's turns, %")
     figure.legend(loc="outside lower center", ncol=2, frameon=False)
-    save(figure, "tools")
+    save(figure, name)
 
 
 CURVES = (("reward", "reward (share right)", "reward", 3, 1),
@@ -311,15 +317,16 @@ def training_picture(plt):
     save(figure, "training")
 
 
-def budget_table():
-    rows = read("budget")
+def budget_table(name="budget"):
+    rows = read(name)
     accuracy, used = gather(rows, "max_turns", "accuracy"), gather(rows, "max_turns", "turns")
     return markdown([["turns at most", "accuracy", "turns used"],
                      *([turns, pm(accuracy[turns]), pm(used[turns], 2)] for turns in accuracy)])
 
 
-def budget_picture(plt):
-    rows = read("budget")
+def budget_picture(plt, name="budget", trained_with=3, levels=None):
+    """levels: {words: accuracy to compare with}; None: those of section 1."""
+    rows = read(name)
     figure, axes = panels(plt, 2)
     labels = [("accuracy", "accuracy\n(share of test questions)"), ("turns", "turns used")]
     for axis, (column, label), colour in zip(axes, labels, COLOURS):
@@ -333,12 +340,14 @@ def budget_picture(plt):
                           ha="center", color=colour, fontweight="bold")
         axis.errorbar(places, middle, yerr=half, color=colour, marker="s", markersize=5, capsize=3)
         axis.set_xticks(places)
-        axis.set_xlabel("turns at most (trained with 3)")
+        axis.set_xlabel(f"turns at most (trained with {trained_with})")
         axis.set_ylabel(label)
         axis.set_ylim(0, 1 if column == "accuracy" else None)
-    rule(axes[0], level("perfect planner"), "perfect planner, 3 turns", place=0.45)
-    rule(axes[0], level("frozen"), "frozen planner, 3 turns", place=0.45)
-    save(figure, "budget")
+    if levels is None:
+        levels = {f"{who}, 3 turns": level(who) for who in ("perfect planner", "frozen")}
+    for words, value in levels.items():
+        rule(axes[0], value, words, place=0.45)
+    save(figure, name)
 
 
 COMPARED = {  # {CSV: {run: its name}}

@@ -7,6 +7,7 @@ the code: remove runs/study after you change that. A run that was killed is begu
 command that resumes it. Copies of the code are named after what is in them, so two processes share one.
 """
 
+import csv
 import functools
 import hashlib
 import json
@@ -187,3 +188,25 @@ def make_all(runs, workers):
                 future.result()
                 bar.update(run.rollouts)
                 bar.set_postfix_str(run.name)
+
+
+# ------------------------------------------------------------------------------- what the runs have left
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def rollouts_of(run, file="questions-0.jsonl"):
+    with open(run.folder / file, encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def outcome(rollouts):
+    """Accuracy, turns and tool-calling errors of these records, as rewards.metrics.summary() counts them."""
+    rollouts = list(rollouts)
+    steps = [step for rollout in rollouts for step in rollout["memory"]["steps"]]
+    return {
+        "accuracy": sum(rollout["reward"] for rollout in rollouts) / len(rollouts),
+        "turns": len(steps) / len(rollouts),
+        "errors": sum(step["error"] for step in steps) / len(steps),
+    }

@@ -5,6 +5,7 @@
     python experiments/sft.py --traces foreign --out runs/sft    imitate a teacher with words of its own
     python experiments/sft.py --traces lazy --out runs/lazy      make a planner that is rarely right
     python experiments/sft.py --traces own --model WARM --fixed WARM --roles all --out runs/sft
+    python experiments/sft.py --traces own --world hops --out runs/sft      in the world of the second toy
 
 As many rollouts are collected as Flow-GRPO would make, on the same questions, once, before any learning. The
 right ones are kept, and the planner takes as many optimiser steps on them, each on as many rollouts. The loss
@@ -34,7 +35,7 @@ endings.without_traceback(__name__)
 import torch
 
 import solve
-from cli.command_line import TOY, TOY_TOOLS, rollout_settings
+from cli.command_line import HOPS, TOY, TOY_TOOLS, rollout_settings
 from experiments.wordings import Foreigner, asked, teacher_for
 from fast import logps
 from flow_grpo import Action, log_probs, update
@@ -45,6 +46,8 @@ from rewards.metrics import accuracy_line
 from scale import adapters, sharding
 from scale.passes import Passes
 from tools import toolbox
+from toy.hops import questions as hops
+from toy.hops import teacher as hops_teacher
 from toy.questions import for_flow, splits
 from toy.teacher import Teacher
 from train import questions_of
@@ -107,6 +110,15 @@ def imitate(engine, batches, args):
     sharding.gather(engine.model)
 
 
+def world_of(args):
+    """(tools, the questions to learn from, the test questions)"""
+    if args.world == "hops":
+        made = hops.splits(hops.World(0))
+        return toolbox(list(hops_teacher.TOOLS), HOPS / "corpus.jsonl"), made["train"], made["test"]
+    made = splits()
+    return toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), asked() if args.roles else made["train"], made["test"]
+
+
 def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
@@ -122,6 +134,7 @@ def main():
     add("--max-turns", type=int, default=3, help="turns of a rollout")
     add("--lr", type=float, default=3e-4, help="learning rate of AdamW")
     add("--lora", type=int, help="train adapters of this rank (needs peft); None: all weights")
+    add("--world", choices=["toy", "hops"], default="toy", help="whose questions, corpus, tools and teacher")
     add("--model", default=str(TOY), help="the planner that learns")
     add("--fixed", default=str(TOY), help="the model of all other modules")
     add("--kind", help="learn from questions of this kind alone")
@@ -136,10 +149,10 @@ def main():
     args = parser.parse_args()
     engine, fixed = (load_engine(name, dtype=args.dtype) for name in (args.model, args.fixed))
     engine = adapters.adapted(engine, args.lora)[0] if args.lora else engine
-    tools, made = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), asked() if args.roles else splits()["train"]
-    made, tested = [one for one in made if args.kind in (None, one["kind"])], splits()["test"]
+    tools, made, tested = world_of(args)
+    made = [one for one in made if args.kind in (None, one["kind"])]
     teacher = {"foreign": Foreigner, "lazy": partial(Teacher, blind=Lazy(args.seed))}.get(
-        args.traces, teacher_for(args.roles))
+        args.traces, hops_teacher.Teacher if args.world == "hops" else teacher_for(args.roles))
     planner = engine if args.traces == "own" else Perfect(made + tested, engine, teacher)
     others = planner.teacher if args.traces == "foreign" else fixed
     imitate(engine, collect(planner, others, tools, for_flow(made), args), args)

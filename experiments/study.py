@@ -32,8 +32,8 @@ from logbook import endings
 
 endings.without_traceback(__name__)
 
-from experiments import figures, paired, power
-from experiments.runs import RUNS, Run, as_flags, make_all, note
+from experiments import figures, paired, planning, power
+from experiments.runs import RUNS, Run, as_flags, make_all, note, outcome, rollouts_of, rows_of
 
 RESULTS = figures.RESULTS
 FEW = "../few.jsonl"  # questions that choose best/: with one checkpoint four are enough
@@ -144,27 +144,6 @@ def fork(name, seed):
 
 
 # ------------------------------------------------------------------------------------------------ the numbers
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def rollouts_of(run, file="questions-0.jsonl"):
-    with open(run.folder / file, encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
-
-
-def outcome(rollouts):
-    """Accuracy, turns and tool-calling errors of these records, as rewards.metrics.summary() counts them."""
-    rollouts = list(rollouts)
-    steps = [step for rollout in rollouts for step in rollout["memory"]["steps"]]
-    return {
-        "accuracy": sum(rollout["reward"] for rollout in rollouts) / len(rollouts),
-        "turns": len(steps) / len(rollouts),
-        "errors": sum(step["error"] for step in steps) / len(steps),
-    }
-
-
 def outcomes(file, runs):
     """An analysis of {(planner, seed): Run}: how each did on the questions it was tested on."""
     yield runs.values()
@@ -337,7 +316,7 @@ def toy(seeds):
 
 ANALYSES = {"toy": toy, "training": training_curves, "ways": ways, "foreign": foreign, "rarely": rarely,
             "tools": tools, "budget": budget, "monolith": against_monolith, "sizes": sizes,
-            "variants": variants, "forks": forks}
+            "variants": variants, "forks": forks} | planning.ANALYSES
 
 
 # ------------------------------------------------------------------------------------ the tables and pictures
@@ -371,7 +350,7 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
     "forks": ("Difference of eleven forks",
               "Accuracy on 300 test questions asked three times, minus that of the planner as it is",
               power.forks_table, power.forks_picture),
-}
+} | planning.PAGES
 SMOLLM = {  # {roles: who plays what}
     "toy": "The toy as planner, in its own world",
     "planner": "SmolLM2 as planner, the rest the toy",

@@ -16,8 +16,8 @@ import torch
 from test_flow_grpo import gradient, learn, rollouts, tiny
 
 import solve
-from cli.command_line import TOY, TOY_TOOLS
-from experiments import curves, figures, monolith, paired, power, runs, sft, study, wordings
+from cli.command_line import HOPS, TOY, TOY_TOOLS
+from experiments import curves, figures, monolith, paired, planning, power, runs, sft, study, wordings
 from flow_grpo import per_token, token_logps, token_weight
 from models.completion import Completion
 from models.loading import load_engine
@@ -113,6 +113,7 @@ def test_five_seeds_for_the_papers_analyses_and_three_for_the_rest_each_run_once
     seeds = dict.fromkeys(("flow-grpo", "sft-own", "sft-perfect", "monolith", "fork-token-mean", *forks), 5)
     seeds |= dict.fromkeys(("sft-foreign", "rare-sft-own", "rare-sft-perfect", "rare-Flow-GRPO-G-32"), 5)
     seeds |= dict.fromkeys(("width-64", *study.VARIANTS), 3) | {"sft-lazy": 1}
+    seeds |= {"hops": 5} | dict.fromkeys(("hops-sft-own", "hops-sft-perfect"), planning.SFT_SEEDS)
     for name, number in seeds.items():
         assert [names[f"{name}-seed{seed}"] for seed in range(6)] == [1] * number + [0] * (6 - number)
     assert set(names.values()) == {1}
@@ -224,6 +225,31 @@ def test_only_the_lazy_planner_imitates_what_ended_badly(monkeypatch, traces, ke
     args = SimpleNamespace(steps=1, seed=0, questions=1, group_size=2, traces=traces)
     (batch,) = sft.collect(None, None, None, for_flow(questions(2, False, seed=5)), args)
     assert len(batch) == kept
+
+
+@pytest.mark.parametrize("results, n, seen", [
+    ([], 0, "nothing yet"), (["[1] Mutas: The number of Mutas is 30."], 1, "a number"),
+    (["[1] Mutas: The number of Mutas is 7 * 4."], 1, "a product"),
+    (["[1] Mutas: The number of Mutas is at https://hops.org/217"], 1, "an address"),
+    (["[1] passage 1 of 1 (https://hops.org/217): It is filed as Tivor."], 1, "another name"),
+    (["[1] passage 1 of 1 (https://hops.org/217): The number is 7 * 4."], 1, "a product"),
+    (["[1] passage 1 of 1 (https://hops.org/217): The number is 31."], 1, "a number"),
+    (["Error: no passage matches 'number of Mutas'. Try other or fewer words."], 1, "a name not found"),
+    (["30", "Error: SyntaxError: invalid syntax (line 1)"], 2, "another error"),
+    (["30", "Error: SyntaxError: invalid syntax (line 1)"], 1, "a number")])
+def test_what_memory_shows_last_is_told_from_the_result(results, n, seen):
+    assert planning.situation([{"result": text} for text in results], n) == seen
+
+
+def test_sft_in_the_second_toys_world_imitates_its_own_teacher():
+    tools, made, tested = sft.world_of(SimpleNamespace(world="hops", roles=None))
+    engine = load_engine(str(HOPS))
+    planner = sft.Perfect(made[:6], engine, sft.hops_teacher.Teacher)
+    rollouts = solve.evaluate(for_flow(made[:6]), planner, planner.teacher, tools, max_turns=5)[1]
+    assert [one.reward for one in rollouts] == [1.0] * 6 and not {row["question"] for row in made} & {
+        row["question"] for row in tested}
+    text = next(word["text"] for word in rollouts[0].outputs if word["module"] == "planner")
+    assert engine.decode(rollouts[0].actions[0].ids) == text
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -26,6 +26,7 @@ endings.without_traceback(__name__)
 
 import torch
 from tokenizers import AddedToken
+from tqdm import tqdm
 
 import solve
 from cli.watching import trace
@@ -34,13 +35,13 @@ from rewards.metrics import accuracy_line
 from tools import toolbox
 from toy.hops.pieces import prompt_pieces
 from toy.hops.questions import (
-    EXAMPLES, MAX_TURNS, NAMES, OLD_NAMES, URLS, World, for_flow, pattern, splits)
+    EXAMPLES, KINDS, MAX_TURNS, NAMES, OLD_NAMES, URLS, World, for_flow, pattern, splits)
 from toy.hops.teacher import GOAL, RENAMED, TOOLS, WHY, Teacher
 from toy.make import TOY, note_what_it_was_made_for, warm_start, write_files, write_rows
 from toy.pieces import NUMBERS
 
 HOPS = Path(__file__).parent
-WORLDS = 32  # of the warm start
+WORLDS = 128  # of the warm start
 
 
 def make_files(folder):
@@ -63,22 +64,29 @@ def quick_python(code):
     return "Error: SyntaxError: invalid syntax (line 1)"
 
 
-def teachers_examples(rollouts, seed):
-    """[(prompt, text)] of all modules, from `rollouts` rollouts of the blind teacher in WORLDS worlds."""
+def teachers_examples(rollouts, seed, kinds=KINDS, guided=(0.3, 0.9)):
+    """[(prompt, text)] of all modules, from `rollouts` rollouts of the blind teacher in WORLDS worlds.
+
+    guided: of each world one of these, see Teacher."""
     rng, examples = random.Random(seed), []
-    for n in range(WORLDS):
+    for n in tqdm(range(WORLDS), desc="the teacher's rollouts", mininterval=10):
         world = World(f"warm start {seed} {n}")
         with tempfile.TemporaryDirectory() as folder:
             corpus = Path(folder) / "corpus.jsonl"
             write_rows(corpus, world.rows)
             tools = toolbox(list(TOOLS), corpus)
             tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
-            made = world.questions(rollouts // WORLDS, "train", seed=rng.random(), noise=True)
-            teacher = Teacher(made, blind=rng, guided=rng.choice([0.3, 0.9]))
+            made = world.questions(rollouts // WORLDS, "train", seed=rng.random(), noise=True, kinds=kinds)
+            teacher = Teacher(made, blind=rng, guided=rng.choice(guided))
             with torch.no_grad():
                 solve.rollout(for_flow(made), teacher, teacher, tools, MAX_TURNS)
         examples += teacher.examples
     return examples
+
+
+def adds_two(prompt, text):
+    """Is this a plan whose context is a sum of two numbers from memory?"""
+    return bool(re.match(rf"{WHY}\nContext: \d+ \+ \d+\n", text))
 
 
 def copies_from_memory(prompt, text):
@@ -108,8 +116,10 @@ def make_engine(base, rollouts, steps, copy_steps, rate, seed):
     lengths = sorted(len(s) for s, _ in pairs)
     print(f"{size:.2f} M parameters, {len(tokenizer)} tokens, {len(pairs)} examples, "
           f"prompts of {lengths[len(lengths) // 2]} tokens in the median, {lengths[-1]} at most", flush=True)
-    hard = encoded((prompt, text) for prompt, text in examples if copies_from_memory(prompt, text))
-    sources = {"rollouts": (pairs, 4), "plans": (hard, 2), "old names": (renamed, 1)}
+    hard = [pair for pair, example in zip(pairs, examples) if copies_from_memory(*example)]
+    adding = teachers_examples(rollouts, seed + 1, kinds=["sum"], guided=[1.0])
+    sums = encoded(example for example in adding if adds_two(*example))
+    sources = {"rollouts": (pairs, 3), "plans": (hard, 2), "sums": (sums, 1), "old names": (renamed, 1)}
     warm_start(engine, sources, words, steps, copy_steps, random.Random(seed), rate=rate)
     return engine
 
@@ -136,8 +146,8 @@ def check(engine):
 def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
-    parser.add_argument("--rollouts", type=int, default=3200, help="rollouts of the teacher to learn from")
-    parser.add_argument("--steps", type=int, default=1800, help="steps of the warm start")
+    parser.add_argument("--rollouts", type=int, default=12800, help="rollouts of the teacher to learn from")
+    parser.add_argument("--steps", type=int, default=4000, help="steps of the warm start")
     parser.add_argument("--drilling", type=int, default=120, help="how many of them only copy")
     parser.add_argument("--base", default=str(TOY), help="the checkpoint to start from")
     parser.add_argument("--rate", type=float, default=2e-3, help="the highest learning rate")

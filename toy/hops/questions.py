@@ -140,11 +140,11 @@ class World:
         return {"question": text, "answer": answer, "kind": kind, "names": names, "added": added,
                 "paths": [path for _, _, path in chosen]}
 
-    def questions(self, n, split, seed, avoid=(), noise=False):
-        """n different questions, of the three kinds in turn. avoid: texts that must not be among them."""
+    def questions(self, n, split, seed, avoid=(), noise=False, kinds=KINDS):
+        """n different questions, of these kinds in turn. avoid: texts that must not be among them."""
         rng, found = random.Random(seed), {}
         while len(found) < n:
-            made = self.question(KINDS[len(found) % len(KINDS)], split, rng, noise)
+            made = self.question(kinds[len(found) % len(kinds)], split, rng, noise)
             if made["question"] not in found and made["question"] not in avoid:
                 found[made["question"]] = made
         return list(found.values())
