@@ -42,7 +42,7 @@ OF_THIS_START = {"resume", "profile", "allow_unconfined"}  # flags that --resume
 FOR_PAPER = {"lr": None, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "every": 5,
              "keep": 2, "data": "nq+deepmath", "valid": None, "test": None}
 FOR_TOY = {"lr": 2e-4, "steps": 60, "questions": 16, "minibatches": 4, "max_turns": 2, "every": 10}
-FOR_HOPS = FOR_TOY | {"lr": 4e-4, "steps": 180, "max_turns": 5}
+FOR_HOPS = FOR_TOY | {"lr": 4e-4, "steps": 150, "max_turns": 5}
 for defaults, folder in ((FOR_TOY, TOY), (FOR_HOPS, HOPS)):
     defaults |= {name: str(folder / f"{file}.jsonl") for name, file in
                  (("data", "train"), ("valid", "valid"), ("test", "test"))}

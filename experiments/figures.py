@@ -60,7 +60,10 @@ def mean(values):
 
 
 def pm(values, digits=3, scale=1):
-    """'0.912 ± 0.010'"""
+    """'0.912 ± 0.010'; of a single seed '0.912', without an interval."""
+    values = list(values)
+    if len(values) == 1:
+        return f"{scale * values[0]:.{digits}f}"
     middle, half = mean(scale * value for value in values)
     return f"{middle:.{digits}f} ± {half:.{digits}f}"
 

@@ -24,12 +24,12 @@ from toy.hops.teacher import TOOLS
 HOPS = "toy/hops"
 TEST = f"{HOPS}/test.jsonl"
 FREE = "experiments/hops-freely.jsonl"  # 102 questions written by hand, in no wording of the others
-STEPS = 180
+STEPS = 150
 MODULES = ("--fixed", HOPS, "--corpus", f"{HOPS}/corpus.jsonl", "--tools", *TOOLS)
 BUDGETS = (1, 2, 3, 4, 5, 6, 8)
 TRIES, TRIED = 64, 100  # how often the untrained planner tries each of so many test questions
 SFT = {"SFT, its own successes": "own", "SFT, perfect planner's traces": "perfect"}
-SFT_STEPS, SFT_SEEDS = 50, 2
+SFT_STEPS, SFT_SEEDS = 50, 1
 
 
 # --------------------------------------------------------------------------------------------------- the runs
