@@ -63,13 +63,13 @@ def parse(text, name, tool):
     for source in unwrapped(text, name):  # the text itself, then what is inside a fence or tags
         try:
             called, arguments = read(source, list(tool.arguments))
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # all that json and ast raise
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # of json and ast
             reason = getattr(error, "msg", str(error)) or type(error).__name__
         else:
             if called != name:
                 return f"the plan was to call {name}, not {called[:60]!r}"
             return Call(name, arguments)
-    return f"the call could not be read ({reason}). Write it as {tool.example}"
+    return f"the call could not be read ({reason}). Write it as {tool.example}"  # the last source's reason
 
 
 def read(source, names):
@@ -78,7 +78,7 @@ def read(source, names):
     # Memory shows the arguments as text. What cannot become text raises here: half of a surrogate pair, a
     # number of 5 000 digits, a list that is too deep.
     for key, value in arguments.items():
-        f"{key} {value}".encode()
+        _ = f"{key} {value}".encode()  # only to see that it can be done
     return called, arguments
 
 

@@ -11,21 +11,21 @@ multi-turn problem becomes many single-turn ones, each with the clipped objectiv
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(same)        one ratio for token j of turn t of rollout i
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                    over the G rollouts of the question
 
-With one mini-batch a step, the default of real models, π_θ is still π_θold when the gradient is taken: ρ is 1
-and the clip never acts. What remains is ∇J = E [ three means of A_i ∇log π ] - β ∇KL: REINFORCE, with
-the group as its baseline. The ratio and the clip matter from the second mini-batch on.
+With one mini-batch a step, the default for real models (the toy: 4), π_θ is still π_θold when the gradient is
+taken: ρ is 1, and the clip never acts. What remains is ∇J = E [ three means of A_i ∇log π ] - β ∇KL:
+REINFORCE, with the group as its baseline. The ratio and the clip matter from the second mini-batch on.
 
 objective() is eq. 5 in plain loops, to be read and to test against. Training takes four functions, in the
 order of the algorithm: advantages() -> token_logps() -> loss() -> update(). They see token ids, a number for
 each rollout and two language models, and know nothing of agents or text. token_logps() is the
 definition; fast/logps.py computes the same numbers in less time and memory, and train.py uses it unless
---plain is given. What large models and several GPUs need wraps update()'s loops: scale/passes.py.
+--plain is given. scale/passes.py adds what large models and several GPUs need.
 
 Dropped, on purpose:
   * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
-The paper gives β = 0.001; it uses one ε for both sides, without a value. Taken from the released code:
+The paper gives β = 0.001; it uses one ε for both sides, and gives no value. Taken from the released code:
 ε = 0.2 below and ε' = 0.3 above and, where the paper is silent, the k3 estimate of the KL (each token weighs
 as much as in the gain), 1e-6 added to the std. Different from that code: the default is the three nested
 means of eq. 5; there, every token of the batch weighs the same (token_mean=True).
@@ -47,7 +47,7 @@ EXPLODED = 1000     # times max_grad_norm: one token dominates a gradient so lar
 
 @dataclass
 class Action:
-    """One turn of one rollout, exactly as the engine sampled it."""
+    """One turn of one rollout, exactly as the engine sampled it. train.py makes it from a Completion."""
     prompt_ids: list[int]   # s^t
     ids: list[int]          # a^t with its stop token, which a plan cut at the token limit does not have
     rollout: int               # the number of its rollout, 0 .. N-1
@@ -106,7 +106,7 @@ def token_logps(model, actions, temperature):
     x = pad_sequence(rows, batch_first=True).to(model.device)               # (B, L) padded on the right
     places = [(row, len(a.prompt_ids) + j) for row, a in enumerate(actions) for j in range(len(a.ids))]
     row, j = torch.tensor(places, device=model.device).T                    # (K,), (K,) of the action tokens
-    logits = model(x, use_cache=False).logits                               # (B, L, V): at j of token j + 1
+    logits = model(x, use_cache=False).logits                               # (B, L, V): at j - 1 of token j
     return log_probs(logits[row, j - 1], x[row, j], temperature)            # (K, V), (K,) -> (K,)
 
 
@@ -215,11 +215,12 @@ def update(passes, optimizer, actions, A, groups=None, *, temperature, clip=(0.2
 
     π_θold is the model as it comes in. It scores the later mini-batches before the first step. The first
     mini-batch needs no such pass: there logp.detach() is the old log-prob, and ρ is exactly 1. Nor does a
-    rollout with A = 0, whose gain is 0 at any ρ.
+    rollout with A = 0, whose gain is 0 at any ρ; with β > 0 it still counts in the KL.
     With several GPUs each process brings its part of the rollouts. Counts and gradients are summed over the
     processes, so the objective is that of the joint batch. The model is left in eval mode, ready to sample.
     """
-    A, turns = torch.as_tensor(A).tolist(), Counter(a.rollout for a in actions)             # A_i, T_i
+    A = torch.as_tensor(A).tolist()                                                         # A_i
+    turns = Counter(a.rollout for a in actions)                                             # T_i
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check(actions, groups, len(A), temperature)
@@ -227,16 +228,17 @@ def update(passes, optimizer, actions, A, groups=None, *, temperature, clip=(0.2
     report = passes.begin()         # collects numbers for the log and changes nothing (scale/report.py)
 
     parts = []                                                              # the actions of each mini-batch
-    for rollouts in split(range(len(A)) if groups is None else groups, minibatches, seed):
-        part = [replace(a, A=A[a.rollout]) for a in actions if a.rollout in rollouts and a.ids]
-        N, tokens = passes.total(len(rollouts), sum(len(a.ids) for a in part))
+    for members in split(range(len(A)) if groups is None else groups, minibatches, seed):   # rollouts
+        part = [replace(a, A=A[a.rollout]) for a in actions if a.rollout in members and a.ids]
+        N, tokens = passes.total(len(members), sum(len(a.ids) for a in part))
         for a in part:
             a.weight = token_weight(a, turns[a.rollout], N, tokens if token_mean else None)
         # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
         parts.append([a for a in part if beta or a.A])
 
     # Read `for attempt in ...: with attempt as batch:` as `for batch in ...:`. The `with` is for a lack of
-    # memory in the body: it stops the error, and the same actions come again in smaller batches.
+    # memory in the body: it stops the error, .grad is emptied, and the whole part comes again in smaller
+    # batches.
     for part in parts[1:]:                                                  # π_θold, before the first step
         for attempt in passes.micro_batches([a for a in part if a.A]):
             with attempt as batch, torch.no_grad():
@@ -257,10 +259,10 @@ def update(passes, optimizer, actions, A, groups=None, *, temperature, clip=(0.2
                 report.micro_batch(batch, minus_J, logp, ratio, kl, adv, weight, clip)
             logp = minus_J = None       # or the graph of a failed attempt would stay in memory
 
-        value = passes.sum_over_ranks()                         # of all processes: .grad, and the loss
+        loss_value = passes.sum_over_ranks()                    # of all processes: .grad, and the loss
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
-        # One bad mini-batch must not end the run; a norm of nan is not below the limit either.
-        skipped = not (math.isfinite(value) and norm < EXPLODED * max_grad_norm)
+        # One bad mini-batch must not end the run. A norm of nan is skipped, too: nan < x is False.
+        skipped = not (math.isfinite(loss_value) and norm < EXPLODED * max_grad_norm)
         step = norm > 0 and not skipped             # at a norm of 0, momentum would move the weights
         if step:
             optimizer.step()

@@ -31,7 +31,7 @@ class Step:
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
     error: bool = False  # a tool-calling error: plan or call not parsed, or the result starts with "Error:"
-    verdict: str = ""  # STOP or CONTINUE; "" before the verifier reads the step. A parse error is CONTINUE
+    verdict: str = ""  # STOP or CONTINUE; "" before the verifier reads the step. Unreadable plan: CONTINUE
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
     def render(self):
@@ -52,7 +52,7 @@ class Memory:
     steps: list[Step] = field(default_factory=list)
 
     def render(self, budget=BUDGET):
-        """The steps as text of at most `budget` characters.
+        """The steps as text of at most `budget` characters; the prompts add question and analysis.
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first.
         """
@@ -60,7 +60,7 @@ class Memory:
         for name in ("result", "command", "sub_goal"):
             for step in steps:
                 excess = len(join(steps)) - budget
-                if excess > 0:
+                if excess > 0:  # cut as much as that, but leave STUB characters
                     text = getattr(step, name)
                     setattr(step, name, truncate(text, max(STUB, len(text) - excess)))
         return truncate(join(steps), budget)  # for very many steps

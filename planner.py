@@ -64,7 +64,7 @@ Next step:
 """
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its whole sub-goal
-ANALYSED = ("Objective:", "Skills:")  # how lines of an analysis may begin at the left margin
+ANALYSED = ("Objective:", "Skills:")  # how the toy begins the lines of an analysis: they are not indented
 LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 
@@ -124,11 +124,12 @@ def parse(text, tools):
     if len(text) > PLAN_LIMIT:
         return f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for."
     fields = {}
-    for label, value in labelled(text, LABELS):
+    for label, value in labelled(text, LABELS):  # (label, the text up to the next label)
         name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")  # "Tool name" and "tool" -> "tool"
         value = plain_name(value, tools) if name == "tool" else value
-        if fields.setdefault(name, value) != value:  # the first value stays; an equal one may follow
+        if fields.get(name, value) != value:  # an equal value may come again
             return f"two different lines '{label}: ...'. Plan one step only."
+        fields[name] = value
     for name, label in (("subgoal", "Sub-goal"), ("tool", "Tool")):
         if not fields.get(name):
             return f"no line '{label}: ...'. Answer in the four lines asked for."

@@ -9,7 +9,7 @@
     python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
     python solve.py --plain                  without fast/: slower, and the code to read first
 
-A Rollout is one question on its way through the flow. rollout() runs a batch of questions:
+A Rollout is one question on its way through the flow. roll_out() runs a batch of questions:
 
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
 
@@ -68,10 +68,11 @@ class Rollout:
     plan: planner.Plan | str = ""  # of this turn; a str is the parse error
     call: executor.Call | str = ""  # of this turn; a str is the parse error
     stopped: bool = False  # the verifier wrote STOP
-    failed: str = ""  # why there is no outcome: training leaves it out, accuracy counts it as not right
+    failed: str = ""  # why there is no outcome: training leaves it out, accuracy counts it as wrong
     undecided: bool = False  # no outcome either: neither rules nor judge could tell if the answer is right
     answer: str = ""
-    reward: float = 0.0  # R(o), 1 or 0, one for the whole rollout
+    right: bool = False  # is the answer right?
+    reward: float = 0.0  # R(o), one for the whole rollout: 1 if it is right, else 0
     seconds: float = 0.0  # its share of the batch's time, plus the judge's
 
     def add_output(self, turn, module, text, tokens, seconds):
@@ -91,45 +92,25 @@ class Rollout:
         self.add_output(turn, tool, result.text, result.tokens, result.seconds)
 
 
-def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
+def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
-    that samples. fixed: the engine of all other modules, or {module: engine} (a module that is not in it gets
-    the engine of the analysis). An engine is a language model: engine(prompts, ...) -> [Completion].
-    watch: for people who wait. If given, watch(rollouts, turn, module) is called before each stage, to show
+    that samples. fixed: one engine for all other modules, or {module: engine} with at least "analysis", which
+    plays every module that is not named. An engine is a language model: engine(prompts, ...) -> [Completion].
+    watch: for progress display. If given, watch(rollouts, turn, module) is called before each stage, to show
     or save what there is so far. It changes nothing: the rollouts are the same without it.
     """
     start = time.perf_counter()
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
-    engines = {**(fixed if isinstance(fixed, dict) else {"analysis": fixed}), "planner": policy}
-    greedy = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
-    sampled = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+    team = Team(rollouts, policy, fixed, tools, temperature, max_new_tokens, watch)
 
-    def begin(module, turn, candidates):
-        """A stage begins: with those of these rollouts that have not failed."""
-        live = [rollout for rollout in candidates if not rollout.failed]
-        if live and watch:
-            watch(rollouts, turn, module)
-        return live
-
-    def stage(module, turn, candidates):
-        """One module writes for each of these rollouts that has not failed: [(rollout, Completion)]."""
-        engine = engines.get(module, engines["analysis"])
-        settings = sampled if module == "planner" else greedy
-        prompt = lambda rollout, budget: prompt_of(module, tools, rollout, budget)
-        return call_engine(engine, begin(module, turn, candidates), turn, module, prompt, **settings)
-
-    def base_generator(queries):
-        """The engine behind the one tool that needs one."""
-        return engines.get("base_generator", engines["analysis"])(queries, **greedy)
-
-    for rollout, completion in stage("analysis", 0, rollouts):
+    for rollout, completion in team.write("analysis", 0, rollouts):
         rollout.memory.analysis = truncate(after_thinking(completion.text) or "", BUDGET // 4)
 
     for turn in range(1, max_turns + 1):
         live = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
-        for rollout, completion in stage("planner", turn, live):
+        for rollout, completion in team.write("planner", turn, live):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
             if isinstance(rollout.plan, str):  # a parse error costs the turn; the next prompt shows it
@@ -137,25 +118,60 @@ def rollout(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_n
                 rollout.memory.steps.append(step)
 
         planned = [rollout for rollout in live if not rollout.failed and not isinstance(rollout.plan, str)]
-        for rollout, completion in stage("executor", turn, planned):
+        for rollout, completion in team.write("executor", turn, planned):
             tool = rollout.plan.tool
             rollout.call = executor.parse(completion.text, tool, tools[tool])
 
-        called = begin("tools", turn, planned)  # a call's parse error becomes its result
-        results = toolset.run_calls([rollout.call for rollout in called], tools, base_generator)
+        called = team.begin("tools", turn, planned)  # a call's parse error becomes its result
+        results = toolset.run_calls([rollout.call for rollout in called], tools, team.base_generator)
         for rollout, result in zip(called, results):
             rollout.add_result(turn, result)
 
-        for rollout, completion in stage("verifier", turn, called):
+        for rollout, completion in team.write("verifier", turn, called):
             rollout.stopped = verifier.parse(completion.text)
             rollout.memory.steps[-1].verdict = "STOP" if rollout.stopped else "CONTINUE"
 
-    for rollout, completion in stage("generator", max_turns + 1, rollouts):
+    for rollout, completion in team.write("generator", max_turns + 1, rollouts):
         rollout.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
     seconds = time.perf_counter() - start
     for rollout in rollouts:
         rollout.seconds = seconds / len(rollouts)
     return rollouts
+
+
+class Team:
+    """The modules at work on a batch: which engine plays each of them, and one call for many rollouts.
+
+    The arguments are those of roll_out().
+    """
+
+    def __init__(self, rollouts, policy, fixed, tools, temperature, max_new_tokens, watch):
+        self.rollouts, self.tools, self.watch = rollouts, tools, watch
+        self.engines = dict(fixed) if isinstance(fixed, dict) else {"analysis": fixed}
+        self.engines["planner"] = policy
+        self.sampled = {"temperature": temperature, "max_new_tokens": max_new_tokens}  # the planner
+        self.greedy = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
+
+    def write(self, module, turn, rollouts):
+        """A module writes for each of these rollouts that has not failed: [(rollout, Completion)]."""
+        live = self.begin(module, turn, rollouts)
+        settings = self.sampled if module == "planner" else self.greedy
+        prompt = lambda rollout, budget: prompt_of(module, self.tools, rollout, budget)
+        return call_engine(self.engine(module), live, turn, module, prompt, **settings)
+
+    def begin(self, module, turn, rollouts):
+        """Begin a stage: those of these rollouts that have not failed."""
+        live = [rollout for rollout in rollouts if not rollout.failed]
+        if live and self.watch:
+            self.watch(self.rollouts, turn, module)
+        return live
+
+    def engine(self, module):
+        return self.engines.get(module, self.engines["analysis"])
+
+    def base_generator(self, queries):
+        """The one tool that is a language model: [query] -> [Completion]."""
+        return self.engine("base_generator")(queries, **self.greedy)
 
 
 # The modules whose prompt() reads the whole state: question, tools, analysis, memory. Add your module here.
@@ -172,7 +188,7 @@ def prompt_of(module, tools, rollout, budget):
     if module == "generator":
         return generator.prompt(question, analysis, rollout.memory.render(budget))
     if module not in STATE_READERS:
-        raise SystemExit(f"solve.py: rollout() runs a module {module!r} that has no prompt: import {module} "
+        raise SystemExit(f"solve.py: roll_out() runs a module {module!r} that has no prompt: import {module} "
                          "and add it to STATE_READERS, see docs/use.md.")
     return STATE_READERS[module].prompt(question, tools, analysis, rollout.memory.render(budget))
 
@@ -200,14 +216,14 @@ def call_engine(engine, rollouts, turn, module, prompt, **settings):
 
 def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings):
     """Roll out and grade one batch: ({metric: number}, [Rollout]). In the accuracy, a failed rollout counts
-    as not right.
+    as wrong.
 
-    watch, settings: of rollout(). Without watch there is a progress bar.
+    watch, settings: of roll_out(). Without watch there is a progress bar.
     """
-    with progress_bar(len(questions), unless=watch) as watch:
-        rollouts = rollout(questions, policy, fixed, tools, watch=watch, **settings)
-        watch(rollouts, 0, "grade")
-        grade(rollouts, judge)
+    with progress_bar(len(questions), unless=watch) as shown:
+        rollouts = roll_out(questions, policy, fixed, tools, watch=shown, **settings)
+        shown(rollouts, 0, "grade")
+        grade(rollouts, judge)  # sets `right` and `reward` of each
     return summary(rollouts), rollouts
 
 
@@ -221,7 +237,7 @@ def answer(trial, args, policy, fixed, tools, judge):
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
             _, rollouts = evaluate(questions, policy, fixed, tools, judge, watch, **settings)
-            if trial.add(rollouts):  # saves them; False: a server was down, and batches() repeats these
+            if trial.add(rollouts):  # saves them. False: a server was down; these questions come again
                 watch.finished(rollouts)
 
 

@@ -107,9 +107,9 @@ class Result:
 def run_calls(calls, tools, base_generator):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    calls: [executor.Call, or a parse error]. base_generator: the engine behind the tool without a function.
-    Its queries are one batch, and the other calls run meanwhile, eight at a time, each with its own time
-    limit.
+    calls: [executor.Call, or a parse error]. base_generator: the language model behind the tool without a
+    function, [query] -> [Completion]. Its queries are one batch, and the other calls run meanwhile, eight at
+    a time, each with its own time limit.
 
     The verifier waits until all rollouts have their results. If it began with the first ones, its batches
     would depend on timing, and with them the last bits of what is sampled.
@@ -126,7 +126,7 @@ def run_calls(calls, tools, base_generator):
 
 
 def is_query(call, tools):
-    """Does the language model answer this call? Not if it is wrong: then run_call() makes the error."""
+    """Does the language model answer this call? Not if it is malformed: run_call() reports its error."""
     if isinstance(call, str) or tools[call.tool].run:
         return False
     return "query" in call.arguments and not check(tools, call.tool, call.arguments)

@@ -16,7 +16,7 @@ been stopped. What else a training run needs: cli/ (flags, the first lines of a 
 folder, resuming, Ctrl-C), scale/ (the memory plan, several GPUs).
 
 With several GPUs, each process (a "rank") rolls out its share of a step's questions and learns from those
-rollouts. Rewards, advantages and the log are about the rollouts of all ranks. With one GPU or none, there is
+rollouts. Rewards, advantages and the log cover the rollouts of all ranks. With one GPU or none, there is
 one rank, and its share is everything.
 """
 from cli import early
@@ -34,7 +34,7 @@ from cli import command_line, setup
 from fast import logps
 from flow_grpo import Action, advantages, log_probs, token_logps, update
 from logbook.log import NO_UPDATE, step_row
-from logbook.run import not_down, training_run
+from logbook.run import stop_if_down, training_run
 from scale import ranks
 from scale.passes import Passes
 
@@ -45,7 +45,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     cast: who answers questions: (the engine in training, {module: engine} for the others, tools, judge).
     reference: the engine of π_ref, or None. state: of the checkpoint to resume from, or None."""
     policy, _, tools, _ = cast
-    models = policy.model, reference and reference.model
+    models = policy.model, reference.model if reference else None
     # Passes computes log π in micro-batches that fit into memory: with token_logps() of flow_grpo.py, or with
     # functions of fast/, which give the same numbers in less time and memory.
     scoring = {"token_logps": token_logps} if args.plain else logps.scoring(log_probs, *models)
@@ -60,20 +60,20 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
             groups, usable = with_outcome(rollouts, args.group_size)
-            rewards = [rollout.reward for rollout in usable]
+            rewards = [rollout.reward for rollout in usable]  # 1 or 0: rewards/grade.py
             A, flat = advantages(rewards, groups)
 
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):
                 actions, local_A, local_groups = local_actions(usable, groups, A, len(questions))
-                with run.updating(passes, usable, groups, A):
+                with run.updating(passes, usable, groups, A):  # its seconds and log-ratios, for the log
                     report = update(
                         passes, optimizer, actions, local_A, local_groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, tools)
-            run.log_step(row, rollouts, report)
+            run.log_step(row, rollouts, report)  # the step is finished: run.step, run.moved
             if run.due():
                 validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:
@@ -98,11 +98,13 @@ def graded_rollouts(args, cast, questions, copies, seed):
     question one after the other. Each rank runs its share of the questions, and gets the rollouts of all."""
     torch.manual_seed(seed + 7_919 * ranks.RANK)
     local = [question for question in ranks.share(questions) for _ in range(copies)]
+    policy, fixed, tools, judge = cast
     settings = command_line.rollout_settings(args)
-    rollouts = solve.evaluate(local, *cast, **settings)[1] if local else []
+    rollouts = solve.evaluate(local, policy, fixed, tools, judge, **settings)[1] if local else []
     by_question = [rollouts[i : i + copies] for i in range(0, len(rollouts), copies)]
-    by_question = ranks.together(by_question, len(questions))
-    return not_down([rollout for rollouts in by_question for rollout in rollouts])
+    rollouts = [rollout for group in ranks.together(by_question, len(questions)) for rollout in group]
+    stop_if_down(rollouts)
+    return rollouts
 
 
 def with_outcome(rollouts, group_size):
@@ -110,22 +112,23 @@ def with_outcome(rollouts, group_size):
 
     groups[i] is the group of usable[i]: the number of its question in the batch, from 0. (Not the question's
     text: a question that comes twice in a batch makes two groups.)"""
+    # The rollouts of a question are neighbours, so rollout n belongs to question n // group_size.
     numbers = [n for n, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
     return [n // group_size for n in numbers], [rollouts[n] for n in numbers]
 
 
 def can_learn(A, beta, moved):
-    """Has J a gradient? If every group is flat, all advantages are 0, and only the KL is left. Its
+    """Does J have a gradient? If every group is flat, all advantages are 0, and only the KL is left. Its
     gradient is 0, too, until a step has moved the policy: while π_θ = π_ref, it is minimal."""
     return A.any() or (beta > 0 and moved)
 
 
-def local_actions(usable, groups, A, number):
+def local_actions(usable, groups, A, num_groups):
     """(actions, A, groups): what this rank learns from. All turns of its rollouts, each rollout's advantage,
-    and its group. number: of all groups.
+    and its group. num_groups: of all ranks.
 
-    An action names its rollout by the place in this rank's A and groups, from 0."""
-    own_groups = ranks.share(range(number))
+    An action names its rollout by its place in this rank's A and groups (not in `usable`), from 0."""
+    own_groups = ranks.share(range(num_groups))
     own = [i for i, group in enumerate(groups) if group in own_groups]
     actions = [Action(turn.prompt_ids, turn.ids, place, turn.logps)
                for place, i in enumerate(own) for turn in usable[i].actions]
@@ -134,7 +137,8 @@ def local_actions(usable, groups, A, number):
 
 # ----------------------------------------------------------------------------------------------- evaluations
 def evaluate_before(run, cast, valid, test):
-    """Before the first step: what can the untrained planner do? A resumed run makes up for a validation."""
+    """Before the first step: what can the untrained planner do? A resumed run first does a validation that it
+    missed."""
     if run.step == 0 and (test or valid):
         log_accuracy(run, cast, "test" if test else "valid", test or valid)
     if run.due() and valid and not run.log.evaluated("valid", run.step):  # it was stopped before that
@@ -149,7 +153,7 @@ def log_accuracy(run, cast, name, questions):
 
 def validate_and_save(run, cast, valid):
     """Save a checkpoint, and best/ if the accuracy on the validation questions is the highest so far."""
-    run.save(log_accuracy(run, cast, "valid", valid) if valid else -math.inf)
+    run.save(log_accuracy(run, cast, "valid", valid) if valid else -math.inf)  # no validation: no best/
 
 
 def main():

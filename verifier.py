@@ -47,4 +47,5 @@ def parse(text):
     """
     text = after_thinking(text) or ""
     conclusions = [value.partition("\n")[0] for _, value in labelled(text, "conclusion")]
-    return {verdict.strip(MARKS).upper() for verdict in conclusions or [text]} == {"STOP"}
+    verdicts = {verdict.strip(MARKS).upper() for verdict in conclusions or [text]}
+    return verdicts == {"STOP"}

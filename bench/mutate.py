@@ -60,7 +60,7 @@ TARGETS = {
     "models/dressing": ([], MODULES),
     "tools": (["run_calls", "is_query", "answer_queries", "run_call", "run_tool"],
               ["tests/test_tools.py", "tests/test_solve.py"]),
-    "solve": (["rollout", "prompt_of", "call_engine"], ["tests/test_solve.py", "tests/test_server.py"]),
+    "solve": (["roll_out", "Team", "prompt_of", "call_engine"], ["tests/test_solve.py", "tests/test_server.py"]),
     "train": (["train", "questions_of", "graded_rollouts", "with_outcome", "can_learn", "local_actions",
                "evaluate_before"],
               TRAIN),

@@ -5,7 +5,7 @@
 speed.py starts such processes and lets them work in turn. A process prepares its work, does it once to warm
 up, and says so; then it does the work again for each line that it reads, and writes what it cost.
 
-    ours       flow_grpo.update(), the engine models.local.HF, solve.rollout() of that CHECKOUT; without
+    ours       flow_grpo.update(), the engine models.local.HF, solve.roll_out() of that CHECKOUT; without
                fast/ if the case is "plain"
     trl        TRL's GRPOTrainer.train() as it is shipped; for "update" its rollouts are given to it
     literal    each question of the toy alone, each completion by model.generate(): what people write first
@@ -215,7 +215,7 @@ def ours_rollouts(case):
 
     def work():
         torch.manual_seed(0)
-        return rollouts_done(solve.rollout(questions, engine, fixed, tools, max_turns=case["turns"],
+        return rollouts_done(solve.roll_out(questions, engine, fixed, tools, max_turns=case["turns"],
                                            temperature=case["temperature"]))
 
     return work
@@ -243,14 +243,14 @@ class Literal:
 
 
 def literal_rollouts(case):
-    """rollout() with one question is the plain loop: plan, call, verdict, and again."""
+    """roll_out() with one question is the plain loop: plan, call, verdict, and again."""
     import solve
     engine, tools, questions = toy(case)
     literal = Literal(engine)
 
     def work():
         torch.manual_seed(0)
-        return rollouts_done([rollout for question in questions for rollout in solve.rollout(
+        return rollouts_done([rollout for question in questions for rollout in solve.roll_out(
             [question], literal, literal, tools, max_turns=case["turns"],
             temperature=case["temperature"])])
 

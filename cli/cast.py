@@ -17,7 +17,7 @@ FIXED = ("analysis", "base_generator", *MODULES[1:])  # everything but the plann
 
 
 def load_engines(args, loaded, cache):
-    """({module: engine} for rollout(), the judge or None). loaded: {name: engine} of models in memory."""
+    """({module: engine} for roll_out(), the judge or None). loaded: {name: engine} of models in memory."""
 
     def engine(name):
         if name not in loaded:

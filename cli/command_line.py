@@ -140,7 +140,7 @@ def after_loading():
 
 
 def rollout_settings(args):
-    """The settings of solve.rollout() that both command lines have."""
+    """The settings of solve.roll_out() that both command lines have."""
     return {name: getattr(args, name) for name in ("max_turns", "temperature", "max_new_tokens")}
 
 

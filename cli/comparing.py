@@ -7,8 +7,9 @@ Two folders are compared at once, without torch. For two models, solve.py first 
 other flags. Their answers are kept in two folders below --out, so a comparison that was stopped goes on.
 
 A question without an outcome (failed, undecided) counts as not right, as in every accuracy here. Only whole
-trials count, and the rewards of several trials of a question are averaged. What cannot be compared (different
-questions, no answers, nothing graded) is an error of one sentence. rewards/compare.py has the statistics.
+trials count, and several trials of a question count as one, by the share that was right. What cannot be
+compared (different questions, no answers, nothing graded) is an error of one sentence. rewards/compare.py has
+the statistics.
 """
 
 import json
@@ -23,7 +24,7 @@ from logbook.folder import folder_name
 from logbook.records import read_answers
 from models.names import check_model
 from models.server import Server
-from rewards.compare import lines, mean_rewards
+from rewards.compare import lines, shares_right
 from world.files import read_object, reading, replace_file
 from world.services import is_server
 from world.text import printable
@@ -142,12 +143,12 @@ def show_questions(first, second, args):
     rows = []
     for key in first:
         pair = first[key], second[key]
-        a, b = mean_rewards(pair)
+        a, b = shares_right(pair)
         if a != b:
             answers = [rollouts[0].answer or rollouts[0].failed for rollouts in pair]  # of the first trial
-            rows.append(dict(zip(("set", "question", "gold"), key)) | {"rewards": [a, b], "answers": answers})
+            rows.append(dict(zip(("set", "question", "gold"), key)) | {"right": [a, b], "answers": answers})
     for name, sign in (("A", 1), ("B", -1)):
-        better = [row for row in rows if sign * (row["rewards"][0] - row["rewards"][1]) > 0]
+        better = [row for row in rows if sign * (row["right"][0] - row["right"][1]) > 0]
         if better and not args.quiet:
             yield f"\n{name} is better on:"
             yield from map(question_line, better[:SHOWN])

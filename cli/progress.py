@@ -42,7 +42,7 @@ class Progress:
         self.thread = threading.Thread(target=self.tick, daemon=True)
 
     def __call__(self, rollouts, turn, module):
-        """solve.rollout() calls this before each stage."""
+        """solve.roll_out() calls this before each stage."""
         lap(module)
         self.ended = self.before + sum(rollout.stopped or rollout.failed != "" for rollout in rollouts)
         self.module = module if module in ("analysis", "generator", "grade") else f"turn {turn} {module}"

@@ -54,7 +54,7 @@ class Watch:
             lines = trace(rollout, ended).split("\n")
             new, self.printed = lines[self.printed :], len(lines)
             if ended and not self.args.question:
-                verdict = "right" if rollout.reward > 0 else f"wrong: {rollout.question.answer}"
+                verdict = "right" if rollout.right else f"wrong: {rollout.question.answer}"
                 new[-1] += printable(f"  ({verdict})")
             if new:
                 tqdm.write("\n".join(new) + "\n" * ended)  # above the progress bar

@@ -149,7 +149,7 @@ def main():
     made = splits(world)
     train, test = made["train"], made["test"]
     counted = Counted(Teacher(train), tools)
-    solve.rollout(for_flow(train), counted, Teacher(train), tools, MAX_TURNS)
+    solve.roll_out(for_flow(train), counted, Teacher(train), tools, MAX_TURNS)
     fixed = load_engine(str(HOPS)) if args.planner else Teacher(test)
     policy = load_engine(args.planner) if args.planner else Teacher(test)
     for route in args.route:
@@ -160,7 +160,7 @@ def main():
         metrics, rollouts = solve.evaluate(for_flow(test), engine, fixed, tools, max_turns=MAX_TURNS)
         print(f"{route:9} {accuracy_line(metrics, len(test))}", flush=True)
         if args.out:
-            kinds = {kind: [rollout.reward for rollout in rollouts if rollout.question.kind == kind]
+            kinds = {kind: [rollout.right for rollout in rollouts if rollout.question.kind == kind]
                      for kind in KINDS}
             row = {"planner": args.planner or "perfect", "route": route, "questions": len(test),
                    "accuracy": f"{metrics['accuracy']:.4f}"}

@@ -2,10 +2,10 @@
 
     python experiments/monolith.py --out runs/monolith       warm-start one from toy/
 
-rollout() has the signature of solve.rollout(), so one import makes train.py train a monolith, such as ToRL's:
-same questions, tools, rewards and update. Each turn the policy reads everything so far and writes a step with
-a tool call, or the answer. All that it writes is its action and is trained. There is no verifier, executor or
-generator; `fixed` plays base_generator only.
+roll_out() has the signature of solve.roll_out(), so one import makes train.py train a monolith, such as
+ToRL's: same questions, tools, rewards and update. Each turn the policy reads everything so far and writes a
+step with a tool call, or the answer. All that it writes is its action and is trained. There is no verifier,
+executor or generator; `fixed` plays base_generator only.
 """
 
 import argparse
@@ -54,8 +54,8 @@ def parse(text, tools):
     return thought, tool, executor.parse(command, tool, tools[tool])
 
 
-def rollout(batch, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
-    """solve.rollout() for a monolith: up to max_turns steps, then the answer. Returns [Rollout]."""
+def roll_out(batch, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
+    """solve.roll_out() for a monolith: up to max_turns steps, then the answer. Returns [Rollout]."""
     rollouts = [Rollout(question, Memory(question.question)) for question in batch]
     contexts = {id(rollout): "" for rollout in rollouts}
     sample = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)

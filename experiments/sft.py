@@ -81,7 +81,7 @@ def collect(planner, fixed, tools, questions, args):
         distinct = questions_of(step, questions, args.questions, args.seed)
         batch = [question for question in distinct for _ in range(args.group_size)]
         metrics, rollouts = solve.evaluate(batch, planner, fixed, tools, **rollout_settings(args))
-        batches.append([rollout for rollout in rollouts if rollout.reward or args.traces == "lazy"])
+        batches.append([rollout for rollout in rollouts if rollout.right or args.traces == "lazy"])
         print(f"batch {step}/{args.steps}: {accuracy_line(metrics, len(batch))}", flush=True)
     return batches
 

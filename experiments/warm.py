@@ -135,7 +135,7 @@ def check(engine, teacher, made, tools, roles, fixed, max_new_tokens=80):
     torch.manual_seed(0)
     settings = {"max_turns": 2, "max_new_tokens": max_new_tokens, "watch": quietly}
     batch = for_flow(made)
-    planned = solve.rollout(batch, engine, fixed, tools, **settings | {"max_turns": 1})
+    planned = solve.roll_out(batch, engine, fixed, tools, **settings | {"max_turns": 1})
     parsed = [rollout for rollout in planned if not isinstance(rollout.plan, str)]
     numbers = {"plans": len(parsed) / len(planned)}
     numbers |= probabilities(engine, parsed, 0.7) if parsed else {}

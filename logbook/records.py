@@ -106,7 +106,8 @@ def record_of(rollout):
     """A rollout as data for JSON, without its token ids."""
     q = rollout.question
     data = {"id": q.id, "kind": q.kind, "question": q.question, "gold": q.answer, "answer": rollout.answer}
-    data |= {"reward": rollout.reward, "failed": rollout.failed, "undecided": rollout.undecided}
+    data |= {"right": rollout.right, "reward": rollout.reward}
+    data |= {"failed": rollout.failed, "undecided": rollout.undecided}
     data |= {"turns": len(rollout.actions), "seconds": round(rollout.seconds, 3)}
     return data | {"memory": dataclasses.asdict(rollout.memory), "words": rollout.outputs}
 
@@ -142,7 +143,7 @@ def checked(record):
             raise ValueError(f"{wrong[0]!r} is in a wrong place")
     if any(step.keys() != {*STEP[0], *STEP[1]} for step in record["memory"]["steps"]):
         raise ValueError("a step has other fields")
-    return record
+    return {"right": record["reward"] > 0} | record  # older records have the reward alone
 
 
 def rollout_of(record):

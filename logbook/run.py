@@ -33,13 +33,12 @@ class Down(Exception):
     """A model server stays down, of a module or of the judge: the run ends with a checkpoint."""
 
 
-def not_down(rollouts):
-    """These rollouts, unless a server was down for more than half of them: then Down. Training on the few
-    that came through would waste the questions."""
+def stop_if_down(rollouts):
+    """Raise Down if a server was down for more than half of these rollouts: training on the few that came
+    through would waste the questions."""
     down = [rollout.failed for rollout in rollouts if outage(rollout.failed)]
     if 2 * len(down) > len(rollouts):
         raise Down(f"{len(down)} of {len(rollouts)} rollouts did not come to an end ({down[0]})")
-    return rollouts
 
 
 @contextmanager

@@ -6,8 +6,8 @@ but they widen the interval of each accuracy. So only the questions on which the
     mcnemar       whether such a difference could be chance
     difference    how large it is, with a 95 % interval
 
-first, second: the rewards of the two planners, in the same order of the questions. A question that was
-answered in several trials has one reward here, their mean: more trials add no questions.
+first, second: for each question 1 if this planner was right and 0 if not, in the same order of the questions.
+Of several trials it is the share that was right: more trials add no questions.
 """
 
 import math
@@ -48,9 +48,9 @@ def difference(first, second):
     return q - p, q - p - joined(p_high - p, q - q_low), q - p + joined(p - p_low, q_high - q)
 
 
-def mean_rewards(trials):
-    """The mean reward of each question. trials: for each question, its rollouts."""
-    return [fmean(rollout.reward for rollout in rollouts) for rollouts in trials]
+def shares_right(trials):
+    """How often each question was answered right, from 0 to 1. trials: for each question, its rollouts."""
+    return [fmean(rollout.right for rollout in rollouts) for rollouts in trials]
 
 
 def lines(first, second):
@@ -63,12 +63,12 @@ def lines(first, second):
     """
     for name, trials in (("A", first), ("B", second)):
         metrics = summary([rollout for rollouts in trials for rollout in rollouts])
-        metrics["accuracy"] = fmean(mean_rewards(trials))  # if some sets have more trials: each question once
+        metrics["accuracy"] = fmean(shares_right(trials))  # if some sets have more trials: each question once
         yield f"{name}  {accuracy_line(metrics, len(trials))}"
     several = max(len(rollouts) for rollouts in first + second) > 1
-    rewards = mean_rewards(first), mean_rewards(second)
-    lost, won, p = mcnemar(*rewards)
+    shares = shares_right(first), shares_right(second)
+    lost, won, p = mcnemar(*shares)
     what, test = ("more often right", "exact sign test") if several else ("alone right", "exact McNemar")
     yield f"questions that differ: A {what} {lost}, B {what} {won}, {test} p = {p:.2g}"
-    gain, low, high = (100 * value for value in difference(*rewards))
+    gain, low, high = (100 * value for value in difference(*shares))
     yield f"B - A: {gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} (Newcombe's, paired)"

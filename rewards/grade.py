@@ -1,8 +1,7 @@
-"""The reward R(o) of a rollout. The rules grade its answer; what they cannot decide, a judge may grade.
+"""Is the answer of a rollout right, and what is its reward R(o)? Rules decide, or else a judge may.
 
-To train on another reward, change reward(): its arguments are the rollout and the verdict on its answer.
-Accuracy, and with it the choice of best/, is the mean of this reward. To keep it the share of right answers,
-change one more line, as in experiments/forks/turn-cost.diff.
+To train on another reward, change reward(). Accuracy, and with it the choice of best/ and all comparisons,
+remains the share of right answers.
 """
 
 import time
@@ -11,16 +10,17 @@ from rewards import rules
 from rewards.judge import verdicts_on
 
 
-def reward(rollout, verdict):
-    """R(o) in {0, 1}. rollout: it; verdict: True, False, or None (rules and judge could not tell).
+def reward(rollout):
+    """R(o) of a rollout, of which only `right` and what happened before it are known: here 1 or 0.
 
-    With a cost for each turn: experiments/forks/turn-cost.diff.
+    With a cost for each turn: experiments/forks/turn-cost.diff. In a group of right answers, even a tiny cost
+    counts fully, because advantages are divided by the standard deviation of the group.
     """
-    return float(verdict is True)
+    return float(rollout.right)
 
 
 def grade(rollouts, judge=None):
-    """Set the reward of every rollout that has not failed. judge: an engine, or None.
+    """Set `right` and `reward` of every rollout that has not failed. judge: an engine, or None.
 
     If the judge gives no verdict, the rollout is undecided; if the judge is down, it has failed. Training
     leaves both out. Without a judge, an answer that the rules cannot decide counts as wrong.
@@ -28,14 +28,16 @@ def grade(rollouts, judge=None):
     answered = [rollout for rollout in rollouts if not rollout.failed]
     verdicts = [rules.decide(rollout.question, rollout.answer) for rollout in answered]
     for rollout, verdict in zip(answered, verdicts):
-        rollout.reward = reward(rollout, verdict)
+        rollout.right = verdict is True  # None: the rules cannot tell
+        rollout.reward = reward(rollout)
     if judge:
         unclear = [rollout for rollout, verdict in zip(answered, verdicts) if verdict is None]
         start = time.perf_counter()
         results = verdicts_on([(rollout.question, rollout.answer) for rollout in unclear], judge)
         seconds = time.perf_counter() - start
         for rollout, (verdict, completion) in zip(unclear, results):
-            rollout.reward = reward(rollout, verdict)
+            rollout.right = verdict is True
+            rollout.reward = reward(rollout)
             rollout.undecided = verdict is None and not completion.error
             rollout.failed = completion.error and f"judge: {completion.error}"
             rollout.seconds += seconds / len(unclear)

@@ -13,7 +13,7 @@ def summary(rollouts):
     tokens = [output["tokens"] for rollout in rollouts for output in rollout.outputs
               if output["module"] != "judge"]
     return {
-        "accuracy": sum(rollout.reward for rollout in rollouts) / len(rollouts),
+        "accuracy": sum(rollout.right for rollout in rollouts) / len(rollouts),
         "turns": len(steps) / len(rollouts),
         "errors": sum(step.error for step in steps) / max(1, len(steps)),
         "failed": sum(rollout.failed != "" for rollout in rollouts),
@@ -25,7 +25,6 @@ def summary(rollouts):
 
 def interval(p, n, z=1.96):
     """Wilson's 95 % interval of a share p of n. It has a width even where p is 0 or 1."""
-    p = min(max(p, 0.0), 1.0)  # the mean of a reward of your own may lie outside
     middle, half = p + z * z / (2 * n), z * (p * (1 - p) / n + (z / (2 * n)) ** 2) ** 0.5
     return max(0.0, middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 

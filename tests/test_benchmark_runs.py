@@ -98,7 +98,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_table(folder, solved):
 
 def stopped_in(number, monkeypatch):
     """Ctrl-C in the batch of this number, when its generator is due."""
-    batches, real = [], solve.rollout
+    batches, real = [], solve.roll_out
 
     def rollout(*args, watch, **settings):
         batches.append(1)
@@ -108,7 +108,7 @@ def stopped_in(number, monkeypatch):
             if len(batches) == number and module == "generator":
                 raise KeyboardInterrupt
         return real(*args, watch=then, **settings)
-    monkeypatch.setattr(solve, "rollout", rollout)
+    monkeypatch.setattr(solve, "roll_out", rollout)
 
 
 def test_an_unfinished_batch_can_be_read_and_is_run_again_whole(folder, solved, command, monkeypatch):

@@ -173,7 +173,7 @@ def place(tmp_path, monkeypatch, fused):
     write(tmp_path / "model", wordy(CHATML), generation=stops, max_position_embeddings=4096)
     jsonl(tmp_path / "data.jsonl", *"abcde")
     jsonl(tmp_path / "valid.jsonl", *"vw")
-    monkeypatch.setattr(solve, "rollout", even_is_right)
+    monkeypatch.setattr(solve, "roll_out", even_is_right)
     monkeypatch.setattr(head, "CHUNK", 5000)
     monkeypatch.setattr(upcast, "slow", lambda: False)  # or the CPU alone would compute in float32
     monkeypatch.setattr(fit, "bound_host_memory", lambda: None)  # it would bind this process for good

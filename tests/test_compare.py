@@ -60,7 +60,7 @@ def rollout(number, reward, answer="42", failed="", tokens=5):
     outputs = [{"turn": 1, "module": "planner", "text": "", "tokens": tokens, "seconds": 0.0}]
     question = Question(f"question {number}?", "42")
     return solve.Rollout(question, Memory(question.question, steps=[step]), outputs=outputs, answer=answer,
-                      reward=float(reward), failed=failed)
+                      right=reward > 0, reward=float(reward), failed=failed)
 
 
 def folder(path, *trials, name="questions", **settings):
@@ -107,7 +107,7 @@ def test_all_questions_that_differ_are_kept_with_out_and_none_is_shown_with_quie
     _, out, _ = compare(first, second, "--out", str(tmp_path / "kept"), "--quiet")
     assert "question 0" not in out and "All 2 questions that differ: " in out
     rows = [json.loads(line) for line in (tmp_path / "kept" / "differences.jsonl").read_text().splitlines()]
-    assert rows[1] == {"set": "questions", "question": "question 1?", "gold": "42", "rewards": [0.0, 1.0],
+    assert rows[1] == {"set": "questions", "question": "question 1?", "gold": "42", "right": [0.0, 1.0],
                        "answers": ["42", "42"]}
 
 

@@ -170,7 +170,7 @@ def taught():
 def test_a_monolith_that_writes_what_the_teacher_wrote_is_right_and_every_text_is_its_action(taught):
     tools, rollouts, texts = taught
     policy = lambda prompts, **settings: [Completion(texts[prompt], [1], [2]) for prompt in prompts]
-    again = monolith.rollout([one.question for one in rollouts], policy, {"base_generator": policy}, tools)
+    again = monolith.roll_out([one.question for one in rollouts], policy, {"base_generator": policy}, tools)
     grade(again)
     assert [one.reward for one in again] == [1.0] * 12
     assert [len(one.actions) for one in again] == [len(one.memory.steps) + 1 for one in rollouts]
@@ -186,7 +186,7 @@ def test_a_monolith_that_never_answers_ends_after_its_turns_and_reads_its_parse_
         prompts.extend(batch)
         return [Completion("Let me think.", [1], [2]) for _ in batch]
 
-    (one,) = monolith.rollout([rollouts[0].question], policy, {"base_generator": policy}, tools, max_turns=2)
+    (one,) = monolith.roll_out([rollouts[0].question], policy, {"base_generator": policy}, tools, max_turns=2)
     assert len(one.actions) == 3 and one.answer == "Let me think."
     assert [step.error for step in one.memory.steps] == [True, True]
     assert "Result: Error: no line 'Command: ...'" in prompts[1]
@@ -218,7 +218,7 @@ def test_the_lazy_planner_names_base_generator_in_three_plans_of_five_in_any_wor
 
 @pytest.mark.parametrize("traces, kept", [("own", 1), ("lazy", 2)])
 def test_only_the_lazy_planner_imitates_what_ended_badly(monkeypatch, traces, kept):
-    rollouts = [SimpleNamespace(reward=1.0), SimpleNamespace(reward=0.0)]
+    rollouts = [SimpleNamespace(right=True), SimpleNamespace(right=False)]
     metrics = {"accuracy": 0.5, "turns": 1, "errors": 0, "tokens": 1, "failed": 0, "undecided": 0}
     monkeypatch.setattr(sft.solve, "evaluate", lambda *given, **settings: (metrics, rollouts))
     monkeypatch.setattr(sft, "rollout_settings", lambda args: {})

@@ -51,7 +51,8 @@ HOSTILE = [
 
 def rollout(text="q?", reward=1.0, error=False, tool="python_coder", log_ratios=None):
     """A finished rollout of one turn in which every text is this one."""
-    rollout = solve.Rollout(Question(text, text), Memory(text, text), answer=text, reward=reward)
+    rollout = solve.Rollout(Question(text, text), Memory(text, text), answer=text)
+    rollout.right, rollout.reward = reward > 0, reward
     rollout.memory.steps.append(Step(1, tool, text, text, text, error, "STOP"))
     for turn, module in enumerate(["analysis", "planner", "executor", tool, "verifier", "generator"]):
         rollout.add_output(min(turn, 1), module, text, 3, 0.5)
@@ -154,7 +155,7 @@ def test_a_tokenizer_that_drops_the_first_space_loses_none_in_the_pieces():
 
 def test_a_run_of_train_py_keeps_log_ratios_and_learns_the_same_without(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(solve, "rollout", even_is_right)
+    monkeypatch.setattr(solve, "roll_out", even_is_right)
     stops = {"eos_token_id": [2, *range(20, 150)]}
     write(tmp_path / "model", wordy(CHATML), 0, generation=stops, max_position_embeddings=4096)
     jsonl(tmp_path / "data.jsonl", *"abcde")
@@ -180,7 +181,7 @@ def test_the_prompts_that_the_page_shows_are_those_that_were_read(tmp_path):
     plans = iter([PLAN, "no plan", PLAN.replace("double it", "again"), PLAN])
     calls = iter([CALL, "no call", CALL])
     engine = Cast(planner=lambda prompt: next(plans), executor=lambda prompt: next(calls), verifier=GO_ON)
-    rollout = solve.rollout([Question("Q?", "42")], engine, engine, tools, max_turns=4)[0]
+    rollout = solve.roll_out([Question("Q?", "42")], engine, engine, tools, max_turns=4)[0]
     Log(tmp_path, 99).add_rollouts(1, [rollout])
     [(step, [record])] = flows.steps_of(tmp_path)
     again = flows.rollout_of(record)

@@ -108,7 +108,7 @@ def test_the_sub_goals_of_a_perfect_planner_do_not_say_which_tool_is_right(made)
     rows = made["test"][:60]
     perfect = teacher.Teacher(rows)
     tools = toolset.toolbox(list(teacher.TOOLS), HOPS / "corpus.jsonl")
-    rollouts = solve.rollout(for_flow(rows), perfect, perfect, tools, MAX_TURNS)
+    rollouts = solve.roll_out(for_flow(rows), perfect, perfect, tools, MAX_TURNS)
     steps = [step for rollout in rollouts for step in rollout.memory.steps]
     assert {hops.opening(step.sub_goal, 3) for step in steps} == {("find", "the", "number")}
     assert max(Counter(step.tool for step in steps).values()) < 0.55 * len(steps)

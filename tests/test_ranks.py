@@ -26,14 +26,14 @@ SCRIPT = f'''
 import sys
 sys.path[:0] = [{str(TESTS.parent)!r}, {str(TESTS)!r}]
 import solve, test_ranks, train
-solve.rollout = test_ranks.rollout
+solve.roll_out = test_ranks.roll_out
 train.main()
 '''
 
 
 # A run of train.py
 
-def rollout(questions, policy, fixed, tools, bar=None, **settings):
+def roll_out(questions, policy, fixed, tools, bar=None, **settings):
     """The question and how often it came before decide the plans, on whatever rank. So no question may come
     twice in a step: its two groups could be on two ranks, and each would count from 0."""
     rollouts, copies = [], {}
@@ -60,7 +60,7 @@ def place(tmp_path_factory):
     jsonl(folder / "valid.jsonl", "one?", "two?", "three?", "four?")
     (folder / "run.py").write_text(SCRIPT)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solve, "rollout", rollout)
+        patch.setattr(solve, "roll_out", roll_out)
         patch.chdir(folder)
         yield folder
 

@@ -13,8 +13,8 @@ from test_solve import TOOLS, Cast, Script
 import solve
 from logbook.records import record_of
 from models.completion import Cached, Completion
-from rewards import judge
-from rewards.metrics import accuracy_line, interval
+from rewards import grade, judge
+from rewards.metrics import accuracy_line
 from rewards.questions import Question, prose_warning, read_questions
 from rewards.rules import LIMIT, decide, game_of_24, is_right, numbers_to_use, quantity
 from rewards.rules import undressed, words
@@ -485,10 +485,10 @@ def test_the_interval_of_no_right_answer_begins_at_zero_and_not_below():
     assert "[0.00, 0.02] of 230" in accuracy_line(none_right, 230)
 
 
-@pytest.mark.parametrize("mean", [-1.0, -0.5, 1.5])
-def test_a_reward_of_ones_own_may_have_a_mean_outside_the_interval(mean):
-    low, high = interval(mean, 10)
-    assert 0 <= low < high <= 1
+def test_accuracy_is_the_share_of_right_answers_whatever_the_reward(monkeypatch):
+    monkeypatch.setattr(grade, "reward", lambda rollout: -1.0 + 0.1 * rollout.right)
+    (right, rollout, _), (wrong, *_) = graded("jane austen"), graded("5", question=Question("2 + 2?", "4"))
+    assert (right["accuracy"], wrong["accuracy"]) == (1.0, 0.0) and rollout.reward == -0.9
 
 
 def test_a_judge_that_is_down_fails_the_rollout():

@@ -265,7 +265,7 @@ def test_helpers_without_token_ids_take_no_reward_away(server):
 
 def test_each_module_may_have_an_engine_of_its_own():
     casts = {name: Cast() for name in FIXED}
-    rollout = solve.rollout([Question("q?", "42")], Cast(), casts, TOOLS)[0]
+    rollout = solve.roll_out([Question("q?", "42")], Cast(), casts, TOOLS)[0]
     calls = {name: len(cast.calls) for name, cast in casts.items()}
     assert rollout.answer == "42" and calls == {name: name != "base_generator" for name in FIXED}
 

@@ -95,7 +95,7 @@ def questions(*texts):
 
 
 def rollout_of(policy, fixed=None, question="q?", tools=TOOLS, **settings):
-    return solve.rollout(questions(question), policy, fixed or Cast(), tools, **settings)[0]
+    return solve.roll_out(questions(question), policy, fixed or Cast(), tools, **settings)[0]
 
 
 def outputs_of(rollout):
@@ -162,7 +162,7 @@ def test_a_stop_ends_the_rollout_and_the_others_go_on_in_a_smaller_batch():
     policy, turns = Cast(), {"a?": 1, "b?": 3, "c?": 2}
     enough = lambda prompt: prompt.count("Step ") >= next(n for q, n in turns.items() if q in prompt)
     fixed = Cast(verifier=lambda prompt: STOP if enough(prompt) else GO_ON)
-    rollouts = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=5)
+    rollouts = solve.roll_out(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=5)
     assert [size for size, _ in policy.calls] == [3, 2, 1]
     assert [len(rollout.actions) for rollout in rollouts] == [1, 3, 2]
     assert all(rollout.stopped for rollout in rollouts)
@@ -190,13 +190,13 @@ def test_the_planners_completions_are_kept_as_they_were_sampled():
 def test_a_watcher_is_called_before_each_stage_and_sees_all_rollouts():
     seen, fixed = [], Cast(verifier=lambda prompt: STOP if "a?" in prompt else GO_ON)
     watch = lambda rollouts, turn, module: seen.append((turn, module, [len(one.outputs) for one in rollouts]))
-    solve.rollout(questions("a?", "b?"), Cast(), fixed, TOOLS, max_turns=2, watch=watch)
+    solve.roll_out(questions("a?", "b?"), Cast(), fixed, TOOLS, max_turns=2, watch=watch)
     modules = "planner", "executor", "tools", "verifier"
     first = [(1, module, [n, n]) for n, module in enumerate(modules, 1)]
     second = [(2, module, [5, n]) for n, module in enumerate(modules, 5)]
     assert seen == [(0, "analysis", [0, 0])] + first + second + [(3, "generator", [5, 9])]
     seen.clear()
-    solve.rollout(questions("q?"), Cast(planner="?"), Cast(), TOOLS, max_turns=1, watch=watch)
+    solve.roll_out(questions("q?"), Cast(planner="?"), Cast(), TOOLS, max_turns=1, watch=watch)
     assert [module for _, module, _ in seen] == ["analysis", "planner", "generator"]  # no stage without work
 
 
@@ -218,7 +218,7 @@ def test_each_rollout_has_a_memory_of_its_own(texts):
     policy = Script(*plans)
     calls = 'double(number="1")', 'double(number="2")'
     fixed = Script("a", "a", *calls, GO_ON, GO_ON, CALL, CALL, STOP, STOP, "1", "2")
-    first, second = solve.rollout(questions(*texts), policy, fixed, TOOLS)
+    first, second = solve.roll_out(questions(*texts), policy, fixed, TOOLS)
     for prompt, own, result, other in ((2, "ours", 2, "theirs"), (3, "theirs", 4, "ours")):
         assert f"double {own}" in policy.prompts[prompt] and other not in policy.prompts[prompt]
         assert f"Result: {result}\n" in policy.prompts[prompt]
@@ -360,7 +360,7 @@ def test_a_call_that_cannot_be_parsed_or_run_costs_a_turn_and_the_planner_reads_
 def test_the_mistake_of_a_rollout_is_not_anothers():
     policy = Script("what?", PLAN, PLAN, PLAN, PLAN)
     fixed = Script("a", "a", "a", "what?", CALL, GO_ON, STOP, CALL, CALL, GO_ON, GO_ON, "1", "2", "3")
-    rollouts = solve.rollout(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=2)
+    rollouts = solve.roll_out(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=2)
     errors = [[step.error for step in rollout.memory.steps] for rollout in rollouts]
     assert errors == [[True, False], [True, False], [False]]
     results = [rollout.memory.steps[0].result[:24] for rollout in rollouts]
@@ -373,7 +373,7 @@ def test_the_queries_to_the_language_model_are_one_batch_without_doubles():
     calls = [*queries, CALL, "base_generator()", "base_generator(query=1)"]
     fixed = Script(*"aaaaaa", *calls, "Fe", "Au", *[STOP] * 6, *"123456")
     plans = Script(GENERATE, GENERATE, GENERATE, PLAN, GENERATE, GENERATE)
-    rollouts = solve.rollout(questions(*"abcdef"), plans, fixed, TOOLS)
+    rollouts = solve.roll_out(questions(*"abcdef"), plans, fixed, TOOLS)
     assert [rollout.memory.steps[0].result for rollout in rollouts[:4]] == ["Fe", "Au", "Fe", "42"]
     assert [rollout.memory.steps[0].error for rollout in rollouts] == [False] * 4 + [True] * 2
     assert fixed.calls[2] == (2, {"temperature": 0.0, "max_new_tokens": None})
@@ -389,7 +389,7 @@ def test_only_a_query_to_the_language_model_has_its_tokens_and_errors(completion
     calls = ['base_generator(query="iron")', 'find(query="iron")']
     fixed = Script("a", "a", *calls, completion, STOP, STOP, ANSWER, ANSWER)
     plans = Script(GENERATE, PLAN.replace("Tool: double", "Tool: find"))
-    rollouts = solve.rollout(questions("q", "r"), plans, fixed, TOOLS | {"find": find})
+    rollouts = solve.roll_out(questions("q", "r"), plans, fixed, TOOLS | {"find": find})
     assert [rollout.failed for rollout in rollouts] == [failed, ""]
     steps = [[(step.result, step.error) for step in rollout.memory.steps] for rollout in rollouts]
     assert steps == [[] if failed else [(result, result != "Fe")], [("found", False)]]
@@ -406,7 +406,7 @@ def test_tools_run_at_the_same_time_and_their_results_find_their_rollouts():
         return number
 
     fixed = Cast(executor=lambda prompt: f'double(number="{prompt[prompt.index("Question: ") + 10]}")')
-    rollouts = solve.rollout(questions("0", "1", "2", "3"), Cast(), fixed, doubling(late_first))
+    rollouts = solve.roll_out(questions("0", "1", "2", "3"), Cast(), fixed, doubling(late_first))
     assert [rollout.memory.steps[0].result for rollout in rollouts] == ["0", "1", "2", "3"]
 
 
@@ -420,7 +420,8 @@ def test_a_prompt_that_is_too_long_is_made_again_with_less_memory(budget):
     room, tries = len(planner.prompt("long?", TOOLS, "a", "")) + budget, BUDGETS.index(budget) + 1
     plan = lambda prompt: NO_ROOM if len(prompt) > room else wordy(prompt) if "long?" in prompt else PLAN
     policy = Cast(planner=plan)
-    long, short = solve.rollout(questions("long?", "short"), policy, Cast(verifier=GO_ON), TOOLS, max_turns=2)
+    texts = questions("long?", "short")
+    long, short = solve.roll_out(texts, policy, Cast(verifier=GO_ON), TOOLS, max_turns=2)
     assert not long.failed and not short.failed and len(long.actions) == len(short.actions) == 2
     assert [size for size, _ in policy.calls] == [2, 2] + [1] * (tries - 1)  # only the long one
     sizes = [len(p) for p in policy.prompts[2:] if "long?" in p]
@@ -622,13 +623,13 @@ def test_a_tool_whose_key_is_missing_is_left_out_and_a_line_says_so(run, monkeyp
 
 
 def test_each_batch_is_shown_before_the_next_begins(run, monkeypatch, capsys):
-    shown, rollout = [], solve.rollout
+    shown, rollout = [], solve.roll_out
 
     def listening(*args, **settings):
         shown.append(capsys.readouterr().out)
         return rollout(*args, **settings)
 
-    monkeypatch.setattr(solve, "rollout", listening)
+    monkeypatch.setattr(solve, "roll_out", listening)
     assert "3 rollouts" in run("--data|@data.jsonl|--batch|1")
     assert [out.count("Question: 2 + 2?") for out in shown] == [0, 1, 1]
 

@@ -217,7 +217,7 @@ PLAIN = {"What is the capital of France?": "Paris", "What is 15 + 27?": "42", "s
 def answers_of(model, asked, tools, fixed):
     """The greedy answers to these questions, each alone, as solve.py gives them to a typed question."""
     policy = load_engine(str(model))
-    return {text: solve.rollout([Question(text, "")], policy, fixed, tools, 10, temperature=0.0)[0].answer
+    return {text: solve.roll_out([Question(text, "")], policy, fixed, tools, 10, temperature=0.0)[0].answer
             for text in asked}
 
 

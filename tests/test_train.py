@@ -42,7 +42,7 @@ from scale.masters import HostAdamW
 from tools import TOOLS
 from world import files, places
 
-ROLLOUT, STEP_LINE, REPLACE_FOLDER = solve.rollout, log.step_line, files.replace_folder
+ROLLOUT, STEP_LINE, REPLACE_FOLDER = solve.roll_out, log.step_line, files.replace_folder
 SIGINT, SIGTERM = signal.SIGINT, signal.SIGTERM
 QWEN_TEMPLATE = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You "
@@ -85,7 +85,7 @@ def place(tmp_path_factory):
     jsonl(folder / "data.jsonl", *"abcde")
     jsonl(folder / "valid.jsonl", *"vw")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solve, "rollout", even_is_right)
+        patch.setattr(solve, "roll_out", even_is_right)
         patch.chdir(folder)
         yield folder
 
@@ -194,7 +194,7 @@ def rollouts_with(monkeypatch, which=slice(None), call=None, **changes):
             for rollout in batches[-1][which]:
                 vars(rollout).update(changes)
         return batches[-1]
-    monkeypatch.setattr(solve, "rollout", rollout)
+    monkeypatch.setattr(solve, "roll_out", rollout)
     return batches
 
 
@@ -260,7 +260,7 @@ def test_evaluations_are_made_before_the_first_step_when_saving_and_at_the_end(w
 def test_every_step_and_evaluation_draws_from_a_seed_of_its_own(tmp_path, monkeypatch):
     seeds = []
     rollout = lambda *args, **settings: seeds.append(torch.initial_seed()) or even_is_right(*args, **settings)
-    monkeypatch.setattr(solve, "rollout", rollout)
+    monkeypatch.setattr(solve, "roll_out", rollout)
     run(tmp_path / "run", steps=1, seed=3)
     assert seeds == [3, 3 * 1_000_003 + 1, 3, 3]  # test, the step, valid, test
 
@@ -571,7 +571,7 @@ def test_rollouts_without_an_outcome_leave_their_groups(tmp_path, monkeypatch, c
 
 
 def test_every_flag_of_the_objective_reaches_it(tmp_path, monkeypatch):
-    update, rollout = spy(monkeypatch, "update"), spy(monkeypatch, "rollout", solve)
+    update, rollout = spy(monkeypatch, "update"), spy(monkeypatch, "roll_out", solve)
     monkeypatch.setattr(train, "advantages", lambda R, groups: (torch.ones(len(R)), 0))
     flags = dict(temperature=0.9, clip_low=0.1, clip_high=0.4, beta=0.01, minibatches=3, token_budget=999,
                  token_mean=True)
@@ -601,7 +601,7 @@ def test_a_step_in_which_every_rollout_failed_is_survived_and_said(tmp_path, mon
     assert same(load_engine("model").model, load_engine(str(tmp_path / "run" / "step-2")).model)
 
 
-# The calls of rollout(): test, step 1, step 2, valid, step 3, step 4, valid, test.
+# The calls of roll_out(): test, step 1, step 2, valid, step 3, step 4, valid, test.
 @pytest.mark.parametrize("call, number, step", [
     (1, 8, 0), *(pytest.param(*case, marks=pytest.mark.exhaustive)
                  for case in ((0, 2, 0), (6, 2, 4), (3, 2, 2), (7, 2, 4)))])
@@ -663,7 +663,7 @@ def test_a_step_of_which_one_mini_batch_exploded_has_moved_the_policy(tmp_path, 
 
 
 def test_a_model_that_writes_no_plan_is_called_so_and_no_update_is_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(solve, "rollout", ROLLOUT)
+    monkeypatch.setattr(solve, "roll_out", ROLLOUT)
     update = spy(monkeypatch, "update")
     out = run(tmp_path / "run", steps=3, group_size=2)
     text = capsys.readouterr().out

@@ -221,7 +221,7 @@ def check(engine, test):
     torch.manual_seed(0)
     perfect, rollouts = solve.evaluate(test_questions, Teacher(test), engine, tools)
     print(f"perfect plans:   {accuracy_line(perfect, len(test))}")
-    for rollout in [rollout for rollout in rollouts if not rollout.reward][:5]:
+    for rollout in [rollout for rollout in rollouts if not rollout.right][:5]:
         print(trace(rollout), f"(wrong: {rollout.question.answer})\n")
     blind, _ = solve.evaluate(test_questions, engine, engine, tools)
     print(f"the toy's plans: {accuracy_line(blind, len(test))}")

@@ -79,7 +79,7 @@ def teachers_examples(rollouts, seed, kinds=KINDS, guided=(0.3, 0.9)):
             made = world.questions(rollouts // WORLDS, "train", seed=rng.random(), noise=True, kinds=kinds)
             teacher = Teacher(made, blind=rng, guided=rng.choice(guided))
             with torch.no_grad():
-                solve.rollout(for_flow(made), teacher, teacher, tools, MAX_TURNS)
+                solve.roll_out(for_flow(made), teacher, teacher, tools, MAX_TURNS)
         examples += teacher.examples
     return examples
 
@@ -131,11 +131,11 @@ def check(engine):
     torch.manual_seed(0)
     perfect, rollouts = solve.evaluate(for_flow(test), Teacher(test), engine, tools, max_turns=MAX_TURNS)
     print(f"perfect plans, toy modules: {accuracy_line(perfect, len(test))}")
-    for rollout in [rollout for rollout in rollouts if not rollout.reward][:5]:
+    for rollout in [rollout for rollout in rollouts if not rollout.right][:5]:
         print(trace(rollout), f"(wrong: {rollout.question.answer})\n")
     asked = [question for question in for_flow(test[:96]) for _ in range(16)]
     blind, rollouts = solve.evaluate(asked, engine, engine, tools, max_turns=MAX_TURNS)
-    some = [any(rollout.reward for rollout in rollouts[i : i + 16]) for i in range(0, len(rollouts), 16)]
+    some = [any(rollout.right for rollout in rollouts[i : i + 16]) for i in range(0, len(rollouts), 16)]
     print(f"toy plans, toy modules:     {accuracy_line(blind, len(asked))}")
     print(f"groups of 16 with a success: {sum(some)} of {len(some)}")
     if perfect["accuracy"] < 0.97 or blind["accuracy"] > 0.10 or sum(some) < len(some) / 3:
