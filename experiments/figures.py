@@ -31,8 +31,8 @@ T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10
      13: 2.18, 14: 2.16, 15: 2.14, 16: 2.13, 17: 2.12, 18: 2.11, 19: 2.10, 20: 2.09}
 BLUE, RED, GREEN, PURPLE = COLOURS
 LINES = [{"color": BLUE}, {"color": RED, "linestyle": "--"}, {"color": GREEN, "linestyle": ":"}]
-TOOLS = {"base_generator": PURPLE, "python_coder": BLUE, "wikipedia_search": GREEN, "unreadable": RED}
-COLOUR_OF = TOOLS | {"web_search": INK}
+TOOLS = {"base_generator": PURPLE, "python_coder": BLUE, "wikipedia_search": GREEN, "web_search": INK,
+         "unreadable": RED}
 STYLE = {"font.size": 10, "font.family": "sans-serif", "axes.spines.top": False, "axes.spines.right": False,
          "svg.hashsalt": "nano-agentflow", "svg.fonttype": "none", "savefig.transparent": True,
          "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK,
@@ -234,39 +234,6 @@ def planners_picture(plt, name):
     save(figure, name)
 
 
-def shares():
-    """(seeds, {(when, kind, tool): its share of the planner's turns, for each seed})."""
-    rows = read("tools")
-    calls = gather(rows, ("when", "seed", "kind", "tool"), "calls")
-    seeds, share = sorted({row["seed"] for row in rows}), defaultdict(list)
-    for when, kind in dict.fromkeys((row["when"], row["kind"]) for row in rows):
-        for seed in seeds:
-            every = {tool: sum(calls.get((when, seed, kind, tool), [0])) for tool in TOOLS}
-            for tool, n in every.items():
-                share[when, kind, tool].append(n / sum(every.values()))
-    return seeds, share
-
-
-KINDS = {"arithmetic": "arithmetic", "fact": "a fact", "fact_math": "a fact, then\narithmetic",
-         "compare": "two facts\ncompared"}
-
-
-def tools_table():
-    _, share = shares()
-    lines = [["after training, % of turns", *TOOLS]]
-    for kind, words in KINDS.items():
-        cells = [pm(share["after", kind, tool], 0, 100) for tool in TOOLS]
-        lines.append([words.replace("\n", " "), *cells])
-    return markdown(lines)
-
-
-def tools_picture(plt):
-    _, share = shares()
-    stacked_picture(plt, "tools", {
-        words: [{tool: statistics.fmean(share[when, kind, tool]) for tool in TOOLS}
-                for when in ("before", "after")] for kind, words in KINDS.items()})
-
-
 def stacked_picture(plt, name, bars):
     """Two stacked bars, before and after, for each of some kinds. bars: {kind: [{tool: share}, {...}]}"""
     figure, (axis,) = panels(plt, 1, 0.9 * len(bars) + 0.6)
@@ -277,7 +244,7 @@ def stacked_picture(plt, name, bars):
             left = 0
             for tool, share in parts.items():
                 label = tool.replace("unreadable", "plan not parsed") if len(places) == 1 else None
-                axis.barh(places[-1], share, 0.38, left, color=COLOUR_OF[tool], label=label)
+                axis.barh(places[-1], share, 0.38, left, color=TOOLS[tool], label=label)
                 if share > 0.07:
                     axis.annotate(f"{100 * share:.0f}", (left + share / 2, places[-1]), color="white",
                                   ha="center", va="center", fontweight="bold")
@@ -296,39 +263,15 @@ CURVES = (("reward", "reward (share right)", "reward", 3, 1),
           ("plan_tokens", "plan length (tokens)", "tokens a plan", 2, 1))
 
 
-def training_table():
-    rows = read("training")
-    last = steps_of(rows)
-    lines = [["", "steps 1-3", f"steps {last - 2}-{last}"]]
-    for value, _, label, digits, scale in CURVES:
-        ends = [over(rows, "Flow-GRPO", low, low + 2, value) for low in (1, last - 2)]
-        lines.append([label, *(pm(end, digits, scale) for end in ends)])
-    return markdown(lines)
-
-
-def training_picture(plt):
-    rows = read("training")
-    figure, axes = panels(plt, 3)
-    for axis, (value, label, *_), colour in zip(axes, CURVES, COLOURS):
-        end = band(axis, rows, "Flow-GRPO", value, None, {"color": colour})
-        annotate_ends(axis, [end], 0)
-        axis.set_ylabel(label)
-        axis.set_ylim(0, 1 if value == "reward" else None)
-    rule(axes[0], level("perfect planner"), "perfect planner, test questions")
-    rule(axes[0], level("frozen"), "frozen planner, test questions", place=0.4)
-    rule(axes[1], 0.1, "calls that fail whoever plans")
-    save(figure, "training")
-
-
-def budget_table(name="budget"):
+def budget_table(name):
     rows = read(name)
     accuracy, used = gather(rows, "max_turns", "accuracy"), gather(rows, "max_turns", "turns")
     return markdown([["turns at most", "accuracy", "turns used"],
                      *([turns, pm(accuracy[turns]), pm(used[turns], 2)] for turns in accuracy)])
 
 
-def budget_picture(plt, name="budget", trained_with=3, levels=None):
-    """levels: {words: accuracy to compare with}; None: those of section 1."""
+def budget_picture(plt, name, trained_with, levels):
+    """levels: {words: accuracy to compare with}."""
     rows = read(name)
     figure, axes = panels(plt, 2)
     labels = [("accuracy", "accuracy\n(share of test questions)"), ("turns", "turns used")]
@@ -346,8 +289,6 @@ def budget_picture(plt, name="budget", trained_with=3, levels=None):
         axis.set_xlabel(f"turns at most (trained with {trained_with})")
         axis.set_ylabel(label)
         axis.set_ylim(0, 1 if column == "accuracy" else None)
-    if levels is None:
-        levels = {f"{who}, 3 turns": level(who) for who in ("perfect planner", "frozen")}
     for words, value in levels.items():
         rule(axes[0], value, words, place=0.45)
     save(figure, name)

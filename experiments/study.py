@@ -19,7 +19,6 @@ import json
 import re
 import statistics
 import sys
-from collections import Counter
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -179,35 +178,6 @@ def rarely(seeds):
     yield from outcomes("rarely.csv", runs)
 
 
-def tools(seeds):
-    """2. Which tool for which kind of question, before and after."""
-    runs = {("before", seed): solving("frozen", seed, "toy") for seed in range(seeds)}
-    runs |= {("after", seed): trained(flow_grpo(seed), seed) for seed in range(seeds)}
-    yield runs.values()
-    rows, parse_errors = [], []
-    for (when, seed), run in runs.items():
-        steps = [(rollout["kind"], step["tool"] or "unreadable", step["result"])
-                 for rollout in rollouts_of(run) for step in rollout["memory"]["steps"]]
-        calls = Counter((kind, tool) for kind, tool, _ in steps)
-        for (kind, tool), n in sorted(calls.items()):
-            rows.append({"when": when, "seed": seed, "kind": kind, "tool": tool, "calls": n})
-        errors = Counter(result.split(". ")[0] for _, tool, result in steps if tool == "unreadable")
-        for text, n in sorted(errors.items()):
-            row = {"when": when, "seed": seed, "turns": len(steps), "unreadable": n, "error": text}
-            parse_errors.append(row)
-    yield "tools.csv", rows
-    yield "unreadable.csv", parse_errors
-
-
-def budget(seeds):
-    """4. Trained with three turns at most, used with 1 to 10."""
-    limits = (1, 2, 3, 5, 7, 10)
-    runs = {(n, seed): trained(flow_grpo(seed), seed, n) for n in limits for seed in range(seeds)}
-    yield runs.values()
-    numbers = {key: outcome(rollouts_of(run)) for key, run in runs.items()}
-    yield "budget.csv", [{"max_turns": n, "seed": seed} | row for (n, seed), row in numbers.items()]
-
-
 def curves(runs, steps=STEPS, tested=True):
     """The rows of log.csv of {(name, seed): Run}, with the tokens of a rollout.
 
@@ -231,13 +201,6 @@ def curves(runs, steps=STEPS, tested=True):
                 logged["tokens"] = statistics.fmean(tokens[row["step"]])
                 rows.append({"run": name, "seed": seed} | logged | tests)
     return rows
-
-
-def training_curves(seeds):
-    """3, 5. Reward, plan length and tool-calling errors over training."""
-    runs = {("Flow-GRPO", seed): flow_grpo(seed) for seed in range(seeds)}
-    yield runs.values()
-    yield "training.csv", curves(runs)
 
 
 def against_monolith(seeds):
@@ -314,8 +277,8 @@ def toy(seeds):
     yield "toy-tests.csv", rows
 
 
-ANALYSES = {"toy": toy, "training": training_curves, "ways": ways, "foreign": foreign, "rarely": rarely,
-            "tools": tools, "budget": budget, "monolith": against_monolith, "sizes": sizes,
+ANALYSES = {"toy": toy, "ways": ways, "foreign": foreign, "rarely": rarely,
+            "monolith": against_monolith, "sizes": sizes,
             "variants": variants, "forks": forks} | planning.ANALYSES
 
 
@@ -333,12 +296,6 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                 partial(figures.planners_picture, name="foreign")),
     "rarely": ("Accuracy of six planners", "A start that is rarely right; 75 test questions with two steps",
                partial(figures.planners_table, "rarely"), partial(figures.planners_picture, name="rarely")),
-    "tools": ("Shares of tools before and after training", "The planner's turns, means; in the table",
-              figures.tools_table, figures.tools_picture),
-    "training": ("Reward, errors and plan length", "Flow-GRPO in training",
-                 figures.training_table, figures.training_picture),
-    "budget": ("Accuracy and turns used", "Turn budget in use; 300 test questions",
-               figures.budget_table, figures.budget_picture),
     "monolith": ("Reward and errors", "The flow and a monolithic policy in training",
                  partial(figures.compared_table, "monolith"),
                  partial(figures.compared_picture, name="monolith")),

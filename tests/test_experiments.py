@@ -338,10 +338,8 @@ def sentences():
     yield points("foreign", foreign, "frozen", 0)[0]
     yield points("rarely", own, "Flow-GRPO", 0)[0]
     yield from points("rarely", perfect, "Flow-GRPO", 0)
-    trained, monolith = table("training"), table("monolith")
-    ends = [figures.over(trained, "Flow-GRPO", *steps, "errors") for steps in ((1, 3), (22, 24))]
-    yield figures.pm([100 * (a - b) for a, b in zip(*ends)], 1)
-    yield f"{statistics.fmean(figures.over(trained, 'Flow-GRPO', 8, 10, 'reward')):.2f}"
+    yield from planning.sentences()
+    monolith = table("monolith")
     tests = [figures.over(monolith, run, 1, 1, "test_after") for run in ("right verdicts", "monolith")]
     lower = [a - b for a, b in zip(*tests)]
     yield f"{figures.pm(lower)} (p = {figures.student_p(lower):.3f})"
@@ -374,7 +372,7 @@ def test_readmes_table_of_seeds_is_what_the_script_makes():
     assert between_comments("toy-seeds", readme) == figures.toy_table() + "\n"
 
 
-@pytest.mark.parametrize("name, key", [("ways", "planner"), ("budget", "max_turns")])
+@pytest.mark.parametrize("name, key", [("ways", "planner"), ("hops-budget", "max_turns")])
 def test_the_tables_show_the_means_of_the_csv_files(name, key):
     rows, shown = table(name), between_comments(name)
     for value in dict.fromkeys(row[key] for row in rows):
@@ -395,8 +393,8 @@ def test_every_flag_and_every_edit_of_a_variant_is_named_in_results():
 def test_no_picture_has_a_background_and_all_use_one_palette(picture):
     text = picture.read_text(encoding="utf-8")
     colours = set(re.findall(r"#[0-9a-f]{6}\b", text))
-    assert colours <= {*curves.COLOURS, curves.INK, "#ffffff"}  # white: numbers on the bars of tools.svg
-    assert "#ffffff" not in colours or picture.name == "tools.svg"
+    assert colours <= {*curves.COLOURS, curves.INK, "#ffffff"}  # white: numbers on bars
+    assert "#ffffff" not in colours or picture.name == "hops-tools.svg"
 
 
 def luminance(colour):
