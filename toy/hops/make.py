@@ -130,13 +130,13 @@ def check(engine):
     test = splits(world)["test"]
     torch.manual_seed(0)
     perfect, rollouts = solve.evaluate(for_flow(test), Teacher(test), engine, tools, max_turns=MAX_TURNS)
-    print(f"perfect plans, toy modules: {accuracy_line(perfect, len(test))}")
+    print(f"perfect plans:   {accuracy_line(perfect, len(test))}")
     for rollout in [rollout for rollout in rollouts if not rollout.right][:5]:
         print(trace(rollout), f"(wrong: {rollout.question.answer})\n")
     asked = [question for question in for_flow(test[:96]) for _ in range(16)]
     blind, rollouts = solve.evaluate(asked, engine, engine, tools, max_turns=MAX_TURNS)
     some = [any(rollout.right for rollout in rollouts[i : i + 16]) for i in range(0, len(rollouts), 16)]
-    print(f"toy plans, toy modules:     {accuracy_line(blind, len(asked))}")
+    print(f"the toy's plans: {accuracy_line(blind, len(asked))}")
     print(f"groups of 16 with a success: {sum(some)} of {len(some)}")
     if perfect["accuracy"] < 0.97 or blind["accuracy"] > 0.10 or sum(some) < len(some) / 3:
         raise SystemExit("toy/hops/make.py: the check failed: perfect plans must reach 0.97, blind ones at "
