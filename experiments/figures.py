@@ -54,18 +54,18 @@ def read(name):
 
 # ---------------------------------------------------------------------------------------------- statistics
 def mean(values):
-    """(mean, half of its 95 % interval) over seeds."""
+    """(mean, half of its 95 % interval) over seeds; (value, 0) of a single one, which has no interval."""
     values = list(values)
+    if len(values) == 1:
+        return values[0], 0.0
     return statistics.fmean(values), T[len(values)] * statistics.stdev(values) / len(values) ** 0.5
 
 
 def pm(values, digits=3, scale=1):
     """'0.912 ± 0.010'; of a single seed '0.912', without an interval."""
     values = list(values)
-    if len(values) == 1:
-        return f"{scale * values[0]:.{digits}f}"
     middle, half = mean(scale * value for value in values)
-    return f"{middle:.{digits}f} ± {half:.{digits}f}"
+    return f"{middle:.{digits}f} ± {half:.{digits}f}" if len(values) > 1 else f"{middle:.{digits}f}"
 
 
 def student_p(values):
@@ -122,7 +122,8 @@ def over(rows, run, first, last, value):
 
 
 def number_of_seeds(rows):
-    return len({row["seed"] for row in rows})
+    """Each seed has rows of its own, or a column of its own."""
+    return len({row.get("seed") or column for row in rows for column in row if column.startswith("seed")})
 
 
 def steps_of(rows):

@@ -1,7 +1,7 @@
 """The paper's analyses in the world of the second toy, where planning matters (toy/hops, docs/toy.md).
 
-    python experiments/study.py --only hops hops-ways     Flow-GRPO and what it is compared with
-    python experiments/study.py --tables --only hops      the table and the picture, without any run
+    python experiments/study.py --only hops-tests hops-ways    Flow-GRPO and what it is compared with
+    python experiments/study.py --tables --only hops-tests     the table and the picture, without any run
 
 A question needs two to five calls. What the next one must be, only the result of the last one shows, and five
 turns are all there are. The world is difficult enough: here no call fails by chance. Each analysis is a
@@ -62,7 +62,7 @@ def sft(seed, traces):
 
 
 # ------------------------------------------------------------------------------------------------ the numbers
-def hops(seeds):
+def tests_and_curve(seeds):
     """The curve of training, and the accuracy on the test questions before and after, for each kind."""
     runs = {seed: training(seed) for seed in range(seeds)}
     tests = {("untrained", seed): untrained(seed) for seed in range(seeds)}
@@ -150,7 +150,7 @@ def new(seeds):
                            for name, kind in kinds.items()]
 
 
-ANALYSES = {"hops": hops, "hops-ways": ways, "hops-tools": tools, "hops-budget": budget, "hops-new": new}
+ANALYSES = {"hops-tests": tests_and_curve, "hops-tools": tools, "hops-budget": budget, "hops-new": new}
 
 
 # ------------------------------------------------------------------------------------ the tables and pictures
@@ -162,7 +162,7 @@ def levels():
             "untrained planner": statistics.fmean(tests["untrained"])}
 
 
-def hops_table():
+def tests_table():
     """Accuracy of each kind of question, before and after, each seed."""
     rows = read("hops-tests")
     lines = [["planner", "all", "seeds", *KINDS, "free wordings", "turns", "errors, %"]]
@@ -180,7 +180,7 @@ def hops_table():
     return markdown(lines)
 
 
-def hops_picture(plt):
+def curve_picture(plt):
     rows = [row | {"run": "Flow-GRPO"} for row in smoothed(read("hops-curve"), ("reward", "errors"))]
     figure, axes = figures.panels(plt, 2, 2.3)
     labels = {"reward": "reward (share right)", "errors": "tool-calling errors\n(share of turns)"}
@@ -192,9 +192,9 @@ def hops_picture(plt):
         axis.set_ylabel(label)
         axis.set_ylim(0, 1)
     for words, value in levels().items():
-        figures.rule(axes[0], value, words, place=0.3)
+        figures.rule(axes[0], value, words, place=0.5)
     axes[0].axhline(1, color=INK, linewidth=1, linestyle=":", zorder=0)
-    figures.save(figure, "hops")
+    figures.save(figure, "hops-tests")
 
 
 def smoothed(rows, columns, width=5):
@@ -281,17 +281,16 @@ def sentences():
     for column, scale, digits in (("reward", 1, 2), ("errors", 100, 0), ("plan_tokens", 1, 1)):
         for first in (1, STEPS - 9):
             yield pm(figures.over(curve, "Flow-GRPO", first, first + 9, column), digits, scale)
+    accuracy = gather(read("hops-budget"), "max_turns", "accuracy")
+    yield pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
     untrained = bins()[0]
     yield f"{untrained[1]} of the {TRIED}"
 
 
 PAGES = {  # as in study.py
-    "hops": ("Reward and errors in the world of the second toy",
+    "hops-tests": ("Reward and errors in the world of the second toy",
              "Flow-GRPO in training, means over five steps; in the table, 300 test questions",
-             hops_table, hops_picture),
-    "hops-ways": ("Accuracy of five planners", "Accuracy on 300 test questions",
-                  partial(figures.planners_table, "hops-ways"),
-                  partial(figures.planners_picture, name="hops-ways")),
+             tests_table, curve_picture),
     "hops-tools": ("Shares of tools, by what memory shows last",
                    "Tools by what memory shows last, 300 test questions, before and after training; means",
                    tools_table, tools_picture),
