@@ -150,7 +150,8 @@ def new(seeds):
                            for name, kind in kinds.items()]
 
 
-ANALYSES = {"hops-tests": tests_and_curve, "hops-tools": tools, "hops-budget": budget, "hops-new": new}
+ANALYSES = {"hops-tests": tests_and_curve, "hops-ways": ways, "hops-tools": tools, "hops-budget": budget,
+            "hops-new": new}
 
 
 # ------------------------------------------------------------------------------------ the tables and pictures
