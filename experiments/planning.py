@@ -274,20 +274,6 @@ def new_picture(plt):
     figures.save(figure, "hops-new")
 
 
-def sentences():
-    """Numbers that RESULTS.md says between its tables."""
-    tests = gather(read("hops-tests"), "planner", "accuracy")
-    yield pm([100 * (a - b) for a, b in zip(tests["Flow-GRPO"], tests["untrained"])], 0)
-    curve = [row | {"run": "Flow-GRPO"} for row in read("hops-curve")]
-    for column, scale, digits in (("reward", 1, 2), ("errors", 100, 0), ("plan_tokens", 1, 1)):
-        for first in (1, STEPS - 9):
-            yield pm(figures.over(curve, "Flow-GRPO", first, first + 9, column), digits, scale)
-    accuracy = gather(read("hops-budget"), "max_turns", "accuracy")
-    yield pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
-    untrained = bins()[0]
-    yield f"{untrained[1]} of the {TRIED}"
-
-
 PAGES = {  # as in study.py
     "hops-tests": ("Reward and errors in the world of the second toy",
              "Flow-GRPO in training, means over five steps; in the table, 300 test questions",

@@ -338,7 +338,7 @@ def sentences():
     yield points("foreign", foreign, "frozen", 0)[0]
     yield points("rarely", own, "Flow-GRPO", 0)[0]
     yield from points("rarely", perfect, "Flow-GRPO", 0)
-    yield from planning.sentences()
+    yield from sentences_on_planning()
     monolith = table("monolith")
     tests = [figures.over(monolith, run, 1, 1, "test_after") for run in ("right verdicts", "monolith")]
     lower = [a - b for a, b in zip(*tests)]
@@ -353,6 +353,20 @@ def sentences():
     needed = power.pooled([change for _, change in power.past_pairs()])
     assert (power.seeds_needed(needed), power.seeds_needed(power.pooled(
         [change for _, change in power.fork_pairs(table("forks"))]), alpha=0.05 / 11)) == (9, 18)
+
+
+def sentences_on_planning():
+    """The same for sections 1 to 5."""
+    tests = figures.gather(table("hops-tests"), "planner", "accuracy")
+    yield figures.pm([100 * (a - b) for a, b in zip(tests["Flow-GRPO"], tests["untrained"])], 0)
+    curve = [row | {"run": "Flow-GRPO"} for row in table("hops-curve")]
+    for column, scale, digits in (("reward", 1, 2), ("errors", 100, 0), ("plan_tokens", 1, 1)):
+        for first in (1, planning.STEPS - 9):
+            yield figures.pm(figures.over(curve, "Flow-GRPO", first, first + 9, column), digits, scale)
+    accuracy = figures.gather(table("hops-budget"), "max_turns", "accuracy")
+    yield figures.pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
+    untrained = planning.bins()[0]
+    yield f"{untrained[1]} of the {planning.TRIED}"
 
 
 @pytest.mark.parametrize("number", list(sentences()))
