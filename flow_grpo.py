@@ -13,7 +13,8 @@ multi-turn problem becomes many single-turn ones, each with the clipped objectiv
 
 With one mini-batch a step, the default for real models (the toy: 4), π_θ is still π_θold when the gradient is
 taken: ρ is 1, and the clip never acts. What remains is ∇J = E [ three means of A_i ∇log π ] - β ∇KL:
-REINFORCE, with the group as its baseline. The ratio and the clip matter from the second mini-batch on.
+REINFORCE, the plain policy gradient, with the group as its baseline: cross-entropy on the planner's own
+plans, weighted by A. The ratio and the clip matter from the second mini-batch on.
 
 objective() is eq. 5 in plain loops, to be read and to test against. Training takes four functions, in the
 order of the algorithm: advantages() -> token_logps() -> loss() -> update(). They see token ids, a number for
@@ -141,11 +142,11 @@ def old_logps(actions, logp):
 def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     """-J of eq. 5 for K action tokens -> loss (), ratio (K,), kl (K,). logp_ref=None: no KL.
 
-    Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the
-    clip removes it where the policy has already moved far enough in the direction of A. The value of the loss
-    does not measure learning: at ρ = 1 it is -1/N Σ_i A_i = 0 (plus the KL) for any rewards, unless a group
-    is divided between mini-batches. The value of k3 estimates KL(π_θ ‖ π_ref), but its gradient is that of
-    KL(π_ref ‖ π_θ): another path to the same minimum.
+    Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the clip
+    removes it where the policy has already moved far enough in the direction of A. The value of the loss does
+    not measure learning: at ρ = 1 the three means are -1/N Σ_i A_i = 0 (plus the KL) for any rewards, unless
+    a group is divided between mini-batches. The value of k3 estimates KL(π_θ ‖ π_ref), but its gradient is
+    that of KL(π_ref ‖ π_θ): another path to the same minimum.
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ

@@ -200,7 +200,7 @@ def call_engine(engine, rollouts, turn, module, prompt, **settings):
     fails if its prompt never fits, or if the engine gives another error. settings: temperature,
     max_new_tokens.
     """
-    completions, waiting = {}, range(len(rollouts))  # both by the rollout's place in the list
+    completions, waiting = {}, range(len(rollouts))  # by the place in `rollouts`; waiting: still too long
     start = time.perf_counter()
     for budget in BUDGETS:
         if waiting:
@@ -218,7 +218,7 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
     """Roll out and grade one batch: ({metric: number}, [Rollout]). In the accuracy, a failed rollout counts
     as wrong.
 
-    watch, settings: of roll_out(). Without watch there is a progress bar.
+    watch, settings: of roll_out(). Without watch, a progress bar is shown.
     """
     with progress_bar(len(questions), unless=watch) as shown:
         rollouts = roll_out(questions, policy, fixed, tools, watch=shown, **settings)

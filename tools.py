@@ -167,7 +167,7 @@ def run_tool(tools, name, arguments, budget=RESULT_BUDGET):
 
 
 def check(tools, name, arguments):
-    """What is wrong with a call, as a sentence for the model; "" if nothing is."""
+    """What is wrong with a call, as a sentence for the model; "" if it is fine."""
     if name not in tools:
         return f"Error: no tool called {truncate(str(name), 80)!r}. Use one of: {', '.join(tools)}."
     required, example = tools[name].arguments, f"Example: {tools[name].example}"

@@ -66,7 +66,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):
                 actions, local_A, local_groups = local_actions(usable, groups, A, len(questions))
-                with run.updating(passes, usable, groups, A):  # its seconds and log-ratios, for the log
+                with run.updating(passes, usable, groups, A):  # noted: seconds, log-ratios
                     report = update(
                         passes, optimizer, actions, local_A, local_groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
@@ -127,7 +127,8 @@ def local_actions(usable, groups, A, num_groups):
     """(actions, A, groups): what this rank learns from. All turns of its rollouts, each rollout's advantage,
     and its group. num_groups: of all ranks.
 
-    An action names its rollout by its place in this rank's A and groups (not in `usable`), from 0."""
+    An action names its rollout by its place in this rank's A and groups, from 0. With two ranks and groups
+    [0, 0, 1, 1], rank 1 learns from usable[2] and usable[3], which its actions call rollouts 0 and 1."""
     own_groups = ranks.share(range(num_groups))
     own = [i for i, group in enumerate(groups) if group in own_groups]
     actions = [Action(turn.prompt_ids, turn.ids, place, turn.logps)
@@ -158,7 +159,8 @@ def validate_and_save(run, cast, valid):
 
 def main():
     args = command_line.train_arguments(toolset.TOOLS)
-    train(args, *setup.begin(args, toolset, solve.example_prompts()))
+    cast, reference, optimizer, questions, state = setup.begin(args, toolset, solve.example_prompts())
+    train(args, cast, reference, optimizer, *questions, state)
 
 
 if __name__ == "__main__":

@@ -47,5 +47,6 @@ def parse(text):
     """
     text = after_thinking(text) or ""
     conclusions = [value.partition("\n")[0] for _, value in labelled(text, "conclusion")]
+    # Without the label, the whole text must be the word.
     verdicts = {verdict.strip(MARKS).upper() for verdict in conclusions or [text]}
     return verdicts == {"STOP"}

@@ -31,7 +31,8 @@ def begin(args, toolset, example_prompts):
 
     toolset: the module tools.py. example_prompts: those of solve.py, for the warning of toy_warning.py.
     Returns what train.train() takes after args: (policy, {module: engine}, tools, judge), the engine of
-    π_ref or None, the optimizer, three lists of questions, the state of the checkpoint to resume or None.
+    π_ref or None, the optimizer, (questions to train, valid, test), the state of the checkpoint to resume or
+    None.
     """
     with errors_leave("train.py"):
         checkpoint = last_checkpoint(args.resume) if args.resume else None
@@ -48,7 +49,7 @@ def begin(args, toolset, example_prompts):
     after_loading()
     say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
     say(toy_warning.warning([policy, *fixed.values()], example_prompts, tools))
-    return (policy, fixed, tools, judge), reference, optimizer, *questions, state
+    return (policy, fixed, tools, judge), reference, optimizer, questions, state
 
 
 def plan_memory(args):
