@@ -37,7 +37,7 @@ def warning(engines, prompts, tools=(), question=None):
     if changed:
         return (f"The toy was made for other prompts, and that of {', '.join(changed)} has changed. It will "
                 f"answer badly: remake it with python {folder.relative_to(TOY.parent)}/make.py "
-                "(14 minutes), or use a real model.")
+                "(14 minutes; toy/hops 38), or use a real model.")
     return ""
 
 
