@@ -22,12 +22,12 @@ MINUTE = 60  # seconds between two lines where there is no terminal
 
 
 def progress_bar(total, unless=None):
-    """with progress_bar(8) as watch: rollout(..., watch=watch). unless: another watch, in its place."""
+    """with progress_bar(8) as watch: roll_out(..., watch=watch). unless: another watch, in its place."""
     return nullcontext(unless) if unless else Progress(total)
 
 
 class Progress:
-    """with Progress(125, "bamboogle") as progress: rollout(questions, policy, fixed, tools, watch=progress)
+    """with Progress(125, "bamboogle") as progress: roll_out(questions, policy, fixed, tools, watch=progress)
 
     Minutes may pass between two calls of a slow model, so a thread keeps the clock of the bar running.
     """

@@ -1,7 +1,7 @@
 """What solve.py shows and saves while it answers: the progress bar, the traces, unfinished rollouts on disk.
 
     with watching(trial, args) as watch:
-        rollouts = rollout(questions, ..., watch=watch)  # watch(rollouts, turn, module) before each stage
+        rollouts = roll_out(questions, ..., watch=watch)  # watch(rollouts, turn, module) before each stage
         watch.finished(rollouts)                         # a batch has ended and is graded
 
 A typed question is traced live: its lines are printed as soon as a module has written them. The rollouts of a

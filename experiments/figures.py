@@ -165,8 +165,10 @@ def save(figure, name):
     print(f"experiments/results/{name}.svg")
 
 
-def band(axis, rows, run, value, label, look):
-    """Mean over seeds by step with its interval, the seeds as thin lines, the last mean as a number."""
+def band(axis, rows, run, value, label, look, every=4, rollouts=96):
+    """Mean over seeds by step with its interval, the seeds as thin lines, the last mean as a number.
+
+    every: steps between two ticks. rollouts: of a step."""
     rows = select(rows, run)
     by_step = gather(rows, "step", value)
     steps = [int(step) for step in by_step]
@@ -176,8 +178,8 @@ def band(axis, rows, run, value, label, look):
     low, high = [m - h for m, h in zip(middle, half)], [m + h for m, h in zip(middle, half)]
     axis.fill_between(steps, low, high, color=look["color"], alpha=0.2, linewidth=0)
     axis.plot(steps, middle, label=label, linewidth=2, **look)
-    axis.set_xticks(range(0, max(steps) + 1, 4))
-    axis.set_xlabel("step (96 rollouts each)")
+    axis.set_xticks(range(0, max(steps) + 1, every))
+    axis.set_xlabel(f"step ({rollouts} rollouts each)")
     return steps[-1], middle[-1], look["color"]
 
 
@@ -259,9 +261,7 @@ def stacked_picture(plt, name, bars):
     save(figure, name)
 
 
-CURVES = (("reward", "reward (share right)", "reward", 3, 1),
-          ("errors", "tool-calling errors\n(share of turns)", "errors, %", 1, 100),
-          ("plan_tokens", "plan length (tokens)", "tokens a plan", 2, 1))
+CURVES = {"reward": "reward (share right)", "errors": "tool-calling errors\n(share of turns)"}
 
 
 def budget_table(name):
@@ -316,7 +316,7 @@ def compared_table(name):
 def compared_picture(plt, name):
     rows = read(name)
     figure, axes = panels(plt, 2, 2.4)
-    for axis, (value, label, *_) in zip(axes, CURVES):
+    for axis, (value, label) in zip(axes, CURVES.items()):
         ends = [band(axis, rows, run, value, words, look)
                 for (run, words), look in zip(COMPARED[name].items(), LINES)]
         annotate_ends(axis, ends, 0.09)

@@ -16,7 +16,7 @@ from functools import partial
 from experiments import figures
 from experiments.curves import COLOURS, INK
 from experiments.figures import gather, pm, read
-from experiments.runs import Run, as_flags, outcome, rollouts_of, rows_of
+from experiments.runs import Run, as_flags, outcome, outcomes, rollouts_of, rows_of
 from rewards.metrics import markdown
 from toy.hops.questions import KINDS, MAX_TURNS
 from toy.hops.teacher import TOOLS
@@ -91,9 +91,7 @@ def ways(seeds):
             runs[name, seed] = solving(f"sft-{traces}", seed, "{0}/best", MAX_TURNS, (sft(seed, traces),))
     runs |= {("Flow-GRPO", seed): trained(seed) for seed in range(seeds)}
     runs |= {("perfect planner", seed): sft(seed, "perfect") for seed in range(min(seeds, SFT_SEEDS))}
-    yield runs.values()
-    yield "hops-ways.csv", [{"planner": name, "seed": seed} | outcome(rollouts_of(run))
-                            for (name, seed), run in runs.items()]
+    yield from outcomes("hops-ways.csv", runs)
 
 
 SITUATIONS = {  # what the last result shows -> how it is recognised, in this order
@@ -129,9 +127,7 @@ def tools(seeds):
 def budget(seeds):
     """Figure 10: trained with five turns, used with one to eight."""
     runs = {(turns, seed): trained(seed, turns) for turns in BUDGETS for seed in range(seeds)}
-    yield runs.values()
-    yield "hops-budget.csv", [{"max_turns": turns, "seed": seed} | outcome(rollouts_of(run))
-                              for (turns, seed), run in runs.items()]
+    yield from outcomes("hops-budget.csv", runs, ("max_turns", "seed"))
 
 
 def new(seeds):
@@ -182,14 +178,11 @@ def tests_table():
 
 
 def curve_picture(plt):
-    rows = [row | {"run": "Flow-GRPO"} for row in smoothed(read("hops-curve"), ("reward", "errors"))]
+    rows = [row | {"run": "Flow-GRPO"} for row in smoothed(read("hops-curve"), figures.CURVES)]
     figure, axes = figures.panels(plt, 2, 2.3)
-    labels = {"reward": "reward (share right)", "errors": "tool-calling errors\n(share of turns)"}
-    for axis, (value, label), colour in zip(axes, labels.items(), COLOURS):
-        end = figures.band(axis, rows, "Flow-GRPO", value, None, {"color": colour})
+    for axis, (value, label), colour in zip(axes, figures.CURVES.items(), COLOURS):
+        end = figures.band(axis, rows, "Flow-GRPO", value, None, {"color": colour}, every=30, rollouts=128)
         figures.annotate_ends(axis, [end], 0)
-        axis.set_xticks(range(0, STEPS + 1, 30))
-        axis.set_xlabel("step (128 rollouts each)")
         axis.set_ylabel(label)
         axis.set_ylim(0, 1)
     for words, value in levels().items():

@@ -210,3 +210,9 @@ def outcome(rollouts):
         "turns": len(steps) / len(rollouts),
         "errors": sum(step["error"] for step in steps) / len(steps),
     }
+
+
+def outcomes(file, runs, columns=("planner", "seed")):
+    """An analysis of {(planner, seed): Run}: how each did on the questions it was tested on."""
+    yield runs.values()
+    yield file, [dict(zip(columns, key)) | outcome(rollouts_of(run)) for key, run in runs.items()]

@@ -32,7 +32,7 @@ from logbook import endings
 endings.without_traceback(__name__)
 
 from experiments import figures, paired, planning, power
-from experiments.runs import RUNS, Run, as_flags, make_all, note, outcome, rollouts_of, rows_of
+from experiments.runs import RUNS, Run, as_flags, make_all, note, outcome, outcomes, rollouts_of, rows_of
 
 RESULTS = figures.RESULTS
 FEW = "../few.jsonl"  # questions that choose best/: with one checkpoint four are enough
@@ -143,13 +143,6 @@ def fork(name, seed):
 
 
 # ------------------------------------------------------------------------------------------------ the numbers
-def outcomes(file, runs):
-    """An analysis of {(planner, seed): Run}: how each did on the questions it was tested on."""
-    yield runs.values()
-    numbers = {key: outcome(rollouts_of(run)) for key, run in runs.items()}
-    yield file, [{"planner": name, "seed": seed} | row for (name, seed), row in numbers.items()]
-
-
 def ways(seeds):
     """1. Frozen, offline SFT on two kinds of traces, Flow-GRPO, on the same test questions."""
     runs = {("frozen", seed): solving("frozen", seed, "toy") for seed in range(seeds)}

@@ -143,14 +143,15 @@ def checked(record):
             raise ValueError(f"{wrong[0]!r} is in a wrong place")
     if any(step.keys() != {*STEP[0], *STEP[1]} for step in record["memory"]["steps"]):
         raise ValueError("a step has other fields")
-    return {"right": record["reward"] > 0} | record  # older records have the reward alone
+    return record
 
 
 def rollout_of(record):
     """What traces, metrics and comparisons need of the rollout that wrote this record: no actions."""
     steps = [SimpleNamespace(**step) for step in record["memory"]["steps"]]
     filled = SimpleNamespace(**record["memory"] | {"steps": steps})
-    return SimpleNamespace(**record | {"memory": filled, "outputs": record["words"]})
+    right = record.get("right", record["reward"] > 0)  # older records have the reward alone
+    return SimpleNamespace(**record | {"right": right, "memory": filled, "outputs": record["words"]})
 
 
 # ------------------------------------------------------------------------------------- trials to be counted

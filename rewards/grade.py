@@ -26,19 +26,18 @@ def grade(rollouts, judge=None):
     leaves both out. Without a judge, an answer that the rules cannot decide counts as wrong.
     """
     answered = [rollout for rollout in rollouts if not rollout.failed]
-    verdicts = [rules.decide(rollout.question, rollout.answer) for rollout in answered]
-    for rollout, verdict in zip(answered, verdicts):
-        rollout.right = verdict is True  # None: the rules cannot tell
-        rollout.reward = reward(rollout)
+    verdicts = [rules.decide(rollout.question, rollout.answer) for rollout in answered]  # None: in doubt
     if judge:
-        unclear = [rollout for rollout, verdict in zip(answered, verdicts) if verdict is None]
+        unclear = [i for i, verdict in enumerate(verdicts) if verdict is None]
         start = time.perf_counter()
-        results = verdicts_on([(rollout.question, rollout.answer) for rollout in unclear], judge)
+        results = verdicts_on([(answered[i].question, answered[i].answer) for i in unclear], judge)
         seconds = time.perf_counter() - start
-        for rollout, (verdict, completion) in zip(unclear, results):
-            rollout.right = verdict is True
-            rollout.reward = reward(rollout)
+        for i, (verdict, completion) in zip(unclear, results):
+            rollout, verdicts[i] = answered[i], verdict
             rollout.undecided = verdict is None and not completion.error
             rollout.failed = completion.error and f"judge: {completion.error}"
             rollout.seconds += seconds / len(unclear)
             rollout.add_output(len(rollout.actions), "judge", completion.text, completion.tokens, seconds)
+    for rollout, verdict in zip(answered, verdicts):
+        rollout.right = verdict is True
+        rollout.reward = reward(rollout)
