@@ -131,7 +131,8 @@ def saved_records(path, questions, batch):
 
 def checked(record):
     """The record of a rollout; ValueError if a text, a number or a step in it is of another type."""
-    texts, numbers = ["question", "gold", "answer", "failed"], ["reward", "undecided", "seconds"]
+    texts = ["question", "gold", "answer", "failed"]
+    numbers = ["reward", "undecided", "seconds"] + ["right"] * ("right" in record)
     parts = [(record, texts, numbers), (record["memory"], ["question", "analysis"], [])]
     parts += [(step, *STEP) for step in record["memory"]["steps"]]
     parts += [(output, ["module", "text"], ["turn", "tokens", "seconds"]) for output in record["words"]]

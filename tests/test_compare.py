@@ -226,8 +226,9 @@ def test_what_cannot_be_compared_is_one_sentence(compare, tmp_path, words):
     assert err.startswith("solve.py: ") and REFUSED[words] in err
 
 
-@pytest.mark.parametrize("changed", [{"answer": 5}, {"failed": None}, {"reward": "x"}, {"reward": 1e308},
-                                     {"reward": float("nan")}, {"words": [5]}, {"undecided": "x"}])
+@pytest.mark.parametrize("changed", [
+    {"answer": 5}, {"failed": None}, {"reward": "x"}, {"right": "x"}, {"reward": 1e308},
+    {"reward": float("nan")}, {"words": [5]}, {"undecided": "x"}])
 def test_answers_of_another_shape_are_one_sentence(compare, tmp_path, changed):
     folder(tmp_path / "a", [1, 0])
     folder(tmp_path / "b", [0, 0])
@@ -236,6 +237,18 @@ def test_answers_of_another_shape_are_one_sentence(compare, tmp_path, changed):
     file.write_text("".join(lines))
     code, out, err = compare("a", "b")
     assert code == 2 and err.startswith("solve.py: b/questions-0.jsonl is not a file of answers that")
+
+
+def test_older_answers_which_have_the_reward_alone_are_right_where_it_is_above_zero(compare, tmp_path):
+    folder(tmp_path / "a", [1, 0])
+    folder(tmp_path / "b", [0, 0])
+    _, now, _ = compare("a", "b")
+    file = tmp_path / "a" / "questions-0.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [record.pop("right") for record in records] == [True, False]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    _, before, _ = compare("a", "b")
+    assert before == now and "A alone right 1" in now
 
 
 # ---- two models --------------------------------------------------------------------------------------------
