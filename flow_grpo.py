@@ -209,16 +209,17 @@ def update(passes, optimizer, actions, A, groups=None, *, temperature, clip=(0.2
 
     passes: Passes(model, reference, token_logps, ...), which computes the log-probs (scale/passes.py), in
     micro-batches that fit into memory.
-    actions: list[Action], all turns of all rollouts, in any order. A: the advantage of each rollout, (N,),
-    indexed by Action.rollout. groups: the group of each rollout, (N,), or None. split() keeps a group in one
-    mini-batch where it can: this decides which rollouts share an optimiser step, and not the objective.
+    A: the advantage of each rollout, (N,). groups: the group of each, (N,), or None. split() keeps a group in
+    one mini-batch where it can: this decides which rollouts share an optimiser step, and not the objective.
+    actions: list[Action], all turns of all rollouts, in any order; Action.rollout is a place in A and groups.
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it.
 
     π_θold is the model as it comes in. It scores the later mini-batches before the first step. The first
     mini-batch needs no such pass: there logp.detach() is the old log-prob, and ρ is exactly 1. Nor does a
     rollout with A = 0, whose gain is 0 at any ρ; with β > 0 it still counts in the KL.
-    With several GPUs each process brings its part of the rollouts. Counts and gradients are summed over the
-    processes, so the objective is that of the joint batch. The model is left in eval mode, ready to sample.
+    With several GPUs A and groups are those of the joint batch, and each process brings the actions of its
+    part of the rollouts; gradients are summed over the processes. The model is left in eval mode, ready to
+    sample.
     """
     A = torch.as_tensor(A).tolist()                                                         # A_i
     turns = Counter(a.rollout for a in actions)                                             # T_i
@@ -231,9 +232,9 @@ def update(passes, optimizer, actions, A, groups=None, *, temperature, clip=(0.2
     parts = []                                                              # the actions of each mini-batch
     for members in split(range(len(A)) if groups is None else groups, minibatches, seed):   # rollouts
         part = [replace(a, A=A[a.rollout]) for a in actions if a.rollout in members and a.ids]
-        N, tokens = passes.total(len(members), sum(len(a.ids) for a in part))
+        tokens = passes.total(sum(len(a.ids) for a in part)) if token_mean else None
         for a in part:
-            a.weight = token_weight(a, turns[a.rollout], N, tokens if token_mean else None)
+            a.weight = token_weight(a, turns[a.rollout], len(members), tokens)
         # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
         parts.append([a for a in part if beta or a.A])
 

@@ -244,20 +244,10 @@ def answer(trial, args, policy, fixed, tools, judge):
 # ------------------------------------------------------------------------------------------- the command line
 def main():
     args = command_line.solve_arguments(toolset.TOOLS)
-    sets, cast, folder = answering.begin(args, toolset, example_prompts())
+    sets, cast, folder = answering.begin(args, toolset)
     with answering.trials(args, sets, folder) as trials:  # also prints the numbers, even after Ctrl-C
         for trial in trials:
             answer(trial, args, *cast)
-
-
-def example_prompts():
-    """{module: its prompt in one state}: with other prompts the toy answers badly, and cli/ warns of that."""
-    question, tools = "What is 2 + 2?", {name: toolset.TOOLS[name] for name in command_line.TOY_TOOLS}
-    step = Step(1, "python_coder", "Add.", 'python_coder(code="print(2 + 2)")', "4", verdict="CONTINUE")
-    plan = planner.Plan(question, "Add.", "python_coder")
-    rollout = Rollout(Question(question, ""), Memory(question, "A sum.", [step]), plan=plan)
-    return {module: prompt_of(module, tools, rollout, BUDGET)
-            for module in ("analysis", "planner", "executor", "verifier", "generator")}
 
 
 if __name__ == "__main__":

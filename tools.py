@@ -195,15 +195,8 @@ def left_out(names):
     return [missing(name) for name in TOOLS if missing(name)] if names is None else []
 
 
-def toolbox(names=None, corpus=None, cache=None):
-    """{name: Tool}: the tools of these names (None: all that can run), always in the order of TOOLS.
-
-    corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English Wikipedia. If
-    lines of the file have a "url", web_search reads these pages and no others.
-    cache: a services.Cache for the results of tools that use the network.
-    ValueError, as one sentence, for an unknown or repeated name, a missing key, a bad corpus.
-    """
-    names = [name for name in TOOLS if not missing(name)] if names is None else names
+def check_names(names):
+    """ValueError, as one sentence, for an unknown or repeated name, or a tool that lacks a key."""
     problems = [] if names else ["no tool is named"]
     problems += [f"no tool is called {name!r}" for name in names if name not in TOOLS]
     problems += [f"{name} is named twice" for name in names if names.count(name) > 1]
@@ -211,17 +204,28 @@ def toolbox(names=None, corpus=None, cache=None):
         raise ValueError(f"{problems[0]}: choose from {', '.join(TOOLS)}")
     if lacking := [missing(name) for name in names if missing(name)]:
         raise ValueError(f"{lacking[0]}: set it, or leave the tool out of --tools")
-    chosen = {name: tool for name, tool in TOOLS.items() if name in names}
-    corpus = str(corpus or LIVE + "en")
-    if "wikipedia_search" in chosen:
-        chosen["wikipedia_search"] = with_corpus(chosen["wikipedia_search"], corpus)
-    if "web_search" in chosen and not corpus.startswith(LIVE) and has_pages(corpus):
-        run = functools.partial(web_search, corpus=corpus)
-        chosen["web_search"] = replace(chosen["web_search"], run=run, from_web=False)
-    for name, tool in chosen.items():
+
+
+def toolbox(names=None, corpus=None, cache=None):
+    """{name: Tool}: the tools of these names (None: all that can run), always in the order of TOOLS.
+
+    corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English Wikipedia. If
+    lines of the file have a "url", web_search reads these pages and no others.
+    cache: a services.Cache for the results of tools that use the network.
+    ValueError, as one sentence, for wrong names or a bad corpus.
+    """
+    names = [name for name in TOOLS if not missing(name)] if names is None else names
+    check_names(names)
+    tools, corpus = {name: tool for name, tool in TOOLS.items() if name in names}, str(corpus or LIVE + "en")
+    if "wikipedia_search" in tools:
+        tools["wikipedia_search"] = with_corpus(tools["wikipedia_search"], corpus)
+    if "web_search" in tools and not corpus.startswith(LIVE) and has_pages(corpus):
+        pages = functools.partial(web_search, corpus=corpus)
+        tools["web_search"] = replace(tools["web_search"], run=pages, from_web=False)
+    for name, tool in tools.items():
         if cache and tool.from_web:
-            chosen[name] = replace(tool, run=remembered(cache, f"{name} {corpus}", tool.run))
-    return chosen
+            tools[name] = replace(tool, run=remembered(cache, f"{name} {corpus}", tool.run))
+    return tools
 
 
 def with_corpus(tool, corpus):

@@ -65,10 +65,10 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
 
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):
-                actions, local_A, local_groups = local_actions(usable, groups, A, len(questions))
+                actions = local_actions(usable, groups, len(questions))
                 with run.updating(passes, usable, groups, A):  # noted: seconds, log-ratios
                     report = update(
-                        passes, optimizer, actions, local_A, local_groups,
+                        passes, optimizer, actions, A, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
@@ -123,17 +123,12 @@ def can_learn(A, beta, moved):
     return A.any() or (beta > 0 and moved)
 
 
-def local_actions(usable, groups, A, num_groups):
-    """(actions, A, groups): what this rank learns from. All turns of its rollouts, each rollout's advantage,
-    and its group. num_groups: of all ranks.
-
-    An action names its rollout by its place in this rank's A and groups, from 0. With two ranks and groups
-    [0, 0, 1, 1], rank 1 learns from usable[2] and usable[3], which its actions call rollouts 0 and 1."""
-    own_groups = ranks.share(range(num_groups))
-    own = [i for i, group in enumerate(groups) if group in own_groups]
-    actions = [Action(turn.prompt_ids, turn.ids, place, turn.logps)
-               for place, i in enumerate(own) for turn in usable[i].actions]
-    return actions, A[own], [groups[i] for i in own]
+def local_actions(usable, groups, num_groups):
+    """[Action]: all turns of the rollouts that this rank learns from, those of its share of the questions. With
+    one rank, of all. Action.rollout is the rollout's place in `usable`, on every rank the same list."""
+    local_groups = ranks.share(range(num_groups))
+    return [Action(turn.prompt_ids, turn.ids, i, turn.logps)
+            for i, rollout in enumerate(usable) if groups[i] in local_groups for turn in rollout.actions]
 
 
 # ----------------------------------------------------------------------------------------------- evaluations
@@ -159,7 +154,7 @@ def validate_and_save(run, cast, valid):
 
 def main():
     args = command_line.train_arguments(toolset.TOOLS)
-    cast, reference, optimizer, questions, state = setup.begin(args, toolset, solve.example_prompts())
+    cast, reference, optimizer, questions, state = setup.begin(args, toolset)
     train(args, cast, reference, optimizer, *questions, state)
 
 

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import tables
-from cli import toy_warning
-from cli.cast import load_engines, load_tools, plan_memory, show_engines
+from cli.cast import load_engines, load_tools, plan_memory, show_engines, toy_warning
 from cli.command_line import TOY, after_loading, is_toy
 from logbook import advice, code
 from logbook.endings import errors_leave, leave
@@ -27,19 +26,19 @@ FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials
         "compare"}  # may differ on resuming
 
 
-def begin(args, toolset, example_prompts):
+def begin(args, toolset):
     """Load all that the command line names, and print the first lines of the run. A run that cannot begin
     ends here, with one sentence.
 
-    toolset: the module tools.py. example_prompts: those of solve.py, for the warning of toy_warning.py.
-    Returns ({name: [Question]}, (policy, {module: engine}, tools, judge), the run's folder or None).
+    toolset: the module tools.py. Returns ({name: [Question]}, (policy, {module: engine}, tools, judge), the
+    run's folder or None).
     """
     with errors_leave("solve.py"):
         sets = load_questions(args)
         tools, left_out, cache = load_tools(args, toolset)
         policy, fixed, judge, lines = load_models(args, cache, tools, left_out)
         folder = open_run(args)
-    lines.append(toy_warning.warning([policy, *fixed.values()], example_prompts, tools, args.question))
+    lines.append(toy_warning([policy, *fixed.values()], tools))
     lines.append(prose_warning(sets["questions"]) if args.data and not judge else "")
     for line in filter(None, lines):
         print(printable(line))

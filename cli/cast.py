@@ -6,13 +6,14 @@ another model for one of them. A model that plays several modules is loaded once
 
 import torch
 
-from cli.command_line import MODULES, local_models
+from cli.command_line import MODULES, TOY_TOOLS, local_models
 from models.completion import Cached
 from models.loading import config_of, pick_device, pick_dtype
 from scale import adapters, fit
 from world.sandbox import protection
 from world.services import Cache
 
+TOY_TOKEN = " 999"  # a token of the toy's vocabulary, and of no other
 FIXED = ("analysis", "base_generator", *MODULES[1:])  # everything but the planner; MODULES have flags
 
 
@@ -49,6 +50,19 @@ def show_engines(policy, fixed, judge, tools, left_out):
     if "python_coder" in tools:
         lines.append(f"sandbox {protection()}")
     return "\n".join(lines + [f"without {why}" for why in left_out])
+
+
+def toy_warning(engines, tools):
+    """A sentence if one of the engines is the toy, or was trained from it, and does not know one of the tools:
+    it would answer badly, without an error. "" otherwise."""
+    for engine in engines:
+        # The name of a tool that it has learnt is one token. A server has no tokenizer here.
+        vocabulary = engine.tokenizer.get_added_vocab() if hasattr(engine, "tokenizer") else {}
+        unknown = [name for name in tools if f" {name}" not in vocabulary]
+        if TOY_TOKEN in vocabulary and unknown:
+            return (f"The toy has not learnt to use {', '.join(unknown)}. It will answer badly: "
+                    f"use a real model, or --tools {' '.join(TOY_TOOLS)}.")
+    return ""
 
 
 def plan_memory(args):

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import training
-from cli import toy_warning
-from cli.cast import load_engines, load_tools, show_engines
+from cli.cast import load_engines, load_tools, show_engines, toy_warning
 from cli.command_line import MODULES, after_loading, enough_to_hold_out, local_models, named_set
 from logbook.checkpoints import last_checkpoint, load_state, open_folder, restore
 from logbook.endings import errors_leave
@@ -26,13 +25,12 @@ from rewards.questions import prose_warning, read_questions
 from scale import adapters, fit, ranks, sharding, threads
 
 
-def begin(args, toolset, example_prompts):
+def begin(args, toolset):
     """Prepare a run, and print its first lines. A run that cannot begin ends here, with one sentence.
 
-    toolset: the module tools.py. example_prompts: those of solve.py, for the warning of toy_warning.py.
-    Returns what train.train() takes after args: (policy, {module: engine}, tools, judge), the engine of
-    π_ref or None, the optimizer, (questions to train, valid, test), the state of the checkpoint to resume or
-    None.
+    toolset: the module tools.py. Returns what train.train() takes after args: (policy, {module: engine},
+    tools, judge), the engine of π_ref or None, the optimizer, (questions to train, valid, test), the state of
+    the checkpoint to resume or None.
     """
     with errors_leave("train.py"):
         checkpoint = last_checkpoint(args.resume) if args.resume else None
@@ -48,7 +46,7 @@ def begin(args, toolset, example_prompts):
         open_folder(args, state["step"] if state else 0)
     after_loading()
     say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
-    say(toy_warning.warning([policy, *fixed.values()], example_prompts, tools))
+    say(toy_warning([policy, *fixed.values()], tools))
     return (policy, fixed, tools, judge), reference, optimizer, questions, state
 
 

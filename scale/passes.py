@@ -63,11 +63,11 @@ class Passes:
         with sharding.released(self.model, self.reference), memory_errors("the optimiser's state"):
             yield
 
-    def total(self, *counts):
-        """Whole numbers, each summed over the ranks."""
-        counts = torch.tensor(counts, device=self.model.device)
-        ranks.add_up(counts)
-        return counts.tolist()
+    def total(self, count):
+        """A whole number, summed over the ranks."""
+        count = torch.tensor(count, device=self.model.device)
+        ranks.add_up(count)
+        return count.item()
 
     def policy_logps(self, actions, temperature):
         """log π_θ of every action token, (K,); without a gradient, π_θold's."""

@@ -850,9 +850,8 @@ def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference, 
         barrier.wait(timeout=20)
 
     def process(rank):
-        share = shares[rank]
-        part = [Action(a.prompt_ids, a.ids, a.rollout - share[0]) for a in actions if a.rollout in share]
-        results[rank] = learn(models[rank], part, A[list(share)], copy.deepcopy(reference), token_budget=30)
+        part = [a for a in actions if a.rollout in shares[rank]]
+        results[rank] = learn(models[rank], part, A, copy.deepcopy(reference), token_budget=30)
 
     alone, single = learn(tiny(), actions, A, reference, token_budget=30)
     monkeypatch.setattr(ranks, "WORLD", 2)

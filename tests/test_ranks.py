@@ -74,7 +74,7 @@ def processes(number, *argv, **env):
 @pytest.fixture(scope="module")
 def output(place):
     """What two processes print; their shares of three questions are not equal. One process runs the same."""
-    settings = dict(questions=3, minibatches=1, steps=3, every=1, lr=1e-4, keep=3)
+    settings = dict(questions=3, minibatches=2, steps=3, every=1, lr=1e-4, keep=3)
     assert command(*words("one", **settings)) == 0
     result = processes(2, *words("two", **settings))
     assert result.returncode == 0, result.stderr[-3000:]

@@ -37,7 +37,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 import executor
 import generator
 import solve
-from cli import toy_warning
 from cli.command_line import TOY_TOOLS
 from cli.watching import trace
 from memory import Memory, Step
@@ -45,10 +44,11 @@ from models.loading import load_engine
 from models.local import HF
 from rewards.metrics import accuracy_line
 from tools import toolbox
-from toy.pieces import NUMBERS, prompt_pieces
+from toy.pieces import NUMBERS, WORD, edited, prompt_pieces
 from toy.questions import (
-    COUNTRIES, ELEMENTS, FACTS, corpus, country_text, for_flow, make, pattern, questions, splits)
+    COUNTRIES, ELEMENTS, FACTS, corpus, country_text, for_flow, make, questions, splits)
 from toy.teacher import SKILLS, Teacher, conclude
+from toy.wordings import COMMON
 
 TOY = Path(__file__).parent
 CHAT = (
@@ -85,13 +85,18 @@ def make_model(vocabulary, tokenizer):
 
 
 # ------------------------------------------------------------------------------------------------- warm start
-def copying(n, words, engine, rng):
-    """Pairs (prompt ids, answer ids) in which the answer repeats the prompt, a random sequence of tokens."""
+def copying(n, words, engine, rng, written=None):
+    """Pairs (prompt ids, answer ids) in which the answer repeats the prompt, a random sequence of tokens.
+
+    written: {token: how it is written otherwise}, as in {" 17": "1", "7"}; a tenth of these stand so."""
     template = engine.encode("|")
     place = next(i for i in range(len(template)) if engine.tokenizer.decode(template[i]) == "|")
     for _ in range(n):
         sequence = rng.choices(words, k=rng.randrange(1, 16))
-        prompt_ids = template[:place] + sequence + template[place + 1 :]
+        read = sequence
+        if written and rng.random() < 0.1:
+            read = [i for token in sequence for i in written.get(token, [token])]
+        prompt_ids = template[:place] + read + template[place + 1 :]
         yield prompt_ids, sequence + [engine.tokenizer.eos_token_id]
 
 
@@ -129,7 +134,7 @@ def learn_step(model, optimizer, batch):
     return loss.item()
 
 
-def warm_start(engine, sources, words, steps, copy_steps, rng, batch=64, rate=2e-3):
+def warm_start(engine, sources, words, steps, copy_steps, rng, batch=64, rate=2e-3, written=None):
     """`copy_steps` steps of copying; then, of each eight batches, one of copying and seven from the sources.
 
     sources: {name: (examples, how many of the eight batches)}.
@@ -142,7 +147,7 @@ def warm_start(engine, sources, words, steps, copy_steps, rng, batch=64, rate=2e
     for n in tqdm(range(1, steps + 1), desc="warm start", mininterval=10):
         name = "copying" if n <= copy_steps else order[n % len(order)]
         if name == "copying":
-            chosen = list(copying(batch, words, engine, rng))
+            chosen = list(copying(batch, words, engine, rng, written))
         else:
             if not pools[name]:  # 50 batches, each of examples of similar length, in random order
                 drawn = rng.choices(sources[name][0], k=batch * 50)
@@ -176,15 +181,6 @@ def make_files(folder):
     write_files(folder, corpus(), splits())
 
 
-def note_what_it_was_made_for(folder, engine, **known):
-    """Write made_for.json, from which solve.py and train.py see that prompts were edited since.
-
-    known: questions, the regular expression of those that it knows; kinds, if it has others than the toy."""
-    lengths = toy_warning.prompt_lengths(engine, solve.example_prompts())
-    text = json.dumps({"prompts": lengths, **known}, indent=1)
-    (folder / "made_for.json").write_text(text + "\n", encoding="utf-8")
-
-
 def make_engine(rollouts, steps, copy_steps, seed):
     """The toy's engine: a new tokenizer, and a model warm-started on `rollouts` of the blind teacher."""
     made = questions(rollouts, False, seed=seed + 10, noise=True)
@@ -201,16 +197,27 @@ def make_engine(rollouts, steps, copy_steps, seed):
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False)
 
-    def pairs(examples):
-        return [(engine.encode(prompt), encode(text) + [tokenizer.eos_token_id]) for prompt, text in examples]
+    found, rng = prompt_pieces(), random.Random(seed)
+    vocabulary = sorted({*COMMON, *(word for text in texts[:2000] for word in WORD.findall(text))})
 
-    sources = {"rollouts": (pairs(teacher.examples), 6)}
-    sources["comparisons"] = (pairs(comparisons(2 * rollouts, random.Random(seed))), 1)
+    def pairs(examples):
+        """As tokens, and half of the prompts after an edit."""
+        for prompt, text in examples:
+            if rng.random() < 0.5:
+                prompt = edited(prompt, found, vocabulary, rng)
+            yield engine.encode(prompt), encode(text) + [tokenizer.eos_token_id]
+
+    sources = {"rollouts": (list(pairs(teacher.examples)), 6),
+               "comparisons": (list(pairs(comparisons(2 * rollouts, random.Random(seed)))), 1)}
     names = [word for row in [*ELEMENTS, *COUNTRIES] for word in row]
     words = [encode(number)[0] for number in NUMBERS] + 2 * [i for name in names for i in encode(f" {name}")]
+    words += [encode(str(digit))[0] for digit in range(10)] * 2
+    written = {encode(number)[0]: encode(number.strip()) for number in NUMBERS}
     size = sum(p.numel() for p in engine.model.parameters()) / 1e6
     print(f"{size:.2f} M parameters, {len(tokenizer)} tokens, {len(teacher.examples)} examples")
-    warm_start(engine, sources, words, steps, copy_steps, random.Random(seed))
+    lengths = sorted(len(s) for s, _ in sources["rollouts"][0])
+    print(f"prompts of {lengths[len(lengths) // 2]} tokens in the median, {lengths[-1]} at most", flush=True)
+    warm_start(engine, sources, words, steps, copy_steps, rng, written=written)
     return engine
 
 
@@ -246,7 +253,7 @@ def main():
     make_files(TOY)
     engine = make_engine(args.rollouts, args.steps, args.drilling, args.seed)
     engine.save(TOY)
-    note_what_it_was_made_for(TOY, engine, questions=pattern().pattern)
+    torch.manual_seed(0)
     check(engine, test)
     minutes = (time.perf_counter() - start) / 60
     print(f"toy/ is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")

@@ -30,6 +30,49 @@ PROMPTS = {
 NUMBERS = [f" {n}" for n in range(1000)]
 
 
+EDITABLE = {*PROMPTS, "memory.Step.render", "an error", *(f"tools.TOOLS[{name!r}]" for name in toolset.TOOLS)}
+WORD = re.compile(r"[A-Za-z]+")
+
+
+def lines(text):
+    """A constant text in pieces: its lines, each with the line breaks around it."""
+    return re.findall(r"\n*[^\n]+\n*", text)
+
+
+def edited(prompt, found, words, rng, share=0.08):
+    """The prompt after somebody's edit: some words of some of its constant pieces replaced, dropped or added.
+
+    found: prompt_pieces(). words: to replace others by. share: of the pieces that are edited."""
+    for piece, where in found.items():
+        if where in EDITABLE and rng.random() < share and piece in prompt:
+            new = edited_piece(piece, words, rng)
+            if piece.endswith("\n") and ":" not in piece and rng.random() < 0.2:
+                new = ""  # the line is deleted
+            elif piece.endswith("\n") and rng.random() < 0.2:  # a line is added
+                new = piece + " ".join(new_word(words, rng) for _ in range(rng.randrange(2, 16))) + "\n"
+            prompt = prompt.replace(piece, new)
+    return prompt
+
+
+def edited_piece(piece, words, rng):
+    places = list(WORD.finditer(piece))
+    share = rng.choice([0.1, 0.3, 0.3, 0.6, 1.0])
+    chosen = {rng.choice(places).start(), *(place.start() for place in places if rng.random() < share)} if places else {}
+
+    def replaced(place):
+        if place.start() not in chosen:
+            return place[0]
+        return rng.choice([new_word(words, rng), new_word(words, rng), f"{place[0]} {new_word(words, rng)}",
+                           "" if len(chosen) < len(places) else new_word(words, rng)])
+    return WORD.sub(replaced, piece)
+
+
+def new_word(words, rng):
+    if rng.random() < 0.75:
+        return rng.choice(words)
+    return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randrange(2, 10)))
+
+
 def step_pieces(turn, verdict="CONTINUE"):
     """The labels of a step in memory: ["Step 1\\nTool: ", "\\nSub-goal: ", ..., "\\nVerdict: CONTINUE"]."""
     step = Step(turn, tool="\0", sub_goal="\0", command="\0", result="\0", verdict=verdict)
@@ -41,24 +84,28 @@ def prompt_pieces():
     the variable, not to the piece, so that a word has one token wherever it is copied to."""
     tools = {name: toolset.TOOLS[name] for name in TOY_TOOLS if name in toolset.TOOLS}
     found = [("user\n", "the chat template"), ("assistant\n", "the chat template")]
-    found += [(piece, where) for where, prompt in PROMPTS.items() for piece in re.split(r"{\w+}", prompt)]
-    found += [(planner.describe(name, tool), f"tools.TOOLS[{name!r}]") for name, tool in tools.items()]
+    found += [(line, where) for where, prompt in PROMPTS.items()
+              for piece in re.split(r"{\w+}", prompt) for line in lines(piece)]
+    found += [(f"{name}:", "a tool's name") for name in tools]
+    found += [(line, f"tools.TOOLS[{name!r}]") for name, tool in tools.items()
+              for line in lines(planner.describe(name, tool).removeprefix(f"{name}:"))]
     labels = ["No steps yet.", *step_pieces(1)[1:], step_pieces(1, "STOP")[-1], "\nContext:", "\nTool:"]
     labels += [f"{gap}{step_pieces(n)[0]}" for n in range(1, 11) for gap in ("", "\n\n")]
     found += [(piece, "memory.Step.render") for piece in labels]
-    found += [(f" {name}", f"tools.TOOLS[{name!r}]") for name in tools]
+    found += [(f" {name}", "a tool's name") for name in tools]
     for name, tool in tools.items():  # a call as the executor writes it, and as memory shows it
         for key in tool.arguments:
             calls = [f'{name}({key}="', f" {name}({key}='", f' {name}({key}="']
-            found += [(piece, f"tools.TOOLS[{name!r}]") for piece in calls]
+            found += [(piece, "a call") for piece in calls]
     texts = ['")', "')", ')")', ")')", "; print("]
     texts += [*teacher.SKILLS.values(), *teacher.WHY.values(), *teacher.CHECKS.values()]
     texts += [teacher.FOUND, teacher.UNKNOWN, teacher.END]
     texts += [" Find the", "I think it is", " I think it is", "\nContext: none"]
     found += [(piece, "toy/teacher.py") for piece in texts]
-    results = [" Error: NameError: name '", "' is not defined (line 1)"]
-    results += [" Error: SyntaxError: invalid syntax (line 1)", " Error: no passage matches '", " [1]"]
-    results += ["'. Try other or fewer words."]
+    errors = [" Error:", " NameError: name '", "' is not defined (line 1)"]
+    errors += [" SyntaxError: invalid syntax (line 1)", " no passage matches '", "'. Try other or fewer words."]
+    found += [(piece, "an error") for piece in errors]
+    results = [" [1]"]
     results += [" is a chemical element with the symbol", " and atomic number"]
     results += [" is a country on the continent of", ". Its capital is"]
     found += [(piece, "a tool's result") for piece in results]

@@ -15,6 +15,7 @@ import random
 import re
 
 from rewards.questions import Question
+from toy import wordings
 
 SIZES = {"train": 2000, "valid": 96, "test": 300}
 
@@ -118,12 +119,15 @@ def only_in_test(a, b):
 
 
 def calculate(a, op, b):
-    return str({"+": a + b, "-": a - b, "*": a * b}[op])
+    return str({"+": a + b, "-": a - b, "*": a * b, "/": a // b}[op])
 
 
 def wording(kind, words, test, rng, noise):
-    """The text of a question. noise, for the warm start: half of the sentences around the question are random
-    words. A model that reads only real sentences learns to look for numbers and names at fixed distances."""
+    """The text of a question. noise, for the warm start: two of three are worded in other ways (wordings.py),
+    and half of the sentences around the others are random words. A model that reads only real sentences learns
+    to look for numbers and names at fixed distances."""
+    if noise and rng.random() < 0.65:
+        return wordings.ask(kind, words, rng)
 
     def around():
         if not noise or rng.random() < 0.5:
@@ -140,15 +144,22 @@ def wording(kind, words, test, rng, noise):
 
 
 def make(kind, test, rng, noise=False):
-    """One question with its answer and steps. test: for the test; else for training and validation."""
+    """One question with its answer and steps. test: for the test; else for training and validation.
+
+    noise, for the warm start: other wordings, larger numbers, and names in small letters, too."""
     while True:
         words = {"a": "atomic number"}
         z, op = rng.randrange(1, len(ELEMENTS) + 1), rng.choice("+-*")
         if kind == "arithmetic":
             low, high = ((11, 100), (2, 10)) if op == "*" else ((11, 500), (2, 450))
+            if noise and rng.random() < 0.5:
+                low, high = ((2, 100), (2, 100)) if op == "*" else ((1, 1000), (1, 1000))
             a, b = rng.randrange(*low), rng.randrange(*high)
             a, b = (max(a, b), min(a, b)) if op == "-" else (a, b)
-            words["e"], steps, answer = f"{a} {op} {b}", [("value", f"{a} {op} {b}")], calculate(a, op, b)
+            if noise and rng.random() < 0.1:
+                a, op, b = (a // 10 + 1) * (b % 20 + 1), "/", b % 20 + 1
+            words |= {"e": f"{a} {op} {b}", "sum": (a, op, b)}
+            steps, answer = [("value", f"{a} {op} {b}")], calculate(a, op, b)
         elif kind == "fact":
             a, b = (0, 2) if test else (0, 0)  # without a pair of numbers: pass only_in_test() below
             what, whom = rng.choice(list(FACTS))
@@ -156,6 +167,7 @@ def make(kind, test, rng, noise=False):
         elif kind == "fact_math":
             a, b = z, rng.randrange(2, 450) if op == "+" else rng.randrange(2, 10)
             words |= {"x": ELEMENTS[z - 1][0], "o": rng.choice([f"{op} {b}", f"{OPERATORS[op]} {b}"])}
+            words["sum"] = a, op, b
             steps = [("atomic number", words["x"]), ("value", "{0} " + f"{op} {b}")]
             answer = calculate(a, op, b)
         else:
@@ -168,49 +180,32 @@ def make(kind, test, rng, noise=False):
             words |= {"x": COUNTRIES[a][0], "y": COUNTRIES[b][0]}
             steps, answer = [("continent", words["x"]), ("continent", words["y"])], "yes" if same else "no"
         if only_in_test(a, b) == test and not answer.startswith("-"):
+            if noise and rng.random() < 0.15:
+                words |= {name: words[name].lower() for name in "xy" if name in words}
+                steps = [(what, whom.lower()) for what, whom in steps]
             text = wording(kind, words, test, rng, noise)
             return {"question": text, "answer": answer, "kind": kind, "steps": steps}
 
 
+def unknown(rng):
+    """A question that the toy cannot answer, for the warm start: it should say so."""
+    text, steps = wordings.unknown(rng, [name for name, *_ in [*ELEMENTS, *COUNTRIES]])
+    return {"question": text, "answer": "unknown", "kind": "unknown", "steps": steps}
+
+
 def questions(n, test, seed, avoid=(), noise=False):
-    """n different questions, of the four kinds in turn. avoid: texts that must not be among them."""
+    """n different questions, of the four kinds in turn. avoid: texts that must not be among them.
+
+    noise: as in make(); and every tenth question cannot be answered."""
     rng, found = random.Random(seed), {}
     while len(found) < n:
-        question = make(list(CORES)[len(found) % len(CORES)], test, rng, noise)
+        if noise and len(found) % 10 == 9:
+            question = unknown(rng)
+        else:
+            question = make(rng.choice(list(CORES)) if noise else list(CORES)[len(found) % len(CORES)], test, rng, noise)
         if question["question"] not in found and question["question"] not in avoid:
             found[question["question"]] = question
     return list(found.values())
-
-
-def is_like(text):
-    """True for a question like the toy's: one of CORES between words of the openings, endings, ...
-
-    >>> is_like("What is the capital of France?"), is_like("What is 12 + 7 * 3?"), is_like("Is Peru in Asia?")
-    (True, False, False)
-    """
-    return LIKE.fullmatch(text.strip()) is not None
-
-
-def pattern():
-    """The regular expression of is_like()."""
-    either = lambda texts: "|".join(sorted(map(re.escape, texts), key=lambda text: (-len(text), text)))
-    elements, countries = either(name for name, _ in ELEMENTS), either(name for name, _, _ in COUNTRIES)
-    continents = either({continent for _, _, continent in COUNTRIES})
-    operator = either([*OPERATORS, *OPERATORS.values()])
-    number = r"\d{1,3}"  # one token; the toy has read no larger ones in questions
-    cores = [rf"{number} [-+*] {number}", rf"symbol of (?:{elements})",
-             rf"atomic number of (?:{elements})(?: (?:{operator}) {number})?",
-             rf"(?:capital|continent) of (?:{countries})",
-             rf"(?:{countries}) and (?:{countries}) (?:(?:are )?on the same|share a) continent",
-             rf"(?:{countries}) lies on the continent of (?:{countries}|{continents})"]
-    texts = AROUND + [text for pair in (*OPENINGS.values(), ENDINGS) for texts in pair for text in texts]
-    texts += [text for kind in CORES.values() for core in kind for text in re.split(r"{\w}", core)]
-    word = either({word.strip(".,") for text in texts for word in text.split()})
-    filler = rf"(?:\b(?i:{word})\b[.,?!]*)"
-    return re.compile(rf"(?:{filler} ?)*(?:{'|'.join(cores)})[.,?!]*(?: {filler})*")
-
-
-LIKE = pattern()
 
 
 def splits():

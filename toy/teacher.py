@@ -28,6 +28,7 @@ SKILLS = {
     "fact": "Objective: a fact.\nSkills: looking it up.",
     "fact_math": "Objective: a number.\nSkills: looking up a fact, then calculation.",
     "compare": "Objective: yes or no.\nSkills: looking up two facts, then comparing.",
+    "unknown": "Objective: unknown.\nSkills: none of these tools knows it.",
 }
 WHY = {"value": "Justification: A calculation comes next.", "fact": "Justification: A fact comes next."}
 CHECKS = {
@@ -78,6 +79,8 @@ class Teacher:
     def known(self, question, steps):
         """The values found so far, true or made up; steps: (sub-goal, result) of each step in memory."""
         known = []
+        if question["kind"] == "unknown":
+            return known
         for sub_goal, result in steps:
             if len(known) < len(question["steps"]):
                 what, wanted = self.sub_goal(question, known)

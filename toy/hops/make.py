@@ -33,12 +33,14 @@ from cli.watching import trace
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from tools import toolbox
+from toy import pieces
 from toy.hops.pieces import prompt_pieces
 from toy.hops.questions import (
-    EXAMPLES, KINDS, MAX_TURNS, NAMES, OLD_NAMES, URLS, World, for_flow, pattern, splits)
+    KINDS, MAX_TURNS, NAMES, OLD_NAMES, URLS, World, for_flow, splits)
 from toy.hops.teacher import GOAL, RENAMED, TOOLS, WHY, Teacher
-from toy.make import TOY, note_what_it_was_made_for, warm_start, write_files, write_rows
-from toy.pieces import NUMBERS
+from toy.make import TOY, warm_start, write_files, write_rows
+from toy.pieces import NUMBERS, edited
+from toy.wordings import COMMON
 
 HOPS = Path(__file__).parent
 WORLDS = 128  # of the warm start
@@ -106,8 +108,12 @@ def make_engine(base, rollouts, steps, copy_steps, rate, seed):
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False)
 
+    found, rng = pieces.prompt_pieces() | prompt_pieces(), random.Random(seed)
+
     def encoded(examples):
-        return [(engine.encode(prompt), encode(text) + [tokenizer.eos_token_id]) for prompt, text in examples]
+        """As tokens, and half of the prompts after an edit."""
+        return [(engine.encode(edited(prompt, found, COMMON, rng) if rng.random() < 0.5 else prompt),
+                 encode(text) + [tokenizer.eos_token_id]) for prompt, text in examples]
 
     pairs = encoded(examples)
     renamed = encoded((f"number of {old}", RENAMED.format(new)) for old, new in OLD_NAMES.items())
@@ -161,7 +167,6 @@ def main():
     make_files(HOPS)
     engine = make_engine(args.base, args.rollouts, args.steps, args.drilling, args.rate, args.seed)
     engine.save(HOPS)
-    note_what_it_was_made_for(HOPS, engine, questions=pattern().pattern, kinds=EXAMPLES)
     check(engine)
     minutes = (time.perf_counter() - start) / 60
     print(f"toy/hops/ is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")

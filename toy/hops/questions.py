@@ -20,10 +20,10 @@ No thing of a test question is in a training question, nor is any name, page or 
 """
 
 import random
-import re
 from itertools import cycle, islice
 
 from rewards.questions import Question
+from toy import wordings
 
 SIZES = {"train": 2000, "valid": 96, "test": 300}
 MAX_TURNS = 5
@@ -40,16 +40,16 @@ def made_up(n):
     return list(names)
 
 
-NAMES = made_up(430)
-OLD_NAMES = dict(zip(NAMES[330:], NAMES))  # {old name: its new name}, which base_generator knows
-NAMES = NAMES[:330]
+NAMES = made_up(840)
+OLD_NAMES = dict(zip(NAMES[640:], NAMES))  # {old name: its new name}, which base_generator knows
+NAMES = NAMES[:640]
 URLS = [f"https://hops.org/{n}" for n in range(101, 401)]
 
 # {number of calls: the paths of a thing, and how often each is drawn}
 PATHS = {1: {"w": 1}, 2: {"wb": 1, "wp": 1},
          3: {"wbw": 1, "wbp": 1, "wgw": 5},
          4: {"wbwb": 1, "wbwp": 1, "wgwb": 4, "wgwp": 4}}
-THINGS = {"train": {1: 40, 2: 45, 3: 45, 4: 30}, "test": {1: 20, 2: 20, 3: 22, 4: 16}}
+THINGS = {"train": {1: 120, 2: 135, 3: 135, 4: 90}, "test": {1: 20, 2: 20, 3: 22, 4: 16}}
 # {kind: the numbers of calls of its things, and how often each is drawn}
 CALLS = {"one": {(2,): 3, (3,): 4, (4,): 4}, "plus": {(1,): 1, (2,): 3, (3,): 4, (4,): 2},
          "sum": {(1, 1): 4, (1, 2): 2, (2, 1): 2, (2, 2): 3, (1, 3): 3, (3, 1): 3}}
@@ -161,25 +161,17 @@ FILLERS = sorted({word.strip(".") for text in OPENINGS[0] + ENDINGS for word in 
 
 
 def wording(kind, names, added, test, rng, noise):
-    """The text of a question. noise, for the warm start: half of the openings are random words."""
+    """The text of a question. noise, for the warm start: half of them are worded in other ways (wordings.py),
+    and half of the other openings are random words."""
+    x, y = names[0], names[-1]
+    if noise and rng.random() < 0.5:
+        words = {"a": "number", "x": x, "y": y, "sum": (0, "+", added)}
+        return wordings.ask({"one": "fact", "plus": "fact_math"}.get(kind, kind), words, rng)
     opening = rng.choice(OPENINGS[test])
     if noise and rng.random() < 0.5:
         opening = " ".join(rng.choices(FILLERS, k=rng.randrange(1, 6)))
-    core = rng.choice(CORES[kind]).format(x=names[0], y=names[-1], n=added)
+    core = rng.choice(CORES[kind]).format(x=x, y=y, n=added)
     return " ".join(part for part in (opening, core, rng.choice(ENDINGS)) if part) + rng.choice("?.")
-
-
-EXAMPLES = [f"What is the number of {NAMES[100]}?", f"Tell me the number of {NAMES[101]} plus 17.",
-            f"I need the sum of the numbers of {NAMES[102]} and {NAMES[103]}."]  # for solve.py's warning
-
-
-def pattern():
-    """The regular expression of these questions: a core between words of openings and endings."""
-    either = lambda texts: "|".join(sorted(map(re.escape, texts), key=lambda text: (-len(text), text)))
-    words = {word for text in (*OPENINGS[0], *OPENINGS[1], *ENDINGS) for word in text.split()}
-    number, name = r"\d{1,3}", f"(?:{either([*NAMES, *OLD_NAMES])})"
-    cores = "|".join(core.format(x=name, y=name, n=number) for cores in CORES.values() for core in cores)
-    return re.compile(rf"(?:(?:{either(words)}) )*(?:{cores})(?: (?:{either(words)}))*[.?]")
 
 
 def splits(world):
