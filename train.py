@@ -124,8 +124,8 @@ def can_learn(A, beta, moved):
 
 
 def local_actions(usable, groups, num_groups):
-    """[Action]: all turns of the rollouts that this rank learns from, those of its share of the questions. With
-    one rank, of all. Action.rollout is the rollout's place in `usable`, on every rank the same list."""
+    """[Action]: all turns of the rollouts that this rank learns from, those of its share of the questions (of
+    all, with one rank). Action.rollout is the rollout's place in `usable`, the same list on every rank."""
     local_groups = ranks.share(range(num_groups))
     return [Action(turn.prompt_ids, turn.ids, i, turn.logps)
             for i, rollout in enumerate(usable) if groups[i] in local_groups for turn in rollout.actions]

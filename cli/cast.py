@@ -53,8 +53,8 @@ def show_engines(policy, fixed, judge, tools, left_out):
 
 
 def toy_warning(engines, tools):
-    """A sentence if one of the engines is the toy, or was trained from it, and does not know one of the tools:
-    it would answer badly, without an error. "" otherwise."""
+    """A sentence if one of the engines is the toy, or was trained from it, and does not know one of the
+    tools: it would answer badly, without an error. "" otherwise."""
     for engine in engines:
         # The name of a tool that it has learnt is one token. A server has no tokenizer here.
         vocabulary = engine.tokenizer.get_added_vocab() if hasattr(engine, "tokenizer") else {}

@@ -1,6 +1,6 @@
 """How much accuracy does a toy keep when somebody edits a few words of a prompt?
 
-    python experiments/prompt_edits.py --model toy runs/toy-seed0/best --out experiments/results/prompt-edits.csv
+    python experiments/prompt_edits.py --model toy runs/toy-seed0/best --out experiments/results/edits.csv
     python experiments/prompt_edits.py --model toy/hops runs/hops-seed0/step-150 --fixed toy/hops
 
 Each constant line of a prompt is one token of the toy's vocabulary, and falls apart into words when it is
@@ -30,8 +30,8 @@ from tools import toolbox
 EDITS = {  # name -> (what stands in the prompt, what takes its place)
     "none": ("", ""),
     "planner.PROMPT: its first sentence": (
-        "You are the planner of a small team that answers a question step by step. For each step that you plan, "
-        "an executor calls one tool.",
+        "You are the planner of a small team that answers a question step by step. "
+        "For each step that you plan, an executor calls one tool.",
         "You are a planning agent. An executor will call exactly one tool for every step that you propose."),
     "planner.PROMPT: a rule reworded": (
         "If a step failed, change the sub-goal or the tool.",
@@ -46,17 +46,20 @@ EDITS = {  # name -> (what stands in the prompt, what takes its place)
         "Write the call and nothing else: the tool's name with literal arguments,",
         "Reply with the bare call only, i.e. the name of the tool and literal arguments,"),
     "verifier.PROMPT: when to stop": (
-        "Say STOP if the results in memory answer every part of the question and do not contradict each other.",
+        "Say STOP if the results in memory answer every part of the question "
+        "and do not contradict each other.",
         "Choose STOP as soon as everything that was asked can be answered from the memory without doubt."),
     "generator.PROMPT: what to rely on": (
         "Rely on the results in its memory.", "Use only what the memory holds and add nothing of your own."),
     "tool description: python_coder": (
-        "Runs Python code and returns what it prints.", "Executes a Python script and hands back its output."),
+        "Runs Python code and returns what it prints.",
+        "Executes a Python script and hands back its output."),
     "tool description: wikipedia_search": (
         "Searches Wikipedia and returns the best matching passages.",
         "Looks up Wikipedia articles; gives you the paragraphs that fit best."),
     "tool limits: base_generator": (
-        "May hallucinate. Use it for reasoning and general knowledge", "Often wrong! Only good for common sense"),
+        "May hallucinate. Use it for reasoning and general knowledge",
+        "Often wrong! Only good for common sense"),
     "memory label: Command": ("\nCommand: ", "\nTool call: "),
     "memory label: Result": ("\nResult: ", "\nOutcome: "),
     "error text: nothing found": ("Error: no passage matches", "Error: the search found nothing for"),
@@ -70,7 +73,8 @@ class Edited:
         self.engine, self.old, self.new = engine, old, new
 
     def __call__(self, prompts, **settings):
-        return self.engine([prompt.replace(self.old, self.new) if self.old else prompt for prompt in prompts], **settings)
+        edited = [prompt.replace(self.old, self.new) if self.old else prompt for prompt in prompts]
+        return self.engine(edited, **settings)
 
 
 def main():
@@ -85,15 +89,16 @@ def main():
     questions = read_questions(Path(args.fixed) / "test.jsonl")[: args.limit]
     fixed, rows = load_engine(args.fixed), []
     for name in args.model:
-        policy = load_engine(name)
+        policy, unedited = load_engine(name), None
         for edit, (old, new) in EDITS.items():
             torch.manual_seed(0)
             metrics, _ = solve.evaluate(questions, Edited(policy, old, new), Edited(fixed, old, new), tools,
                                         max_turns=5 if hops else 2)
+            accuracy = metrics["accuracy"]
+            unedited = unedited or accuracy
             rows.append({"planner": name, "edit": edit, "questions": len(questions),
-                         "accuracy": f"{metrics['accuracy']:.4f}"})
-            kept = metrics["accuracy"] / float([row for row in rows if row["planner"] == name][0]["accuracy"])
-            print(f"{name}  {edit:38} accuracy {metrics['accuracy']:.3f}, {kept:.2f} of the first", flush=True)
+                         "accuracy": f"{accuracy:.4f}"})
+            print(f"{name}  {edit:38} {accuracy:.3f}, {accuracy / unedited:.2f} of the first", flush=True)
     if args.out:
         with open(args.out, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, rows[0])

@@ -8,7 +8,8 @@ import torch
 
 import solve
 import tools as toolset
-from cli import command_line, toy_warning
+from cli import command_line
+from cli.cast import toy_warning
 from experiments import hops
 from models.loading import load_engine
 from toy.hops import pieces, questions, teacher
@@ -54,17 +55,12 @@ def test_the_model_is_small_and_each_piece_of_its_prompts_is_one_token(engine):
     assert [piece for piece in pieces.prompt_pieces() if len(encode(piece)) != 1] == []
 
 
-def test_train_py_knows_its_settings_and_solve_py_what_it_was_made_for(engine, monkeypatch, tmp_path):
+def test_train_py_knows_its_settings(engine, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["train.py", "--model", str(HOPS), "--out", str(tmp_path / "run")])
     args = command_line.train_arguments(toolset.TOOLS)
     assert args.data == str(HOPS / "train.jsonl") and args.max_turns == MAX_TURNS and args.judge is None
     assert args.tools == list(teacher.TOOLS) and args.corpus == str((HOPS / "corpus.jsonl").resolve())
-    prompts = solve.example_prompts()
-    assert toy_warning.warning([engine], prompts, args.tools) == ""
-    for text in questions.EXAMPLES:
-        assert toy_warning.warning([engine], prompts, args.tools, text) == ""
-    unlike = toy_warning.warning([engine], prompts, args.tools, "What is the capital of France?")
-    assert "unlike those of the toy" in unlike and questions.EXAMPLES[0] in unlike
+    assert toy_warning([engine], args.tools) == ""
 
 
 # ---- its questions -----------------------------------------------------------------------------------------
@@ -73,7 +69,7 @@ def test_nothing_that_leads_to_a_number_of_a_test_question_is_in_a_training_ques
     names = {split: {name for row in made[split] for name in row["names"]} for split in made}
     assert names["test"] and not names["test"] & (names["train"] | names["valid"])
     texts = [row["question"] for split in made.values() for row in split]
-    assert len(texts) == len(set(texts)) and all(questions.pattern().fullmatch(text) for text in texts)
+    assert len(texts) == len(set(texts))
     openings = questions.OPENINGS
     assert not set(openings[0]) & set(openings[1])
 

@@ -1,12 +1,8 @@
 """The constant pieces of all prompts, which are tokens of the toy's vocabulary.
 
-Each constant piece of a prompt (such as a 300-word instruction) is one token of the toy's vocabulary, and so
-is each number below 1 000. A prompt is then only 30-120 tokens long, among which the model finds and copies
-the right ones.
-
-The price: an edited prompt becomes hundreds of tokens that the toy has never read in such a place, and it
-answers badly, without an error. solve.py and train.py warn about that (cli/toy_warning.py); changed() finds
-the edited pieces.
+Each constant line of a prompt is one token of the toy's vocabulary, and so is each number below 1 000. A
+prompt is then only some tens of tokens long, among which the model finds and copies the right ones. A line
+that is edited falls apart into its words; edits.py says how the toy learns to read that, too.
 """
 
 import re
@@ -30,47 +26,9 @@ PROMPTS = {
 NUMBERS = [f" {n}" for n in range(1000)]
 
 
-EDITABLE = {*PROMPTS, "memory.Step.render", "an error", *(f"tools.TOOLS[{name!r}]" for name in toolset.TOOLS)}
-WORD = re.compile(r"[A-Za-z]+")
-
-
 def lines(text):
     """A constant text in pieces: its lines, each with the line breaks around it."""
     return re.findall(r"\n*[^\n]+\n*", text)
-
-
-def edited(prompt, found, words, rng, share=0.08):
-    """The prompt after somebody's edit: some words of some of its constant pieces replaced, dropped or added.
-
-    found: prompt_pieces(). words: to replace others by. share: of the pieces that are edited."""
-    for piece, where in found.items():
-        if where in EDITABLE and rng.random() < share and piece in prompt:
-            new = edited_piece(piece, words, rng)
-            if piece.endswith("\n") and ":" not in piece and rng.random() < 0.2:
-                new = ""  # the line is deleted
-            elif piece.endswith("\n") and rng.random() < 0.2:  # a line is added
-                new = piece + " ".join(new_word(words, rng) for _ in range(rng.randrange(2, 16))) + "\n"
-            prompt = prompt.replace(piece, new)
-    return prompt
-
-
-def edited_piece(piece, words, rng):
-    places = list(WORD.finditer(piece))
-    share = rng.choice([0.1, 0.3, 0.3, 0.6, 1.0])
-    chosen = {rng.choice(places).start(), *(place.start() for place in places if rng.random() < share)} if places else {}
-
-    def replaced(place):
-        if place.start() not in chosen:
-            return place[0]
-        return rng.choice([new_word(words, rng), new_word(words, rng), f"{place[0]} {new_word(words, rng)}",
-                           "" if len(chosen) < len(places) else new_word(words, rng)])
-    return WORD.sub(replaced, piece)
-
-
-def new_word(words, rng):
-    if rng.random() < 0.75:
-        return rng.choice(words)
-    return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randrange(2, 10)))
 
 
 def step_pieces(turn, verdict="CONTINUE"):
@@ -103,7 +61,8 @@ def prompt_pieces():
     texts += [" Find the", "I think it is", " I think it is", "\nContext: none"]
     found += [(piece, "toy/teacher.py") for piece in texts]
     errors = [" Error:", " NameError: name '", "' is not defined (line 1)"]
-    errors += [" SyntaxError: invalid syntax (line 1)", " no passage matches '", "'. Try other or fewer words."]
+    errors += [" SyntaxError: invalid syntax (line 1)"]
+    errors += [" no passage matches '", "'. Try other or fewer words."]
     found += [(piece, "an error") for piece in errors]
     results = [" [1]"]
     results += [" is a chemical element with the symbol", " and atomic number"]
@@ -114,9 +73,3 @@ def prompt_pieces():
         if piece.strip():
             unique.setdefault(piece.rstrip(" "), where)
     return unique
-
-
-def changed(tokenizer):
-    """What has changed since the toy was made: the sources of all pieces that are not in its vocabulary."""
-    vocabulary = tokenizer.get_added_vocab()
-    return list(dict.fromkeys(where for piece, where in prompt_pieces().items() if piece not in vocabulary))

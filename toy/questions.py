@@ -12,7 +12,6 @@ test questions that ask for a single fact ask for one that training asks for, to
 """
 
 import random
-import re
 
 from rewards.questions import Question
 from toy import wordings
@@ -124,8 +123,8 @@ def calculate(a, op, b):
 
 def wording(kind, words, test, rng, noise):
     """The text of a question. noise, for the warm start: two of three are worded in other ways (wordings.py),
-    and half of the sentences around the others are random words. A model that reads only real sentences learns
-    to look for numbers and names at fixed distances."""
+    and half of the sentences around the others are random words. A model that reads only real sentences
+    learns to look for numbers and names at fixed distances."""
     if noise and rng.random() < 0.65:
         return wordings.ask(kind, words, rng)
 
@@ -180,7 +179,8 @@ def make(kind, test, rng, noise=False):
             words |= {"x": COUNTRIES[a][0], "y": COUNTRIES[b][0]}
             steps, answer = [("continent", words["x"]), ("continent", words["y"])], "yes" if same else "no"
         if only_in_test(a, b) == test and not answer.startswith("-"):
-            if noise and rng.random() < 0.15:
+            small = 0.15 if words["a"] in ("capital", "continent") else 0.5  # elements are mostly written so
+            if noise and rng.random() < small:
                 words |= {name: words[name].lower() for name in "xy" if name in words}
                 steps = [(what, whom.lower()) for what, whom in steps]
             text = wording(kind, words, test, rng, noise)
@@ -202,7 +202,8 @@ def questions(n, test, seed, avoid=(), noise=False):
         if noise and len(found) % 10 == 9:
             question = unknown(rng)
         else:
-            question = make(rng.choice(list(CORES)) if noise else list(CORES)[len(found) % len(CORES)], test, rng, noise)
+            kind = rng.choice(list(CORES)) if noise else list(CORES)[len(found) % len(CORES)]
+            question = make(kind, test, rng, noise)
         if question["question"] not in found and question["question"] not in avoid:
             found[question["question"]] = question
     return list(found.values())

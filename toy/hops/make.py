@@ -39,8 +39,8 @@ from toy.hops.questions import (
     KINDS, MAX_TURNS, NAMES, OLD_NAMES, URLS, World, for_flow, splits)
 from toy.hops.teacher import GOAL, RENAMED, TOOLS, WHY, Teacher
 from toy.make import TOY, warm_start, write_files, write_rows
-from toy.pieces import NUMBERS, edited
-from toy.wordings import COMMON
+from toy.edits import edited
+from toy.pieces import NUMBERS
 
 HOPS = Path(__file__).parent
 WORLDS = 128  # of the warm start
@@ -108,12 +108,11 @@ def make_engine(base, rollouts, steps, copy_steps, rate, seed):
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False)
 
-    found, rng = pieces.prompt_pieces() | prompt_pieces(), random.Random(seed)
+    known, rng = pieces.prompt_pieces() | prompt_pieces(), random.Random(seed)
 
     def encoded(examples):
-        """As tokens, and half of the prompts after an edit."""
-        return [(engine.encode(edited(prompt, found, COMMON, rng) if rng.random() < 0.5 else prompt),
-                 encode(text) + [tokenizer.eos_token_id]) for prompt, text in examples]
+        return [(engine.encode(edited(prompt, known, rng)), encode(text) + [tokenizer.eos_token_id])
+                for prompt, text in examples]
 
     pairs = encoded(examples)
     renamed = encoded((f"number of {old}", RENAMED.format(new)) for old, new in OLD_NAMES.items())

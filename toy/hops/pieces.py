@@ -11,8 +11,8 @@ from toy.hops.questions import NAMES, OLD_NAMES, URLS
 
 
 def prompt_pieces():
-    """{piece: where it comes from} of all new tokens, in the order of the vocabulary; none is one of the first
-    toy's."""
+    """{piece: where it comes from} of all new tokens, in the order of the vocabulary. None of them is a token
+    of the first toy."""
     tool = planner.describe("web_search", toolset.TOOLS["web_search"])
     found = {"web_search:": "a tool's name", " web_search": "a tool's name"}
     found |= dict.fromkeys(pieces.lines(tool.removeprefix("web_search:")), "tools.TOOLS['web_search']")
