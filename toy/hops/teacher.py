@@ -147,7 +147,7 @@ class Teacher:
         goals = {}  # (context, goal): how often it is drawn; a name whose number is known, less often
         for name in names:
             known = memory.resolve(name)[1]
-            goals[memory.pointer or "none", name] = 1 if known and known[0] == "value" else 2
+            goals[memory.pointer or "none", name] = 1 if known and known[0] == "value" else 3
         if question["kind"] != "one" and (step := last_step(question, memory)):
             goals[step] = 3
         context, goal = self.blind.choices(list(goals), list(goals.values()))[0]
