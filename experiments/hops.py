@@ -33,7 +33,7 @@ import torch
 
 import planner
 import solve
-from experiments.router import nearest, opening, with_tool
+from experiments.router import Routed, nearest, opening
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from tools import toolbox
@@ -77,22 +77,6 @@ def state(prompt):
     """(the question's text, the turn) of a planner's prompt."""
     question, memory = re.search(r"\nQuestion: (.*)\n", prompt)[1], prompt.split("\nMemory:\n")[1]
     return question, len(re.findall(r"^Step \d+$", memory, re.MULTILINE)) + 1
-
-
-class Routed:
-    """An engine for the planner: another engine's plans, with the tool of choose(prompt, sub_goal)."""
-
-    def __init__(self, engine, tools, choose):
-        self.engine, self.tools, self.choose = engine, tools, choose
-
-    def __call__(self, prompts, **settings):
-        return [self.routed(prompt, done) for prompt, done in zip(prompts, self.engine(prompts, **settings))]
-
-    def routed(self, prompt, completion):
-        plan = planner.parse(completion.text, self.tools)
-        if isinstance(plan, str):
-            return completion
-        return replace(completion, text=with_tool(completion.text, self.choose(prompt, plan.sub_goal)))
 
 
 class Counted(Routed):
