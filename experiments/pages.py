@@ -87,7 +87,7 @@ def curves_picture(plt, name, csv):
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", frameon=False, ncol=2)
     else:
         for words, value in levels().items():
-            figures.rule(axes[0], value, words, place=0.5)
+            figures.rule(axes[0], value, words, place=0.3)
     figures.save(figure, name)
 
 
@@ -137,7 +137,7 @@ def forks_table():
     accuracy, reward = (gather(rows, "run", column) for column in ("accuracy", "reward"))
     base, start = (statistics.fmean(values["as it is"]) for values in (accuracy, reward))
     lines = [["fork", f"accuracy, minus {base:.3f}", "seeds", "p", "p, Holm",
-              f"right in training; {start:.3f}"]]
+              f"right in training (as it is: {start:.3f})"]]
     ps = [figures.student_p(change) for change in changes.values()]
     for (name, change), p, adjusted in zip(changes.items(), ps, figures.holm(ps)):
         lines.append([name, pm(change), " ".join(f"{x:+.2f}" for x in change),
