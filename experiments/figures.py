@@ -37,17 +37,12 @@ def read(name):
         return list(csv.DictReader(file))
 
 
-def write(name, rows):
-    with open(path_of(name), "w", newline="") as file:
+def write(path, rows):
+    with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    print(f"experiments/results/{name}.csv: {len(rows)} rows")
-
-
-def block(name, alt, caption, table):
-    """A picture of RESULTS.md with its caption and its table."""
-    return f"![{alt}](results/{name}.svg)\n\n*{caption}*\n\n{table}"
+    print(f"{path}: {len(rows)} rows")
 
 
 def fill(name, text, files=(FOLDER / "RESULTS.md", FOLDER.parent / "README.md")):

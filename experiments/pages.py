@@ -295,13 +295,15 @@ def block(name):
     The caption says what is drawn, n and the kind of the intervals, and the command that makes the runs."""
     if name in PAGES:
         alt, what, table, _ = PAGES[name]
-        n = figures.number_of_seeds(read(name))
-        caption = f"{what}; 95 % t-intervals, n = {n} seeds. `python experiments/study.py --only {name}`"
-        return figures.block(name, alt, caption, table())
-    roles = name.removeprefix("smollm-")
-    caption = (f"{SMOLLM[roles]}; a mark a seed, with its 95 % Wilson interval over n questions. "
-               f"`python experiments/smollm.py all --roles {roles}`")
-    return figures.block(name, "Accuracy of each planner", caption, paired.tables(roles))
+        how = f"95 % t-intervals, n = {figures.number_of_seeds(read(name))} seeds"
+        command = f"study.py --only {name}"
+    else:
+        roles = name.removeprefix("smollm-")
+        alt, what, table = "Accuracy of each planner", SMOLLM[roles], partial(paired.tables, roles)
+        how = "a mark a seed, with its 95 % Wilson interval over n questions"
+        command = f"smollm.py all --roles {roles}"
+    caption = f"{what}; {how}. `python experiments/{command}`"
+    return f"![{alt}](results/{name}.svg)\n\n*{caption}*\n\n{table()}"
 
 
 def draw(plt, name):

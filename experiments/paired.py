@@ -184,7 +184,7 @@ def write(name, rows, number):
     """Put the rows into the file in the place of those with the same first `number` columns. Returns all."""
     key = lambda row: tuple(map(str, row.values()))[:number]
     known = {key(row): row for row in (figures.read(name) if figures.path_of(name).exists() else [])}
-    figures.write(name, list((known | {key(row): row for row in rows}).values()))
+    figures.write(figures.path_of(name), list((known | {key(row): row for row in rows}).values()))
     return read(name)
 
 

@@ -102,7 +102,7 @@ def main():
     analyses = [ANALYSES[name](**seeds) for name in only]
     make_all([run for analysis in analyses for run in next(analysis)], args.workers)
     for name, rows in chain.from_iterable(analyses):
-        figures.write(name, rows)
+        figures.write(figures.path_of(name), rows)
     make_pages(only)
 
 

@@ -465,9 +465,10 @@ def measured(folder, monkeypatch):
     monkeypatch.setattr(figures, "RESULTS", folder)
     for name, (first, second) in {"hops-monolith": ("monolith", "flow"),
                                   "hops-sizes": ("width 128", "width 64")}.items():
-        figures.write(name, [row for run, reward in ((first, 0.6), (second, 0.7)) for seed in range(3)
-                             for row in curve(run, seed, reward + 0.01 * seed)])
-    figures.write("hops-forks", [
+        rows = [row for run, reward in ((first, 0.6), (second, 0.7)) for seed in range(3)
+                for row in curve(run, seed, reward + 0.01 * seed)]
+        figures.write(figures.path_of(name), rows)
+    figures.write(figures.path_of("hops-forks"), [
         {"run": run, "seed": seed, "accuracy": accuracy + 0.01 * seed, "reward": 0.5}
         for seed in range(3) for run, accuracy in (
             ("gigpo", 0.6 + 0.01 * seed), ("token-mean", 0.8), ("as it is", 0.7))])
