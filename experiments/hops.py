@@ -19,7 +19,6 @@ their tools are replaced.
 """
 
 import argparse
-import csv
 import itertools
 import re
 import sys
@@ -33,7 +32,8 @@ import torch
 
 import planner
 import solve
-from experiments.router import nearest, opening, with_tool
+from experiments import figures
+from experiments.router import Routed, nearest, opening
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from tools import toolbox
@@ -77,22 +77,6 @@ def state(prompt):
     """(the question's text, the turn) of a planner's prompt."""
     question, memory = re.search(r"\nQuestion: (.*)\n", prompt)[1], prompt.split("\nMemory:\n")[1]
     return question, len(re.findall(r"^Step \d+$", memory, re.MULTILINE)) + 1
-
-
-class Routed:
-    """An engine for the planner: another engine's plans, with the tool of choose(prompt, sub_goal)."""
-
-    def __init__(self, engine, tools, choose):
-        self.engine, self.tools, self.choose = engine, tools, choose
-
-    def __call__(self, prompts, **settings):
-        return [self.routed(prompt, done) for prompt, done in zip(prompts, self.engine(prompts, **settings))]
-
-    def routed(self, prompt, completion):
-        plan = planner.parse(completion.text, self.tools)
-        if isinstance(plan, str):
-            return completion
-        return replace(completion, text=with_tool(completion.text, self.choose(prompt, plan.sub_goal)))
 
 
 class Counted(Routed):
@@ -142,7 +126,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--planner", help="a model that writes the plans; without it they are perfect")
     parser.add_argument("--route", nargs="+", choices=ROUTES, default=ROUTES)
-    parser.add_argument("--out", help="CSV file to which a row for each route is added")
+    parser.add_argument("--out", help="CSV file with a row for each route")
     args = parser.parse_args()
     tools, world = toolbox(list(TOOLS), HOPS / "corpus.jsonl"), World(0)
     tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
@@ -151,7 +135,7 @@ def main():
     counted = Counted(Teacher(train), tools)
     solve.roll_out(for_flow(train), counted, Teacher(train), tools, MAX_TURNS)
     fixed = load_engine(str(HOPS)) if args.planner else Teacher(test)
-    policy = load_engine(args.planner) if args.planner else Teacher(test)
+    policy, rows = load_engine(args.planner) if args.planner else Teacher(test), []
     for route in args.route:
         engine = policy
         if route != "none":
@@ -159,22 +143,13 @@ def main():
         torch.manual_seed(0)
         metrics, rollouts = solve.evaluate(for_flow(test), engine, fixed, tools, max_turns=MAX_TURNS)
         print(f"{route:9} {accuracy_line(metrics, len(test))}", flush=True)
-        if args.out:
-            kinds = {kind: [rollout.right for rollout in rollouts if rollout.question.kind == kind]
-                     for kind in KINDS}
-            row = {"planner": args.planner or "perfect", "route": route, "questions": len(test),
-                   "accuracy": f"{metrics['accuracy']:.4f}"}
-            row |= {kind: f"{sum(rewards) / len(rewards):.4f}" for kind, rewards in kinds.items()}
-            write_row(Path(args.out), row)
-
-
-def write_row(path, row):
-    new = not path.exists()
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, row)
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+        kinds = {kind: [rollout.right for rollout in rollouts if rollout.question.kind == kind]
+                 for kind in KINDS}
+        rows.append({"planner": args.planner or "perfect", "route": route, "questions": len(test),
+                     "accuracy": f"{metrics['accuracy']:.4f}"}
+                    | {kind: f"{sum(right) / len(right):.4f}" for kind, right in kinds.items()})
+    if args.out:
+        figures.write(args.out, rows)
 
 
 if __name__ == "__main__":

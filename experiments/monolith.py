@@ -1,48 +1,56 @@
 """The other design, for the paper's Figure 8b: one policy thinks, calls tools and answers in one context.
 
-    python experiments/monolith.py --out runs/monolith       warm-start one from toy/
+    python experiments/monolith.py --out runs/monolith       warm-start one from toy/hops/
 
-roll_out() has the signature of solve.roll_out(), so one import makes train.py train a monolith, such as
-ToRL's: same questions, tools, rewards and update. Each turn the policy reads everything so far and writes a
-step with a tool call, or the answer. All that it writes is its action and is trained. There is no verifier,
-executor or generator; `fixed` plays base_generator only.
+roll_out() has the signature of solve.roll_out(), so one import (edits/monolith.diff) makes train.py train a
+monolith, such as ToRL's: same questions, tools, rewards and update. Each turn the policy reads everything
+that it has written so far, with the results, and writes a step with a tool call, or the answer. All that it
+writes is its action and is trained. There is no verifier, executor or generator; `fixed` plays base_generator
+only.
+
+Its warm start is like that of the second toy (toy/hops/make.py): plans drawn at random, in worlds drawn anew.
 """
 
 import argparse
 import random
+import re
 import sys
+import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from logbook import endings
 
 endings.without_traceback(__name__)
 
 import torch
+from tqdm import tqdm
 
 import executor
 import generator
 import planner
-import solve
-from cli.command_line import TOY, TOY_TOOLS
+import verifier
 from memory import Memory, Step
+from models.completion import Completion
 from models.loading import load_engine
 from solve import Rollout, call_engine
 from tools import run_calls, toolbox
-from toy.make import warm_start
+from toy.hops.make import HOPS, WORLDS, adds_two, copies_from_memory, quick_python
+from toy.hops.questions import KINDS, MAX_TURNS, NAMES, URLS, World, for_flow
+from toy.hops.teacher import TOOLS, Teacher
+from toy.make import warm_start, write_rows
 from toy.pieces import NUMBERS
-from toy.questions import for_flow, questions
-from toy.teacher import Teacher
+from world.text import indented
 
-PROMPT = "Tools:\n{tools}\nQuestion: {question}\n\n{so_far}"
+PROMPT = "Tools:\n{tools}\nQuestion: {question}\n\nMemory:\n{so_far}"
 CALL = "\nCommand:"
 
 
-def prompt(rollout, tools, so_far):
-    return PROMPT.format(tools=planner.describe_all(tools), question=rollout.question.question, so_far=so_far)
+def prompt(question, tools, so_far):
+    return PROMPT.format(tools=planner.describe_all(tools), question=indented(question), so_far=so_far)
 
 
 def parse(text, tools):
@@ -54,13 +62,13 @@ def parse(text, tools):
     return thought, tool, executor.parse(command, tool, tools[tool])
 
 
-def roll_out(batch, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
+def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
     """solve.roll_out() for a monolith: up to max_turns steps, then the answer. Returns [Rollout]."""
-    rollouts = [Rollout(question, Memory(question.question)) for question in batch]
+    rollouts = [Rollout(question, Memory(question.question)) for question in questions]
     contexts = {id(rollout): "" for rollout in rollouts}
     sample = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
     greedy = partial(fixed["base_generator"], temperature=0.0, max_new_tokens=max_new_tokens)
-    to_read = lambda rollout, budget: prompt(rollout, tools, contexts[id(rollout)])
+    to_read = lambda rollout, budget: prompt(rollout.question.question, tools, contexts[id(rollout)])
     for turn in range(1, max_turns + 2):
         if watch:
             watch(rollouts, turn, "policy")
@@ -76,44 +84,85 @@ def roll_out(batch, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_
         for (rollout, text, thought, tool, call), result in zip(acting, results):
             step = Step(turn, tool, thought, str(call), result.text, result.error, "", result.seconds)
             rollout.memory.steps.append(step)
-            contexts[id(rollout)] += f"{text}\nResult: {result.text}\n\n"
+            contexts[id(rollout)] += f"{text}\nResult: {indented(result.text)}\n\n"
     return rollouts
 
 
-def examples(rollouts, tools):
-    """[(prompt, text)]: what a monolith would read and write in the teacher's rollouts."""
-    for rollout in rollouts:
-        texts, context = {(word["turn"], word["module"]): word["text"] for word in rollout.outputs}, ""
-        for step in rollout.memory.steps:
-            thought = texts[step.turn, "planner"].partition("\nTool:")[0]  # the call names the tool
-            text = f"{thought}{CALL} {texts[step.turn, 'executor']}"
-            yield prompt(rollout, tools, context), text
-            context += f"{text}\nResult: {step.result}\n\n"
-        answer = next(text for (_, module), text in texts.items() if module == "generator")
-        yield prompt(rollout, tools, context), answer
+class Writer:
+    """The second toy's teacher as a monolith: an engine that writes the plan and its call, or the answer.
+
+    It shows the context to the teacher as the memory of the flow, in the prompts of the flow's modules, and
+    puts what they write into one text. `examples` collects [(prompt, text)]: with a blind teacher, the plans
+    are those that it draws at random."""
+
+    def __init__(self, teacher, tools):
+        self.teacher, self.tools, self.examples = teacher, tools, []
+
+    def __call__(self, prompts, **settings):
+        return [Completion(self.answer(prompt), [], []) for prompt in prompts]
+
+    def answer(self, prompt):
+        question, so_far = re.search(r"\nQuestion: (.*)\n\nMemory:\n((?s:.*))", prompt).groups()
+        memory = so_far.replace("Sub-goal: ", "Tool: any\nSub-goal: ")  # the flow's steps have such a line
+        state = question, self.tools, "", memory
+        verdict, _ = self.teacher.answer(verifier.prompt(*state))
+        if so_far.count("\nResult: ") == MAX_TURNS or verifier.parse(verdict):
+            texts = self.teacher.answer(generator.prompt(question, "", memory))
+        else:
+            plans = self.teacher.answer(planner.prompt(*state))
+            texts = [self.with_call(question, plan) for plan in plans]
+        done, learnt = texts  # they differ where a perfect plan is carried out and a random one learnt
+        self.examples.append((prompt, learnt))
+        return done
+
+    def with_call(self, question, text):
+        """A plan, and in the place of its last line, the tool, the call that the executor makes of it."""
+        plan, thought = planner.parse(text, self.tools), text.rpartition("\n")[0]
+        tool = self.tools[plan.tool]
+        call, _ = self.teacher.answer(
+            executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tool))
+        return f"{thought}{CALL} {executor.parse(call, plan.tool, tool)}"
+
+
+def examples(number, seed, kinds=KINDS, guided=(0.3, 0.9)):
+    """[(prompt, text)] that a monolith would read and write in `number` rollouts of the blind teacher.
+
+    As toy/hops/make.py: teachers_examples(), which makes those of the flow's modules."""
+    rng, found = random.Random(seed), []
+    for n in tqdm(range(WORLDS), desc="the teacher's rollouts", mininterval=10):
+        world = World(f"monolith {seed} {n}")
+        with tempfile.TemporaryDirectory() as folder:
+            corpus = Path(folder) / "corpus.jsonl"
+            write_rows(corpus, world.rows)
+            tools = toolbox(list(TOOLS), corpus)
+            tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
+            made = world.questions(number // WORLDS, "train", seed=rng.random(), noise=True, kinds=kinds)
+            writer = Writer(Teacher(made, blind=rng, guided=rng.choice(guided)), tools)
+            roll_out(for_flow(made), writer, {"base_generator": writer.teacher}, tools, MAX_TURNS)
+        found += writer.examples
+    return found
 
 
 def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
-    parser.add_argument("--rollouts", type=int, default=4000,
-                        help="rollouts of the blind teacher to learn from")
-    parser.add_argument("--steps", type=int, default=800, help="steps of 64 examples")
+    parser.add_argument("--rollouts", type=int, default=12800, help="rollouts of the teacher to learn from")
+    parser.add_argument("--steps", type=int, default=2000, help="steps of 64 examples")
     parser.add_argument("--seed", type=int, default=0, help="decides everything random")
     parser.add_argument("--out", required=True, help="folder of the checkpoint")
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
-    rng, engine = random.Random(args.seed), load_engine(str(TOY))
-    tools = toolbox(TOY_TOOLS, TOY / "corpus.jsonl")
-    made = questions(args.rollouts, False, seed=args.seed + 10, noise=True)
-    teacher = Teacher(made, blind=random.Random(args.seed))
-    rollouts = solve.evaluate(for_flow(made), teacher, teacher, tools)[1]
-    encode = lambda text: engine.tokenizer.encode(text, add_special_tokens=False)
+    engine = load_engine(str(HOPS))
+    encode = partial(engine.tokenizer.encode, add_special_tokens=False)
     end = [engine.tokenizer.eos_token_id]
-    pairs = [(engine.encode(prompt), encode(text) + end) for prompt, text in examples(rollouts, tools)]
-    numbers = [encode(number)[0] for number in NUMBERS]
-    warm_start(engine, {"rollouts": (pairs, 7)}, numbers, args.steps, 0, rng)
+    encoded = lambda pairs: [(engine.encode(prompt), encode(text) + end) for prompt, text in pairs]
+    found = examples(args.rollouts, args.seed)
+    hard = [pair for pair in found if copies_from_memory(*pair)]
+    sums = [pair for pair in examples(args.rollouts, args.seed + 1, ["sum"], [1.0]) if adds_two(*pair)]
+    sources = {"rollouts": (encoded(found), 4), "plans": (encoded(hard), 2), "sums": (encoded(sums), 1)}
+    words = [encode(text)[0] for text in (*NUMBERS, *(f" {name}" for name in NAMES), *URLS)]
+    warm_start(engine, sources, words, args.steps, 0, random.Random(args.seed))
     engine.save(args.out)
 
 

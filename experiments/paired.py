@@ -8,7 +8,6 @@ for each pair). Rows that it does not make again stay in the files, so that a re
 keeps what is there about the others. study.py --tables makes tables and pictures from them.
 """
 
-import csv
 import json
 
 from experiments import figures
@@ -183,15 +182,9 @@ def read(name):
 
 def write(name, rows, number):
     """Put the rows into the file in the place of those with the same first `number` columns. Returns all."""
-    path = figures.RESULTS / f"{name}.csv"
     key = lambda row: tuple(map(str, row.values()))[:number]
-    known = {key(row): row for row in (figures.read(name) if path.exists() else [])}
-    rows = list((known | {key(row): row for row in rows}).values())
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"experiments/results/{name}.csv: {len(rows)} rows")
+    known = {key(row): row for row in (figures.read(name) if figures.path_of(name).exists() else [])}
+    figures.write(figures.path_of(name), list((known | {key(row): row for row in rows}).values()))
     return read(name)
 
 

@@ -54,7 +54,7 @@ def with_tool(plan, tool):
 
 
 class Routed:
-    """An engine for the planner: another engine's plans, with the tool that choose(sub_goal) picks.
+    """An engine for the planner: another engine's plans, with the tool that choose(prompt, sub_goal) picks.
 
     A plan that does not parse stays as it is: it names no tool that could be replaced."""
 
@@ -62,20 +62,20 @@ class Routed:
         self.engine, self.tools, self.choose = engine, tools, choose
 
     def __call__(self, prompts, **settings):
-        return [self.routed(completion) for completion in self.engine(prompts, **settings)]
+        return [self.routed(prompt, done) for prompt, done in zip(prompts, self.engine(prompts, **settings))]
 
-    def routed(self, completion):
+    def routed(self, prompt, completion):
         plan = planner.parse(completion.text, self.tools)
         if isinstance(plan, str):
             return completion
-        text = f"Context: {plan.context}\nSub-goal: {plan.sub_goal}\nTool: {self.choose(plan.sub_goal)}"
-        return replace(completion, text=text)
+        tool = self.choose(prompt, plan.sub_goal)
+        return replace(completion, text=f"Context: {plan.context}\nSub-goal: {plan.sub_goal}\nTool: {tool}")
 
 
 def router(route, engine, tools, made, teacher):
     """The Routed engine of one of ROUTES."""
     if route == "bm25":
-        return Routed(engine, tools, lambda sub_goal: nearest(sub_goal, tools))
+        return Routed(engine, tools, lambda prompt, sub_goal: nearest(sub_goal, tools))
     number = OPENINGS[route]
     table = most_often_right(made, teacher, number)
-    return Routed(engine, tools, lambda sub_goal: table.get(opening(sub_goal, number), table[()]))
+    return Routed(engine, tools, lambda prompt, sub_goal: table.get(opening(sub_goal, number), table[()]))

@@ -206,13 +206,13 @@ def outcome(rollouts):
     rollouts = list(rollouts)
     steps = [step for rollout in rollouts for step in rollout["memory"]["steps"]]
     return {
-        "accuracy": sum(rollout["reward"] for rollout in rollouts) / len(rollouts),
+        "accuracy": sum(rollout["right"] for rollout in rollouts) / len(rollouts),
         "turns": len(steps) / len(rollouts),
         "errors": sum(step["error"] for step in steps) / len(steps),
     }
 
 
-def outcomes(file, runs, columns=("planner", "seed")):
+def outcomes(name, runs, columns=("planner", "seed")):
     """An analysis of {(planner, seed): Run}: how each did on the questions it was tested on."""
     yield runs.values()
-    yield file, [dict(zip(columns, key)) | outcome(rollouts_of(run)) for key, run in runs.items()]
+    yield name, [dict(zip(columns, key)) | outcome(rollouts_of(run)) for key, run in runs.items()]

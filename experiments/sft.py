@@ -1,32 +1,26 @@
 """Offline supervised fine-tuning of the planner, to compare with Flow-GRPO: the paper's Table 3.
 
-    python experiments/sft.py --traces perfect --out runs/sft    imitate a planner that picks the right tools
+    python experiments/sft.py --traces perfect --out runs/sft    imitate a planner that makes no mistake
     python experiments/sft.py --traces own --out runs/sft        imitate the untrained planner's successes
     python experiments/sft.py --traces foreign --out runs/sft    imitate a teacher with words of its own
-    python experiments/sft.py --traces lazy --out runs/lazy      make a planner that is rarely right
     python experiments/sft.py --traces own --model WARM --fixed WARM --roles all --out runs/sft
-    python experiments/sft.py --traces own --world hops --out runs/sft      in the world of the second toy
 
-As many rollouts are collected as Flow-GRPO would make, on the same questions, once, before any learning. The
-right ones are kept, and the planner takes as many optimiser steps on them, each on as many rollouts. The loss
-needs no code: at ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood. So the
-two differ in whose actions are learned, in when these were made, and in that here no rollout is called worse
+The first three learn in the second toy's world; with --roles, questions and teacher are those of smollm.py.
+
+Rollouts are collected once, before any learning, on the questions that Flow-GRPO would take. The right ones
+are kept, and the planner takes as many optimiser steps on them, each on as many rollouts. The loss needs no
+code: at ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood. So the two
+differ in whose actions are learned, in when these were made, and in that here no rollout is called worse
 than another.
-
-The foreign teacher plays all modules, so its rollouts end well, and picks the right tools. But it says "Look
-up the capital of Norway" where the toy's executor has only read "Find the capital of Norway". The lazy
-planner names base_generator in three plans of five, and all its rollouts are imitated, right or wrong.
 """
 
 import argparse
 import json
 import random
 import sys
-from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from logbook import endings
 
@@ -36,7 +30,7 @@ import torch
 
 import solve
 from cli.command_line import HOPS, TOY, TOY_TOOLS, rollout_settings
-from experiments.wordings import Foreigner, asked, teacher_for
+from experiments.wordings import asked, teacher_for
 from fast import logps
 from flow_grpo import Action, log_probs, update
 from logbook.records import record_of
@@ -46,25 +40,29 @@ from rewards.metrics import accuracy_line
 from scale import adapters, sharding
 from scale.passes import Passes
 from tools import toolbox
-from toy.hops import questions as hops
-from toy.hops import teacher as hops_teacher
-from toy.questions import for_flow, splits
-from toy.teacher import Teacher
+from toy.hops.questions import World, for_flow, splits
+from toy.hops.teacher import GOAL, TOOLS, Teacher
 from train import questions_of
 
+FOREIGN = "Look up the figure for "  # in the place of GOAL, "Find the number of "
 
-class Lazy(random.Random):
-    """For Teacher(blind=...): draws base_generator three times as often as each other tool."""
 
-    def choice(self, options):
-        return super().choice([*options, *["base_generator"] * 2 * ("base_generator" in options)])
+class Foreigner(Teacher):
+    """The second toy's teacher with sub-goals in words of its own, which the toy's executor has never read.
+
+    It reads every prompt in the toy's words, as its own have been replaced by them, and the other way round
+    for what it writes. If it plays all modules, they understand each other."""
+
+    def answer(self, prompt):
+        texts = super().answer(prompt.replace(FOREIGN, GOAL))
+        return tuple(text.replace(GOAL, FOREIGN) for text in texts)
 
 
 class Perfect:
-    """The teacher, with the right tools, as an engine whose texts are also the planner's token ids."""
+    """A teacher, with the right tools, as an engine whose texts are also the planner's token ids."""
 
-    def __init__(self, made, engine, teacher=Teacher):
-        self.teacher, self.engine = teacher(made), engine
+    def __init__(self, teacher, engine):
+        self.teacher, self.engine = teacher, engine
 
     def __call__(self, prompts, **settings):
         encode, end = self.engine.tokenizer.encode, [self.engine.tokenizer.eos_token_id]
@@ -74,14 +72,14 @@ class Perfect:
 
 
 def collect(planner, fixed, tools, questions, args):
-    """[[the rollouts that are imitated]], for `--steps` batches of the questions that train.py would take."""
+    """[[the right rollouts]], for `--steps` batches of the questions that train.py would take."""
     batches = []
     for step in range(1, args.steps + 1):
         torch.manual_seed(args.seed * 1_000_003 + step)
         distinct = questions_of(step, questions, args.questions, args.seed)
         batch = [question for question in distinct for _ in range(args.group_size)]
         metrics, rollouts = solve.evaluate(batch, planner, fixed, tools, **rollout_settings(args))
-        batches.append([rollout for rollout in rollouts if rollout.right or args.traces == "lazy"])
+        batches.append([rollout for rollout in rollouts if rollout.right])
         print(f"batch {step}/{args.steps}: {accuracy_line(metrics, len(batch))}", flush=True)
     return batches
 
@@ -102,8 +100,7 @@ def imitate(engine, batches, args):
         batch = collected or rng.sample(rollouts, min(size, len(rollouts)))
         turns = [(i, turn) for i, rollout in enumerate(batch) for turn in rollout.actions]
         actions = [Action(turn.prompt_ids, turn.ids, i) for i, turn in turns]
-        ones = torch.ones(len(batch))
-        report = update(passes, optimizer, actions, ones, temperature=1.0)
+        report = update(passes, optimizer, actions, torch.ones(len(batch)), temperature=1.0)
         if step % 8 == 0:
             numbers = f"-log π a token {report['entropy']:.4f} | gradient {report['grad_norm']:.2f}"
             print(f"step {step} | {numbers}", flush=True)
@@ -111,33 +108,30 @@ def imitate(engine, batches, args):
 
 
 def world_of(args):
-    """(tools, the questions to learn from, the test questions)"""
-    if args.world == "hops":
-        made = hops.splits(hops.World(0))
-        return toolbox(list(hops_teacher.TOOLS), HOPS / "corpus.jsonl"), made["train"], made["test"]
-    made = splits()
-    return toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), asked() if args.roles else made["train"], made["test"]
+    """(tools, the questions to learn from, the test questions, the class of the teacher)"""
+    if args.roles:
+        return toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), asked(), [], teacher_for(args.roles)
+    made = splits(World(0))
+    teacher = Foreigner if args.traces == "foreign" else Teacher
+    return toolbox(list(TOOLS), HOPS / "corpus.jsonl"), made["train"], made["test"], teacher
 
 
 def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
     add = parser.add_argument
-    add("--traces", required=True, choices=["perfect", "own", "foreign", "lazy"],
-        help="whose rollouts are imitated")
-    add("--steps", type=int, default=24, help="batches of rollouts, as train.py's --steps")
-    add("--questions", type=int, default=12, help="questions a batch")
+    add("--traces", required=True, choices=["perfect", "own", "foreign"], help="whose rollouts are imitated")
+    add("--steps", type=int, default=50, help="batches of rollouts, as train.py's --steps")
+    add("--questions", type=int, default=16, help="questions a batch")
     add("--group-size", type=int, default=8, help="rollouts a question")
     add("--minibatches", type=int, default=4, help="optimiser steps for each batch")
     add("--in-order", action="store_true",
         help="a step imitates one batch, as it was collected: its prompts are much the same, which is faster")
-    add("--max-turns", type=int, default=3, help="turns of a rollout")
-    add("--lr", type=float, default=3e-4, help="learning rate of AdamW")
+    add("--max-turns", type=int, default=5, help="turns of a rollout")
+    add("--lr", type=float, default=4e-4, help="learning rate of AdamW")
     add("--lora", type=int, help="train adapters of this rank (needs peft); None: all weights")
-    add("--world", choices=["toy", "hops"], default="toy", help="whose questions, corpus, tools and teacher")
-    add("--model", default=str(TOY), help="the planner that learns")
-    add("--fixed", default=str(TOY), help="the model of all other modules")
-    add("--kind", help="learn from questions of this kind alone")
+    add("--model", default=str(HOPS), help="the planner that learns")
+    add("--fixed", default=str(HOPS), help="the model of all other modules")
     add("--roles", choices=["planner", "all"], help="questions and teacher of smollm.py; None: the toy's own")
     add("--temperature", type=float, default=0.7, help="of the planner's sampling")
     add("--max-new-tokens", type=int, help="longest completion of a module; None: the checkpoint's, or 1024")
@@ -149,15 +143,12 @@ def main():
     args = parser.parse_args()
     engine, fixed = (load_engine(name, dtype=args.dtype) for name in (args.model, args.fixed))
     engine = adapters.adapted(engine, args.lora)[0] if args.lora else engine
-    tools, made, tested = world_of(args)
-    made = [one for one in made if args.kind in (None, one["kind"])]
-    teacher = {"foreign": Foreigner, "lazy": partial(Teacher, blind=Lazy(args.seed))}.get(
-        args.traces, hops_teacher.Teacher if args.world == "hops" else teacher_for(args.roles))
-    planner = engine if args.traces == "own" else Perfect(made + tested, engine, teacher)
+    tools, made, tested, teacher = world_of(args)
+    planner = engine if args.traces == "own" else Perfect(teacher(made + tested), engine)
     others = planner.teacher if args.traces == "foreign" else fixed
     imitate(engine, collect(planner, others, tools, for_flow(made), args), args)
     engine.save(args.out / "best")
-    if args.traces in ("perfect", "foreign") and not args.roles:  # how far the teacher's own plans get here
+    if args.traces != "own" and tested:  # how far the teacher's own plans get with the fixed modules
         torch.manual_seed(args.seed)
         settings = rollout_settings(args)
         metrics, rollouts = solve.evaluate(for_flow(tested), planner, fixed, tools, **settings)

@@ -178,8 +178,6 @@ class Linguist(Teacher):
 
     Which way is decided by the question, so the teacher recognises its own sub-goal in memory."""
 
-    sub_goals = SUB_GOALS
-
     def __init__(self, made, blind=None):
         super().__init__(made, blind)
         self.meaning, self.invented = {}, {}  # {sub-goal: (what, whom)}, {made-up answer: the value in it}
@@ -187,7 +185,7 @@ class Linguist(Teacher):
     def sub_goal(self, question, known):
         what, text = super().sub_goal(question, known)
         whom = text.removeprefix(f"Find the {what} of ")
-        forms = self.sub_goals["value" if what == "value" else "fact"]
+        forms = SUB_GOALS["value" if what == "value" else "fact"]
         text = random.Random(question["question"] + whom).choice(forms).format(what=what, whom=whom)
         self.meaning[text] = what, whom
         return what, text
@@ -210,9 +208,3 @@ class Linguist(Teacher):
         text = self.blind.choice(INVENTED).format(what=what, whom=whom, value=value)
         self.invented[text] = value
         return text
-
-
-class Foreigner(Linguist):
-    """A teacher who puts no sub-goal in the words of the toy, "Find the capital of Norway"."""
-
-    sub_goals = {kind: forms[1:] for kind, forms in SUB_GOALS.items()}

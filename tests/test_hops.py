@@ -154,6 +154,13 @@ def test_two_sources_that_contradict_each_other_are_settled_by_the_page_that_the
     assert read.known["Bavok"] == ("url", "https://hops.org/117") == (read.last, read.pointer)
 
 
+def test_of_names_that_lead_back_to_themselves_nothing_is_known():
+    memory = "\nMemory:\n" + "\n\n".join(
+        f"Step 1\nTool: base_generator\nSub-goal: {teacher.GOAL}{name}\nCommand: ...\nResult: "
+        f"{teacher.RENAMED.format(other)}" for name, other in (("Bavok", "Tivor"), ("Tivor", "Bavok")))
+    assert teacher.Memory(memory).resolve("Bavok") == ("Bavok", None)
+
+
 def test_old_names_are_known_to_the_model_alone(engine, world):
     old, new = next(iter(questions.OLD_NAMES.items()))
     assert engine([f"number of {old}"])[0].text == teacher.RENAMED.format(new)

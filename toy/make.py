@@ -2,6 +2,7 @@
 
     python toy/make.py             remake everything (half an hour on one core), then check it
     python toy/make.py --check     check the toy that is there
+    python toy/make.py --width 64 --out runs/toy-64     a smaller model, for experiments/study.py
 
 toy/ is an ordinary checkpoint folder (a Qwen2 of about a million parameters, its tokenizer, a chat template),
 an ordinary corpus and ordinary JSONL questions. It is the default of solve.py and train.py, whose code treats
@@ -73,9 +74,9 @@ def make_tokenizer(texts):
     return tokenizer
 
 
-def make_model(vocabulary, tokenizer):
+def make_model(vocabulary, tokenizer, width):
     config = Qwen2Config(
-        vocab_size=vocabulary, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )
@@ -181,7 +182,7 @@ def make_files(folder):
     write_files(folder, corpus(), splits())
 
 
-def make_engine(rollouts, steps, copy_steps, seed):
+def make_engine(rollouts, steps, copy_steps, seed, width):
     """The toy's engine: a new tokenizer, and a model warm-started on `rollouts` of the blind teacher."""
     made = questions(rollouts, False, seed=seed + 10, noise=True)
     teacher = Teacher(made, blind=random.Random(seed))
@@ -192,7 +193,7 @@ def make_engine(rollouts, steps, copy_steps, seed):
     texts = [text for pair in teacher.examples for text in pair]
     texts += [row["question"] for row in questions(2000, True, seed=seed + 11)]  # their words become tokens
     tokenizer = make_tokenizer(texts + [f" {fact}" for fact in FACTS.values()])
-    engine = HF(make_model(len(tokenizer), tokenizer), tokenizer)
+    engine = HF(make_model(len(tokenizer), tokenizer, width), tokenizer)
 
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False)
@@ -241,18 +242,21 @@ def main():
     parser.add_argument("--steps", type=int, default=5500, help="steps of the warm start")
     parser.add_argument("--drilling", type=int, default=1000, help="how many of them only copy")
     parser.add_argument("--seed", type=int, default=0, help="decides everything random")
+    parser.add_argument("--width", type=int, default=128, help="hidden size of the model")
+    parser.add_argument("--out", type=Path, default=TOY, help="folder; toy/ alone is checked, too")
     parser.add_argument("--check", action="store_true", help="only check the toy that is there")
     args = parser.parse_args()
     start, test = time.perf_counter(), questions(300, True, seed=1)
     torch.manual_seed(args.seed)
     if args.check:
-        return check(load_engine(str(TOY)), test)
-    make_files(TOY)
-    engine = make_engine(args.rollouts, args.steps, args.drilling, args.seed)
-    engine.save(TOY)
-    check(engine, test)
+        return check(load_engine(str(args.out)), test)
+    make_files(args.out)
+    engine = make_engine(args.rollouts, args.steps, args.drilling, args.seed, args.width)
+    engine.save(args.out)
     minutes = (time.perf_counter() - start) / 60
-    print(f"toy/ is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")
+    print(f"{args.out} is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")
+    if args.out == TOY:
+        check(engine, test)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python toy/hops/make.py             remake everything, then check it
     python toy/hops/make.py --check     check the toy that is there
+    python toy/hops/make.py --base runs/toy-64 --out runs/hops-64     from another first toy
 
 The model starts from the first toy (toy/), which can copy and knows most pieces of the prompts. It gets more
 tokens (pieces.py), and learns from a teacher's rollouts (teacher.py) in worlds that are drawn anew, so that
@@ -157,18 +158,20 @@ def main():
     parser.add_argument("--base", default=str(TOY), help="the checkpoint to start from")
     parser.add_argument("--rate", type=float, default=2e-3, help="the highest learning rate")
     parser.add_argument("--seed", type=int, default=0, help="decides everything random")
+    parser.add_argument("--out", type=Path, default=HOPS, help="folder; toy/hops/ alone is checked, too")
     parser.add_argument("--check", action="store_true", help="only check the toy that is there")
     args = parser.parse_args()
     start = time.perf_counter()
     torch.manual_seed(args.seed)
     if args.check:
-        return check(load_engine(str(HOPS)))
-    make_files(HOPS)
+        return check(load_engine(str(args.out)))
+    make_files(args.out)
     engine = make_engine(args.base, args.rollouts, args.steps, args.drilling, args.rate, args.seed)
-    engine.save(HOPS)
-    check(engine)
+    engine.save(args.out)
     minutes = (time.perf_counter() - start) / 60
-    print(f"toy/hops/ is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")
+    print(f"{args.out} is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")
+    if args.out == HOPS:
+        check(engine)
 
 
 if __name__ == "__main__":

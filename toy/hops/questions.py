@@ -51,7 +51,7 @@ PATHS = {1: {"w": 1}, 2: {"wb": 1, "wp": 1},
          4: {"wbwb": 1, "wbwp": 1, "wgwb": 4, "wgwp": 4}}
 THINGS = {"train": {1: 120, 2: 135, 3: 135, 4: 90}, "test": {1: 20, 2: 20, 3: 22, 4: 16}}
 # {kind: the numbers of calls of its things, and how often each is drawn}
-CALLS = {"one": {(2,): 3, (3,): 4, (4,): 4}, "plus": {(1,): 1, (2,): 3, (3,): 4, (4,): 2},
+CALLS = {"one": {(2,): 2, (3,): 4, (4,): 4}, "plus": {(1,): 1, (2,): 2, (3,): 4, (4,): 2},
          "sum": {(1, 1): 4, (1, 2): 2, (2, 1): 2, (2, 2): 3, (1, 3): 3, (3, 1): 3}}
 # Of the training questions half are sums, more of them easy ones: they are the last to be answered right, and
 # a group whose rollouts are all wrong teaches nothing.

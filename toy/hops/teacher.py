@@ -84,9 +84,13 @@ class Memory:
             self.pointer = next((value for kind, value in said.values() if kind in ("url", "product")), "")
 
     def resolve(self, name):
-        """(the name that stands for this one now, what is known of it): old and filed names are followed."""
+        """(the name that stands for this one now, what is known of it): old and filed names are followed.
+
+        Of names that lead back to themselves, which a module has made up, nothing is known."""
         seen = set()
-        while self.known.get(name, ("",))[0] == "name" and name not in seen:
+        while self.known.get(name, ("",))[0] == "name":
+            if name in seen:
+                return name, None
             seen.add(name)
             name = self.known[name][1]
         return name, self.known.get(name)

@@ -1,0 +1,360 @@
+"""The tables and pictures of RESULTS.md and README.md, from results/*.csv: no number is typed by hand.
+
+    python experiments/study.py --tables                      all; no run is made
+    python experiments/study.py --tables --only hops-ways     one
+
+PAGES has a table and a picture for each analysis of planning.py; those of SmolLM2 are in paired.py.
+"""
+
+import statistics
+from collections import defaultdict
+from functools import partial
+from types import SimpleNamespace
+
+from experiments import curves, figures, paired, power
+from experiments.curves import COLOURS, INK
+from experiments.figures import BLUE, GREEN, PURPLE, RED, gather, over, pm, read
+from experiments.planning import SITUATIONS, TOOLS, TRIED, TRIES
+from rewards.metrics import markdown
+from toy.hops.questions import KINDS, MAX_TURNS
+
+CURVES = {"reward": "reward (share right)", "errors": "tool-calling errors\n(share of turns)"}
+LINES = [{"color": BLUE}, {"color": RED, "linestyle": "--"}]
+TOOL_COLOURS = {"base_generator": PURPLE, "python_coder": BLUE, "wikipedia_search": GREEN, "web_search": INK,
+                "unreadable": RED}
+
+
+# ------------------------------------------------------------------------------------------ training curves
+def best_router():
+    """The row of hops-routers.csv with the highest accuracy."""
+    rows = [row for row in read("hops-routers") if row["route"] != "none"]
+    return max(rows, key=lambda row: float(row["accuracy"]))
+
+
+def tests_table():
+    """Accuracy of each kind of question, before and after, each seed."""
+    rows = read("hops-tests")
+    lines = [["planner", "all", "seeds", *KINDS, "free wordings", "turns", "errors, %"]]
+    for planner in ("untrained", "Flow-GRPO"):
+        of = lambda column: gather(rows, "planner", column)[planner]
+        lines.append([planner, pm(of("accuracy")), " ".join(f"{x:.2f}" for x in of("accuracy")),
+                      *(pm(of(kind), 2) for kind in (*KINDS, "free")),
+                      pm(of("turns"), 2), pm(of("errors"), 1, 100)])
+    perfect = next(row for row in read("hops-routers") if row["route"] == "none")
+    for label, row in (("best router", best_router()), ("perfect plans, perfect modules", perfect)):
+        lines.append([label, f"{float(row['accuracy']):.3f}", "",
+                      *(f"{float(row[kind]):.2f}" for kind in KINDS), "", "", ""])
+    return markdown(lines)
+
+
+def compared_table(name):
+    """Reward at the start and at the end of training, the test before and after, and the gap at the end."""
+    rows = read(name)
+    end = max(int(row["step"]) for row in rows)
+    lines = [["", "reward, steps 1-10", f"reward, steps {end - 9}-{end}", "test before", "test after",
+              "last steps minus test"]]
+    for run in dict.fromkeys(row["run"] for row in rows):
+        first, last = (over(rows, run, start, start + 9, "reward") for start in (1, end - 9))
+        before, after = (over(rows, run, 1, 1, f"test_{when}") for when in ("before", "after"))
+        gap = [a - b for a, b in zip(last, after)]
+        lines.append([run, *map(pm, (first, last, before, after, gap))])
+    return markdown(lines)
+
+
+def smoothed(rows, width=5):
+    """The rows of one run with means over `width` steps: the 16 questions of a step make a ragged line."""
+    by_seed = defaultdict(list)
+    for row in rows:
+        by_seed[row["seed"]].append(row)
+    return [row | {column: statistics.fmean(float(r[column]) for r in mine[max(0, i - width + 1) : i + 1])
+                   for column in CURVES}
+            for mine in by_seed.values() for i, row in enumerate(mine)]
+
+
+def curves_picture(plt, name, csv):
+    """Reward and errors, step by step, of each run of a CSV file."""
+    rows = read(csv)
+    names = dict.fromkeys(row["run"] for row in rows)
+    figure, axes = figures.panels(plt, 2, 2.4)
+    for axis, (column, label) in zip(axes, CURVES.items()):
+        ends = [figures.band(axis, smoothed([row for row in rows if row["run"] == run]), column, run, look)
+                for run, look in zip(names, LINES)]
+        figures.annotate_ends(axis, ends, 0.09)
+        axis.set_xlabel("step (128 rollouts each)")
+        axis.set_ylabel(label)
+        axis.set_ylim(0, 1)
+    if len(names) > 1:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", frameon=False, ncol=2)
+    else:
+        for words, value in levels().items():
+            figures.rule(axes[0], value, words, place=0.3)
+    figures.save(figure, name)
+
+
+def levels():
+    """{words: accuracy on the test questions} of what Flow-GRPO is compared with."""
+    untrained = gather(read("hops-tests"), "planner", "accuracy")["untrained"]
+    return {"best router with perfect sub-goals": float(best_router()["accuracy"]),
+            "untrained planner": statistics.fmean(untrained)}
+
+
+# ------------------------------------------------------------------------------------------ planners, forks
+def ways_table():
+    accuracy = gather(read("hops-ways"), "planner", "accuracy")
+    return markdown([["planner", "accuracy", "seeds"],
+                     *([who, pm(values), str(len(values))] for who, values in accuracy.items())])
+
+
+def rows_picture(plt, rows, label):
+    """A row for each of {name: (seeds, colour)}: the seeds as dots, their mean, its interval, its value."""
+    figure, (axis,) = figures.panels(plt, 1, 0.42 * len(rows) + 0.8)
+    for place, (values, colour) in enumerate(rows.values()):
+        middle, _ = figures.dots(axis, place, values, colour)
+        axis.annotate(f"{middle:.3f}", (1.02, place), xycoords=("axes fraction", "data"), va="center",
+                      color=colour, fontweight="bold")
+    axis.set_yticks(range(len(rows)), [who.replace(", ", ",\n") for who in rows])
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.set_xlabel(label)
+    return figure, axis
+
+
+def ways_picture(plt):
+    """The accuracy of each planner; dotted: the frozen and the perfect planner."""
+    accuracy = gather(read("hops-ways"), "planner", "accuracy")
+    ends = "frozen", "perfect planner"
+    rows = {who: (values, INK if who in ends else BLUE if who.startswith("Flow") else RED)
+            for who, values in accuracy.items()}
+    figure, axis = rows_picture(plt, rows, "accuracy (share of test questions)")
+    for who in ends:
+        axis.axvline(statistics.fmean(accuracy[who]), color=INK, linewidth=1, linestyle=":", zorder=0)
+    axis.set_xlim(0, 1)
+    figures.save(figure, "hops-ways")
+
+
+def forks_table():
+    """Each fork's accuracy minus that of the planner as it is, with the same seed."""
+    rows, changes = read("hops-forks"), power.fork_pairs()
+    accuracy, reward = (gather(rows, "run", column) for column in ("accuracy", "reward"))
+    base, start = (statistics.fmean(values["as it is"]) for values in (accuracy, reward))
+    lines = [["fork", f"accuracy, minus {base:.3f}", "seeds", "p", "p, Holm",
+              f"right in training (as it is: {start:.3f})"]]
+    ps = [figures.student_p(change) for change in changes.values()]
+    for (name, change), p, adjusted in zip(changes.items(), ps, figures.holm(ps)):
+        lines.append([name, pm(change), " ".join(f"{x:+.2f}" for x in change),
+                      *map(figures.shown_p, (p, adjusted)), pm(reward[name])])
+    return markdown(lines)
+
+
+def forks_picture(plt):
+    """The differences seed by seed; the line at 0 is no difference; red: told apart, by Holm's p."""
+    changes = power.fork_pairs()
+    adjusted = figures.holm([figures.student_p(change) for change in changes.values()])
+    rows = {name: (change, RED if p < 0.05 else BLUE) for (name, change), p in zip(changes.items(), adjusted)}
+    label = "accuracy on the test questions,\nminus that of the planner as it is"
+    figure, axis = rows_picture(plt, rows, label)
+    axis.axvline(0, color=INK, linewidth=1, zorder=0)
+    axis.locator_params(axis="x", nbins=4)
+    figures.save(figure, "hops-forks")
+
+
+# ------------------------------------------------------------------------------------------ what is learnt
+def shares(when):
+    """{situation: {tool: its share of the plans written then}}, means over seeds."""
+    count = gather([row for row in read("hops-tools") if row["when"] == when],
+                   ("seed", "situation", "tool"), "plans")
+    seeds = sorted({seed for seed, _, _ in count})
+    found = {}
+    for what in ("nothing yet", *SITUATIONS):
+        plans = [{tool: sum(count.get((seed, what, tool), [0])) for tool in TOOL_COLOURS} for seed in seeds]
+        plans = [by_tool for by_tool in plans if any(by_tool.values())]
+        found[what] = {tool: statistics.fmean(by_tool[tool] / sum(by_tool.values()) for by_tool in plans)
+                       for tool in TOOL_COLOURS}
+    return found
+
+
+def tools_table():
+    """After each kind of result, the share of each tool before → after training."""
+    before, after = shares("before"), shares("after")
+    lines = [["memory shows last; % of plans", *TOOLS]]
+    for what in before:
+        cells = [f"{100 * before[what][tool]:.0f} → {100 * after[what][tool]:.0f}" for tool in TOOLS]
+        lines.append([what, *cells])
+    return markdown(lines)
+
+
+def tools_picture(plt):
+    """Two stacked bars, before and after, for each kind of result."""
+    before, after = shares("before"), shares("after")
+    figure, (axis,) = figures.panels(plt, 1, 0.9 * len(before) + 0.6)
+    places = [k + 0.42 * w for k in range(len(before)) for w in range(2)]
+    bars = [parts for what in before for parts in (before[what], after[what])]
+    for place, parts in zip(places, bars):
+        left = 0
+        for tool, share in parts.items():
+            label = tool.replace("unreadable", "plan not parsed") if place == 0 else None
+            axis.barh(place, share, 0.38, left, color=TOOL_COLOURS[tool], label=label)
+            if share > 0.07:
+                axis.annotate(f"{100 * share:.0f}", (left + share / 2, place), color="white",
+                              ha="center", va="center", fontweight="bold")
+            left += share
+    axis.set_yticks(places, [text for words in before for text in (f"{words}, before", "after")])
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1)
+    axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100"])
+    axis.set_xlabel("share of the planner's turns, %")
+    figure.legend(loc="outside lower center", ncol=2, frameon=False)
+    figures.save(figure, "hops-tools")
+
+
+def budget_table():
+    accuracy, used = (gather(read("hops-budget"), "max_turns", column) for column in ("accuracy", "turns"))
+    return markdown([["turns at most", "accuracy", "turns used"],
+                     *([turns, pm(accuracy[turns]), pm(used[turns], 2)] for turns in accuracy)])
+
+
+def budget_picture(plt):
+    figure, axes = figures.panels(plt, 2)
+    labels = [("accuracy", "accuracy\n(share of test questions)"), ("turns", "turns used")]
+    for axis, (column, label), colour in zip(axes, labels, COLOURS):
+        by_turns = gather(read("hops-budget"), "max_turns", column)
+        places = [int(turns) for turns in by_turns]
+        middle, half = zip(*map(figures.mean, by_turns.values()))
+        for place, value, values in zip(places, middle, by_turns.values()):
+            axis.plot([place + 0.15] * len(values), values, "o", color=colour, markersize=3, alpha=0.6)
+            axis.annotate(f"{value:.2f}", (place, value), xytext=(3, -17), textcoords="offset points",
+                          ha="center", color=colour, fontweight="bold")
+        axis.errorbar(places, middle, yerr=half, color=colour, marker="s", markersize=5, capsize=3)
+        axis.set_xticks(places)
+        axis.set_xlabel(f"turns at most (trained with {MAX_TURNS})")
+        axis.set_ylabel(label)
+        axis.set_ylim(0, 1 if column == "accuracy" else None)
+    figures.rule(axes[0], levels()["untrained planner"], f"untrained planner, {MAX_TURNS} turns", place=0.45)
+    figures.save(figure, "hops-budget")
+
+
+def bins():
+    """[(right how often in TRIES tries without training, questions, share right after training each seed)]"""
+    rows = read("hops-new")
+    seeds = [column for column in rows[0] if column.startswith("seed ")]
+    found = []
+    for words, low, high in (("0", 0, 0), ("1 to 4", 1, 4), ("5 or more", 5, TRIES)):
+        mine = [row for row in rows if low <= int(row["solved"]) <= high]
+        share = [statistics.fmean(float(row[seed]) for row in mine) for seed in seeds]
+        found.append((words, len(mine), share))
+    return found
+
+
+def new_table():
+    lines = [[f"untrained: right in {TRIES} tries", "questions", "right after training, one try"]]
+    return markdown(lines + [[words, str(number), pm(share)] for words, number, share in bins()])
+
+
+def new_picture(plt):
+    rows = {f"{words} ({number} questions)": (share, BLUE) for words, number, share in bins()}
+    figure, axis = rows_picture(plt, rows, "share right after training, one try")
+    axis.set_ylabel(f"right in {TRIES} tries\nwithout training")
+    axis.set_xlim(0, 1)
+    figures.save(figure, "hops-new")
+
+
+PAGES = {  # {name: (the picture's text, what the caption says first, () -> table, plt -> picture)}
+    "hops-tests": ("Reward and errors",
+                   "Flow-GRPO in training, means over five steps; in the table, 300 test questions",
+                   tests_table, partial(curves_picture, name="hops-tests", csv="hops-curve")),
+    "hops-ways": ("Accuracy of each planner", "Accuracy on 300 test questions", ways_table, ways_picture),
+    "hops-tools": ("Shares of tools, by what memory shows last",
+                   "Tools by what memory shows last, 300 test questions, before and after training; means",
+                   tools_table, tools_picture),
+    "hops-budget": ("Accuracy and turns used", "Turn budget in use; 300 test questions",
+                    budget_table, budget_picture),
+    "hops-new": ("Accuracy after training", f"The first {TRIED} test questions, by how often the untrained "
+                 f"planner is right in {TRIES} rollouts", new_table, new_picture),
+    "hops-monolith": ("Reward and errors",
+                      "The flow and a monolithic policy in training; in the picture, means over five steps",
+                      partial(compared_table, "hops-monolith"),
+                      partial(curves_picture, name="hops-monolith", csv="hops-monolith")),
+    "hops-sizes": ("Reward and errors",
+                   "Two sizes of all modules in training; in the picture, means over five steps",
+                   partial(compared_table, "hops-sizes"),
+                   partial(curves_picture, name="hops-sizes", csv="hops-sizes")),
+    "hops-forks": ("Difference of each fork",
+                   "Accuracy on 300 test questions, minus that of the planner as it is; right in training: "
+                   "mean over all steps", forks_table, forks_picture),
+}
+SMOLLM = {  # {roles: who plays what}
+    "toy": "The toy as planner, in its own world",
+    "planner": "SmolLM2 as planner, the rest the toy",
+    "transfer": "The same planners, the rest SmolLM2",
+}
+BLOCKS = (*PAGES, *(f"smollm-{roles}" for roles in SMOLLM))
+
+
+def block(name):
+    """What RESULTS.md holds between the two comments of this name: picture, caption, table.
+
+    The caption says what is drawn, n and the kind of the intervals, and the command that makes the runs."""
+    if name in PAGES:
+        alt, what, table, _ = PAGES[name]
+        how = f"95 % t-intervals, n = {figures.number_of_seeds(read(name))} seeds"
+        command = f"study.py --only {name}"
+    else:
+        roles = name.removeprefix("smollm-")
+        alt, what, table = "Accuracy of each planner", SMOLLM[roles], partial(paired.tables, roles)
+        how = "a mark a seed, with its 95 % Wilson interval over n questions"
+        command = f"smollm.py all --roles {roles}"
+    caption = f"{what}; {how}. `python experiments/{command}`"
+    return f"![{alt}](results/{name}.svg)\n\n*{caption}*\n\n{table()}"
+
+
+def draw(plt, name):
+    """The picture of a block, with Matplotlib."""
+    plt.rcParams.update(figures.STYLE)
+    if name in PAGES:
+        PAGES[name][-1](plt)
+    else:
+        paired.picture(plt, name.removeprefix("smollm-"))
+    plt.close("all")
+
+
+# ------------------------------------------------------------------------- drawn by curves.py: README, docs/
+def toy_table():
+    """README's table: the seeds of `python train.py`, before and after."""
+    tests = read("toy-tests")
+    lines = [["", "before training", "after"]]
+    columns = (("accuracy", "accuracy", 3, 1), ("errors", "tool-calling errors, %", 1, 100),
+               ("turns", "turns", 2, 1))
+    for value, label, digits, scale in columns:
+        found = gather(tests, "when", value)
+        cells = [", ".join(f"{scale * x:.{digits}f}" for x in found[when]) for when in ("before", "after")]
+        lines.append([label, *cells])
+    return markdown(lines)
+
+
+def toy_picture():
+    """experiments/curve.svg, README's curve."""
+    by_seed = defaultdict(dict)
+    for row in read("toy"):
+        by_seed[row["seed"]][int(row["step"])] = row
+    seeds = list(by_seed)
+    line = curves.Line({}, seeds, list(by_seed.values()), seeds, f"Flow-GRPO on the toy, {len(seeds)} seeds")
+    untrained = statistics.fmean(gather(read("toy-tests"), "when", "accuracy")["before"])
+    rules = {"reward": [(untrained, "untrained planner, reward on the test questions")]}
+    drawn = curves.picture([line], ["reward", "errors", "turns"], rules)
+    (figures.FOLDER / "curve.svg").write_text(drawn, encoding="utf-8")
+    print("experiments/curve.svg")
+
+
+def smollm_curve():
+    """smollm-curve.svg. Its CSV was read off the picture before it, to three digits: the logs are lost."""
+    columns = defaultdict(list)
+    for row in read("smollm-curve"):
+        point = (int(row["step"]), *(float(row[name]) for name in ("lowest", "mean", "highest")))
+        columns[row["column"]].append(point)
+    seeds = [0, 2, 3, 4]
+    line = SimpleNamespace(label="SmolLM2, seeds 0, 2, 3 and 4", runs=seeds, points=columns.__getitem__)
+    rules = [(float(row["accuracy"]), f"{row['planner']}, reward on the test questions")
+             for row in read("smollm") if (row["roles"], row["set"]) == ("planner", "toy")
+             and row["planner"] in ("warm-started", "perfect planner")]
+    drawn = curves.picture([line], list(columns), {"reward": rules})
+    (figures.RESULTS / "smollm-curve.svg").write_text(drawn, encoding="utf-8")
+    print("experiments/results/smollm-curve.svg")
