@@ -38,7 +38,7 @@ from toy import pieces
 from toy.hops.pieces import prompt_pieces
 from toy.hops.questions import (
     KINDS, MAX_TURNS, NAMES, OLD_NAMES, URLS, World, for_flow, splits)
-from toy.hops.teacher import GOAL, RENAMED, TOOLS, WHY, Teacher
+from toy.hops.teacher import GOAL, GUESS, RENAMED, TOOLS, WHY, Teacher
 from toy.make import TOY, warm_start, write_files, write_rows
 from toy.edits import edited
 from toy.pieces import NUMBERS
@@ -116,7 +116,9 @@ def make_engine(base, rollouts, steps, copy_steps, rate, seed):
                 for prompt, text in examples]
 
     pairs = encoded(examples)
-    renamed = encoded((f"number of {old}", RENAMED.format(new)) for old, new in OLD_NAMES.items())
+    known_names = 2 * [(f"number of {old}", RENAMED.format(new)) for old, new in OLD_NAMES.items()]
+    guesses = [(f"number of {name}", GUESS.format(rng.randrange(2, 450))) for name in NAMES]
+    names = encoded(known_names + guesses)
     words = [encode(text)[0] for text in (*NUMBERS, *(f" {name}" for name in (*NAMES, *OLD_NAMES)), *URLS)]
     size = sum(p.numel() for p in model.parameters()) / 1e6
     lengths = sorted(len(s) for s, _ in pairs)
@@ -125,7 +127,7 @@ def make_engine(base, rollouts, steps, copy_steps, rate, seed):
     hard = [pair for pair, example in zip(pairs, examples) if copies_from_memory(*example)]
     adding = teachers_examples(rollouts, seed + 1, kinds=["sum"], guided=[1.0])
     sums = encoded(example for example in adding if adds_two(*example))
-    sources = {"rollouts": (pairs, 3), "plans": (hard, 2), "sums": (sums, 1), "old names": (renamed, 1)}
+    sources = {"rollouts": (pairs, 3), "plans": (hard, 2), "sums": (sums, 1), "names": (names, 1)}
     warm_start(engine, sources, words, steps, copy_steps, random.Random(seed), rate=rate)
     return engine
 
@@ -134,6 +136,12 @@ def check(engine):
     """Perfect plans must succeed with the toy's own modules, and its own planner must not."""
     tools, world = toolbox(list(TOOLS), HOPS / "corpus.jsonl"), World(0)
     test = splits(world)["test"]
+    asked = [*OLD_NAMES, *NAMES]
+    answers = dict(zip(asked, (answer.text for answer in engine([f"number of {name}" for name in asked]))))
+    knows = sum(answers[old] == RENAMED.format(new) for old, new in OLD_NAMES.items())
+    guesses = sum(answers[name].startswith(GUESS.split("{")[0]) for name in NAMES)
+    print(f"base_generator:  knows {knows} of {len(OLD_NAMES)} old names, and makes a number up for {guesses} "
+          f"of {len(NAMES)} others")
     torch.manual_seed(0)
     perfect, rollouts = solve.evaluate(for_flow(test), Teacher(test), engine, tools, max_turns=MAX_TURNS)
     print(f"perfect plans:   {accuracy_line(perfect, len(test))}")
