@@ -140,8 +140,8 @@ def check(engine):
     answers = dict(zip(asked, (answer.text for answer in engine([f"number of {name}" for name in asked]))))
     knows = sum(answers[old] == RENAMED.format(new) for old, new in OLD_NAMES.items())
     guesses = sum(answers[name].startswith(GUESS.split("{")[0]) for name in NAMES)
-    print(f"base_generator:  knows {knows} of {len(OLD_NAMES)} old names, and makes a number up for {guesses} "
-          f"of {len(NAMES)} others")
+    print(f"base_generator:  knows {knows} of {len(OLD_NAMES)} old names, "
+          f"and makes a number up for {guesses} of {len(NAMES)} others")
     torch.manual_seed(0)
     perfect, rollouts = solve.evaluate(for_flow(test), Teacher(test), engine, tools, max_turns=MAX_TURNS)
     print(f"perfect plans:   {accuracy_line(perfect, len(test))}")
