@@ -1,9 +1,10 @@
 """Executor: turns a plan into one tool call (AgentFlow §3.1). Not trained.
 
 The executor reads the question, the plan's context and sub-goal, and the description of the planned tool. It
-writes one call, in Python or JSON. parse() reads this call as *data*: it evaluates nothing and accepts only
-literal arguments. So `python_coder(code=open("/etc/passwd").read())` is a parse error, and the planner reads
-that error in its next prompt.
+writes one call, in Python; models that were trained on tool calls may write JSON, which is read as well.
+parse() reads this call as *data*: it evaluates nothing and accepts only literal arguments. So
+`python_coder(code=open("/etc/passwd").read())` is a parse error, and the planner reads that error in its next
+prompt.
 """
 
 import ast
@@ -32,7 +33,7 @@ Call:
 """
 
 CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep nesting takes long to parse
-KEYS = {"name": "tool", "parameters": "arguments"}  # keys that Qwen and Llama write -> those of the prompt
+KEYS = {"name": "tool", "parameters": "arguments"}  # keys of Qwen's and Llama's JSON -> those read here
 
 
 @dataclass
@@ -60,6 +61,7 @@ def parse(text, name, tool):
         return "the call never left its thinking: raise --max-new-tokens or leave --think out"
     if len(text) > CALL_LIMIT:
         return f"the call is longer than {CALL_LIMIT} characters"
+    reason = ""
     for source in unwrapped(text, name):  # the text itself, then what is inside a fence or tags
         try:
             called, arguments = read(source, list(tool.arguments))
@@ -75,10 +77,10 @@ def parse(text, name, tool):
 def read(source, names):
     """(tool name, {argument: value}) of a text that is one call and nothing else; otherwise an exception."""
     called, arguments = read_json(source) if source.startswith("{") else read_python(source, names)
-    # Memory shows the arguments as text. What cannot become text raises here: half of a surrogate pair, a
-    # number of 5 000 digits, a list that is too deep.
+    # What cannot be written as text raises here, before a tool gets it or memory shows it: half of a
+    # surrogate pair, a number of 5 000 digits, a list that is too deep.
     for key, value in arguments.items():
-        _ = f"{key} {value}".encode()  # only to see that it can be done
+        f"{key} {value}".encode()
     return called, arguments
 
 

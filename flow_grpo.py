@@ -11,31 +11,39 @@ multi-turn problem becomes many single-turn ones, each with the clipped objectiv
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(same)        one ratio for token j of turn t of rollout i
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                    over the G rollouts of the question
 
-With one mini-batch a step, the default for real models (the toy: 4), π_θ is still π_θold when the gradient is
-taken: ρ is 1, and the clip never acts. What remains is ∇J = E [ three means of A_i ∇log π ] - β ∇KL:
-REINFORCE, the plain policy gradient, with the group as its baseline: cross-entropy on the planner's own
-plans, weighted by A. The ratio and the clip matter from the second mini-batch on.
+π is always the distribution at the sampling temperature.
 
-objective() is eq. 5 in plain loops, to be read and to test against. Training takes four functions, in the
-order of the algorithm: advantages() -> token_logps() -> loss() -> update(). They see token ids, a number for
-each rollout and two language models, and know nothing of agents or text. token_logps() is the
-definition; fast/logps.py computes the same numbers in less time and memory, and train.py uses it unless
---plain is given. scale/passes.py adds what large models and several GPUs need.
+With one mini-batch per update, the default for real models (the toy has 4), π_θ is still π_θold when the
+gradient is taken: ρ is 1, and the clip never acts. What remains is ∇J = (the three means of A_i ∇log π) -
+β ∇KL. This is the gradient of cross-entropy on the planner's own plans, weighted by A. (In RL: REINFORCE,
+with the group's mean as the baseline.) The ratio and the clip matter from the second mini-batch on.
+
+objective() is eq. 5 in plain loops, to be read and to test against. Training calls advantages() and then
+update(), which calls token_logps() and loss() for each micro-batch. They see token ids, a number for each
+rollout and two language models, and know nothing of agents or text. token_logps() is the definition;
+fast/logps.py computes the same numbers in less time and memory, and train.py uses it unless --plain is given.
+(So an edit of token_logps() takes effect with --plain alone, an edit of log_probs() always.) scale/passes.py
+adds what large models and several GPUs need.
 
 Dropped, on purpose:
   * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
-The paper gives β = 0.001; it uses one ε for both sides, and gives no value. Taken from the released code:
-ε = 0.2 below and ε' = 0.3 above and, where the paper is silent, the k3 estimate of the KL (each token weighs
-as much as in the gain), 1e-6 added to the std. Different from that code: the default is the three nested
-means of eq. 5; there, every token of the batch weighs the same (token_mean=True).
+Where a choice comes from:
+    β = 0.001                           the paper
+    ε = 0.2 below, ε' = 0.3 above       the released code; the paper has one ε, without a value
+    the KL by k3, for each token,       the released code; the paper is silent
+      under the same three means
+    std with n - 1, plus 1e-6           the released code
+    three nested means                  the paper; the released code has one mean over all tokens (token_mean)
+    no step if the gradient explodes    ours (EXPLODED)
 
 Why may every turn get the same advantage? Appendix B of the paper rewrites the sum over rollouts as a sum
 over the visited states, each with weight 1/T_i: single-turn updates optimise exactly the multi-turn
-objective. But this does not find out which turn earned the reward: a bad turn in a rollout that ended well
-becomes likelier, too, and only the average over many rollouts corrects this.
+objective. But this does not find out which turn earned the reward: a bad turn in a rollout that ended well is
+reinforced as well, and only the average over many rollouts corrects this.
 """
+
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -43,16 +51,18 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-EXPLODED = 1000     # times max_grad_norm: one token dominates a gradient so large, and its step is skipped
+EXPLODED = 1000  # a gradient norm above so many times max_grad_norm is an accident of one token: no step
 
 
 @dataclass
 class Action:
     """One turn of one rollout, exactly as the engine sampled it. train.py makes it from a Completion."""
     prompt_ids: list[int]   # s^t
-    ids: list[int]          # a^t with its stop token, which a plan cut at the token limit does not have
-    rollout: int               # the number of its rollout, 0 .. N-1
-    logps: list[float] = field(default_factory=list)    # log π of ids when they were sampled: only reported
+    ids: list[int]          # a^t, stop token included (absent if the plan was cut off at the token limit)
+    rollout: int            # the number of its rollout, 0 .. N-1
+    # log π of ids when they were sampled: only reported. Sampling rounds differently from scoring, so as
+    # π_θold it would make ρ ≠ 1 in the first mini-batch.
+    logps: list[float] = field(default_factory=list)
     A: float = 0.0          # A_i of its rollout: update() sets this and the next two, on a copy of its own
     weight: float = 0.0     # of each of its tokens: token_weight()
     old: torch.Tensor | None = None     # log π_θold of ids, (|a|,)
@@ -61,9 +71,9 @@ class Action:
 def advantages(rewards, groups):
     """Eq. 7: compare each rollout with the others of its group -> A (N,), the number of flat groups.
 
-    rewards: one number for each rollout, (N,). groups: the number of its group, N ints. Not the question's
-    text: a question that comes twice in a batch makes two groups. Groups may differ in size, because a failed
-    rollout leaves its group. A flat group (all right, all wrong, or a single rollout) gets A = 0 exactly.
+    rewards: one number for each rollout, (N,). groups: the number of its group, N ints (not the question's
+    text, because a question that comes twice in a batch makes two groups). Groups may differ in size, because
+    a failed rollout leaves its group. A flat group (equal rewards, or a single rollout) gets A = 0 exactly.
 
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
     """
@@ -75,7 +85,7 @@ def advantages(rewards, groups):
         if R[group].max() == R[group].min():
             flat += 1
             continue
-        # std() divides by n - 1, as in the released code: so its clip range and learning rate fit here, too.
+        # std() divides by n - 1, as in the released code, so its clip range and learning rate carry over.
         A[group] = (R[group] - R[group].mean()) / (R[group].std() + 1e-6)
     return A, flat
 
@@ -92,7 +102,7 @@ def objective(rollouts, A, clip, beta):
                 ratio   = (logp - logp_old).exp()                           # ρ
                 clipped = min(max(ratio, 1 - low), 1 + high)                # clip(ρ, 1-ε, 1+ε')
                 gain    = min(ratio * A_i, clipped * A_i)
-                kl      = (logp_ref - logp).exp() - (logp_ref - logp) - 1   # KL (k3)
+                kl      = (logp_ref - logp).exp() - (logp_ref - logp) - 1   # KL (k3), per token
                 J       = J + (gain - beta * kl) / N / len(turns) / len(tokens)
     return J
 
@@ -103,12 +113,12 @@ def token_logps(model, actions, temperature):
     New, old and reference log-probs all come from this function, so a difference between them is a
     difference of models. Rows are padded on the right, where no token of a causal model looks.
     """
-    rows = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
-    x = pad_sequence(rows, batch_first=True).to(model.device)               # (B, L) padded on the right
+    sequences = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
+    x = pad_sequence(sequences, batch_first=True).to(model.device)          # (B, L) padded on the right
     places = [(row, len(a.prompt_ids) + j) for row, a in enumerate(actions) for j in range(len(a.ids))]
-    row, j = torch.tensor(places, device=model.device).T                    # (K,), (K,) of the action tokens
-    logits = model(x, use_cache=False).logits                               # (B, L, V): at j - 1 of token j
-    return log_probs(logits[row, j - 1], x[row, j], temperature)            # (K, V), (K,) -> (K,)
+    rows, columns = torch.tensor(places, device=model.device).T             # (K,), (K,) of the action tokens
+    logits = model(x, use_cache=False).logits                   # (B, L, V): column c - 1 predicts column c
+    return log_probs(logits[rows, columns - 1], x[rows, columns], temperature)   # (K, V), (K,) -> (K,)
 
 
 def log_probs(logits, y, temperature):
@@ -120,10 +130,10 @@ def log_probs(logits, y, temperature):
 def token_weight(action, T, N, num_tokens=None):
     """The three nested means of eq. 5 as the weight of each token of one action: 1/N * 1/T_i * 1/|a|.
 
-    1/N stands for both the mean over questions and the mean over the G rollouts of each. So every rollout
-    weighs the same, and a group that has lost a rollout weighs less than a whole one. T: the turns of this
-    rollout. With num_tokens every token weighs 1/num_tokens instead. N and num_tokens count the whole
-    mini-batch, so the losses of its micro-batches add up to its loss.
+    N: the rollouts of the mini-batch, of all ranks. 1/N stands for both the mean over questions and the mean
+    over the G rollouts of each. So every rollout weighs the same, and a group that has lost a rollout weighs
+    less than a whole one. T: the turns of this rollout. With num_tokens (of the mini-batch) every token
+    weighs 1/num_tokens instead. The losses of micro-batches then add up to the loss of their mini-batch.
     """
     return 1 / num_tokens if num_tokens else 1 / (N * T * len(action.ids))
 
@@ -143,10 +153,11 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     """-J of eq. 5 for K action tokens -> loss (), ratio (K,), kl (K,). logp_ref=None: no KL.
 
     Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the clip
-    removes it where the policy has already moved far enough in the direction of A. The value of the loss does
-    not measure learning: at ρ = 1 the three means are -1/N Σ_i A_i = 0 (plus the KL) for any rewards, unless
-    a group is divided between mini-batches. The value of k3 estimates KL(π_θ ‖ π_ref), but its gradient is
-    that of KL(π_ref ‖ π_θ): another path to the same minimum.
+    removes it where the policy has already moved far enough in the direction of A.
+
+    The value of the loss does not measure learning: at ρ = 1 the three means are -1/N Σ_i A_i (plus the KL),
+    and the advantages of a whole group add up to 0, whatever the rewards. At ρ = 1, k3 estimates
+    KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ), which has the same minimum.
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ
@@ -174,7 +185,7 @@ def split(groups, minibatches, seed):
 
 def check(actions, groups, num_rollouts, temperature):
     """ValueError for what would be a silent mistake in the objective."""
-    if groups is not None and len(groups) != num_rollouts:
+    if len(groups) != num_rollouts:
         raise ValueError(f"{len(groups)} groups for {num_rollouts} advantages: give the group of each")
     if any(not 0 <= a.rollout < num_rollouts for a in actions):
         raise ValueError(f"an Action.rollout is outside 0..{num_rollouts - 1}: "
@@ -207,49 +218,55 @@ def update(passes, optimizer, actions, A, groups=None, *, temperature, clip=(0.2
            minibatches=1, max_grad_norm=1.0, token_mean=False, seed=0):
     """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
-    passes: Passes(model, reference, token_logps, ...), which computes the log-probs (scale/passes.py), in
-    micro-batches that fit into memory.
+        for mini in mini-batches:                   # whole rollouts
+            for batch in micro-batches of mini:     # what fits into memory; gradients add up
+                loss(batch).backward()
+            clip the gradient; optimizer.step()
+
+    passes: Passes(model, reference, token_logps, ...), which computes the log-probs in micro-batches
+    (scale/passes.py).
+    actions: list[Action], all turns of all rollouts, in any order; Action.rollout is a place in A and groups.
     A: the advantage of each rollout, (N,). groups: the group of each, (N,), or None. split() keeps a group in
     one mini-batch where it can: this decides which rollouts share an optimiser step, and not the objective.
-    actions: list[Action], all turns of all rollouts, in any order; Action.rollout is a place in A and groups.
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it.
 
-    π_θold is the model as it comes in. It scores the later mini-batches before the first step. The first
+    π_θold is the model at the start. It scores the later mini-batches before the first step. The first
     mini-batch needs no such pass: there logp.detach() is the old log-prob, and ρ is exactly 1. Nor does a
     rollout with A = 0, whose gain is 0 at any ρ; with β > 0 it still counts in the KL.
-    With several GPUs A and groups are those of the joint batch, and each process brings the actions of its
-    part of the rollouts; gradients are summed over the processes. The model is left in eval mode, ready to
-    sample.
+    With several GPUs each process is given the whole batch, takes its part of each mini-batch, and sums its
+    gradients with those of the others. The model is left in eval mode, ready to sample.
     """
     A = torch.as_tensor(A).tolist()                                                         # A_i
     turns = Counter(a.rollout for a in actions)                                             # T_i
+    groups = range(len(A)) if groups is None else groups                    # None: each rollout for itself
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check(actions, groups, len(A), temperature)
     ready_to_update(model, passes.reference)
-    report = passes.begin()         # collects numbers for the log and changes nothing (scale/report.py)
+    report = passes.begin()         # numbers for the log, and the sum of the losses (scale/report.py)
 
-    parts = []                                                              # the actions of each mini-batch
-    for members in split(range(len(A)) if groups is None else groups, minibatches, seed):   # rollouts
-        part = [replace(a, A=A[a.rollout]) for a in actions if a.rollout in members and a.ids]
-        tokens = passes.total(sum(len(a.ids) for a in part)) if token_mean else None
-        for a in part:
-            a.weight = token_weight(a, turns[a.rollout], len(members), tokens)
+    minis = []                                                              # the actions of each mini-batch
+    for members in split(groups, minibatches, seed):                        # rollouts
+        tokens = sum(len(a.ids) for a in actions if a.rollout in members) if token_mean else None
+        own = passes.share(members)                                         # with several GPUs, a part
+        mini = [replace(a, A=A[a.rollout], weight=token_weight(a, turns[a.rollout], len(members), tokens))
+                for a in actions if a.rollout in own and a.ids]
         # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
-        parts.append([a for a in part if beta or a.A])
+        # (This filter and the next one assume that J has no other term without A.)
+        minis.append([a for a in mini if beta or a.A])
 
-    # Read `for attempt in ...: with attempt as batch:` as `for batch in ...:`. The `with` is for a lack of
-    # memory in the body: it stops the error, .grad is emptied, and the whole part comes again in smaller
-    # batches.
-    for part in parts[1:]:                                                  # π_θold, before the first step
-        for attempt in passes.micro_batches([a for a in part if a.A]):
+    # `for attempt in ...: with attempt as batch:` is `for batch in ...:`, prepared for a lack of memory. If
+    # that comes inside the `with`, the error is swallowed, .grad is emptied, and the mini-batch begins again
+    # in smaller micro-batches.
+    for mini in minis[1:]:                                                  # π_θold, before the first step
+        for attempt in passes.micro_batches([a for a in mini if a.A]):
             with attempt as batch, torch.no_grad():
                 logps = passes.policy_logps(batch, temperature)                             # (K,)
                 for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
                     a.old = logp                                                            # (|a|,)
 
-    for part in parts:
-        for attempt in passes.micro_batches(part):                          # empties .grad first
+    for mini in minis:
+        for attempt in passes.micro_batches(mini):                          # empties .grad first
             with attempt as batch:
                 logp_ref = passes.reference_logps(batch, temperature) if beta else None     # (K,)
                 logp     = passes.policy_logps(batch, temperature)                          # (K,)
@@ -261,14 +278,15 @@ def update(passes, optimizer, actions, A, groups=None, *, temperature, clip=(0.2
                 report.micro_batch(batch, minus_J, logp, ratio, kl, adv, weight, clip)
             logp = minus_J = None       # or the graph of a failed attempt would stay in memory
 
-        loss_value = passes.sum_over_ranks()                    # of all processes: .grad, and the loss
+        # Over all processes: sums .grad; returns the sum of the losses that report has noted.
+        loss_value = passes.sum_over_ranks()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # One bad mini-batch must not end the run. A norm of nan is skipped, too: nan < x is False.
         skipped = not (math.isfinite(loss_value) and norm < EXPLODED * max_grad_norm)
-        step = norm > 0 and not skipped             # at a norm of 0, momentum would move the weights
-        if step:
+        taken = norm > 0 and not skipped            # with a gradient of 0, momentum would move the weights
+        if taken:
             optimizer.step()
-        report.mini_batch(norm, skipped, step)
+        report.mini_batch(norm, skipped, taken)
     model.zero_grad()
     model.eval()
     return report.summary()

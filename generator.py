@@ -1,8 +1,8 @@
 """Generator: writes the answer from what is in memory (AgentFlow §3.1). Not trained.
 
 After the verifier's STOP, or after the last turn, the generator reads the question, the analysis and the
-final memory M^T. It sums up in a sentence or two how the answer was found, and writes the answer itself
-between <answer> tags. The text between the last pair of tags is graded, or all of it if there are none.
+final memory. It sums up in a sentence or two how the answer was found, and writes the answer itself
+between <answer> tags. The text between the last pair of tags is graded; without tags, the whole completion.
 """
 
 import re

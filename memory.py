@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from world.text import indented, truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
-STUB = 80  # characters that a shortened text keeps at least
+SHORTEST = 80  # characters: texts are not shortened below this
 
 
 @dataclass
@@ -60,9 +60,11 @@ class Memory:
         for name in ("result", "command", "sub_goal"):
             for step in steps:
                 excess = len(join(steps)) - budget
-                if excess > 0:  # cut as much as that, but leave STUB characters
+                if excess > 0:
                     text = getattr(step, name)
-                    setattr(step, name, truncate(text, max(STUB, len(text) - excess)))
+                    shown = len(indented(text))  # longer than the text, if it has several lines
+                    kept = len(text) * max(shown - excess, 0) // max(shown, 1)
+                    setattr(step, name, truncate(text, max(SHORTEST, kept)))
         return truncate(join(steps), budget)  # for very many steps
 
 

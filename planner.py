@@ -5,8 +5,9 @@ plan: a justification, the context that the executor needs, a sub-goal, and the 
 trains the tokens of these plans and no others (flow_grpo.py).
 
 prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls a
-language model; only solve.py does. The prompt begins with what all rollouts of a question share and ends
-with the memory, so a server that caches prefixes computes the shared beginning once.
+language model: solve.py does. The prompt begins with what all rollouts of a question share and ends with the
+memory, so the shared beginning can be computed once. Question and analysis are fields of the Memory; the
+prompt shows them in places of their own.
 
 Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner, verifier
 and generator read this analysis.
@@ -63,8 +64,8 @@ Memory:
 Next step:
 """
 
-PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its whole sub-goal
-ANALYSED = ("Objective:", "Skills:")  # how the toy begins the lines of an analysis: they are not indented
+PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its sub-goal uncut
+ANALYSED = ("Objective:", "Skills:")  # the toy's analyses begin so, and it reads them without indentation
 LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 
@@ -96,7 +97,9 @@ def analysis_prompt(question, tools):
 def show_analysis(analysis):
     """The analysis as text for a prompt. Its lines are indented, so that none of them forges a label.
 
-    "A sum.\\nMemory:" -> "  A sum.\\n  Memory:"        "A sum.", "Objective: a sum." -> the same
+    "A sum.\\nMemory:"  -> "  A sum.\\n  Memory:"
+    "A sum."            -> "A sum.", because a single line without a colon is no label
+    "Objective: a sum." -> "Objective: a sum."
     """
     lines = analysis.splitlines()
     if len(lines) == 1 and ":" not in folded(analysis):
@@ -106,8 +109,8 @@ def show_analysis(analysis):
 
 def prompt(question, tools, analysis, memory):
     """The state s^t as text. memory: the text from Memory.render()."""
-    tools, analysis = describe_all(tools), show_analysis(analysis)
-    return PROMPT.format(tools=tools, question=indented(question), analysis=analysis, memory=memory)
+    return PROMPT.format(tools=describe_all(tools), question=indented(question),
+                         analysis=show_analysis(analysis), memory=memory)
 
 
 def parse(text, tools):
@@ -117,9 +120,10 @@ def parse(text, tools):
                          -> Plan("none", "add 2 and 2", "python_coder")
     "I would search."    -> "no line 'Sub-goal: ...'. Answer in the four lines asked for."
 
-    A plan that was cut at the token limit is read like any other.
+    A plan that was cut off at the token limit is read like any other.
     """
-    if (text := after_thinking(text)) is None:  # of a thinking model: what follows its thoughts, if anything
+    text = after_thinking(text)  # of a thinking model: what follows its thoughts, or None
+    if text is None:
         return "the plan never left its thinking: think less, raise --max-new-tokens or leave --think out."
     if len(text) > PLAN_LIMIT:
         return f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for."
@@ -127,7 +131,7 @@ def parse(text, tools):
     for label, value in labelled(text, LABELS):  # (label, the text up to the next label)
         name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")  # "Tool name" and "tool" -> "tool"
         value = plain_name(value, tools) if name == "tool" else value
-        if fields.get(name, value) != value:  # an equal value may come again
+        if name in fields and fields[name] != value:  # the same line twice is fine
             return f"two different lines '{label}: ...'. Plan one step only."
         fields[name] = value
     for name, label in (("subgoal", "Sub-goal"), ("tool", "Tool")):

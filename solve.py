@@ -7,7 +7,7 @@
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --fixed http://localhost:8000/v1 --data my.jsonl
     python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
-    python solve.py --plain                  without fast/: slower, and the code to read first
+    python solve.py --plain                  the plain code of the nine scripts, without fast/: slower
 
 A Rollout is one question on its way through the flow. roll_out() runs a batch of questions:
 
@@ -24,8 +24,10 @@ Three kinds of failure are kept apart:
     the system's  a prompt does not fit the model even with a shortened memory, or a model server stays down:
                   the rollout has failed; it is counted, but neither rewarded nor trained on
 
-evaluate() rolls out and grades one batch; train.py calls it, too. answer() calls it for all questions of a
-command, batch by batch. main() loads what the command line names.
+An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. The *policy* is
+the engine that plays the planner, `fixed` are those of the other modules. evaluate() rolls out and grades one
+batch, in training as well. answer() calls it for all questions of a command, batch by batch. main() loads
+what the command line names.
 """
 
 from cli import early
@@ -68,7 +70,7 @@ class Rollout:
     plan: planner.Plan | str = ""  # of this turn; a str is the parse error
     call: executor.Call | str = ""  # of this turn; a str is the parse error
     stopped: bool = False  # the verifier wrote STOP
-    failed: str = ""  # why there is no outcome: training leaves it out, accuracy counts it as wrong
+    failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
     undecided: bool = False  # no outcome either: neither rules nor judge could tell if the answer is right
     answer: str = ""
     right: bool = False  # is the answer right?
@@ -97,7 +99,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
     that samples. fixed: one engine for all other modules, or {module: engine} with at least "analysis", which
-    plays every module that is not named. An engine is a language model: engine(prompts, ...) -> [Completion].
+    plays every module that is not named.
     watch: for progress display. If given, watch(rollouts, turn, module) is called before each stage, to show
     or save what there is so far. It changes nothing: the rollouts are the same without it.
     """
@@ -109,15 +111,15 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         rollout.memory.analysis = truncate(after_thinking(completion.text) or "", BUDGET // 4)
 
     for turn in range(1, max_turns + 1):
-        live = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
-        for rollout, completion in team.write("planner", turn, live):
+        running = [rollout for rollout in rollouts if not rollout.stopped]  # write() leaves out the failed
+        for rollout, completion in team.write("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
             if isinstance(rollout.plan, str):  # a parse error costs the turn; the next prompt shows it
-                step = Step(turn, "", "", "", f"Error: {rollout.plan}", error=True, verdict="CONTINUE")
-                rollout.memory.steps.append(step)
+                rollout.memory.steps.append(Step(turn, tool="", sub_goal="", command="", verdict="CONTINUE",
+                                                 result=f"Error: {rollout.plan}", error=True))
 
-        planned = [rollout for rollout in live if not rollout.failed and not isinstance(rollout.plan, str)]
+        planned = [rollout for rollout in running if not isinstance(rollout.plan, str)]
         for rollout, completion in team.write("executor", turn, planned):
             tool = rollout.plan.tool
             rollout.call = executor.parse(completion.text, tool, tools[tool])
@@ -200,12 +202,13 @@ def call_engine(engine, rollouts, turn, module, prompt, **settings):
     fails if its prompt never fits, or if the engine gives another error. settings: temperature,
     max_new_tokens.
     """
-    completions, waiting = {}, range(len(rollouts))  # by the place in `rollouts`; waiting: still too long
+    completions = {}  # {place in rollouts: Completion}
+    waiting = list(range(len(rollouts)))  # those without a prompt that fits
     start = time.perf_counter()
     for budget in BUDGETS:
         if waiting:
             prompts = [prompt(rollouts[i], budget) for i in waiting]
-            completions |= zip(waiting, engine(prompts, **settings))
+            completions.update(zip(waiting, engine(prompts, **settings)))
             waiting = [i for i in waiting if completions[i].error == TOO_LONG]
     seconds = time.perf_counter() - start
     for i, rollout in enumerate(rollouts):
@@ -220,9 +223,9 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
 
     watch, settings: of roll_out(). Without watch, a progress bar is shown.
     """
-    with progress_bar(len(questions), unless=watch) as shown:
-        rollouts = roll_out(questions, policy, fixed, tools, watch=shown, **settings)
-        shown(rollouts, 0, "grade")
+    with progress_bar(len(questions), unless=watch) as watch:
+        rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
+        watch(rollouts, 0, "grade")
         grade(rollouts, judge)  # sets `right` and `reward` of each
     return summary(rollouts), rollouts
 
@@ -230,24 +233,24 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
 def answer(trial, args, policy, fixed, tools, judge):
     """Answer the questions of a trial, batch by batch: roll out, grade, save, print.
 
-    trial: a logbook.records.Trial. It leaves out the batches that a stopped run has saved.
+    trial: a logbook.records.Trial. Batches that a stopped run has saved already are skipped.
     """
     settings = command_line.rollout_settings(args)
     with watching(trial, args) as watch:  # progress bar, live trace, unfinished rollouts on disk
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
             _, rollouts = evaluate(questions, policy, fixed, tools, judge, watch, **settings)
-            if trial.add(rollouts):  # saves them. False: a server was down; these questions come again
+            if trial.add(rollouts):  # saves them. False if a server was down: these questions come again
                 watch.finished(rollouts)
 
 
 # ------------------------------------------------------------------------------------------- the command line
 def main():
     args = command_line.solve_arguments(toolset.TOOLS)
-    sets, cast, folder = answering.begin(args, toolset)
+    sets, (policy, fixed, tools, judge), folder = answering.begin(args, toolset)
     with answering.trials(args, sets, folder) as trials:  # also prints the numbers, even after Ctrl-C
         for trial in trials:
-            answer(trial, args, *cast)
+            answer(trial, args, policy, fixed, tools, judge)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,15 @@
 TOOLS is the toolset K: for each tool its function (the functions live in world/) and what the planner and the
 executor read about it. To add a tool, write one function and one entry. toolbox() chooses the tools of a run.
 
-run_calls() runs the calls of a turn. A call takes one of two ways to its Result: a function runs in a thread,
+run_calls() runs the calls of a turn. A call takes one of two ways to its Result:
 
-    run_call() -> run_tool() -> check() -> the tool's function
-
-and base_generator, the tool that is a language model, answers all queries of the turn in one batch
-(answer_queries()).
+    a function runs in a thread: run_call() -> run_tool() -> check() -> the tool's function
+    base_generator, the tool that is a language model, answers all its queries of the turn in one batch:
+    answer_queries()
 
 A call never raises. The result of a tool-calling error starts with "Error:", whether the model made the
 mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and the rollout
-goes on.
+goes on. A function must end by itself, as those in world/ do: nothing here interrupts it.
 """
 
 import functools
@@ -37,13 +36,17 @@ RESULT_BUDGET = 4000  # characters of a result that reach memory
 class Tool:
     """One tool: its function, and what the modules read about it."""
 
-    run: Callable[..., str] | None  # None: a language model answers the argument "query"
+    run: Callable[..., str] | None  # None: a language model answers; the one argument is then "query"
     description: str  # what it does, for the planner
     arguments: dict[str, str]  # name -> meaning; all are strings, all are required
     limits: str  # what to know before choosing it
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
-    from_web: bool = False  # it uses the network: its results may be cached (--cache)
+    from_web: bool = False  # it uses the network: its results may be cached (--cache). See with_corpus()
+
+    def __post_init__(self):
+        if self.run is None and list(self.arguments) != ["query"]:
+            raise ValueError("a tool without a function has one argument, 'query', for the language model")
 
 
 TOOLS = {
@@ -109,11 +112,13 @@ def run_calls(calls, tools, base_generator):
 
     calls: [executor.Call, or a parse error]. base_generator: the language model behind the tool without a
     function, [query] -> [Completion]. Its queries are one batch, and the other calls run meanwhile, eight at
-    a time, each with its own time limit.
+    a time.
 
     The verifier waits until all rollouts have their results. If it began with the first ones, its batches
-    would depend on timing, and with them the last bits of what is sampled.
+    would depend on timing, and sums in batches of another size differ in their last bits: no run could be
+    repeated.
     """
+    # queries: {place in calls: text}. running: {place: future}. results: {place: Result}
     queries = {i: call.arguments["query"] for i, call in enumerate(calls) if is_query(call, tools)}
     pool = ThreadPoolExecutor(max_workers=8)
     try:
@@ -126,10 +131,9 @@ def run_calls(calls, tools, base_generator):
 
 
 def is_query(call, tools):
-    """Does the language model answer this call? Not if it is malformed: run_call() reports its error."""
-    if isinstance(call, str) or tools[call.tool].run:
-        return False
-    return "query" in call.arguments and not check(tools, call.tool, call.arguments)
+    """Is this a well-formed call of a tool that is a language model? run_call() reports what is malformed."""
+    well_formed = not isinstance(call, str) and not check(tools, call.tool, call.arguments)
+    return well_formed and tools[call.tool].run is None
 
 
 def answer_queries(queries, engine):
@@ -140,7 +144,8 @@ def answer_queries(queries, engine):
     for i, query in queries.items():
         completion = completions[query]
         text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
-        failed = "" if completion.error == TOO_LONG else completion.error  # too long: the planner reads it
+        # A query that is too long is an error that the planner reads; any other error ends the rollout.
+        failed = "" if completion.error == TOO_LONG else completion.error
         results[i] = Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds,
                             completion.tokens, failed)
     return results
@@ -161,7 +166,7 @@ def run_tool(tools, name, arguments, budget=RESULT_BUDGET):
         text = check(tools, name, arguments) or str(tools[name].run(**arguments))
     except services.Failed as why:
         text = f"Error: {why}"
-    except Exception as why:  # never swallowed: the planner reads it, and it is counted
+    except Exception as why:  # any bug of a tool becomes text: the planner reads it, and it is counted
         text = f"Error: {name} failed: {type(why).__name__}: {why}"
     return truncate(text, budget), text.startswith("Error:")
 
@@ -216,7 +221,8 @@ def toolbox(names=None, corpus=None, cache=None):
     """
     names = [name for name in TOOLS if not missing(name)] if names is None else names
     check_names(names)
-    tools, corpus = {name: tool for name, tool in TOOLS.items() if name in names}, str(corpus or LIVE + "en")
+    tools = {name: tool for name, tool in TOOLS.items() if name in names}
+    corpus = str(corpus) if corpus else f"{LIVE}en"  # "wikipedia:en": the live English Wikipedia
     if "wikipedia_search" in tools:
         tools["wikipedia_search"] = with_corpus(tools["wikipedia_search"], corpus)
     if "web_search" in tools and not corpus.startswith(LIVE) and has_pages(corpus):

@@ -9,15 +9,16 @@
 Each step takes `--questions` questions and runs each of them `--group-size` times through the flow
 (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0.
 Compared with the other rewards of its question, the reward becomes the advantage of all turns of the rollout.
-flow_grpo.update() then changes the planner. A frozen copy of the model plays all other modules and is π_ref.
+flow_grpo.update() then changes the planner, in `--minibatches` optimiser steps. By default, a frozen copy of
+the model plays all other modules and is π_ref.
 
 All random numbers of step n come from (seed, n), so a run that is stopped and resumed ends as if it had never
 been stopped. What else a training run needs: cli/ (flags, the first lines of a run), logbook/ (the run's
 folder, resuming, Ctrl-C), scale/ (the memory plan, several GPUs).
 
 With several GPUs, each process (a "rank") rolls out its share of a step's questions and learns from those
-rollouts. Rewards, advantages and the log cover the rollouts of all ranks. With one GPU or none, there is
-one rank, and its share is everything.
+questions, and all ranks then have the rollouts of all. update() divides each mini-batch among the ranks. With
+one GPU or none, there is one rank, and its share is everything.
 """
 from cli import early
 
@@ -31,7 +32,7 @@ import torch
 import solve
 import tools as toolset
 from cli import command_line, setup
-from fast import logps
+from fast import logps as fast_logps
 from flow_grpo import Action, advantages, log_probs, token_logps, update
 from logbook.log import NO_UPDATE, step_row
 from logbook.run import stop_if_down, training_run
@@ -40,16 +41,17 @@ from scale.passes import Passes
 
 
 def train(args, cast, reference, optimizer, train_questions, valid, test, state):
-    """The whole run.
+    """Train for args.steps steps; evaluate and save in between.
 
     cast: who answers questions: (the engine in training, {module: engine} for the others, tools, judge).
     reference: the engine of π_ref, or None. state: of the checkpoint to resume from, or None."""
     policy, _, tools, _ = cast
-    models = policy.model, reference.model if reference else None
-    # Passes computes log π in micro-batches that fit into memory: with token_logps() of flow_grpo.py, or with
-    # functions of fast/, which give the same numbers in less time and memory.
-    scoring = {"token_logps": token_logps} if args.plain else logps.scoring(log_probs, *models)
-    passes = Passes(*models, token_budget=args.token_budget, **scoring)
+    models = policy.model, (reference.model if reference else None)
+    # Passes computes log π in micro-batches that fit into memory.
+    if args.plain:
+        passes = Passes(*models, token_logps, token_budget=args.token_budget)
+    else:  # the same numbers in less time and memory; an edit of log_probs() counts there, too
+        passes = Passes(*models, **fast_logps.scoring(log_probs, *models), token_budget=args.token_budget)
 
     with training_run(args, policy, optimizer, state) as run:
         evaluate_before(run, cast, valid, test)
@@ -59,21 +61,21 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             questions = questions_of(step, train_questions, args.questions, args.seed)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
-            groups, usable = with_outcome(rollouts, args.group_size)
-            rewards = [rollout.reward for rollout in usable]  # 1 or 0: rewards/grade.py
+            usable, groups = with_outcome(rollouts, args.group_size)
+            rewards = [rollout.reward for rollout in usable]  # of rewards/grade.py: 1 or 0
             A, flat = advantages(rewards, groups)
 
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):
-                actions = local_actions(usable, groups, len(questions))
-                with run.updating(passes, usable, groups, A):  # noted: seconds, log-ratios
+                actions = actions_of(usable)
+                with run.updating(passes, usable, groups, A):  # its seconds; room for sharded weights
                     report = update(
                         passes, optimizer, actions, A, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, tools)
-            run.log_step(row, rollouts, report)  # the step is finished: run.step, run.moved
+            run.log_step(row, rollouts, report)  # also counts the step: run.step, run.moved
             if run.due():
                 validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:
@@ -108,42 +110,40 @@ def graded_rollouts(args, cast, questions, copies, seed):
 
 
 def with_outcome(rollouts, group_size):
-    """(groups, usable). usable: the rollouts with an outcome, which neither failed nor are undecided.
+    """(usable, groups). usable: the rollouts with an outcome, which neither failed nor are undecided.
 
     groups[i] is the group of usable[i]: the number of its question in the batch, from 0. (Not the question's
     text: a question that comes twice in a batch makes two groups.)"""
     # The rollouts of a question are neighbours, so rollout n belongs to question n // group_size.
     numbers = [n for n, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
-    return [n // group_size for n in numbers], [rollouts[n] for n in numbers]
+    return [rollouts[n] for n in numbers], [n // group_size for n in numbers]
+
+
+def actions_of(rollouts):
+    """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it."""
+    return [Action(turn.prompt_ids, turn.ids, i, turn.logps)
+            for i, rollout in enumerate(rollouts) for turn in rollout.actions]
 
 
 def can_learn(A, beta, moved):
     """Does J have a gradient? If every group is flat, all advantages are 0, and only the KL is left. Its
-    gradient is 0, too, until a step has moved the policy: while π_θ = π_ref, it is minimal."""
+    gradient is also 0 until a step has moved the policy: while π_θ = π_ref, the KL is at its minimum."""
     return A.any() or (beta > 0 and moved)
-
-
-def local_actions(usable, groups, num_groups):
-    """[Action]: all turns of the rollouts that this rank learns from, those of its share of the questions (of
-    all, with one rank). Action.rollout is the rollout's place in `usable`, the same list on every rank."""
-    local_groups = ranks.share(range(num_groups))
-    return [Action(turn.prompt_ids, turn.ids, i, turn.logps)
-            for i, rollout in enumerate(usable) if groups[i] in local_groups for turn in rollout.actions]
 
 
 # ----------------------------------------------------------------------------------------------- evaluations
 def evaluate_before(run, cast, valid, test):
-    """Before the first step: what can the untrained planner do? A resumed run first does a validation that it
-    missed."""
+    """Before the first step: what can the planner do without training? A run that was stopped between a step
+    and its validation makes up for that."""
     if run.step == 0 and (test or valid):
         log_accuracy(run, cast, "test" if test else "valid", test or valid)
-    if run.due() and valid and not run.log.evaluated("valid", run.step):  # it was stopped before that
+    elif run.due() and valid and not run.log.evaluated("valid", run.step):
         validate_and_save(run, cast, valid)
 
 
 def log_accuracy(run, cast, name, questions):
-    """The accuracy on the questions of `name`, valid or test: one rollout each, sampled as in training. It is
-    logged, too."""
+    """The accuracy on the questions of `name`, valid or test: one rollout each, sampled as in training. Also
+    writes it to the log."""
     return run.log_evaluation(name, graded_rollouts(run.args, cast, questions, 1, run.args.seed))
 
 

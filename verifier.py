@@ -36,12 +36,12 @@ Your check:
 
 
 def prompt(question, tools, analysis, memory):
-    tools, analysis = describe_all(tools), show_analysis(analysis)
-    return PROMPT.format(tools=tools, question=indented(question), analysis=analysis, memory=memory)
+    return PROMPT.format(tools=describe_all(tools), question=indented(question),
+                         analysis=show_analysis(analysis), memory=memory)
 
 
 def parse(text):
-    """Returns True for STOP: "Conclusion: STOP", or the word alone, and no other conclusion.
+    """True if every line "Conclusion: ..." says STOP; without such a line, if the whole text is that word.
 
     "Explanation: ...\\nConclusion: STOP" -> True        "We should not stop." -> False        "" -> False
     """

@@ -62,7 +62,7 @@ TARGETS = {
               ["tests/test_tools.py", "tests/test_solve.py"]),
     "solve": (["roll_out", "Team", "prompt_of", "call_engine"],
               ["tests/test_solve.py", "tests/test_server.py"]),
-    "train": (["train", "questions_of", "graded_rollouts", "with_outcome", "can_learn", "local_actions",
+    "train": (["train", "questions_of", "graded_rollouts", "with_outcome", "can_learn",
                "evaluate_before"],
               TRAIN),
     "cli/command_line": (["settle_train", "resumed", "settle_engines"],

@@ -102,7 +102,7 @@ def state_of(rollout):
 
 def advantages_of(rollouts, group_size):
     """A_i of each rollout, as train.py computed it; None for those without an outcome."""
-    groups, usable = with_outcome(rollouts, group_size)
+    usable, groups = with_outcome(rollouts, group_size)
     A = iter(advantages([rollout.reward for rollout in usable], groups)[0].tolist())
     return [None if state_of(rollout) else next(A) for rollout in rollouts]
 

@@ -63,11 +63,10 @@ class Passes:
         with sharding.released(self.model, self.reference), memory_errors("the optimiser's state"):
             yield
 
-    def total(self, count):
-        """A whole number, summed over the ranks."""
-        count = torch.tensor(count, device=self.model.device)
-        ranks.add_up(count)
-        return count.item()
+    def share(self, rollouts):
+        """This rank's part of a mini-batch (with one rank, all): neighbours, because they share prompts."""
+        n = len(rollouts)
+        return rollouts[n * ranks.RANK // ranks.WORLD : n * (ranks.RANK + 1) // ranks.WORLD]
 
     def policy_logps(self, actions, temperature):
         """log π_θ of every action token, (K,); without a gradient, π_θold's."""

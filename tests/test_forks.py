@@ -223,11 +223,10 @@ def check_dapo():
 
 
 def check_last_turn():
-    from train import local_actions
+    from train import actions_of
     turn = lambda number: SimpleNamespace(prompt_ids=[1] * number, ids=[number], logps=[])
     usable = [SimpleNamespace(actions=[turn(1), turn(2), turn(3)]), SimpleNamespace(actions=[turn(4)])]
-    actions = local_actions(usable, [0, 0], 1)
-    assert [(action.rollout, action.ids) for action in actions] == [(0, [3]), (1, [4])]
+    assert [(action.rollout, action.ids) for action in actions_of(usable)] == [(0, [3]), (1, [4])]
 
 
 def check_turn_cost():

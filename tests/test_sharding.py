@@ -25,7 +25,6 @@ from scale import ranks, sharding
 from scale.masters import local
 from scale.passes import Passes
 
-SHARES = [range(0, 1), range(1, 7)]  # rollouts of the two ranks: the first has far fewer micro-batches
 SETTINGS = dict(temperature=T, beta=0.1, max_grad_norm=1e6)
 OFTEN = dict(minibatches=2)  # with old log-probs of a forward pass of their own
 KINDS = [(torch.float64, False), (torch.float64, True), (torch.bfloat16, False), (torch.bfloat16, True)]
@@ -50,12 +49,6 @@ def whole(tensor):
 def sharded(model, host=False):
     sharding.shard(model, host)
     return model
-
-
-def lesson_of(rank):
-    """The rank's part of a lesson: its actions, and the advantages of all rollouts."""
-    actions, A = lesson()
-    return [a for a in actions if a.rollout in SHARES[rank]], A
 
 
 def learn(part, fault=None, **settings):
@@ -173,8 +166,9 @@ def scenarios(folder, world):
     left["resumed"] = {kind: resumed(folder, *kind, 1) for kind in KINDS}
     if world == 2:
         left["sampled"] = sampled(ranks.RANK)
-        part = lesson_of(ranks.RANK)
+        part = lesson()
         left |= {"once": learn(part), "often": learn(part, **OFTEN)}
+        left["tokens"] = learn(part, **OFTEN, token_mean=True)
         for name, fault in FAULTS.items():
             left[name] = learn(part, fault if ranks.RANK == 1 else None, **OFTEN)
         with pytest.raises(MemoryError) as why:
@@ -220,8 +214,8 @@ def same(one, other, within):
         torch.allclose(one[name].double(), other[name].double(), rtol=0, atol=within) for name in one)
 
 
-def test_the_gradient_of_two_ranks_with_uneven_shares_is_that_of_one_process(left):
-    for way, settings in (("once", {}), ("often", OFTEN)):
+def test_the_gradient_of_two_ranks_is_that_of_one_process_also_with_several_mini_batches(left):
+    for way, settings in (("once", {}), ("often", OFTEN), ("tokens", OFTEN | dict(token_mean=True))):
         alone, report = learn(lesson(), **settings)
         for gradients, of_rank in (rank[way] for rank in left(2)):
             assert len(gradients) == len(alone) == report["steps"]
