@@ -93,6 +93,15 @@ def test_commands_shrink_after_all_results_and_sub_goals_last():
     assert count(1300) == [2, 1, 0] and count(1000) == [1, 0, 0]
 
 
+@pytest.mark.parametrize("width", [3, 20, 4000])
+@pytest.mark.parametrize("budget", [500, 2000, 3500])
+def test_a_result_is_shortened_to_what_the_budget_leaves_however_many_lines_it_has(width, budget):
+    """Its further lines are indented in the prompt: what is cut must be counted with that."""
+    result = "\n".join("x" * width for _ in range(4000 // width))
+    memory = Memory("q", "", [Step(1, "python_coder", "Add.", "python_coder(...)", result)])
+    assert 0.6 * budget < len(memory.render(budget)) <= budget
+
+
 @pytest.mark.parametrize("budget", [-3, 0, 1, 20, 40, 41, 42, 100, 999, 1000])
 def test_a_truncated_text_keeps_its_budget_its_head_and_its_tail_and_counts_what_is_gone(budget):
     text = "".join(chr(97 + i % 26) for i in range(1000))

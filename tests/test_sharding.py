@@ -8,13 +8,15 @@ import os
 import re
 import sys
 import warnings
+from dataclasses import replace
 from multiprocessing import set_forkserver_preload
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
-from test_flow_grpo import T, lesson, tiny
+from test_flow_grpo import T, tiny
+from test_flow_grpo import lesson as small_lesson
 
 from fast import logps
 from fast.sampling import sample
@@ -26,6 +28,7 @@ from scale.masters import local
 from scale.passes import Passes
 
 SETTINGS = dict(temperature=T, beta=0.1, max_grad_norm=1e6)
+BUDGET = 30  # tokens of a micro-batch: several in a mini-batch
 OFTEN = dict(minibatches=2)  # with old log-probs of a forward pass of their own
 KINDS = [(torch.float64, False), (torch.float64, True), (torch.bfloat16, False), (torch.bfloat16, True)]
 
@@ -51,6 +54,12 @@ def sharded(model, host=False):
     return model
 
 
+def lesson():
+    """A lesson twice, so that each rank has several micro-batches in each mini-batch."""
+    actions, A = small_lesson()
+    return actions + [replace(a, rollout=a.rollout + len(A)) for a in actions], torch.cat([A, A])
+
+
 def learn(part, fault=None, **settings):
     """One update: (the gradients, the report)."""
     model, reference = tiny(), tiny(1).requires_grad_(False)
@@ -60,7 +69,7 @@ def learn(part, fault=None, **settings):
     optimizer = Recorder(model)
     if fault:
         fault(model, reference)
-    passes = Passes(model, reference, token_budget=30, **scoring)
+    passes = Passes(model, reference, token_budget=BUDGET, **scoring)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Out of memory: from here on ...
         report = update(passes, optimizer, *part, **SETTINGS | settings)
@@ -236,7 +245,7 @@ def test_if_memory_is_short_on_one_rank_all_halve_and_the_gradients_stay(left, w
         (wanted, calm), (gradients, report) = rank["often"], rank[where]
         assert len(wanted) == len(gradients) == 2 and calm["halved"] == 0 and report["halved"] == 1
         assert all((x - y).abs().max() < 1e-9 * x.norm() for x, y in zip(wanted, gradients))
-    assert left(2)[0][where][1]["token_budget"] == left(2)[1][where][1]["token_budget"] < 30
+    assert left(2)[0][where][1]["token_budget"] == left(2)[1][where][1]["token_budget"] < BUDGET
 
 
 def test_if_a_row_does_not_fit_on_one_rank_both_end_with_a_sentence_and_can_go_on(left):
