@@ -52,10 +52,10 @@ def scored(turns, temperature, passes):
 
 
 def first_group(rollouts, groups, A):
-    """The rollouts of the first group on rank 0 that is not flat; none on the other ranks."""
+    """The rollouts of the first group that is not flat, on rank 0; none on the other ranks."""
     if ranks.RANK:
         return []
-    mixed = [group for group, a in zip(groups, A.tolist(), strict=True) if a and group % ranks.WORLD == 0]
+    mixed = [group for group, a in zip(groups, A.tolist(), strict=True) if a]
     return [rollout for rollout, group in zip(rollouts, groups) if group in mixed[:1]]
 
 
