@@ -2,9 +2,10 @@
 
     torchrun --nproc-per-node 8 train.py --model Qwen/Qwen2.5-7B-Instruct ...
 
-Each process (rank) has a GPU. It rolls out its share of a step's questions, and then gets the rollouts of all.
-flow_grpo.update() divides each mini-batch among the ranks and sums their gradients, so the objective is that
-of the joint batch. How the weights are spread over the ranks: sharding.py. With one process all functions here do nothing.
+Each process (rank) has a GPU. It rolls out its share of a step's questions, and then gets the rollouts of
+all. flow_grpo.update() divides each mini-batch among the ranks and sums their gradients, so the objective is
+that of the joint batch. How the weights are spread over the ranks: sharding.py. With one process all
+functions here do nothing.
 
 All machines must see the run's folder. torchrun kills 30 seconds after a SIGTERM: a step that
 takes longer is not saved, and is repeated.

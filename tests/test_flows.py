@@ -128,11 +128,9 @@ def test_scoring_the_sample_draws_no_random_number_and_changes_no_mode_and_no_gr
     assert state() == before and rollouts[0].outputs[0]["log_ratios"]
 
 
-def test_each_rank_but_the_first_leaves_the_sample_alone_and_the_first_takes_one_of_its_own(monkeypatch):
-    A, groups = torch.tensor([1.0, -1, 1, -1, 1, -1]), [1, 1, 2, 2, 4, 4]
-    assert ratios.first_group("abcdef", groups, A) == ["a", "b"]
-    monkeypatch.setattr(ratios.ranks, "WORLD", 2)
-    assert ratios.first_group("abcdef", groups, A) == ["c", "d"]  # rank 0 has the groups 0, 2, 4
+def test_the_first_rank_takes_the_first_group_that_is_not_flat_and_the_others_none(monkeypatch):
+    A, groups = torch.tensor([0.0, 0, 1, -1, 1, -1]), [1, 1, 2, 2, 4, 4]
+    assert ratios.first_group("abcdef", groups, A) == ["c", "d"]
     monkeypatch.setattr(ratios.ranks, "RANK", 1)
     assert ratios.first_group("abcdef", groups, A) == []
 
