@@ -1,5 +1,6 @@
 """The toy: are the committed files those that toy/make.py makes, and does the model play its parts?"""
 
+import csv
 import io
 import json
 import re
@@ -78,6 +79,16 @@ def test_after_an_edit_of_its_prompt_the_planner_plans_the_same_sub_goals(edit, 
              for each in (engine, Edited(engine, *EDITS[edit]))]
     same = [plan.sub_goal == getattr(edited, "sub_goal", "") for plan, edited in zip(*plans)]
     assert sum(same) >= 0.8 * len(same)
+
+
+def test_the_table_of_edits_in_toy_md_is_that_of_the_csv():
+    with open(TOY.parent / "experiments" / "results" / "prompt-edits.csv") as file:
+        measured = list(csv.DictReader(file))
+    page = (TOY.parent / "docs" / "toy.md").read_text()
+    for edit in EDITS:
+        untrained, trained = (float(row["accuracy"]) for row in measured if row["edit"] == edit)
+        assert f"| {edit} | {untrained:.3f} | {trained:.3f} |" in page
+        assert untrained >= 0.8 * float(measured[0]["accuracy"]) and trained >= 0.8
 
 
 def prompts_of_all_modules(tools):
