@@ -15,8 +15,6 @@ import argparse
 import random
 import re
 import sys
-import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +25,6 @@ from logbook import endings
 endings.without_traceback(__name__)
 
 import torch
-from tqdm import tqdm
 
 import executor
 import generator
@@ -37,11 +34,10 @@ from memory import Memory, Step
 from models.completion import Completion
 from models.loading import load_engine
 from solve import Rollout, call_engine
-from tools import run_calls, toolbox
-from toy.hops.make import HOPS, WORLDS, adds_two, copies_from_memory, quick_python
-from toy.hops.questions import KINDS, MAX_TURNS, NAMES, URLS, World, for_flow
-from toy.hops.teacher import TOOLS, Teacher
-from toy.make import warm_start, write_rows
+from tools import run_calls
+from toy.hops.make import HOPS, adds_two, copies_from_memory, worlds
+from toy.hops.questions import KINDS, MAX_TURNS, NAMES, URLS
+from toy.make import warm_start
 from toy.pieces import NUMBERS
 from world.text import indented
 
@@ -124,21 +120,12 @@ class Writer:
         return f"{thought}{CALL} {executor.parse(call, plan.tool, tool)}"
 
 
-def examples(number, seed, kinds=KINDS, guided=(0.3, 0.9)):
-    """[(prompt, text)] that a monolith would read and write in `number` rollouts of the blind teacher.
-
-    As toy/hops/make.py: teachers_examples(), which makes those of the flow's modules."""
-    rng, found = random.Random(seed), []
-    for n in tqdm(range(WORLDS), desc="the teacher's rollouts", mininterval=10):
-        world = World(f"monolith {seed} {n}")
-        with tempfile.TemporaryDirectory() as folder:
-            corpus = Path(folder) / "corpus.jsonl"
-            write_rows(corpus, world.rows)
-            tools = toolbox(list(TOOLS), corpus)
-            tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
-            made = world.questions(number // WORLDS, "train", seed=rng.random(), noise=True, kinds=kinds)
-            writer = Writer(Teacher(made, blind=rng, guided=rng.choice(guided)), tools)
-            roll_out(for_flow(made), writer, {"base_generator": writer.teacher}, tools, MAX_TURNS)
+def examples(rollouts, seed, kinds=KINDS, guided=(0.3, 0.9)):
+    """[(prompt, text)] that a monolith would read and write in the blind teacher's rollouts."""
+    found = []
+    for tools, questions, teacher in worlds(rollouts, seed, kinds, guided):
+        writer = Writer(teacher, tools)
+        roll_out(questions, writer, {"base_generator": teacher}, tools, MAX_TURNS)
         found += writer.examples
     return found
 

@@ -194,7 +194,7 @@ def test_a_monolith_that_writes_what_the_teacher_wrote_is_right_and_every_text_i
 
 
 def test_a_monolith_learns_random_plans_with_their_calls_and_answers_from_what_it_found(monkeypatch):
-    monkeypatch.setattr(monolith, "WORLDS", 1)
+    monkeypatch.setattr(toy.hops.make, "WORLDS", 1)
     found = monolith.examples(48, seed=0)
     plans = [text for _, text in found if monolith.CALL in text]
     answers = [text for _, text in found if monolith.CALL not in text]

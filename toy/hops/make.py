@@ -67,11 +67,9 @@ def quick_python(code):
     return "Error: SyntaxError: invalid syntax (line 1)"
 
 
-def teachers_examples(rollouts, seed, kinds=KINDS, guided=(0.3, 0.9)):
-    """[(prompt, text)] of all modules, from `rollouts` rollouts of the blind teacher in WORLDS worlds.
-
-    guided: of each world one of these, see Teacher."""
-    rng, examples = random.Random(seed), []
+def worlds(rollouts, seed, kinds, guided):
+    """Yield (tools, questions, blind teacher) of each of the WORLDS of a warm start; `rollouts` in all."""
+    rng = random.Random(seed)
     for n in tqdm(range(WORLDS), desc="the teacher's rollouts", mininterval=10):
         world = World(f"warm start {seed} {n}")
         with tempfile.TemporaryDirectory() as folder:
@@ -80,9 +78,17 @@ def teachers_examples(rollouts, seed, kinds=KINDS, guided=(0.3, 0.9)):
             tools = toolbox(list(TOOLS), corpus)
             tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
             made = world.questions(rollouts // WORLDS, "train", seed=rng.random(), noise=True, kinds=kinds)
-            teacher = Teacher(made, blind=rng, guided=rng.choice(guided))
-            with torch.no_grad():
-                solve.roll_out(for_flow(made), teacher, teacher, tools, MAX_TURNS)
+            yield tools, for_flow(made), Teacher(made, blind=rng, guided=rng.choice(guided))
+
+
+def teachers_examples(rollouts, seed, kinds=KINDS, guided=(0.3, 0.9)):
+    """[(prompt, text)] of all modules, from `rollouts` rollouts of the blind teacher.
+
+    guided: of each world one of these, see Teacher."""
+    examples = []
+    for tools, questions, teacher in worlds(rollouts, seed, kinds, guided):
+        with torch.no_grad():
+            solve.roll_out(questions, teacher, teacher, tools, MAX_TURNS)
         examples += teacher.examples
     return examples
 
