@@ -1,7 +1,7 @@
 """Executor: turns a plan into one tool call (AgentFlow §3.1). Not trained.
 
 The executor reads the question, the plan's context and sub-goal, and the description of the planned tool. It
-writes one call, in Python; models that were trained on tool calls may write JSON, which is read as well.
+writes one call, in Python. Models that were trained on tool calls may write JSON instead: parse() reads both.
 parse() reads this call as *data*: it evaluates nothing and accepts only literal arguments. So
 `python_coder(code=open("/etc/passwd").read())` is a parse error, and the planner reads that error in its next
 prompt.
@@ -66,7 +66,7 @@ def parse(text, name, tool):
         try:
             called, arguments = read(source, list(tool.arguments))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # of json and ast
-            reason = getattr(error, "msg", str(error)) or type(error).__name__
+            reason = getattr(error, "msg", str(error)) or type(error).__name__  # .msg: without the position
         else:
             if called != name:
                 return f"the plan was to call {name}, not {called[:60]!r}"
@@ -102,8 +102,9 @@ def read_python(source, names):
     if len(body) != 1 or not isinstance(body[0], ast.Expr) or not isinstance(body[0].value, ast.Call):
         raise ValueError("there must be one call and nothing else")
     call = body[0].value
-    keywords = [(keyword.arg, keyword.value) for keyword in call.keywords]  # for **rest, the name is None
-    if not isinstance(call.func, ast.Name) or len(call.args) > len(names) or None in dict(keywords):
+    keywords = [(keyword.arg, keyword.value) for keyword in call.keywords]
+    unpacks = any(keyword.arg is None for keyword in call.keywords)  # **rest
+    if not isinstance(call.func, ast.Name) or len(call.args) > len(names) or unpacks:
         raise ValueError("there must be one call of the tool by its name")
     arguments = unique_dict(list(zip(names, call.args)) + keywords)
     try:

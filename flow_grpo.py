@@ -15,15 +15,14 @@ multi-turn problem becomes many single-turn ones, each with the clipped objectiv
 
 With one mini-batch per update, the default for real models (the toy has 4), π_θ is still π_θold when the
 gradient is taken: ρ is 1, and the clip never acts. What remains is ∇J = (the three means of A_i ∇log π) -
-β ∇KL. This is the gradient of cross-entropy on the planner's own plans, weighted by A. (In RL: REINFORCE,
-with the group's mean as the baseline.) The ratio and the clip matter from the second mini-batch on.
+β ∇KL (of which KL: see loss()). Without the KL, an ascent along ∇J is a step of cross-entropy training on the
+planner's own plans, each weighted by its A. (In RL: REINFORCE, with the group's mean as the baseline.) The
+ratio and the clip matter from the second mini-batch on.
 
 objective() is eq. 5 in plain loops, to be read and to test against. Training calls advantages() and then
 update(), which calls token_logps() and loss() for each micro-batch. They see token ids, a number for each
-rollout and two language models, and know nothing of agents or text. token_logps() is the definition;
-fast/logps.py computes the same numbers in less time and memory, and train.py uses it unless --plain is given.
-(So an edit of token_logps() takes effect with --plain alone, an edit of log_probs() always.) scale/passes.py
-adds what large models and several GPUs need.
+rollout and two language models, and know nothing of agents or text. scale/passes.py adds what large models
+and several GPUs need.
 
 Dropped, on purpose:
   * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
@@ -40,8 +39,7 @@ Where a choice comes from:
 
 Why may every turn get the same advantage? Appendix B of the paper rewrites the sum over rollouts as a sum
 over the visited states, each with weight 1/T_i: single-turn updates optimise exactly the multi-turn
-objective. But this does not find out which turn earned the reward: a bad turn in a rollout that ended well is
-reinforced as well, and only the average over many rollouts corrects this.
+objective.
 """
 
 import math
@@ -51,7 +49,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-EXPLODED = 1000  # a gradient norm above so many times max_grad_norm is an accident of one token: no step
+EXPLODED = 1000  # times max_grad_norm: no step if the gradient norm is above, since one odd token caused it
 
 
 @dataclass
@@ -60,10 +58,11 @@ class Action:
     prompt_ids: list[int]   # s^t
     ids: list[int]          # a^t, stop token included (absent if the plan was cut off at the token limit)
     rollout: int            # the number of its rollout, 0 .. N-1
-    # log π of ids when they were sampled: only reported. Sampling rounds differently from scoring, so as
-    # π_θold it would make ρ ≠ 1 in the first mini-batch.
+    A: float = 0.0          # its advantage: the A_i of its rollout
+    # log π of ids as the engine computed it while sampling: for the report only. Sampling rounds differently
+    # from scoring, so as π_θold it would make ρ ≠ 1 in the first mini-batch.
     logps: list[float] = field(default_factory=list)
-    A: float = 0.0          # A_i of its rollout: update() sets this and the next two, on a copy of its own
+    # update() sets the next two, on a copy of its own
     weight: float = 0.0     # of each of its tokens: token_weight()
     old: torch.Tensor | None = None     # log π_θold of ids, (|a|,)
 
@@ -95,7 +94,7 @@ def objective(rollouts, A, clip, beta):
 
     rollouts[i][t][j]: log π_θ, log π_θold and log π_ref of token j of turn t of rollout i, each a tensor ().
     A: A_i of each rollout. clip: (ε, ε')."""
-    J, N, (low, high) = 0.0, len(rollouts), clip        # N: the rollouts of all questions, so 1/N is E_q 1/G
+    J, N, (low, high) = 0.0, len(rollouts), clip        # N: all rollouts given, so 1/N is E_q 1/G
     for turns, A_i in zip(rollouts, A):                                     # 1/N Σ_i
         for tokens in turns:                                                # 1/T_i Σ_t
             for logp, logp_old, logp_ref in tokens:                         # 1/|a| Σ_j
@@ -112,6 +111,9 @@ def token_logps(model, actions, temperature):
 
     New, old and reference log-probs all come from this function, so a difference between them is a
     difference of models. Rows are padded on the right, where no token of a causal model looks.
+
+    This is the definition. train.py calls it with --plain; otherwise fast/logps.py computes the same numbers
+    in less time and memory. To change the log-prob itself, edit log_probs(), which both use.
     """
     sequences = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
     x = pad_sequence(sequences, batch_first=True).to(model.device)          # (B, L) padded on the right
@@ -144,7 +146,8 @@ def per_token(actions, values):
 
 
 def old_logps(actions, logp):
-    """log π_θold of each token, (K,): as noted in Action.old, or else the present log-prob, and ρ is 1."""
+    """log π_θold of each token, (K,): Action.old where update() has computed it; else the log-prob of now,
+    without its gradient, so that ρ = 1."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
 
@@ -155,9 +158,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the clip
     removes it where the policy has already moved far enough in the direction of A.
 
-    The value of the loss does not measure learning: at ρ = 1 the three means are -1/N Σ_i A_i (plus the KL),
-    and the advantages of a whole group add up to 0, whatever the rewards. At ρ = 1, k3 estimates
-    KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ), which has the same minimum.
+    The value of the loss does not measure learning: at ρ = 1 it is -1/N Σ_i A_i (plus β KL), and the A of a
+    whole group add up to 0, whatever its rewards. At ρ = 1, k3 estimates KL(π_θ ‖ π_ref), but its gradient is
+    that of KL(π_ref ‖ π_θ), which has the same minimum.
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ
@@ -176,17 +179,15 @@ def split(groups, minibatches, seed):
     Whole groups, because copies of a prompt are cheaper together (fast/trees.py); their order is shuffled.
     Only a group on the border of two sets is divided, and never a rollout."""
     groups = torch.as_tensor(groups).tolist()
-    numbers, N = {*groups}, len(groups)
-    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed)).tolist()
-    place = dict(zip(numbers, order))                                       # {group: its place}
-    rollouts = sorted(range(N), key=lambda rollout: place[groups[rollout]])
+    distinct, N = {*groups}, len(groups)
+    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
+    place = dict(zip(distinct, order))                                      # {group: its place}
+    rollouts = sorted(range(N), key=lambda i: place[groups[i]])             # stable: a group stays together
     return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
 
-def check(actions, groups, num_rollouts, temperature):
+def check(actions, num_rollouts, temperature):
     """ValueError for what would be a silent mistake in the objective."""
-    if len(groups) != num_rollouts:
-        raise ValueError(f"{len(groups)} groups for {num_rollouts} advantages: give the group of each")
     if any(not 0 <= a.rollout < num_rollouts for a in actions):
         raise ValueError(f"an Action.rollout is outside 0..{num_rollouts - 1}: "
                          "renumber the rollouts that are left")
@@ -196,90 +197,69 @@ def check(actions, groups, num_rollouts, temperature):
         raise ValueError("temperature must be > 0: a greedy planner has no distribution to train")
 
 
-def ready_to_update(model, reference=None):
-    """Dropout off, because the model that is scored must be the one that sampled; gradient checkpointing on.
-
-    transformers checkpoints a layer only if the layer's own `training` flag is set, but model.train() would
-    also turn on dropout. So all modules are in eval mode, and only the layers to checkpoint get the flag.
-    Layers of some families (OPT) call dropout themselves while it is set: their own rates become 0.
-    """
-    if reference is not None:
-        reference.eval()
-    model.eval()
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            module.training = True
-            for name, value in vars(module).items():
-                if "drop" in name and isinstance(value, float):
-                    setattr(module, name, 0.0)
-
-
-def update(passes, optimizer, actions, A, groups=None, *, temperature, clip=(0.2, 0.3), beta=0.001,
-           minibatches=1, max_grad_norm=1.0, token_mean=False, seed=0):
+def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), beta=0.001, minibatches=1,
+           max_grad_norm=1.0, token_mean=False, seed=0):
     """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
 
-        for mini in mini-batches:                   # whole rollouts
+        for mini in mini-batches:                   # one optimiser step each, of whole rollouts
             for batch in micro-batches of mini:     # what fits into memory; gradients add up
                 loss(batch).backward()
             clip the gradient; optimizer.step()
 
-    passes: Passes(model, reference, token_logps, ...), which computes the log-probs in micro-batches
+    passes: Passes(model, reference, token_logps, ...), which computes log-probs and cuts micro-batches
     (scale/passes.py).
-    actions: list[Action], all turns of all rollouts, in any order; Action.rollout is a place in A and groups.
-    A: the advantage of each rollout, (N,). groups: the group of each, (N,), or None. split() keeps a group in
-    one mini-batch where it can: this decides which rollouts share an optimiser step, and not the objective.
+    actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
+    Action.rollout is a place in it. split() keeps a group in one mini-batch where it can: this decides which
+    rollouts share an optimiser step, and not the objective.
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it.
 
-    π_θold is the model at the start. It scores the later mini-batches before the first step. The first
-    mini-batch needs no such pass: there logp.detach() is the old log-prob, and ρ is exactly 1. Nor does a
-    rollout with A = 0, whose gain is 0 at any ρ; with β > 0 it still counts in the KL.
+    π_θold is the model before the first step. So the later mini-batches are scored once before that step,
+    into Action.old. The first needs no such pass: its own log-probs, detached, are the old ones, and ρ is
+    exactly 1. Nor does a rollout with A = 0, whose gain is 0 at any ρ; with β > 0 it still counts in the KL.
     With several GPUs each process is given the whole batch, takes its part of each mini-batch, and sums its
     gradients with those of the others. The model is left in eval mode, ready to sample.
     """
-    A = torch.as_tensor(A).tolist()                                                         # A_i
     turns = Counter(a.rollout for a in actions)                                             # T_i
-    groups = range(len(A)) if groups is None else groups                    # None: each rollout for itself
     model = passes.model
     beta = beta if passes.reference is not None else 0
-    check(actions, groups, len(A), temperature)
-    ready_to_update(model, passes.reference)
-    report = passes.begin()         # numbers for the log, and the sum of the losses (scale/report.py)
+    check(actions, len(groups), temperature)
+    report = passes.begin()         # dropout off; the report collects numbers for the log (scale/report.py)
 
     minis = []                                                              # the actions of each mini-batch
     for members in split(groups, minibatches, seed):                        # rollouts
         tokens = sum(len(a.ids) for a in actions if a.rollout in members) if token_mean else None
         own = passes.share(members)                                         # with several GPUs, a part
-        mini = [replace(a, A=A[a.rollout], weight=token_weight(a, turns[a.rollout], len(members), tokens))
+        mini = [replace(a, weight=token_weight(a, turns[a.rollout], len(members), tokens))
                 for a in actions if a.rollout in own and a.ids]
         # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
-        # (This filter and the next one assume that J has no other term without A.)
+        # (This filter, that of note_old() and train.can_learn() assume that J has no other term without A.)
         minis.append([a for a in mini if beta or a.A])
 
-    # `for attempt in ...: with attempt as batch:` is `for batch in ...:`, prepared for a lack of memory. If
-    # that comes inside the `with`, the error is swallowed, .grad is emptied, and the mini-batch begins again
-    # in smaller micro-batches.
-    for mini in minis[1:]:                                                  # π_θold, before the first step
-        for attempt in passes.micro_batches([a for a in mini if a.A]):
-            with attempt as batch, torch.no_grad():
-                logps = passes.policy_logps(batch, temperature)                             # (K,)
-                for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
-                    a.old = logp                                                            # (|a|,)
+    def note_old(batch):
+        """Store log π_θold of each token of a micro-batch in Action.old."""
+        with torch.no_grad():
+            logps = passes.policy_logps(batch, temperature)                                 # (K,)
+        for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
+            a.old = logp                                                                    # (|a|,)
+
+    def learn(batch):
+        """Add the gradient of -J of a micro-batch to .grad."""
+        logp_ref = passes.reference_logps(batch, temperature) if beta else None             # (K,)
+        logp     = passes.policy_logps(batch, temperature)                                  # (K,)
+        logp_old = old_logps(batch, logp)                                                   # (K,)
+        A        = per_token(batch, [a.A for a in batch]).to(logp.device)                   # (K,)
+        weight   = per_token(batch, [a.weight for a in batch]).to(logp.device)              # (K,)
+        minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
+        minus_J.backward()                                                                  # adds to .grad
+        report.micro_batch(batch, minus_J, logp, ratio, kl, A, weight, clip)
+
+    for mini in minis[1:]:                                                  # before the first step
+        passes.for_each_micro_batch([a for a in mini if a.A], note_old)
 
     for mini in minis:
-        for attempt in passes.micro_batches(mini):                          # empties .grad first
-            with attempt as batch:
-                logp_ref = passes.reference_logps(batch, temperature) if beta else None     # (K,)
-                logp     = passes.policy_logps(batch, temperature)                          # (K,)
-                logp_old = old_logps(batch, logp)                                           # (K,)
-                adv      = per_token(batch, [a.A for a in batch]).to(logp.device)   # the broadcast of A_i
-                weight   = per_token(batch, [a.weight for a in batch]).to(logp.device)
-                minus_J, ratio, kl = loss(logp, logp_old, logp_ref, adv, weight, clip, beta)
-                minus_J.backward()                                          # adds to .grad
-                report.micro_batch(batch, minus_J, logp, ratio, kl, adv, weight, clip)
-            logp = minus_J = None       # or the graph of a failed attempt would stay in memory
-
-        # Over all processes: sums .grad; returns the sum of the losses that report has noted.
-        loss_value = passes.sum_over_ranks()
+        passes.for_each_micro_batch(mini, learn)        # .grad begins empty; repeats all if memory is short
+        loss_value = report.add_up()                    # the mini-batch's loss, over all processes
+        passes.add_up_gradients()                       # .grad, over all processes
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # One bad mini-batch must not end the run. A norm of nan is skipped, too: nan < x is False.
         skipped = not (math.isfinite(loss_value) and norm < EXPLODED * max_grad_norm)

@@ -31,7 +31,7 @@ class Step:
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
     error: bool = False  # a tool-calling error: plan or call not parsed, or the result starts with "Error:"
-    verdict: str = ""  # STOP or CONTINUE; "" before the verifier reads the step. Unreadable plan: CONTINUE
+    verdict: str = ""  # STOP or CONTINUE; "" before the verifier reads the step. A plan not parsed: CONTINUE
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
     def render(self):
@@ -62,7 +62,8 @@ class Memory:
                 excess = len(join(steps)) - budget
                 if excess > 0:
                     text = getattr(step, name)
-                    shown = len(indented(text))  # longer than the text, if it has several lines
+                    shown = len(indented(text))  # its length in the prompt
+                    # shown - excess of this may stay: cut the text by the same share.
                     kept = len(text) * max(shown - excess, 0) // max(shown, 1)
                     setattr(step, name, truncate(text, max(SHORTEST, kept)))
         return truncate(join(steps), budget)  # for very many steps

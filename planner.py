@@ -65,7 +65,7 @@ Next step:
 """
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its sub-goal uncut
-ANALYSED = ("Objective:", "Skills:")  # the toy's analyses begin so, and it reads them without indentation
+ANALYSED = "Objective:", "Skills:"  # not indented: the toy was made with its own analyses in this form
 LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 
@@ -99,7 +99,7 @@ def show_analysis(analysis):
 
     "A sum.\\nMemory:"  -> "  A sum.\\n  Memory:"
     "A sum."            -> "A sum.", because a single line without a colon is no label
-    "Objective: a sum." -> "Objective: a sum."
+    "Objective: a sum." -> "Objective: a sum.", because ANALYSED names this label
     """
     lines = analysis.splitlines()
     if len(lines) == 1 and ":" not in folded(analysis):

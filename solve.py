@@ -26,7 +26,7 @@ Three kinds of failure are kept apart:
 
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. The *policy* is
 the engine that plays the planner, `fixed` are those of the other modules. evaluate() rolls out and grades one
-batch, in training as well. answer() calls it for all questions of a command, batch by batch. main() loads
+batch; train.py uses it, too. answer() calls it for all questions of a command, batch by batch. main() loads
 what the command line names.
 """
 
@@ -65,13 +65,15 @@ class Rollout:
 
     question: Question
     memory: Memory
-    actions: list = field(default_factory=list)  # the planner's Completion of each turn: ids of s^t and a^t
+    # The planner's Completion of each turn, with the ids of s^t and a^t: actions[k] led to memory.steps[k],
+    # unless the rollout has failed. train.py makes a flow_grpo.Action of each.
+    actions: list = field(default_factory=list)
     outputs: list = field(default_factory=list)  # what each module and tool wrote, see add_output()
     plan: planner.Plan | str = ""  # of this turn; a str is the parse error
     call: executor.Call | str = ""  # of this turn; a str is the parse error
     stopped: bool = False  # the verifier wrote STOP
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
-    undecided: bool = False  # no outcome either: neither rules nor judge could tell if the answer is right
+    undecided: bool = False  # neither rules nor judge could grade the answer: training leaves it out, too
     answer: str = ""
     right: bool = False  # is the answer right?
     reward: float = 0.0  # R(o), one for the whole rollout: 1 if it is right, else 0
@@ -98,8 +100,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
-    that samples. fixed: one engine for all other modules, or {module: engine} with at least "analysis", which
-    plays every module that is not named.
+    that samples. fixed: one engine for all other modules, or {module: engine}; the engine of "analysis" plays
+    the modules that are not named.
     watch: for progress display. If given, watch(rollouts, turn, module) is called before each stage, to show
     or save what there is so far. It changes nothing: the rollouts are the same without it.
     """
@@ -119,12 +121,13 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
                 rollout.memory.steps.append(Step(turn, tool="", sub_goal="", command="", verdict="CONTINUE",
                                                  result=f"Error: {rollout.plan}", error=True))
 
+        # (A failed rollout may still have its last plan, but write() and begin() leave it out.)
         planned = [rollout for rollout in running if not isinstance(rollout.plan, str)]
         for rollout, completion in team.write("executor", turn, planned):
             tool = rollout.plan.tool
-            rollout.call = executor.parse(completion.text, tool, tools[tool])
+            rollout.call = executor.parse(completion.text, tool, tools[tool])  # a str becomes an error result
 
-        called = team.begin("tools", turn, planned)  # a call's parse error becomes its result
+        called = team.begin("tools", turn, planned)
         results = toolset.run_calls([rollout.call for rollout in called], tools, team.base_generator)
         for rollout, result in zip(called, results):
             rollout.add_result(turn, result)
@@ -142,7 +145,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 
 
 class Team:
-    """The modules at work on a batch: which engine plays each of them, and one call for many rollouts.
+    """Which engine plays each module; write() has one module write for many rollouts, in one batched call.
 
     The arguments are those of roll_out().
     """
@@ -158,11 +161,11 @@ class Team:
         """A module writes for each of these rollouts that has not failed: [(rollout, Completion)]."""
         live = self.begin(module, turn, rollouts)
         settings = self.sampled if module == "planner" else self.greedy
-        prompt = lambda rollout, budget: prompt_of(module, self.tools, rollout, budget)
-        return call_engine(self.engine(module), live, turn, module, prompt, **settings)
+        make_prompt = lambda rollout, budget: prompt_of(module, self.tools, rollout, budget)
+        return call_engine(self.engine(module), live, turn, module, make_prompt, **settings)
 
     def begin(self, module, turn, rollouts):
-        """Begin a stage: those of these rollouts that have not failed."""
+        """Tell watch() that a stage begins; return those of these rollouts that have not failed."""
         live = [rollout for rollout in rollouts if not rollout.failed]
         if live and self.watch:
             self.watch(self.rollouts, turn, module)
@@ -195,11 +198,11 @@ def prompt_of(module, tools, rollout, budget):
     return STATE_READERS[module].prompt(question, tools, analysis, rollout.memory.render(budget))
 
 
-def call_engine(engine, rollouts, turn, module, prompt, **settings):
+def call_engine(engine, rollouts, turn, module, make_prompt, **settings):
     """One batched call of an engine: [(rollout, Completion)], without the rollouts that fail.
 
-    prompt(rollout, budget) -> text. One that does not fit the model is made again with less memory. A rollout
-    fails if its prompt never fits, or if the engine gives another error. settings: temperature,
+    make_prompt(rollout, budget) -> text. One that does not fit the model is made again with less memory. A
+    rollout fails if its prompt never fits, or if the engine gives another error. settings: temperature,
     max_new_tokens.
     """
     completions = {}  # {place in rollouts: Completion}
@@ -207,7 +210,7 @@ def call_engine(engine, rollouts, turn, module, prompt, **settings):
     start = time.perf_counter()
     for budget in BUDGETS:
         if waiting:
-            prompts = [prompt(rollouts[i], budget) for i in waiting]
+            prompts = [make_prompt(rollouts[i], budget) for i in waiting]
             completions.update(zip(waiting, engine(prompts, **settings)))
             waiting = [i for i in waiting if completions[i].error == TOO_LONG]
     seconds = time.perf_counter() - start
@@ -218,14 +221,14 @@ def call_engine(engine, rollouts, turn, module, prompt, **settings):
 
 
 def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings):
-    """Roll out and grade one batch: ({metric: number}, [Rollout]). In the accuracy, a failed rollout counts
-    as wrong.
+    """Roll out and grade one batch: ({metric: number}, [Rollout]). A failed rollout counts as wrong in the
+    accuracy.
 
     watch, settings: of roll_out(). Without watch, a progress bar is shown.
     """
-    with progress_bar(len(questions), unless=watch) as watch:
-        rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
-        watch(rollouts, 0, "grade")
+    with progress_bar(len(questions), unless=watch) as shown:  # `shown` is `watch` if there is one
+        rollouts = roll_out(questions, policy, fixed, tools, watch=shown, **settings)
+        shown(rollouts, 0, "grade")
         grade(rollouts, judge)  # sets `right` and `reward` of each
     return summary(rollouts), rollouts
 
@@ -233,7 +236,8 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
 def answer(trial, args, policy, fixed, tools, judge):
     """Answer the questions of a trial, batch by batch: roll out, grade, save, print.
 
-    trial: a logbook.records.Trial. Batches that a stopped run has saved already are skipped.
+    trial: a logbook.records.Trial, one pass over a set of questions. Batches that an earlier, stopped run has
+    saved are skipped.
     """
     settings = command_line.rollout_settings(args)
     with watching(trial, args) as watch:  # progress bar, live trace, unfinished rollouts on disk

@@ -3,7 +3,7 @@
 TOOLS is the toolset K: for each tool its function (the functions live in world/) and what the planner and the
 executor read about it. To add a tool, write one function and one entry. toolbox() chooses the tools of a run.
 
-run_calls() runs the calls of a turn. A call takes one of two ways to its Result:
+run_calls() runs the calls of a turn. There are two ways to run a call:
 
     a function runs in a thread: run_call() -> run_tool() -> check() -> the tool's function
     base_generator, the tool that is a language model, answers all its queries of the turn in one batch:
@@ -103,7 +103,7 @@ class Result:
     text: str
     error: bool  # a tool-calling error
     seconds: float = 0.0
-    tokens: int = 0  # of the language model's completion
+    tokens: int = 0  # of the language model's prompt and completion; 0 for a function
     failed: str = ""  # the language model is down, and why: this ends the rollout without a reward
 
 
@@ -197,7 +197,9 @@ def missing(name):
 
 def left_out(names):
     """One sentence for each tool that toolbox(None) leaves out; [] if the user chose the tools by name."""
-    return [missing(name) for name in TOOLS if missing(name)] if names is None else []
+    if names is not None:
+        return []
+    return [missing(name) for name in TOOLS if missing(name)]
 
 
 def check_names(names):
@@ -222,14 +224,16 @@ def toolbox(names=None, corpus=None, cache=None):
     names = [name for name in TOOLS if not missing(name)] if names is None else names
     check_names(names)
     tools = {name: tool for name, tool in TOOLS.items() if name in names}
-    corpus = str(corpus) if corpus else f"{LIVE}en"  # "wikipedia:en": the live English Wikipedia
+    corpus = str(corpus) if corpus else f"{LIVE}en"  # a file, or "wikipedia:" and a language
     if "wikipedia_search" in tools:
         tools["wikipedia_search"] = with_corpus(tools["wikipedia_search"], corpus)
+    # If the file has pages of its own, web_search reads those, and no longer the network.
     if "web_search" in tools and not corpus.startswith(LIVE) and has_pages(corpus):
         pages = functools.partial(web_search, corpus=corpus)
         tools["web_search"] = replace(tools["web_search"], run=pages, from_web=False)
     for name, tool in tools.items():
         if cache and tool.from_web:
+            # The key names the corpus: the same query on another corpus has another result.
             tools[name] = replace(tool, run=remembered(cache, f"{name} {corpus}", tool.run))
     return tools
 

@@ -43,15 +43,14 @@ from scale.passes import Passes
 def train(args, cast, reference, optimizer, train_questions, valid, test, state):
     """Train for args.steps steps; evaluate and save in between.
 
-    cast: who answers questions: (the engine in training, {module: engine} for the others, tools, judge).
-    reference: the engine of π_ref, or None. state: of the checkpoint to resume from, or None."""
+    cast: (policy, fixed, tools, judge), as solve.evaluate() takes them. reference: the engine of π_ref, or
+    None. state: of the checkpoint to resume from, or None."""
     policy, _, tools, _ = cast
     models = policy.model, (reference.model if reference else None)
-    # Passes computes log π in micro-batches that fit into memory.
-    if args.plain:
-        passes = Passes(*models, token_logps, token_budget=args.token_budget)
-    else:  # the same numbers in less time and memory; an edit of log_probs() counts there, too
-        passes = Passes(*models, **fast_logps.scoring(log_probs, *models), token_budget=args.token_budget)
+    # Where update() gets log π from. --plain: flow_grpo.token_logps(). Otherwise fast/: the same numbers in
+    # less time and memory. It ends in flow_grpo.log_probs(), so an edit of that counts there, too.
+    scoring = {"token_logps": token_logps} if args.plain else fast_logps.scoring(log_probs, *models)
+    passes = Passes(*models, **scoring, token_budget=args.token_budget)  # micro-batches that fit into memory
 
     with training_run(args, policy, optimizer, state) as run:
         evaluate_before(run, cast, valid, test)
@@ -67,10 +66,10 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
 
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):
-                actions = actions_of(usable)
-                with run.updating(passes, usable, groups, A):  # its seconds; room for sharded weights
+                actions = actions_of(usable, A)
+                with run.updating(passes, usable, groups, A):  # for the log: its time, one group's log-ratios
                     report = update(
-                        passes, optimizer, actions, A, groups,
+                        passes, optimizer, actions, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
@@ -86,6 +85,7 @@ def questions_of(step, questions, number, seed):
     """The questions of one step, which depend on its number and the seed alone.
 
     Step after step, the questions are taken in a shuffled order; each epoch has an order of its own."""
+    # With all epochs end to end, step n takes the questions from (n - 1) * number up to n * number - 1.
     batch = []
     while len(batch) < number:
         epoch, start = divmod((step - 1) * number + len(batch), len(questions))
@@ -98,14 +98,15 @@ def questions_of(step, questions, number, seed):
 def graded_rollouts(args, cast, questions, copies, seed):
     """Run each question `copies` times through the flow and grade the answers: [Rollout], the copies of a
     question one after the other. Each rank runs its share of the questions, and gets the rollouts of all."""
-    torch.manual_seed(seed + 7_919 * ranks.RANK)
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # each rank samples something else
     local = [question for question in ranks.share(questions) for _ in range(copies)]
     policy, fixed, tools, judge = cast
     settings = command_line.rollout_settings(args)
-    rollouts = solve.evaluate(local, policy, fixed, tools, judge, **settings)[1] if local else []
-    by_question = [rollouts[i : i + copies] for i in range(0, len(rollouts), copies)]
-    rollouts = [rollout for group in ranks.together(by_question, len(questions)) for rollout in group]
-    stop_if_down(rollouts)
+    _, own = solve.evaluate(local, policy, fixed, tools, judge, **settings) if local else ({}, [])
+    own_groups = [own[i : i + copies] for i in range(0, len(own), copies)]
+    groups = ranks.together(own_groups, len(questions))  # of all ranks, in the order of `questions`
+    rollouts = [rollout for group in groups for rollout in group]
+    stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts
 
 
@@ -119,9 +120,11 @@ def with_outcome(rollouts, group_size):
     return [rollouts[n] for n in numbers], [n // group_size for n in numbers]
 
 
-def actions_of(rollouts):
-    """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it."""
-    return [Action(turn.prompt_ids, turn.ids, i, turn.logps)
+def actions_of(rollouts, A):
+    """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it. This is the
+    broadcast of Flow-GRPO: each turn of rollout i gets A_i. For an advantage of each turn, see gigpo.diff in
+    experiments/forks/."""
+    return [Action(turn.prompt_ids, turn.ids, i, A[i].item(), turn.logps)
             for i, rollout in enumerate(rollouts) for turn in rollout.actions]
 
 
@@ -133,8 +136,8 @@ def can_learn(A, beta, moved):
 
 # ----------------------------------------------------------------------------------------------- evaluations
 def evaluate_before(run, cast, valid, test):
-    """Before the first step: what can the planner do without training? A run that was stopped between a step
-    and its validation makes up for that."""
+    """Before the first step: how good is the planner without training? After --resume: the validation of the
+    last step, if the run was stopped before it."""
     if run.step == 0 and (test or valid):
         log_accuracy(run, cast, "test" if test else "valid", test or valid)
     elif run.due() and valid and not run.log.evaluated("valid", run.step):

@@ -41,12 +41,11 @@ def prompt(question, tools, analysis, memory):
 
 
 def parse(text):
-    """True if every line "Conclusion: ..." says STOP; without such a line, if the whole text is that word.
+    """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
     "Explanation: ...\\nConclusion: STOP" -> True        "We should not stop." -> False        "" -> False
     """
     text = after_thinking(text) or ""
     conclusions = [value.partition("\n")[0] for _, value in labelled(text, "conclusion")]
-    # Without the label, the whole text must be the word.
     verdicts = {verdict.strip(MARKS).upper() for verdict in conclusions or [text]}
     return verdicts == {"STOP"}

@@ -111,12 +111,11 @@ def works_of(case, model):
     engine, nothing, halved = peers.engine_of(model), SimpleNamespace(step=lambda: None), []
     draw = lambda number: random.choices(range(10, SIZES[case.size][5]), k=number)
     prompt = draw(case.prompt)
-    actions = [Action(prompt, draw(case.new), row) for row in range(case.group)]
-    A = [(-1.0) ** row for row in range(case.group)]
+    actions = [Action(prompt, draw(case.new), row, A=(-1.0) ** row) for row in range(case.group)]
     passes = Passes(model, None, **logps.scoring(log_probs, model))
 
     def learn():
-        report = update(passes, nothing, actions, A, temperature=1.0)
+        report = update(passes, nothing, actions, range(case.group), temperature=1.0)
         halved.append(int(report["halved"]))
 
     return halved, learn, lambda new: engine([tuple(prompt)] * case.group, 1.0, new)

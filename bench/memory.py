@@ -132,7 +132,7 @@ def warm_up(args, dtype, device):
     how = logps.scoring(log_probs, model)
     sharding.shard(model, bool(args.optimizer_device))
     optimizer = sharding.adamw(model, 1e-6, bool(args.optimizer_device))
-    update(Passes(model, None, **how), optimizer, [Action([1, 2], [3, 4], 0)], [1.0], temperature=0.7)
+    update(Passes(model, None, **how), optimizer, [Action([1, 2], [3, 4], 0, A=1.0)], [0], temperature=0.7)
     if args.lora:
         adapters.peft()
 
@@ -163,13 +163,13 @@ def measure(args):
     measured["frozen copy"] = meter.now() - measured["weights"]
     optimizer = Watched(sharding.adamw(policy.model, 1e-6, host), meter, measured)
     words = lambda number: torch.randint(10, SIZES[args.model_size][5], (number,)).tolist()
-    actions = [Action(words(args.prompt), words(args.new), i) for i in range(2 * args.rows)]
+    actions = [Action(words(args.prompt), words(args.new), i, A=(-1.0) ** i) for i in range(2 * args.rows)]
     passes = Passes(policy.model, reference, token_budget=args.rows * (args.prompt + args.new), **how)
 
     def learn():
         meter.reset()
         start = time.perf_counter()
-        update(passes, optimizer, actions, [1.0, -1.0] * args.rows, temperature=0.7)
+        update(passes, optimizer, actions, range(len(actions)), temperature=0.7)
         return meter.seconds(start)
 
     before = meter.now()

@@ -91,7 +91,6 @@ EQUIVALENT = {
         " y[:, None]).squeeze([- -> ]1)": LAST,
     },
     ("flow_grpo", "update"): {
-        "A = torch.as_tensor(A)[.tolist() -> ]": NUMBER,
         "math.isfinite(loss_value) and norm <[ -> =] EXPLODED * max_grad_norm)":
             "a norm exactly at the limit",
         ".clip_grad_norm_(model.parameters(), max_grad_norm)[.item() -> ]": NUMBER,

@@ -102,7 +102,8 @@ class Watched:
 
 
 def learning(model, case):
-    """learn(optimizer, actions, A): an update, fast or plain. Older checkouts have other arguments."""
+    """learn(optimizer, actions, A): an update, fast or plain, with an action a rollout. Older checkouts have
+    other arguments."""
     import flow_grpo
     settings = dict(temperature=1.0, beta=0)
     if "passes" in inspect.signature(flow_grpo.update).parameters:
@@ -115,7 +116,13 @@ def learning(model, case):
         if hasattr(flow_grpo, "PLAIN"):  # before that, there was one way only
             from fast import logps
             settings |= logps.scoring(flow_grpo.log_probs, model)
-    return lambda *batch: flow_grpo.update(*before, *batch, **settings)
+    if "A" in inspect.signature(flow_grpo.update).parameters:
+        return lambda *batch: flow_grpo.update(*before, *batch, **settings)
+
+    def learn(optimizer, actions, A):
+        actions = [replace(action, A=float(value)) for action, value in zip(actions, A, strict=True)]
+        return flow_grpo.update(*before, optimizer, actions, range(len(actions)), **settings)
+    return learn
 
 
 def ours_update(case):

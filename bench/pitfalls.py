@@ -44,7 +44,7 @@ FAULTS = [
      "changes_none_of_its_inputs"),
     (7, "micro-batch means averaged",
      "weight   = per_token(batch, [a.weight for a in batch])",
-     "weight   = per_token(batch, [a.weight * len(part) / len(batch) for a in batch])",
+     "weight   = per_token(batch, [a.weight * len(mini) / len(batch) for a in batch])",
      "micro_batches_does_not_change"),
     (12, "the reward is lost on its way",
      "sum(rollout.reward for rollout in usable) / max(1, len(usable))", "0.0",

@@ -99,8 +99,8 @@ def imitate(engine, batches, args):
         collected = batches[(step - 1) // args.minibatches] if args.in_order else []
         batch = collected or rng.sample(rollouts, min(size, len(rollouts)))
         turns = [(i, turn) for i, rollout in enumerate(batch) for turn in rollout.actions]
-        actions = [Action(turn.prompt_ids, turn.ids, i) for i, turn in turns]
-        report = update(passes, optimizer, actions, torch.ones(len(batch)), temperature=1.0)
+        actions = [Action(turn.prompt_ids, turn.ids, i, A=1.0) for i, turn in turns]
+        report = update(passes, optimizer, actions, range(len(batch)), temperature=1.0)
         if step % 8 == 0:
             numbers = f"-log π a token {report['entropy']:.4f} | gradient {report['grad_norm']:.2f}"
             print(f"step {step} | {numbers}", flush=True)

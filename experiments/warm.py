@@ -97,7 +97,7 @@ def actions_of(engine, batch):
     """The examples as Actions: in the loss are the tokens of each text and its stop token, and no others. The
     texts of an example are the turns of one rollout, and weigh as much as one text together."""
     encode, end = engine.tokenizer.encode, [engine.tokenizer.eos_token_id]
-    return [Action(engine.encode(prompt), encode(text, add_special_tokens=False) + end, n)
+    return [Action(engine.encode(prompt), encode(text, add_special_tokens=False) + end, n, A=1.0)
             for n, (prompt, texts) in enumerate(batch) for text in texts]
 
 
@@ -107,7 +107,7 @@ def learn(engine, optimizer, batch, token_budget):
     At ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood."""
     how = logps.scoring(log_probs, engine.model)
     passes = Passes(engine.model, None, token_budget=token_budget, **how)
-    report = update(passes, optimizer, actions_of(engine, batch), torch.ones(len(batch)), temperature=1.0)
+    report = update(passes, optimizer, actions_of(engine, batch), range(len(batch)), temperature=1.0)
     return report["entropy"]  # of on-policy tokens it estimates the entropy; here it is the mean -log π
 
 

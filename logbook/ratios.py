@@ -43,11 +43,13 @@ def log_ratios(policy, rollouts, groups, A, temperature, passes):
 @torch.no_grad()
 def scored(turns, temperature, passes):
     """{id of a turn: log π of its tokens, (|a|,)}. This rank alone computes, with gathered weights."""
-    budget, logps = TokenBudget(passes.budget.tokens), {}
-    for attempt in budget.batches(turns, length, batches_of=passes.batches_of):
-        with attempt as batch:
-            parts = passes.token_logps(passes.model, batch, temperature)
-            logps |= zip(map(id, batch), parts.split([len(turn.ids) for turn in batch]))
+    logps = {}
+
+    def score(batch):
+        parts = passes.token_logps(passes.model, batch, temperature)
+        logps.update(zip(map(id, batch), parts.split([len(turn.ids) for turn in batch])))
+    budget = TokenBudget(passes.budget.tokens)
+    budget.for_each_batch(turns, score, length, batches_of=passes.batches_of)
     return logps
 
 

@@ -92,7 +92,7 @@ class Run:
     def updating(self, passes, rollouts, groups, A):
         """Around the update of a step: its seconds, and the log-ratios of one group (ratios.py).
 
-        rollouts, groups, A: those that the update learns from, of all ranks."""
+        rollouts: those that the update learns from, of all ranks. groups, A: of each rollout."""
         start = time.perf_counter()
         with log_ratios(self.policy, rollouts, groups, A, self.args.temperature, passes), passes.released():
             yield

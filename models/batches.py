@@ -1,12 +1,10 @@
 """Batches that fit into memory: sorted by length, bounded in tokens, halved when memory is short.
 
     budget = TokenBudget(65_536)
-    for attempt in budget.batches(items, length=len):
-        with attempt as batch:          # if memory is short in here, the items come again in smaller batches
-            work(batch)
+    budget.for_each_batch(items, work, length=len)      # calls work(batch) for each batch
 
-generate(), the update and the log-ratios all run this loop. How the items are split into batches changes no
-result. What a failed attempt leaves in the caller's variables stays in memory until they are assigned again.
+If memory is short in work(), the items come again in smaller batches. generate(), the update and the
+log-ratios all run this loop. How the items are split into batches changes no result.
 """
 import warnings
 from contextlib import contextmanager
@@ -53,27 +51,21 @@ def by_length(items, budget, length, extra=0):
     return batches
 
 
-class Attempt:
-    """`with attempt as batch:` swallows a lack of memory inside, and notes it in `failed`.
+def attempt(work, batch, agree):
+    """work(batch), with any lack of memory caught: (was memory short, the error if it was short here).
 
     Processes in lock-step exchange one number here: has any of them failed? One that has failed sends it in
     place of its next ranks.check(), wherever the others are."""
-
-    def __init__(self, batch, agree):
-        self.batch, self.agree, self.failed, self.cause = batch, agree, False, None
-
-    def __enter__(self):
-        return self.batch
-
-    def __exit__(self, kind, error, traceback):
-        if isinstance(error, Elsewhere):
-            self.failed = True
-        elif error is None:
-            self.failed = bool(self.agree(False))
-        elif is_short_of_memory(error):
-            self.agree(True)
-            self.failed, self.cause = True, error.with_traceback(None)  # it holds the attempt's tensors
-        return self.failed
+    try:
+        work(batch)
+    except Elsewhere:
+        return True, None
+    except (MemoryError, RuntimeError) as error:
+        if not is_short_of_memory(error):
+            raise
+        agree(True)
+        return True, error.with_traceback(None)  # the traceback holds the tensors of work()
+    return bool(agree(False)), None
 
 
 class TokenBudget:
@@ -82,9 +74,10 @@ class TokenBudget:
     def __init__(self, tokens):
         self.tokens, self.halved = tokens, 0
 
-    def batches(self, items, length, extra=0, batches_of=None, undo=None, filler=None, agree=int):
-        """Yield an Attempt for each batch of the items. MemoryError if one item alone does not fit, at the
-        second try: the first may fail because torch's cache is full of small pieces.
+    def for_each_batch(self, items, work, length, extra=0, batches_of=None, undo=None, filler=None,
+                       agree=int):
+        """work(batch) for each batch of the items. MemoryError if one item alone does not fit, at the second
+        try: the first may fail because torch's cache is full of small pieces.
 
         length(item): its tokens. extra: tokens that each row needs beyond them.
         batches_of(items, tokens) -> [(batch, its tokens)]: by_length(), unless given. The largest batch
@@ -104,22 +97,21 @@ class TokenBudget:
         waiting, alone = batches_of(items, self.tokens), 0  # how often a single row did not fit
         while agree(len(waiting)):
             batch, tokens = waiting[0] if waiting else (filler(), 0)
-            states, attempt = random_states(), Attempt(batch, agree)
-            yield attempt
-            if not attempt.failed:
+            states = random_states()
+            failed, cause = attempt(work, batch, agree)
+            if not failed:
                 waiting = waiting[1:]
                 continue
-            # The error is gone by now, and with its traceback the tensors that the attempt held.
             if undo:
                 undo()
             torch.cuda.empty_cache()  # does nothing without a GPU
-            mine = attempt.cause is not None  # and not another process's
+            mine = cause is not None  # and not another process's
             single = mine and len(batch) == 1
             alone += single
             if agree(alone) > 1:
                 row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
                 row = row if mine else "a row of another process"
-                raise MemoryError(f"{row} does not fit into memory") from attempt.cause
+                raise MemoryError(f"{row} does not fit into memory") from cause
             smaller = tokens // 2 if mine and not single else self.tokens
             self.tokens, self.halved = -agree(-smaller), self.halved + 1
             warnings.warn(f"Out of memory: from here on batches of at most {self.tokens} tokens.")
@@ -132,9 +124,7 @@ class TokenBudget:
 def in_memory(work, items, length, budget, extra=0):
     """work(batch) for each batch of the items -> (results in batch order, last budget, halvings)."""
     budget, results = TokenBudget(budget), []
-    for attempt in budget.batches(items, length, extra):
-        with attempt as batch:
-            results.append(work(batch))
+    budget.for_each_batch(items, lambda batch: results.append(work(batch)), length, extra)
     return results, budget.tokens, budget.halved
 
 

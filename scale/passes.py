@@ -1,13 +1,11 @@
 """How an update is computed: which log-probs, in which micro-batches, and what large models need around them.
 
     passes = Passes(model, reference, flow_grpo.token_logps)    # once for a run
-    update(passes, optimizer, actions, A, ...)                  # in each step; this is what it does:
+    update(passes, optimizer, actions, groups, ...)             # in each step
 
-        for attempt in passes.micro_batches(actions):           # cut to the token budget
-            with attempt as batch:                              # if memory is short in here, all begin again
-                logp = passes.policy_logps(batch, temperature)
-                ...
-        loss = passes.sum_over_ranks()                          # and .grad, too
+update() calls passes.for_each_micro_batch(actions, learn). This cuts the actions to the token budget and
+calls learn(batch) for each part; if memory is short in there, all begin again. In learn(),
+passes.policy_logps() and reference_logps() compute the log-probs.
 
 Log-probs are timed for --profile. If memory is short, micro-batches are halved (models/batches.py), and the
 budget that was enough stays for the next update. The ranks go in lock-step: sharded weights are gathered from
@@ -40,6 +38,24 @@ def filler():
     return [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[], A=0.0, weight=0.0, old=None)]
 
 
+def ready_to_update(model, reference=None):
+    """Dropout off, because the model that is scored must be the one that sampled; gradient checkpointing on.
+
+    transformers checkpoints a layer only if the layer's own `training` flag is set, but model.train() would
+    also turn on dropout. So all modules are in eval mode, and only the layers to checkpoint get the flag.
+    Layers of some families (OPT) call dropout themselves while it is set: their own rates become 0.
+    """
+    if reference is not None:
+        reference.eval()
+    model.eval()
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name, value in vars(module).items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)
+
+
 class Passes:
     """model: the policy. reference: the frozen copy, which is π_ref; `model` itself if it carries adapters;
     or None, for no KL. token_logps(model, actions, temperature), micro_batches(actions, tokens): the plain
@@ -52,7 +68,8 @@ class Passes:
         self.budget, self.report = TokenBudget(token_budget), None
 
     def begin(self):
-        """An update begins: its report."""
+        """An update begins: the models are ready for it, and its report is returned."""
+        ready_to_update(self.model, self.reference)
         self.report = Report(self.model.device, self.budget)
         return self.report
 
@@ -84,13 +101,13 @@ class Passes:
         with torch.no_grad(), adapters_off:
             return self.token_logps(self.reference, actions, temperature).to(self.model.device)
 
-    def micro_batches(self, actions):
-        """An Attempt for each micro-batch. .grad begins empty, and begins again if memory is short: a failed
-        backward pass has added an unknown part of its gradient."""
+    def for_each_micro_batch(self, actions, work):
+        """work(batch) for each micro-batch. .grad begins empty, and all begin again if memory is short: a
+        failed backward pass has added an unknown part of its gradient."""
         agree = ranks.largest if sharding.parts(self.model) else int
         self.forget()
-        return self.budget.batches(
-            actions, length, batches_of=self.batches_of, undo=self.recover, agree=agree, filler=filler)
+        self.budget.for_each_batch(actions, work, length, batches_of=self.batches_of, undo=self.recover,
+                                   agree=agree, filler=filler)
 
     def recover(self):
         sharding.recover(self.model, self.reference)
@@ -100,9 +117,7 @@ class Passes:
         self.model.zero_grad()  # not optimizer.zero_grad: it may hold float32 copies of the parameters
         self.report.forget()
 
-    def sum_over_ranks(self):
-        """Sum the gradients of a mini-batch over the ranks, and its loss, which is returned."""
-        loss = self.report.add_up()
+    def add_up_gradients(self):
+        """Sum the gradients of a mini-batch over the ranks."""
         lap("optimiser")
         sharding.add_up_gradients([p for p in self.model.parameters() if p.requires_grad])
-        return loss

@@ -127,7 +127,7 @@ def test_a_model_is_moved_in_place_so_that_tied_weights_stay_tied(gpu):
 # What the code would have to do wrong
 
 PLANTED = {  # the module and the function that it calls, what stands there, and the fault
-    "advantages on the CPU": (flow_grpo, "update", ".to(logp.device)   #", "   #"),
+    "advantages on the CPU": (flow_grpo, "update", "[a.A for a in batch]).to(logp.device)", "[a.A for a in batch])"),
     "tokens on the CPU": (trees, "layout", "x.to(model.device)", "x"),
     "random numbers on the CPU": (sampling, "sample", ".to(ids.device, wide)", ".to(wide)"),
     "tokens to try the head on the CPU": (head, "is_linear", ", device=model.device", ""),
@@ -150,11 +150,11 @@ def lesson(device):
     engine = load_engine("model", device, "float32")
     torch.manual_seed(0)
     answers = engine(["hi", "hi", "a longer one"], temperature=1.0, max_new_tokens=5)
-    actions = [Action(answer.prompt_ids, answer.ids, i, answer.logps) for i, answer in enumerate(answers)]
+    A = 1.0, -1.0, 0.5
+    actions = [Action(one.prompt_ids, one.ids, i, A[i], one.logps) for i, one in enumerate(answers)]
     optimizer = sharding.adamw(engine.model, lr=1e-3)
     passes = Passes(engine.model, None, **logps.scoring(flow_grpo.log_probs, engine.model))
-    learned = flow_grpo.update(
-        passes, optimizer, actions, [1.0, -1.0, 0.5], temperature=1.0, minibatches=2)
+    learned = flow_grpo.update(passes, optimizer, actions, range(3), temperature=1.0, minibatches=2)
     return [answer.ids for answer in answers], learned, [weight.cpu() for weight in engine.model.parameters()]
 
 

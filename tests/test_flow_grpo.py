@@ -14,6 +14,7 @@ import threading
 import types
 import weakref
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from flow_grpo import Action, token_logps
 from models import batches
 from scale import fit, ranks
 from scale.passes import TOKENS as TOKEN_BUDGET
-from scale.passes import Passes
+from scale.passes import Passes, ready_to_update
 from scale.report import Report
 
 SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
@@ -75,6 +76,11 @@ def family():
     actions += [Action(second[:5], [21, 1, STOP], 4)]           # it predicts what is prompt for others
     actions = [actions[i] for i in torch.randperm(14, generator=torch.Generator().manual_seed(0))]
     return actions, [1, 0, 0, 1, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def with_advantages(actions, A):
+    """Copies of the actions that carry the advantages of their rollouts."""
+    return [replace(a, A=float(A[a.rollout])) for a in actions]
 
 
 def lesson():
@@ -198,9 +204,9 @@ def compare_with_the_oracle(
     A, flat = module.advantages(rewards, groups)
     expected_A = oracle_advantages(rewards, groups)
     assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-5)
-    copies = [module.Action(a.prompt_ids, a.ids, a.rollout) for a in actions]
+    copies = [module.Action(a.prompt_ids, a.ids, a.rollout, A[a.rollout].item()) for a in actions]
     passes = Passes(model, reference, token_budget=budget, **way(model, reference))
-    got = module.update(passes, optimizer, copies, A, groups, temperature=T, clip=clip, beta=beta,
+    got = module.update(passes, optimizer, copies, groups, temperature=T, clip=clip, beta=beta,
                         minibatches=2, max_grad_norm=1e9, token_mean=token_mean, seed=seed)
     parts = module.split(groups, 2, seed)
     assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
@@ -264,13 +270,16 @@ def compare_with_loops(module):
     assert all(torch.equal(one, parts[n] if n % 2 else now[n]) for n, one in enumerate(found))
 
 
-def learn(model, actions, A, reference=None, lr=0.1, way=None, token_budget=TOKEN_BUDGET, **settings):
-    """One update: (its report, the optimizer). way: arguments of Passes; fast(), unless given."""
+def learn(model, actions, A, reference=None, lr=0.1, way=None, token_budget=TOKEN_BUDGET, groups=None,
+          **settings):
+    """One update: (its report, the optimizer). way: arguments of Passes; fast(), unless given. groups: if not
+    given, each rollout is one of its own."""
     optimizer = Recorder(model, lr)
     how = fast(model, reference) if way is None else way
     passes = Passes(model, reference, token_budget=token_budget, **how)
     settings = dict(temperature=T, max_grad_norm=1e9) | settings
-    return flow_grpo.update(passes, optimizer, actions, A, **settings), optimizer
+    actions, groups = with_advantages(actions, A), range(len(A)) if groups is None else groups
+    return flow_grpo.update(passes, optimizer, actions, groups, **settings), optimizer
 
 
 # ---- the formula -------------------------------------------------------------------------------------------
@@ -461,7 +470,9 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
         learn(tiny(), [Action([], [2], 0), Action([1], [2], 0)], [1.0])
     for rollout in (-1, 2):
         with pytest.raises(ValueError, match="renumber the rollouts that are left"):
-            learn(tiny(), [Action([1], [2], 0), Action([1], [2], rollout)], [1.0, -1.0])
+            passes = Passes(tiny(), None, token_logps)
+            actions = [Action([1], [2], 0), Action([1], [2], rollout)]
+            flow_grpo.update(passes, Recorder(passes.model), actions, [0, 1], temperature=T)
 
 
 def test_ids_come_in_and_text_never_does():
@@ -537,7 +548,8 @@ def test_the_first_mini_batch_is_scored_while_it_is_learned_and_only_later_ones_
         model, calls = tiny(), []
         scoring = way(model)  # what must be found out once about a model is known
         model.register_forward_pre_hook(lambda *_: calls.append(1))
-        flow_grpo.update(Passes(model, None, **scoring), Recorder(model), rollouts()[0], [1.0] * 7,
+        flow_grpo.update(Passes(model, None, **scoring), Recorder(model),
+                         with_advantages(rollouts()[0], [1.0] * 7), range(7),
                          temperature=T, minibatches=minibatches)
         assert len(calls) == forward
 
@@ -554,13 +566,14 @@ def test_only_several_processes_need_every_gradient_and_frozen_weights_never_get
         def step(self):
             seen.append((frozen.grad is None, model.unused.grad is None))
     passes = Passes(model, None, **plain(model))
-    flow_grpo.update(passes, Look(model), rollouts()[0], [1.0] * 7, temperature=T)
+    actions = with_advantages(rollouts()[0], [1.0] * 7)
+    flow_grpo.update(passes, Look(model), actions, range(7), temperature=T)
     assert seen == [(True, world == 1)]
 
 
 def test_the_defaults_of_update_are_those_of_train_py():
     flags = vars(command_line.train_parser().parse_args([]))
-    flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "max_grad_norm": 1.0, "groups": None}
+    flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "max_grad_norm": 1.0}
     flags["clip"] = flags["clip_low"], flags["clip_high"]
     parameters = inspect.signature(flow_grpo.update).parameters.items()
     defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
@@ -621,7 +634,7 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
     scoring = fast(model)
     small_memory(model, 0)
     with pytest.raises(MemoryError, match=f"^one row of {size(longest)} tokens does not fit into") as why:
-        flow_grpo.update(Passes(model, None, **scoring), Recorder(model), [longest], [1.0] * 7, temperature=T)
+        learn(model, [longest], [1.0] * 7, way=scoring)
     assert isinstance(why.value.__cause__, torch.OutOfMemoryError) and unchanged(model)
 
 
@@ -652,13 +665,13 @@ def test_only_an_error_of_memory_is_taken_for_one(text, memory):
     def work(batch):
         if len(batch) > 1:
             raise RuntimeError(text)
-    actions, A = lesson()
+    actions = with_advantages(*lesson())
     sentence = "^the optimiser's state does not fit into memory$"
     model = tiny()
     passes = Passes(model, None, **plain(model))
     with pytest.raises(MemoryError if memory else RuntimeError, match=sentence if memory else text):
         with passes.released():
-            flow_grpo.update(passes, Failing(), actions, A, temperature=T)
+            flow_grpo.update(passes, Failing(), actions, range(7), temperature=T)
     with pytest.warns(UserWarning) if memory else pytest.raises(RuntimeError, match=text):
         batches.in_memory(work, actions, size, 10_000)
 
@@ -726,9 +739,8 @@ def test_the_next_attempt_has_half_the_largest_batch_that_can_be_cut_and_the_cac
     sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2, 2, 2)]
     with pytest.warns(UserWarning, match="batches of at most 6 tokens"):
         budget, done, undone = batches.TokenBudget(12), [], []
-        for attempt in budget.batches(sized, size, undo=lambda: undone.append(done.clear())):
-            with attempt as batch:
-                done.append(work(batch))
+        budget.for_each_batch(sized, lambda batch: done.append(work(batch)), size,
+                              undo=lambda: undone.append(done.clear()))
     assert (len(done), budget.tokens, budget.halved) == (3, 6, 1) and emptied == [1] and len(undone) == 1
 
 
@@ -808,16 +820,9 @@ def test_layers_that_call_dropout_themselves_score_without_it_under_checkpointin
         word_embed_proj_dim=16, max_position_embeddings=128, dropout=0.5)).double()
     if checkpointing:
         model.activation_checkpointing_enable()
-    flow_grpo.ready_to_update(model)
+    ready_to_update(model)
     one, other = (token_logps(model, rollouts()[0], T).tolist() for _ in range(2))
     assert one == other
-
-
-def test_groups_that_do_not_fit_the_advantages_are_refused():
-    actions, A = lesson()
-    model = tiny()
-    with pytest.raises(ValueError, match="groups for"):
-        flow_grpo.update(Passes(model, None, **plain(model)), Recorder(model), actions, A, [0], temperature=T)
 
 
 def test_with_adapters_the_reference_is_the_model_with_its_adapters_off():

@@ -169,10 +169,10 @@ def test_the_sampling_gap_is_rounding_unless_another_policy_is_scored(engine, sc
     completions = engine(PROMPTS * 2, temperature=0.7, max_new_tokens=20)
     optimizer = torch.optim.SGD(engine.model.parameters(), lr=0.0)
     def update(temperature, logps):
-        actions = [flow_grpo.Action(c.prompt_ids, c.ids, i, logps(c)) for i, c in enumerate(completions)]
+        actions = [flow_grpo.Action(c.prompt_ids, c.ids, i, (-1.0) ** i, logps(c))
+                   for i, c in enumerate(completions)]
         passes = Passes(engine.model, None, flow_grpo.token_logps)
-        return flow_grpo.update(passes, optimizer, actions, [1.0, -1.0] * 4, temperature=temperature,
-                                minibatches=2)
+        return flow_grpo.update(passes, optimizer, actions, range(8), temperature=temperature, minibatches=2)
     row = update(scored_at, lambda c: c.logps)
     assert low < row["sampling_gap"] < high and row["ratio_first"] < 1e-6
     assert update(0.7, lambda c: [])["sampling_gap"] == 0.0

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
-from test_flow_grpo import T, tiny
+from test_flow_grpo import T, tiny, with_advantages
 from test_flow_grpo import lesson as small_lesson
 
 from fast import logps
@@ -57,7 +57,8 @@ def sharded(model, host=False):
 def lesson():
     """A lesson twice, so that each rank has several micro-batches in each mini-batch."""
     actions, A = small_lesson()
-    return actions + [replace(a, rollout=a.rollout + len(A)) for a in actions], torch.cat([A, A])
+    actions = with_advantages(actions, A)
+    return actions + [replace(a, rollout=a.rollout + len(A)) for a in actions], range(2 * len(A))
 
 
 def learn(part, fault=None, **settings):

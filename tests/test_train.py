@@ -28,7 +28,7 @@ import train
 from bench import memory as sizes
 from benchmarks import training
 from fast import sampling
-from flow_grpo import Action, token_logps
+from flow_grpo import Action, advantages, token_logps
 from logbook import advice, checkpoints, log
 from logbook import run as run_module
 from memory import Memory, Step
@@ -546,9 +546,9 @@ def test_two_equal_questions_in_a_batch_are_two_groups(tmp_path, monkeypatch):
 def test_what_is_learnt_from_is_the_very_ids_that_were_sampled_stop_token_included(tmp_path, monkeypatch):
     update, batches = spy(monkeypatch, "update"), rollouts_with(monkeypatch)
     run(tmp_path / "run", steps=1)
-    _, _, actions, A, _ = update.call_args.args
+    _, _, actions, groups = update.call_args.args
     completions = [(i, action) for i, rollout in enumerate(batches[1]) for action in rollout.actions]
-    assert len(completions) == len(actions) == 16 and len(A) == 8
+    assert len(completions) == len(actions) == 16 and groups == [0] * 4 + [1] * 4
     for a, (i, completion) in zip(actions, completions):
         assert a.ids is completion.ids and a.prompt_ids is completion.prompt_ids and a.rollout == i
     stopped = [a.ids[-1] in load_engine("model").stop_ids() for a in actions]
@@ -559,10 +559,12 @@ def test_what_is_learnt_from_is_the_very_ids_that_were_sampled_stop_token_includ
 @pytest.mark.parametrize("name, value", [("failed", f"planner: {TOO_LONG}"), ("undecided", True)])
 def test_rollouts_without_an_outcome_leave_their_groups(tmp_path, monkeypatch, capsys, name, value):
     rollouts_with(monkeypatch, slice(5, None), **{name: value})  # 5 of 8 remain: a step need not be even
-    advantages, update = spy(monkeypatch, "advantages"), spy(monkeypatch, "update")
+    compared, update = spy(monkeypatch, "advantages"), spy(monkeypatch, "update")
     row, = rows(run(tmp_path / "run", steps=1, max_turns=3, seed=1))
-    (rewards, groups), (_, _, actions, A, of_A) = advantages.call_args.args, update.call_args.args
-    assert groups == of_A == [0] * 4 + [1] and len(A) == 5
+    (rewards, groups), (_, _, actions, learnt) = compared.call_args.args, update.call_args.args
+    assert groups == learnt == [0] * 4 + [1]
+    A, _ = advantages(rewards, groups)
+    assert all(action.A == A[action.rollout] for action in actions) and A.any()
     assert sorted(action.rollout for action in actions) == [i for i in range(5) for _ in range(3)]
     assert row[name] == "3" and f"| {name} 3" in capsys.readouterr().out
     assert float(row["reward"]) == sum(rewards) / 5

@@ -149,9 +149,7 @@ def test_a_row_that_does_not_fit_is_cut_down_to_single_sequences():
     rollouts, copies = [], [Action([1, 2, 3], [4, 5], n) for n in range(5)]
     batches_of = partial(trees.micro_batches, tiny())
     with pytest.warns(UserWarning, match="Out of memory"):
-        for attempt in TokenBudget(100).batches(copies, lambda a: 5, batches_of=batches_of):
-            with attempt as batch:
-                work(batch)
+        TokenBudget(100).for_each_batch(copies, work, lambda a: 5, batches_of=batches_of)
     assert sorted(rollouts) == list(range(5)) and tried[0] == 5
 
 

@@ -5,12 +5,12 @@ import torch
 from safetensors.torch import load_file
 from test_models import tokenizer, write
 
-import flow_grpo
 from fast import head
 from fast.logps import token_logps
 from flow_grpo import Action, log_probs
 from fast import upcast
 from models.loading import load_engine
+from scale.passes import ready_to_update
 
 HALF, FULL = (torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float32))
 
@@ -101,7 +101,7 @@ def test_adapters_with_gradient_checkpointing_learn_as_without(folder):
         model = adapters.adapted(load_engine(folder, dtype="bfloat16"), rank=2)[0].model
         if checkpointing:
             model.activation_checkpointing_enable()
-        flow_grpo.ready_to_update(model)
+        ready_to_update(model)
         token_logps(model, [Action([40, 41, 42], [50, 51, 52, 2], 0)], 0.7, log_probs).sum().backward()
         gradients.append([p.grad for p in model.parameters() if p.requires_grad])
     assert all(torch.equal(*pair) for pair in zip(*gradients)) and any(g.any() for g in gradients[0])
