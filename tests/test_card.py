@@ -127,7 +127,8 @@ def test_a_model_is_moved_in_place_so_that_tied_weights_stay_tied(gpu):
 # What the code would have to do wrong
 
 PLANTED = {  # the module and the function that it calls, what stands there, and the fault
-    "advantages on the CPU": (flow_grpo, "update", "[a.A for a in batch]).to(logp.device)", "[a.A for a in batch])"),
+    "advantages on the CPU": (flow_grpo, "update", "a.A for a in batch]).to(logp.device)",
+                              "a.A for a in batch])"),
     "tokens on the CPU": (trees, "layout", "x.to(model.device)", "x"),
     "random numbers on the CPU": (sampling, "sample", ".to(ids.device, wide)", ".to(wide)"),
     "tokens to try the head on the CPU": (head, "is_linear", ", device=model.device", ""),
@@ -237,6 +238,7 @@ def on_gpu(monkeypatch, **settings):
     return Path("gpu")
 
 
+@pytest.mark.exhaustive
 def test_on_a_gpu_a_run_that_is_stopped_and_resumed_is_the_run_on_the_cpu(place, monkeypatch, capsys):
     found = on_gpu(monkeypatch, profile=True)
     out = capsys.readouterr().out
@@ -246,6 +248,7 @@ def test_on_a_gpu_a_run_that_is_stopped_and_resumed_is_the_run_on_the_cpu(place,
     assert all(float(row["grad_norm"]) > 0 for row in rows(found))
 
 
+@pytest.mark.exhaustive
 def test_masters_on_the_host_move_bfloat16_weights_on_the_gpu_as_on_the_cpu(place, monkeypatch, capsys):
     settings = dict(optimizer_device="cpu", valid="none", test="none")
     found = on_gpu(monkeypatch, dtype=None, **settings)
