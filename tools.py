@@ -1,7 +1,7 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
 TOOLS is the toolset K: for each tool its function (the functions live in world/) and what the planner and the
-executor read about it. To add a tool, write one function and one entry. toolbox() chooses the tools of a run.
+executor read about it. To add a tool, write one function and one entry.
 
 run_calls() runs the calls of a turn. There are two ways to run a call:
 
@@ -14,20 +14,18 @@ mistake (no such argument) or the world did (a missing page). The planner reads 
 goes on. A function must end by itself, as those in world/ do: nothing here interrupts it.
 """
 
-import functools
-import os
-import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from models.completion import TOO_LONG
 from models.tokens import after_thinking
 from world import services
 from world.sandbox import python_coder
-from world.search import LIVE, LOCK, google_search, has_pages, index, remembered, web_search, wikipedia_search
+from world.search import google_search, web_search, wikipedia_search
 from world.text import truncate
+from world.toolbox import choose
 
 RESULT_BUDGET = 4000  # characters of a result that reach memory
 
@@ -42,7 +40,7 @@ class Tool:
     limits: str  # what to know before choosing it
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
-    from_web: bool = False  # it uses the network: its results may be cached (--cache). See with_corpus()
+    from_web: bool = False  # it uses the network: its results may be cached (--cache)
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
@@ -185,65 +183,10 @@ def check(tools, name, arguments):
     return f"Error: {name} has no argument {truncate(str(unknown[0]), 80)!r}. {example}" if unknown else ""
 
 
-# ----------------------------------------------------------------------------------- which tools a run has
-def missing(name):
-    """Which environment variables a tool lacks, as a sentence; "" if none.
-
-    "google_search needs SERPER_API_KEY in the environment"
-    """
-    unset = [key for key in TOOLS[name].needs if not os.environ.get(key)]
-    return f"{name} needs {' and '.join(unset)} in the environment" if unset else ""
-
-
-def left_out(names):
-    """One sentence for each tool that toolbox(None) leaves out; [] if the user chose the tools by name."""
-    if names is not None:
-        return []
-    return [missing(name) for name in TOOLS if missing(name)]
-
-
-def check_names(names):
-    """ValueError, as one sentence, for an unknown or repeated name, or a tool that lacks a key."""
-    problems = [] if names else ["no tool is named"]
-    problems += [f"no tool is called {name!r}" for name in names if name not in TOOLS]
-    problems += [f"{name} is named twice" for name in names if names.count(name) > 1]
-    if problems:
-        raise ValueError(f"{problems[0]}: choose from {', '.join(TOOLS)}")
-    if lacking := [missing(name) for name in names if missing(name)]:
-        raise ValueError(f"{lacking[0]}: set it, or leave the tool out of --tools")
-
-
 def toolbox(names=None, corpus=None, cache=None):
-    """{name: Tool}: the tools of these names (None: all that can run), always in the order of TOOLS.
+    """{name: Tool}: the tools of a run, as world/toolbox.py chooses them.
 
-    corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English Wikipedia. If
-    lines of the file have a "url", web_search reads these pages and no others.
-    cache: a services.Cache for the results of tools that use the network.
-    ValueError, as one sentence, for wrong names or a bad corpus.
+    names: None for all that have what they need. corpus: what wikipedia_search reads, a JSONL file or
+    "wikipedia:de"; None: the live English Wikipedia. cache: a services.Cache, or None.
     """
-    names = [name for name in TOOLS if not missing(name)] if names is None else names
-    check_names(names)
-    tools = {name: tool for name, tool in TOOLS.items() if name in names}
-    corpus = str(corpus) if corpus else f"{LIVE}en"  # a file, or "wikipedia:" and a language
-    if "wikipedia_search" in tools:
-        tools["wikipedia_search"] = with_corpus(tools["wikipedia_search"], corpus)
-    # If the file has pages of its own, web_search reads those, and no longer the network.
-    if "web_search" in tools and not corpus.startswith(LIVE) and has_pages(corpus):
-        pages = functools.partial(web_search, corpus=corpus)
-        tools["web_search"] = replace(tools["web_search"], run=pages, from_web=False)
-    for name, tool in tools.items():
-        if cache and tool.from_web:
-            # The key names the corpus: the same query on another corpus has another result.
-            tools[name] = replace(tool, run=remembered(cache, f"{name} {corpus}", tool.run))
-    return tools
-
-
-def with_corpus(tool, corpus):
-    """wikipedia_search on this corpus. A bad corpus is a ValueError now, and not in the middle of a run."""
-    live, language = corpus.startswith(LIVE), corpus.removeprefix(LIVE)
-    if live and not re.fullmatch(r"[a-z]{2,12}(-[a-z]+)*", language):  # it becomes a part of a host name
-        raise ValueError(f"{corpus} names no Wikipedia: give its language, as in {LIVE}de, or a JSONL file")
-    if not live:
-        with LOCK:
-            index(corpus)  # searches find this index ready
-    return replace(tool, run=functools.partial(tool.run, corpus=corpus), from_web=live)
+    return choose(TOOLS, names, corpus, cache)

@@ -35,8 +35,8 @@ def begin(args, toolset):
     """
     with errors_leave("solve.py"):
         sets = load_questions(args)
-        tools, left_out, cache = load_tools(args, toolset)
-        policy, fixed, judge, lines = load_models(args, cache, tools, left_out)
+        tools, without, cache = load_tools(args, toolset)
+        policy, fixed, judge, lines = load_models(args, cache, tools, without)
         folder = open_run(args)
     lines.append(toy_warning([policy, *fixed.values()], tools))
     lines.append(prose_warning(sets["questions"]) if args.data and not judge else "")
@@ -81,8 +81,8 @@ def load_questions(args):
     return {"questions": questions[: args.limit or (None if args.data else EXAMPLES)]}
 
 
-def load_models(args, cache, tools, left_out):
-    """(policy, {module: engine}, judge or None, the first lines of the run). tools, left_out: of tools.py.
+def load_models(args, cache, tools, without):
+    """(policy, {module: engine}, judge or None, the first lines of the run). tools, without: of load_tools().
 
     ValueError if the models cannot be loaded or do not fit into memory. Sets --batch if it was not given."""
     lines = [plan_memory(args)]
@@ -91,7 +91,7 @@ def load_models(args, cache, tools, left_out):
     policy = adapters.load(args.model, args.device, args.dtype, args.think, args.plain)
     fixed, judge = load_engines(args, {args.model: policy}, cache)
     args.batch = args.batch or fit.batch_size([policy, *fixed.values()])
-    lines += [threads.choose(policy), show_engines(policy, fixed, judge, tools, left_out)]
+    lines += [threads.choose(policy), show_engines(policy, fixed, judge, tools, without)]
     after_loading()
     return policy, fixed, judge, lines
 

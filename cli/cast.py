@@ -12,6 +12,7 @@ from models.loading import config_of, pick_device, pick_dtype
 from scale import adapters, fit
 from world.sandbox import protection
 from world.services import Cache
+from world.toolbox import left_out
 
 TOY_TOKEN = " 999"  # a token of the toy's vocabulary, and of no other
 FIXED = ("analysis", "base_generator", *MODULES[1:])  # everything but the planner; MODULES have flags
@@ -35,12 +36,12 @@ def load_tools(args, toolset):
     Sets --tools to the names. With --cache, the cache also holds what tools have got from the web."""
     cache = Cache(args.cache or ":memory:")
     tools = toolset.toolbox(args.tools, args.corpus, cache if args.cache else None)
-    left_out, args.tools = toolset.left_out(args.tools), list(tools)
-    return tools, left_out, cache
+    without, args.tools = left_out(toolset.TOOLS, args.tools), list(tools)
+    return tools, without, cache
 
 
-def show_engines(policy, fixed, judge, tools, left_out):
-    """The first lines of a run: the model of each module, and the tools. left_out: why tools are missing."""
+def show_engines(policy, fixed, judge, tools, without):
+    """The first lines of a run: the model of each module, and the tools. without: why tools are left out."""
     main = fixed["analysis"]
     lines = [f"planner {policy}", f"fixed   {main}"]
     lines += [f"{module} {engine}" for module, engine in fixed.items() if engine is not main]
@@ -49,7 +50,7 @@ def show_engines(policy, fixed, judge, tools, left_out):
     lines.append(f"tools   {', '.join(tools)}")
     if "python_coder" in tools:
         lines.append(f"sandbox {protection()}")
-    return "\n".join(lines + [f"without {why}" for why in left_out])
+    return "\n".join(lines + [f"without {why}" for why in without])
 
 
 def toy_warning(engines, tools):

@@ -39,13 +39,13 @@ def begin(args, toolset):
         questions = load_questions(args)
         show_choices(args, *questions)
         plan_disk(args)
-        tools, left_out, cache = load_tools(args, toolset)
+        tools, without, cache = load_tools(args, toolset)
         state = load_state(checkpoint)
         policy, reference, optimizer, loaded = load_models(args, checkpoint)
         fixed, judge = load_engines(args, loaded, cache)
         open_folder(args, state["step"] if state else 0)
     after_loading()
-    say(f"{show_engines(policy, fixed, judge, tools, left_out)}\nrun     {args.out}")
+    say(f"{show_engines(policy, fixed, judge, tools, without)}\nrun     {args.out}")
     say(toy_warning([policy, *fixed.values()], tools))
     return (policy, fixed, tools, judge), reference, optimizer, questions, state
 

@@ -246,7 +246,12 @@ def bins():
 
 def new_table():
     lines = [[f"untrained: right in {TRIES} tries", "questions", "right after training, one try"]]
-    return markdown(lines + [[words, str(number), pm(share)] for words, number, share in bins()])
+    lines += [[words, str(number), pm(share)] for words, number, share in bins()]
+    steps = read("hops-trace")
+    turns = [[row["turn"], row["sub_goal"], row["tool"], row["result"].replace("\n", "; ")] for row in steps]
+    question, answer = steps[0]["question"], steps[0]["answer"]
+    return (f"{markdown(lines)}\n\nOne of the first row, solved after training: *{question}*\n\n"
+            f"{markdown([['turn', 'sub-goal', 'tool', 'result'], *turns])}\n\nAnswer: {answer}")
 
 
 def new_picture(plt):

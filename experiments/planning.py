@@ -161,8 +161,16 @@ def budget(seeds=5):
     yield from outcomes("hops-budget", runs, ("max_turns", "seed"))
 
 
+def trace(rollout):
+    """A row for each turn of a rollout."""
+    return [{"question": rollout["question"], "answer": rollout["answer"]}
+            | {column: step[column] for column in ("turn", "sub_goal", "tool", "result")}
+            for step in rollout["memory"]["steps"]]
+
+
 def new(seeds=5):
-    """Figure 7: test questions that the untrained planner never solves in TRIES rollouts."""
+    """Figure 7: test questions that the untrained planner never solves in TRIES rollouts; and how the first
+    trained planner solves one of those, that with the most turns."""
     flags = ("--trials", str(TRIES), "--limit", str(TRIED))
     many = solving("tries", 0, HOPS, flags=flags, rollouts=TRIES * TRIED)
     tests = [trained(seed) for seed in range(seeds)]
@@ -175,6 +183,9 @@ def new(seeds=5):
     yield "hops-new", [{"id": name, "kind": kind, "tries": TRIES, "solved": int(solved[name])}
                        | {f"seed {seed}": int(found[name]) for seed, found in enumerate(after)}
                        for name, kind in kinds.items()]
+    solutions = [row for row in rollouts_of(tests[0]) if row["right"] and row["id"] in kinds
+                 and not solved[row["id"]]]
+    yield "hops-trace", trace(max(solutions, key=lambda row: len(row["memory"]["steps"])))
 
 
 def against_monolith(seeds=3):

@@ -497,6 +497,28 @@ def test_new_csv_files_become_tables_and_pictures(measured, name):
     assert (measured / f"{name}.svg").exists()
 
 
+def test_the_trace_of_a_new_solution_is_the_longest_of_those_that_no_try_solved(folder, monkeypatch):
+    monkeypatch.setattr(planning, "TRIES", 2)
+    analysis = planning.new(2)
+    many, *tests = next(analysis)
+    step = {"turn": 1, "sub_goal": "Find", "tool": "web_search", "result": "a\nb"}
+
+    def write(run, name, right, turns):
+        run.folder.mkdir(exist_ok=True)
+        rows = [{"id": n, "kind": "one", "question": f"{n}?", "answer": "7", "right": one,
+                 "memory": {"steps": [step] * turns[n]}} for n, one in enumerate(right)]
+        (run.folder / f"questions-{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    for trial, right in enumerate(([1, 0, 0, 0], [1, 0, 0, 0])):
+        write(many, trial, right, [1] * 4)
+    write(tests[0], 0, [1, 1, 1, 0], [5, 2, 3, 4])  # solved before; new; new and longer; not solved
+    write(tests[1], 0, [1, 1, 0, 0], [1] * 4)
+    (_, counts), (name, turns) = analysis
+    assert [(row["solved"], row["seed 0"], row["seed 1"]) for row in counts] == [
+        (2, 1, 1), (0, 1, 1), (0, 1, 0), (0, 0, 0)]
+    assert name == "hops-trace" and [row["question"] for row in turns] == ["2?"] * 3
+
+
 def test_the_forks_numbers_reach_the_table_and_the_heads(measured, monkeypatch):
     monkeypatch.setattr(runs, "path_of", lambda edit: measured / f"{Path(edit).name}.diff")
     (measured / "gigpo.diff").write_text("GiGPO\nresult: another, before\n--- a/x\n")

@@ -14,6 +14,7 @@ from executor import Call
 from models.completion import Completion
 from planner import describe
 from tools import TOOLS, check, run_tool, toolbox
+from world.toolbox import missing
 
 
 def test_many_threads_can_call_at_once(corpus):
@@ -29,8 +30,8 @@ def test_many_threads_can_call_at_once(corpus):
 def test_a_tool_without_its_key_is_refused_if_named_and_left_out_if_not():
     with pytest.raises(ValueError, match="google_search needs SERPER_API_KEY in the environment"):
         toolbox(["google_search"])
-    assert "google_search" not in toolbox() and tools.missing("google_search")
-    assert not tools.missing("web_search")
+    assert "google_search" not in toolbox() and missing(TOOLS, "google_search")
+    assert not missing(TOOLS, "web_search")
 
 
 def test_a_tool_is_added_as_docs_use_says():
