@@ -1,8 +1,7 @@
 """The second toy: does a planner beat every router? Its questions, with rules in the place of the planner.
 
-    python experiments/hops.py                                  routers with perfect sub-goals: 20 seconds
-    python experiments/hops.py --planner toy/hops               the same tools in this planner's plans
-    python experiments/hops.py --planner runs/hops-seed0/best --route none
+    python experiments/hops.py                        routers with perfect sub-goals: a minute
+    python experiments/hops.py --planner toy/hops     the same tools in this planner's plans
 
 A router picks the tool of each plan without reading the memory:
 
@@ -11,11 +10,12 @@ A router picks the tool of each plan without reading the memory:
     sub-goal   the tool that is most often right after the sub-goal's first three words
     question   the tool that is most often right for the question's first three words
     sequence   for each kind of question the sequence of tools, one for each turn, that is right most often
+    shortcut   the same, if the planner knows the new names of old things, and need not ask base_generator
 
-Justification, context and sub-goal are those of a perfect planner, which reads the memory. So these routers
-are stronger than a router can be: without a planner nobody tells them what to look for. All tables count a
-perfect planner's tools on the 2 000 training questions. With --planner, a model writes the plans, and only
-their tools are replaced.
+Justification, context and sub-goal are those of a perfect planner, which reads the memory; of one that must
+ask for the new name of an old thing, and of one that knows it. So these routers are stronger than a router
+can be: without a planner nobody tells them what to look for. All tables count a perfect planner's tools on
+the 2 000 training questions. With --planner, a model writes the plans, and only their tools are replaced.
 """
 
 import argparse
@@ -42,12 +42,13 @@ from toy.hops.questions import KINDS, MAX_TURNS, World, for_flow, splits
 from toy.hops.teacher import TOOLS, Teacher
 
 LETTERS = {"w": "wikipedia_search", "b": "web_search", "p": "python_coder", "g": "base_generator"}
-ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence")
+ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "shortcut")
 
 
-def needed(question):
+def needed(question, knows_names=False):
     """The tools that a perfect planner uses, as letters: "wbp"."""
-    return "".join(question["paths"]) + "p" * (question["kind"] != "one")
+    paths = [path.replace("wg", "") if knows_names else path for path in question["paths"]]
+    return "".join(paths) + "p" * (question["kind"] != "one")
 
 
 def finishes(letters, sequence):
@@ -66,9 +67,9 @@ def finishes(letters, sequence):
     return False
 
 
-def best_sequence(made):
+def best_sequence(made, knows_names=False):
     """The sequence of tools that is right for most of these questions."""
-    counts = Counter(needed(question) for question in made)
+    counts = Counter(needed(question, knows_names) for question in made)
     score = lambda sequence: sum(n for letters, n in counts.items() if finishes(letters, sequence))
     return max(itertools.product(LETTERS, repeat=MAX_TURNS), key=score)
 
@@ -103,8 +104,9 @@ def chooser(route, tools, train, counts):
     """choose(prompt, sub_goal) of a route."""
     if route == "bm25":
         return lambda prompt, sub_goal: nearest(sub_goal, tools)
-    if route == "sequence":
-        sequences = {kind: best_sequence([row for row in train if row["kind"] == kind]) for kind in KINDS}
+    if route in ("sequence", "shortcut"):
+        sequences = {kind: best_sequence([row for row in train if row["kind"] == kind], route == "shortcut")
+                     for kind in KINDS}
         print("sequences: " + ", ".join(f"{kind} {''.join(best)}" for kind, best in sequences.items()))
 
         def by_turn(prompt, sub_goal):
@@ -126,7 +128,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--planner", help="a model that writes the plans; without it they are perfect")
     parser.add_argument("--route", nargs="+", choices=ROUTES, default=ROUTES)
-    parser.add_argument("--out", help="CSV file with a row for each route")
+    parser.add_argument("--out", type=Path, help="CSV file with a row for each route")
     args = parser.parse_args()
     tools, world = toolbox(list(TOOLS), HOPS / "corpus.jsonl"), World(0)
     tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
@@ -134,21 +136,23 @@ def main():
     train, test = made["train"], made["test"]
     counted = Counted(Teacher(train), tools)
     solve.roll_out(for_flow(train), counted, Teacher(train), tools, MAX_TURNS)
-    fixed = load_engine(str(HOPS)) if args.planner else Teacher(test)
-    policy, rows = load_engine(args.planner) if args.planner else Teacher(test), []
-    for route in args.route:
-        engine = policy
+    perfect = {"perfect": Teacher(test), "knows the names": Teacher(test, knows_names=True)}
+    policies = {args.planner: load_engine(args.planner)} if args.planner else perfect
+    rows = []
+    for (name, policy), route in itertools.product(policies.items(), args.route):
+        engine, fixed = policy, load_engine(str(HOPS)) if args.planner else policy
         if route != "none":
             engine = Routed(policy, tools, chooser(route, tools, train, counted.counts))
         torch.manual_seed(0)
         metrics, rollouts = solve.evaluate(for_flow(test), engine, fixed, tools, max_turns=MAX_TURNS)
-        print(f"{route:9} {accuracy_line(metrics, len(test))}", flush=True)
+        print(f"{name}, {route}: {accuracy_line(metrics, len(test))}", flush=True)
         kinds = {kind: [rollout.right for rollout in rollouts if rollout.question.kind == kind]
                  for kind in KINDS}
-        rows.append({"planner": args.planner or "perfect", "route": route, "questions": len(test),
+        rows.append({"planner": name, "route": route, "questions": len(test),
                      "accuracy": f"{metrics['accuracy']:.4f}"}
                     | {kind: f"{sum(right) / len(right):.4f}" for kind, right in kinds.items()})
     if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         figures.write(args.out, rows)
 
 

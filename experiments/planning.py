@@ -11,7 +11,7 @@ from collections import Counter
 
 from cli.command_line import FOR_HOPS
 from experiments.runs import Run, as_flags, note, outcome, outcomes, rollouts_of, rows_of
-from toy.hops.questions import KINDS, MAX_TURNS
+from toy.hops.questions import KINDS, MAX_TURNS, OLD_NAMES
 from toy.hops.teacher import TOOLS
 
 HOPS = "toy/hops"
@@ -95,23 +95,50 @@ def flows(name, seeds):
     return {(name, seed): training(seed) for seed in range(seeds)}
 
 
+def routers(after=(), seed=None):
+    """Routers, with perfect plans; or in the plans of the run `after`, whose tools they replace."""
+    command = ("experiments/hops.py", "--out", "{out}/routers.csv")
+    if after:
+        command += ("--planner", f"{{0}}/step-{STEPS}", "--route", "sequence", "shortcut")
+    return Run("hops-routers" + (f"-seed{seed}" if after else ""), command, (), after, 600)
+
+
 def tests_and_curve(seeds=5):
-    """Table 3, Figures 6 and 8a: the curve of training, and the test before and after for each kind."""
+    """Table 3, Figures 6 and 8a: the curve of training, the test before and after for each kind, routers."""
     runs = flows("Flow-GRPO", seeds)
     tests = {("untrained", seed): untrained(seed) for seed in range(seeds)}
     tests |= {("Flow-GRPO", seed): trained(seed) for seed in range(seeds)}
     free = {("untrained", seed): solving("untrained-free", seed, HOPS, rollouts=102) for seed in range(seeds)}
     free |= {("Flow-GRPO", seed): trained(seed, name="trained-free") for seed in range(seeds)}
-    yield [*runs.values(), *tests.values(), *free.values()]
+    routed = {("perfect", ""): routers()}
+    routed |= {("Flow-GRPO", seed): routers((training(seed),), seed) for seed in range(seeds)}
+    yield [*runs.values(), *tests.values(), *free.values(), *routed.values()]
     yield "hops-curve", curves(runs)
+    yield "hops-routers", [row | {"seed": seed} | ({} if planner == "perfect" else {"planner": planner})
+                           for (planner, seed), run in routed.items()
+                           for row in rows_of(run.folder / "routers.csv")]
     rows = []
     for (planner, seed), run in tests.items():
         rollouts = list(rollouts_of(run))
         row = {"planner": planner, "seed": seed, "questions": len(rollouts)} | outcome(rollouts)
         for kind in KINDS:
             row[kind] = outcome(rollout for rollout in rollouts if rollout["kind"] == kind)["accuracy"]
-        rows.append(row | {"free": outcome(rollouts_of(free[planner, seed]))["accuracy"]})
+        names, at_once = looked_up(rollouts)
+        rows.append(row | {"free": outcome(rollouts_of(free[planner, seed]))["accuracy"],
+                           "old_names": names, "at_once": at_once})
     yield "hops-tests", rows
+
+
+def looked_up(rollouts):
+    """(old names in the questions that a step looks for, those that are first looked for as their new name).
+
+    base_generator knows the new name. A planner that writes it at once has not asked."""
+    first = []
+    for rollout in rollouts:
+        goals = [step["sub_goal"] for step in rollout["memory"]["steps"]]
+        for old in (name for name in OLD_NAMES if name in rollout["question"]):
+            first += [OLD_NAMES[old] in goal for goal in goals if old in goal or OLD_NAMES[old] in goal][:1]
+    return len(first), sum(first)
 
 
 def ways(seeds=5):

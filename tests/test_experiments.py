@@ -519,6 +519,14 @@ def test_the_trace_of_a_new_solution_is_the_longest_of_those_that_no_try_solved(
     assert name == "hops-trace" and [row["question"] for row in turns] == ["2?"] * 3
 
 
+def test_an_old_name_counts_as_known_if_the_first_sub_goal_on_it_has_the_new_one():
+    (one, new), (other, newer), *_ = planning.OLD_NAMES.items()
+    steps = [{"sub_goal": f"{GOAL}{name}"} for name in ("Bavok", new, one, other)]
+    rollout = {"question": f"The sum of {one} and {other}?", "memory": {"steps": steps}}
+    assert planning.looked_up([rollout]) == (2, 1)
+    assert planning.looked_up([{"question": f"{one}?", "memory": {"steps": []}}]) == (0, 0)
+
+
 def test_the_forks_numbers_reach_the_table_and_the_heads(measured, monkeypatch):
     monkeypatch.setattr(runs, "path_of", lambda edit: measured / f"{Path(edit).name}.diff")
     (measured / "gigpo.diff").write_text("GiGPO\nresult: another, before\n--- a/x\n")

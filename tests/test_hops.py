@@ -79,14 +79,15 @@ def test_questions_need_two_to_five_calls(made):
     assert set(calls) == {2, 3, 4, 5} and min(calls.values()) > 0.1 * len(made["test"])
 
 
-def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(tools, made):
+@pytest.mark.parametrize("knows_names", [False, True])
+def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(knows_names, tools, made):
     rows = made["test"][:60]
-    perfect = teacher.Teacher(rows)
+    perfect = teacher.Teacher(rows, knows_names=knows_names)
     metrics, rollouts = solve.evaluate(for_flow(rows), perfect, perfect, tools, max_turns=MAX_TURNS)
     assert metrics["accuracy"] == 1
     letters = {name: letter for letter, name in hops.LETTERS.items()}
     used = ["".join(letters[step.tool] for step in rollout.memory.steps) for rollout in rollouts]
-    assert used == [hops.needed(row) for row in rows]
+    assert used == [hops.needed(row, knows_names) for row in rows]
 
 
 def test_no_sequence_of_tools_answers_more_than_055_even_with_perfect_sub_goals(made):

@@ -55,10 +55,11 @@ class Memory:
     """What is known of each name, read from the memory in a prompt. known: {name: (kind, value)}.
 
     last: the kind of what the last result said ("" for nothing); pointer: its address or product.
+    by_heart: what was known before, like `known`.
     """
 
-    def __init__(self, prompt):
-        self.known, self.last, self.pointer, self.goal = {}, "", "", ""
+    def __init__(self, prompt, by_heart=()):
+        self.known, self.last, self.pointer, self.goal = dict(by_heart), "", "", ""
         for _, goal, _, result in STEP.findall(prompt.split("\nMemory:\n")[1]):
             self.goal, self.last, self.pointer = goal.removeprefix(GOAL), "", ""
             self.read(self.goal, result)
@@ -101,10 +102,12 @@ class Teacher:
 
     guided: the share of plans that are perfect although the examples show blind ones. So the other modules,
     and the blind planner, also learn from memories that blind plans hardly ever reach.
+    knows_names: it need not ask base_generator for the new name of an old one.
     """
 
-    def __init__(self, made, blind=None, guided=0.0):
+    def __init__(self, made, blind=None, guided=0.0, knows_names=False):
         self.made = {question["question"]: question for question in made}
+        self.by_heart = {old: ("name", new) for old, new in OLD_NAMES.items()} if knows_names else {}
         self.blind, self.guided, self.examples = blind, guided, []
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
@@ -122,7 +125,7 @@ class Teacher:
         question = self.made[found[1]]
         if prompt.startswith(planner.ANALYSIS_PROMPT[:40]):
             return 2 * (SKILLS[question["kind"]],)
-        memory = Memory(prompt)
+        memory = Memory(prompt, self.by_heart)
         if prompt.startswith(planner.PROMPT[:40]):
             if self.blind is None:
                 return 2 * (self.perfect(question, memory),)
