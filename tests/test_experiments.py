@@ -374,6 +374,19 @@ def sentences():
     accuracy = figures.gather(figures.read("hops-budget"), "max_turns", "accuracy")
     yield figures.pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
     yield f"{pages.bins()[0][1]} of the {planning.TRIED}"
+    routed = {who: [float(row["accuracy"]) for row in pages.best_router(who).values()]
+              for who in ("perfect", "knows the names", "Flow-GRPO")}
+    yield f"more than {max(routed['perfect']):.2f}"
+    yield f"gets {max(routed['knows the names']):.2f}"
+    least, *others = sorted(routed["Flow-GRPO"])
+    yield f"{others[0]:.2f} to {others[-1]:.2f}"
+    yield f"its sub-goals {least:.2f}"
+    names = figures.gather(figures.read("hops-tests"), "planner", "old_names")
+    at_once = figures.gather(figures.read("hops-tests"), "planner", "at_once")
+    yield "{:.0f} of {:.0f}".format(*(sum(found["untrained"]) for found in (at_once, names)))
+    seeds = [f"{n:.0f} of {total:.0f}" for n, total in zip(at_once["Flow-GRPO"], names["Flow-GRPO"])]
+    yield f"{seeds[0]}, {seeds[2]}, {seeds[3]} and {seeds[4]}"
+    yield seeds[1]
     ps = sorted(row["p"] for row in paired.read("smollm-paired")
                 if (row["roles"], row["set"], row["before"], row["after"])
                 == ("planner", "toy", "Flow-GRPO", "perfect planner"))
