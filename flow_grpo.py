@@ -49,7 +49,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-EXPLODED = 1000  # times max_grad_norm: no step if the gradient norm is above, since one odd token caused it
+EXPLODED = 1000  # no step if the gradient norm is above EXPLODED * max_grad_norm: one odd token can do that
 
 
 @dataclass
@@ -146,8 +146,8 @@ def per_token(actions, values):
 
 
 def old_logps(actions, logp):
-    """log π_θold of each token, (K,): Action.old where update() has computed it; else the log-prob of now,
-    without its gradient, so that ρ = 1."""
+    """log π_θold of each token, (K,): Action.old where update() has computed it. Elsewhere, in the first
+    mini-batch and where A = 0, the log-prob of now without its gradient, so that ρ = 1."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
 
@@ -158,9 +158,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the clip
     removes it where the policy has already moved far enough in the direction of A.
 
-    The value of the loss does not measure learning: at ρ = 1 it is -1/N Σ_i A_i (plus β KL), and the A of a
-    whole group add up to 0, whatever its rewards. At ρ = 1, k3 estimates KL(π_θ ‖ π_ref), but its gradient is
-    that of KL(π_ref ‖ π_θ), which has the same minimum.
+    The value of the loss does not measure learning: at ρ = 1 it is -1/N Σ_i A_i (plus β KL; without
+    token_mean), and the A of a whole group add up to 0, whatever its rewards. At ρ = 1, k3 estimates
+    KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ), which has the same minimum.
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ
@@ -215,7 +215,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     π_θold is the model before the first step. So the later mini-batches are scored once before that step,
     into Action.old. The first needs no such pass: its own log-probs, detached, are the old ones, and ρ is
-    exactly 1. Nor does a rollout with A = 0, whose gain is 0 at any ρ; with β > 0 it still counts in the KL.
+    exactly 1. A rollout with A = 0 needs none, either: its gain is 0 at any ρ. (With β > 0 it still counts in
+    the KL.)
     With several GPUs each process is given the whole batch, takes its part of each mini-batch, and sums its
     gradients with those of the others. The model is left in eval mode, ready to sample.
     """
@@ -232,7 +233,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         mini = [replace(a, weight=token_weight(a, turns[a.rollout], len(members), tokens))
                 for a in actions if a.rollout in own and a.ids]
         # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
-        # (This filter, that of note_old() and train.can_learn() assume that J has no other term without A.)
+        # (This filter, `if a.A` below, and train.can_learn() assume that J has no other term without A.)
         minis.append([a for a in mini if beta or a.A])
 
     def note_old(batch):

@@ -62,8 +62,9 @@ class Memory:
                 excess = len(join(steps)) - budget
                 if excess > 0:
                     text = getattr(step, name)
-                    shown = len(indented(text))  # its length in the prompt
-                    # shown - excess of this may stay: cut the text by the same share.
+                    # Of the `shown` characters in the prompt, shown - excess may stay. Keep the same share of
+                    # the text, which is shorter: it is not indented.
+                    shown = len(indented(text))
                     kept = len(text) * max(shown - excess, 0) // max(shown, 1)
                     setattr(step, name, truncate(text, max(SHORTEST, kept)))
         return truncate(join(steps), budget)  # for very many steps

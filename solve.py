@@ -80,7 +80,8 @@ class Rollout:
     seconds: float = 0.0  # its share of the batch's time, plus the judge's
 
     def add_output(self, turn, module, text, tokens, seconds):
-        """Note what a module or a tool wrote. seconds: of the batched call, the same for all its rollouts."""
+        """Note what a module or a tool wrote. seconds: of a module's batched call, the same for all its
+        rollouts; of a tool's function, its own."""
         output = {"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT)}
         self.outputs.append(output | {"tokens": tokens, "seconds": round(seconds, 3)})
 
@@ -121,13 +122,13 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
                 rollout.memory.steps.append(Step(turn, tool="", sub_goal="", command="", verdict="CONTINUE",
                                                  result=f"Error: {rollout.plan}", error=True))
 
-        # (A failed rollout may still have its last plan, but write() and begin() leave it out.)
+        # (A failed rollout may still have the plan of an earlier turn: write() and begin() leave it out.)
         planned = [rollout for rollout in running if not isinstance(rollout.plan, str)]
         for rollout, completion in team.write("executor", turn, planned):
             tool = rollout.plan.tool
             rollout.call = executor.parse(completion.text, tool, tools[tool])  # a str becomes an error result
 
-        called = team.begin("tools", turn, planned)
+        called = team.begin("tools", turn, planned)  # those that have not failed
         results = toolset.run_calls([rollout.call for rollout in called], tools, team.base_generator)
         for rollout, result in zip(called, results):
             rollout.add_result(turn, result)

@@ -5,13 +5,13 @@ executor read about it. To add a tool, write one function and one entry.
 
 run_calls() runs the calls of a turn. There are two ways to run a call:
 
-    a function runs in a thread: run_call() -> run_tool() -> check() -> the tool's function
+    a function runs in a thread: run_call() -> run_tool(), which calls check() and then the function
     base_generator, the tool that is a language model, answers all its queries of the turn in one batch:
     answer_queries()
 
-A call never raises. The result of a tool-calling error starts with "Error:", whether the model made the
-mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and the rollout
-goes on. A function must end by itself, as those in world/ do: nothing here interrupts it.
+A tool that fails does not raise. The result of a tool-calling error starts with "Error:", whether the model
+made the mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and the
+rollout goes on. A function must end by itself, as those in world/ do: nothing here interrupts it.
 """
 
 import time
@@ -102,7 +102,7 @@ class Result:
     error: bool  # a tool-calling error
     seconds: float = 0.0
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
-    failed: str = ""  # the language model is down, and why: this ends the rollout without a reward
+    failed: str = ""  # the language model's error, such as a server that is down: this ends the rollout
 
 
 def run_calls(calls, tools, base_generator):

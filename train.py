@@ -85,7 +85,8 @@ def questions_of(step, questions, number, seed):
     """The questions of one step, which depend on its number and the seed alone.
 
     Step after step, the questions are taken in a shuffled order; each epoch has an order of its own."""
-    # With all epochs end to end, step n takes the questions from (n - 1) * number up to n * number - 1.
+    # Put all epochs in one row: step n takes the places (n - 1) * number to n * number - 1. divmod gives the
+    # epoch of a place, and its place in that epoch.
     batch = []
     while len(batch) < number:
         epoch, start = divmod((step - 1) * number + len(batch), len(questions))

@@ -1,9 +1,13 @@
 """Verifier: does the memory hold all that the answer needs? (AgentFlow §3.1). Not trained.
 
-After each tool call the verifier reads the question, the analysis, the toolset and the memory with the new
-result. It writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t = 0: the planner plans
-another step). Anything else counts as CONTINUE, because one turn too many costs less than one too few, and
-"we should not stop" must not be read as STOP.
+In each turn the verifier reads the question, the analysis, the toolset and the memory with the new result. It
+writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t = 0: the planner plans another
+step). Anything else counts as CONTINUE, because one turn too many costs less than one too few, and "we should
+not stop" must not be read as STOP.
+
+parse() returns a bool. solve.roll_out() keeps it as Rollout.stopped, and writes it into the memory as
+"Verdict: STOP" or "Verdict: CONTINUE". After a plan that could not be parsed, the verifier is not asked, and
+roll_out() writes CONTINUE.
 """
 
 from models.dressing import MARKS, labelled
