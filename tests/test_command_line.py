@@ -32,15 +32,22 @@ def refused(monkeypatch, capsys, arguments, *argv):
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [
+MISTAKES = [
     "solve.py --help", "train.py --help-all", "train.py --data nowhere.jsonl", "solve.py --tools googel",
-    "solve.py --data README.md", "train.py --valid LICENSE", "solve.py --model bench", "train.py --fixed ./x",
+    "solve.py --model bench", "solve.py --fixed= why?", "train.py --data {one}"]
+MORE = [
+    "solve.py --data README.md", "train.py --valid LICENSE", "train.py --fixed ./x",
     "train.py --judge localhost:8000/v1", "solve.py --dtype float3", "train.py --corpus nowhere.jsonl",
     "solve.py --compare bench toy", "solve.py what is 2 + 2", "solve.py --benchmark nope",
-    "solve.py --limits", "train.py --out README.md/x", "solve.py --data /dev/null", "solve.py --device gpu",
-    "solve.py --cache /dev/null/x why?", "solve.py --benchmark gaia --benchmark-dir docs",
-    "solve.py --temperature 1e-300 why?", "solve.py --benchmark-dir docs why?", "solve.py --fixed= why?",
-    "solve.py --model a/b/c", "solve.py --fixed http://localhost:1 why?", "train.py --data {one}"])
+    "solve.py --limits", "train.py --out README.md/x", "solve.py --data /dev/null",
+    "solve.py --device gpu", "solve.py --cache /dev/null/x why?",
+    "solve.py --benchmark gaia --benchmark-dir docs", "solve.py --temperature 1e-300 why?",
+    "solve.py --benchmark-dir docs why?", "solve.py --model a/b/c",
+    "solve.py --fixed http://localhost:1 why?"]
+
+
+@pytest.mark.parametrize("command", [
+    *MISTAKES, *(pytest.param(command, marks=pytest.mark.exhaustive) for command in MORE)])
 def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_imported(command, tmp_path):
     (tmp_path / "one.jsonl").write_text('{"question": "2 + 2?", "answer": 4}\n')  # too few to hold some out
     script, *flags = command.format(one=tmp_path / "one.jsonl").split()

@@ -238,6 +238,7 @@ def test_the_machine_that_a_refusal_names_is_the_smallest_that_has_a_plan(name, 
     assert not [machine for machine in smaller if planned(*machine, 1000)]
 
 
+@pytest.mark.exhaustive
 def test_the_table_says_what_plan_chooses_on_each_machine():
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in fit.table(128).splitlines()]
     assert rows[0] == ["model", "cards", "24 GB", "40 GB", "48 GB", "80 GB", "141 GB"]

@@ -530,7 +530,9 @@ def test_ordinary_markup_and_code_stay_as_they_are(text):
     assert defuse(text) == text
 
 
-@pytest.mark.parametrize("page", ["<", "<|", "[", "<_", "]~", "<unused7>", "</", "<a:", ">>A", "<|a ", "[|a"])
+@pytest.mark.parametrize("page", ["<", "<|", "<unused7>", *(
+    pytest.param(page, marks=pytest.mark.exhaustive)
+    for page in ("[", "<_", "]~", "</", "<a:", ">>A", "<|a ", "[|a"))])
 def test_defusing_takes_time_in_proportion_to_the_text_whatever_the_number_of_tokens(page):
     engine, _ = chat_engine("<|im_start|> <|im_end|> " + " ".join(f"<unused{i}>" for i in range(6242)))
     defuse("a", engine.tokenizer, engine.control)

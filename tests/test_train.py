@@ -206,6 +206,7 @@ def test_the_tiny_planner_does_learn(whole):
     assert [row["step"] for row in rows(whole)] == list("1234")
 
 
+@pytest.mark.exhaustive
 def test_the_same_seed_gives_the_same_files_byte_for_byte_and_another_seed_another_run(whole):
     assert everything(run("again", seed=0)) == everything(whole)
     other = run("other-seed", seed=1, steps=2)
