@@ -228,13 +228,14 @@ def budget_picture(plt):
         middle, half = zip(*map(figures.mean, by_turns.values()))
         for place, value, values in zip(places, middle, by_turns.values()):
             axis.plot([place + 0.15] * len(values), values, "o", color=colour, markersize=3, alpha=0.6)
-            axis.annotate(f"{value:.2f}", (place, value), xytext=(3, -17), textcoords="offset points",
-                          ha="center", color=colour, fontweight="bold")
+            axis.annotate(f"{value:.2f}", (place, value), xytext=(-5, 6), textcoords="offset points",
+                          ha="right", color=colour, fontweight="bold")
         axis.errorbar(places, middle, yerr=half, color=colour, marker="s", markersize=5, capsize=3)
         axis.set_xticks(places)
         axis.set_xlabel(f"turns at most (trained with {MAX_TURNS})")
         axis.set_ylabel(label)
-        axis.set_ylim(0, 1 if column == "accuracy" else None)
+        axis.set_xlim(places[0] - 0.9, None)
+        axis.set_ylim(0, 1.15 if column == "accuracy" else 4)
     figures.rule(axes[0], levels()["untrained planner"], f"untrained planner, {MAX_TURNS} turns", place=0.45)
     figures.save(figure, "hops-budget")
 
