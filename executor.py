@@ -77,8 +77,8 @@ def parse(text, name, tool):
 def read(source, names):
     """(tool name, {argument: value}) of a text that is one call and nothing else; otherwise an exception."""
     called, arguments = read_json(source) if source.startswith("{") else read_python(source, names)
-    # What cannot be written as text raises here, before a tool gets it or memory shows it: half of a
-    # surrogate pair, a number of 5 000 digits, a list that is too deep.
+    # This text is thrown away. It only raises for what cannot be written as text, before a tool gets it or
+    # memory shows it: half of a surrogate pair, a number of 5 000 digits, a list that is too deep.
     for key, value in arguments.items():
         f"{key} {value}".encode()
     return called, arguments

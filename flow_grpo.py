@@ -132,10 +132,11 @@ def log_probs(logits, y, temperature):
 def token_weight(action, T, N, num_tokens=None):
     """The three nested means of eq. 5 as the weight of each token of one action: 1/N * 1/T_i * 1/|a|.
 
-    N: the rollouts of the mini-batch, of all ranks. 1/N stands for both the mean over questions and the mean
-    over the G rollouts of each. So every rollout weighs the same, and a group that has lost a rollout weighs
-    less than a whole one. T: the turns of this rollout. With num_tokens (of the mini-batch) every token
-    weighs 1/num_tokens instead. The losses of micro-batches then add up to the loss of their mini-batch.
+    N: the rollouts of the mini-batch (with several GPUs, of all of them together). T: the turns of this
+    rollout. 1/N stands for both means, over questions and over the G rollouts of each. So every rollout
+    weighs the same, and a group that has lost a rollout weighs less than a whole one. Because N is that of
+    the mini-batch, the losses of its micro-batches add up to its loss.
+    num_tokens (of the mini-batch), if given: every token weighs 1/num_tokens instead.
     """
     return 1 / num_tokens if num_tokens else 1 / (N * T * len(action.ids))
 
@@ -158,8 +159,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the clip
     removes it where the policy has already moved far enough in the direction of A.
 
-    The value of the loss does not measure learning: at ρ = 1 it is -1/N Σ_i A_i (plus β KL; without
-    token_mean), and the A of a whole group add up to 0, whatever its rewards. At ρ = 1, k3 estimates
+    The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
+    ρ = 1, and the A of a whole group add up to 0, whatever its rewards. At ρ = 1, k3 estimates
     KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ), which has the same minimum.
     """
     low, high = clip                                                        # ε, ε'
@@ -213,10 +214,11 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     rollouts share an optimiser step, and not the objective.
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it.
 
-    π_θold is the model before the first step. So the later mini-batches are scored once before that step,
-    into Action.old. The first needs no such pass: its own log-probs, detached, are the old ones, and ρ is
-    exactly 1. A rollout with A = 0 needs none, either: its gain is 0 at any ρ. (With β > 0 it still counts in
-    the KL.)
+    π_θold is the model before the first step. This model scores the first mini-batch anyway: its log-probs,
+    detached, are the old ones, and ρ is exactly 1. The later mini-batches are scored once before the first
+    step, into Action.old. Their rollouts with A = 0 are left out of this pass: their gain is 0 at any ρ.
+    (With β > 0 they still count in the KL.)
+
     With several GPUs each process is given the whole batch, takes its part of each mini-batch, and sums its
     gradients with those of the others. The model is left in eval mode, ready to sample.
     """
@@ -233,7 +235,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         mini = [replace(a, weight=token_weight(a, turns[a.rollout], len(members), tokens))
                 for a in actions if a.rollout in own and a.ids]
         # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
-        # (This filter, `if a.A` below, and train.can_learn() assume that J has no other term without A.)
+        # (This filter, the one in front of note_old, and train.can_learn() assume that no other term of J
+        # lacks A.)
         minis.append([a for a in mini if beta or a.A])
 
     def note_old(batch):

@@ -3,8 +3,8 @@
 Planner, verifier and generator read it in their prompts. Each turn adds a Step: what was planned, the tool
 call, its result, and the verdict. In the paper's letters, the plan a^t, the result e^t and the verdict v^t
 make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). Here f_mem is `memory.steps.append(Step(...))`;
-the verdict is filled in when the verifier has read the step. No language model writes the memory: equal turns
-give equal text, and nothing is invented.
+the verdict is filled in when the verifier has read the step. No language model rewrites or sums up the steps:
+equal turns give equal text.
 
 The text is bounded: render(budget) returns at most `budget` characters and shortens the oldest results
 first. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left margin,
@@ -62,9 +62,8 @@ class Memory:
                 excess = len(join(steps)) - budget
                 if excess > 0:
                     text = getattr(step, name)
-                    # Of the `shown` characters in the prompt, shown - excess may stay. Keep the same share of
-                    # the text, which is shorter: it is not indented.
-                    shown = len(indented(text))
+                    shown = len(indented(text))  # longer than the text, by the indents
+                    # Of the `shown` characters in the prompt, shown - excess may stay. Keep that share.
                     kept = len(text) * max(shown - excess, 0) // max(shown, 1)
                     setattr(step, name, truncate(text, max(SHORTEST, kept)))
         return truncate(join(steps), budget)  # for very many steps

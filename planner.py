@@ -65,7 +65,9 @@ Next step:
 """
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its sub-goal uncut
-ANALYSED = "Objective:", "Skills:"  # not indented: the toy was made with its own analyses in this form
+# Lines of an analysis that begin so are not indented: the toy writes its analyses in this form, and has
+# learnt to read them at the margin.
+ANALYSED = "Objective:", "Skills:"
 LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 
@@ -102,7 +104,7 @@ def show_analysis(analysis):
     "Objective: a sum." -> "Objective: a sum.", because ANALYSED names this label
     """
     lines = analysis.splitlines()
-    if len(lines) == 1 and ":" not in folded(analysis):
+    if len(lines) == 1 and ":" not in folded(analysis):  # folded: a full-width colon counts, too
         return analysis
     return "\n".join(line if line.startswith(ANALYSED) else f"  {line}" for line in lines)
 

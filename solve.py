@@ -19,7 +19,8 @@ language model, and a seed decides everything.
 
 Three kinds of failure are kept apart:
 
-    the model's   a plan or a call cannot be parsed: this costs a turn, and memory says why
+    the model's   a plan or a call cannot be parsed, or has wrong arguments: this costs a turn, and memory
+                  says why
     the world's   a tool returns "Error: ...": a result like any other, which the planner reads
     the system's  a prompt does not fit the model even with a shortened memory, or a model server stays down:
                   the rollout has failed; it is counted, but neither rewarded nor trained on
@@ -101,8 +102,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
-    that samples. fixed: one engine for all other modules, or {module: engine}; the engine of "analysis" plays
-    the modules that are not named.
+    that samples. fixed: the engine of all other modules; or {module: engine}, which must name "analysis":
+    its engine also plays the modules that are not named.
     watch: for progress display. If given, watch(rollouts, turn, module) is called before each stage, to show
     or save what there is so far. It changes nothing: the rollouts are the same without it.
     """
@@ -122,7 +123,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
                 rollout.memory.steps.append(Step(turn, tool="", sub_goal="", command="", verdict="CONTINUE",
                                                  result=f"Error: {rollout.plan}", error=True))
 
-        # (A failed rollout may still have the plan of an earlier turn: write() and begin() leave it out.)
+        # A rollout that has just failed still has the plan of the turn before. It may be in `planned`, but
+        # write() and begin() leave out what has failed.
         planned = [rollout for rollout in running if not isinstance(rollout.plan, str)]
         for rollout, completion in team.write("executor", turn, planned):
             tool = rollout.plan.tool
@@ -227,9 +229,9 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
 
     watch, settings: of roll_out(). Without watch, a progress bar is shown.
     """
-    with progress_bar(len(questions), unless=watch) as shown:  # `shown` is `watch` if there is one
-        rollouts = roll_out(questions, policy, fixed, tools, watch=shown, **settings)
-        shown(rollouts, 0, "grade")
+    with progress_bar(len(questions), unless=watch) as watch:  # the watch that was given, or else a bar
+        rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
+        watch(rollouts, 0, "grade")
         grade(rollouts, judge)  # sets `right` and `reward` of each
     return summary(rollouts), rollouts
 

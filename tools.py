@@ -9,9 +9,10 @@ run_calls() runs the calls of a turn. There are two ways to run a call:
     base_generator, the tool that is a language model, answers all its queries of the turn in one batch:
     answer_queries()
 
-A tool that fails does not raise. The result of a tool-calling error starts with "Error:", whether the model
-made the mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and the
-rollout goes on. A function must end by itself, as those in world/ do: nothing here interrupts it.
+An error of a tool's function never ends the run. The result of a tool-calling error starts with "Error:",
+whether the model made the mistake (no such argument) or the world did (a missing page). The planner reads it
+in memory, and the rollout goes on. A function must end by itself, as those in world/ do: nothing here
+interrupts it.
 """
 
 import time
@@ -40,7 +41,7 @@ class Tool:
     limits: str  # what to know before choosing it
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
-    from_web: bool = False  # it uses the network: its results may be cached (--cache)
+    from_web: bool = False  # it uses the network: choose() sets it for live Wikipedia
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
@@ -102,7 +103,7 @@ class Result:
     error: bool  # a tool-calling error
     seconds: float = 0.0
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
-    failed: str = ""  # the language model's error, such as a server that is down: this ends the rollout
+    failed: str = ""  # the language model is down or refuses the prompt, and why: this ends the rollout
 
 
 def run_calls(calls, tools, base_generator):

@@ -67,7 +67,8 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):
                 actions = actions_of(usable, A)
-                with run.updating(passes, usable, groups, A):  # for the log: its time, one group's log-ratios
+                # room for sharded weights; for the log, the update's time and one group's log-ratios
+                with run.updating(passes, usable, groups, A):
                     report = update(
                         passes, optimizer, actions, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
@@ -85,8 +86,8 @@ def questions_of(step, questions, number, seed):
     """The questions of one step, which depend on its number and the seed alone.
 
     Step after step, the questions are taken in a shuffled order; each epoch has an order of its own."""
-    # Put all epochs in one row: step n takes the places (n - 1) * number to n * number - 1. divmod gives the
-    # epoch of a place, and its place in that epoch.
+    # Think of all epochs as one endless list: step n takes its entries (n - 1) * number to n * number - 1.
+    # The loop goes round again where a step crosses the end of an epoch.
     batch = []
     while len(batch) < number:
         epoch, start = divmod((step - 1) * number + len(batch), len(questions))
