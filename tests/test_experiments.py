@@ -374,6 +374,9 @@ def sentences():
     accuracy = figures.gather(figures.read("hops-budget"), "max_turns", "accuracy")
     yield figures.pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
     yield f"{pages.bins()[0][1]} of the {planning.TRIED}"
+    for name, mean in figures.gather(figures.read("hops-ways"), "planner", "accuracy").items():
+        if name.startswith("SFT"):
+            yield figures.pm(mean)
     routed = {who: [float(row["accuracy"]) for row in pages.best_router(who).values()]
               for who in ("perfect", "knows the names", "Flow-GRPO")}
     yield f"more than {max(routed['perfect']):.2f}"
