@@ -11,6 +11,8 @@ A router picks the tool of each plan without reading the memory:
     question   the tool that is most often right for the question's first three words
     sequence   for each kind of question the sequence of tools, one for each turn, that is right most often
     shortcut   the same, if the planner knows the new names of old things, and need not ask base_generator
+    context    the tool that is most often right for such a context: an address, a calculation, or none. This
+               one reads a part of the memory: the context line repeats what the last result said
 
 Justification, context and sub-goal are those of a perfect planner, which reads the memory; of one that must
 ask for the new name of an old thing, and of one that knows it. So these routers are stronger than a router
@@ -42,7 +44,7 @@ from toy.hops.questions import KINDS, MAX_TURNS, World, for_flow, splits
 from toy.hops.teacher import TOOLS, Teacher
 
 LETTERS = {"w": "wikipedia_search", "b": "web_search", "p": "python_coder", "g": "base_generator"}
-ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "shortcut")
+ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "shortcut", "context")
 
 
 def needed(question, knows_names=False):
@@ -81,7 +83,7 @@ def state(prompt):
 
 
 class Counted(Routed):
-    """A perfect planner whose tools are counted: counts[key][tool], for each of keys(prompt, sub_goal)."""
+    """A perfect planner whose tools are counted: counts[key][tool], for each of keys(prompt, plan)."""
 
     def __init__(self, engine, tools):
         super().__init__(engine, tools, None)
@@ -89,32 +91,33 @@ class Counted(Routed):
 
     def routed(self, prompt, completion):
         plan = planner.parse(completion.text, self.tools)
-        for key in keys(prompt, plan.sub_goal).values():
+        for key in keys(prompt, plan).values():
             self.counts[key][plan.tool] += 1
         return completion
 
 
-def keys(prompt, sub_goal):
+def keys(prompt, plan):
     """{route: what it looks at}"""
-    return {"frequent": (), "sub-goal": ("sub-goal", *opening(sub_goal, 3)),
-            "question": ("question", *opening(state(prompt)[0], 3))}
+    address, calculation = "https:" in plan.context, bool(re.search(r"\d [*+] \d", plan.context))
+    return {"frequent": (), "sub-goal": ("sub-goal", *opening(plan.sub_goal, 3)),
+            "question": ("question", *opening(state(prompt)[0], 3)), "context": (address, calculation)}
 
 
 def chooser(route, tools, train, counts):
-    """choose(prompt, sub_goal) of a route."""
+    """choose(prompt, plan) of a route."""
     if route == "bm25":
-        return lambda prompt, sub_goal: nearest(sub_goal, tools)
+        return lambda prompt, plan: nearest(plan.sub_goal, tools)
     if route in ("sequence", "shortcut"):
         sequences = {kind: best_sequence([row for row in train if row["kind"] == kind], route == "shortcut")
                      for kind in KINDS}
         print("sequences: " + ", ".join(f"{kind} {''.join(best)}" for kind, best in sequences.items()))
 
-        def by_turn(prompt, sub_goal):
+        def by_turn(prompt, plan):
             text, turn = state(prompt)
             return LETTERS[sequences[kind_of(text)][turn - 1]]
         return by_turn
     most = lambda key: counts.get(key, counts[()]).most_common(1)[0][0]
-    return lambda prompt, sub_goal: most(keys(prompt, sub_goal)[route])
+    return lambda prompt, plan: most(keys(prompt, plan)[route])
 
 
 def kind_of(text):

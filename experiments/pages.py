@@ -26,10 +26,12 @@ TOOL_COLOURS = {"base_generator": PURPLE, "python_coder": BLUE, "wikipedia_searc
 
 # ------------------------------------------------------------------------------------------ training curves
 def best_router(planner="perfect"):
-    """{seed: the row of hops-routers.csv with the highest accuracy}, of the routers in a planner's plans."""
+    """{seed: the row of hops-routers.csv with the highest accuracy}, of the routers in a planner's plans.
+
+    The rule by the context is none of them: it reads a part of the memory."""
     best = {}
     for row in read("hops-routers"):
-        if row["planner"] == planner and row["route"] != "none":
+        if row["planner"] == planner and row["route"] not in ("none", "context"):
             best[row["seed"]] = max(best.get(row["seed"], row), row, key=lambda row: float(row["accuracy"]))
     return best
 
@@ -43,11 +45,13 @@ def tests_table():
         lines.append([planner, pm(of("accuracy")), " ".join(f"{x:.2f}" for x in of("accuracy")),
                       *(pm(of(kind), 2) for kind in (*KINDS, "free")),
                       pm(of("turns"), 2), pm(of("errors"), 1, 100)])
-    perfect = next(row for row in read("hops-routers") if row["route"] == "none")
-    for label, best in (("best router, perfect sub-goals", best_router()),
+    ruled = {(row["planner"], row["route"]): {"": row} for row in read("hops-routers")}
+    for label, best in (("best of six routers, perfect sub-goals", best_router()),
                         ("... of a planner that knows the names", best_router("knows the names")),
-                        ("... sub-goals of Flow-GRPO", best_router("Flow-GRPO")),
-                        ("perfect plans, perfect modules", {"": perfect})):
+                        ("best of two, sub-goals of Flow-GRPO", best_router("Flow-GRPO")),
+                        ("rule by the context, perfect plans", ruled["perfect", "context"]),
+                        ("... of a planner that knows the names", ruled["knows the names", "context"]),
+                        ("perfect plans, perfect modules", ruled["perfect", "none"])):
         of = lambda column: [float(row[column]) for row in best.values()]
         seeds = " ".join(f"{x:.2f}" for x in of("accuracy")) if len(best) > 1 else ""
         lines.append([label, pm(of("accuracy")), seeds, *(pm(of(kind), 2) for kind in KINDS), "", "", ""])
@@ -101,7 +105,7 @@ def curves_picture(plt, name, csv):
 def levels():
     """{words: accuracy on the test questions} of what Flow-GRPO is compared with."""
     untrained = gather(read("hops-tests"), "planner", "accuracy")["untrained"]
-    return {"best router with perfect sub-goals": float(best_router()[""]["accuracy"]),
+    return {"best of six routers": float(best_router()[""]["accuracy"]),
             "untrained planner": statistics.fmean(untrained)}
 
 
@@ -166,26 +170,27 @@ def forks_picture(plt):
 
 # ------------------------------------------------------------------------------------------ what is learnt
 def shares(when):
-    """{situation: {tool: its share of the plans written then}}, means over seeds."""
-    count = gather([row for row in read("hops-tools") if row["when"] == when],
-                   ("seed", "situation", "tool"), "plans")
-    seeds = sorted({seed for seed, _, _ in count})
-    found = {}
-    for what in ("nothing yet", *SITUATIONS):
-        plans = [{tool: sum(count.get((seed, what, tool), [0])) for tool in TOOL_COLOURS} for seed in seeds]
-        plans = [by_tool for by_tool in plans if any(by_tool.values())]
-        found[what] = {tool: statistics.fmean(by_tool[tool] / sum(by_tool.values()) for by_tool in plans)
-                       for tool in TOOL_COLOURS}
-    return found
+    """{situation: {tool: its share of the plans written then}}, of all seeds together."""
+    count = plans(when)
+    return {what: {tool: n / sum(by_tool.values()) for tool, n in by_tool.items()}
+            for what, by_tool in count.items()}
+
+
+def plans(when):
+    """{situation: {tool: how many plans named it then}}, of all seeds together."""
+    count = gather([row for row in read("hops-tools") if row["when"] == when], ("situation", "tool"), "plans")
+    return {what: {tool: sum(count.get((what, tool), [0])) for tool in TOOL_COLOURS}
+            for what in ("nothing yet", *SITUATIONS)}
 
 
 def tools_table():
     """After each kind of result, the share of each tool before → after training."""
-    before, after = shares("before"), shares("after")
-    lines = [["memory shows last; % of plans", *TOOLS]]
+    before, after, number = shares("before"), shares("after"), plans("after")
+    lines = [["memory shows last; % of plans", *TOOLS, "not parsed", "plans, after"]]
     for what in before:
-        cells = [f"{100 * before[what][tool]:.0f} → {100 * after[what][tool]:.0f}" for tool in TOOLS]
-        lines.append([what, *cells])
+        cells = [f"{100 * before[what][tool]:.0f} → {100 * after[what][tool]:.0f}"
+                 for tool in (*TOOLS, "unreadable")]
+        lines.append([what, *cells, f"{sum(number[what].values()):.0f}"])
     return markdown(lines)
 
 
@@ -276,7 +281,7 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                    tests_table, partial(curves_picture, name="hops-tests", csv="hops-curve")),
     "hops-ways": ("Accuracy of each planner", "Accuracy on 300 test questions", ways_table, ways_picture),
     "hops-tools": ("Shares of tools, by what memory shows last",
-                   "Tools by what memory shows last, 300 test questions, before and after training; means",
+                   "Tools by what memory shows last, 300 test questions, before and after training",
                    tools_table, tools_picture),
     "hops-budget": ("Accuracy and turns used", "Turn budget in use; 300 test questions",
                     budget_table, budget_picture),
@@ -308,7 +313,8 @@ def block(name):
     The caption says what is drawn, n and the kind of the intervals, and the command that makes the runs."""
     if name in PAGES:
         alt, what, table, _ = PAGES[name]
-        how = f"95 % t-intervals, n = {figures.number_of_seeds(read(name))} seeds"
+        how = f"n = {figures.number_of_seeds(read(name))} seeds"
+        how = f"{how} together" if name == "hops-tools" else f"95 % t-intervals, {how}"
         command = f"study.py --only {name}"
     else:
         roles = name.removeprefix("smollm-")

@@ -54,7 +54,7 @@ def with_tool(plan, tool):
 
 
 class Routed:
-    """An engine for the planner: another engine's plans, with the tool that choose(prompt, sub_goal) picks.
+    """An engine for the planner: another engine's plans, with the tool that choose(prompt, plan) picks.
 
     A plan that does not parse stays as it is: it names no tool that could be replaced."""
 
@@ -68,14 +68,14 @@ class Routed:
         plan = planner.parse(completion.text, self.tools)
         if isinstance(plan, str):
             return completion
-        tool = self.choose(prompt, plan.sub_goal)
+        tool = self.choose(prompt, plan)
         return replace(completion, text=f"Context: {plan.context}\nSub-goal: {plan.sub_goal}\nTool: {tool}")
 
 
 def router(route, engine, tools, made, teacher):
     """The Routed engine of one of ROUTES."""
     if route == "bm25":
-        return Routed(engine, tools, lambda prompt, sub_goal: nearest(sub_goal, tools))
+        return Routed(engine, tools, lambda prompt, plan: nearest(plan.sub_goal, tools))
     number = OPENINGS[route]
     table = most_often_right(made, teacher, number)
-    return Routed(engine, tools, lambda prompt, sub_goal: table.get(opening(sub_goal, number), table[()]))
+    return Routed(engine, tools, lambda prompt, plan: table.get(opening(plan.sub_goal, number), table[()]))

@@ -87,7 +87,7 @@ def test_the_toy_trains_in_each_fork(name, fork):
     if name == "sql":
         subprocess.run([sys.executable, "-m", "world.sql"], cwd=folder, check=True, **settings)
     command = [sys.executable, *TRAIN, *runs.note(f"forks/{name}", "flags").split()]
-    printed = subprocess.check_output(command, cwd=folder, **settings)
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, **settings)
     rows = list(csv.DictReader(open(folder / "run" / "log.csv", newline="")))
     assert len(rows) == 2 and all(math.isfinite(float(row["loss"])) for row in rows)
     records = [json.loads(line) for line in (folder / "run" / "rollouts.jsonl").open()]
@@ -98,7 +98,6 @@ def test_the_toy_trains_in_each_fork(name, fork):
         "tracker": lambda: len((folder / "run" / "scalars.jsonl").open().readlines()) == 2 * len(rows[0]),
         "dataset": lambda: {one["gold"] for one in records} <= {"42", "Fe", "Paris"},
         "sql": lambda: all("product(name TEXT" in one["question"] for one in records),
-        "prompt": lambda: "that of planner has changed" in printed,
     }
     assert seen.get(name, lambda: True)()
 
