@@ -105,8 +105,8 @@ def learning(model, case):
     """learn(optimizer, actions, A): an update, fast or plain, with an action a rollout. Older checkouts have
     other arguments."""
     import flow_grpo
-    settings = dict(temperature=1.0, beta=0)
-    if "passes" in inspect.signature(flow_grpo.update).parameters:
+    settings, parameters = dict(temperature=1.0, beta=0), inspect.signature(flow_grpo.update).parameters
+    if "passes" in parameters:
         from fast import logps
         from scale.passes import Passes
         fast = {} if case.get("plain") else logps.scoring(flow_grpo.log_probs, model)
@@ -116,7 +116,7 @@ def learning(model, case):
         if hasattr(flow_grpo, "PLAIN"):  # before that, there was one way only
             from fast import logps
             settings |= logps.scoring(flow_grpo.log_probs, model)
-    if "A" in inspect.signature(flow_grpo.update).parameters:
+    if "A" in parameters:
         return lambda *batch: flow_grpo.update(*before, *batch, **settings)
 
     def learn(optimizer, actions, A):

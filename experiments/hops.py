@@ -141,13 +141,15 @@ def main():
     solve.roll_out(for_flow(train), counted, Teacher(train), tools, MAX_TURNS)
     perfect = {"perfect": Teacher(test), "knows the names": Teacher(test, knows_names=True)}
     policies = {args.planner: load_engine(args.planner)} if args.planner else perfect
+    modules = load_engine(str(HOPS)) if args.planner else None  # without a model, a teacher plays all modules
+    routes = [route for route in args.route if route != "none"]
+    choosers = {route: chooser(route, tools, train, counted.counts) for route in routes}
     rows = []
     for (name, policy), route in itertools.product(policies.items(), args.route):
-        engine, fixed = policy, load_engine(str(HOPS)) if args.planner else policy
-        if route != "none":
-            engine = Routed(policy, tools, chooser(route, tools, train, counted.counts))
+        engine = policy if route == "none" else Routed(policy, tools, choosers[route])
         torch.manual_seed(0)
-        metrics, rollouts = solve.evaluate(for_flow(test), engine, fixed, tools, max_turns=MAX_TURNS)
+        metrics, rollouts = solve.evaluate(
+            for_flow(test), engine, modules or policy, tools, max_turns=MAX_TURNS)
         print(f"{name}, {route}: {accuracy_line(metrics, len(test))}", flush=True)
         kinds = {kind: [rollout.right for rollout in rollouts if rollout.question.kind == kind]
                  for kind in KINDS}

@@ -139,8 +139,8 @@ def test_with_perfect_plans_the_toys_fixed_modules_answer_right(engine, tools, m
 
 def test_the_toys_own_planner_is_readable_but_blind(engine, tools, made):
     torch.manual_seed(0)
-    metrics, _ = solve.evaluate(for_flow(made["test"][:50]), engine, engine, tools, max_turns=MAX_TURNS)
-    assert metrics["accuracy"] <= 0.2 and metrics["calls"].get("unreadable", 0) == 0
+    metrics, _ = solve.evaluate(for_flow(made["test"][:100]), engine, engine, tools, max_turns=MAX_TURNS)
+    assert metrics["accuracy"] <= 0.15 and metrics["calls"].get("unreadable", 0) == 0
     calls = [n for n, _, _ in metrics["calls"].values()]
     assert len(calls) == 4 and min(calls) > 0.05 * sum(calls)
 
