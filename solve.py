@@ -254,7 +254,7 @@ def answer(trial, args, policy, fixed, tools, judge):
 # ------------------------------------------------------------------------------------------- the command line
 def main():
     args = command_line.solve_arguments(toolset.TOOLS)
-    sets, (policy, fixed, tools, judge), folder = answering.begin(args, toolset)
+    sets, (policy, fixed, tools, judge), folder = answering.begin(args, toolset.TOOLS)
     with answering.trials(args, sets, folder) as trials:  # also prints the numbers, even after Ctrl-C
         for trial in trials:
             answer(trial, args, policy, fixed, tools, judge)

@@ -30,7 +30,6 @@ import random
 import torch
 
 import solve
-import tools as toolset
 from cli import command_line, setup
 from fast import logps as fast_logps
 from flow_grpo import Action, advantages, log_probs, token_logps, update
@@ -38,6 +37,7 @@ from logbook.log import NO_UPDATE, step_row
 from logbook.run import stop_if_down, training_run
 from scale import ranks
 from scale.passes import Passes
+from tools import TOOLS
 
 
 def train(args, cast, reference, optimizer, train_questions, valid, test, state):
@@ -158,8 +158,8 @@ def validate_and_save(run, cast, valid):
 
 
 def main():
-    args = command_line.train_arguments(toolset.TOOLS)
-    cast, reference, optimizer, questions, state = setup.begin(args, toolset)
+    args = command_line.train_arguments(TOOLS)
+    cast, reference, optimizer, questions, state = setup.begin(args, TOOLS)
     train(args, cast, reference, optimizer, *questions, state)
 
 

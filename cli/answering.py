@@ -26,16 +26,16 @@ FREE = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials
         "compare"}  # may differ on resuming
 
 
-def begin(args, toolset):
+def begin(args, table):
     """Load all that the command line names, and print the first lines of the run. A run that cannot begin
     ends here, with one sentence.
 
-    toolset: the module tools.py. Returns ({name: [Question]}, (policy, {module: engine}, tools, judge), the
+    table: tools.TOOLS. Returns ({name: [Question]}, (policy, {module: engine}, tools, judge), the
     run's folder or None).
     """
     with errors_leave("solve.py"):
         sets = load_questions(args)
-        tools, without, cache = load_tools(args, toolset)
+        tools, without, cache = load_tools(args, table)
         policy, fixed, judge, lines = load_models(args, cache, tools, without)
         folder = open_run(args)
     lines.append(toy_warning([policy, *fixed.values()], tools))

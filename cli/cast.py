@@ -12,7 +12,7 @@ from models.loading import config_of, pick_device, pick_dtype
 from scale import adapters, fit
 from world.sandbox import protection
 from world.services import Cache
-from world.toolbox import left_out
+from world.toolbox import choose, left_out
 
 TOY_TOKEN = " 999"  # a token of the toy's vocabulary, and of no other
 FIXED = ("analysis", "base_generator", *MODULES[1:])  # everything but the planner; MODULES have flags
@@ -30,13 +30,13 @@ def load_engines(args, loaded, cache):
     return fixed, Cached(engine(args.judge), cache, args.max_new_tokens) if args.judge else None
 
 
-def load_tools(args, toolset):
-    """(the toolbox, why tools are left out, the cache of the judge's verdicts). toolset: the module tools.py.
+def load_tools(args, table):
+    """(the toolbox, why tools are left out, the cache of the judge's verdicts). table: tools.TOOLS.
 
     Sets --tools to the names. With --cache, the cache also holds what tools have got from the web."""
     cache = Cache(args.cache or ":memory:")
-    tools = toolset.toolbox(args.tools, args.corpus, cache if args.cache else None)
-    without, args.tools = left_out(toolset.TOOLS, args.tools), list(tools)
+    tools = choose(table, args.tools, args.corpus, cache if args.cache else None)
+    without, args.tools = left_out(table, args.tools), list(tools)
     return tools, without, cache
 
 

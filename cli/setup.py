@@ -25,10 +25,10 @@ from rewards.questions import prose_warning, read_questions
 from scale import adapters, fit, ranks, sharding, threads
 
 
-def begin(args, toolset):
+def begin(args, table):
     """Prepare a run, and print its first lines. A run that cannot begin ends here, with one sentence.
 
-    toolset: the module tools.py. Returns what train.train() takes after args: (policy, {module: engine},
+    table: tools.TOOLS. Returns what train.train() takes after args: (policy, {module: engine},
     tools, judge), the engine of π_ref or None, the optimizer, (questions to train, valid, test), the state of
     the checkpoint to resume or None.
     """
@@ -39,7 +39,7 @@ def begin(args, toolset):
         questions = load_questions(args)
         show_choices(args, *questions)
         plan_disk(args)
-        tools, without, cache = load_tools(args, toolset)
+        tools, without, cache = load_tools(args, table)
         state = load_state(checkpoint)
         policy, reference, optimizer, loaded = load_models(args, checkpoint)
         fixed, judge = load_engines(args, loaded, cache)
