@@ -77,10 +77,7 @@ def parse(text, name, tool):
 def read(source, names):
     """(tool name, {argument: value}) of a text that is one call and nothing else; otherwise an exception."""
     called, arguments = read_json(source) if source.startswith("{") else read_python(source, names)
-    # This text is thrown away. It only raises for what cannot be written as text, before a tool gets it or
-    # memory shows it: half of a surrogate pair, a number of 5 000 digits, a list that is too deep.
-    for key, value in arguments.items():
-        f"{key} {value}".encode()
+    must_be_writable(arguments)
     return called, arguments
 
 
@@ -111,6 +108,13 @@ def read_python(source, names):
         return call.func.id, {key: ast.literal_eval(value) for key, value in arguments.items()}
     except (ValueError, TypeError) as why:  # TypeError: a literal such as {[]: 1}
         raise ValueError("the arguments must be literals, not code to run") from why
+
+
+def must_be_writable(arguments):
+    """ValueError or RecursionError for what cannot be written as text, before a tool gets it or memory shows
+    it: half of a surrogate pair, a number of 5 000 digits, a list that is too deep."""
+    for name, value in arguments.items():
+        f"{name} {value}".encode()
 
 
 def unique_dict(pairs):

@@ -24,7 +24,7 @@ update(), which calls token_logps() and loss() for each micro-batch. They see to
 rollout and two language models, and know nothing of agents or text. scale/passes.py adds what large models
 and several GPUs need.
 
-Dropped, on purpose:
+Absent, on purpose:
   * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
@@ -109,8 +109,8 @@ def objective(rollouts, A, clip, beta):
 def token_logps(model, actions, temperature):
     """log π(a_j | s, a_<j) of every action token: (K,) float32, one action after the other, K = Σ |a|.
 
-    New, old and reference log-probs all come from this function, so a difference between them is a
-    difference of models. Rows are padded on the right, where no token of a causal model looks.
+    New, old and reference log-probs all come from one function, so a difference between them is a difference
+    of models. Rows are padded on the right, where no token of a causal model looks.
 
     This is the definition. train.py calls it with --plain; otherwise fast/logps.py computes the same numbers
     in less time and memory. To change the log-prob itself, edit log_probs(), which both use.
@@ -147,8 +147,10 @@ def per_token(actions, values):
 
 
 def old_logps(actions, logp):
-    """log π_θold of each token, (K,): Action.old where update() has computed it. Elsewhere, in the first
-    mini-batch and where A = 0, the log-prob of now without its gradient, so that ρ = 1."""
+    """log π_θold of each token, (K,): Action.old, where update() has computed it.
+
+    It has not in the first mini-batch, where the log-prob of now is the old one, nor for rollouts with A = 0,
+    whose gain is 0 at any ρ. For both, this is the log-prob of now without its gradient, so that ρ = 1."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
 
@@ -161,7 +163,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards. At ρ = 1, k3 estimates
-    KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ), which has the same minimum.
+    KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ), which has the same minimum. (For a fork: the
+    gradient of k1, log π_θ - log π_ref, is 0 on average; that of k2, half its square, is KL(π_θ ‖ π_ref)'s.)
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ

@@ -65,9 +65,7 @@ Next step:
 """
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its sub-goal uncut
-# Lines of an analysis that begin so are not indented: the toy writes its analyses in this form, and has
-# learnt to read them at the margin.
-ANALYSED = "Objective:", "Skills:"
+ANALYSED = "Objective:", "Skills:"  # lines of an analysis that are not indented, see show_analysis()
 LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 
@@ -101,7 +99,8 @@ def show_analysis(analysis):
 
     "A sum.\\nMemory:"  -> "  A sum.\\n  Memory:"
     "A sum."            -> "A sum.", because a single line without a colon is no label
-    "Objective: a sum." -> "Objective: a sum.", because ANALYSED names this label
+    "Objective: a sum." -> "Objective: a sum.", because ANALYSED names this label: the toy writes such lines,
+                            and has learnt to read them at the margin
     """
     lines = analysis.splitlines()
     if len(lines) == 1 and ":" not in folded(analysis):  # folded: a full-width colon counts, too

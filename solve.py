@@ -123,9 +123,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
                 rollout.memory.steps.append(Step(turn, tool="", sub_goal="", command="", verdict="CONTINUE",
                                                  result=f"Error: {rollout.plan}", error=True))
 
-        # A rollout that has just failed still has the plan of the turn before. It may be in `planned`, but
-        # write() and begin() leave out what has failed.
-        planned = [rollout for rollout in running if not isinstance(rollout.plan, str)]
+        planned = [rollout for rollout in running if not rollout.failed and not isinstance(rollout.plan, str)]
         for rollout, completion in team.write("executor", turn, planned):
             tool = rollout.plan.tool
             rollout.call = executor.parse(completion.text, tool, tools[tool])  # a str becomes an error result

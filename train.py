@@ -86,8 +86,8 @@ def questions_of(step, questions, number, seed):
     """The questions of one step, which depend on its number and the seed alone.
 
     Step after step, the questions are taken in a shuffled order; each epoch has an order of its own."""
-    # Think of all epochs as one endless list: step n takes its entries (n - 1) * number to n * number - 1.
-    # The loop goes round again where a step crosses the end of an epoch.
+    # Think of all epochs as one endless list: step n takes its entries (n - 1) * number to n * number - 1. Of
+    # 5 questions, 2 a step, step 3 takes the last of the first epoch, and goes round for one of the second.
     batch = []
     while len(batch) < number:
         epoch, start = divmod((step - 1) * number + len(batch), len(questions))

@@ -11,7 +11,8 @@ from rewards.judge import verdicts_on
 
 
 def reward(rollout):
-    """R(o) of a rollout, of which only `right` and what happened before it are known: here 1 or 0.
+    """R(o) of a rollout: here 1 or 0. It may read all of a solve.Rollout but `reward`: question (with its
+    gold answer), answer, right, actions, memory. (rules.quantity() reads a number as graders do.)
 
     With a cost for each turn: experiments/forks/turn-cost.diff. In a group of right answers, even a tiny cost
     counts fully, because advantages are divided by the standard deviation of the group.
