@@ -95,17 +95,18 @@ def read_json(source):
 
 def read_python(source, names):
     """name(...), with literal arguments. names: the tool's argument names, for positional arguments."""
-    body = ast.parse(source).body
-    if len(body) != 1 or not isinstance(body[0], ast.Expr) or not isinstance(body[0].value, ast.Call):
-        raise ValueError("there must be one call and nothing else")
-    call = body[0].value
-    keywords = [(keyword.arg, keyword.value) for keyword in call.keywords]
-    unpacks = any(keyword.arg is None for keyword in call.keywords)  # **rest
-    if not isinstance(call.func, ast.Name) or len(call.args) > len(names) or unpacks:
+    match ast.parse(source).body:
+        case [ast.Expr(ast.Call(ast.Name(called), args, keywords))] if len(args) <= len(names):
+            pairs = [*zip(names, args), *((keyword.arg, keyword.value) for keyword in keywords)]
+        case [ast.Expr(ast.Call())]:
+            raise ValueError("there must be one call of the tool by its name")
+        case _:
+            raise ValueError("there must be one call and nothing else")
+    arguments = unique_dict(pairs)
+    if None in arguments:  # **rest
         raise ValueError("there must be one call of the tool by its name")
-    arguments = unique_dict(list(zip(names, call.args)) + keywords)
     try:
-        return call.func.id, {key: ast.literal_eval(value) for key, value in arguments.items()}
+        return called, {name: ast.literal_eval(value) for name, value in arguments.items()}
     except (ValueError, TypeError) as why:  # TypeError: a literal such as {[]: 1}
         raise ValueError("the arguments must be literals, not code to run") from why
 
