@@ -1,5 +1,5 @@
-"""Change a function in one place at a time: another operator or comparison, a dropped operand, method or minus
-sign, min for max, a number one more or less. The tests that call this must notice each change."""
+"""Change a function in one place at a time: another operator or comparison, a dropped operand, method or
+minus sign, min for max, a number one more or less. Tests that use this must notice each change."""
 import ast
 import copy
 

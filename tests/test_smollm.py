@@ -19,7 +19,7 @@ from fast import upcast
 from models.completion import Completion
 from models.loading import load_engine
 from models.local import HF
-from scale import fit, sharding
+from scale import sharding
 from tools import TOOLS, toolbox
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, for_flow, splits
 from toy.teacher import Teacher
