@@ -25,6 +25,8 @@ from logbook import endings
 endings.without_traceback(__name__)
 
 from experiments import figures
+from logbook.endings import errors_leave
+from world.files import reading
 
 PANELS = {  # column of log.csv: title, with its unit
     "reward": "reward", "errors": "tool-calling errors (share)", "turns": "turns a rollout",
@@ -98,10 +100,12 @@ def main():
         parser.exit(2, "curves.py: needs matplotlib, which the project does not: pip install matplotlib\n")
     import matplotlib.pyplot as plt
 
+    with errors_leave("curves.py"), reading(" ".join(args.runs), "leave out the run that is damaged"):
+        drawn = picture(plt, lines_of(args.runs), args.panels)
     out = args.out or Path(args.runs[0], "curves.svg")
     if not args.out:
         out.unlink(missing_ok=True)  # a run that somebody else made may hold a link to another file
-    figures.save(picture(plt, lines_of(args.runs), args.panels), out)
+    figures.save(drawn, out)
 
 
 if __name__ == "__main__":
