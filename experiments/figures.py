@@ -120,9 +120,9 @@ def over(rows, run, first, last, value):
     return [statistics.fmean(values) for values in gather(rows, "seed", value).values()]
 
 
-def differences(rows, name, base, column, key="run"):
+def differences(rows, name, base, column):
     """name's value minus base's, for each seed that both have."""
-    values = {(row[key], row["seed"]): float(row[column]) for row in rows}
+    values = {(row["run"], row["seed"]): float(row[column]) for row in rows}
     seeds = [seed for run, seed in values if run == base and (name, seed) in values]
     return [values[name, seed] - values[base, seed] for seed in seeds]
 
