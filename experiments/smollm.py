@@ -128,7 +128,8 @@ def train(args, seed):
 
 def tests_of(args, planner, after, name):
     """{set: the run of solve.py that answers it}, by the checkpoint `planner` of after[0]."""
-    settings = FLOW | {"model": f"{{0}}/{planner}", "device": args.device, "out": "{out}"}
+    settings = FLOW | {"model": f"{{0}}/{planner}", "device": args.device, "dtype": args.dtype,
+                       "out": "{out}"}
     command = ("solve.py", *as_flags(settings), "--quiet", "--tools", *TOY_TOOLS, "--data")
     return {data: Run(f"smollm-{name}-{data}", (*command, file), (), after, 300, threads=args.threads)
             for data, file in TESTS.items()}
@@ -147,7 +148,7 @@ def main():
     add("--steps", type=int, default=30, help="steps of Flow-GRPO")
     add("--lr", type=float, default=2e-4, help="learning rate of Flow-GRPO")
     add("--device", help="cuda, mps or cpu; None: the first there is")
-    add("--dtype", help="of all weights in training; None: bfloat16 where that is faster")
+    add("--dtype", help="of all weights; None: bfloat16 where that is faster")
     args = parser.parse_args()
     if args.model == FOLDER:
         get()
