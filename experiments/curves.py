@@ -26,7 +26,6 @@ endings.without_traceback(__name__)
 
 from experiments import figures
 from logbook.endings import errors_leave
-from world.files import reading
 
 PANELS = {  # column of log.csv: title, with its unit
     "reward": "reward", "errors": "tool-calling errors (share)", "turns": "turns a rollout",
@@ -99,6 +98,8 @@ def main():
     if find_spec("matplotlib") is None:
         parser.exit(2, "curves.py: needs matplotlib, which the project does not: pip install matplotlib\n")
     import matplotlib.pyplot as plt
+
+    from world.files import reading  # it imports packages: study.py names those that are missing itself
 
     with errors_leave("curves.py"), reading(" ".join(args.runs), "leave out the run that is damaged"):
         drawn = picture(plt, lines_of(args.runs), args.panels)
