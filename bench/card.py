@@ -184,18 +184,11 @@ def speed_lines(case, measured):
 
 def memory_lines(case, measured, on_gpu):
     """Of the peaks that `bench/memory.py --child` has measured."""
-    tokens = case["rows"] * (case["prompt"] + case["new"])
-    fitted = fit.predict(
-        fit.shapes(config(case["model_size"])), dtype=torch.bfloat16 if on_gpu else torch.float32,
-        token_budget=tokens, generate_budget=tokens, max_new_tokens=case["new"], prompt=case["prompt"],
-        context=0, gradient_checkpointing=True, lora=case["lora"])
-    peaks = {phase: (fitted.phases[phase], measured[phase]) for phase in ("generate", "update")}
-    peaks["all, with the optimizer's step"] = fitted.gpu, max(
-        measured[phase] for phase in ("generate", "update", "step"))
+    fitted = memory.predicted(SimpleNamespace(**memory.DEFAULTS | case), on_gpu)
     how = f"adapters of rank {case['lora']}" if case["lora"] else "all weights"
     return [[f"{case['model_size']}, {how}: peak of {phase}", f"{guess / 1e9:.2f} GB", f"{real / 1e9:.2f} GB",
              f"{real / guess:.2f}", f"{case['rows']} x ({case['prompt']} + {case['new']}) tokens"]
-            for phase, (guess, real) in peaks.items()]
+            for phase, (guess, real) in memory.peaks(fitted, measured).items()]
 
 
 def sharded_row(case):
@@ -246,7 +239,6 @@ CHILDREN = {"speed": speed_row, "sharded": sharded_row, "trl": trl_row}
 # --------------------------------------------------------------------------- the process that starts the rows
 def command_of(row, case):
     if row.startswith("memory"):
-        case = case | {"checkpointing": True, "optimizer_device": None}
         return [sys.executable, str(REPO / "bench" / "memory.py"), "--child", json.dumps(case)]
     return [sys.executable, __file__, "--child", row, json.dumps(case)]
 

@@ -1,22 +1,19 @@
-"""What a step of training takes: bytes by part beside the prediction of scale/fit.py, and seconds.
+"""What a step of training takes: bytes by part, beside the prediction of scale/fit.py.
 
     python bench/memory.py                       small models of Qwen2.5's kind on the CPU, every way to train
     python bench/memory.py sharded adapters      these ways alone
-    python bench/memory.py --model-size 7b --optimizer-device cpu     one GPU: the real shapes, random weights
-    python bench/memory.py --model-size 7b --lora 32
 
 Each case is one real generate(), one update() of two equal micro-batches and one step of the optimizer, in a
-process of its own; with ranks 2 in two (gloo), each with its own micro-batches. On a CPU the peak is the
-process's VmHWM, reset before each phase (malloc returns what is freed: meter.MALLOC), less what it had before
-the model was there; on a GPU it is torch.cuda.max_memory_allocated(). An update that is not measured makes
-the optimizer's state. "computed" means: from the formulas of scale/fit.py, without a measurement.
+process of its own; with ranks 2 in two (gloo), each with its own micro-batches. The peak is the process's
+VmHWM, reset before each phase (malloc returns what is freed: meter.MALLOC), less what it had before the model
+was there. An update that is not measured makes the optimizer's state. card.py starts the same processes on a
+GPU, where the peak is torch.cuda.max_memory_allocated().
 """
 import argparse
 import json
 import os
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,14 +57,7 @@ WAYS = {
     "host, 2 ranks": [dict(model_size="like7b", ranks=2, optimizer_device="cpu", **SHORT)]}
 if not find_spec("peft"):
     WAYS = {way: cases for way, cases in WAYS.items() if "adapters" not in way}
-# FakeTensor runs of the 7B in bfloat16: rows, prompt, plan, checkpointing, GB beyond weights and gradients
-KNOWN = [(1, 4096, 1024, True, 2.75), (2, 4096, 1024, True, 5.50), (4, 4096, 1024, True, 10.99),
-         (8, 4096, 1024, True, 21.99), (4, 4096, 2048, True, 13.27), (1, 18432, 2048, True, 11.95),
-         (1, 4096, 1024, False, 37.10)]
-# dense bfloat16 operations a second, as the vendor says
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40": 181e12, "4090": 165e12, "A10": 125e12}
-DEFAULTS = dict(checkpointing=True, frozen=True, dtype=None, ranks=1, optimizer_device=None, lora=None,
-                peak_tflops=None)
+DEFAULTS = dict(checkpointing=True, frozen=True, dtype=None, ranks=1, optimizer_device=None, lora=None)
 ENVIRONMENT = MALLOC | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -94,10 +84,6 @@ class Meter:
         else:
             Path("/proc/self/clear_refs").write_text("5")
 
-    def seconds(self, start):
-        torch.cuda.synchronize() if self.cuda else None
-        return time.perf_counter() - start
-
 
 class Watched:
     """The optimizer. When update() calls step(), the peak so far is the update's; then begins the step's."""
@@ -108,13 +94,12 @@ class Watched:
     def step(self):
         self.measured["update"] = self.meter.peak()
         self.meter.reset()
-        start = time.perf_counter()
         self.optimizer.step()
-        self.measured |= {"seconds step": self.meter.seconds(start), "step": self.meter.peak()}
+        self.measured["step"] = self.meter.peak()
 
 
-def dtype_of(args):
-    return getattr(torch, args.dtype or ("bfloat16" if torch.cuda.is_available() else "float32"))
+def dtype_of(args, on_gpu):
+    return getattr(torch, args.dtype or ("bfloat16" if on_gpu else "float32"))
 
 
 def model_of(size, dtype, device):
@@ -138,11 +123,10 @@ def warm_up(args, dtype, device):
 
 
 def measure(args):
-    """{part or phase: bytes, "seconds ...": seconds} of one case, in this process; with several ranks of the
-    one that needs most."""
+    """{part or phase: bytes} of one case, in this process; with several ranks of the one that needs most."""
     cuda, measured = torch.cuda.is_available(), {}
     device = ranks.start(None if cuda else "cpu") or ("cuda" if cuda else "cpu")
-    dtype, host = dtype_of(args), bool(args.optimizer_device)
+    dtype, host = dtype_of(args, cuda), bool(args.optimizer_device)
     torch.manual_seed(0)
     warm_up(args, dtype, device)
     meter = Meter(cuda)
@@ -168,88 +152,55 @@ def measure(args):
 
     def learn():
         meter.reset()
-        start = time.perf_counter()
         update(passes, optimizer, actions, range(len(actions)), temperature=0.7)
-        return meter.seconds(start)
 
     before = meter.now()
     learn()                                                                 # makes the state
     measured["optimizer"] = meter.now() - before
-    measured["seconds update"] = learn() - measured["seconds step"]
+    learn()
     meter.reset()
     sharding.gather(policy.model)
-    start = time.perf_counter()
     prompts = [a.prompt_ids for a in actions[: args.rows]]
     policy.generate(prompts, list(torch.rand(len(prompts), args.new)), 0.7, args.new)
-    measured |= {"seconds generate": meter.seconds(start), "generate": meter.peak()}
+    measured["generate"] = meter.peak()
     everyone = ranks.together([measured], ranks.WORLD)
     return max(everyone, key=lambda each: max(each["update"], each["generate"]))
 
 
-def predicted(args):
+def predicted(args, on_gpu):
     """The Fit of a case, with the host's part if there is no GPU: all of it is in the process's memory."""
-    cuda, tokens = torch.cuda.is_available(), args.rows * (args.prompt + args.new)
+    tokens = args.rows * (args.prompt + args.new)
     fitted = fit.predict(
-        fit.shapes(config(args.model_size)), dtype=dtype_of(args), token_budget=tokens,
+        fit.shapes(config(args.model_size)), dtype=dtype_of(args, on_gpu), token_budget=tokens,
         generate_budget=tokens, max_new_tokens=args.new, prompt=args.prompt, context=0,
         gradient_checkpointing=args.checkpointing, optimizer_device=args.optimizer_device, lora=args.lora,
         ranks=args.ranks, frozen=args.frozen)
-    extra = 0 if cuda else fitted.parts["host: optimizer"] // args.ranks
+    extra = 0 if on_gpu else fitted.parts["host: optimizer"] // args.ranks
     phases = {name: size + extra for name, size in fitted.phases.items()}
     parts = fitted.parts | {"moments": fitted.parts["moments"] + extra}
     return fit.Fit(fitted.gpu + extra, fitted.host, parts, phases)
 
 
+def peaks(fitted, measured):
+    """{phase: (predicted, measured)} of generate(), of update(), and of all with the optimizer's step."""
+    most = max(measured[name] for name in ("generate", "update", "step"))
+    return {phase: (fitted.phases[phase], measured[phase]) for phase in ("generate", "update")} | {
+        "all, with the optimizer's step": (fitted.gpu, most)}
+
+
 def compare(args, measured):
-    """Print part | predicted | measured | ratio; return the ratios of (generate, update, peak)."""
-    fitted = predicted(args)
-    parts, phases = fitted.parts, fitted.phases
-    rows = {
-        "weights": (parts["weights"], measured["weights"]),
-        "frozen copy": (parts["frozen copy"], measured["frozen copy"]),
-        "optimizer": (parts["moments"], measured["optimizer"]),
-        "generate": (phases["generate"], measured["generate"]),
-        "update": (phases["update"], measured["update"]),
-        "PEAK, with the step": (fitted.gpu, max(measured[name] for name in ("generate", "update", "step")))}
-    print(f"\n{args.model_size} {SIZES[args.model_size]} | {args.rows} x ({args.prompt} + {args.new}) tokens "
-          f"| checkpointing {args.checkpointing} | {args.dtype or 'usual dtype'} | ranks {args.ranks} | lora "
-          f"{args.lora} | frozen copy {args.frozen} | optimizer on {args.optimizer_device or 'the device'}")
-    print(f"{'part':28s} {'predicted':>10s} {'measured':>10s}  ratio   (MB)")
+    """Print part | predicted | measured | ratio; return the ratios of (generate, update, all)."""
+    fitted = predicted(args, on_gpu=False)
+    parts, ends = fitted.parts, peaks(fitted, measured)
+    rows = {"weights": (parts["weights"], measured["weights"]),
+            "frozen copy": (parts["frozen copy"], measured["frozen copy"]),
+            "optimizer": (parts["moments"], measured["optimizer"]), **ends}
+    print("\n" + ", ".join(f"{name} {value}" for name, value in vars(args).items()))
+    print(f"{'part':32s} {'predicted':>10s} {'measured':>10s}  ratio   (MB)")
     for name, (guess, real) in rows.items():
-        print(f"{name:28s} {guess / 1e6:10.1f} {real / 1e6:10.1f}  "
+        print(f"{name:32s} {guess / 1e6:10.1f} {real / 1e6:10.1f}  "
               f"{f'{guess / real:5.2f}' if real > 1e6 else ''}", flush=True)
-    return [guess / real for guess, real in list(rows.values())[-3:]]
-
-
-def speed(args, measured):
-    """Print tokens a second, and the model's operations as a share of what the card can do.
-
-    A token costs 6 operations a weight forward and backward, 2 for the reference, and attention. The head
-    counts only where a token of a plan is predicted; with LoRA frozen weights have no gradient; what
-    checkpointing computes twice counts once. The target is 40 % in the update without the optimizer's step.
-    """
-    of, tokens = fit.shapes(config(args.model_size)), 2 * args.rows * (args.prompt + args.new)
-    head = of["V"] * of["d"]
-    inner = of["parameters"] - head * (1 if SIZES[args.model_size][6] else 2)   # looking a token up is free
-    attention = 2 * of["layers"] * of["q"] * (args.prompt + args.new)               # forward, causal, a token
-    weights = tokens * inner + 2 * args.rows * args.new * head
-    flops = (6 if args.lora else 8) * weights + 4 * tokens * attention
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    known = next((value for card, value in PEAKS.items() if card in name), None)
-    peak = args.peak_tflops * 1e12 if args.peak_tflops else known
-    generate, learn, step = (measured[f"seconds {phase}"] for phase in ("generate", "update", "step"))
-    share = f", model FLOP utilisation {flops / learn / peak:.0%}" if peak else ""
-    print(f"{name}: generate {args.rows * args.new / generate:.0f} new tokens/s ({generate:.1f} s), "
-          f"update {tokens / learn:.0f} tokens/s ({learn:.1f} s), the optimizer's step {step:.1f} s{share}")
-
-
-def known():
-    print("\nactivations of the 7B, bfloat16, GB: predicted | FakeTensor | ratio")
-    of = fit.shapes(config("7b"))
-    for rows, prompt, new, checkpointing, real in KNOWN:
-        guess = max(fit.activations(of, rows * (prompt + new), rows * new, 2, checkpointing, None)) / 1e9
-        ratio = f"{guess:6.2f} | {real:6.2f} | {guess / real:.2f}"
-        print(f"{rows} x ({prompt} + {new}), checkpointing {checkpointing!s:5s}   {ratio}")
+    return [guess / real for guess, real in ends.values()]
 
 
 def run(case):
@@ -273,39 +224,19 @@ def child(case):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("ways", nargs="*", help=f"words of: {'; '.join(WAYS)}; default: all")
-    parser.add_argument("--model-size", choices=SIZES,
-                        help="this case alone; default: small ones on a CPU, 0.5b on a GPU")
-    parser.add_argument("--rows", type=int, default=3, help="rows of a micro-batch, and of generate()")
-    parser.add_argument("--prompt", type=int, default=4096)
-    parser.add_argument("--new", type=int, default=1024, help="tokens of a plan")
-    parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--frozen", action=argparse.BooleanOptionalAction, default=True, help="a frozen copy")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"],
-                        help="default: bfloat16 on a GPU, else float32")
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--optimizer-device", default=None)
-    parser.add_argument("--lora", type=int, default=None)
-    parser.add_argument("--peak-tflops", type=float, help="of the card, if its name is not known here")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         return child(json.loads(args.child))
-    one = {name: value for name, value in vars(args).items() if name not in ("ways", "child")}
-    if torch.cuda.is_available() or args.model_size:
-        chosen = {"this case": [one | {"model_size": args.model_size or "0.5b"}]}
-    else:
-        chosen = {way: cases for way, cases in WAYS.items() if all(word in way for word in args.ways)}
+    chosen = {way: cases for way, cases in WAYS.items() if all(word in way for word in args.ways)}
     table = [["way", "cases", "generate", "update", "peak"]]
     for way, cases in chosen.items():
         ratios = []
         for case in cases:
             case = SimpleNamespace(**DEFAULTS | case)
-            measured = run(vars(case))
-            ratios.append(compare(case, measured))
-            speed(case, measured)
+            ratios.append(compare(case, run(vars(case))))
         spans = [f"{min(column):.2f}-{max(column):.2f}" for column in zip(*ratios)]
         table.append([way, str(len(cases)), *spans])
-    known()
     print(f"\npredicted / measured (target of the peak: 0.85 to 1.15)\n{markdown(table)}")
 
 

@@ -15,7 +15,6 @@ stop token is outside the vocabulary of the model. For "update" they have the sa
 the warm-up returns a few projections of the gradient, which speed.py compares.
 """
 import argparse
-import inspect
 import json
 import os
 import random
@@ -48,7 +47,7 @@ def model_of(case, dtype=torch.float32):
     with gradient checkpointing on both sides."""
     torch.manual_seed(0)
     if "size" in case:
-        from bench.memory import config  # not at the top: an older checkout has another one
+        from bench.memory import config  # not at the top: TRL's environment may lack what it imports
         with torch.device(case["device"]):
             model = Qwen2ForCausalLM._from_config(config(case["size"]), dtype=dtype).eval()
         model.activation_checkpointing_enable()
@@ -102,26 +101,16 @@ class Watched:
 
 
 def learning(model, case):
-    """learn(optimizer, actions, A): an update, fast or plain, with an action a rollout. Older checkouts have
-    other arguments."""
+    """learn(optimizer, actions, A): an update, fast or plain, with an action a rollout."""
     import flow_grpo
-    settings, parameters = dict(temperature=1.0, beta=0), inspect.signature(flow_grpo.update).parameters
-    if "passes" in parameters:
-        from fast import logps
-        from scale.passes import Passes
-        fast = {} if case.get("plain") else logps.scoring(flow_grpo.log_probs, model)
-        before = [Passes(model, None, **{"token_logps": flow_grpo.token_logps, **fast})]
-    else:
-        before = [model, None]
-        if hasattr(flow_grpo, "PLAIN"):  # before that, there was one way only
-            from fast import logps
-            settings |= logps.scoring(flow_grpo.log_probs, model)
-    if "A" in parameters:
-        return lambda *batch: flow_grpo.update(*before, *batch, **settings)
+    from fast import logps
+    from scale.passes import Passes
+    fast = {} if case.get("plain") else logps.scoring(flow_grpo.log_probs, model)
+    passes = Passes(model, None, **{"token_logps": flow_grpo.token_logps, **fast})
 
     def learn(optimizer, actions, A):
         actions = [replace(action, A=float(value)) for action, value in zip(actions, A, strict=True)]
-        return flow_grpo.update(*before, optimizer, actions, range(len(actions)), **settings)
+        return flow_grpo.update(passes, optimizer, actions, range(len(actions)), temperature=1.0, beta=0)
     return learn
 
 
@@ -147,11 +136,6 @@ def engine_of(model, **way):
     return engine
 
 
-def way_of(case):
-    """The argument of an engine that samples plainly. An older checkout has no such argument."""
-    return {"plain": True} if case.get("plain") else {}
-
-
 def ours_step(case):
     from flow_grpo import Action, advantages
     model, released = model_of(case, torch.bfloat16 if on_gpu(case) else torch.float32), nullcontext
@@ -161,7 +145,7 @@ def ours_step(case):
         sharding.shard(model)
         sharding.gather(model)
         released = sharding.released
-    engine, optimizer = engine_of(model, **way_of(case)), Watched(model, case)
+    engine, optimizer = engine_of(model, plain=case.get("plain", False)), Watched(model, case)
     prompts = [tuple(prompt) for prompt in batch_of(case)[0]]
 
     def work():
@@ -177,7 +161,7 @@ def ours_step(case):
 
 
 def ours_generate(case):
-    engine = engine_of(model_of(case), **way_of(case))
+    engine = engine_of(model_of(case), plain=case.get("plain", False))
     prompts = [tuple(prompt) for prompt in batch_of(case)[0]]
     return lambda: {"tokens": sum(len(completion.ids) for completion in engine(prompts, 1.0, case["new"]))}
 
@@ -188,7 +172,7 @@ def toy(case):
     from models.loading import load_engine
     from rewards.questions import read_questions
     from tools import toolbox
-    engine = load_engine(str(REPO / "toy"), "cpu", **way_of(case))
+    engine = load_engine(str(REPO / "toy"), "cpu", plain=case.get("plain", False))
     return engine, toolbox(TOY_TOOLS, str(REPO / "toy" / "corpus.jsonl")), read_questions(
         REPO / "toy" / "train.jsonl")[:case["rollouts"]]
 
@@ -201,28 +185,13 @@ def rollouts_done(rollouts):
             "answers": [rollout.answer for rollout in rollouts]}
 
 
-class NeverStops:
-    """A verifier that costs what the toy's costs, and never ends the flow."""
-
-    def __init__(self, engine):
-        self.engine = engine
-
-    def __call__(self, prompts, **settings):
-        completions = self.engine(prompts, **settings)
-        return [replace(completion, text="Verdict: CONTINUE") for completion in completions]
-
-
 def ours_rollouts(case):
     import solve
-    from cli.cast import FIXED
     engine, tools, questions = toy(case)
-    fixed = dict.fromkeys(FIXED, engine)
-    if case.get("never_stops"):
-        fixed["verifier"] = NeverStops(engine)
 
     def work():
         torch.manual_seed(0)
-        return rollouts_done(solve.roll_out(questions, engine, fixed, tools, max_turns=case["turns"],
+        return rollouts_done(solve.roll_out(questions, engine, engine, tools, max_turns=case["turns"],
                                            temperature=case["temperature"]))
 
     return work

@@ -3,8 +3,7 @@
     python bench/pitfalls.py              all of them, a few minutes
     python bench/pitfalls.py 7 17         only these
 
-These faults replace an idea by another. Those that change or drop one thing (a temperature, a check, a step,
-the stop token) are among the mutants that bench/mutate.py makes by itself.
+These faults replace or drop an idea. tests/test_flow_grpo.py also changes the formula in every single place.
 
 Each row is a fault: its number and name, the code as it is and as it would be with the fault, and words of
 the name of the test that must fail. Code and test are looked for in all files; layout, quotes and comments do
@@ -33,10 +32,16 @@ FAULTS = [
      "rollouts = [Rollout(question, Memory(question.question)) for question in questions]",
      "one = Memory(questions[0].question); rollouts = [Rollout(question, one) for question in questions]",
      "memory_of_its_own"),
+    (3, "scored without the sampling temperature",
+     "logps = (logits.float() / temperature).log_softmax(-1)", "logps = logits.float().log_softmax(-1)",
+     "divided_by_the_temperature"),
     (4, "text instead of ids",
      "c.ids, c.text, c.logps = ids, self.decode",
      "c.ids, c.text, c.logps = self.tokenizer.encode(self.decode(ids)), self.decode",
      "what_was_sampled"),
+    (5, "the stop token is no action",
+     "c.ids, c.text, c.logps = ids, self.decode", "c.ids, c.text, c.logps = ids[:-1], self.decode",
+     "each_stop_token_is_an_action"),
     (6, "in-place writes into what is shared",
      "return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])",
      "[a.ids.append(0) for a in actions]; "
@@ -46,6 +51,12 @@ FAULTS = [
      "weight   = per_token(batch, [a.weight for a in batch])",
      "weight   = per_token(batch, [a.weight * len(mini) / len(batch) for a in batch])",
      "micro_batches_does_not_change"),
+    (10, "a flat group is not counted",
+     "flat += 1", "flat += 0",
+     "flat_group_and_a_lonely_rollout"),
+    (11, "a failure counts as a wrong answer",
+     "if not rollout.failed and not rollout.undecided]", "]",
+     "without_an_outcome"),
     (12, "the reward is lost on its way",
      "sum(rollout.reward for rollout in usable) / max(1, len(usable))", "0.0",
      "two_equal_questions_in_a_batch"),
@@ -70,6 +81,9 @@ FAULTS = [
     (17, "a list number leaks into the field before",
      r'START = r"^(?:[ \t*#>_`-]|\d+[.)])*"', r'START = r"[*_`]*"',
      "a_plan_is_read_in_the_dressing"),
+    (18, "results of any length in the prompts",
+     'return truncate(text, budget), text.startswith("Error:")', 'return text, text.startswith("Error:")',
+     "a_result_is_cut_to_the_budget"),
     (23, "crashed items leave the denominator",
      "sum(rollout.right for rollout in rollouts) / len(rollouts)",
      "sum(rollout.right for rollout in rollouts) / max(1, sum(not rollout.failed for rollout in rollouts))",

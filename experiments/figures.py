@@ -1,8 +1,8 @@
 """What all tables and pictures of RESULTS.md share: CSV files, statistics over seeds, and how they are drawn.
 
 A mean is over seeds, with a 95 % interval by Student's t over those seeds. A small dot or a thin line is one
-seed. Pictures have no background: their colours, those of curves.py, can be read on a white page and on a
-dark one. They are at most 4.8 inches wide, so that a phone does not shrink their words too much.
+seed. Pictures have no background: their colours can be read on a white page and on a dark one. They are at
+most 4.8 inches wide, so that a phone does not shrink their words too much.
 """
 
 import csv
@@ -12,14 +12,15 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from experiments.curves import COLOURS, INK
-
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results"
 # n -> t(0.975) of n - 1 degrees of freedom
 T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 11: 2.23, 12: 2.20,
      13: 2.18, 14: 2.16, 15: 2.14, 16: 2.13, 17: 2.12, 18: 2.11, 19: 2.10, 20: 2.09}
-BLUE, RED, GREEN, PURPLE = COLOURS
+# One palette for all pictures, after Okabe and Ito: told apart by the colour-blind, and at least 3.6 : 1
+# against white and against the dark page of GitHub. INK, for texts and axes, has at least 4.2 : 1 there.
+COLOURS = BLUE, RED, GREEN, PURPLE = "#1b7fc4", "#d55e00", "#00926a", "#b565a7"
+INK = "#767b84"
 STYLE = {"font.size": 10, "font.family": "sans-serif", "axes.spines.top": False, "axes.spines.right": False,
          "svg.hashsalt": "nano-agentflow", "svg.fonttype": "none", "savefig.transparent": True,
          "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK,
@@ -119,9 +120,9 @@ def over(rows, run, first, last, value):
     return [statistics.fmean(values) for values in gather(rows, "seed", value).values()]
 
 
-def differences(rows, name, base, column, key="run"):
+def differences(rows, name, base, column):
     """name's value minus base's, for each seed that both have."""
-    values = {(row[key], row["seed"]): float(row[column]) for row in rows}
+    values = {(row["run"], row["seed"]): float(row[column]) for row in rows}
     seeds = [seed for run, seed in values if run == base and (name, seed) in values]
     return [values[name, seed] - values[base, seed] for seed in seeds]
 
@@ -145,9 +146,9 @@ def panels(plt, number, height=2.1, width=WIDTH):
     return figure, [axis for row in axes for axis in row]
 
 
-def save(figure, name):
-    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
-    print(f"experiments/results/{name}.svg")
+def save(figure, path):
+    figure.savefig(path, metadata={"Date": None})
+    print(path)
 
 
 def band(axis, rows, value, label, look):

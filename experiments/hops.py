@@ -35,13 +35,13 @@ import torch
 import planner
 import solve
 from experiments import figures
-from experiments.router import Routed, nearest, opening
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from tools import toolbox
 from toy.hops.make import HOPS, quick_python
 from toy.hops.questions import KINDS, MAX_TURNS, World, for_flow, splits
 from toy.hops.teacher import TOOLS, Teacher
+from world.ranking import ranked, words_of
 
 LETTERS = {"w": "wikipedia_search", "b": "web_search", "p": "python_coder", "g": "base_generator"}
 ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "shortcut", "context")
@@ -82,6 +82,25 @@ def state(prompt):
     return question, len(re.findall(r"^Step \d+$", memory, re.MULTILINE)) + 1
 
 
+class Routed:
+    """An engine for the planner: another engine's plans, with the tool that choose(prompt, plan) picks.
+
+    A plan that does not parse stays as it is: it names no tool that could be replaced."""
+
+    def __init__(self, engine, tools, choose):
+        self.engine, self.tools, self.choose = engine, tools, choose
+
+    def __call__(self, prompts, **settings):
+        return [self.routed(prompt, done) for prompt, done in zip(prompts, self.engine(prompts, **settings))]
+
+    def routed(self, prompt, completion):
+        plan = planner.parse(completion.text, self.tools)
+        if isinstance(plan, str):
+            return completion
+        tool = self.choose(prompt, plan)
+        return replace(completion, text=f"Context: {plan.context}\nSub-goal: {plan.sub_goal}\nTool: {tool}")
+
+
 class Counted(Routed):
     """A perfect planner whose tools are counted: counts[key][tool], for each of keys(prompt, plan)."""
 
@@ -96,11 +115,23 @@ class Counted(Routed):
         return completion
 
 
+def nearest(sub_goal, tools):
+    """The name of the tool whose description shares the most telling words with the sub-goal."""
+    names = list(tools)
+    order = ranked([(planner.describe(name, tool),) for name, tool in tools.items()], sub_goal, 1)
+    return names[order[0]] if order else names[0]
+
+
+def opening(text):
+    """The first three words."""
+    return tuple(words_of(text)[:3])
+
+
 def keys(prompt, plan):
     """{route: what it looks at}"""
     address, calculation = "https:" in plan.context, bool(re.search(r"\d [*+] \d", plan.context))
-    return {"frequent": (), "sub-goal": ("sub-goal", *opening(plan.sub_goal, 3)),
-            "question": ("question", *opening(state(prompt)[0], 3)), "context": (address, calculation)}
+    return {"frequent": (), "sub-goal": ("sub-goal", *opening(plan.sub_goal)),
+            "question": ("question", *opening(state(prompt)[0])), "context": (address, calculation)}
 
 
 def chooser(route, tools, train, counts):

@@ -3,17 +3,17 @@
     python experiments/study.py --tables                      all; no run is made
     python experiments/study.py --tables --only hops-ways     one
 
-PAGES has a table and a picture for each analysis of planning.py; those of SmolLM2 are in paired.py.
+PAGES has a table and a picture for each analysis of planning.py. Those of SmolLM2 are made no more: its
+numbers are of commit 80a4902, and the last script that drew them is `git show 2623e65:experiments/paired.py`.
 """
 
+import re
 import statistics
 from collections import defaultdict
 from functools import partial
-from types import SimpleNamespace
 
-from experiments import curves, figures, paired, power
-from experiments.curves import COLOURS, INK
-from experiments.figures import BLUE, GREEN, PURPLE, RED, gather, over, pm, read
+from experiments import curves, figures, runs
+from experiments.figures import BLUE, COLOURS, GREEN, INK, PURPLE, RED, gather, over, pm, read
 from experiments.planning import SITUATIONS, TOOLS, TRIED, TRIES
 from rewards.metrics import markdown
 from toy.hops.questions import KINDS, MAX_TURNS
@@ -99,7 +99,7 @@ def curves_picture(plt, name, csv):
     else:
         for words, value in levels().items():
             figures.rule(axes[0], value, words, place=0.3)
-    figures.save(figure, name)
+    figures.save(figure, figures.RESULTS / f"{name}.svg")
 
 
 def levels():
@@ -139,12 +139,34 @@ def ways_picture(plt):
     for who in ends:
         axis.axvline(statistics.fmean(accuracy[who]), color=INK, linewidth=1, linestyle=":", zorder=0)
     axis.set_xlim(0, 1)
-    figures.save(figure, "hops-ways")
+    figures.save(figure, figures.RESULTS / "hops-ways.svg")
+
+
+def fork_pairs():
+    """{fork: [its accuracy minus that of the planner as it is, with the same seed]}; {} before they ran."""
+    if not figures.path_of("hops-forks").exists():
+        return {}
+    rows = read("hops-forks")
+    names = dict.fromkeys(row["run"] for row in rows if row["run"] != "as it is")
+    return {name: figures.differences(rows, name, "as it is", "accuracy") for name in names}
+
+
+def result_of(change):
+    return f"{pm(change)} in accuracy, {len(change)} seeds (experiments/RESULTS.md, section 8)"
+
+
+def write_results():
+    """The line `result:` in the head of each fork that was measured; --token-mean is a flag and has none."""
+    for name, change in fork_pairs().items():
+        path = runs.path_of(f"forks/{name}")
+        if path.exists():
+            line, text = f"result: {result_of(change)}", path.read_text(encoding="utf-8")
+            path.write_text(re.sub("(?m)^result: .*$", lambda _: line, text, count=1), encoding="utf-8")
 
 
 def forks_table():
     """Each fork's accuracy minus that of the planner as it is, with the same seed."""
-    rows, changes = read("hops-forks"), power.fork_pairs()
+    rows, changes = read("hops-forks"), fork_pairs()
     accuracy, reward = (gather(rows, "run", column) for column in ("accuracy", "reward"))
     base, start = (statistics.fmean(values["as it is"]) for values in (accuracy, reward))
     lines = [["fork", f"accuracy, minus {base:.3f}", "seeds", "p", "p, Holm",
@@ -158,14 +180,14 @@ def forks_table():
 
 def forks_picture(plt):
     """The differences seed by seed; the line at 0 is no difference; red: told apart, by Holm's p."""
-    changes = power.fork_pairs()
+    changes = fork_pairs()
     adjusted = figures.holm([figures.student_p(change) for change in changes.values()])
     rows = {name: (change, RED if p < 0.05 else BLUE) for (name, change), p in zip(changes.items(), adjusted)}
     label = "accuracy on the test questions,\nminus that of the planner as it is"
     figure, axis = rows_picture(plt, rows, label)
     axis.axvline(0, color=INK, linewidth=1, zorder=0)
     axis.locator_params(axis="x", nbins=4)
-    figures.save(figure, "hops-forks")
+    figures.save(figure, figures.RESULTS / "hops-forks.svg")
 
 
 # ------------------------------------------------------------------------------------------ what is learnt
@@ -215,7 +237,7 @@ def tools_picture(plt):
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100"])
     axis.set_xlabel("share of the planner's turns, %")
     figure.legend(loc="outside lower center", ncol=2, frameon=False)
-    figures.save(figure, "hops-tools")
+    figures.save(figure, figures.RESULTS / "hops-tools.svg")
 
 
 def budget_table():
@@ -242,7 +264,7 @@ def budget_picture(plt):
         axis.set_xlim(places[0] - 0.9, None)
         axis.set_ylim(0, 1.15 if column == "accuracy" else 4)
     figures.rule(axes[0], levels()["untrained planner"], f"untrained planner, {MAX_TURNS} turns", place=0.45)
-    figures.save(figure, "hops-budget")
+    figures.save(figure, figures.RESULTS / "hops-budget.svg")
 
 
 def bins():
@@ -272,7 +294,7 @@ def new_picture(plt):
     figure, axis = rows_picture(plt, rows, "share right after training, one try")
     axis.set_ylabel(f"right in {TRIES} tries\nwithout training")
     axis.set_xlim(0, 1)
-    figures.save(figure, "hops-new")
+    figures.save(figure, figures.RESULTS / "hops-new.svg")
 
 
 PAGES = {  # {name: (the picture's text, what the caption says first, () -> table, plt -> picture)}
@@ -299,43 +321,25 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                    "Accuracy on 300 test questions, minus that of the planner as it is; right in training: "
                    "mean over all steps", forks_table, forks_picture),
 }
-SMOLLM = {  # {roles: who plays what}
-    "toy": "The toy as planner, in its own world",
-    "planner": "SmolLM2 as planner, the rest the toy",
-    "transfer": "The same planners, the rest SmolLM2",
-}
-BLOCKS = (*PAGES, *(f"smollm-{roles}" for roles in SMOLLM))
-
-
 def block(name):
     """What RESULTS.md holds between the two comments of this name: picture, caption, table.
 
     The caption says what is drawn, n and the kind of the intervals, and the command that makes the runs."""
-    if name in PAGES:
-        alt, what, table, _ = PAGES[name]
-        how = f"n = {figures.number_of_seeds(read(name))} seeds"
-        how = f"{how} together" if name == "hops-tools" else f"95 % t-intervals, {how}"
-        command = f"study.py --only {name}"
-    else:
-        roles = name.removeprefix("smollm-")
-        alt, what, table = "Accuracy of each planner", SMOLLM[roles], partial(paired.tables, roles)
-        how = "a mark a seed, with its 95 % Wilson interval over n questions"
-        command = f"smollm.py all --roles {roles}"
-    caption = f"{what}; {how}. `python experiments/{command}`"
+    alt, what, table, _ = PAGES[name]
+    how = f"n = {figures.number_of_seeds(read(name))} seeds"
+    how = f"{how} together" if name == "hops-tools" else f"95 % t-intervals, {how}"
+    caption = f"{what}; {how}. `python experiments/study.py --only {name}`"
     return f"![{alt}](results/{name}.svg)\n\n*{caption}*\n\n{table()}"
 
 
 def draw(plt, name):
     """The picture of a block, with Matplotlib."""
     plt.rcParams.update(figures.STYLE)
-    if name in PAGES:
-        PAGES[name][-1](plt)
-    else:
-        paired.picture(plt, name.removeprefix("smollm-"))
+    PAGES[name][-1](plt)
     plt.close("all")
 
 
-# ------------------------------------------------------------------------- drawn by curves.py: README, docs/
+# ------------------------------------------------------------------------------------------ README
 def toy_table():
     """README's table: the seeds of `python train.py`, before and after."""
     tests = read("toy-tests")
@@ -349,31 +353,14 @@ def toy_table():
     return markdown(lines)
 
 
-def toy_picture():
+def toy_picture(plt):
     """experiments/curve.svg, README's curve."""
     by_seed = defaultdict(dict)
     for row in read("toy"):
         by_seed[row["seed"]][int(row["step"])] = row
-    seeds = list(by_seed)
-    line = curves.Line({}, seeds, list(by_seed.values()), seeds, f"Flow-GRPO on the toy, {len(seeds)} seeds")
+    lines = {f"Flow-GRPO on the toy, {len(by_seed)} seeds": list(by_seed.values())}
     untrained = statistics.fmean(gather(read("toy-tests"), "when", "accuracy")["before"])
-    rules = {"reward": [(untrained, "untrained planner, reward on the test questions")]}
-    drawn = curves.picture([line], ["reward", "errors", "turns"], rules)
-    (figures.FOLDER / "curve.svg").write_text(drawn, encoding="utf-8")
-    print("experiments/curve.svg")
-
-
-def smollm_curve():
-    """smollm-curve.svg. Its CSV was read off the picture before it, to three digits: the logs are lost."""
-    columns = defaultdict(list)
-    for row in read("smollm-curve"):
-        point = (int(row["step"]), *(float(row[name]) for name in ("lowest", "mean", "highest")))
-        columns[row["column"]].append(point)
-    seeds = [0, 2, 3, 4]
-    line = SimpleNamespace(label="SmolLM2, seeds 0, 2, 3 and 4", runs=seeds, points=columns.__getitem__)
-    rules = [(float(row["accuracy"]), f"{row['planner']}, reward on the test questions")
-             for row in read("smollm") if (row["roles"], row["set"]) == ("planner", "toy")
-             and row["planner"] in ("warm-started", "perfect planner")]
-    drawn = curves.picture([line], list(columns), {"reward": rules})
-    (figures.RESULTS / "smollm-curve.svg").write_text(drawn, encoding="utf-8")
-    print("experiments/results/smollm-curve.svg")
+    rules = {"reward": (untrained, "untrained planner, reward on the test questions")}
+    figures.save(curves.picture(plt, lines, ["reward", "errors", "turns"], rules),
+                 figures.FOLDER / "curve.svg")
+    plt.close("all")

@@ -9,7 +9,6 @@ all prompts that have the text, as it would be in the source, and in those of al
 """
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import torch
 
 import solve
 from cli.command_line import HOPS, TOY, TOY_TOOLS
+from experiments import figures
 from models.loading import load_engine
 from rewards.questions import read_questions
 from tools import toolbox
@@ -100,10 +100,7 @@ def main():
                          "accuracy": f"{accuracy:.4f}"})
             print(f"{name}  {edit:38} {accuracy:.3f}, {accuracy / unedited:.2f} of the first", flush=True)
     if args.out:
-        with open(args.out, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        figures.write(args.out, rows)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from logbook import endings
 
 endings.without_traceback(__name__)
 
-from experiments import figures, pages, planning, power
+from experiments import figures, pages, planning
 from experiments.runs import Run, make_all, rows_of
 
 
@@ -48,24 +48,17 @@ def toy(seeds=3):
 ANALYSES = {"toy": toy} | planning.ANALYSES
 
 
-def measured(name):
-    """Is there a CSV file for this table?"""
-    return figures.path_of(name.partition("-")[0] if name.startswith("smollm-") else name).exists()
-
-
 def make_pages(names):
     """Fill RESULTS.md, README.md and the heads of the forks from results/*.csv, and draw the pictures."""
-    for name in names:
-        if not measured(name):
-            print(f"{name}: not measured yet, so there is no table: study.py --only {name}")
-    names = [name for name in names if measured(name)]
+    for name in (name for name in names if not figures.path_of(name).exists()):
+        print(f"{name}: not measured yet, so there is no table: study.py --only {name}")
+    names = [name for name in names if figures.path_of(name).exists()]
     for name in names:
         if name == "toy":
             figures.fill("toy-seeds", pages.toy_table())
-            pages.toy_picture()
         else:
             figures.fill(name, pages.block(name))
-    power.write_results()
+    pages.write_results()
     if find_spec("matplotlib") is None:
         print("The tables are made. The pictures need matplotlib, which the project does not: "
               "pip install matplotlib")
@@ -73,15 +66,14 @@ def make_pages(names):
     import matplotlib.pyplot as plt
 
     for name in names:
-        if name != "toy":
-            pages.draw(plt, name)
+        pages.toy_picture(plt) if name == "toy" else pages.draw(plt, name)
 
 
 def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
     add = parser.add_argument
-    add("--only", nargs="+", choices=["toy", *pages.BLOCKS], metavar="NAME", help="some analyses")
+    add("--only", nargs="+", choices=ANALYSES, metavar="NAME", help="some analyses")
     add("--seeds", type=int, help="seeds of each analysis; None: five, of some three (planning.py)")
     add("--workers", type=int, default=2, help="runs at a time, a thread each")
     add("--tables", action="store_true", help="no runs: only tables and pictures, from results/*.csv")
@@ -89,13 +81,8 @@ def main():
     if not 2 <= (args.seeds or 2) <= 20 or args.workers < 1:
         parser.exit(2, "study.py: --seeds from 2 (one seed has no interval) to 20, --workers from 1\n")
     if args.tables:
-        make_pages(args.only or ("toy", *pages.BLOCKS))
-        if not args.only:
-            pages.smollm_curve()
-        return
+        return make_pages(args.only or list(ANALYSES))
     only = args.only or list(ANALYSES)
-    if others := [name for name in only if name not in ANALYSES]:
-        parser.exit(2, f"study.py: the runs of {others[0]} are made by smollm.py: add --tables\n")
     if find_spec("matplotlib") is None:  # before the runs, which take hours
         parser.exit(2, "study.py: needs matplotlib, which the project does not: pip install matplotlib\n")
     seeds = {"seeds": args.seeds} if args.seeds else {}

@@ -1,30 +1,21 @@
-"""Questions and sub-goals in many wordings, from which a pretrained model learns the flow's formats.
+"""Questions in many wordings, for a pretrained model that learns in the toy's world (smollm.py).
 
     {"question": "Which city is the capital of Norway?", "answer": "Oslo", "kind": "fact",
      "steps": [("capital", "Norway")]}
 
 The toy's questions have one grammar (toy/questions.py). A pretrained model that is warm-started in it copies
-its phrases into every plan. So here the same facts and calculations are put in a few dozen wordings, and
-Linguist, the toy's teacher, has several for each sub-goal, call and invented answer.
-
-Four sets of questions are held out, and reported apart:
-
-    toy       the 300 test questions of the toy
-    free      freely.jsonl, written by hand, in no wording that is here
-    facts     in these wordings, about elements and countries that no training question names
-    numbers   in these wordings, with numbers larger than any in training
+its phrases into every plan. So here the same facts and calculations are put in a few dozen wordings.
+freely.jsonl has questions written by hand, in no wording that is here.
 """
 
 import random
-import re
 from collections import Counter
 
-from toy.questions import COUNTRIES, ELEMENTS, FACTS, OPERATORS, calculate, make, splits
-from toy.teacher import Teacher
+from toy.questions import COUNTRIES, ELEMENTS, OPERATORS, make, splits
 
+# No training question names these: at commit 80a4902 questions about them were a test of their own.
 HELD_OUT = {name for name, _ in ELEMENTS[3::8]} | {name for name, *_ in COUNTRIES[3::8]}
 MIX = {"fact_math": 3, "arithmetic": 2, "fact": 1, "compare": 1}  # of the questions of Flow-GRPO
-SETS = ("toy", "free", "facts", "numbers")
 
 WORDINGS = {
     "arithmetic": [
@@ -66,17 +57,6 @@ WORDINGS = {
         "Tell me whether {x} and {y} lie on one continent.",
     ],
 }
-SUB_GOALS = {
-    "fact": [
-        "Find the {what} of {whom}", "Look up the {what} of {whom}", "Find out the {what} of {whom}",
-        "Get the {what} of {whom}", "Learn the {what} of {whom}", "Determine the {what} of {whom}",
-    ],
-    "value": [
-        "Find the value of {whom}", "Calculate {whom}", "Compute {whom}", "Work out {whom}",
-        "Determine how much {whom} is",
-    ],
-}
-INVENTED = ["I think it is {value}.", "The {what} of {whom} is {value}.", "{value}.", "It is {value}."]
 
 
 def worded(made, rng):
@@ -138,73 +118,3 @@ def spread(order, kinds):
         seen[kinds[i]] += 1
         place[i] = seen[kinds[i]]
     return sorted(order, key=lambda i: (place[i] - 0.5) / seen[kinds[i]])
-
-
-def facts(n=120, seed=0):
-    """Questions about held-out elements and countries alone: a fact, a fact with arithmetic, a comparison."""
-    rng, found = random.Random(f"facts {seed}"), {}
-    while len(found) < n:
-        made = worded(make(("fact", "fact_math", "fact", "compare")[len(found) % 4], False, rng), rng)
-        if all(whom in HELD_OUT for what, whom in made["steps"] if what != "value"):
-            found[made["question"]] = made
-    return list(found.values())
-
-
-def numbers(n=100, seed=0):
-    """Calculations with numbers of four digits. In training they have three at most."""
-    rng, found = random.Random(f"numbers {seed}"), {}
-    while len(found) < n:
-        op, (name, _) = rng.choice("+-*"), rng.choice(ELEMENTS[10:])
-        a, b = sorted((rng.randrange(1000, 10_000), rng.randrange(1000, 10_000)), reverse=True)
-        a, b = (a, rng.randrange(12, 100)) if op == "*" else (a, b)
-        steps, kind = [("value", f"{a} {op} {b}")], "arithmetic"
-        if name not in HELD_OUT and len(found) % 2:
-            a, op, b, kind = int(FACTS["atomic number", name]), "+", a, "fact_math"
-            steps = [("atomic number", name), ("value", f"{{0}} + {b}")]
-        made = {"answer": calculate(a, op, b), "kind": kind, "steps": steps}
-        made = worded(made, rng)
-        found[made["question"]] = made
-    return list(found.values())
-
-
-def teacher_for(roles):
-    """The class of the teacher. Beside the toy (roles "planner") it is the toy's own, because the toy's
-    executor reads no other sub-goals."""
-    return Linguist if roles == "all" else Teacher
-
-
-class Linguist(Teacher):
-    """The toy's teacher (toy/teacher.py), who writes each sub-goal, call and made-up answer in several ways.
-
-    Which way is decided by the question, so the teacher recognises its own sub-goal in memory."""
-
-    def __init__(self, made, blind=None):
-        super().__init__(made, blind)
-        self.meaning, self.invented = {}, {}  # {sub-goal: (what, whom)}, {made-up answer: the value in it}
-
-    def sub_goal(self, question, known):
-        what, text = super().sub_goal(question, known)
-        whom = text.removeprefix(f"Find the {what} of ")
-        forms = SUB_GOALS["value" if what == "value" else "fact"]
-        text = random.Random(question["question"] + whom).choice(forms).format(what=what, whom=whom)
-        self.meaning[text] = what, whom
-        return what, text
-
-    def read(self, what, result):
-        return self.invented.get(result) or super().read(what, result)
-
-    def command(self, prompt):
-        what, whom = self.meaning[re.search(r"\nSub-goal: (.+)\n", prompt)[1]]
-        if "\npython_coder: " in prompt:
-            return f'python_coder(code="print({whom if what == "value" else f"{what} of {whom}"})")'
-        if "\nwikipedia_search: " in prompt:
-            return f'wikipedia_search(query="{what} of {whom}")'
-        return f'base_generator(query="What is the {what} of {whom}?")'
-
-    def invent(self, query):
-        what, whom = re.match(r"What is the ([a-z ]+) of (.+)\?$", query).groups()
-        values = [value for (name, _), value in FACTS.items() if name == what]
-        value = self.blind.choice(values or [str(n) for n in range(1000)])
-        text = self.blind.choice(INVENTED).format(what=what, whom=whom, value=value)
-        self.invented[text] = value
-        return text

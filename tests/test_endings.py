@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ["solve.py", "train.py", "toy/make.py", *(f"experiments/{name}.py" for name in
-           "flows held_out monolith power sft smollm study warm".split())]
+           "flows monolith sft smollm study warm".split())]
 READY = "from logbook import endings\nendings.without_traceback('__main__')\n"
 
 

@@ -18,7 +18,7 @@ import solve
 import toy.hops.make
 import toy.make
 from cli.command_line import FOR_HOPS, HOPS, train_parser
-from experiments import curves, figures, monolith, pages, paired, planning, power, runs, sft, study
+from experiments import figures, monolith, pages, planning, runs, sft, study
 from flow_grpo import per_token, token_logps, token_weight
 from models.completion import Completion
 from models.loading import load_engine
@@ -242,17 +242,7 @@ def test_only_what_ended_well_is_imitated(world, monkeypatch):
     rollouts = [SimpleNamespace(right=True), SimpleNamespace(right=False)]
     metrics = {"accuracy": 0.5, "turns": 1, "errors": 0, "tokens": 1, "failed": 0, "undecided": 0}
     monkeypatch.setattr(sft.solve, "evaluate", lambda *given, **settings: (metrics, rollouts))
-    monkeypatch.setattr(sft, "rollout_settings", lambda args: {})
-    args = SimpleNamespace(steps=1, seed=0, questions=1, group_size=2)
-    assert sft.collect(None, None, None, for_flow(world[1][:2]), args) == [rollouts[:1]]
-
-
-@pytest.mark.parametrize("roles, traces, teacher", [
-    (None, "perfect", "Teacher"), (None, "foreign", "Foreigner"), ("all", "perfect", "Linguist")])
-def test_sft_learns_in_the_second_toys_world_or_with_roles_in_that_of_smollm(roles, traces, teacher):
-    tools, made, tested, kind = sft.world_of(SimpleNamespace(roles=roles, traces=traces))
-    assert kind.__name__ == teacher and ("web_search" in tools) is (roles is None) is bool(tested)
-    assert not {row["question"] for row in made} & {row["question"] for row in tested}
+    assert sft.collect(None, None, None, for_flow(world[1][:20]), steps=2, seed=0) == [rollouts[0]] * 2
 
 
 def test_a_smaller_toy_and_the_second_toy_made_from_it_are_checkpoints(tmp_path, monkeypatch):
@@ -282,20 +272,15 @@ def test_what_memory_shows_last_is_told_from_the_result(results, n, seen):
     assert planning.situation([{"result": text} for text in results], n) == seen
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_in_order_each_step_imitates_the_batch_that_was_collected_for_it(monkeypatch, in_order):
+def test_each_step_imitates_as_many_rollouts_as_a_mini_batch_of_flow_grpo_has(monkeypatch):
     steps = []
-    monkeypatch.setattr(sft, "update", lambda passes, optimizer, actions, *given, **settings: (
-        steps.append([action.ids for action in actions]) or {"entropy": 1.0, "grad_norm": 1.0}))
+    monkeypatch.setattr(sft, "update", lambda passes, optimizer, actions, rollouts, **settings: (
+        steps.append((len(actions), len(rollouts))) or {"entropy": 1.0, "grad_norm": 1.0}))
     monkeypatch.setattr(sft.logps, "scoring", lambda *models: {"token_logps": None})
-    turn = lambda n: SimpleNamespace(prompt_ids=[0], ids=[n])
-    batches = [[SimpleNamespace(actions=[turn(10 * b + n)]) for n in range(8)] for b in range(4)]
-    args = SimpleNamespace(in_order=in_order, steps=4, minibatches=1, questions=2, group_size=4, seed=0,
-                           lr=0.1, token_budget=100)
-    sft.imitate(SimpleNamespace(model=torch.nn.Linear(1, 1)), batches, args)
-    assert [len(step) for step in steps] == [8] * 4
-    whole = [[rollout.actions[0].ids for rollout in batch] for batch in batches]
-    assert (steps == whole) is in_order
+    turn = SimpleNamespace(prompt_ids=[0], ids=[1])
+    found = [SimpleNamespace(actions=[turn, turn]) for _ in range(100)]
+    sft.imitate(SimpleNamespace(model=torch.nn.Linear(1, 1)), found, steps=2, seed=0)
+    assert steps == [(64, 32)] * 2 * 4
 
 
 # ---- the numbers -------------------------------------------------------------------------------------------
@@ -323,43 +308,36 @@ def between_comments(name, page=RESULTS):
     return re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", page, re.DOTALL)[1]
 
 
-@pytest.mark.parametrize("name", pages.BLOCKS)
+@pytest.mark.parametrize("name", pages.PAGES)
 def test_pictures_captions_and_tables_of_results_are_what_the_script_makes(name):
-    if not study.measured(name):
+    if not figures.path_of(name).exists():
         assert between_comments(name) == "Not measured yet.\n"
         assert not (figures.RESULTS / f"{name}.svg").exists()
         return
     made = pages.block(name)
     assert between_comments(name) == made + "\n"
-    assert re.search(r"^\*.*(95 % |seeds together).*`python experiments/\w+\.py .*`\*$", made, re.M)
-    assert (figures.RESULTS / f"{name}.svg").exists() and "n = " in made or "over n" in made
+    assert re.search(r"^\*.*(95 % |seeds together).*`python experiments/study\.py .*`\*$", made, re.M)
+    assert (figures.RESULTS / f"{name}.svg").exists() and "n = " in made
 
 
 def test_without_matplotlib_the_tables_are_made_and_the_pictures_are_a_sentence(monkeypatch, capsys):
     filled = {}
     monkeypatch.setattr(figures, "fill", filled.__setitem__)
     monkeypatch.setattr(study, "find_spec", lambda name: None)
-    monkeypatch.setattr(sys, "argv", ["study.py", "--tables", "--only", "hops-ways", "smollm-toy"])
+    monkeypatch.setattr(sys, "argv", ["study.py", "--tables", "--only", "hops-ways", "hops-new"])
     study.main()
-    assert filled == {name: pages.block(name) for name in ("hops-ways", "smollm-toy")}
+    assert filled == {name: pages.block(name) for name in ("hops-ways", "hops-new")}
     assert "The pictures need matplotlib" in capsys.readouterr().out
 
 
 def test_an_analysis_without_its_csv_file_is_one_line_and_stops_nothing(monkeypatch, capsys):
-    filled = {}
+    filled, there = {}, figures.path_of
     monkeypatch.setattr(figures, "fill", filled.__setitem__)
     monkeypatch.setattr(study, "find_spec", lambda name: None)
-    monkeypatch.setattr(study, "measured", lambda name: name != "hops-forks")
+    monkeypatch.setattr(figures, "path_of", lambda name: there("missing" if name == "hops-forks" else name))
     study.make_pages(["hops-forks", "hops-ways"])
     assert list(filled) == ["hops-ways"]
     assert capsys.readouterr().out.startswith("hops-forks: not measured yet")
-
-
-def test_runs_that_smollm_py_makes_are_refused_in_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["study.py", "--only", "smollm-toy"])
-    with pytest.raises(SystemExit):
-        study.main()
-    assert "smollm.py: add --tables" in capsys.readouterr().err
 
 
 def sentences():
@@ -390,7 +368,7 @@ def sentences():
     seeds = [f"{n:.0f} of {total:.0f}" for n, total in zip(at_once["Flow-GRPO"], names["Flow-GRPO"])]
     yield f"{seeds[0]}, {seeds[2]}, {seeds[3]} and {seeds[4]}"
     yield seeds[1]
-    ps = sorted(row["p"] for row in paired.read("smollm-paired")
+    ps = sorted(float(row["p"]) for row in figures.read("smollm-paired")
                 if (row["roles"], row["set"], row["before"], row["after"])
                 == ("planner", "toy", "Flow-GRPO", "perfect planner"))
     assert [p < 0.05 for p in ps] == [True] * 3 + [False] * 2
@@ -403,10 +381,10 @@ def test_the_sentences_of_results_say_what_the_csv_files_say(number):
     assert number in " ".join(prose.split())
 
 
-def test_every_table_of_results_that_holds_measurements_is_made_by_the_script():
+def test_every_table_of_todays_measurements_is_made_by_the_script():
     rest = re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", "", RESULTS, flags=re.DOTALL)
-    assert rest.count("\n|---|") == 1  # that of the claims
-    assert sorted(re.findall("<!-- ([a-z-]+) -->", RESULTS)) == sorted(pages.BLOCKS)
+    assert rest.split("\n## 9.")[0].count("\n|---|") == 1  # that of the claims
+    assert sorted(re.findall("<!-- ([a-z-]+) -->", RESULTS)) == sorted(pages.PAGES)
 
 
 def test_readmes_table_of_seeds_is_what_the_script_makes():
@@ -428,7 +406,7 @@ def test_the_tables_show_the_means_of_the_csv_files(name, key):
 def test_no_picture_has_a_background_and_all_use_one_palette(picture):
     text = picture.read_text(encoding="utf-8")
     colours = set(re.findall(r"#[0-9a-f]{6}\b", text))
-    assert colours <= {*curves.COLOURS, curves.INK, "#ffffff"}  # white: numbers on bars
+    assert colours <= {*figures.COLOURS, figures.INK, "#ffffff"}  # white: numbers on bars
     assert "#ffffff" not in colours or picture.name == "hops-tools.svg"
 
 
@@ -440,7 +418,7 @@ def luminance(colour):
 
 @pytest.mark.parametrize("page", ["#ffffff", "#0d1117"])
 def test_the_palette_can_be_read_on_a_white_and_on_a_dark_page(page):
-    for colour, least in [*((colour, 3.5) for colour in curves.COLOURS), (curves.INK, 4.2)]:
+    for colour, least in [*((colour, 3.5) for colour in figures.COLOURS), (figures.INK, 4.2)]:
         low, high = sorted(map(luminance, (colour, page)))
         assert (high + 0.05) / (low + 0.05) >= least
 
@@ -456,17 +434,6 @@ def test_a_forks_result_does_not_change_its_run_but_its_diff_does(folder, monkey
     assert name() == first and runs.note("one", "result") == "better"
     (folder / "one.diff").write_text("result: better\n--- a/y\n")
     assert name() != first
-
-
-@pytest.mark.parametrize("sd, alpha, found", [(0.046, 0.05, 9), (0.046, 0.005, 16), (0.05, 0.05, 10)])
-def test_so_many_pairs_find_five_points_in_four_of_five_studies(sd, alpha, found):
-    n = power.seeds_needed(sd, alpha=alpha)
-    assert n == found
-    changes = 0.05 + sd * torch.randn(20_000, n, generator=torch.Generator().manual_seed(0))
-    nulls = torch.randn(200_000, n, generator=torch.Generator().manual_seed(1))
-    t_of = lambda sample: (sample.mean(1) / (sample.std(1) / n**0.5)).abs()
-    limit = t_of(nulls).sort()[0][int(len(nulls) * (1 - alpha))]
-    assert 0.78 < (t_of(changes) > limit).float().mean() < 0.87
 
 
 def curve(run, seed, reward):
@@ -499,9 +466,7 @@ def test_a_curves_table_has_both_ends_of_the_reward_both_tests_and_their_gap(mea
 
 
 def test_the_pairs_of_a_fork_are_those_of_the_same_seed(measured):
-    assert power.fork_pairs()["gigpo"] == pytest.approx([-0.1, -0.09, -0.08])
-    assert set(power.trained_pairs()) == {"monolith", "width 64", "gigpo", "token-mean"}
-    assert power.pooled([[0.0, 2.0], [5.0, 7.0, 9.0]]) == pytest.approx(((2 + 8) / 3) ** 0.5)
+    assert pages.fork_pairs()["gigpo"] == pytest.approx([-0.1, -0.09, -0.08])
 
 
 @pytest.mark.extras("matplotlib")
@@ -546,7 +511,7 @@ def test_an_old_name_counts_as_known_if_the_first_sub_goal_on_it_has_the_new_one
 def test_the_forks_numbers_reach_the_table_and_the_heads(measured, monkeypatch):
     monkeypatch.setattr(runs, "path_of", lambda edit: measured / f"{Path(edit).name}.diff")
     (measured / "gigpo.diff").write_text("GiGPO\nresult: another, before\n--- a/x\n")
-    power.write_results()
+    pages.write_results()
     assert (measured / "gigpo.diff").read_text() == (
         "GiGPO\nresult: -0.090 ± 0.025 in accuracy, 3 seeds (experiments/RESULTS.md, section 8)\n--- a/x\n")
     cells = ["gigpo", "-0.090 ± 0.025", "-0.10 -0.09 -0.08", "0.004", "0.004", "0.500 ± 0.000"]
@@ -575,5 +540,5 @@ EARLIER = r"-?0.\d{3} ± 0.\d{3} in accuracy, 9 seeds, in an easier world " \
 
 @pytest.mark.parametrize("fork", sorted(path.stem for path in (figures.FOLDER / "forks").glob("*.diff")))
 def test_the_result_in_the_head_of_a_fork_is_measured_here_or_earlier_or_not(fork):
-    result, change = runs.note(f"forks/{fork}", "result"), power.fork_pairs().get(fork)
-    assert result == power.result_of(change) if change else re.fullmatch(EARLIER, result)
+    result, change = runs.note(f"forks/{fork}", "result"), pages.fork_pairs().get(fork)
+    assert result == pages.result_of(change) if change else re.fullmatch(EARLIER, result)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, GPT2Config, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, GPT2Config, Qwen2Config, Qwen2ForCausalLM, Qwen3Config
 
 from bench import memory as bench
 from scale import fit
@@ -19,6 +19,10 @@ from scale import fit
 ROOT = Path(__file__).parents[1]
 CARD = 1.0737e9               # bytes of a "GB" on the box of a card
 SETTINGS = dict(dtype=torch.bfloat16, max_new_tokens=1024, gradient_checkpointing=True)
+# FakeTensor runs of the 7B in bfloat16: rows, prompt, plan, checkpointing, GB beyond weights and gradients
+KNOWN = [(1, 4096, 1024, True, 2.75), (2, 4096, 1024, True, 5.50), (4, 4096, 1024, True, 10.99),
+         (8, 4096, 1024, True, 21.99), (4, 4096, 2048, True, 13.27), (1, 18432, 2048, True, 11.95),
+         (1, 4096, 1024, False, 37.10)]
 
 
 @functools.cache
@@ -41,6 +45,12 @@ def plan(gigabytes, host=128, given=(), name="7b", **changes):
     ("1.5b", 1_543_714_304), ("0.5b", 494_032_768)])
 def test_the_parameters_of_the_public_models_are_counted_exactly(name, parameters):
     assert of(name)["parameters"] == parameters
+
+
+def test_heads_of_another_size_than_hidden_size_by_heads_are_counted_too():
+    qwen3 = Qwen3Config(vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+                        head_dim=128, num_attention_heads=16, num_key_value_heads=8, tie_word_embeddings=True)
+    assert fit.shapes(qwen3)["parameters"] == 596_049_920
 
 
 def test_embeddings_and_head_are_the_root_group_and_tied_ones_count_once():
@@ -93,7 +103,7 @@ def test_what_a_layer_keeps_is_what_autograd_saves(dtype):
     assert small["layers"] * kept + last == pytest.approx(real, rel=0.03)
 
 
-@pytest.mark.parametrize("rows, prompt, new, checkpointing, real", bench.KNOWN)
+@pytest.mark.parametrize("rows, prompt, new, checkpointing, real", KNOWN)
 def test_activations_of_a_7b_are_a_dry_runs_within_15_percent(rows, prompt, new, checkpointing, real):
     guess = max(fit.activations(of("7b"), rows * (prompt + new), rows * new, 2, checkpointing, None)) / 1e9
     assert guess == pytest.approx(real, rel=0.15)

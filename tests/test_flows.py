@@ -241,28 +241,25 @@ def test_a_page_that_would_be_too_large_has_fewer_steps_evenly_spread_and_says_s
         flows.page(folder, chosen={99})
 
 
-@pytest.mark.parametrize("script, page", [(flows, "flows.html"), (curves, "curves.svg")])
-def test_a_link_in_a_run_does_not_let_the_page_replace_a_file_elsewhere(
-        run, tmp_path, monkeypatch, script, page):
+def test_a_link_in_a_run_does_not_let_the_page_replace_a_file_elsewhere(run, tmp_path, monkeypatch):
     folder = run([[rollout(), rollout()]])
-    (folder / "log.csv").write_text("step,reward\n1,0.5\n")
     (tmp_path / "thesis").write_text("precious")
-    (folder / page).symlink_to(tmp_path / "thesis")
-    monkeypatch.setattr(sys, "argv", [script.__name__, str(folder)])
-    script.main()
-    assert (tmp_path / "thesis").read_text() == "precious" and (folder / page).stat().st_size > 1000
+    (folder / "flows.html").symlink_to(tmp_path / "thesis")
+    monkeypatch.setattr(sys, "argv", ["flows.py", str(folder)])
+    flows.main()
+    assert (tmp_path / "thesis").read_text() == "precious"
+    assert (folder / "flows.html").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("script", [flows, curves])
 @pytest.mark.parametrize("file, text", [("args.json", "{"), ("args.json", "[]"), ("log.csv", "step,a\nx,y\n"),
                                         ("log.csv", "step,reward\n1,\x1b[2J\n")])
-def test_a_damaged_run_is_one_sentence(run, monkeypatch, capsys, script, file, text):
+def test_a_damaged_run_is_one_sentence(run, monkeypatch, capsys, file, text):
     folder = run([[rollout(), rollout()]])
     (folder / "log.csv").write_text("step,reward\n1,0.5\n")
     (folder / file).write_text(text)
-    monkeypatch.setattr(sys, "argv", [script.__name__, str(folder)])
+    monkeypatch.setattr(sys, "argv", ["flows.py", str(folder)])
     with pytest.raises(SystemExit) as stop:
-        script.main()
+        flows.main()
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("\n") == 1 and "\x1b" not in error
 
@@ -310,9 +307,8 @@ def test_in_a_browser_the_page_shows_filters_and_lets_no_text_run(run):
 COLUMNS = "step", "reward", "errors", "turns", "kl", "clip", "entropy", "plan_tokens"
 
 
-def trained(folder, rewards, seed=0, **settings):
+def trained(folder, rewards):
     folder.mkdir(parents=True)
-    (folder / "args.json").write_text(json.dumps(SETTINGS | {"seed": seed, "out": str(folder)} | settings))
     with open(folder / "log.csv", "w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(COLUMNS)
@@ -320,68 +316,51 @@ def trained(folder, rewards, seed=0, **settings):
     return folder
 
 
-def test_runs_that_differ_only_in_their_seed_are_one_line_in_a_band(tmp_path):
-    one, two = trained(tmp_path / "a", [0.0, 0.7], seed=1), trained(tmp_path / "b", [0.2, 0.5, 0.9], seed=2)
-    [line] = curves.lines_of([f"{one}/", two])  # with the slash that a shell completes
-    assert line.points("reward") == [(1, 0.0, pytest.approx(0.1), 0.2), (2, 0.5, pytest.approx(0.6), 0.7)]
-    drawn = curves.picture([line], ["reward"])
-    assert drawn.count('class="band" fill') == 1 and drawn.count("<polyline") == 1
-    assert ">mean of seeds 1, 2<" in drawn and ">step<" in drawn and ">0.9<" not in drawn
-    assert re.search(r'class="value"[^>]*>0.600<', drawn)  # the mean of the last step that both have
+def test_runs_whose_folders_differ_in_the_number_at_the_end_are_one_line_in_a_band(tmp_path):
+    names = "old-seed1", "old-seed2", "new", "7"
+    runs = [trained(tmp_path / name, [0.1, 0.2]) for name in names]
+    lines = curves.lines_of([f"{runs[0]}/", *runs[1:]])  # with the slash that a shell completes
+    assert {name: len(rows) for name, rows in lines.items()} == {"old": 2, "new": 1, "7": 1}
 
 
-def test_other_runs_are_further_lines_and_the_legend_says_what_differs(tmp_path):
-    runs = [trained(tmp_path / "a", [0.1, 0.2], seed=1), trained(tmp_path / "b", [0.1, 0.2], seed=2),
-            trained(tmp_path / "c", [0.3, 0.4], beta=0.2, fixed="folder/<script>&")]
-    lines = curves.lines_of(runs)
-    assert [line.label for line in lines] == ["beta 0.1 (2 seeds)", "beta 0.2, fixed <script>&"]
-    drawn = ElementTree.fromstring(curves.picture(lines, list(curves.PANELS)))
-    assert len(drawn.findall(".//{*}polyline")) == 2 * len(curves.PANELS)
-    assert "beta 0.2, fixed <script>&" in [text.text for text in drawn.findall(".//{*}text")]
+def test_a_line_has_the_steps_for_which_every_run_has_a_finite_number(tmp_path):
+    one, two = trained(tmp_path / "a0", [0.0, 0.7, "nan", 5]), trained(tmp_path / "a1", [0.2, 0.5, 0.9, ""])
+    [rows] = curves.lines_of([one, two]).values()
+    assert curves.points(rows, "reward") == [
+        (1, 0.0, pytest.approx(0.1), 0.2), (2, 0.5, pytest.approx(0.6), 0.7)]
+    assert curves.points(rows, "no such column") == []
 
 
-def test_runs_of_two_programs_with_the_same_settings_are_not_averaged(tmp_path):
-    names = ("old-0", 0), ("old-1", 1), ("new-0", 0)
-    runs = [trained(tmp_path / name, [0.1], seed=seed) for name, seed in names]
-    assert [line.label for line in curves.lines_of(runs)] == [f"{tmp_path}/old (2 seeds)", f"{tmp_path}/new"]
-
-
-def test_a_number_that_is_missing_or_not_finite_is_left_out(tmp_path):
-    folder = trained(tmp_path / "a", [0.1, "nan", 5000, ""])
-    [line] = curves.lines_of([folder])
-    assert [point[0] for point in line.points("reward")] == [1, 3] and line.points("no such column") == []
-    assert ">6000<" in curves.picture([line], ["reward"])
-    below = curves.lines_of([trained(tmp_path / "b", [-2.0, -1.0])])  # a reward of one's own
-    assert ">-1.00<" in curves.picture(below, ["reward"])
-
-
-@pytest.mark.parametrize("low, high, expected", [
-    (0, 1, [0, 0.5, 1]), (0, 60, [0, 20, 40, 60]), (0, 0.39, [0, 0.1, 0.2, 0.3, 0.4]), (0, 0, [0, 0.5, 1]),
-    (-0.5, 1, [-0.5, 0, 0.5, 1])])
-def test_ticks_are_round_and_hold_all_values(low, high, expected):
-    assert curves.ticks(low, high, most=4) == pytest.approx(expected)
-
-
-def test_curves_py_draws_a_run_into_the_runs_own_folder_without_any_package(tmp_path):
-    trained(tmp_path / "run", [0.4, 0.6])
-    alone = [sys.executable, "-S", "-I", str(ROOT / "experiments" / "curves.py")]  # -S: no site-packages
-    subprocess.run([*alone, "run"], cwd=tmp_path, check=True)
-    drawn = ElementTree.fromstring((tmp_path / "run" / "curves.svg").read_text())
-    assert {file.name for file in tmp_path.rglob("*")} == {"run", "args.json", "log.csv", "curves.svg"}
-    titles = [text.text for text in drawn.findall(".//{*}text") if text.get("class") == "title"]
-    assert titles == ["seed 0", *curves.PANELS.values()]
-
-
-def test_the_legend_says_what_labels_says_and_levels_to_compare_with_are_named(tmp_path, monkeypatch):
-    runs = [trained(tmp_path / name, [0.1, 0.2], beta=beta) for name, beta in (("a", 0.1), ("b", 0.2))]
-    out = tmp_path / "out.svg"
-    monkeypatch.setattr(sys, "argv", ["curves.py", *map(str, runs), "--labels", "with KL", "more KL",
-                                      "--out", str(out)])
+@pytest.mark.extras("matplotlib")
+def test_curves_py_draws_a_run_into_the_runs_own_folder(tmp_path, monkeypatch):
+    run = trained(tmp_path / "<run>", [-0.4, 0.6])  # a reward of one's own may be negative
+    (tmp_path / "thesis").write_text("precious")
+    (run / "curves.svg").symlink_to(tmp_path / "thesis")
+    monkeypatch.setattr(sys, "argv", ["curves.py", str(run)])
     curves.main()
-    assert all(f">{words}<" in out.read_text() for words in ("with KL", "more KL"))
-    drawn = curves.picture(curves.lines_of(runs), ["reward"], {"reward": [(0.9, "perfect planner")]})
-    assert ">perfect planner: 0.90<" in drawn and ">1<" in drawn  # the axis reaches the level
+    assert (tmp_path / "thesis").read_text() == "precious"
+    drawn = (run / "curves.svg").read_text()
+    ElementTree.fromstring(drawn)
+    assert all(f">{title}<" in drawn for title in curves.PANELS.values())
+    assert ">&lt;run&gt;<" in drawn and ">0.60<" in drawn
 
 
-def test_sixteen_lines_differ_in_colour_or_dashes():
-    assert len({curves.stroke(number) for number in range(16)}) == 16
+@pytest.mark.extras("matplotlib")
+@pytest.mark.parametrize("text", ["step,a\nx,y\n", "step,reward\n1,\x1b[2J\n"])
+def test_a_damaged_log_is_one_sentence(tmp_path, monkeypatch, capsys, text):
+    run = trained(tmp_path / "run", [0.5])
+    (run / "log.csv").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["curves.py", str(run)])
+    with pytest.raises(SystemExit) as stop:
+        curves.main()
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1 and "\x1b" not in error
+
+
+def test_without_matplotlib_or_a_log_curves_py_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(curves, "find_spec", lambda name: None)
+    for folder, sentence in ((trained(tmp_path / "run", [1]), "needs matplotlib"), (tmp_path, "no log.csv")):
+        monkeypatch.setattr(sys, "argv", ["curves.py", str(folder)])
+        with pytest.raises(SystemExit):
+            curves.main()
+        assert sentence in capsys.readouterr().err

@@ -11,6 +11,7 @@ import tools as toolset
 from cli import command_line
 from cli.cast import toy_warning
 from experiments import hops
+from models.completion import Completion
 from models.loading import load_engine
 from toy.hops import pieces, questions, teacher
 from toy.hops.make import HOPS, make_files, quick_python
@@ -100,6 +101,20 @@ def test_no_sequence_of_tools_answers_more_than_055_even_with_perfect_sub_goals(
     assert right <= 0.55 * len(made["test"])
 
 
+def test_bm25_finds_the_tool_whose_description_shares_the_rare_words(tools):
+    assert hops.nearest("exact calculation of a value", tools) == "python_coder"
+    assert hops.nearest("passages of Wikipedia", tools) == "wikipedia_search"
+    assert hops.nearest("???", tools) in tools
+
+
+def test_a_router_replaces_the_tool_of_a_plan_and_leaves_what_does_not_parse(tools):
+    texts = "Context: none\nSub-goal: Find it\nTool: python_coder", "I would search."
+    engine = lambda prompts, **settings: [Completion(text, [1], [2]) for text in texts]
+    routed = hops.Routed(engine, tools, lambda prompt, plan: "web_search")(["a", "b"], temperature=0.7)
+    assert [done.text for done in routed] == ["Context: none\nSub-goal: Find it\nTool: web_search", texts[1]]
+    assert routed[0].ids == [2]
+
+
 def test_the_sub_goals_of_a_perfect_planner_do_not_say_which_tool_is_right(made):
     """All begin with the same three words, whatever the tool: a router by them has one tool for all."""
     rows = made["test"][:60]
@@ -107,7 +122,7 @@ def test_the_sub_goals_of_a_perfect_planner_do_not_say_which_tool_is_right(made)
     tools = toolset.toolbox(list(teacher.TOOLS), HOPS / "corpus.jsonl")
     rollouts = solve.roll_out(for_flow(rows), perfect, perfect, tools, MAX_TURNS)
     steps = [step for rollout in rollouts for step in rollout.memory.steps]
-    assert {hops.opening(step.sub_goal, 3) for step in steps} == {("find", "the", "number")}
+    assert {hops.opening(step.sub_goal) for step in steps} == {("find", "the", "number")}
     assert max(Counter(step.tool for step in steps).values()) < 0.55 * len(steps)
 
 

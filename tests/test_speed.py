@@ -56,10 +56,6 @@ def test_one_question_at_a_time_gives_the_same_greedy_rollouts():
     assert together["answers"] == alone["answers"] and together["turns"] == alone["turns"] == 2
 
 
-def test_a_rollout_that_never_stops_takes_all_its_turns():
-    assert peers.ours_rollouts(dict(rollouts=1, turns=3, temperature=0.0, never_stops=True))()["turns"] == 3
-
-
 def test_the_sides_work_in_turn_after_their_warm_up(side, tmp_path):
     make = lambda name: lambda case, malloc=None: speed.Peer(name, str(side), tmp_path, case, malloc)
     sides = {name: make(name) for name in ("ours", "b")}
