@@ -69,7 +69,7 @@ TARGETS = {
                          ["tests/test_command_line.py", *TRAIN]),
     "logbook/run": ([], TRAIN),
     "logbook/checkpoints": ([], TRAIN),
-    "scale/adapters": ([], [*TRAIN, "-k", "adapter or lora"]),
+    "scale/adapters": ([], [*TRAIN, "-k", "adapter or lora", "-m", "extras or not extras"]),
 }
 
 # (file, function): {change: why no test can show it}

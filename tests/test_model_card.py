@@ -75,12 +75,13 @@ def test_without_test_questions_the_validation_set_is_compared_and_without_any_t
 
 @pytest.mark.parametrize("setting", ["model", "fixed", "executor", "judge", "data", "valid", "test", "corpus",
                                      "cache", "out", "device"])
-@pytest.mark.parametrize("name", PRIVATE)
-def test_no_path_address_or_hostile_name_gets_into_a_card(card, setting, name):
-    expected = set(card()[0]) - ({"base_model", "base_model_relation"} if setting == "model" else set())
-    facts, body = card(**{setting: name})
-    assert set(facts) == expected - ({"datasets"} if setting == "data" else set())
-    assert not any(word in f"{facts}{body}" for word in ("secret", "alice", "10.0.0.7", "script"))
+def test_no_path_address_or_hostile_name_gets_into_a_card(card, setting):
+    left_out = {"model": {"base_model", "base_model_relation"}, "data": {"datasets"}}.get(setting, set())
+    expected = set(card()[0]) - left_out
+    for name in PRIVATE:
+        facts, body = card(**{setting: name})
+        assert set(facts) == expected, name
+        assert not any(word in f"{facts}{body}" for word in ("secret", "alice", "10.0.0.7", "script")), name
 
 
 @pytest.mark.parametrize("changed", [

@@ -29,6 +29,21 @@ import solve, test_ranks, train
 solve.roll_out = test_ranks.roll_out
 train.main()
 '''
+# The ranks as torchrun starts them, with what it puts into their environment. But they are forks of a process
+# that has imported the packages, because importing them takes longer than what a rank does.
+FORKS = '''
+import os, runpy, socket, sys
+import torch, transformers.generation, transformers.models.qwen2.modeling_qwen2
+number, *sys.argv = sys.argv[1:]
+with socket.create_server(("127.0.0.1", 0)) as free:
+    common = {"WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+for rank in range(int(number)):
+    if os.fork() == 0:
+        os.environ.update(common, RANK=str(rank), LOCAL_RANK=str(rank))
+        runpy.run_path("run.py", run_name="__main__")
+        os._exit(0)
+sys.exit(any([os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(number))]))
+'''
 
 
 # A run of train.py
@@ -65,10 +80,15 @@ def place(tmp_path_factory):
         yield folder
 
 
-def processes(number, *argv, **env):
+def torchrun(number, *argv, **env):
     torchrun = f"-m torch.distributed.run --standalone --nproc-per-node {number} run.py".split()
     return subprocess.run([sys.executable, *torchrun, *argv[1:]], capture_output=True, text=True, timeout=300,
                           env=os.environ | {"OMP_NUM_THREADS": "1"} | env)
+
+
+def processes(number, *argv):
+    return subprocess.run([sys.executable, "-c", FORKS, str(number), *argv], capture_output=True, text=True,
+                          timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +153,7 @@ def test_a_run_can_be_resumed_by_another_number_of_processes(output, run, number
 def test_if_a_process_is_killed_the_others_end_within_a_minute_with_a_sentence(output):
     shutil.copytree("two", "lost", ignore=shutil.ignore_patterns("step-3"))
     start = time.monotonic()
-    result = processes(2, "train.py", "--resume", "lost", DIES="1")
+    result = torchrun(2, "train.py", "--resume", "lost", DIES="1")
     assert result.returncode != 0 and time.monotonic() - start < 60
     ours = [line for line in result.stderr.splitlines() if line.startswith("train.py: another process of")]
     assert len(ours) == 1 and ours[0].endswith("--resume lost")
