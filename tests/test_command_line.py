@@ -62,8 +62,8 @@ for n, command in enumerate(sys.argv[1:]):
 def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_imported(tmp_path):
     (tmp_path / "one.jsonl").write_text('{"question": "2 + 2?", "answer": 4}\n')  # too few to hold some out
     commands = [command.format(one=tmp_path / "one.jsonl") for command in ANSWERED]
-    ran = subprocess.run([sys.executable, "-c", IN_FORKS, *commands], cwd=ROOT, capture_output=True, text=True,
-                         timeout=300, env=os.environ | {"OUT": str(tmp_path)})
+    ran = subprocess.run([sys.executable, "-c", IN_FORKS, *commands], cwd=ROOT, capture_output=True,
+                         text=True, timeout=300, env=os.environ | {"OUT": str(tmp_path)})
     for n, (command, code) in enumerate(zip(commands, ran.stderr.split(), strict=True)):
         error = (tmp_path / str(n)).read_text()
         assert "Traceback" not in error and int(code) == (0 if "--help" in command else 2), (command, error)

@@ -139,8 +139,8 @@ def test_with_perfect_plans_the_toys_fixed_modules_answer_right(engine, tools, m
 
 
 def test_the_toys_own_planner_is_readable_but_blind(engine, tools, made):
-    """One plan for each of the 94 states of perfect rollouts. By chance 27 of the tools are right, give or take
-    4.4, and base_generator, which was drawn least, is in 17."""
+    """One plan for each of the 94 states of perfect rollouts. By chance 27 of the tools are right, give or
+    take 4.4, and base_generator, which is drawn least, is in 17."""
     rows, prompts, right = made["test"][:25], [], []
 
     def perfect(batch, **settings):

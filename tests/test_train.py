@@ -18,7 +18,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from test_models import CHATML, tokenizer, write
 
 import generator
@@ -382,33 +382,6 @@ def test_a_run_that_was_moved_with_its_model_goes_on_and_answers_and_names_no_fo
     shutil.rmtree(after / "model")
     assert command("train.py", "--resume", str(after / "runs" / "a")) == 2
     assert f"--model {after / 'model'} is not there: put it back, or write" in capsys.readouterr().err
-
-
-def test_a_state_of_other_weights_is_refused_before_a_step(tmp_path, capsys):
-    out = run(tmp_path / "run", **QUICK)
-    (file,) = (out / "step-1" / "trainer").iterdir()
-    name = "model.norm.weight"
-    save_file(in_trainer(out / "step-1") | {name: torch.zeros(3)}, file)
-    assert command("train.py", "--resume", str(out), "--steps", "2") == 2
-    assert f"trainer cannot be used ({name} has another shape): " in capsys.readouterr().err
-    assert len(rows(out)) == 1
-
-
-def test_the_run_of_an_earlier_version_is_refused_and_stays_as_it_is(tmp_path, capsys):
-    out = run(tmp_path / "run", **QUICK)
-    shutil.rmtree(out / "step-1" / "trainer")
-    (out / "step-1" / "trainer.pt").touch()
-    assert command("train.py", "--resume", str(out), "--steps", "2") == 2
-    error = capsys.readouterr().err
-    assert "was trained by an earlier version, whose checkpoints" in error and error.count("\n") == 1
-    assert len(rows(out)) == 1
-
-
-def test_a_damaged_log_is_refused_before_a_step(tmp_path, capsys):
-    out = run(tmp_path / "run", **QUICK)
-    (out / "log.csv").write_text("step,reward\n1,0\n")
-    assert command("train.py", "--resume", str(out), "--steps", "2") == 2
-    assert "log.csv cannot be used (its columns are not those of this code): move" in capsys.readouterr().err
 
 
 def test_the_newest_checkpoints_are_kept_and_none_counts_on_a_best_that_is_not_on_the_disk(monkeypatch):
