@@ -589,9 +589,9 @@ for name, text in zip(("setgroups", "uid_map", "gid_map"), ("deny", *(f"{{n}} {{
     with open(f"/proc/self/{{name}}", "w") as file: file.write(text)
 assert C.mount(b"tmpfs", {os.fsencode(tmp_path)}, b"tmpfs", 0, b"size=1m") == 0
 tempfile.tempdir, sandbox.NAMESPACES, confinement.LANDLOCK = {str(tmp_path)!r}, False, {landlock}
-print(sandbox.python_coder({code!r}, seconds=1), sandbox.python_coder("2 + 2"), sep="\\n")"""
+print(sandbox.python_coder({code!r}, seconds=0.5), sandbox.python_coder("2 + 2"), sep="\\n")"""
     ran = subprocess.run([sys.executable, "-c", script], cwd=sandbox.REPOSITORY, stdout=-1, text=True)
-    assert ran.stdout == "Error: stopped after 1 seconds\n4\n" and not alive(mark)
+    assert ran.stdout == "Error: stopped after 0.5 seconds\n4\n" and not alive(mark)
 
 
 def test_a_supervisor_without_files_still_ends_what_the_code_started():
@@ -603,7 +603,7 @@ time.sleep(99)"""
     with ours(f"""import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 sandbox.NAMESPACES = False
-print(sandbox.python_coder({code!r}, seconds=2))""") as process:
+print(sandbox.python_coder({code!r}, seconds=1))""") as process:
         answer = process.stdout.read()
     assert answer.startswith("Error: stopped after") and not alive(mark)
 
@@ -1119,5 +1119,5 @@ except PermissionError: pass
 
 @pytest.mark.parametrize("name, code", HOSTILE_TO_OTHERS, ids=[row[0] for row in HOSTILE_TO_OTHERS])
 def test_a_hostile_program_harms_and_reaches_nobody_else(attack, confined, name, code):
-    answer = attack(GUARD + code, 2 if "filled" in name else 5)
+    answer = attack(GUARD + code, 1 if "filled" in name else 5)
     assert answer == "done" or answer.startswith("Error: stopped after") and "filled" in name

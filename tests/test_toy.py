@@ -240,31 +240,7 @@ def test_a_few_steps_of_training_teach_the_planner_something(trained):
     assert float(accuracy[1]) > float(accuracy[0]) + 0.2
 
 
-# Ten questions as people type them. The toy knows names as its passages write them, and sums with spaces:
-# with each of three seeds, `python train.py` made it right on the first five, and on none of the others.
-PLAIN = {"What is the capital of France?": "Paris", "What is 15 + 27?": "42", "symbol of Iron": "Fe",
-         "Are Japan and Kenya on the same continent?": "no",
-         "how much is the atomic number of Tin times 3?": "150",
-         "capital of france?": "Paris", "12*7": "84", "which continent is Kenya on": "Africa",
-         "What is the atomic number of gold?": "79", "hello": ""}
-
-
-def answers_of(model, asked, tools, fixed):
-    """The greedy answers to these questions, each alone, as solve.py gives them to a typed question."""
-    policy = load_engine(str(model))
-    return {text: solve.roll_out([Question(text, "")], policy, fixed, tools, 10, temperature=0.0)[0].answer
-            for text in asked}
-
-
 def test_a_toy_that_has_learnt_to_use_one_tool_knows_the_capital_of_france(trained, engine, tools):
-    question, gold = next(iter(PLAIN.items()))
-    assert answers_of(trained[0], [question], tools, engine) == {question: gold}
-
-
-@pytest.mark.exhaustive
-def test_a_toy_that_train_py_has_trained_answers_half_of_ten_plain_questions(engine, tools):
-    model = TOY.parent / "runs" / "toy-seed0" / "best"
-    if not model.exists():
-        pytest.skip("needs python train.py")
-    answers = answers_of(model, PLAIN, tools, engine)
-    assert list(answers.values())[:5] == list(PLAIN.values())[:5], answers
+    """Its greedy answer, as solve.py gives it to a typed question."""
+    policy, asked = load_engine(str(trained[0])), [Question("What is the capital of France?", "")]
+    assert solve.roll_out(asked, policy, engine, tools, 10, temperature=0.0)[0].answer == "Paris"
