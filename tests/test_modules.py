@@ -66,7 +66,7 @@ def test_the_memory_never_exceeds_its_budget_and_is_the_same_each_time():
     r = random.Random(0)
     piece = lambda: r.choice(["", "x", "Step 9", "é 東", *SEPARATORS]) * r.choice([1, 3, 200])
     text = lambda: "".join(piece() for _ in range(r.randrange(9)))
-    for _ in range(300):
+    for _ in range(100):
         steps = [Step(t, "double", text(), text(), text(), verdict="STOP") for t in range(r.randrange(12))]
         m, budget = Memory(text(), text(), steps), r.choice([0, 1, 10, 60, 500, 2000, 8000])
         before, shown = copy.deepcopy(m), m.render(budget)

@@ -316,8 +316,8 @@ def certificate(tmp_path_factory):
     if not shutil.which("openssl"):
         pytest.skip("openssl makes the certificate of these tests")
     folder = tmp_path_factory.mktemp("tls")
-    command = ("openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 "
-               "-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1")
+    command = ("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+               "-keyout key.pem -out cert.pem -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1")
     subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
     return folder
 

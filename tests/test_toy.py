@@ -57,7 +57,7 @@ def test_every_piece_of_the_prompts_is_one_token_of_the_toy(engine):
     assert [piece for piece in pieces.prompt_pieces() if len(encode(piece)) != 1] == []
 
 
-FEW = "executor.PROMPT: its first line", "tool description: wikipedia_search", "memory label: Result"
+FEW = "executor.PROMPT: its first line", "memory label: Result"
 
 
 @pytest.mark.parametrize("edit", [pytest.param(edit, marks=[] if edit in FEW else pytest.mark.exhaustive)

@@ -50,9 +50,9 @@ QWEN_TEMPLATE = (
     "m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 FLAGS = dict(
     model="model", data="data.jsonl", valid="valid.jsonl", test="valid.jsonl", tools="base_generator",
-    judge="none", steps=4, questions=2, group_size=4, max_turns=2, max_new_tokens=6, lr=3e-3, minibatches=2,
+    judge="none", steps=4, questions=2, group_size=4, max_turns=1, max_new_tokens=6, lr=3e-3, minibatches=2,
     every=2, device="cpu", dtype="float32")
-QUICK = dict(steps=1, max_turns=1, valid="none", test="none")  # for a test that looks at one step alone
+QUICK = dict(steps=1, valid="none", test="none")  # for a test that looks at one step alone
 
 
 def even_is_right(*args, **settings):
@@ -255,7 +255,7 @@ def test_evaluations_are_made_before_the_first_step_when_saving_and_at_the_end(w
                                                  "undecided", "n"]
     untested = run(tmp_path / "run", steps=2, test=None)
     calls = re.findall(r"^calls   (.*), \d\.\d s\)$", capsys.readouterr().out, re.M)
-    assert calls == ["unreadable 4 (4 errors"]  # of the first evaluation alone
+    assert calls == ["unreadable 2 (2 errors"]  # of the first evaluation alone
     assert evaluated(untested) == [("0", "valid"), ("2", "valid")] == evaluated(resume(untested))
 
 
@@ -391,7 +391,7 @@ def test_the_newest_checkpoints_are_kept_and_none_counts_on_a_best_that_is_not_o
             best = json.loads((folder.parent / "best" / "train.json").read_text())
             assert best["step"] <= json.loads((folder / "train.json").read_text())["step"]
     monkeypatch.setattr(checkpoints, "replace_folder", replace_folder)
-    out = run("order", steps=3, every=1, keep=2, max_turns=1, test="none")
+    out = run("order", steps=3, every=1, keep=2, test="none")
     assert sorted(folder.name for folder in out.glob("*/")) == ["best", "step-2", "step-3"]
 
 
@@ -641,7 +641,7 @@ def test_a_step_of_which_one_mini_batch_exploded_has_moved_the_policy(tmp_path, 
 def test_a_model_that_writes_no_plan_is_called_so_and_no_update_is_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(solve, "roll_out", ROLLOUT)
     update = spy(monkeypatch, "update")
-    out = run(tmp_path / "run", steps=3, group_size=2)
+    out = run(tmp_path / "run", steps=3, group_size=2, max_turns=2)
     text = capsys.readouterr().out
     assert "\n0 of 4 plans could be parsed. The commonest reasons:\n  4 x no line 'Sub-goal: ...'" in text
     assert text.count("plans could be parsed. The") == 2  # before the first step, after the third flat step
