@@ -85,8 +85,9 @@ FAULTS = [
      "value_of(expression) == 24", "eval(text) == 24",
      "game_of_24_takes_one_expression"),
     (28, "turns dropped to make a batch even",
-     "own = [i for i, group in enumerate(groups) if group in own_groups]",
-     "own = [i for i, group in enumerate(groups) if group in own_groups][: len(groups) // 2 * 2]",
+     "return [rollouts[n] for n in numbers], [n // group_size for n in numbers]",
+     "numbers = numbers[: len(numbers) // 2 * 2]; "
+     "return [rollouts[n] for n in numbers], [n // group_size for n in numbers]",
      "without_an_outcome"),
     (29, "groups by an id of each rollout",
      "[n // group_size for n in numbers]", "list(numbers)",
