@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,10 +15,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from test_models import CHATML, write
+from test_sharding import fork_ranks
 from test_train import command, jsonl, words, wordy
 
 import memory
 import solve
+import train
+from cli import progress
 from models.completion import Completion
 from scale import ranks
 
@@ -28,21 +32,6 @@ sys.path[:0] = [{str(TESTS.parent)!r}, {str(TESTS)!r}]
 import solve, test_ranks, train
 solve.roll_out = test_ranks.roll_out
 train.main()
-'''
-# The ranks as torchrun starts them, with what it puts into their environment. But they are forks of a process
-# that has imported the packages, because importing them takes longer than what a rank does.
-FORKS = '''
-import os, runpy, socket, sys
-import torch, transformers.generation, transformers.models.qwen2.modeling_qwen2
-number, *sys.argv = sys.argv[1:]
-with socket.create_server(("127.0.0.1", 0)) as free:
-    common = {"WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-for rank in range(int(number)):
-    if os.fork() == 0:
-        os.environ.update(common, RANK=str(rank), LOCAL_RANK=str(rank))
-        runpy.run_path("run.py", run_name="__main__")
-        os._exit(0)
-sys.exit(any([os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(number))]))
 '''
 
 
@@ -86,9 +75,23 @@ def torchrun(number, *argv, **env):
                           env=os.environ | {"OMP_NUM_THREADS": "1"} | env)
 
 
+def forked(rank, world, port, argv):
+    """What torchrun does for a rank: its place in the group is in its environment, and train.py runs."""
+    place = {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks.RANK, ranks.WORLD, progress.RANK = rank, world, str(rank)  # as they are read from the environment
+    for stream, name in (1, "stdout"), (2, "stderr"):
+        os.dup2(os.open(f"{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    solve.roll_out, sys.argv = roll_out, list(argv)
+    train.main()
+
+
 def processes(number, *argv):
-    return subprocess.run([sys.executable, "-c", FORKS, str(number), *argv], capture_output=True, text=True,
-                          timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    """train.py with this command line as so many ranks: what they have printed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    fork_ranks(forked, number, port, argv)
+    return "".join(Path(f"stdout-{rank}").read_text() for rank in range(number))
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +99,7 @@ def output(place):
     """What two processes print; their shares of three questions are not equal. One process runs the same."""
     settings = dict(questions=3, minibatches=2, steps=3, every=1, lr=1e-4, keep=3)
     assert command(*words("one", **settings)) == 0
-    result = processes(2, *words("two", **settings))
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
+    return processes(2, *words("two", **settings))
 
 
 def resumed(run, number, name):
@@ -107,8 +108,7 @@ def resumed(run, number, name):
     if number == 1:
         assert command("train.py", "--resume", name) == 0
     else:
-        result = processes(number, "train.py", "--resume", name)
-        assert result.returncode == 0, result.stderr[-3000:]
+        processes(number, "train.py", "--resume", name)
     return f"{name}/step-3"
 
 
@@ -164,8 +164,7 @@ def test_if_a_process_is_killed_the_others_end_within_a_minute_with_a_sentence(o
 def test_two_processes_train_adapters_as_one_does(place):
     settings = dict(questions=3, minibatches=1, steps=2, every=1, lr=1e-3, lora=4, valid="none", test="none")
     assert command(*words("lora-one", **settings)) == 0
-    result = processes(2, *words("lora-two", **settings))
-    assert result.returncode == 0, result.stderr[-3000:]
+    processes(2, *words("lora-two", **settings))
     name = "step-2/adapters/adapter_model.safetensors"
     one, two = (load_file(f"lora-{run}/{name}") for run in ("one", "two"))
     assert max((one[key] - two[key]).abs().max() for key in one) < 3e-4  # as above, at ten times the rate
