@@ -255,6 +255,7 @@ def test_sft_learns_in_the_second_toys_world_or_with_roles_in_that_of_smollm(rol
     assert not {row["question"] for row in made} & {row["question"] for row in tested}
 
 
+@pytest.mark.exhaustive
 def test_a_smaller_toy_and_the_second_toy_made_from_it_are_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(toy.hops.make, "WORLDS", 1)
     small = ["--steps", "2", "--drilling", "1"]

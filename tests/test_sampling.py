@@ -132,7 +132,7 @@ FAMILIES = [
     (False, "Bloom", SMALL | dict(hidden_size=32, n_head=4)),
     (False, "Mpt", dict(vocab_size=99, d_model=32, n_layers=2, n_heads=4, initializer_range=0.3)),
     (False, "Phi3", TINY | dict(rope_parameters=LONGROPE, pad_token_id=0, eos_token_id=2, bos_token_id=1))]
-LIKE_OTHERS = "Gemma", "Gemma2", "Mpt"  # their caches and masks are like those of others in the list
+LIKE_OTHERS = "Llama", "Gemma", "Gemma2", "Mpt"  # their caches and masks are like those of others in the list
 families = pytest.mark.parametrize("parts, kind, settings", [
     pytest.param(*row, marks=[pytest.mark.exhaustive] * (row[1] in LIKE_OTHERS)) for row in FAMILIES])
 
