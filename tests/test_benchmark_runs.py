@@ -112,47 +112,49 @@ def stopped_in(number, monkeypatch):
 
 
 def test_an_unfinished_batch_can_be_read_and_is_run_again_whole(folder, solved, command, monkeypatch):
-    solved("whole")
+    short = "--limit", "4", "--max-turns", "1"
+    solved("whole", *short)
     unfinished = folder / "run" / "unfinished-gameof24-0.jsonl"
     with monkeypatch.context() as patch:
         stopped_in(2, patch)
-        code, out, err = command(*arguments(folder, "run"))
+        code, out, err = command(*arguments(folder, "run", *short))
     rows = [json.loads(line) for line in unfinished.read_text().splitlines()]
     assert [row["answer"] for row in rows] == ["", ""] and all(row["words"] for row in rows)
-    assert "partial, 2 of 8 rollouts: accuracy " in out and " of 2 | turns" in out
+    assert "partial, 2 of 4 rollouts: accuracy " in out and " of 2 | turns" in out
     assert code == 130 and "the same command goes on" in err
     assert saved(folder, "run") == saved(folder, "whole")[:2]
-    solved("run")
+    solved("run", *short)
     assert saved(folder, "run") == saved(folder, "whole") and not unfinished.exists()
 
 
 def test_a_run_that_is_stopped_in_its_first_batch_shows_no_numbers(folder, command, monkeypatch):
     stopped_in(1, monkeypatch)
-    code, out, err = command(*arguments(folder, "run"))
+    code, out, err = command(*arguments(folder, "run", "--limit", "2", "--max-turns", "1"))
     assert code == 130 and "partial" not in out and "solve.py: stopped" in err
 
 
 def test_the_table_shows_the_papers_numbers_and_every_item_counts(folder, solved):
-    out = solved("run", "--trials", "2", "--limit", "4")
+    out = solved("run", "--trials", "2", "--limit", "2", "--max-turns", "1")
     row = table_of(folder, "run")
     paper = {"paper: alone": "33.0", "paper: frozen": "31.0", "paper: trained": "53.0"}
-    assert row | paper | {"items": "4", "failed": "0", "undecided": "0"} == row and "%" in row["tools"]
+    assert row | paper | {"items": "2", "failed": "0", "undecided": "0"} == row and "%" in row["tools"]
     assert re.fullmatch(r"2 \(\d+\.\d\)", row["trials (sd)"])
-    assert "8 rollouts" in out and "| gameof24" in out and "[turn" not in out
+    assert "4 rollouts" in out and "| gameof24" in out and "[turn" not in out
     names = sorted(path.name for path in (folder / "run").glob("*.jsonl"))
     assert names == ["gameof24-0.jsonl", "gameof24-1.jsonl"]
 
 
 def test_a_run_with_other_settings_does_not_go_on_in_the_same_folder(folder, solved, command):
-    solved("run", "--limit", "2")
-    code, _, err = command(*arguments(folder, "run", "--limit", "2", "--temperature", "0.1"))
+    short = "--limit", "2", "--max-turns", "1"
+    solved("run", *short)
+    code, _, err = command(*arguments(folder, "run", *short, "--temperature", "0.1"))
     assert code == 2 and "holds a run with another --temperature (0.7): give another --out" in err
 
 
 def test_a_checkpoint_that_was_trained_on_under_its_old_name_is_another_model(folder, solved, command):
     model = folder / "planner"
     shutil.copytree(command_line.TOY, model, ignore=shutil.ignore_patterns("*.py", "*.jsonl", "__pycache__"))
-    argv = arguments(folder, "run", "--limit", "2", "--model", str(model), "--tools", "python_coder")
+    argv = arguments(folder, "run", "--limit", "2", "--max-turns", "1", "--model", str(model))
     assert command(*argv)[0] == 0
     weights = bytearray((model / "model.safetensors").read_bytes())
     weights[-1_000_000:] = bytes(b ^ 1 for b in weights[-1_000_000:])

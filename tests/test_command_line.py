@@ -32,30 +32,38 @@ def refused(monkeypatch, capsys, arguments, *argv):
     return capsys.readouterr().err
 
 
-MISTAKES = [
+ANSWERED = [
     "solve.py --help", "train.py --help-all", "train.py --data nowhere.jsonl", "solve.py --tools googel",
-    "solve.py --model bench", "solve.py --fixed= why?", "train.py --data {one}"]
-MORE = [
-    "solve.py --data README.md", "train.py --valid LICENSE", "train.py --fixed ./x",
+    "solve.py --model bench", "solve.py --fixed= why?", "train.py --data {one}",
     "train.py --judge localhost:8000/v1", "solve.py --dtype float3", "train.py --corpus nowhere.jsonl",
-    "solve.py --compare bench toy", "solve.py what is 2 + 2", "solve.py --benchmark nope",
-    "solve.py --limits", "train.py --out README.md/x", "solve.py --data /dev/null",
-    "solve.py --device gpu", "solve.py --cache /dev/null/x why?",
-    "solve.py --benchmark gaia --benchmark-dir docs", "solve.py --temperature 1e-300 why?",
-    "solve.py --benchmark-dir docs why?", "solve.py --model a/b/c",
+    "solve.py --compare bench toy", "solve.py what is 2 + 2", "train.py --out README.md/x",
+    "solve.py --cache /dev/null/x why?", "solve.py --benchmark gaia --benchmark-dir docs",
     "solve.py --fixed http://localhost:1 why?"]
 
 
-@pytest.mark.parametrize("command", [
-    *MISTAKES, *(pytest.param(command, marks=pytest.mark.exhaustive) for command in MORE)])
-def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_imported(command, tmp_path):
+# Each command line in a fork of one process, which has imported the command line, and cannot import the rest.
+IN_FORKS = """
+import os, runpy, sys
+sys.modules |= dict.fromkeys(["torch", "transformers", "tokenizers"])
+import cli.command_line
+for n, command in enumerate(sys.argv[1:]):
+    if os.fork() == 0:
+        os.dup2(os.open(f"{os.environ['OUT']}/{n}", os.O_WRONLY | os.O_CREAT), 2)
+        sys.argv = command.split()
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    print(os.waitstatus_to_exitcode(os.wait()[1]), file=sys.stderr, flush=True)
+"""
+
+
+def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_imported(tmp_path):
     (tmp_path / "one.jsonl").write_text('{"question": "2 + 2?", "answer": 4}\n')  # too few to hold some out
-    script, *flags = command.format(one=tmp_path / "one.jsonl").split()
-    code = ("import runpy, sys; sys.modules |= dict.fromkeys(['torch', 'transformers', 'tokenizers'])\n"
-            f"sys.argv = {[script, *flags]!r}; runpy.run_path({script!r}, run_name='__main__')")
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == (0 if "--help" in command else 2) and "Traceback" not in ended.stderr
-    assert "--help" in command or ended.stderr.startswith(f"{script}: ") and ended.stderr.count("\n") == 1
+    commands = [command.format(one=tmp_path / "one.jsonl") for command in ANSWERED]
+    ran = subprocess.run([sys.executable, "-c", IN_FORKS, *commands], cwd=ROOT, capture_output=True,
+                         text=True, timeout=300, env=os.environ | {"OUT": str(tmp_path)})
+    for n, (command, code) in enumerate(zip(commands, ran.stderr.split(), strict=True)):
+        error = (tmp_path / str(n)).read_text()
+        assert "Traceback" not in error and int(code) == (0 if "--help" in command else 2), (command, error)
+        assert "--help" in command or error.startswith(command.split()[0] + ": ") and error.count("\n") == 1
 
 
 MISTAKES = {

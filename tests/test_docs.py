@@ -4,11 +4,11 @@ So are the excerpts of docs/tour.md, what it types into Python, and the numbers 
 
 import ast
 import doctest
+import functools
 import re
 import textwrap
 from pathlib import Path
 
-import pytest
 from test_house import ORDER, OTHERS, ROOMS, SOURCES
 
 from cli import command_line
@@ -25,9 +25,9 @@ EXCERPT = re.compile(r"^\[`([\w/]+\.py): (\w+)`\]\(\S+\)\n```python\n(.*?)```$",
 COMMAND = re.compile(r"(?:python3?|torchrun --\S+ \d+) (-m (?!venv|pytest))?([\w/.]+)((?: (?!&&)\S+)*)")
 PARSERS = {"solve.py": command_line.solve_parser(), "train.py": command_line.train_parser()}
 FLAGS = {file: set(parser._option_string_actions) for file, parser in PARSERS.items()}
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
+@functools.cache
 def defined(path):
     """All names that a Python file defines: functions, classes, constants, fields."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
@@ -49,22 +49,17 @@ def test_no_line_is_longer_than_110_characters():
     assert not [line for line in lines if len(line) > 110]
 
 
-@every_page
-def test_every_page_says_something(page):
-    assert len(page.read_text(encoding="utf-8").split()) > 100
+def test_every_relative_link_leads_to_a_file():
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8"))]
+    assert [(page.name, link) for page, link in links
+            if "://" not in link and not (page.parent / link).exists()] == []
 
 
-@every_page
-def test_every_relative_link_leads_to_a_file(page):
-    links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
-    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
-
-
-@every_page
-def test_every_named_function_is_defined_in_its_file(page):
-    for file, names, link in REFERENCE.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / link).resolve() == ROOT / file
-        assert set(re.findall(r"\w+", names)) <= defined(ROOT / file), file
+def test_every_named_function_is_defined_in_its_file():
+    for page in PAGES:
+        for file, names, link in REFERENCE.findall(page.read_text(encoding="utf-8")):
+            assert (page.parent / link).resolve() == ROOT / file
+            assert set(re.findall(r"\w+", names)) <= defined(ROOT / file), (page.name, file)
 
 
 def test_every_file_of_a_room_that_a_page_or_a_source_mentions_exists():
@@ -75,13 +70,13 @@ def test_every_file_of_a_room_that_a_page_or_a_source_mentions_exists():
     assert missing == []
 
 
-@every_page
-def test_every_shown_command_and_flag_exists(page):
-    text = page.read_text(encoding="utf-8")
-    for file, flags in commands(text):
-        known = FLAGS.get(file) or (ROOT / file).read_text(encoding="utf-8")
-        assert not [flag for flag in flags if flag not in known], file
-    assert set(re.findall(r"`(--[\w-]+)", text)) <= set().union(*FLAGS.values())
+def test_every_shown_command_and_flag_exists():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for file, flags in commands(text):
+            known = FLAGS.get(file) or (ROOT / file).read_text(encoding="utf-8")
+            assert not [flag for flag in flags if flag not in known], (page.name, file)
+        assert set(re.findall(r"`(--[\w-]+)", text)) <= set().union(*FLAGS.values()), page.name
 
 
 # ---- docs/tour.md ------------------------------------------------------------------------------------------

@@ -245,6 +245,7 @@ def test_only_what_ended_well_is_imitated(world, monkeypatch):
     assert sft.collect(None, None, None, for_flow(world[1][:20]), steps=2, seed=0) == [rollouts[0]] * 2
 
 
+@pytest.mark.exhaustive
 def test_a_smaller_toy_and_the_second_toy_made_from_it_are_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(toy.hops.make, "WORLDS", 1)
     small = ["--steps", "2", "--drilling", "1"]

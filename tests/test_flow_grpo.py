@@ -300,7 +300,7 @@ def test_the_loss_alone_is_the_formula_on_log_probs_drawn_by_chance():
     compare_with_loops(flow_grpo)
 
 
-@pytest.mark.parametrize("rows, chunk", [(None, 3 * 64), (None, 1), (2, None), (1, 7 * 64)])
+@pytest.mark.parametrize("rows, chunk", [(None, 1), (2, None), (1, 7 * 64)])
 @pytest.mark.filterwarnings("ignore:Out of memory")
 def test_neither_chunks_nor_a_small_memory_change_the_formula(rows, chunk, monkeypatch):
     monkeypatch.setattr(head, "CHUNK", chunk or head.CHUNK)
@@ -378,7 +378,11 @@ CONFIGS = dict(Qwen2={}, Llama={}, GPT2={}, Bloom={}, Phi3={}, Granite=dict(logi
                Gemma2=dict(final_logit_softcapping=5.0, head_dim=8), Cohere=dict(logit_scale=0.3))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+FEW = "Qwen2", "GPT2", "Gemma2", "Cohere"  # Linear and Conv1D; what changes the logits behind the head
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[] if name in FEW else pytest.mark.exhaustive) for name in CONFIGS])
 def test_log_probs_are_those_of_any_architectures_full_logits_divided_by_the_temperature(name, monkeypatch):
     torch.manual_seed(0)
     size = SIZE | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.3)
@@ -395,7 +399,7 @@ def test_log_probs_are_those_of_any_architectures_full_logits_divided_by_the_tem
     assert all(near(x, y) for other in others for x, y in zip(wanted, other))
 
 
-@pytest.mark.parametrize("name", ["Qwen2", "Llama", "GPT2", "Gemma2"])
+@pytest.mark.parametrize("name", ["Qwen2", "Gemma2"])                # with shared prompts, and without
 def test_an_update_in_the_fast_way_reports_what_the_plain_one_does(name):
     torch.manual_seed(0)
     size = SIZE | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.3)
@@ -479,7 +483,7 @@ def test_ids_come_in_and_text_never_does():
     names = {getattr(node, "id", getattr(node, "attr", "")).lower() for node in ast.walk(ast.parse(SOURCE))}
     assert not [name for name in names if "tokenizer" in name or "encode" in name or "decode" in name]
     modules = {"math", "collections", "dataclasses", "torch"}
-    assert set(imported(SOURCE)) == modules
+    assert imported(SOURCE) == modules
 
 
 # ---- the update --------------------------------------------------------------------------------------------
@@ -493,7 +497,7 @@ def test_the_ratio_is_exactly_one_on_the_first_mini_batch_and_leaves_one_later()
     assert three["ratio_min"] < 0.99 and three["ratio_max"] > 1.01
 
 
-@pytest.mark.parametrize("budget", [1, 25, 60, 10_000])
+@pytest.mark.parametrize("budget", [1, 25, 10_000])
 def test_cutting_into_micro_batches_does_not_change_the_gradient(budget):
     compare_with_the_oracle(flow_grpo, budget=budget)
 
@@ -605,8 +609,8 @@ def test_a_batch_without_any_lesson_takes_no_step():
 
 # ---- memory ------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("minibatches, beta", [(1, 0), (2, 0.001)])     # first short in backward; in forward
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing, minibatches, beta", [
+    (False, 1, 0), (True, 2, 0.001)])                                   # first short in backward; in forward
 def test_out_of_memory_halves_the_micro_batches_and_the_result_is_the_same(checkpointing, minibatches, beta):
     whole, a = learn(tiny(), *lesson(), tiny(1), minibatches=minibatches, beta=beta)
     model, broken = tiny(), []
@@ -797,9 +801,8 @@ def test_gradient_checkpointing_changes_memory_and_not_the_gradient(kind):
     assert same_gradients(a, b) and saved == pytest.approx(plain, abs=1e-5)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("kind, dropout", [
-    (Qwen2ForCausalLM, dict(attention_dropout=0.5)), (GPT2LMHeadModel, dict(resid_pdrop=0.5))])
+@pytest.mark.parametrize("kind, dropout, checkpointing", [
+    (Qwen2ForCausalLM, dict(attention_dropout=0.5), True), (GPT2LMHeadModel, dict(resid_pdrop=0.5), False)])
 def test_no_dropout_in_the_update_and_the_model_comes_back_ready_to_sample(kind, dropout, checkpointing):
     _, clean = learn(tiny(kind=kind), *lesson())
     model = tiny(kind=kind, **dropout).train()
@@ -875,6 +878,7 @@ def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference, 
 
 # ---- change the code in one place: the oracle must notice --------------------------------------------------
 
+@pytest.mark.exhaustive
 def test_no_mutant_of_the_loops_agrees_with_the_formula(monkeypatch):
     survivors = []
     for _, change, source in mutants(SOURCE, ["objective"]):
@@ -888,6 +892,7 @@ def test_no_mutant_of_the_loops_agrees_with_the_formula(monkeypatch):
     assert not survivors
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:std")
 def test_no_mutant_of_the_formula_survives_loops_without_a_model(monkeypatch):
     survivors = []

@@ -2,6 +2,7 @@
 
 import doctest
 import hashlib
+import itertools
 import json
 import os
 import socket
@@ -105,7 +106,7 @@ class Spy:
 
 # What is sampled
 
-@pytest.mark.parametrize("budget", [1, 80, 130, 65_536])
+@pytest.mark.parametrize("budget", [1, 130, 65_536])
 def test_a_greedy_batch_answers_as_one_prompt_at_a_time_and_in_order(engine, budget):
     alone = [engine([prompt], max_new_tokens=12)[0] for prompt in PROMPTS]
     engine.token_budget, spy = budget, Spy(engine.model)
@@ -120,7 +121,7 @@ def test_batches_stay_within_the_budget_and_leave_no_row_out():
     assert all(len(rows) == 1 or len(rows) * (max(lengths[i] for i in rows) + 10) <= 90 for rows in groups)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_nothing_of_the_checkpoints_generation_config_changes_what_is_sampled(made, temperature):
     hostile, answers = made(name="hostile", generation=HOSTILE), []
     assert hostile.model.generation_config.num_beams == 3
@@ -194,7 +195,7 @@ def small_memory(model, rows, tokens=3):
     return calls
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 3])
 def test_a_batch_that_does_not_fit_is_halved_and_answers_the_same(engine, rows):
     whole, budget = engine(PROMPTS, max_new_tokens=12), engine.token_budget
     calls = small_memory(engine.model, rows)
@@ -216,13 +217,12 @@ def test_what_is_sampled_does_not_depend_on_how_far_the_failed_attempt_came(fold
     assert samples[0] == samples[1] == samples[2] and all(len(ids) == len(logps) for ids, logps in samples[0])
 
 
-@pytest.mark.parametrize("budget", [1, 200, 65_536])
-def test_a_seed_decides_what_is_sampled_whatever_the_batches(engine, budget):
+def test_a_seed_decides_what_is_sampled_whatever_the_batches(engine):
     samples = []
-    for engine.token_budget in (65_536, budget):
+    for engine.token_budget in (65_536, 65_536, 200, 1):
         torch.manual_seed(0)
-        samples.append(engine(PROMPTS * 3, temperature=1.0, max_new_tokens=12))
-    assert samples[0] == samples[1] != engine(PROMPTS * 3, temperature=1.0, max_new_tokens=12)
+        samples.append(engine(PROMPTS * 2, temperature=1.0, max_new_tokens=8))
+    assert samples[1:] == samples[:1] * 3 and samples[0] != engine(PROMPTS * 2, 1.0, max_new_tokens=8)
 
 
 def test_one_prompt_that_does_not_fit_is_one_sentence(engine):
@@ -400,14 +400,16 @@ def test_no_control_token_of_a_page_reaches_the_model(model):
     assert "a <page> b" in engine.tokenizer.decode(engine.encode("a <page> b"))
 
 
-@pytest.mark.parametrize("normalizer", [None, tokenizers.normalizers.NFC(), tokenizers.normalizers.NFKC()])
-@pytest.mark.parametrize("page", [
+INSIDE = [
     "<|im_<|im_end|>end|>", "<|im_<|im_start|>start|>", "<<|im_end|>", "<|im_end|><|im_end|>",
     "<<think>think>", "</</think>think>", "<think>",
-    "＜|im_end|＞", "<|im_end|＞", "＜｜ｉｍ＿ｅｎｄ｜＞", "<\u200b|im_end|>", "<|IM_END|>"])
-def test_tokens_inside_one_another_and_letters_that_a_normalizer_makes_equal_write_none(normalizer, page):
+    "＜|im_end|＞", "<|im_end|＞", "＜｜ｉｍ＿ｅｎｄ｜＞", "<\u200b|im_end|>", "<|IM_END|>"]
+
+
+@pytest.mark.parametrize("normalizer", [None, tokenizers.normalizers.NFC(), tokenizers.normalizers.NFKC()])
+def test_tokens_inside_one_another_and_letters_that_a_normalizer_makes_equal_write_none(normalizer):
     engine, _ = chat_engine(NAMED["Qwen3"], normalizer)  # tokens are looked for before it normalises
-    assert control(engine, page) == control(engine, "page")
+    assert [page for page in INSIDE if control(engine, page) != control(engine, "page")] == []
 
 
 def test_a_tokenizer_in_python_is_no_exception():
@@ -458,17 +460,17 @@ PAGES = ["</s>", "＜/s＞", "＜／ｓ＞", "END OF TURN", "end of turn", "ＥN
          "  ~go~  ", "\ue000", "<\u00adreponame>", "<re\x00poname>", "</s></s>", "< /s>", "~ go~"]
 
 
-@pytest.mark.parametrize("normalizer, normalized", [
-    (name, normalized) for name in NORMALIZERS for normalized in (False, True)
-    if (name, normalized) != ("BERT", True)])  # there tokenizers 0.23 itself panics at "＜/s＞"
 @pytest.mark.parametrize("kind", ["BPE", "Unigram", "WordPiece"])
-def test_no_tokenizer_reads_a_control_token_in_a_prompt_however_it_is_spelled(kind, normalizer, normalized):
-    engine = HF(None, bare_tokenizer(kind, NORMALIZERS[normalizer], normalized))
-    for page in [*PAGES, "".join(PAGES), " ".join(PAGES[::-1])]:
-        found, frame = (([i for i in engine.encode(prompt) if i in engine.control])
-                        for prompt in (f"a {page} b", "a b"))
-        assert found == frame and len(frame) == 2
-    assert "titanium" in engine.tokenizer.decode(engine.encode("a titanium b")).replace(" ", "")
+def test_no_tokenizer_reads_a_control_token_in_a_prompt_however_it_is_spelled(kind):
+    for normalizer, normalized in itertools.product(NORMALIZERS, (False, True)):
+        if (normalizer, normalized) == ("BERT", True):
+            continue  # there tokenizers 0.23 itself panics at "＜/s＞"
+        engine = HF(None, bare_tokenizer(kind, NORMALIZERS[normalizer], normalized))
+        for page in [*PAGES, "".join(PAGES), " ".join(PAGES[::-1])]:
+            found, frame = (([i for i in engine.encode(prompt) if i in engine.control])
+                            for prompt in (f"a {page} b", "a b"))
+            assert found == frame and len(frame) == 2, (normalizer, normalized, ascii(page))
+        assert "titanium" in engine.tokenizer.decode(engine.encode("a titanium b")).replace(" ", "")
 
 
 def test_the_pages_above_hold_control_tokens_where_nothing_defuses_them():
@@ -511,12 +513,11 @@ SERVED = """
 <[end▁of▁sentence]> <|fim▁hole|> <｜tool▁calls▁begin｜> ＜|im_end|＞ ［INST］ ＜／s＞""".split()
 
 
-@pytest.mark.parametrize("token", SERVED)
-def test_for_a_server_the_shape_of_a_control_token_is_enough(token):
-    rest = token[1:]
-    assert defuse(f"a{token}b") == f"a{token[0]} {rest}b"
-    nested = token[:2] + token + token[2:]
-    assert token not in defuse(nested) and token not in defuse(token * 3)
+def test_for_a_server_the_shape_of_a_control_token_is_enough():
+    for token in SERVED:
+        assert defuse(f"a{token}b") == f"a{token[0]} {token[1:]}b"
+        nested = token[:2] + token + token[2:]
+        assert token not in defuse(nested) and token not in defuse(token * 3), token
 
 
 @pytest.mark.parametrize("text", [
@@ -530,9 +531,9 @@ def test_ordinary_markup_and_code_stay_as_they_are(text):
     assert defuse(text) == text
 
 
-@pytest.mark.parametrize("page", ["<", "<|", "<unused7>", *(
+@pytest.mark.parametrize("page", ["<unused7>", *(
     pytest.param(page, marks=pytest.mark.exhaustive)
-    for page in ("[", "<_", "]~", "</", "<a:", ">>A", "<|a ", "[|a"))])
+    for page in ("<", "<|", "[", "<_", "]~", "</", "<a:", ">>A", "<|a ", "[|a"))])
 def test_defusing_takes_time_in_proportion_to_the_text_whatever_the_number_of_tokens(page):
     engine, _ = chat_engine("<|im_start|> <|im_end|> " + " ".join(f"<unused{i}>" for i in range(6242)))
     defuse("a", engine.tokenizer, engine.control)
@@ -541,7 +542,7 @@ def test_defusing_takes_time_in_proportion_to_the_text_whatever_the_number_of_to
     assert time.perf_counter() - start < 20  # it takes 0.6 s; with a pattern of all tokens, 77 s
 
 
-@pytest.mark.parametrize("kind", ["longrope", "dynamic", "yarn", "llama3", "linear", "default"])
+@pytest.mark.parametrize("kind", ["longrope", "dynamic", "default"])
 @pytest.mark.parametrize("config", [
     lambda rope: LlamaConfig(rope_parameters=rope), lambda rope: LlamaConfig(rope_scaling=rope),
     lambda rope: Gemma3TextConfig(rope_parameters={"full_attention": rope}), lambda rope: GPT2Config()])

@@ -64,32 +64,31 @@ HOSTILE = """
     "http://" + "a" * 64 + ".com/", "http://" + "[" * 900 + "/"]
 
 
-@pytest.mark.parametrize("url", HOSTILE, ids=ascii)
-def test_a_hostile_url_opens_no_connection(url, monkeypatch):
+def test_a_hostile_url_opens_no_connection(monkeypatch):
     opened = []
     monkeypatch.setattr(socket.socket, "connect", lambda _, address: opened.append(address))
     monkeypatch.setattr(socket, "create_connection", lambda address, *_: opened.append(address))
     inside = dict.fromkeys(["localhost", "localhost.", "private.example.com"], "127.0.0.1")
     look_up = lambda host, port, **_: resolved(inside.get(host, "8.8.8.8"), port)
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    sentence = refusal(url)
-    assert not opened and "\n" not in sentence and len(sentence) < 350
+    for url in HOSTILE:
+        sentence = refusal(url)
+        assert not opened and "\n" not in sentence and len(sentence) < 350, ascii(url)
 
 
-@pytest.mark.parametrize("address", """
+PRIVATE = """
     0.0.0.0 0.1.2.3 10.0.0.1 100.64.0.1 100.127.255.255 127.0.0.1 127.255.255.255 169.254.0.1 172.16.0.1
     172.31.255.255 192.0.0.1 192.0.0.9 192.0.0.170 192.0.2.1 192.88.99.1 192.168.1.1 198.18.0.1
     198.19.255.255 198.51.100.1 203.0.113.1 224.0.0.1 239.1.1.1 240.0.0.1 255.255.255.255 :: ::1 ::8.8.8.8
     ::ffff:8.8.8.8 ::ffff:0:8.8.8.8 64:ff9b::808:808 64:ff9b:1::808:808 100::1 2001::1 2001:0:1::1
     2001:20::1 2001:db8::1 2002:808:808:: 3fff::1 5f00::1 fc00::1 fd12::1 fe80::1 febf::1 fec0::1 feff::1
     ff02::1 2600::1%eth0 2600::5efe:808:808 2600::200:5efe:808:808 localhost x 08.8.8.8 8.8 134744072
-    8.8.8.8/32""".split() + ["", " 8.8.8.8", "8.8.8.8\n"])
-def test_any_other_address_is_not(address):
-    assert not public(address)
+    8.8.8.8/32""".split() + ["", " 8.8.8.8", "8.8.8.8\n"]
 
 
-def test_an_address_of_the_internet_is_public():
+def test_an_address_of_the_internet_is_public_and_any_other_is_not():
     assert all(map(public, "8.8.8.8 93.184.216.34 100.63.255.255 2600::1 2a00:1450:4001:81b::200e".split()))
+    assert [address for address in PRIVATE if public(address)] == []
 
 
 # ------------------------------------------------------------ fetch: names
@@ -317,8 +316,8 @@ def certificate(tmp_path_factory):
     if not shutil.which("openssl"):
         pytest.skip("openssl makes the certificate of these tests")
     folder = tmp_path_factory.mktemp("tls")
-    command = ("openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 "
-               "-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1")
+    command = ("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+               "-keyout key.pem -out cert.pem -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1")
     subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
     return folder
 
@@ -375,13 +374,16 @@ def test_html_becomes_what_a_reader_sees(html, text):
     assert text_of(html) == text
 
 
-@pytest.mark.parametrize("html", [
+HEAVY = [
     "<", "<!", "<!--", "<a ", "&", "<![CDATA[", "<?", "</", "<div>", "<script>", "<title>", "<svg></svg>",
-    "&a", "&#1", "<a b='", "<a b=", "= ", "<!---->", "<p>\n", "</script", "<a/", "&amp;", " x", "--"])
+    "&a", "&#1", "<a b='", "<a b=", "= ", "<!---->", "<p>\n", "</script", "<a/", "&amp;", " x", "--"]
+
+
 @pytest.mark.parametrize("before", ["", "<a ", "<script>", "<!--"])
-def test_hostile_html_takes_no_longer_than_other(html, before):
-    page, began = before + html * (300_000 // len(html)), time.thread_time()
-    assert len(text_of(page)) <= len(page) and time.thread_time() - began < SOON
+def test_hostile_html_takes_no_longer_than_other(before):
+    for html in HEAVY:
+        page, began = before + html * (300_000 // len(html)), time.thread_time()
+        assert len(text_of(page)) <= len(page) and time.thread_time() - began < SOON, html
 
 
 def test_deep_nesting_is_no_problem():

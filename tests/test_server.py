@@ -137,10 +137,10 @@ def test_a_server_without_a_list_of_its_models_wants_a_name_and_works_with_one(s
 
 @pytest.mark.parametrize("fault", faults.FAULTS)
 def test_every_way_to_fail_is_tried_again(server, fault, monkeypatch):
-    monkeypatch.setattr(faults, "PATIENCE", 1)
+    monkeypatch.setattr(faults, "PATIENCE", 0.5)
     good = server.reply
     server.reply = lambda handler, body, turn: handler.fail(fault) if turn == 1 else good(handler, body, turn)
-    (completion,) = Server(server.url, seconds=1)(["q"])
+    (completion,) = Server(server.url, seconds=0.5)(["q"])
     assert (completion.text, completion.error) == ("echo q", "") and len(server.asked) == 2
 
 

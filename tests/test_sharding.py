@@ -197,20 +197,25 @@ def process(rank, world, folder):
     dist.destroy_process_group()
 
 
+def fork_ranks(function, world, *arguments):
+    """function(rank, world, *arguments) in each of so many processes. They are forks of one process that has
+    imported these files, because importing torch takes longer than what a rank does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where the fork server finds these files
+        set_forkserver_preload(["test_sharding", "test_ranks"])
+        start_processes(function, (world, *arguments), nprocs=world, start_method="forkserver")
+
+
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
-    """left(world): what each rank has left. All ranks are forks of one process that has imported this file,
-    because importing torch takes longer than what a rank does."""
+    """left(world): what each rank has left."""
     folder, found = tmp_path_factory.mktemp("ranks"), {}
 
     def of(world):
         if world not in found:
             if world > 1:
                 of(world - 1)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where the fork server finds this file
-                set_forkserver_preload([__name__])
-                start_processes(process, (world, folder), nprocs=world, start_method="forkserver")
+            fork_ranks(process, world, folder)
             files = [folder / f"left{rank}of{world}" for rank in range(world)]
             found[world] = [torch.load(file, weights_only=False) for file in files]
         return found[world]

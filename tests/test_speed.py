@@ -142,7 +142,7 @@ def test_a_row_of_the_card_that_fails_says_why_and_the_others_go_on(tmp_path, mo
         "trl": "print('never')"}
     monkeypatch.setattr(card, "command_of", lambda row, case: [sys.executable, "-c", commands[row]])
     out = tmp_path / "new" / "card.json"
-    monkeypatch.setattr(sys, "argv", ["card.py", *commands, "--device", "cpu", "--quick", "--minutes", "0.05",
+    monkeypatch.setattr(sys, "argv", ["card.py", *commands, "--device", "cpu", "--quick", "--minutes", "0.03",
                                       "--out", str(out)])
     card.main()
     lines = capsys.readouterr().out.splitlines()

@@ -57,7 +57,7 @@ def test_every_piece_of_the_prompts_is_one_token_of_the_toy(engine):
     assert [piece for piece in pieces.prompt_pieces() if len(encode(piece)) != 1] == []
 
 
-FEW = "executor.PROMPT: its first line", "tool description: wikipedia_search", "memory label: Result"
+FEW = "executor.PROMPT: its first line", "memory label: Result"
 
 
 @pytest.mark.parametrize("edit", [pytest.param(edit, marks=[] if edit in FEW else pytest.mark.exhaustive)
@@ -79,7 +79,12 @@ def planned(engine, tools, made):
     return prompts, [planner.parse(completion.text, tools) for completion in engine(prompts)]
 
 
-@pytest.mark.parametrize("edit", [name for name in EDITS if name.startswith(("planner", "tool", "memory"))])
+PLANNERS = "planner.PROMPT: its first sentence", "tool limits: base_generator", "memory label: Command"
+
+
+@pytest.mark.parametrize("edit", [
+    pytest.param(name, marks=[] if name in PLANNERS else pytest.mark.exhaustive)
+    for name in EDITS if name.startswith(("planner", "tool", "memory"))])
 def test_after_an_edit_of_its_prompt_the_planner_plans_the_same_sub_goals(edit, engine, tools, planned):
     prompts, plans = planned
     edited = [planner.parse(completion.text, tools) for completion in Edited(engine, *EDITS[edit])(prompts)]
@@ -179,12 +184,23 @@ def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(tools):
 
 
 def test_with_perfect_plans_the_toys_fixed_modules_answer_right(engine, tools, made):
-    """make.py demands 0.97 of 300 and the toy had 0.977; of these 100, which are among them, 0.97."""
-    metrics, _ = solve.evaluate(questions.for_flow(made), teacher.Teacher(made), engine, tools)
+    """make.py demands 0.97 of 300. Of these the toy had all; a format that it cannot read loses most."""
+    metrics, _ = solve.evaluate(questions.for_flow(made[:30]), teacher.Teacher(made), engine, tools)
     assert metrics["accuracy"] >= 0.94
 
 
-def test_the_toys_own_planner_is_readable_but_blind(engine, tools, made):
+def test_the_toys_own_planner_is_readable_but_blind(engine, tools, made, planned):
+    """One plan for each of 40 questions, twice. By chance 27 of the 80 tools are right, give or take 4.2."""
+    prompts = planned[0] * 2
+    right = [planner.parse(perfect.text, tools).tool for perfect in teacher.Teacher(made)(prompts)]
+    torch.manual_seed(0)
+    drawn = [planner.parse(plan.text, tools).tool for plan in engine(prompts, temperature=0.7)]
+    assert sum(map(str.__eq__, drawn, right)) < 0.52 * len(drawn)
+    assert min(map(drawn.count, tools)) > 0.15 * len(drawn)  # 27 of each, give or take 4.2
+
+
+@pytest.mark.exhaustive
+def test_with_its_own_planner_the_toy_answers_some_questions(engine, tools, made):
     torch.manual_seed(0)
     metrics, _ = solve.evaluate(questions.for_flow(made), engine, engine, tools)
     assert metrics["accuracy"] <= 0.55 and metrics["errors"] >= 0.15
@@ -208,7 +224,7 @@ def trained(tmp_path_factory):
 
     folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
     arguments = f"--steps 5 --every 5 --questions 8 --max-turns 1 --lr 5e-4 --out {folder / 'run'}".split()
-    for flag, name, number in [("data", "train", 2000), ("valid", "valid", 4), ("test", "test", 40)]:
+    for flag, name, number in [("data", "train", 2000), ("valid", "valid", 4), ("test", "test", 32)]:
         simple = [row for row in rows(f"{name}.jsonl") if row["kind"] in ("arithmetic", "fact")][:number]
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in simple))
         arguments += [f"--{flag}", str(folder / name)]
@@ -224,31 +240,7 @@ def test_a_few_steps_of_training_teach_the_planner_something(trained):
     assert float(accuracy[1]) > float(accuracy[0]) + 0.2
 
 
-# Ten questions as people type them. The toy knows names as its passages write them, and sums with spaces:
-# with each of three seeds, `python train.py` made it right on the first five, and on none of the others.
-PLAIN = {"What is the capital of France?": "Paris", "What is 15 + 27?": "42", "symbol of Iron": "Fe",
-         "Are Japan and Kenya on the same continent?": "no",
-         "how much is the atomic number of Tin times 3?": "150",
-         "capital of france?": "Paris", "12*7": "84", "which continent is Kenya on": "Africa",
-         "What is the atomic number of gold?": "79", "hello": ""}
-
-
-def answers_of(model, asked, tools, fixed):
-    """The greedy answers to these questions, each alone, as solve.py gives them to a typed question."""
-    policy = load_engine(str(model))
-    return {text: solve.roll_out([Question(text, "")], policy, fixed, tools, 10, temperature=0.0)[0].answer
-            for text in asked}
-
-
 def test_a_toy_that_has_learnt_to_use_one_tool_knows_the_capital_of_france(trained, engine, tools):
-    question, gold = next(iter(PLAIN.items()))
-    assert answers_of(trained[0], [question], tools, engine) == {question: gold}
-
-
-@pytest.mark.exhaustive
-def test_a_toy_that_train_py_has_trained_answers_half_of_ten_plain_questions(engine, tools):
-    model = TOY.parent / "runs" / "toy-seed0" / "best"
-    if not model.exists():
-        pytest.skip("needs python train.py")
-    answers = answers_of(model, PLAIN, tools, engine)
-    assert list(answers.values())[:5] == list(PLAIN.values())[:5], answers
+    """Its greedy answer, as solve.py gives it to a typed question."""
+    policy, asked = load_engine(str(trained[0])), [Question("What is the capital of France?", "")]
+    assert solve.roll_out(asked, policy, engine, tools, 10, temperature=0.0)[0].answer == "Paris"

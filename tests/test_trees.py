@@ -52,15 +52,13 @@ def score(model, budget=10_000):
 
 # ---- trees -------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("budget", [1, 12, 30, 10_000])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("budget, checkpointing", [(1, False), (12, True), (30, False), (10_000, True)])
 def test_shared_prompts_change_neither_the_loss_nor_the_gradient(budget, checkpointing):
     change = (lambda model: model.activation_checkpointing_enable()) if checkpointing else None
     compare_with_the_oracle(flow_grpo, budget=budget, batch=family(), change=change)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name, attention", [*((name, "sdpa") for name in TREES), ("Qwen2", "eager")])
 def test_a_tree_scores_as_its_sequences_alone_do(name, attention):
     model = made(name)
     model.set_attn_implementation(attention)
@@ -73,8 +71,8 @@ def test_a_tree_scores_as_its_sequences_alone_do(name, attention):
     assert all((x - y).abs().max() <= 1e-4 * y.abs().max() for x, y in zip(found, expected))
 
 
-@pytest.mark.parametrize("dtype, error", [(torch.float32, ROUNDING), (torch.bfloat16, 0.6)])
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name, dtype, error", [
+    *((name, torch.float32, ROUNDING) for name in ALONE), ("Gemma2", torch.bfloat16, 0.6)])
 def test_models_with_windows_alibi_or_a_state_get_a_row_for_each_sequence_and_are_right(name, dtype, error):
     model = made(name, **ALONE[name]).to(dtype)
     assert not trees.shares(model) and max(map(len, rows_of(model))) == 1
