@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import tables
 from cli.cast import load_engines, load_tools, plan_memory, show_engines, toy_warning
 from cli.command_line import TOY, after_loading, is_toy
-from logbook import advice, code
+from logbook import advice
 from logbook.endings import errors_leave, leave
 from logbook.folder import folder_name, lock
 from logbook.records import Trial, finished_trials, run_folder
@@ -111,7 +111,6 @@ def open_run(args):
     settings["set of weights"] = [fingerprint(model) for model in models if model]
     folder = run_folder(args.out, settings)
     lock(folder, "solve.py")
-    code.note(folder / "settings.json")
     return folder
 
 

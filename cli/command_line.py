@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import tables, training
-from logbook import code
 from logbook.endings import errors_leave
 from logbook.folder import lock
 from models.names import check_device, check_dtype, check_model
@@ -492,7 +491,7 @@ def read_settings(parser, data, tool_names):
     for name in names - {"threads"}:
         if getattr(settings, name) != data[name]:  # null where there is a default, "4" for a number
             raise ValueError(f"its {name!r} is {data[name]!r}")
-    settings.threads, settings.code = data["threads"], code.records_of(data)
+    settings.threads, settings.code = data["threads"], data.get("code") or []
     if not (settings.threads is None or type(settings.threads) is int and settings.threads > 0):
         raise ValueError(f"its 'threads' is {settings.threads!r}")
     for name in ("model", "fixed", "data", "steps", "questions", "lr", "max_turns", "every", "minibatches"):

@@ -18,7 +18,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from logbook import code
 from logbook.endings import errors_leave
 from logbook.folder import folder_name
 from logbook.records import read_answers
@@ -31,8 +30,7 @@ from world.text import printable
 
 SHOWN = 5  # how many questions of each kind are printed; --out keeps all of them
 WIDTH = 50  # characters of a question or an answer that are printed
-# Of the settings; data and limit: see check_questions; code: see code.py.
-UNSHOWN = {"set of weights", "batch", "data", "limit", "code"}
+UNSHOWN = {"set of weights", "batch", "data", "limit"}  # of the settings; data and limit: check_questions()
 
 
 def leave_if_compared(args):
@@ -96,9 +94,6 @@ def compare(folders, args):
     yield from (f"{letter}  {name}" for letter, name in zip("AB", names))
     settings = [read_settings(folder) for folder in folders]
     yield f"settings that differ, A | B: {'; '.join(different_settings(*settings)) or 'none'}"
-    yield from code.different("answers", *(code.last(Path(folder, "settings.json")) for folder in folders))
-    runs = [Path(str(each.get("model"))).parent for each in settings]  # if the models are checkpoints
-    yield from code.different("training", *(code.last(run / "args.json") for run in runs))
     for name in common if len(common) == 1 else [*common, "all"]:
         keys = [key for key in first if name in (key[0], "all")]
         yield f"\n{name}"

@@ -174,20 +174,6 @@ def test_one_file_under_two_names_is_no_setting_that_differs(compare, tmp_path):
     assert "settings that differ, A | B: none\n" in compare("a", "b")[1]
 
 
-def test_answers_and_checkpoints_of_other_code_say_in_which_files_it_differs(compare, tmp_path):
-    commit, edit = "a" * 40, "diff --git a/flow.py b/flow.py\n@@ -1 +1 @@\n-1\n+2"
-    for name, diff in (("a", ""), ("b", edit)):
-        record = [{"after step": None, "commit": commit, "diff": diff}]
-        folder(tmp_path / name, [1], model=f"run-{name}/best", code=record)
-        (tmp_path / f"run-{name}").mkdir()
-        (tmp_path / f"run-{name}" / "args.json").write_text(json.dumps({"code": record}))
-    _, out, _ = compare("a", "b")
-    for what in ("answers", "training"):
-        differs = f"code of the {what} that differs, A | B: aaaaaaa | aaaaaaa with changes in flow.py (+1 -1)"
-        assert f"{differs}\n    in flow.py\n" in out
-    assert "code" not in compare("a", "a")[1]
-
-
 REFUSED = {
     "a nowhere": "nowhere holds no answers: give a folder that solve.py --out wrote",
     "empty a": "empty holds no answers",
