@@ -22,11 +22,8 @@ Each file has its own format, and only this file reads them:
 What the files contain: gaia has the 127 of its 165 validation questions that need no attachment. Nine of
 medqa's first hundred items mention a picture that the file lacks; they stay, as in the released scripts. One
 of gpqa's first hundred has the same option twice.
-
-    python -m benchmarks.tables --check [--benchmark-dir FOLDER]   # golds right, golds of other items wrong?
 """
 
-import argparse
 import ast
 import contextlib
 import hashlib
@@ -183,54 +180,3 @@ def choices_of(value):
         raise ValueError(f"has options that are not a list of texts: {str(value)[:60]!r}.")
     matches = [re.fullmatch(rf"\(?{a}[.):]\s*(.+)", choice, re.S) for a, choice in zip(LETTERS, choices)]
     return [match[1] for match in matches] if all(matches) else choices
-
-
-def golds_of(question):
-    """The right responses that the file lists: an option, its letter, its text; an alias; a solution."""
-    if question.choices:
-        return [question.answer, *question.answer.split(". ", 1)]
-    return list(question.aliases) if question.kind == "gameof24" else [question.answer, *question.aliases]
-
-
-def check(name, folder=None, cache=None):
-    """Grade each item's golds; and a wrong answer, which is the gold of the next item with another gold.
-
-    (items in the file, items whose golds are right, items for which the wrong answer is right, notes)
-    """
-    questions, right, wrong, notes = load(name, folder, 10**9, cache), 0, 0, []
-    for i, question in enumerate(questions):
-        golds, others = golds_of(question), questions[i + 1:] + questions[:i]
-        missed = [gold for gold in golds if not rules.is_right(question, gold)]
-        other = next((other for other in others if golds_of(other)[-1] != golds[-1]), None)
-        answer = golds_of(other)[-1 if other.choices else 0] if other else ""
-        taken = rules.is_right(question, answer)
-        right, wrong = right + (not missed), wrong + taken
-        notes += [f"item {i}: its gold {gold[:60]!r} is not marked right ({rules.decide(question, gold)})"
-                  for gold in missed]
-        text = f"{answer[:60]!r} of another item is marked right for {question.answer[:60]!r}"
-        notes += [f"item {i}: {text}"] if taken else []
-    return len(questions), right, wrong, notes
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description="Grade the golds of all benchmarks by the rules.")
-    parser.add_argument("--check", action="store_true", required=True, help="grade the golds of every file")
-    parser.add_argument("--benchmark-dir", metavar="FOLDER", help="where the files are; None: download them")
-    args = parser.parse_args(argv)
-    print(f"{'benchmark':10} {'in file':>8} {'used':>5} {'gold right':>11} {'other right':>12}")
-    fine, notes = True, []
-    for name, benchmark in BENCHMARKS.items():
-        total, right, wrong, odd = check(name, args.benchmark_dir)
-        used = min(total, benchmark.items)
-        print(f"{name:10} {total:8} {used:5} {right / total:11.1%} {wrong / total:12.1%}")
-        fine = fine and right >= 0.995 * total and wrong <= 0.02 * total
-        notes += [f"{name} {line}" for line in odd]
-    print("\n".join(notes) or "no exceptions")
-    return 0 if fine else 1
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, OSError) as why:
-        sys.exit(str(why))

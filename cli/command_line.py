@@ -33,7 +33,7 @@ HOPS = TOY / "hops"  # the second toy, in which the right tool depends on memory
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
 MODULES = ("fixed", "executor", "verifier", "generator")
 MOST_TURNS = 1000  # of a rollout; a model that never stops would go on for days
-OF_THIS_START = {"resume", "profile", "allow_unconfined"}  # flags that --resume does not read from the folder
+OF_THIS_START = {"resume", "allow_unconfined"}  # flags that --resume does not read from the folder
 
 # Defaults: the paper's (steps are read off its figures; it gives no minibatches and no every), and the toy's.
 # A small model learns at a larger rate, from smaller batches. The toy's questions need one or two turns: with
@@ -262,8 +262,6 @@ def train_parser():
     rare("--keep", "checkpoints step-N to keep, the newest, and best/ (default: 2; the toy all)", type=int)
     add("--resume", "resume the run in this folder; only --steps may change", metavar="RUN")
     add_plain(add)
-    rare("--profile", "print where the seconds of each step go", action="store_true")
-    parser.set_defaults(threads=None)  # no flag: chosen when the run begins (scale/threads.py)
     return parser
 
 
@@ -435,7 +433,7 @@ def resumed(parser, args, tool_names):
         raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
     repeated = {f"--{name}": name for name in (*MODULES, "judge")}
     flags = [word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")]
-    allowed = {"--resume", "--steps", "--profile", "--allow-unconfined", *repeated}
+    allowed = {"--resume", "--steps", "--allow-unconfined", *repeated}
     wrong = [flag for flag in flags if flag not in allowed]
     if args.steps is not None and args.steps < 1:
         wrong.append(f"--steps {args.steps}")
@@ -459,7 +457,7 @@ def resumed(parser, args, tool_names):
             raise ValueError(f"the run's --{name} {getattr(settings, name)} is not there: put it back, or "
                              f"write its new place into {file}")
     settings.out = settings.resume = args.resume
-    settings.steps, settings.profile = args.steps or settings.steps, args.profile
+    settings.steps = args.steps or settings.steps
     settings.allow_unconfined = args.allow_unconfined
     lock(Path(args.resume), "train.py")  # before the checkpoint to resume from is chosen
     return settings
@@ -475,7 +473,7 @@ def read_settings(parser, data, tool_names):
     if data["tools"] is not None and not set(data["tools"]) <= set(tool_names):
         raise ValueError(f"its tools are not some of {', '.join(tool_names)}")
     words = []
-    for name in names - {"threads"}:
+    for name in names:
         value, flag = data[name], f"--{name.replace('_', '-')}"
         if isinstance(value, list):
             words += [flag, *map(str, value)]
@@ -488,12 +486,10 @@ def read_settings(parser, data, tool_names):
         settings = parser.parse_args(words)
     except argparse.ArgumentError as why:
         raise ValueError(str(why)) from why
-    for name in names - {"threads"}:
+    for name in names:
         if getattr(settings, name) != data[name]:  # null where there is a default, "4" for a number
             raise ValueError(f"its {name!r} is {data[name]!r}")
-    settings.threads, settings.code = data["threads"], data.get("code") or []
-    if not (settings.threads is None or type(settings.threads) is int and settings.threads > 0):
-        raise ValueError(f"its 'threads' is {settings.threads!r}")
+    settings.code = data.get("code") or []
     for name in ("model", "fixed", "data", "steps", "questions", "lr", "max_turns", "every", "minibatches"):
         if getattr(settings, name) is None:
             raise ValueError(f"its {name!r} is null")

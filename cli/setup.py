@@ -163,9 +163,7 @@ def load_models(args, checkpoint):
     else:
         policy = loading.load_engine(checkpoint or args.model, *settings)
     args.dtype = str(loading.pick_dtype(args.dtype, loading.pick_device(args.device))).removeprefix("torch.")
-    if line := threads.choose(policy, args.threads):
-        say(line)
-        args.threads = torch.get_num_threads()  # like the dtype, in args.json for --resume
+    say(threads.choose(policy))
     if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
     sharding.shard(policy.model, host)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import files, tables
 from benchmarks import training as training_sets
-from benchmarks.tables import BENCHMARKS, check, golds_of, load
+from benchmarks.tables import BENCHMARKS, load
 from benchmarks.training import held_out, training, words_of
 from rewards.questions import Question, read_questions
 from rewards.rules import is_right
@@ -62,8 +62,9 @@ def test_every_format_is_read_as_a_plain_question_whose_gold_is_right(name, tmp_
     put(tmp_path, name)
     [question] = load(name, tmp_path)
     assert (question.question, question.answer, question.aliases, question.choices) == ITEMS[name][1]
-    assert question.kind == name and all(is_right(question, gold) for gold in golds_of(question))
-    assert name != "gpqa" or golds_of(question) == ["B. Salt", "B", "Salt"]
+    golds = question.aliases if name == "gameof24" else (question.answer, *question.aliases)
+    assert question.kind == name and all(is_right(question, gold) for gold in golds)
+    assert name != "gpqa" or is_right(question, "B") and is_right(question, "Salt")
 
 
 def test_every_solution_of_a_game_of_24_is_right_and_not_only_those_in_the_file(tmp_path):
@@ -362,25 +363,3 @@ def test_the_note_says_how_many_questions_are_left_out_as_near_a_held_out_one_an
         held_out(longer, 64, seed=0)
 
 
-# ------------------------------------------------------------------------------------------------ the check
-def test_the_check_has_a_row_for_each_benchmark_and_names_a_gold_that_is_right_for_another(tmp_path, capsys):
-    for name in BENCHMARKS:
-        put(tmp_path, name)
-    command = ["--check", "--benchmark-dir", str(tmp_path)]
-    assert tables.main(command) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed[1:11]] == list(BENCHMARKS)
-    assert all("100.0%" in line for line in printed[1:11]) and printed[11:] == ["no exceptions"]
-    answers = "10", "10.0", ["!!", "x"]
-    put(tmp_path, "musique", *[{"query": f"{answer}?", "answer": answer} for answer in answers])
-    odd = ["item 0: '10.0' of another item is marked right for '10'"]
-    assert check("musique", tmp_path) == (3, 3, 1, odd)
-    assert tables.main(command) == 1 and f"musique {odd[0]}" in capsys.readouterr().out
-
-
-@pytest.mark.skipif("NANO_AGENTFLOW_BENCHMARKS" not in os.environ,
-                    reason="NANO_AGENTFLOW_BENCHMARKS does not name a folder with the ten real files")
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_in_the_real_files_golds_are_right_and_other_items_answers_wrong(name):
-    total, right, wrong, odd = check(name, os.environ["NANO_AGENTFLOW_BENCHMARKS"])
-    assert total >= BENCHMARKS[name].items and right >= 0.995 * total and wrong <= 0.02 * total, odd

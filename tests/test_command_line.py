@@ -189,7 +189,6 @@ def test_an_args_json_that_is_no_object_is_one_sentence(tmp_path, monkeypatch, c
     ("tools", "python_coder", "its tools are not"), ("tools", ["rm"], "its tools are not"),
     ("temperature", float("nan"), "is nan"), ("lr", 1e300, "--lr 1e+300 cannot work"), ("lr", None, "null"),
     ("group_size", 1, "has no baseline"), ("every", 0, "--every 0 does nothing"),
-    ("threads", -1, "'threads' is"),
     ("questions", 2.5, "invalid int"), ("optimizer_device", "gpu", "invalid choice"),
     ("data", "--lr=1", "no such"),
     ("model", "http://localhost:1/v1", "its model is a server"),

@@ -37,7 +37,7 @@ from models.completion import TOO_LONG
 from models.loading import load_engine
 from models.local import HF
 from rewards.questions import Question
-from scale import adapters, fit, laps
+from scale import adapters, fit
 from scale.masters import HostAdamW
 from tools import TOOLS
 from world import files, places
@@ -221,22 +221,6 @@ def test_a_plain_run_learns_the_same_from_the_same_rollouts(tmp_path, monkeypatc
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-4, abs=1e-4) and numbers[0]["grad_norm"] > 0.01
 
 
-@pytest.mark.exhaustive
-def test_a_profile_changes_nothing_and_its_phases_add_up_to_the_seconds_of_a_step(whole, monkeypatch, capsys):
-    monkeypatch.setattr(laps, "seconds", None)
-    assert everything(run("profiled", profile=True)) == everything(whole)
-    out = capsys.readouterr().out
-    profiles = re.findall(r"profile (.+): ([\d.]+) s\n((?:        \w+ .*\n)*)", out)
-    assert [title for title, _, _ in profiles[:2]] == ["test after step 0", "step 1"]
-    for title, seconds, lines in profiles:
-        parts = dict(re.findall(r"(\w+) +([\d.]+) s", lines))
-        assert not parts or abs(sum(map(float, parts.values())) - float(seconds)) < 0.006 * (len(parts) + 1)
-        if title.startswith("step"):
-            step = re.search(rf"{title}/.* \| ([\d.]+)s \+ ([\d.]+)s", re.sub(" +", " ", out))
-            assert {"planner", "grade", "forward", "backward", "optimiser", "rest"} <= set(parts)
-            assert float(seconds) >= sum(map(float, step.groups())) - 0.11  # of the step's own line
-
-
 def test_log_and_line_say_the_reward_first_and_never_times_or_the_loss(whole):
     row = rows(whole)[0]
     assert list(row)[:4] == ["step", "reward", "turns", "errors"]
@@ -349,21 +333,6 @@ def test_what_a_crash_left_after_the_last_checkpoint_is_dropped_and_made_again(w
         with open(Path("crashed") / name, "a") as file:  # and a disk that took half a line
             file.write(half)
     assert everything(resume("crashed")) == everything(whole)
-
-
-@pytest.mark.exhaustive
-def test_a_resumed_run_computes_with_as_many_threads_as_it_began_with(place, monkeypatch):
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # the user's choice would come first
-        monkeypatch.delenv(name, raising=False)
-    before, settings = torch.get_num_threads(), run("threaded", steps=1) / "args.json"
-    began = json.loads(settings.read_text())
-    try:
-        settings.write_text(json.dumps(began | {"threads": before + 1}))
-        torch.set_num_threads(before + 2)  # "cores"
-        resume("threaded", "--steps", "2")
-        assert began["threads"] == before and torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_run_that_was_moved_with_its_model_goes_on_and_answers_and_names_no_folder_above(
