@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import training
 from cli.cast import load_engines, load_tools, show_engines, toy_warning
-from cli.command_line import MODULES, after_loading, enough_to_hold_out, local_models, named_set
+from cli.command_line import MODULES, after_loading, local_models, named_set
 from logbook.checkpoints import last_checkpoint, load_state, open_folder, restore
 from logbook.endings import errors_leave
 from logbook.log import say
@@ -100,7 +100,9 @@ def load_questions(args):
     valid, test = (read_questions(path) if path not in (None, "none") else []
                    for path in (args.valid, args.test))
     if not args.valid:
-        enough_to_hold_out(args, questions)
+        if len(questions) < 2:
+            raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl "
+                             "or none, or more questions")
         questions, valid, note = training.held_out(questions, min(64, len(questions) // 2), args.seed)
         say(note and f"data    {note}")
     return questions, valid, test

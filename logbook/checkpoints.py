@@ -148,8 +148,6 @@ def checkpoints(run):
 
 def last_checkpoint(run):
     """The checkpoint to resume from. None before a run's first one: the run then starts from step 0."""
-    if any(Path(run).glob("step-*/trainer.pt")):
-        raise ValueError(f"{run} was trained by an earlier version, whose checkpoints cannot be resumed")
     return (checkpoints(run) or [None])[-1]
 
 

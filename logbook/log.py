@@ -106,8 +106,8 @@ class Log:
 
     def __init__(self, folder, step, headers=None):
         """step: of the checkpoint to resume from; 0 for a new run. headers: {"log.csv": its columns, ...}, to
-        check that the files belong to this code and to this checkpoint."""
-        self.folder, self.step, self.headers = Path(folder), step, headers
+        check that the files belong to this code."""
+        self.folder, self.headers = Path(folder), headers
 
         def evaluation_stays(row):
             """Rows of this very step stay, except those that the resumed run makes again: the evaluation
@@ -126,27 +126,21 @@ class Log:
         if ranks.RANK or not path.exists():
             return
         with reading(path, "move it away, and --resume begins a new one"):
-            whole, steps = 0, []
+            whole = 0
             for end, row in rows_of(path):
-                if row is not None:
-                    if not stays(row):
-                        break
-                    steps.append(row["step"])
+                if row is None:
+                    self.check_columns(name, path)
+                elif not stays(row):
+                    break
                 whole = end
-            if self.headers:
-                self.check(name, path, steps)
         os.truncate(path, whole)
 
-    def check(self, name, path, steps):
-        """ValueError if these are not the columns of this code, or not the steps up to the checkpoint's."""
+    def check_columns(self, name, path):
+        """ValueError if a table has other columns than this code writes."""
         with open(path, encoding="utf-8", newline="") as file:
             header = file.readline().strip().split(",")
-        if name in self.headers and header not in (self.headers[name], [""]):
+        if self.headers and header != self.headers[name]:
             raise ValueError("its columns are not those of this code")
-        if name == "rollouts.jsonl":
-            steps = list(dict.fromkeys(steps))  # a step has many rollouts
-        if name != "evals.csv" and steps != list(range(self.step - len(steps) + 1, self.step + 1)):
-            raise ValueError(f"its steps do not lead up to that of the checkpoint, {self.step}")
 
     def evaluated(self, name, step):
         """True if evals.csv has the evaluation on this set after this step. Rank 0 answers for all ranks."""
