@@ -9,6 +9,7 @@ folder that holds no model ends the process with one sentence.
 """
 import argparse
 import gc
+import re
 import sys
 from pathlib import Path
 
@@ -232,7 +233,7 @@ def solve_arguments(tool_names):
     if more:
         raise ValueError(f"{more[0]} is no flag (a question of several words needs quotes): see --help")
     check_counts(args)
-    if args.tools and not args.question and " " in args.tools[-1]:
+    if args.tools and not args.question and re.search(r"[^\w,]", args.tools[-1]):
         args.question = args.tools.pop()  # --tools a b "2 + 2?": argparse takes it for a third tool
     if args.temperature is None:  # who types one question wants the likeliest plans, not a sample of them
         args.temperature = 0.0 if args.question else 0.7
