@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks import tables, training
 from logbook.endings import errors_leave
 from logbook.folder import lock
-from models.names import check_device, check_dtype, check_model
+from models.names import check_dtype, check_model
 from models.server import Server
 from rewards.questions import read_questions
-from world import places, services
+from world import places
 from world.files import check_file, read_object, reading
 from world.sandbox import protection
 from world.services import is_server
@@ -65,7 +65,6 @@ def before_imports(args, tools):
 def check_files(args):
     """ValueError if a file or a folder that the command line names cannot work."""
     check_dtype(args.dtype)
-    check_device(args.device)
     for name in ("data", "valid", "test"):
         path = getattr(args, name, None)
         if path not in (None, "none") and not named_set(path):
@@ -75,11 +74,6 @@ def check_files(args):
         check_model(name)
     for name in servers(args):
         Server(name)  # ValueError if it does not run, or has no such model
-    if args.cache:
-        services.Cache(args.cache)  # ValueError if it cannot be opened
-    if getattr(args, "benchmark_dir", None):
-        for name in tables.names(args.benchmark):
-            tables.load(name, args.benchmark_dir, args.limit)  # ValueError if its file is not there
 
 
 def check_confinement(args, tools):
