@@ -10,6 +10,7 @@ The two tables hold no times, so the same seed gives the same tables, byte for b
 import csv
 import json
 import os
+import signal
 from pathlib import Path
 
 from logbook.endings import no_more_output
@@ -25,20 +26,17 @@ COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped ha
 NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
 
 
-unprintable = None  # in a training a list: once say() has failed, the exit code (Stopping ends the run)
-
-
 def say(text):
     """Print a line, unless it is empty. With several GPUs, only rank 0 prints.
 
-    Control characters are escaped: the text may hold what a model, a server or a data set wrote."""
+    Control characters are escaped: the text may hold what a model, a server or a data set wrote. If nobody
+    can read the lines any more, a run ends as after SIGTERM, with a checkpoint."""
     if text and ranks.RANK == 0:
         try:
             print(printable(text), flush=True)
         except OSError as why:  # `| head` has ended, the terminal is closed, the disk is full
-            if unprintable is None:
-                raise
-            unprintable.append(no_more_output(why))
+            no_more_output(why)
+            signal.raise_signal(signal.SIGTERM)
 
 
 def columns(tools):

@@ -61,8 +61,6 @@ def training_run(args, policy, optimizer, state):
         cure = "Free some disk" if why.errno in FULL else "Fix that"
         raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is "
                          f"untouched. {cure}, then --resume.")
-    if log.unprintable:
-        raise SystemExit(log.unprintable[0])
 
 
 class Run:

@@ -313,13 +313,13 @@ def test_a_run_that_a_signal_ended_equals_another_once_resumed(whole, monkeypatc
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("why, code", [(errno.EPIPE, 128 + signal.SIGPIPE), (errno.ENOSPC, 1)])
-def test_a_run_whose_output_nobody_can_read_any_more_ends_with_a_checkpoint(whole, monkeypatch, why, code):
+@pytest.mark.parametrize("why", [errno.EPIPE, errno.ENOSPC])
+def test_a_run_whose_output_nobody_can_read_any_more_ends_with_a_checkpoint(whole, monkeypatch, why):
     gone = Mock(write=Mock(side_effect=OSError(why, "gone")), fileno=Mock(side_effect=OSError))
     with monkeypatch.context() as patch:
         at(1, lambda: patch.setattr(sys, "stdout", gone), patch)
         shutil.rmtree("unread", ignore_errors=True)
-        assert command(*words("unread")) == code
+        assert command(*words("unread")) == 0
     assert steps_of("unread") == ["step-1"] and everything(resume("unread")) == everything(whole)
 
 
