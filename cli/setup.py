@@ -21,7 +21,7 @@ from logbook.endings import errors_leave
 from logbook.log import say
 from models import loading
 from models.completion import NEW_TOKENS
-from rewards.questions import prose_warning, read_questions
+from rewards.questions import read_questions
 from scale import adapters, fit, ranks, sharding, threads
 
 
@@ -117,10 +117,6 @@ def show_choices(args, train_questions, valid, test):
     say(f"data    {args.data.removeprefix(folder)}: {len(train_questions)} questions to train on, "
         f"{len(valid)} to choose best/, {len(test)} to test")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
-    say("" if args.judge else prose_warning(train_questions))
-    if args.questions > len(train_questions):
-        say(f"a step takes {args.questions} questions of {len(train_questions)}: some come again in it, "
-            f"in groups of their own. Give --questions {len(train_questions)}, or more data")
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions "
         f"x {args.group_size} rollouts, at most {args.max_turns} turns")
 

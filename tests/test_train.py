@@ -269,14 +269,6 @@ def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path
     assert (len(questions), len(valid), test) == (number - held, held, []) and not set(questions) & set(valid)
 
 
-def test_a_step_that_takes_more_questions_than_there_are_is_announced(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train, "train", Mock())
-    for questions in (5, 9):
-        run(tmp_path / f"run-{questions}", questions=questions)
-        line = "a step takes 9 questions of 5: some come again in it, in groups of their own. Give --ques"
-        assert (line in capsys.readouterr().out) == (questions == 9)
-
-
 def test_a_run_says_how_many_questions_are_too_near_to_those_held_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "train", lambda *args: None)
     sums = jsonl(tmp_path / "sums.jsonl", *(f"What is {a} + {b}?" for a in range(20) for b in range(20)))
