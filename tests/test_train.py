@@ -355,16 +355,6 @@ def test_a_state_of_other_weights_is_refused_before_a_step(tmp_path, capsys):
     assert len(rows(out)) == 1
 
 
-def test_the_run_of_an_earlier_version_is_refused_and_stays_as_it_is(tmp_path, capsys):
-    out = run(tmp_path / "run", steps=1, valid="none", test="none")
-    shutil.rmtree(out / "step-1" / "trainer")
-    (out / "step-1" / "trainer.pt").touch()
-    assert command("train.py", "--resume", str(out), "--steps", "2") == 2
-    error = capsys.readouterr().err
-    assert "was trained by an earlier version, whose checkpoints" in error and error.count("\n") == 1
-    assert len(rows(out)) == 1
-
-
 def test_a_damaged_log_is_refused_before_a_step(tmp_path, capsys):
     out = run(tmp_path / "run", steps=1, valid="none", test="none")
     (out / "log.csv").write_text("step,reward\n1,0\n")
