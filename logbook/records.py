@@ -1,4 +1,4 @@
-"""The rollouts of a run in its folder: written batch by batch, read again, and checked when they are read.
+"""The rollouts of a run in its folder: written batch by batch, and read again.
 
 A run of solve.py with --out has a folder with settings.json and the rollouts of each trial of each set of
 questions, one JSON object a line: NAME-0.jsonl, NAME-1.jsonl, ... Such a run can be stopped at any time; the
