@@ -225,7 +225,7 @@ def train_parser():
 def solve_arguments(tool_names):
     args, more = solve_parser().parse_known_args()
     if more:
-        raise ValueError(f"{more[0]} is no flag (a question of several words needs quotes): see --help")
+        raise ValueError(f"{more[0]!r} is no flag (a question of several words needs quotes): see --help")
     check_counts(args)
     if args.tools and not args.question and re.search(r"[^\w,]", args.tools[-1]):
         args.question = args.tools.pop()  # --tools a b "2 + 2?": argparse takes it for a third tool

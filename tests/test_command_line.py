@@ -56,8 +56,8 @@ def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_import
 
 
 MISTAKES = {
-    "what is 2 + 2": "is is no flag (a question of several words needs quotes): see --help",
-    "why? --limits": "--limits is no flag",
+    "what is 2 + 2": "'is' is no flag (a question of several words needs quotes): see --help",
+    "why? --limits": "'--limits' is no flag",
     "--model=": "--model is empty: give a value, or leave it out",
     "--benchmark bamboogle nope": "invalid choice: 'nope' (choose from "}
 
