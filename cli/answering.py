@@ -10,13 +10,13 @@ from pathlib import Path
 from benchmarks import tables
 from cli.cast import load_engines, load_tools, plan_memory, show_engines, toy_warning
 from cli.command_line import TOY, after_loading, is_toy
-from logbook import advice, code
+from logbook import advice
 from logbook.endings import errors_leave, leave
 from logbook.folder import folder_name, lock
 from logbook.records import Trial, finished_trials, run_folder
 from models.loading import fingerprint, pick_device, pick_dtype
 from rewards.metrics import accuracy_line, calls_line, interval, markdown, summary
-from rewards.questions import Question, prose_warning, read_questions
+from rewards.questions import Question, read_questions
 from scale import adapters, fit, threads
 from world.files import replace_file
 from world.text import printable
@@ -39,7 +39,6 @@ def begin(args, table):
         policy, fixed, judge, lines = load_models(args, cache, tools, without)
         folder = open_run(args)
     lines.append(toy_warning([policy, *fixed.values()], tools))
-    lines.append(prose_warning(sets["questions"]) if args.data and not judge else "")
     for line in filter(None, lines):
         print(printable(line))
     print(flush=True)
@@ -111,7 +110,6 @@ def open_run(args):
     settings["set of weights"] = [fingerprint(model) for model in models if model]
     folder = run_folder(args.out, settings)
     lock(folder, "solve.py")
-    code.note(folder / "settings.json")
     return folder
 
 

@@ -6,25 +6,20 @@
 Importing torch and transformers takes seconds. So that --help and typos are answered at once, both scripts
 first call one of these and before_imports(): a command line that cannot work, a wrong file of questions or a
 folder that holds no model ends the process with one sentence.
-
---help shows the flags that most people need, --help-all shows all of them.
 """
 import argparse
 import gc
 import re
 import sys
-import tempfile
-from functools import partial
 from pathlib import Path
 
 from benchmarks import tables, training
-from logbook import code
 from logbook.endings import errors_leave
 from logbook.folder import lock
-from models.names import check_device, check_dtype, check_model
+from models.names import check_dtype, check_model
 from models.server import Server
 from rewards.questions import read_questions
-from world import places, services
+from world import places
 from world.files import check_file, read_object, reading
 from world.sandbox import protection
 from world.services import is_server
@@ -33,8 +28,7 @@ TOY = Path(__file__).parents[1] / "toy"
 HOPS = TOY / "hops"  # the second toy, in which the right tool depends on memory
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
 MODULES = ("fixed", "executor", "verifier", "generator")
-MOST_TURNS = 1000  # of a rollout; a model that never stops would go on for days
-OF_THIS_START = {"resume", "profile", "allow_unconfined"}  # flags that --resume does not read from the folder
+OF_THIS_START = {"resume", "allow_unconfined"}  # flags that --resume does not read from the folder
 
 # Defaults: the paper's (steps are read off its figures; it gives no minibatches and no every), and the toy's.
 # A small model learns at a larger rate, from smaller batches. The toy's questions need one or two turns: with
@@ -68,36 +62,18 @@ def before_imports(args, tools):
     gc.disable()  # imports make a million objects and no garbage: looking for it takes a fifth of their time
 
 
-def check_empty():
-    """ValueError for --model "$MODEL" or --model="$MODEL", where MODEL is not set."""
-    for word, after in zip(sys.argv, [*sys.argv[1:], "none"]):
-        flag, equals, value = word.partition("=")
-        if flag.startswith("--") and not (value if equals else after).strip():
-            raise ValueError(f"{flag} is empty: give a value, or leave it out")
-
-
 def check_files(args):
     """ValueError if a file or a folder that the command line names cannot work."""
     check_dtype(args.dtype)
-    check_device(args.device)
-    if args.out:
-        check_out(Path(args.out))
     for name in ("data", "valid", "test"):
         path = getattr(args, name, None)
         if path not in (None, "none") and not named_set(path):
             check_file(path, "write the questions into one, and give that")  # it is read more than once
-            questions = read_questions(path)[: args.limit]
-            if name == "data" and getattr(args, "valid", "none") is None:
-                enough_to_hold_out(args, questions)
+            read_questions(path)
     for name in local_models(args):
         check_model(name)
     for name in servers(args):
         Server(name)  # ValueError if it does not run, or has no such model
-    if args.cache:
-        services.Cache(args.cache)  # ValueError if it cannot be opened
-    if getattr(args, "benchmark_dir", None):
-        for name in tables.names(args.benchmark):
-            tables.load(name, args.benchmark_dir, args.limit)  # ValueError if its file is not there
 
 
 def check_confinement(args, tools):
@@ -111,23 +87,6 @@ def check_confinement(args, tools):
         raise ValueError(f"{protection().rstrip('.')}. A web page could make the model read your files by it "
                          "and send them away by web_search: leave one of the two out of --tools, or give "
                          "--allow-unconfined")
-
-
-def enough_to_hold_out(args, questions):
-    """ValueError if there are too few questions to take some of them for --valid."""
-    if len(questions) < 2:
-        raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl "
-                         "or none, or more questions")
-
-
-def check_out(folder):
-    """ValueError if this folder can be neither written nor made: a folder is made and removed beside it."""
-    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    try:
-        with tempfile.TemporaryDirectory(dir=place):
-            pass
-    except OSError as why:
-        raise ValueError(f"{folder} can't be made ({why.strerror}): give another --out") from why
 
 
 def after_loading():
@@ -153,38 +112,32 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def new_parser(name, usage, description):
-    parser = argparse.ArgumentParser(
+    return argparse.ArgumentParser(
         prog=name, usage=f"{name} {usage}", allow_abbrev=False, formatter_class=Help, description=description)
-    parser.add_argument("--help-all", action="help", help="show all flags and exit")
-    return parser
 
 
 def flag_group(parser, title):
-    """(add, rare): both add a flag under this heading; a rare flag is shown by --help-all alone."""
+    """add(flag, help, ...): adds a flag under this heading."""
     group = parser.add_argument_group(title)
-
-    def add(flag, help, hidden=False, **settings):
-        group.add_argument(flag, help=argparse.SUPPRESS if hidden else help, **settings)
-
-    return add, partial(add, hidden="--help-all" not in sys.argv)
+    return lambda flag, help, **settings: group.add_argument(flag, help=help, **settings)
 
 
 def add_engines(parser):
-    add, rare = flag_group(parser, "the modules that are not trained, and the tools")
+    add = flag_group(parser, "the modules that are not trained, and the tools")
     add("--fixed", "all modules but the planner: folder, hub name or http://host:8000/v1#model; "
                    "None: the one --model was trained with, or --model")
     for module in MODULES[1:]:
-        rare(f"--{module}", f"another model for the {module} alone; None: --fixed")
+        add(f"--{module}", f"another model for the {module} alone; None: --fixed")
     add("--judge", "model that grades what the rules cannot read, or none; None: --fixed, for the toy none")
     add("--tools", "tools to choose from, as in a,b; None: as --model was trained, or all", nargs="+")
     add("--corpus", "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; if lines "
                     "have a url too, web_search reads these pages alone; None: as --tools, or wikipedia:en")
-    rare("--allow-unconfined", "web_search and python_coder together where nothing protects your files",
-         action="store_true")
-    rare("--cache", "SQLite file that keeps answers of the web and verdicts of the judge")
-    rare("--think", "let models think whose chat template has enable_thinking", action="store_true")
+    add("--allow-unconfined", "web_search and python_coder together where nothing protects your files",
+        action="store_true")
+    add("--cache", "SQLite file that keeps answers of the web and verdicts of the judge")
+    add("--think", "let models think whose chat template has enable_thinking", action="store_true")
     add("--device", "cuda, mps or cpu; None: the first there is")
-    rare("--dtype", "float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
+    add("--dtype", "float32, bfloat16, ...; None: bfloat16 on cuda, float32 elsewhere")
 
 
 def add_plain(add):
@@ -195,19 +148,20 @@ def add_plain(add):
 def solve_parser():
     parser = new_parser("solve.py", "[question] [flags]",
                         "Ask the flow one question, a file of questions, or a benchmark.")
-    add, _ = flag_group(parser, "the questions")
+    add = flag_group(parser, "the questions")
     add("question", "one question; without one, --data or --benchmark, a few of the toy's", nargs="?")
     add("--data", "questions as JSONL, which are graded")
-    add("--benchmark", f"all, or some of {', '.join(tables.BENCHMARKS)}", nargs="+", metavar="NAME")
+    add("--benchmark", f"all, or some of {', '.join(tables.BENCHMARKS)}", nargs="+",
+        metavar="NAME", choices=["all", *tables.BENCHMARKS])
     add("--benchmark-dir", "folder that holds the benchmarks' files, for a machine without network")
     add("--limit", "only the first so many questions", type=int)
     add("--compare", "the better of two: folders of --out, or models and --data", nargs=2, metavar=("A", "B"))
     add("--trials", "how many times each benchmark is run; the paper: 3", type=int, default=1)
-    add, _ = flag_group(parser, "the planner")
+    add = flag_group(parser, "the planner")
     add("--model", "folder, hub name or http://host:8000/v1#model", default=str(TOY))
     add("--temperature", "of the planner's sampling; None: 0 (greedy) for one question, else 0.7", type=float)
     add_engines(parser)
-    add, _ = flag_group(parser, "the run")
+    add = flag_group(parser, "the run")
     add("--max-turns", "turns of a rollout at most (default: 10; for the few questions of the toy 2)",
         type=int)
     add("--max-new-tokens", "longest completion, of the judge too; None: the checkpoint's, or 1024", type=int)
@@ -226,45 +180,43 @@ def train_parser():
     def default(name):
         return f"(default: {FOR_PAPER[name]}; the toy {FOR_TOY[name]})"
 
-    add, rare = flag_group(parser, "what is trained, on what")
+    add = flag_group(parser, "what is trained, on what")
     add("--model", "folder or hub name of the planner", default=str(TOY))
     add("--data", "training questions: JSONL, or nq, deepmath, nq+deepmath (default; the toy its own)")
     add("--valid", "questions that choose best/: JSONL, or none (default: 64 of --data; the toy its own)")
     add("--test", "questions graded before and after: JSONL, or none (default: none; the toy its own)")
-    rare("--limit", "questions of --data at most; None: all of a file, 1000 of a named set", type=int)
+    add("--limit", "questions of --data at most; None: all of a file, 1000 of a named set", type=int)
     add_engines(parser)
-    add, _ = flag_group(parser, "the rollouts")
+    add = flag_group(parser, "the rollouts")
     add("--max-turns", f"turns of a rollout in training {default('max_turns')}", type=int)
     add("--temperature", "of the planner, in rollouts and in the ratio", type=float, default=0.7)
     add("--max-new-tokens", "longest completion, of the judge too; None: the checkpoint's, or 1024",
         type=int)
-    add, rare = flag_group(parser, "the objective")
+    add = flag_group(parser, "the objective")
     add("--steps", f"optimisation steps {default('steps')}", type=int)
     add("--questions", f"questions a step {default('questions')}", type=int)
     add("--group-size", "G, rollouts per question; their mean is the baseline", type=int, default=8)
     add("--lr", f"default: 1e-6, with adapters 1e-5; the toy {FOR_TOY['lr']}", type=float)
     add("--beta", "weight of the KL to the untrained planner; 0 saves a pass", type=float, default=0.001)
-    rare("--minibatches", f"optimiser steps a batch of rollouts {default('minibatches')}", type=int)
-    rare("--clip-low", "the ratio is clipped below 1 - this", type=float, default=0.2)
-    rare("--clip-high", "the ratio is clipped above 1 + this", type=float, default=0.3)
-    rare("--token-mean", "one mean over all tokens, not the three nested means", action="store_true")
-    add, rare = flag_group(parser, "the machine's memory")
+    add("--minibatches", f"optimiser steps a batch of rollouts {default('minibatches')}", type=int)
+    add("--clip-low", "the ratio is clipped below 1 - this", type=float, default=0.2)
+    add("--clip-high", "the ratio is clipped above 1 + this", type=float, default=0.3)
+    add("--token-mean", "one mean over all tokens, not the three nested means", action="store_true")
+    add = flag_group(parser, "the machine's memory")
     add("--lora", "train adapters of this rank (needs peft); None: all weights, or 32 if these do not fit",
         type=int, metavar="RANK")
-    rare("--token-budget", "tokens of a micro-batch: bounds memory; None: 16384, or what fits", type=int)
-    rare("--optimizer-device", "cpu: float32 masters and moments in the host's memory; None: if need be",
-         choices=["cpu"])
-    rare("--gradient-checkpointing", "less memory, a third more time; None: on cuda, or if nothing else fits",
-         action=argparse.BooleanOptionalAction)
-    add, rare = flag_group(parser, "the run")
+    add("--token-budget", "tokens of a micro-batch: bounds memory; None: 16384, or what fits", type=int)
+    add("--optimizer-device", "cpu: float32 masters and moments in the host's memory; None: if need be",
+        choices=["cpu"])
+    add("--gradient-checkpointing", "less memory, a third more time; None: on cuda, or if nothing else fits",
+        action=argparse.BooleanOptionalAction)
+    add = flag_group(parser, "the run")
     add("--seed", "decides everything random", type=int, default=0)
     add("--every", f"save, and evaluate on --valid, every so many steps {default('every')}", type=int)
     add("--out", "the run's folder, which must not exist; None: runs/MODEL-seedN")
-    rare("--keep", "checkpoints step-N to keep, the newest, and best/ (default: 2; the toy all)", type=int)
+    add("--keep", "checkpoints step-N to keep, the newest, and best/ (default: 2; the toy all)", type=int)
     add("--resume", "resume the run in this folder; only --steps may change", metavar="RUN")
     add_plain(add)
-    rare("--profile", "print where the seconds of each step go", action="store_true")
-    parser.set_defaults(threads=None)  # no flag: chosen when the run begins (scale/threads.py)
     return parser
 
 
@@ -272,28 +224,18 @@ def train_parser():
 @errors_leave("solve.py")
 def solve_arguments(tool_names):
     args, more = solve_parser().parse_known_args()
-    check_empty()
-    check_counts(args)
-    if args.tools and len(args.tools) > 1 and not args.question and re.search(r"[^\w,]", args.tools[-1]):
-        args.question = args.tools.pop()  # --tools a b "2 + 2?": argparse takes it for a third tool
-    if args.question and more and not re.match("--?[a-zA-Z]", more[0]):
-        raise ValueError(f'put the question in quotes: python solve.py "{args.question} {" ".join(more)}"')
     if more:
-        raise ValueError(f"there is no flag {more[0]}: solve.py --help-all shows them all")
+        raise ValueError(f"{more[0]!r} is no flag (a question of several words needs quotes): see --help")
+    check_counts(args)
+    if args.tools and not args.question and re.search(r"[^\w,]", args.tools[-1]):
+        args.question = args.tools.pop()  # --tools a b "2 + 2?": argparse takes it for a third tool
     if args.temperature is None:  # who types one question wants the likeliest plans, not a sample of them
         args.temperature = 0.0 if args.question else 0.7
     if args.temperature and not 1e-3 <= args.temperature < 1e6:  # refuses nan, too
         raise ValueError(f"--temperature {args.temperature} does not sample: use 0 (greedy), or e.g. 0.7")
     given = [value for value in (args.question, args.data, args.benchmark) if value is not None]
-    if len(given) > 1 or given and not str(given[0]).strip():
-        raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, "
-                         "not two of them and not an empty one")
-    if args.benchmark_dir and not args.benchmark:
-        raise ValueError("--benchmark-dir holds the files of --benchmark: give both, or neither")
-    for name in args.benchmark or []:
-        if name not in ("all", *tables.BENCHMARKS):
-            raise ValueError(f"no benchmark is called {name!r}: choose from all, "
-                             f"{', '.join(tables.BENCHMARKS)}")
+    if len(given) > 1:
+        raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, not two of them")
     if args.max_turns is None:  # the demo shows the toy's own questions under the conditions of its training
         demo = not (given or args.compare)
         args.max_turns = FOR_TOY["max_turns"] if demo else 10
@@ -305,8 +247,7 @@ def solve_arguments(tool_names):
 def train_arguments(tool_names):
     parser = train_parser()
     args = parser.parse_args()
-    check_empty()
-    return settle_train(args, tool_names) if args.resume is None else resumed(parser, args, tool_names)
+    return settle_train(args, tool_names) if args.resume is None else resumed(parser, args)
 
 
 def settle_train(args, tool_names):
@@ -347,15 +288,13 @@ def check_numbers(args):
 
 
 def check_counts(args):
-    """Refuse integers below 1: every flag that takes an integer, except --seed, counts something."""
+    """Refuse an empty value, as of --model "$MODEL" where MODEL is not set, and integers below 1: every flag
+    that takes an integer, except --seed, counts something."""
     for name, value in vars(args).items():
+        if value == "":
+            raise ValueError(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
         if type(value) is int and name != "seed" and value < 1:  # not isinstance(): a bool is an int, too
             raise ValueError(f"--{name.replace('_', '-')} {value} does nothing: use 1 or more")
-    if args.max_turns and args.max_turns > MOST_TURNS:
-        raise ValueError(f"--max-turns {args.max_turns} may never end: use {MOST_TURNS} or less. The paper's "
-                         "tests use 10")
-    if abs(args.seed) >= 1 << 40:  # torch takes 64 bits, and each step makes a larger seed of it
-        raise ValueError(f"--seed {args.seed} is too large: use a number below 2 ** 40")
 
 
 def must_exist(*paths):
@@ -388,7 +327,7 @@ def settle_engines(args, tool_names, graded=True):
     """Fill in what depends on the planner: a checkpoint has its modules and tools in train.json.
 
     graded: are answers graded? Then the fixed model is the judge, unless --judge names another or none."""
-    remembered = read_remembered(args.model, tool_names)
+    remembered = read_remembered(args.model)
     if not remembered and is_toy(args.model):
         remembered = {"tools": TOY_TOOLS, "corpus": str(TOY / "corpus.jsonl")}
     if args.tools is not None:
@@ -410,23 +349,16 @@ def settle_engines(args, tool_names, graded=True):
     args.judge = None if args.judge == "none" else args.judge
 
 
-def read_remembered(model, tool_names):
+def read_remembered(model):
     """The modules, tools and corpus that a checkpoint was trained with, from its train.json; or {}."""
-    file, names = Path(model) / "train.json", (*MODULES, "corpus")
+    file = Path(model) / "train.json"
     if is_server(model) or not file.exists():
         return {}
     with reading(file, "take another checkpoint, or remove this file and give --fixed and --tools"):
-        remembered = read_object(file)
-        for name in names:
-            if not isinstance(remembered.get(name), (str, type(None))):
-                raise ValueError(f"its {name} is no name")
-        tools = remembered.get("tools")
-        if tools is not None and not (isinstance(tools, list) and set(tools) <= set(tool_names)):
-            raise ValueError(f"its tools are not some of {', '.join(tool_names)}")
-    return places.all_located(remembered, model)
+        return places.all_located(read_object(file), model)
 
 
-def resumed(parser, args, tool_names):
+def resumed(parser, args):
     """The settings of the run in --resume, with --steps if that is given.
 
     The names of its servers must be repeated: a folder that somebody else made must not decide which server
@@ -436,14 +368,14 @@ def resumed(parser, args, tool_names):
         raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
     repeated = {f"--{name}": name for name in (*MODULES, "judge")}
     flags = [word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")]
-    allowed = {"--resume", "--steps", "--profile", "--allow-unconfined", *repeated}
+    allowed = {"--resume", "--steps", "--allow-unconfined", *repeated}
     wrong = [flag for flag in flags if flag not in allowed]
     if args.steps is not None and args.steps < 1:
         wrong.append(f"--steps {args.steps}")
     if wrong:
         raise ValueError(f"--resume goes on with the run's own settings: leave out {wrong[0]}")
     with reading(file, "repair it, or start a new run"):
-        settings = read_settings(parser, read_object(file), tool_names)
+        settings = read_settings(parser, read_object(file))
     vars(settings).update(places.all_located(vars(settings), args.resume))
     for flag, name in repeated.items():
         given, recorded = getattr(args, name), getattr(settings, name)
@@ -460,23 +392,19 @@ def resumed(parser, args, tool_names):
             raise ValueError(f"the run's --{name} {getattr(settings, name)} is not there: put it back, or "
                              f"write its new place into {file}")
     settings.out = settings.resume = args.resume
-    settings.steps, settings.profile = args.steps or settings.steps, args.profile
+    settings.steps = args.steps or settings.steps
     settings.allow_unconfined = args.allow_unconfined
     lock(Path(args.resume), "train.py")  # before the checkpoint to resume from is chosen
     return settings
 
 
-def read_settings(parser, data, tool_names):
-    """The settings in args.json, parsed like a command line.
-
-    ValueError if one is missing, has another type than its flag, or cannot work: no default replaces it."""
+def read_settings(parser, data):
+    """The settings in args.json, parsed like a command line. ValueError if one is missing or cannot work."""
     names = vars(parser.parse_args([])).keys() - OF_THIS_START
     if missing := sorted(names - data.keys()):
         raise ValueError(f"it has no {missing[0]!r}")
-    if data["tools"] is not None and not set(data["tools"]) <= set(tool_names):
-        raise ValueError(f"its tools are not some of {', '.join(tool_names)}")
     words = []
-    for name in names - {"threads"}:
+    for name in names:
         value, flag = data[name], f"--{name.replace('_', '-')}"
         if isinstance(value, list):
             words += [flag, *map(str, value)]
@@ -489,15 +417,7 @@ def read_settings(parser, data, tool_names):
         settings = parser.parse_args(words)
     except argparse.ArgumentError as why:
         raise ValueError(str(why)) from why
-    for name in names - {"threads"}:
-        if getattr(settings, name) != data[name]:  # null where there is a default, "4" for a number
-            raise ValueError(f"its {name!r} is {data[name]!r}")
-    settings.threads, settings.code = data["threads"], code.records_of(data)
-    if not (settings.threads is None or type(settings.threads) is int and settings.threads > 0):
-        raise ValueError(f"its 'threads' is {settings.threads!r}")
-    for name in ("model", "fixed", "data", "steps", "questions", "lr", "max_turns", "every", "minibatches"):
-        if getattr(settings, name) is None:
-            raise ValueError(f"its {name!r} is null")
+    settings.code = data.get("code") or []
     if is_server(settings.model):
         raise ValueError("its model is a server")
     check_numbers(settings)

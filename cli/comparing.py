@@ -18,11 +18,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from logbook import code
 from logbook.endings import errors_leave
 from logbook.folder import folder_name
 from logbook.records import read_answers
-from models.names import check_model
 from models.server import Server
 from rewards.compare import lines, shares_right
 from world.files import read_object, reading, replace_file
@@ -31,29 +29,28 @@ from world.text import printable
 
 SHOWN = 5  # how many questions of each kind are printed; --out keeps all of them
 WIDTH = 50  # characters of a question or an answer that are printed
-# Of the settings; data and limit: see check_questions; code: see code.py.
-UNSHOWN = {"set of weights", "batch", "data", "limit", "code"}
+UNSHOWN = {"set of weights", "batch", "data", "limit"}  # of the settings; data and limit: check_questions()
 
 
 def leave_if_compared(args):
     """With --compare: compare, and end the process."""
     if args.compare:
         with errors_leave("solve.py"):
-            check_flags(args)
-            folders = answer_both(args) if args.data or args.benchmark else args.compare
+            if args.data or args.benchmark:
+                folders = answer_both(args)
+            else:
+                check_flags()
+                folders = args.compare
             print(*map(printable, compare(folders, args)), sep="\n")
         raise SystemExit
 
 
-def check_flags(args):
-    """ValueError if a flag would have no effect: the user may have meant it for the runs."""
+def check_flags():
+    """ValueError for a flag that has no effect on two folders: the user may have meant it for the runs."""
     flags = {word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")}
-    models = args.data or args.benchmark
-    if wrong := sorted(flags & {"--model"} if models else flags - {"--compare", "--out", "--quiet"}):
+    if wrong := sorted(flags - {"--compare", "--out", "--quiet"}):
         raise ValueError(f"--compare: leave out {wrong[0]}. Two folders of answers take only --out and "
-                         "--quiet; two models need --data or --benchmark, and no --model")
-    if args.question:
-        raise ValueError("--compare needs answers that are graded: give --data FILE.jsonl, not one question")
+                         "--quiet; two models need --data or --benchmark")
 
 
 def answer_both(args):
@@ -65,12 +62,7 @@ def answer_both(args):
     if folders[0] == folders[1]:
         raise ValueError("--compare needs two different models")
     for model in args.compare:  # both, before the first one answers for hours
-        if is_server(model):
-            Server(model)
-        else:
-            check_model(model)
-            if not Path(model).expanduser().exists():  # on the hub, if there is such a model
-                config_of(model)
+        Server(model) if is_server(model) else config_of(model)
     at = sys.argv.index("--compare")
     flags = sys.argv[1:at] + sys.argv[at + 3 :]
     for model, folder in zip(args.compare, folders):
@@ -96,9 +88,6 @@ def compare(folders, args):
     yield from (f"{letter}  {name}" for letter, name in zip("AB", names))
     settings = [read_settings(folder) for folder in folders]
     yield f"settings that differ, A | B: {'; '.join(different_settings(*settings)) or 'none'}"
-    yield from code.different("answers", *(code.last(Path(folder, "settings.json")) for folder in folders))
-    runs = [Path(str(each.get("model"))).parent for each in settings]  # if the models are checkpoints
-    yield from code.different("training", *(code.last(run / "args.json") for run in runs))
     for name in common if len(common) == 1 else [*common, "all"]:
         keys = [key for key in first if name in (key[0], "all")]
         yield f"\n{name}"
@@ -109,15 +98,11 @@ def compare(folders, args):
 # ------------------------------------------------------------------------------------- what can be compared
 def check_questions(first, second, names):
     """ValueError if the two have not answered the same questions, or nothing was graded."""
-    missing = [key for key in second if key not in first], [key for key in first if key not in second]
-    for i, (has, other) in enumerate(((first, second), (second, first))):
-        if missing[i] and not missing[1 - i]:
-            raise ValueError(f"{names[i]} has answered {len(has)} of the {len(other)} questions that "
-                             f"{names[1 - i]} has: let its command finish, or give both the same --limit")
-    if missing[0]:
-        raise ValueError(f"different questions cannot be compared: {len(missing[1])} were answered by "
-                         f"{names[0]} alone, {len(missing[0])} by {names[1]} alone, "
-                         f"such as {clip(missing[0][0][1])!r}")
+    alone = [key for key in first if key not in second], [key for key in second if key not in first]
+    if any(alone):
+        raise ValueError(f"different questions cannot be compared: {names[0]} alone has answered "
+                         f"{len(alone[0])}, {names[1]} alone {len(alone[1])}. Let both commands finish, with "
+                         "the same --limit")
     if not any(gold for _, _, gold, _ in first):
         raise ValueError("nothing to compare: no question has a gold answer, so none was graded")
 

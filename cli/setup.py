@@ -15,13 +15,13 @@ import torch
 
 from benchmarks import training
 from cli.cast import load_engines, load_tools, show_engines, toy_warning
-from cli.command_line import MODULES, after_loading, enough_to_hold_out, local_models, named_set
+from cli.command_line import MODULES, after_loading, local_models, named_set
 from logbook.checkpoints import last_checkpoint, load_state, open_folder, restore
 from logbook.endings import errors_leave
 from logbook.log import say
 from models import loading
 from models.completion import NEW_TOKENS
-from rewards.questions import prose_warning, read_questions
+from rewards.questions import read_questions
 from scale import adapters, fit, ranks, sharding, threads
 
 
@@ -100,7 +100,9 @@ def load_questions(args):
     valid, test = (read_questions(path) if path not in (None, "none") else []
                    for path in (args.valid, args.test))
     if not args.valid:
-        enough_to_hold_out(args, questions)
+        if len(questions) < 2:
+            raise ValueError(f"{args.data} has too few questions to hold some out: give --valid FILE.jsonl "
+                             "or none, or more questions")
         questions, valid, note = training.held_out(questions, min(64, len(questions) // 2), args.seed)
         say(note and f"data    {note}")
     return questions, valid, test
@@ -115,10 +117,6 @@ def show_choices(args, train_questions, valid, test):
     say(f"data    {args.data.removeprefix(folder)}: {len(train_questions)} questions to train on, "
         f"{len(valid)} to choose best/, {len(test)} to test")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
-    say("" if args.judge else prose_warning(train_questions))
-    if args.questions > len(train_questions):
-        say(f"a step takes {args.questions} questions of {len(train_questions)}: some come again in it, "
-            f"in groups of their own. Give --questions {len(train_questions)}, or more data")
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions "
         f"x {args.group_size} rollouts, at most {args.max_turns} turns")
 
@@ -163,9 +161,7 @@ def load_models(args, checkpoint):
     else:
         policy = loading.load_engine(checkpoint or args.model, *settings)
     args.dtype = str(loading.pick_dtype(args.dtype, loading.pick_device(args.device))).removeprefix("torch.")
-    if line := threads.choose(policy, args.threads):
-        say(line)
-        args.threads = torch.get_num_threads()  # like the dtype, in args.json for --resume
+    say(threads.choose(policy))
     if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
     sharding.shard(policy.model, host)

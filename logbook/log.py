@@ -10,6 +10,7 @@ The two tables hold no times, so the same seed gives the same tables, byte for b
 import csv
 import json
 import os
+import signal
 from pathlib import Path
 
 from logbook.endings import no_more_output
@@ -25,20 +26,17 @@ COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped ha
 NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
 
 
-unprintable = None  # in a training a list: once say() has failed, the exit code (Stopping ends the run)
-
-
 def say(text):
     """Print a line, unless it is empty. With several GPUs, only rank 0 prints.
 
-    Control characters are escaped: the text may hold what a model, a server or a data set wrote."""
+    Control characters are escaped: the text may hold what a model, a server or a data set wrote. If nobody
+    can read the lines any more, a run ends as after SIGTERM, with a checkpoint."""
     if text and ranks.RANK == 0:
         try:
             print(printable(text), flush=True)
         except OSError as why:  # `| head` has ended, the terminal is closed, the disk is full
-            if unprintable is None:
-                raise
-            unprintable.append(no_more_output(why))
+            no_more_output(why)
+            signal.raise_signal(signal.SIGTERM)
 
 
 def columns(tools):
@@ -106,8 +104,8 @@ class Log:
 
     def __init__(self, folder, step, headers=None):
         """step: of the checkpoint to resume from; 0 for a new run. headers: {"log.csv": its columns, ...}, to
-        check that the files belong to this code and to this checkpoint."""
-        self.folder, self.step, self.headers = Path(folder), step, headers
+        check that the files belong to this code."""
+        self.folder, self.headers = Path(folder), headers
 
         def evaluation_stays(row):
             """Rows of this very step stay, except those that the resumed run makes again: the evaluation
@@ -126,27 +124,21 @@ class Log:
         if ranks.RANK or not path.exists():
             return
         with reading(path, "move it away, and --resume begins a new one"):
-            whole, steps = 0, []
+            whole = 0
             for end, row in rows_of(path):
-                if row is not None:
-                    if not stays(row):
-                        break
-                    steps.append(row["step"])
+                if row is None:
+                    self.check_columns(name, path)
+                elif not stays(row):
+                    break
                 whole = end
-            if self.headers:
-                self.check(name, path, steps)
         os.truncate(path, whole)
 
-    def check(self, name, path, steps):
-        """ValueError if these are not the columns of this code, or not the steps up to the checkpoint's."""
+    def check_columns(self, name, path):
+        """ValueError if a table has other columns than this code writes."""
         with open(path, encoding="utf-8", newline="") as file:
             header = file.readline().strip().split(",")
-        if name in self.headers and header not in (self.headers[name], [""]):
+        if self.headers and header != self.headers[name]:
             raise ValueError("its columns are not those of this code")
-        if name == "rollouts.jsonl":
-            steps = list(dict.fromkeys(steps))  # a step has many rollouts
-        if name != "evals.csv" and steps != list(range(self.step - len(steps) + 1, self.step + 1)):
-            raise ValueError(f"its steps do not lead up to that of the checkpoint, {self.step}")
 
     def evaluated(self, name, step):
         """True if evals.csv has the evaluation on this set after this step. Rank 0 answers for all ranks."""

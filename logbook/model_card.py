@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.training import TRAINING
-from logbook.code import parts, records_of
 from rewards.metrics import interval, markdown
 from scale import ranks
 from world.files import replace_file
@@ -94,11 +93,10 @@ def named_sets(data):
 
 def versions(settings):
     """The commit of the code that made the run; if it was resumed with other code, each of them."""
-    for record in records_of(settings):
-        version, after = record["commit"] or "no known commit", int(record.get("after step") or 0)
-        if record["commit"] and record["diff"]:
-            version += f", {len(parts(record))} files changed since"
-        yield version + (f" (after step {after})" if after else "")
+    for record in settings.get("code", []):
+        version, after = record["commit"] or "no known commit", record.get("after step", 0)
+        version += ", with changes" if record["commit"] and record["changes"] else ""
+        yield version + (f" (after step {int(after)})" if after else "")
 
 
 def front_matter(settings):

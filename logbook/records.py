@@ -1,4 +1,4 @@
-"""The rollouts of a run in its folder: written batch by batch, read again, and checked when they are read.
+"""The rollouts of a run in its folder: written batch by batch, and read again.
 
 A run of solve.py with --out has a folder with settings.json and the rollouts of each trial of each set of
 questions, one JSON object a line: NAME-0.jsonl, NAME-1.jsonl, ... Such a run can be stopped at any time; the
@@ -18,7 +18,6 @@ from models.names import did_you_mean
 from world.files import check_file, check_own, read_object, reading, replace_file
 
 OTHER = "give another --out"
-STEP = ["tool", "sub_goal", "command", "result", "verdict"], ["turn", "error", "seconds"]  # texts and numbers
 
 
 def run_folder(path, settings):
@@ -115,44 +114,28 @@ def record_of(rollout):
 def saved_records(path, questions, batch):
     """The records of the whole batches in a file. Removes all other lines: a kill may leave half a line."""
     check_own(path)  # batches are added to it
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    lines = [line for line in lines if line.endswith(b"\n")]
+    lines = whole_lines(path) if path.exists() else []
     lines = lines if len(lines) == len(questions) else lines[: len(lines) // batch * batch]
     with reading(path, OTHER):
         records = [json.loads(line) for line in lines]
         keys = [(record["question"], record["gold"]) for record in records]
     if keys != [(question.question, question.answer) for question in questions[: len(records)]]:
         raise ValueError(f"{path} holds answers to other questions: {OTHER}")
-    with reading(path, OTHER):
-        records = [checked(record) for record in records]
     replace_file(path, b"".join(lines))
     return records
 
 
-def checked(record):
-    """The record of a rollout; ValueError if a text, a number or a step in it is of another type."""
-    texts = ["question", "gold", "answer", "failed"]
-    numbers = ["reward", "undecided", "seconds"] + ["right"] * ("right" in record)
-    parts = [(record, texts, numbers), (record["memory"], ["question", "analysis"], [])]
-    parts += [(step, *STEP) for step in record["memory"]["steps"]]
-    parts += [(output, ["module", "text"], ["turn", "tokens", "seconds"]) for output in record["words"]]
-    for part, texts, numbers in parts:
-        wrong = [part[name] for name in texts if not isinstance(part[name], str)]
-        wrong += [part[name] for name in numbers
-                  if not (isinstance(part[name], (int, float)) and abs(part[name]) <= 1e12)]  # nan neither
-        if wrong:
-            raise ValueError(f"{wrong[0]!r} is in a wrong place")
-    if any(step.keys() != {*STEP[0], *STEP[1]} for step in record["memory"]["steps"]):
-        raise ValueError("a step has other fields")
-    return record
+def whole_lines(path):
+    """The lines of a file; not half a line, which a kill may leave at its end."""
+    check_file(path)
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def rollout_of(record):
     """What traces, metrics and comparisons need of the rollout that wrote this record: no actions."""
     steps = [SimpleNamespace(**step) for step in record["memory"]["steps"]]
     filled = SimpleNamespace(**record["memory"] | {"steps": steps})
-    right = record.get("right", record["reward"] > 0)  # older records have the reward alone
-    return SimpleNamespace(**record | {"right": right, "memory": filled, "outputs": record["words"]})
+    return SimpleNamespace(**record | {"memory": filled, "outputs": record["words"]})
 
 
 # ------------------------------------------------------------------------------------- trials to be counted
@@ -164,9 +147,8 @@ def finished_trials(folder, name, number):
     trials = []
     for path in sorted(folder.glob(f"{name}-*.jsonl")):
         with reading(path, OTHER):
-            check_file(path)
-            if len(lines := path.read_bytes().splitlines()) == number:
-                trials.append([rollout_of(checked(json.loads(line))) for line in lines])
+            if len(lines := whole_lines(path)) == number:
+                trials.append([rollout_of(json.loads(line)) for line in lines])
     return trials
 
 
@@ -194,14 +176,10 @@ def read_answers(folder):
 def read_trial(path):
     """{(question, gold, its number among equal ones): rollout} of a file, in its order."""
     rollouts, seen = {}, Counter()
-    check_file(path)
-    try:
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):  # a kill may leave half a line
-                record = json.loads(line)
-                question = record["question"], record["gold"]
-                seen[question] += 1
-                rollouts[(*question, seen[question])] = rollout_of(checked(record))
-    except (KeyError, TypeError, ValueError) as why:
-        raise ValueError(f"{path} is not a file of answers that solve.py wrote ({why!r})") from why
+    with reading(path, "give a folder that solve.py --out wrote"):
+        for line in whole_lines(path):
+            record = json.loads(line)
+            question = record["question"], record["gold"]
+            seen[question] += 1
+            rollouts[(*question, seen[question])] = rollout_of(record)
     return rollouts

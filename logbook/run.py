@@ -13,8 +13,6 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from logbook import advice, log, model_card
 from logbook.checkpoints import forget, save
 from logbook.endings import FULL, errors_leave
@@ -23,7 +21,7 @@ from logbook.ratios import log_ratios
 from logbook.stopping import Stopping
 from models.completion import outage
 from rewards.metrics import accuracy_line, calls_line, summary
-from scale import laps, ranks
+from scale import ranks
 
 POISONED = 3  # the run ends after so many steps in a row whose rollouts or gradients were of no use
 EVALUATED = "accuracy", "turns", "errors", "failed", "undecided"  # columns of evals.csv, before the last, n
@@ -63,8 +61,6 @@ def training_run(args, policy, optimizer, state):
         cure = "Free some disk" if why.errno in FULL else "Fix that"
         raise SystemExit(f"train.py: could not write to {args.out} ({why}); the last checkpoint is "
                          f"untouched. {cure}, then --resume.")
-    if log.unprintable:
-        raise SystemExit(log.unprintable[0])
 
 
 class Run:
@@ -78,8 +74,6 @@ class Run:
         headers = {"log.csv": log.columns(args.tools), "evals.csv": ["step", "questions", *EVALUATED, "n"]}
         with errors_leave("train.py"):
             self.log = Log(self.folder, self.step, headers)
-        if args.profile:
-            laps.start(torch.cuda.synchronize if policy.model.device.type == "cuda" else None)
         self.stopping = Stopping()
 
     def steps(self):
@@ -117,7 +111,6 @@ class Run:
         self.poisoned = self.poisoned + 1 if all_skipped or row["failed"] == len(rollouts) else 0
         if self.poisoned == POISONED:
             raise SystemExit(f"train.py: {self.stop(advice.poisoned(row, self.args), 'Or go on')}")
-        say(laps.table(f"step {self.step}", report))
 
     def log_evaluation(self, name, rollouts):
         """Write and show an evaluation on `name` (valid or test): its accuracy. SystemExit if all failed."""
@@ -134,7 +127,6 @@ class Run:
             why = self.stop(f"no rollout of {name} ended.", "Fix that, then go on")
             raise SystemExit(f"train.py: {why}")
         say(advice.unparsed(rollouts) if self.step == 0 else "")
-        say(laps.table(f"{name} after step {self.step}"))
         return metrics["accuracy"]
 
     def due(self):
@@ -148,7 +140,6 @@ class Run:
             save(self.folder / "best", self.policy, None, self.step, self.best, self.args)
         self.save_step()  # after best/: it records self.best, so best/ must already be there
         forget(self.folder, self.args.keep)
-        say(laps.table("checkpoint"))
 
     def save_step(self):
         save(self.folder / f"step-{self.step}", self.policy, self.optimizer, self.step, self.best, self.args)

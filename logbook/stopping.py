@@ -1,20 +1,16 @@
 """Ctrl-C, SIGTERM or a closed terminal: the training ends after the present step, with a checkpoint."""
 import signal
 
-from logbook import log
 from logbook.log import say
 from scale import ranks
 
 
 class Stopping:
     """The first signal asks the run to end. After it, Ctrl-C ends the process at once. SIGTERM and SIGHUP do
-    not, because a cluster's scheduler and torchrun both send one, and a closed terminal may send two.
-
-    A run whose lines nobody can read any more (`| head` has ended) ends in the same way."""
+    not, because a cluster's scheduler and torchrun both send one, and a closed terminal may send two."""
 
     def __init__(self):
         self.signalled = False
-        log.unprintable = []  # from here on say() keeps its errors, or they would end a step in its middle
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                 signal.signal(number, self.handle)
@@ -22,11 +18,11 @@ class Stopping:
     def handle(self, number, frame):
         if number == signal.SIGTERM and ranks.peer_has_ended():  # then torchrun ends the others
             raise ranks.Lost
-        if not self.signalled:
-            say("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.")
-        self.signalled = True
+        first, self.signalled = not self.signalled, True  # before say(), which may send SIGTERM
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if first:
+            say("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.")
 
     def requested(self):
         """Must the run end? All ranks must end after the same step."""
-        return ranks.any_rank(self.signalled or bool(log.unprintable))
+        return ranks.any_rank(self.signalled)

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-DEVICES = r"(cuda|mps|cpu)(:\d+)?"
 
 
 def check_model(name):
@@ -29,12 +28,6 @@ def did_you_mean(folder):
         if (path / "config.json").exists():
             return f" Did you mean {path}?"
     return ""
-
-
-def check_device(device):
-    """ValueError if torch can know no device of this name. None: to be chosen."""
-    if device and not re.fullmatch(DEVICES, device):
-        raise ValueError(f"There is no device {device!r}: use cuda, cuda:1, ..., mps or cpu.")
 
 
 def check_dtype(dtype):

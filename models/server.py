@@ -36,7 +36,8 @@ OVERFLOW = re.compile("|".join([
     "`inputs` must have less than", r"`inputs` tokens \+ `max_new_tokens` must be",  # TGI
     "exceeds the maximum number of tokens allowed",  # Gemini: "The input token count (9) exceeds"
 ]), re.IGNORECASE)
-MESSAGE = re.compile(r'"(?:message|msg|detail|error)"\s*:\s*"([^"\\]*)')  # in half of a JSON text
+MESSAGE = re.compile(r'"(?:message|msg|detail|error)"\s*:\s*"((?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)')
+CODE = re.compile(r'"(?:code|type)"\s*:\s*"([^"\\]*)"')
 # A 400 that any prompt would have met: the account is used up. Others answer 402 or 429 then.
 UNPAID = re.compile(r"quota|billing|credit|balance|spend|payment", re.IGNORECASE)
 SHOWN = 8  # models of a server that a sentence names
@@ -148,23 +149,11 @@ def error_of(why):
 
 
 def message_of(body):
-    """(code and type, message) in {"error": {"message": ...}}, {"message": ...}, {"detail": ...}, ...
+    """(codes and types, message) of an error in JSON, of any shape, of which the end may be missing.
 
     Nothing else of a server's error is looked at, because it may hold the prompt."""
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):  # services.Failed keeps its beginning alone
-        found = MESSAGE.search(body)
-        return "", found[1] if found else ""
-    data = data[0] if isinstance(data, list) and data else data  # Gemini
-    for name in ("error", "detail"):
-        data = data.get(name) or data if isinstance(data, dict) else data
-    data = data[0] if isinstance(data, list) and data else data  # FastAPI
-    if isinstance(data, dict):
-        codes, data = f"{data.get('code')} {data.get('type')}", data.get("message") or data.get("msg")
-    else:
-        codes = ""
-    return codes, data if isinstance(data, str) else ""
+    found = MESSAGE.search(body)
+    return " ".join(CODE.findall(body)), json.loads(f'"{found[1]}"', strict=False) if found else ""
 
 
 def shown(text, length=200):

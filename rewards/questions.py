@@ -9,13 +9,11 @@ The gold of a worked solution as in GSM8K is its last line: "... #### 29" gives 
 
 import json
 import re
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 from rewards.rules import LIMIT, named_option, numbers_to_use
 
-LONG_GOLD = 12  # words; hardly any response equals a longer gold
 SOLUTION = re.compile(r"####[ \t]+(.+)")  # the last line of a GSM8K solution; group 1 is the final answer
 
 
@@ -101,13 +99,3 @@ def texts(row, key):
     if not isinstance(values, list):
         raise ValueError(f'"{key}" must be a list, not {json.dumps(values)[:40]}.')
     return tuple(text(key, value) for value in values)
-
-
-def prose_warning(questions):
-    """A warning for a run without a judge, if most golds are too long for a response to equal; else ""."""
-    lengths = [min(len(gold.split()) for gold in (q.answer, *q.aliases)) for q in questions if not q.choices]
-    words = statistics.median(lengths or [0])
-    if words <= LONG_GOLD:
-        return ""
-    return (f"the golds have {words:.0f} words in the median, and without a judge only a response with these "
-            "very words is right: give --judge MODEL, or golds that are the final answer alone")

@@ -38,7 +38,6 @@ what generate() needs beside its cache, the buffers that gather the weights for 
 optimizer's step. Fragmentation, tools and NCCL's buffers are not counted: a tenth should stay free.
 """
 import argparse
-import itertools
 import math
 import os
 import re
@@ -191,7 +190,7 @@ def plan(config, gpu, host, given=(), token_budget=None, prompt=4096, **settings
 
     The first of ways_to_train() that leaves a tenth of the memory free is taken. If none does, the one
     that needs least is taken if it fits into 1.15 times the memory, since predict() can be wrong by 15 %.
-    If it does not, a ValueError names the smallest machine that would do.
+    If it does not, a ValueError says what is missing.
     """
     of, ranks = shapes(config), settings.get("ranks", 1)
     settings |= {"prompt": prompt, "context": CONTEXT if gpu else 0}
@@ -203,7 +202,7 @@ def plan(config, gpu, host, given=(), token_budget=None, prompt=4096, **settings
     for share, order in ((0.9, tried), (1.15, sorted(tried, key=lambda each: each[1].gpu))):
         if found := first(order, share * (gpu or host), share * host):
             return found[0], memory_line(*found, gpu, host, share, without=tried[0][1].gpu, ranks=ranks)
-    raise ValueError(refusal(of, tried, gpu, host, settings))
+    raise ValueError(refusal(tried, gpu, host))
 
 
 def ways_to_train(gpu, given, token_budget, turn):
@@ -229,36 +228,15 @@ def first(tried, gpu, host=math.inf):
     return next((each for each in tried if each[1].gpu <= gpu and each[1].host <= host), None)
 
 
-def refusal(of, tried, gpu, host, settings):
-    """Why nothing fits, and the smallest machines that would do: for adapters, for all weights, or for both
-    if both were tried."""
+def refusal(tried, gpu, host):
+    """Why nothing fits."""
     changes, least = min(tried, key=lambda each: each[1].gpu)
-    machines = []
-    for name in ("adapters", "all weights"):
-        same = [each for each in tried if (name == "adapters") == bool((settings | each[0]).get("lora"))]
-        if same and gpu:
-            machines.append(f"{name}: {smallest_machine(of, [way for way, _ in same], settings)}")
-        elif same:
-            machines.append(f"{name}: {math.ceil(min(fit.gpu for _, fit in same) / 0.9e9)} GB")
     needs, free = f"{least.gpu / 1e9:.0f} GB of memory", f"{(gpu or host) / 1e9:.0f}"
     needs += " on the GPU" if gpu else ""
     if gpu >= least.gpu:                                        # it is the host's memory that is short
         needs, free = f"{needs} and {least.host / 1e9:.0f} on the host", f"{free} and {host / 1e9:.0f}"
     return (f"it needs {needs} even with {flags(changes)}, and {free} are free: use a smaller model, a "
-            f"shorter --max-new-tokens, or a larger machine ({'; '.join(machines)})")
-
-
-def smallest_machine(of, ways, settings):
-    """"2 cards of 80 GB (torchrun --nproc-per-node 2), 34 GB on the host": the least memory of all cards
-    together, then the fewest cards. If a frozen copy fits nowhere, the machine for training without it."""
-    machines = sorted(itertools.product(MACHINES, CARDS), key=lambda machine: (math.prod(machine), machine))
-    for frozen, (cards, box) in itertools.product((settings.get("frozen", 1), 0), machines):
-        with_these = settings | {"ranks": cards, "frozen": frozen}
-        if found := first(fits(of, ways, with_these), 0.9 * CARDS[box]):
-            start = f"s of {box} GB (torchrun --nproc-per-node {cards})" if cards > 1 else f" of {box} GB"
-            without = "" if frozen else ", if --fixed and --judge are servers and --beta is 0"
-            return f"{cards} card{start}, {math.ceil(found[1].host / 0.9e9)} GB on the host{without}"
-    return f"more than {MACHINES[-1]} cards of {max(CARDS)} GB"
+            "shorter --max-new-tokens, or a larger machine (python -m scale.fit --table)")
 
 
 def flags(changes):

@@ -7,8 +7,8 @@ update() calls passes.for_each_micro_batch(actions, learn). This cuts the action
 calls learn(batch) for each part; if memory is short in there, all begin again. In learn(),
 passes.policy_logps() and reference_logps() compute the log-probs.
 
-Log-probs are timed for --profile. If memory is short, micro-batches are halved (models/batches.py), and the
-budget that was enough stays for the next update. The ranks go in lock-step: sharded weights are gathered from
+If memory is short, micro-batches are halved (models/batches.py), and the budget that was enough stays for the
+next update. The ranks go in lock-step: sharded weights are gathered from
 all ranks for each micro-batch, so a rank that has none left computes one of weight 0.
 """
 from contextlib import contextmanager, nullcontext
@@ -18,7 +18,6 @@ import torch
 
 from models.batches import TokenBudget, by_length, memory_errors
 from scale import ranks, sharding
-from scale.laps import lap
 from scale.report import Report
 
 TOKENS = 16_384  # of a micro-batch, unless the caller knows how many fit
@@ -87,16 +86,10 @@ class Passes:
 
     def policy_logps(self, actions, temperature):
         """log π_θ of every action token, (K,); without a gradient, π_θold's."""
-        learns = torch.is_grad_enabled()
-        lap("forward" if learns else "old")
-        logp = self.token_logps(self.model, actions, temperature)
-        if learns:
-            lap("backward")
-        return logp
+        return self.token_logps(self.model, actions, temperature)
 
     def reference_logps(self, actions, temperature):
         """log π_ref of the same tokens, on the policy's device."""
-        lap("reference")
         adapters_off = self.model.disable_adapter() if self.reference is self.model else nullcontext()
         with torch.no_grad(), adapters_off:
             return self.token_logps(self.reference, actions, temperature).to(self.model.device)
@@ -119,5 +112,4 @@ class Passes:
 
     def add_up_gradients(self):
         """Sum the gradients of a mini-batch over the ranks."""
-        lap("optimiser")
         sharding.add_up_gradients([p for p in self.model.parameters() if p.requires_grad])

@@ -24,7 +24,6 @@ their old log-probs are not computed: they count as ρ = 1. All sums are over al
 import torch
 
 from scale import ranks
-from scale.laps import lap
 
 
 def measure(batch, minus_J, logp, ratio, kl, A, weight, clip):
@@ -82,7 +81,6 @@ class Report:
 
     def mini_batch(self, norm, skipped, step):
         """Note the gradient's norm of a mini-batch, and whether its step was skipped or taken."""
-        lap("rest")  # what came before was the optimiser
         self.norms.append(norm)
         self.skipped += skipped
         self.steps += step

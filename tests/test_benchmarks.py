@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import files, tables
 from benchmarks import training as training_sets
-from benchmarks.tables import BENCHMARKS, check, golds_of, load
+from benchmarks.tables import BENCHMARKS, load
 from benchmarks.training import held_out, training, words_of
 from rewards.questions import Question, read_questions
 from rewards.rules import is_right
@@ -62,8 +62,9 @@ def test_every_format_is_read_as_a_plain_question_whose_gold_is_right(name, tmp_
     put(tmp_path, name)
     [question] = load(name, tmp_path)
     assert (question.question, question.answer, question.aliases, question.choices) == ITEMS[name][1]
-    assert question.kind == name and all(is_right(question, gold) for gold in golds_of(question))
-    assert name != "gpqa" or golds_of(question) == ["B. Salt", "B", "Salt"]
+    golds = question.aliases if name == "gameof24" else (question.answer, *question.aliases)
+    assert question.kind == name and all(is_right(question, gold) for gold in golds)
+    assert name != "gpqa" or is_right(question, "B") and is_right(question, "Salt")
 
 
 def test_every_solution_of_a_game_of_24_is_right_and_not_only_those_in_the_file(tmp_path):
@@ -178,29 +179,16 @@ def site(server, cache, monkeypatch):
 BUN, BUN_PATH = json.dumps([ITEMS["2wiki"][0]]).encode(), "/2wiki/data/data.json"
 
 
-def test_a_benchmark_is_downloaded_once_and_its_checksum_recorded(site, cache, capsys):
-    assert load("2wiki", limit=5) == load("2wiki", limit=5) == load("2wiki", limit=5, cache=cache)
-    assert site.paths == [BUN_PATH] and sorted(os.listdir(cache)) == ["2wiki.json", "2wiki.sha256.json"]
-    assert json.loads((cache / "2wiki.sha256.json").read_text())["bytes"] == len(BUN)
-    assert capsys.readouterr().err.count("is not the file that benchmarks/tables.py was checked with") == 1
-
-
-def test_a_file_that_changed_since_its_download_is_refused_until_it_is_deleted(site, cache):
-    load("2wiki", limit=5)
-    for change in (lambda path: path.write_bytes(BUN + b" "), lambda path: path.unlink()):
-        change(cache / "2wiki.json")
-        site.answers[BUN_PATH] = BUN + b"\n"  # upstream has changed, too
-        with pytest.raises(ValueError, match="2wiki.json has changed since its first download; delete it"):
-            load("2wiki", limit=5)
-    for file in cache.iterdir():
-        file.unlink()
-    assert len(load("2wiki", limit=5)) == 1
+def test_a_benchmark_is_downloaded_once_and_a_file_that_is_not_the_tested_one_is_named(site, cache, capsys):
+    assert load("2wiki", limit=5) == load("2wiki", limit=5, cache=cache)
+    assert site.paths == [BUN_PATH] and os.listdir(cache) == ["2wiki.json"]
+    assert capsys.readouterr().err.count("is not the file that benchmarks/tables.py was checked with") == 2
 
 
 def test_a_file_put_into_the_cache_by_hand_is_as_good(site, cache):
     put(cache, "gaia")
     assert load("gaia", limit=1)[0].answer == "b, e"
-    assert (cache / "gaia.sha256.json").exists() and not site.paths
+    assert not site.paths
 
 
 @pytest.mark.parametrize("body, settings, cause", [
@@ -362,25 +350,3 @@ def test_the_note_says_how_many_questions_are_left_out_as_near_a_held_out_one_an
         held_out(longer, 64, seed=0)
 
 
-# ------------------------------------------------------------------------------------------------ the check
-def test_the_check_has_a_row_for_each_benchmark_and_names_a_gold_that_is_right_for_another(tmp_path, capsys):
-    for name in BENCHMARKS:
-        put(tmp_path, name)
-    command = ["--check", "--benchmark-dir", str(tmp_path)]
-    assert tables.main(command) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in printed[1:11]] == list(BENCHMARKS)
-    assert all("100.0%" in line for line in printed[1:11]) and printed[11:] == ["no exceptions"]
-    answers = "10", "10.0", ["!!", "x"]
-    put(tmp_path, "musique", *[{"query": f"{answer}?", "answer": answer} for answer in answers])
-    odd = ["item 0: '10.0' of another item is marked right for '10'"]
-    assert check("musique", tmp_path) == (3, 3, 1, odd)
-    assert tables.main(command) == 1 and f"musique {odd[0]}" in capsys.readouterr().out
-
-
-@pytest.mark.skipif("NANO_AGENTFLOW_BENCHMARKS" not in os.environ,
-                    reason="NANO_AGENTFLOW_BENCHMARKS does not name a folder with the ten real files")
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_in_the_real_files_golds_are_right_and_other_items_answers_wrong(name):
-    total, right, wrong, odd = check(name, os.environ["NANO_AGENTFLOW_BENCHMARKS"])
-    assert total >= BENCHMARKS[name].items and right >= 0.995 * total and wrong <= 0.02 * total, odd

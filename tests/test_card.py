@@ -40,7 +40,7 @@ from fast import head, logps, sampling, trees, upcast
 from flow_grpo import Action
 from models import batches, local
 from models.loading import load_engine
-from scale import fit, laps, report, sharding
+from scale import fit, report, sharding
 from scale.passes import Passes
 
 torch.set_num_threads(1)
@@ -178,7 +178,6 @@ def place(tmp_path, monkeypatch, fused):
     monkeypatch.setattr(head, "CHUNK", 5000)
     monkeypatch.setattr(upcast, "slow", lambda: False)  # or the CPU alone would compute in float32
     monkeypatch.setattr(fit, "bound_host_memory", lambda: None)  # it would bind this process for good
-    monkeypatch.setattr(laps, "seconds", None)  # --profile is off again after the test
     monkeypatch.chdir(tmp_path)
 
 
@@ -240,7 +239,7 @@ def on_gpu(monkeypatch, **settings):
 
 @pytest.mark.exhaustive
 def test_on_a_gpu_a_run_that_is_stopped_and_resumed_is_the_run_on_the_cpu(place, monkeypatch, capsys):
-    found = on_gpu(monkeypatch, profile=True)
+    found = on_gpu(monkeypatch)
     out = capsys.readouterr().out
     assert "of 80 GB on the GPU" in out and "| cuda:0 | float32" in out
     assert json.loads((found / "args.json").read_text())["gradient_checkpointing"] is True

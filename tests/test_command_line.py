@@ -2,7 +2,6 @@
 import gc
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from cli.command_line import after_loading, before_imports, solve_arguments, tra
 from logbook.endings import errors_leave
 from logbook.records import read_answers
 from models.names import check_model
-from tools import TOOLS
+from tools import TOOLS, toolbox
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,11 +32,10 @@ def refused(monkeypatch, capsys, arguments, *argv):
 
 
 ANSWERED = [
-    "solve.py --help", "train.py --help-all", "train.py --data nowhere.jsonl", "solve.py --tools googel",
-    "solve.py --model bench", "solve.py --fixed= why?", "train.py --data {one}",
+    "solve.py --help", "train.py --help", "train.py --data nowhere.jsonl", "solve.py --tools googel",
+    "solve.py --model bench", "solve.py --fixed= why?",
     "train.py --judge localhost:8000/v1", "solve.py --dtype float3", "train.py --corpus nowhere.jsonl",
-    "solve.py --compare bench toy", "solve.py what is 2 + 2", "train.py --out README.md/x",
-    "solve.py --cache /dev/null/x why?", "solve.py --benchmark gaia --benchmark-dir docs",
+    "solve.py --compare bench toy", "solve.py what is 2 + 2",
     "solve.py --fixed http://localhost:1 why?"]
 
 
@@ -56,23 +54,19 @@ for n, command in enumerate(sys.argv[1:]):
 
 
 def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_imported(tmp_path):
-    (tmp_path / "one.jsonl").write_text('{"question": "2 + 2?", "answer": 4}\n')  # too few to hold some out
-    commands = [command.format(one=tmp_path / "one.jsonl") for command in ANSWERED]
-    ran = subprocess.run([sys.executable, "-c", IN_FORKS, *commands], cwd=ROOT, capture_output=True,
+    ran = subprocess.run([sys.executable, "-c", IN_FORKS, *ANSWERED], cwd=ROOT, capture_output=True,
                          text=True, timeout=300, env=os.environ | {"OUT": str(tmp_path)})
-    for n, (command, code) in enumerate(zip(commands, ran.stderr.split(), strict=True)):
+    for n, (command, code) in enumerate(zip(ANSWERED, ran.stderr.split(), strict=True)):
         error = (tmp_path / str(n)).read_text()
         assert "Traceback" not in error and int(code) == (0 if "--help" in command else 2), (command, error)
         assert "--help" in command or error.startswith(command.split()[0] + ": ") and error.count("\n") == 1
 
 
 MISTAKES = {
-    "what is 2 + 2": 'put the question in quotes: python solve.py "what is 2 + 2"',
-    "2 - -5": 'put the question in quotes: python solve.py "2 - -5"',
-    "--limits 3": "there is no flag --limits: solve.py --help-all shows them all",
-    "--max-turns 1001": "--max-turns 1001 may never end: use 1000 or less. The paper's tests use 10",
-    "why? --limits": "there is no flag --limits: solve.py --help-all shows them all",
-    "--benchmark bamboogle nope": "no benchmark is called 'nope': choose from all, bamboogle, "}
+    "what is 2 + 2": "'is' is no flag (a question of several words needs quotes): see --help",
+    "why? --limits": "'--limits' is no flag",
+    "--model=": "--model is empty: give a value, or leave it out",
+    "--benchmark bamboogle nope": "invalid choice: 'nope' (choose from "}
 
 
 @pytest.mark.parametrize("flags", MISTAKES)
@@ -110,22 +104,10 @@ def test_garbage_is_collected_again_once_the_models_are_loaded():
         gc.unfreeze()
 
 
-@pytest.mark.parametrize("arguments, hidden", [
-    (train_arguments, "--clip-high"), (solve_arguments, "--dtype")])
-def test_help_shows_at_most_25_flags_and_help_all_shows_the_rest(monkeypatch, capsys, arguments, hidden):
-    for flag in ("--help", "--help-all"):
-        with pytest.raises(SystemExit):
-            parsed(monkeypatch, arguments, flag)
-    usual, everything = capsys.readouterr().out.split("usage: ")[1:]
-    assert len(re.findall(r"^  -", usual, re.M)) <= 25 and "--plain" in usual
-    assert hidden not in usual and hidden in everything
-
-
 REFUSED = {
     "--step 3": "unrecognized arguments: --step 3",  # no flag may be shortened
     "--group-size 1": "--group-size 1 has no baseline",
     "--max-turns 0": "--max-turns 0 does nothing",
-    "--max-turns 99999999999": "--max-turns 99999999999 may never end: use 1000 or less",
     "--lora 0": "--lora 0 does nothing",
     "--temperature 0": "--temperature 0.0 does not sample",
     "--temperature inf": "--temperature inf does not sample",
@@ -189,26 +171,23 @@ def test_an_args_json_that_is_no_object_is_one_sentence(tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("name, value, sentence", [
     ("seed", ..., "it has no 'seed'"), ("steps", ..., "it has no 'steps'"),
-    ("seed", None, "its 'seed' is None"),
-    ("seed", "x", "--seed: invalid int value"), ("seed", 10**30, "too large"),
-    ("steps", "4", "its 'steps' is '4'"),
-    ("model", None, "its 'model' is None"), ("model", ["a"], "its 'model' is ['a']"),
+    ("seed", "x", "--seed: invalid int value"),
     ("think", 3, "--think: ignored explicit argument"),
-    ("tools", "python_coder", "its tools are not"), ("tools", ["rm"], "its tools are not"),
-    ("temperature", float("nan"), "is nan"), ("lr", 1e300, "--lr 1e+300 cannot work"), ("lr", None, "null"),
+    ("tools", ["rm"], "no tool is called 'rm'"),
+    ("temperature", float("nan"), "nan does not sample"), ("lr", 1e300, "--lr 1e+300 cannot work"),
     ("group_size", 1, "has no baseline"), ("every", 0, "--every 0 does nothing"),
-    ("threads", -1, "'threads' is"),
     ("questions", 2.5, "invalid int"), ("optimizer_device", "gpu", "invalid choice"),
     ("data", "--lr=1", "no such"),
     ("model", "http://localhost:1/v1", "its model is a server"),
     ("cache", "/gone.sqlite", "--cache /gone.sqlite is not"),
     ("data", "/gone.jsonl", "--data /gone.jsonl is not")])
-def test_a_setting_that_is_missing_or_cannot_work_is_one_sentence_and_no_default_takes_its_place(
+def test_a_setting_that_is_missing_or_cannot_work_is_one_sentence(
         tmp_path, monkeypatch, capsys, name, value, sentence):
     settings_of_a_run(tmp_path, monkeypatch, **{name: value})
     monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(tmp_path)])
     with pytest.raises(SystemExit), errors_leave("train.py"):
-        before_imports(train_arguments(TOOLS), TOOLS)
+        args = train_arguments(TOOLS)
+        before_imports(args, toolbox(args.tools, args.corpus))
     error = capsys.readouterr().err
     gc.enable()
     assert sentence in error and error.startswith("train.py: ") and error.count("\n") == 1
@@ -239,7 +218,7 @@ def test_a_model_in_a_folder_need_not_be_repeated_but_may(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("argv, tools, question", [
     (["--tools", "python_coder,base_generator", "2 + 2?"], ["python_coder", "base_generator"], "2 + 2?"),
-    (["--tools", "python_coder", "base_generator", "2+2?"], ["python_coder", "base_generator"], "2+2?"),
+    (["--tools", "python_coder", "base_generator", "2 + 2?"], ["python_coder", "base_generator"], "2 + 2?"),
     (["Which, a or b?", "--tools", "python_coder"], ["python_coder"], "Which, a or b?"),
     (["--tools", "python_coder,", "base_generator"], ["python_coder", "base_generator"], None)])
 def test_tools_are_named_with_commas_or_spaces_and_swallow_no_question(monkeypatch, argv, tools, question):

@@ -17,7 +17,7 @@ import transformers
 from conftest import serving
 from safetensors.torch import load_file, save_file
 from torch.utils.checkpoint import checkpoint
-from transformers import AddedToken, AutoTokenizer, Gemma3TextConfig, GPT2Config, LlamaConfig
+from transformers import AddedToken, Gemma3TextConfig, GPT2Config, LlamaConfig
 from transformers.utils.hub import constants
 
 import flow_grpo
@@ -659,8 +659,7 @@ OWN_CODE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.A", "AutoMode
     (T5, "is a model of type 't5', which does not continue a text"),
     (BART, "is a model of type 'bart', which does not continue a text"),
     (AWQ, "cannot be loaded: Loading an AWQ quantized model requires"),
-    (OWN_CODE, "brings Python code of its own, which is not run here"),
-    ({"model_type": "rwkv"}, "is an RWKV, which transformers lets read the padding")])
+    (OWN_CODE, "brings Python code of its own, which is not run here")])
 def test_a_model_that_cannot_serve_is_one_sentence_and_no_code_of_it_runs(folder, changes, sentence, capfd):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -670,23 +669,6 @@ def test_a_model_that_cannot_serve_is_one_sentence_and_no_code_of_it_runs(folder
     assert "\n" not in str(why.value) and len(str(why.value)) < 400
     out, _ = capfd.readouterr()
     assert "my code" not in out and "[y/N]" not in out
-
-
-@pytest.mark.parametrize("file, text, sentence", [
-    ("chat_template.jinja", "{% for %}", "chat template of .* does not work: Expected an expression"),
-    ("chat_template.jinja", "{{ raise_exception('not you') }}", "does not work: not you"),
-    ("chat_template.jinja", "{{ ''.__class__.__mro__ }}", "does not work: access to attribute '__class__'"),
-    ("chat_template.jinja", "{{ 1 / 0 }}", "does not work: division by zero"),
-    ("chat_template.jinja", "{# #}", "makes nothing of a message"),
-    ("generation_config.json", '{"eos_token_id": "abc"}', "eos_token_id that is no token: 'abc'"),
-    ("generation_config.json", '{"eos_token_id": [[1]]}', r"eos_token_id that is no token: \[1\]"),
-    ("generation_config.json", '{"eos_token_id": 1e30}', "eos_token_id that is no token: 1e[+]30"),
-    ("model.safetensors", "\2\0\0\0\0\0\0\0{}", "not whole: [0-9]+ are missing, such as ")])
-def test_a_template_stop_tokens_or_weights_that_cannot_work_are_one_sentence(folder, file, text, sentence):
-    (folder / file).write_text(text)
-    with pytest.raises(ValueError, match=sentence) as why:
-        load_engine(folder)
-    assert "\n" not in str(why.value) and str(folder) in str(why.value)
 
 
 @pytest.mark.parametrize("changes", [{"num_attention_heads": 0}, {"hidden_act": "os.system"}])
@@ -705,19 +687,6 @@ def test_a_folder_that_lacks_some_weights_is_refused_and_none_are_made_up(folder
     save_file({name: weight for name, weight in weights.items() if name != lost}, file, {"format": "pt"})
     with pytest.raises(ValueError, match=f"1 are missing, such as {lost}"):
         load_engine(folder)
-
-
-def test_a_model_that_reads_the_text_in_both_directions_is_refused(folder):
-    """As a folder of a BERT: its class for generation has the same weights."""
-    size = len(AutoTokenizer.from_pretrained(folder))
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.BertConfig(vocab_size=size, **shape)
-    transformers.BertForMaskedLM(config).save_pretrained(folder)
-    with pytest.raises(ValueError, match="does not continue a text from left to right"):
-        load_engine(folder)
-    config.is_decoder = True  # now it masks what comes later
-    transformers.BertLMHeadModel(config).save_pretrained(folder)
-    assert load_engine(folder)
 
 
 def test_the_configuration_is_read_without_the_weights(folder):

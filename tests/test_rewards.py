@@ -15,7 +15,7 @@ from logbook.records import record_of
 from models.completion import Cached, Completion
 from rewards import grade, judge
 from rewards.metrics import accuracy_line
-from rewards.questions import Question, prose_warning, read_questions
+from rewards.questions import Question, read_questions
 from rewards.rules import LIMIT, decide, game_of_24, is_right, numbers_to_use, quantity
 from rewards.rules import undressed, words
 from world import services
@@ -350,19 +350,6 @@ def test_a_long_answer_with_many_spaces_is_refused_at_once(tmp_path):
     with pytest.raises(ValueError, match="more than 2000 characters"):
         read_questions(write(tmp_path / "q.jsonl", {"question": "?", "answer": answer}))
     assert time.process_time() - start < 5
-
-
-PROSE = "It rains because warm air rises, cools down there, and then lets go of its water."
-
-
-@pytest.mark.parametrize("golds, warned", [
-    ([PROSE] * 3 + ["26"] * 2, True), ([PROSE] * 2 + ["26"] * 3, False), ([""], False),
-    (["word " * 12], False), (["word " * 13], True)])
-def test_a_run_without_a_judge_is_warned_of_golds_of_prose(golds, warned):
-    questions = [Question("Why?", gold) for gold in golds]
-    assert ("give --judge MODEL" in prose_warning(questions)) is warned
-    assert not prose_warning([Question("Why?", gold, aliases=("rain",)) for gold in golds])
-    assert not prose_warning([Question("Why?", gold, choices=(gold, "26")) for gold in golds])
 
 
 def row(**changes):

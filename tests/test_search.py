@@ -243,7 +243,6 @@ def page(title, text):
 FOUND = {"query": {"search": [{"pageid": 1, "title": "Eisen"}, {"pageid": 2, "title": "Rost"}]}}
 NONE = {"query": {"search": []}}
 WRONG = {"error": {"code": "badvalue", "info": "Unrecognized value"}}
-LAG = {"error": {"code": "maxlag", "info": "Waiting for a database"}}
 
 
 def live(query, language="de", cache=None):
@@ -258,7 +257,7 @@ def test_the_live_wikipedia_is_searched_and_its_best_passages_come_with_their_pa
     assert not error and result.startswith("[1] Eisen (https://de.wikipedia.org/wiki/Eisen): ")
     assert "1538" in result and "Rost" not in result
     for request in server.requests:
-        assert request.startswith("GET /de/w/api.php?") and "maxlag=5" in request
+        assert request.startswith("GET /de/w/api.php?")
         assert "nano-agentflow" in request
 
 
@@ -268,18 +267,6 @@ def test_the_live_wikipedia_is_searched_and_its_best_passages_come_with_their_pa
 def test_a_query_without_a_page_and_an_error_of_wikipedia_are_told(net, answer, result):
     net(answer)
     assert live("xyzzy") == (result, True)
-
-
-def test_wikipedia_is_left_alone_while_its_databases_lag(net, monkeypatch):
-    waited = []
-    monkeypatch.setattr(search.time, "sleep", waited.append)
-    lag = LAG, {"Retry_After": "7"}
-    net(lag, lag, NONE)
-    assert "no page matches" in live("x")[0] and waited == [7, 7]
-    net(lag)
-    assert live("x") == ("Error: Wikipedia answered: Waiting for a database", True)
-    waited.clear(), net((LAG, {"Retry_After": "999"}))
-    assert live("x")[1] and waited == [], "a service that asks to wait for a quarter of an hour has failed"
 
 
 @pytest.mark.parametrize("language", ["", "d/e", "en.evil.com#", "DE", "127.0.0.1:8000/", "en@evil"])

@@ -555,7 +555,7 @@ WRONG = ["q?|--max-turns|0", "q?|--max-turns|-1", "q?|--temperature|-1", "q?|--t
 
 
 @pytest.mark.parametrize("text, why", [(text, " ".join(text.split("|")[-2:])) for text in WRONG] + [
-    ("", "one question"), (" ", "one question"), ("q?|--data|@data.jsonl", "not two"),
+    ("", "question is empty"), ("q?|--data|@data.jsonl", "not two"),
     ("q?|--benchmark|bamboogle", "not two"), ("q?|--tools|python_coder|python_coder", "twice"),
     ("q?|--tools|googel", "'googel': choose from base_generator, python_coder, google_search, wikipedia"),
     ("--data|@none.jsonl", "none.jsonl: no such file"), ("--data|@model", "cannot be read"),

@@ -37,7 +37,7 @@ from models.completion import TOO_LONG
 from models.loading import load_engine
 from models.local import HF
 from rewards.questions import Question
-from scale import adapters, fit, laps
+from scale import adapters, fit
 from scale.masters import HostAdamW
 from tools import TOOLS
 from world import files, places
@@ -222,22 +222,6 @@ def test_a_plain_run_learns_the_same_from_the_same_rollouts(tmp_path, monkeypatc
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-4, abs=1e-4) and numbers[0]["grad_norm"] > 0.01
 
 
-@pytest.mark.exhaustive
-def test_a_profile_changes_nothing_and_its_phases_add_up_to_the_seconds_of_a_step(whole, monkeypatch, capsys):
-    monkeypatch.setattr(laps, "seconds", None)
-    assert everything(run("profiled", profile=True)) == everything(whole)
-    out = capsys.readouterr().out
-    profiles = re.findall(r"profile (.+): ([\d.]+) s\n((?:        \w+ .*\n)*)", out)
-    assert [title for title, _, _ in profiles[:2]] == ["test after step 0", "step 1"]
-    for title, seconds, lines in profiles:
-        parts = dict(re.findall(r"(\w+) +([\d.]+) s", lines))
-        assert not parts or abs(sum(map(float, parts.values())) - float(seconds)) < 0.006 * (len(parts) + 1)
-        if title.startswith("step"):
-            step = re.search(rf"{title}/.* \| ([\d.]+)s \+ ([\d.]+)s", re.sub(" +", " ", out))
-            assert {"planner", "grade", "forward", "backward", "optimiser", "rest"} <= set(parts)
-            assert float(seconds) >= sum(map(float, step.groups())) - 0.11  # of the step's own line
-
-
 def test_log_and_line_say_the_reward_first_and_never_times_or_the_loss(whole):
     row = rows(whole)[0]
     assert list(row)[:4] == ["step", "reward", "turns", "errors"]
@@ -286,14 +270,6 @@ def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path
     assert (len(questions), len(valid), test) == (number - held, held, []) and not set(questions) & set(valid)
 
 
-def test_a_step_that_takes_more_questions_than_there_are_is_announced(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(train, "train", Mock())
-    for questions in (5, 9):
-        run(tmp_path / f"run-{questions}", questions=questions)
-        line = "a step takes 9 questions of 5: some come again in it, in groups of their own. Give --ques"
-        assert (line in capsys.readouterr().out) == (questions == 9)
-
-
 def test_a_run_says_how_many_questions_are_too_near_to_those_held_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "train", lambda *args: None)
     sums = jsonl(tmp_path / "sums.jsonl", *(f"What is {a} + {b}?" for a in range(20) for b in range(20)))
@@ -330,13 +306,13 @@ def test_a_run_that_a_signal_ended_equals_another_once_resumed(whole, monkeypatc
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("why, code", [(errno.EPIPE, 128 + signal.SIGPIPE), (errno.ENOSPC, 1)])
-def test_a_run_whose_output_nobody_can_read_any_more_ends_with_a_checkpoint(whole, monkeypatch, why, code):
+@pytest.mark.parametrize("why", [errno.EPIPE, errno.ENOSPC])
+def test_a_run_whose_output_nobody_can_read_any_more_ends_with_a_checkpoint(whole, monkeypatch, why):
     gone = Mock(write=Mock(side_effect=OSError(why, "gone")), fileno=Mock(side_effect=OSError))
     with monkeypatch.context() as patch:
         at(1, lambda: patch.setattr(sys, "stdout", gone), patch)
         shutil.rmtree("unread", ignore_errors=True)
-        assert command(*words("unread")) == code
+        assert command(*words("unread")) == 0
     assert steps_of("unread") == ["step-1"] and everything(resume("unread")) == everything(whole)
 
 
@@ -350,21 +326,6 @@ def test_what_a_crash_left_after_the_last_checkpoint_is_dropped_and_made_again(w
         with open(Path("crashed") / name, "a") as file:  # and a disk that took half a line
             file.write(half)
     assert everything(resume("crashed")) == everything(whole)
-
-
-@pytest.mark.exhaustive
-def test_a_resumed_run_computes_with_as_many_threads_as_it_began_with(place, monkeypatch):
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # the user's choice would come first
-        monkeypatch.delenv(name, raising=False)
-    before, settings = torch.get_num_threads(), run("threaded", steps=1) / "args.json"
-    began = json.loads(settings.read_text())
-    try:
-        settings.write_text(json.dumps(began | {"threads": before + 1}))
-        torch.set_num_threads(before + 2)  # "cores"
-        resume("threaded", "--steps", "2")
-        assert began["threads"] == before and torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_run_that_was_moved_with_its_model_goes_on_and_answers_and_names_no_folder_above(

@@ -16,7 +16,6 @@ import json
 import os
 import sqlite3
 import threading
-import time
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
@@ -214,19 +213,14 @@ def wikipedia_online(query: str, language: str, k: int) -> str:
 
 
 def mediawiki(language: str, params: dict, read):
-    """One query of the MediaWiki API. maxlag: while its databases lag behind, it asks us to wait."""
-    params = {"action": "query", "format": "json", "formatversion": 2, "maxlag": 5, **params}
+    """One query of the MediaWiki API."""
+    params = {"action": "query", "format": "json", "formatversion": 2, **params}
     parse = lambda data: (data["error"], None) if data.get("error") else (None, read(data["query"]))
     url = WIKIPEDIA.format(language)
-    for _ in range(3):
-        (error, result), headers = services.api(SESSION, "GET", url, params=params, read=parse)
-        if not error:
-            return result
-        pause = services.retry_after(headers) or 5
-        if error.get("code") != "maxlag" or pause > services.PATIENCE:
-            break
-        time.sleep(pause)
-    raise services.Failed(f"Wikipedia answered: {truncate(str(error.get('info')), 200)}")
+    (error, result), _ = services.api(SESSION, "GET", url, params=params, read=parse)
+    if error:
+        raise services.Failed(f"Wikipedia answered: {truncate(str(error.get('info')), 200)}")
+    return result
 
 
 def google_search(query: str, k: int = 5) -> str:
