@@ -22,6 +22,7 @@ ratio of CPU seconds: other processes on the machine change it least. "leaner" i
 beyond what the process held before, measured in a run of its own in which malloc returns what is freed.
 """
 import argparse
+import csv
 import json
 import os
 import platform
@@ -222,6 +223,25 @@ def lines_of(case, results, command):
     return lines
 
 
+def numbers_of(row, number, case, results):
+    """[{column: number}] for --out: a row for each side but ours, with what both cost."""
+    memory = lambda result: {"MiB": result["peak"] / 2**20} if "peak" in result else {}
+    costs = {name: {"seconds": result["wall"], "cpu_seconds": result["cpu"]} | memory(result)
+             for name, result in results.items()}
+    shown = lambda whose, cost: {f"{whose}_{key}": f"{value:.4g}" for key, value in cost.items()}
+    return [{"row": row, "case": number, "work": label(case), "beside": name, **shown("its", cost),
+             **shown("our", costs["ours"])} for name, cost in costs.items() if name != "ours"]
+
+
+def write(path, rows):
+    """Write the rows of all cases so far; those of commands have no memory."""
+    columns = dict.fromkeys(column for row in rows for column in row)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def machine():
     names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return (f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, load before "
@@ -238,7 +258,7 @@ def arguments():
     parser.add_argument("--against", help="another checkout of this project", type=os.path.abspath)
     parser.add_argument("--core", type=int, help="default: the last one; for commands all")
     parser.add_argument("--steps", help="of the toy's training; default: train.py's")
-    parser.add_argument("--out", help="JSON file of all numbers")
+    parser.add_argument("--out", help="CSV file of all medians, written after each case")
     args = parser.parse_args()
     args.rows = args.rows or ["update", "step", "rollouts", "start"]
     if wrong := [row for row in args.rows if row not in CASES]:
@@ -247,7 +267,7 @@ def arguments():
 
 
 def main():
-    args, table, raw = arguments(), [HEAD], []
+    args, table, numbers = arguments(), [HEAD], []
     cores = os.sched_getaffinity(0)
     adopt_orphans()
     print(machine(), flush=True)
@@ -266,9 +286,9 @@ def main():
                 for problem in check(case, results):
                     say(f"NOT THE SAME WORK: {problem}")
                 table += lines_of(case, results, f"python bench/speed.py {row} --case {number}")
-                raw.append({"case": case, "results": results})
-                if args.out:
-                    Path(args.out).write_text(json.dumps({"machine": machine(), "rows": raw}, indent=1))
+                numbers += numbers_of(row, number, case, results)
+                if args.out and numbers:
+                    write(args.out, numbers)
     print(f"\n{markdown(table)}")
 
 

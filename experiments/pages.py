@@ -297,6 +297,20 @@ def new_picture(plt):
     figures.save(figure, figures.RESULTS / "hops-new.svg")
 
 
+def speed_table(beside):
+    """docs/speed.md: what the same work costs the side `beside` and ours, from `bench/speed.py --out`."""
+    flag = {"TRL": "--trl-python PYTHON", "plain": "--plain"}[beside]
+    lines = [["work", f"{beside}: s", "CPU s", "MiB", "ours: s", "CPU s", "MiB", "faster", "leaner", "command"]]
+    for row in read("speed"):
+        if row["beside"] == beside:
+            its, our = ([float(row[f"{whose}_{key}"]) for key in ("seconds", "cpu_seconds", "MiB")]
+                        for whose in ("its", "our"))
+            costs = [f"{x:.{digits}f}" for side in (its, our) for x, digits in zip(side, (2, 2, 0))]
+            lines.append([row["work"], *costs, f"{its[1] / our[1]:.1f}", f"{its[2] / our[2]:.1f}",
+                          f"`{row['row']} --case {row['case']} {flag}`"])
+    return markdown(lines)
+
+
 PAGES = {  # {name: (the picture's text, what the caption says first, () -> table, plt -> picture)}
     "hops-tests": ("Reward and errors",
                    "Flow-GRPO in training, means over five steps; in the table, 300 test questions",

@@ -25,7 +25,7 @@ from logbook import endings
 endings.without_traceback(__name__)
 
 from experiments import figures, pages, planning
-from experiments.runs import Run, make_all, rows_of
+from experiments.runs import ROOT, Run, make_all, rows_of
 
 
 def toy(seeds=3):
@@ -59,6 +59,9 @@ def make_pages(names):
         else:
             figures.fill(name, pages.block(name))
     pages.write_results()
+    if figures.path_of("speed").exists():  # made by bench/speed.py
+        for beside in ("TRL", "plain"):
+            figures.fill(f"speed-{beside}", pages.speed_table(beside), (ROOT / "docs" / "speed.md",))
     if find_spec("matplotlib") is None:
         print("The tables are made. The pictures need matplotlib, which the project does not: "
               "pip install matplotlib")

@@ -2,6 +2,7 @@
 
 TRL is not needed; the sides are tiny models in this process, or scripts that only answer.
 """
+import csv
 import json
 import re
 import subprocess
@@ -95,13 +96,14 @@ def test_a_command_is_run_in_both_checkouts_and_its_table_has_a_line(tmp_path, m
     monkeypatch.setattr(speed, "adopt_orphans", lambda: None)
     monkeypatch.setattr(speed.os, "sched_setaffinity", lambda pid, cores: None)
     monkeypatch.setattr(sys, "argv", ["speed.py", "toy", "--against", str(tmp_path / "old"), "--steps", "2",
-                                      "--repetitions", "1", "--out", str(tmp_path / "raw.json")])
+                                      "--repetitions", "1", "--out", str(tmp_path / "speed.csv")])
     speed.main()
     head, _, line = capsys.readouterr().out.strip().splitlines()[-3:]
     assert "| beside |" in head and line.startswith("| train.py --steps 2 | before |")
     assert "| accuracy 0.3 / 0.3 |" in line and line.endswith("speed.py toy --case 1 --against FOLDER |")
-    results = json.loads((tmp_path / "raw.json").read_text())["rows"][0]["results"]
-    assert results["before"]["laps"][0]["accuracy"] == 0.3 and results["ours"]["wall"] > 0
+    [row] = csv.DictReader((tmp_path / "speed.csv").open(newline=""))
+    assert (row["row"], row["case"], row["beside"]) == ("toy", "1", "before")
+    assert float(row["our_seconds"]) > 0 and float(row["its_cpu_seconds"]) > 0
 
 
 def test_cpu_seconds_count_a_grandchild_that_still_runs():
