@@ -299,15 +299,15 @@ def new_picture(plt):
 
 def speed_table(beside):
     """docs/speed.md: what the same work costs the side `beside` and ours, from `bench/speed.py --out`."""
-    flag = {"TRL": "--trl-python PYTHON", "plain": "--plain"}[beside]
-    lines = [["work", f"{beside}: s", "CPU s", "MiB", "ours: s", "CPU s", "MiB", "faster", "leaner", "command"]]
+    lines = [["work", f"{beside}: s", "CPU s", "ours: s", "CPU s", "faster", "leaner (MiB)", "command"]]
     for row in read("speed"):
         if row["beside"] == beside:
             its, our = ([float(row[f"{whose}_{key}"]) for key in ("seconds", "cpu_seconds", "MiB")]
                         for whose in ("its", "our"))
-            costs = [f"{x:.{digits}f}" for side in (its, our) for x, digits in zip(side, (2, 2, 0))]
-            lines.append([row["work"], *costs, f"{its[1] / our[1]:.1f}", f"{its[2] / our[2]:.1f}",
-                          f"`{row['row']} --case {row['case']} {flag}`"])
+            seconds = [f"{x:.2f}" for x in (*its[:2], *our[:2])]
+            memory = f"{its[2] / our[2]:.1f} ({its[2]:.0f} / {our[2]:.0f})"
+            lines.append([row["work"].replace("151936", "152k").replace("1024", "1k"), *seconds,
+                          f"{its[1] / our[1]:.1f}", memory, f"`{row['row']} --case {row['case']}`"])
     return markdown(lines)
 
 

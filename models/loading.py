@@ -75,6 +75,9 @@ def config_of(name):
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{name!r} is a model of type {config.model_type!r}, which does not continue a text "
                          "from left to right: use a causal language model made for chat.")
+    if config.model_type == "rwkv":
+        raise ValueError(f"{name!r} is an RWKV, which transformers lets read the padding of a batch as if it "
+                         "were text: use another model, or serve it and give the server's address.")
     return config
 
 

@@ -659,7 +659,8 @@ OWN_CODE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.A", "AutoMode
     (T5, "is a model of type 't5', which does not continue a text"),
     (BART, "is a model of type 'bart', which does not continue a text"),
     (AWQ, "cannot be loaded: Loading an AWQ quantized model requires"),
-    (OWN_CODE, "brings Python code of its own, which is not run here")])
+    (OWN_CODE, "brings Python code of its own, which is not run here"),
+    ({"model_type": "rwkv"}, "is an RWKV, which transformers lets read the padding")])
 def test_a_model_that_cannot_serve_is_one_sentence_and_no_code_of_it_runs(folder, changes, sentence, capfd):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
