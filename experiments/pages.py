@@ -299,7 +299,7 @@ def new_picture(plt):
 
 def speed_table(beside):
     """docs/speed.md: what the same work costs the side `beside` and ours, from `bench/speed.py --out`."""
-    lines = [["work", f"{beside}: s", "CPU s", "ours: s", "CPU s", "faster", "leaner (MiB)", "command"]]
+    lines = [["work", f"{beside}: s", "CPU s", "ours: s", "CPU s", "faster", "leaner (MiB)"]]
     for row in read("speed"):
         if row["beside"] == beside:
             its, our = ([float(row[f"{whose}_{key}"]) for key in ("seconds", "cpu_seconds", "MiB")]
@@ -307,7 +307,7 @@ def speed_table(beside):
             seconds = [f"{x:.2f}" for x in (*its[:2], *our[:2])]
             memory = f"{its[2] / our[2]:.1f} ({its[2]:.0f} / {our[2]:.0f})"
             lines.append([row["work"].replace("151936", "152k").replace("1024", "1k"), *seconds,
-                          f"{its[1] / our[1]:.1f}", memory, f"`{row['row']} --case {row['case']}`"])
+                          f"{its[1] / our[1]:.1f}", memory])
     return markdown(lines)
 
 

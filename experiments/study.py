@@ -59,9 +59,6 @@ def make_pages(names):
         else:
             figures.fill(name, pages.block(name))
     pages.write_results()
-    if figures.path_of("speed").exists():  # made by bench/speed.py
-        for beside in ("TRL", "plain"):
-            figures.fill(f"speed-{beside}", pages.speed_table(beside), (ROOT / "docs" / "speed.md",))
     if find_spec("matplotlib") is None:
         print("The tables are made. The pictures need matplotlib, which the project does not: "
               "pip install matplotlib")
@@ -84,7 +81,10 @@ def main():
     if not 2 <= (args.seeds or 2) <= 20 or args.workers < 1:
         parser.exit(2, "study.py: --seeds from 2 (one seed has no interval) to 20, --workers from 1\n")
     if args.tables:
-        return make_pages(args.only or list(ANALYSES))
+        make_pages(args.only or list(ANALYSES))
+        for beside in () if args.only else ("TRL", "plain"):  # from speed.csv, which bench/speed.py writes
+            figures.fill(f"speed-{beside}", pages.speed_table(beside), [ROOT / "docs" / "speed.md"])
+        return
     only = args.only or list(ANALYSES)
     if find_spec("matplotlib") is None:  # before the runs, which take hours
         parser.exit(2, "study.py: needs matplotlib, which the project does not: pip install matplotlib\n")

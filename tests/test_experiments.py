@@ -341,6 +341,11 @@ def test_an_analysis_without_its_csv_file_is_one_line_and_stops_nothing(monkeypa
     assert capsys.readouterr().out.startswith("hops-forks: not measured yet")
 
 
+def test_the_tables_of_docs_speed_are_those_of_its_csv_file():
+    text = (runs.ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert all(pages.speed_table(beside) in text for beside in ("TRL", "plain"))
+
+
 def sentences():
     """Numbers that RESULTS.md must say between its tables, from the CSV files."""
     tests = figures.gather(figures.read("hops-tests"), "planner", "accuracy")
