@@ -3,7 +3,8 @@
     python bench/pitfalls.py              all of them, a few minutes
     python bench/pitfalls.py 7 17         only these
 
-These faults replace or drop an idea. tests/test_flow_grpo.py also changes the formula in every single place.
+These faults replace or drop an idea. tests/test_flow_grpo.py also changes the formula in every single place
+(in .ci/run).
 
 Each row is a fault: its number and name, the code as it is and as it would be with the fault, and words of
 the name of the test that must fail. Code and test are looked for in all files; layout, quotes and comments do
@@ -64,8 +65,8 @@ FAULTS = [
      "| reward {row['reward']:.2f}", "| loss {row['loss']:.2f}",
      "never_times_or_the_loss"),
     (14, "the model's text is evaluated",
-     "{key: ast.literal_eval(value) for key, value in arguments.items()}",
-     "{key: eval(ast.unparse(value)) for key, value in arguments.items()}",
+     "{name: ast.literal_eval(value) for name, value in arguments.items()}",
+     "{name: eval(ast.unparse(value)) for name, value in arguments.items()}",
      "never_evaluated"),
     (15, "the code runs twice",
      'exec(compile(tree, "<code>", "exec"), main.__dict__)',

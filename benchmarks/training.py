@@ -76,7 +76,7 @@ def rows(session, name, offset, length):
         return int(data["num_rows_total"]), [question_of(entry, name) for entry in data["rows"]]
 
     try:
-        return services.api(session, "GET", ROWS, params=where, seconds=60, limit=CAP, read=read)[0]
+        return services.api(session, "GET", ROWS, params=where, seconds=60, limit=CAP, read=read)
     except services.Failed as why:
         raise ValueError(f"{dataset} cannot be downloaded: {why}; try later, or use --data FILE with "
                          "questions of your own.") from None

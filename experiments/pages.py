@@ -1,4 +1,4 @@
-"""The tables and pictures of RESULTS.md and README.md, from results/*.csv: no number is typed by hand.
+"""Tables and pictures of RESULTS.md (sections 1 to 8), README.md and docs/speed.md, from results/*.csv.
 
     python experiments/study.py --tables                      all; no run is made
     python experiments/study.py --tables --only hops-ways     one

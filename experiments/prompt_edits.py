@@ -1,6 +1,6 @@
 """How much accuracy does a toy keep when somebody edits a few words of a prompt?
 
-    python experiments/prompt_edits.py --model toy runs/toy-seed0/best --out experiments/results/edits.csv
+    python experiments/prompt_edits.py --model toy runs/toy-seed0/best --out prompt-edits.csv
     python experiments/prompt_edits.py --model toy/hops runs/hops-seed0/step-150 --fixed toy/hops
 
 Each constant line of a prompt is one token of the toy's vocabulary, and falls apart into words when it is

@@ -1,4 +1,6 @@
-"""Remake the paper's analyses at toy scale: every run, every table and every picture of RESULTS.md.
+"""Remake the paper's analyses at toy scale: the runs, tables and pictures of RESULTS.md, sections 1 to 8.
+
+With --tables also those of README.md, and docs/speed.md's tables beside TRL and beside the plain way.
 
     pip install matplotlib
     python experiments/study.py --tables                    tables and pictures from results/*.csv, no runs

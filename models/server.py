@@ -98,8 +98,8 @@ class Server:
         failures = []
         for url in urls:
             try:
-                read = services.api(session, "GET", f"{url}/models", 10, headers=self.headers, read=owners_of)
-                return url, read[0]
+                return url, services.api(session, "GET", f"{url}/models", 10, headers=self.headers,
+                                         read=owners_of)
             except services.Failed as why:
                 failures.append(why)
         raise failures[0]
@@ -130,7 +130,7 @@ class Server:
         """The Completion of one request; if the request fails, a Completion with its error."""
         url = f"{self.url}/chat/completions"
         try:
-            (text, usage), _ = services.api(self.session, "POST", url, self.seconds, again=4,
+            text, usage = services.api(self.session, "POST", url, self.seconds, again=4,
                                             read=text_and_usage, json=body, headers=self.headers)
             return Completion(text, [], [], usage=usage)
         except services.Failed as why:

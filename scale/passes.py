@@ -8,8 +8,8 @@ calls learn(batch) for each part; if memory is short in there, all begin again. 
 passes.policy_logps() and reference_logps() compute the log-probs.
 
 If memory is short, micro-batches are halved (models/batches.py), and the budget that was enough stays for the
-next update. The ranks go in lock-step: sharded weights are gathered from
-all ranks for each micro-batch, so a rank that has none left computes one of weight 0.
+next update. The ranks go in lock-step: sharded weights are gathered from all ranks for each micro-batch, so a
+rank that has none left computes one of weight 0.
 """
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace

@@ -15,7 +15,6 @@
     skipped     mini-batches without a step, because the loss or gradient was not finite or far too large
     steps       optimiser steps taken; a mini-batch whose gradient is exactly 0 takes none
     tokens      action tokens scored: with beta = 0 only those of rollouts with A ≠ 0
-    padding     share of the slots of the micro-batches that hold no token
     shared      share of the tokens of the scored turns that were not computed: the beginnings that they share
 
 clip, entropy and kl count all scored tokens. Tokens with A = 0 have no gain that the clip could bound, and
@@ -27,14 +26,13 @@ from scale import ranks
 
 
 def measure(batch, minus_J, logp, ratio, kl, A, weight, clip):
-    """The numbers of one micro-batch: loss (), sums over its tokens (7,), min ρ, max ρ, sampling gap."""
+    """The numbers of one micro-batch: loss (), sums over its tokens (6,), min ρ, max ρ, sampling gap."""
     logp, (low, high) = logp.detach(), clip
     clipped = ((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low))
     sums = torch.stack([kl * weight, clipped.float(), -logp, torch.ones_like(kl)]).sum(1)
     lengths = [len(a.prompt_ids) + len(a.ids) - 1 for a in batch]  # the last token predicts nothing
     tokens = sum(lengths)
-    slots, nodes = getattr(batch, "slots", len(batch) * max(lengths)), getattr(batch, "nodes", tokens)
-    sums = torch.cat([sums, sums.new_tensor([slots, nodes, tokens])])
+    sums = torch.cat([sums, sums.new_tensor([getattr(batch, "nodes", tokens), tokens])])
     sampled = torch.tensor([number for a in batch for number in a.logps], device=logp.device)
     gap = (sampled - logp).abs().mean() if len(sampled) == len(logp) else torch.zeros(())
     return minus_J.detach(), sums, ratio.min().item(), ratio.max().item(), gap.item()
@@ -49,8 +47,8 @@ class Report:
     def __init__(self, device, budget):
         self.budget, self.halved_before = budget, budget.halved  # a models.batches.TokenBudget
         self.skipped, self.steps = 0, 0
-        # over tokens: kl * weight, clipped, -log π, 1; over micro-batches: slots, nodes, tokens of all turns
-        self.sums = torch.zeros(7, device=device)
+        # over tokens: kl * weight, clipped, -log π, 1; over micro-batches: nodes, tokens of all turns
+        self.sums = torch.zeros(6, device=device)
         self.losses, self.norms = [], []  # of each mini-batch
         self.low, self.high, self.first, self.gap = 1.0, 1.0, 0.0, 0.0  # ratio_min, ratio_max, ...
         self.forget()
@@ -88,7 +86,7 @@ class Report:
     def summary(self):
         """{name: number}, as described above."""
         ranks.add_up(self.sums)
-        kl, clipped, entropy, tokens, slots, nodes, unshared = self.sums.tolist()
+        kl, clipped, entropy, tokens, nodes, unshared = self.sums.tolist()
         number = len(self.losses)
         numbers = dict(
             loss=sum(self.losses) / number, kl=kl / number, clip=clipped / max(tokens, 1),
@@ -96,5 +94,5 @@ class Report:
             sampling_gap=self.gap, grad_norm=sum(self.norms) / number,
             halved=self.budget.halved - self.halved_before, token_budget=self.budget.tokens,
             skipped=self.skipped, steps=self.steps, tokens=tokens,
-            padding=1 - nodes / slots if slots else 0, shared=1 - nodes / unshared if unshared else 0)
+            shared=1 - nodes / unshared if unshared else 0)
         return {name: float(value) for name, value in numbers.items()}

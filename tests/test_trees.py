@@ -115,7 +115,7 @@ def test_equal_completions_of_a_prompt_are_computed_once():
     x, keep, _, y, pair, _ = trees.layout(batch, model)
     assert slots == x.numel() == 4 and keep.sum() == len(y) == 2 and pair.tolist() == [0, 1] * 4
     report, _ = learn(model, copies, [1.0, 1.0, 1.0, -1.0])
-    assert report["shared"] == 0.75 and report["padding"] == 0 and report["tokens"] == 8
+    assert report["shared"] == 0.75 and report["tokens"] == 8
 
 
 def test_a_row_ends_where_attention_would_cost_more_than_sharing_saves():

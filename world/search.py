@@ -217,7 +217,7 @@ def mediawiki(language: str, params: dict, read):
     params = {"action": "query", "format": "json", "formatversion": 2, **params}
     parse = lambda data: (data["error"], None) if data.get("error") else (None, read(data["query"]))
     url = WIKIPEDIA.format(language)
-    (error, result), _ = services.api(SESSION, "GET", url, params=params, read=parse)
+    error, result = services.api(SESSION, "GET", url, params=params, read=parse)
     if error:
         raise services.Failed(f"Wikipedia answered: {truncate(str(error.get('info')), 200)}")
     return result
@@ -229,7 +229,7 @@ def google_search(query: str, k: int = 5) -> str:
     Only a list of results: an answer that the search service's own language model wrote is left out. With
     it, that model would be measured, and the planner rewarded for passing the question on."""
     headers = {"X-API-KEY": os.environ["SERPER_API_KEY"]}
-    found, _ = services.api(
+    found = services.api(
         SESSION, "POST", SERPER, headers=headers, json={"q": query, "num": k},
         read=lambda data: [(row["title"], row["link"], row.get("snippet", ""))
                            for row in data.get("organic", [])[:k]])

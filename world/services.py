@@ -1,7 +1,7 @@
 """Services: requests to servers that we chose (a search API, an engine), and a cache of their answers.
 
     session = services.session()
-    data, headers = services.api(session, "GET", "https://api.example.com/search", params={"q": "iron"})
+    data = services.api(session, "GET", "https://api.example.com/search", params={"q": "iron"})
     cache = services.Cache("answers.sqlite")            # an answer in it is not requested again
 
 A service that we chose is trusted but unreliable. session() retries refusals (429, 5xx, a dropped
@@ -167,7 +167,7 @@ def place(url: str) -> str:
 
 
 def api(session, method, url, seconds=30, limit=5_000_000, again=2, read=lambda data: data, **request):
-    """(read(data), headers) of one JSON answer, or Failed. request: params, json, headers of requests.
+    """read(data) of one JSON answer, or Failed. request: params, json, headers of requests.
 
     `session` retries refusals. Up to `again` times, api() repeats a request whose answer is not JSON or not
     of the shape that read() expects, or is a redirect: an API has none, but a proxy that restarts may."""
@@ -200,7 +200,7 @@ def answer_of(session, method, url, seconds, limit, read, request):
     if not isinstance(data, (dict, list)):
         raise Failed(f"{server} answered with something that is not JSON{problem}", status, text)
     try:
-        return read(data), answer.headers
+        return read(data)
     except SHAPE_ERRORS:
         raise Failed(f"{server} answered with JSON of another shape", status, text) from None
 
