@@ -35,8 +35,9 @@ def predict(name="7b", **changes):
 
 
 def plan(gigabytes, host=128, given=(), name="7b", **changes):
+    shapes = of(name)  # counted once, not in each call
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit, "shapes", lambda config: of(name))  # counted once, not in each call
+        patch.setattr(fit, "shapes", lambda config: shapes)
         return fit.plan(None, gigabytes * CARD, host * 1e9, given, **SETTINGS | changes)
 
 
