@@ -27,6 +27,8 @@ from scale import ranks, sharding
 from scale.masters import local
 from scale.passes import Passes
 
+pytestmark = pytest.mark.exhaustive  # two processes and all their scenarios: 20 seconds
+
 SETTINGS = dict(temperature=T, beta=0.1, max_grad_norm=1e6)
 BUDGET = 30  # tokens of a micro-batch: several in a mini-batch
 OFTEN = dict(minibatches=2)  # with old log-probs of a forward pass of their own
@@ -311,7 +313,6 @@ def test_a_checkpoint_of_one_rank_resumes_on_two(left, kind):
     assert same(left(2)[0]["resumed"][kind][1], left(1)[0]["trained"][kind][1], 1e-7)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS[:2], ids=str)
 def test_a_checkpoint_of_two_ranks_resumes_on_three(left, kind):
     assert all(same(rank["resumed"][kind][1], left(2)[0]["trained"][kind][1], 1e-7) for rank in left(3))
