@@ -57,7 +57,8 @@ class Watch:
                 verdict = "right" if rollout.right else f"wrong: {rollout.question.answer}"
                 new[-1] += printable(f"  ({verdict})")
             if new:
-                tqdm.write("\n".join(new) + "\n" * ended)  # above the progress bar
+                write = tqdm.write if sys.stderr.isatty() else print  # above the bar, if one is shown
+                write("\n".join(new) + "\n" * ended)
         sys.stdout.flush()
 
 
