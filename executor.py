@@ -96,15 +96,14 @@ def read_json(source):
 def read_python(source, names):
     """name(...), with literal arguments. names: the tool's argument names, for positional arguments."""
     match ast.parse(source).body:
-        case [ast.Expr(ast.Call(ast.Name(called), args, keywords))] if len(args) <= len(names):
+        case [ast.Expr(ast.Call(ast.Name(called), args, keywords))] if (
+                len(args) <= len(names) and all(keyword.arg for keyword in keywords)):  # no **rest
             pairs = [*zip(names, args), *((keyword.arg, keyword.value) for keyword in keywords)]
         case [ast.Expr(ast.Call())]:
             raise ValueError("there must be one call of the tool by its name")
         case _:
             raise ValueError("there must be one call and nothing else")
     arguments = unique_dict(pairs)
-    if None in arguments:  # **rest
-        raise ValueError("there must be one call of the tool by its name")
     try:
         return called, {name: ast.literal_eval(value) for name, value in arguments.items()}
     except (ValueError, TypeError) as why:  # TypeError: a literal such as {[]: 1}

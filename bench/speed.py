@@ -22,7 +22,6 @@ ratio of CPU seconds: other processes on the machine change it least. "leaner" i
 beyond what the process held before, measured in a run of its own in which malloc returns what is freed.
 """
 import argparse
-import csv
 import json
 import os
 import platform
@@ -37,6 +36,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 from bench.meter import MALLOC, Meter, adopt_orphans
+from experiments import figures
 from rewards.metrics import markdown
 
 STEP = dict(work="step", vocabulary=1024, groups=1, group=8, prompt=512, new=32)
@@ -224,22 +224,14 @@ def lines_of(case, results, command):
 
 
 def numbers_of(row, number, case, results):
-    """[{column: number}] for --out: a row for each side but ours, with what both cost."""
-    memory = lambda result: {"MiB": result["peak"] / 2**20} if "peak" in result else {}
-    costs = {name: {"seconds": result["wall"], "cpu_seconds": result["cpu"]} | memory(result)
-             for name, result in results.items()}
-    shown = lambda whose, cost: {f"{whose}_{key}": f"{value:.4g}" for key, value in cost.items()}
-    return [{"row": row, "case": number, "work": label(case), "beside": name, **shown("its", cost),
-             **shown("our", costs["ours"])} for name, cost in costs.items() if name != "ours"]
+    """[{column: number}] for --out: a row for each other side, with what both cost. Commands have no MiB."""
+    def cost(whose, result):
+        peak = f"{result['peak'] / 2**20:.4g}" if "peak" in result else ""
+        return {f"{whose}_seconds": f"{result['wall']:.4g}", f"{whose}_cpu_seconds": f"{result['cpu']:.4g}",
+                f"{whose}_MiB": peak}
 
-
-def write(path, rows):
-    """Write the rows of all cases so far; those of commands have no memory."""
-    columns = dict.fromkeys(column for row in rows for column in row)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
+    return [{"row": row, "case": number, "work": label(case), "beside": name} | cost("its", result)
+            | cost("our", results["ours"]) for name, result in results.items() if name != "ours"]
 
 
 def machine():
@@ -288,7 +280,7 @@ def main():
                 table += lines_of(case, results, f"python bench/speed.py {row} --case {number}")
                 numbers += numbers_of(row, number, case, results)
                 if args.out and numbers:
-                    write(args.out, numbers)
+                    figures.write(args.out, numbers)
     print(f"\n{markdown(table)}")
 
 

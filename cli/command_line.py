@@ -291,10 +291,11 @@ def check_counts(args):
     """Refuse an empty value, as of --model "$MODEL" where MODEL is not set, and integers below 1: every flag
     that takes an integer, except --seed, counts something."""
     for name, value in vars(args).items():
-        if value == "":
-            raise ValueError(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
+        flag = "the question" if name == "question" else f"--{name.replace('_', '-')}"
+        if isinstance(value, str) and not value.strip():
+            raise ValueError(f"{flag} is empty: give a value, or leave it out")
         if type(value) is int and name != "seed" and value < 1:  # not isinstance(): a bool is an int, too
-            raise ValueError(f"--{name.replace('_', '-')} {value} does nothing: use 1 or more")
+            raise ValueError(f"{flag} {value} does nothing: use 1 or more")
 
 
 def must_exist(*paths):

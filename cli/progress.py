@@ -28,8 +28,8 @@ class Progress:
 
     def __init__(self, total, name="", before=0):
         """before: the number of rollouts that ended in earlier batches."""
-        self.name, self.before = name, before
-        pause = 0 if sys.stderr.isatty() else MINUTE
+        self.name, self.before, self.terminal = name, before, sys.stderr.isatty()
+        pause = 0 if self.terminal else MINUTE
         self.bar = tqdm(total=total, desc=name, initial=before, unit="rollout", leave=False,
                         disable=RANK != "0", delay=pause, mininterval=pause, miniters=0)
 
@@ -45,6 +45,10 @@ class Progress:
         self.before = len(rollouts)
         title = f"{self.name}, accuracy {summary(rollouts)['accuracy']:.3f}"
         self.bar.set_description(title, refresh=False)
+
+    def write(self, text):
+        """Print a text above the bar, which tqdm.write() draws again, even where there is no terminal."""
+        (tqdm.write if self.terminal else print)(text)
 
     def __enter__(self):
         return self

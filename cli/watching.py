@@ -11,8 +11,6 @@ file of questions are printed when they have ended. --quiet and --benchmark prin
 import sys
 from contextlib import contextmanager
 
-from tqdm import tqdm
-
 from cli.progress import Progress
 from world.text import printable
 
@@ -57,8 +55,7 @@ class Watch:
                 verdict = "right" if rollout.right else f"wrong: {rollout.question.answer}"
                 new[-1] += printable(f"  ({verdict})")
             if new:
-                write = tqdm.write if sys.stderr.isatty() else print  # above the bar, if one is shown
-                write("\n".join(new) + "\n" * ended)
+                self.progress.write("\n".join(new) + "\n" * ended)
         sys.stdout.flush()
 
 

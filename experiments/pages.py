@@ -306,7 +306,7 @@ def speed_table(beside):
                         for whose in ("its", "our"))
             seconds = [f"{x:.2f}" for x in (*its[:2], *our[:2])]
             memory = f"{its[2] / our[2]:.1f} ({its[2]:.0f} / {our[2]:.0f})"
-            lines.append([row["work"].replace("151936", "152k").replace("1024", "1k"), *seconds,
+            lines.append([row["work"].replace("V 151936", "V 152k").replace("V 1024", "V 1k"), *seconds,
                           f"{its[1] / our[1]:.1f}", memory])
     return markdown(lines)
 

@@ -84,8 +84,9 @@ def main():
         parser.exit(2, "study.py: --seeds from 2 (one seed has no interval) to 20, --workers from 1\n")
     if args.tables:
         make_pages(args.only or list(ANALYSES))
-        for beside in () if args.only else ("TRL", "plain"):  # from speed.csv, which bench/speed.py writes
-            figures.fill(f"speed-{beside}", pages.speed_table(beside), [ROOT / "docs" / "speed.md"])
+        if not args.only:
+            for beside in ("TRL", "plain"):  # from speed.csv, which bench/speed.py writes
+                figures.fill(f"speed-{beside}", pages.speed_table(beside), [ROOT / "docs" / "speed.md"])
         return
     only = args.only or list(ANALYSES)
     if find_spec("matplotlib") is None:  # before the runs, which take hours

@@ -131,7 +131,7 @@ class Server:
         url = f"{self.url}/chat/completions"
         try:
             text, usage = services.api(self.session, "POST", url, self.seconds, again=4,
-                                            read=text_and_usage, json=body, headers=self.headers)
+                                       read=text_and_usage, json=body, headers=self.headers)
             return Completion(text, [], [], usage=usage)
         except services.Failed as why:
             return Completion("", [], [], error_of(why))

@@ -39,13 +39,8 @@ EQUALS_24 = re.compile(r"\s*=\s*24$|^24\s*=\s*")
 DATES = "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y"
 
 
-def is_right(question, response):
-    """True if this response, the final answer alone, is right by the rules. Never raises, always fast."""
-    return decide(question, response) is True
-
-
 def decide(question, response):
-    """True or False where the rules can tell; None where only a judge could.
+    """True or False where the rules can tell; None where only a judge could. Never raises, always fast.
 
     gold "26": "26.0", "The answer is 26." -> True;  "27" -> False;  "26 or 27", "about 26" -> None
     gold "B" of ("London", "Paris"): "(b)", "B) Paris", "Paris" -> True;  "A" -> False;  "B) London" -> None

@@ -7,13 +7,13 @@ from collections import Counter
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from test_rewards import is_right
 
 from benchmarks import files, tables
 from benchmarks import training as training_sets
 from benchmarks.tables import BENCHMARKS, load
 from benchmarks.training import held_out, training, words_of
 from rewards.questions import Question, read_questions
-from rewards.rules import is_right
 
 TAIL = ("When ready, output the final answer enclosed in <answer> and </answer> tags. "
         "Do not generate any content after the </answer> tag.")

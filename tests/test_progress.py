@@ -58,6 +58,16 @@ def test_with_several_batches_the_rollouts_of_all_count_and_the_accuracy_so_far_
     assert re.match(r"bamboogle, accuracy 1.000: .* 4/9 .*, turn 2 verifier", frame)
 
 
+@pytest.mark.parametrize("stream, drawn", [(Terminal, True), (io.StringIO, False)])
+def test_a_text_above_the_bar_draws_it_again_on_a_terminal_alone(monkeypatch, capsys, stream, drawn):
+    monkeypatch.setattr(sys, "stderr", stream())
+    with progress.Progress(9) as shown:
+        begun = len(sys.stderr.getvalue())
+        shown.write("a trace")
+        assert ("0/9" in sys.stderr.getvalue()[begun:]) is drawn
+    assert capsys.readouterr().out == "a trace\n"
+
+
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_under_torchrun_only_rank_0_shows_anything(slow, monkeypatch, stream):
     monkeypatch.setattr(progress, "RANK", "1")

@@ -16,9 +16,14 @@ from models.completion import Cached, Completion
 from rewards import grade, judge
 from rewards.metrics import accuracy_line
 from rewards.questions import Question, read_questions
-from rewards.rules import LIMIT, decide, game_of_24, is_right, numbers_to_use, quantity
+from rewards.rules import LIMIT, decide, game_of_24, numbers_to_use, quantity
 from rewards.rules import undressed, words
 from world import services
+
+
+def is_right(question, response):
+    return decide(question, response) is True
+
 
 CITIES = ("London", "Paris", "Rome", "None of these")
 CATASTROPHE = 30  # seconds for what takes milliseconds: a pattern that backtracks, a huge power
