@@ -20,6 +20,7 @@ from test_models import tokenizer, write
 import solve
 from cli import answering, setup
 from cli.command_line import solve_arguments, train_arguments
+from cli.progress import Progress
 from cli.watching import Watch
 from logbook import advice, checkpoints, code, log
 from logbook import folder as run_lock
@@ -495,7 +496,9 @@ def test_no_text_of_a_model_a_server_or_a_data_set_reaches_the_terminal_raw(caps
 
 def test_the_gold_of_a_data_set_is_printed_without_control_characters(capsys):
     rollout = solve.Rollout(Question("q", "\x1b[31mgold"), memory=None, answer="a")
-    Watch(None, SimpleNamespace(quiet=False, benchmark=None, question=None), None).print_traces([rollout])
+    with Progress(1) as progress:
+        args = SimpleNamespace(quiet=False, benchmark=None, question=None)
+        Watch(None, args, progress).print_traces([rollout])
     assert r"(wrong: \x1b[31mgold)" in capsys.readouterr().out
 
 
