@@ -63,6 +63,7 @@ def parse(text, name, tool):
         return f"the call is longer than {CALL_LIMIT} characters"
     reason = ""
     for source in unwrapped(text, name):  # the text itself, then what is inside a fence or tags
+        read = read_json if source.startswith("{") else read_python
         try:
             called, arguments = read(source, list(tool.arguments))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # of json and ast
@@ -74,27 +75,11 @@ def parse(text, name, tool):
     return f"the call could not be read ({reason}). Write it as {tool.example}"  # the last source's reason
 
 
-def read(source, names):
-    """(tool name, {argument: value}) of a text that is one call and nothing else; otherwise an exception."""
-    called, arguments = read_json(source) if source.startswith("{") else read_python(source, names)
-    must_be_writable(arguments)
-    return called, arguments
-
-
-def read_json(source):
-    """{"tool": name, "arguments": {...}}. As in OpenAI's API, the arguments may be a string of JSON."""
-    data = json.loads(source, object_pairs_hook=unique_dict)
-    data = unique_dict([(KEYS.get(key, key), value) for key, value in data.items()])
-    called, arguments = data.get("tool"), data.get("arguments")
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments, object_pairs_hook=unique_dict)
-    if not isinstance(called, str) or not isinstance(arguments, dict):
-        raise ValueError('JSON needs the keys "tool" and "arguments"')
-    return called, arguments
-
-
 def read_python(source, names):
-    """name(...), with literal arguments. names: the tool's argument names, for positional arguments."""
+    """(tool name, {argument: literal}) of a text that is one call, name(...), and nothing else.
+
+    names: the tool's argument names, for positional arguments. Here and in read_json(), a text that is
+    anything else raises one of the errors that parse() expects."""
     match ast.parse(source).body:
         case [ast.Expr(ast.Call(ast.Name(called), args, keywords))] if (
                 len(args) <= len(names) and all(keyword.arg for keyword in keywords)):  # no **rest
@@ -103,22 +88,32 @@ def read_python(source, names):
             raise ValueError("there must be one call of the tool by its name")
         case _:
             raise ValueError("there must be one call and nothing else")
-    arguments = unique_dict(pairs)
     try:
-        return called, {name: ast.literal_eval(value) for name, value in arguments.items()}
+        literals = [(name, ast.literal_eval(value)) for name, value in pairs]
     except (ValueError, TypeError) as why:  # TypeError: a literal such as {[]: 1}
         raise ValueError("the arguments must be literals, not code to run") from why
+    return called, checked(literals)
 
 
-def must_be_writable(arguments):
-    """ValueError or RecursionError for what cannot be written as text, before a tool gets it or memory shows
-    it: half of a surrogate pair, a number of 5 000 digits, a list that is too deep."""
-    for name, value in arguments.items():
-        f"{name} {value}".encode()
+def read_json(source, names):
+    """The same of {"tool": name, "arguments": {...}}. As in OpenAI's API, the arguments may be a string of
+    JSON."""
+    data = json.loads(source, object_pairs_hook=checked)
+    data = checked([(KEYS.get(key, key), value) for key, value in data.items()])
+    called, arguments = data.get("tool"), data.get("arguments")
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments, object_pairs_hook=checked)
+    if not isinstance(called, str) or not isinstance(arguments, dict):
+        raise ValueError('JSON needs the keys "tool" and "arguments"')
+    return called, arguments
 
 
-def unique_dict(pairs):
-    """dict(pairs), or ValueError if a key comes twice, because either value could be meant."""
-    if len(dict(pairs)) < len(pairs):
+def checked(pairs):
+    """dict(pairs), or an error: a name comes twice, and either value could be meant; or tools and memory
+    could not write a value as text (half of a surrogate pair, a number of 5 000 digits, a list too deep)."""
+    arguments = dict(pairs)
+    if len(arguments) < len(pairs):
         raise ValueError("an argument is given twice")
-    return dict(pairs)
+    for name, value in pairs:
+        f"{name} {value}".encode()
+    return arguments

@@ -37,6 +37,7 @@ early.check(__name__, "solve.py")  # --help and mistakes end here: the imports b
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -102,8 +103,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
-    that samples. fixed: the engine of all other modules; or {module: engine}, which must name "analysis":
-    its engine also plays the modules that are not named.
+    that samples. fixed: the engine of all other modules; or {module: engine}, where "default" plays the
+    modules that are not named.
     watch: for progress display. If given, watch(rollouts, turn, module) is called before each stage, to show
     or save what there is so far. It changes nothing: the rollouts are the same without it.
     """
@@ -129,7 +130,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             rollout.call = executor.parse(completion.text, tool, tools[tool])  # a str becomes an error result
 
         called = team.begin("tools", turn, planned)  # those that have not failed
-        results = toolset.run_calls([rollout.call for rollout in called], tools, team.base_generator)
+        results = toolset.run_calls([rollout.call for rollout in called], tools,
+                                     base_generator=partial(team.complete, "base_generator"))
         for rollout, result in zip(called, results):
             rollout.add_result(turn, result)
 
@@ -146,24 +148,34 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 
 
 class Team:
-    """Which engine plays each module; write() has one module write for many rollouts, in one batched call.
+    """Which engine plays each module. write() has a module write for many rollouts, in one batched call.
 
     The arguments are those of roll_out().
     """
 
     def __init__(self, rollouts, policy, fixed, tools, temperature, max_new_tokens, watch):
         self.rollouts, self.tools, self.watch = rollouts, tools, watch
-        self.engines = dict(fixed) if isinstance(fixed, dict) else {"analysis": fixed}
-        self.engines["planner"] = policy
-        self.sampled = {"temperature": temperature, "max_new_tokens": max_new_tokens}  # the planner
-        self.greedy = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
+        self.engines = (fixed if isinstance(fixed, dict) else {"default": fixed}) | {"planner": policy}
+        self.temperature, self.max_new_tokens = temperature, max_new_tokens
 
     def write(self, module, turn, rollouts):
-        """A module writes for each of these rollouts that has not failed: [(rollout, Completion)]."""
+        """A module writes for each of these rollouts that has not failed: [(rollout, Completion)].
+
+        If a prompt does not fit the model, it is made again with less memory. A rollout whose prompt never
+        fits fails, and so does one for which the engine reports another error: both are left out.
+        """
         live = self.begin(module, turn, rollouts)
-        settings = self.sampled if module == "planner" else self.greedy
-        make_prompt = lambda rollout, budget: prompt_of(module, self.tools, rollout, budget)
-        return call_engine(self.engine(module), live, turn, module, make_prompt, **settings)
+        completions = {}  # {place in live: Completion}
+        start = time.perf_counter()
+        for budget in BUDGETS:
+            left = [i for i in range(len(live)) if i not in completions or completions[i].error == TOO_LONG]
+            prompts = [prompt_of(module, self.tools, live[i], budget) for i in left]
+            completions.update(zip(left, self.complete(module, prompts)))
+        seconds = time.perf_counter() - start
+        for i, rollout in enumerate(live):
+            rollout.add_output(turn, module, completions[i].text, completions[i].tokens, seconds)
+            rollout.failed = f"{module}: {completions[i].error}" if completions[i].error else ""
+        return [(rollout, completions[i]) for i, rollout in enumerate(live) if not rollout.failed]
 
     def begin(self, module, turn, rollouts):
         """Tell watch() that a stage begins; return those of these rollouts that have not failed."""
@@ -172,12 +184,11 @@ class Team:
             self.watch(self.rollouts, turn, module)
         return live
 
-    def engine(self, module):
-        return self.engines.get(module, self.engines["analysis"])
-
-    def base_generator(self, queries):
-        """The one tool that is a language model: [query] -> [Completion]."""
-        return self.engine("base_generator")(queries, **self.greedy)
+    def complete(self, module, prompts):
+        """One call of the engine that plays a module: [Completion]. Only the planner samples."""
+        engine = self.engines.get(module, self.engines["default"])
+        temperature = self.temperature if module == "planner" else 0.0
+        return engine(prompts, temperature=temperature, max_new_tokens=self.max_new_tokens) if prompts else []
 
 
 # The modules whose prompt() reads the whole state: question, tools, analysis, memory. Add your module here.
@@ -197,28 +208,6 @@ def prompt_of(module, tools, rollout, budget):
         raise SystemExit(f"solve.py: roll_out() runs a module {module!r} that has no prompt: import {module} "
                          "and add it to STATE_READERS, see docs/use.md.")
     return STATE_READERS[module].prompt(question, tools, analysis, rollout.memory.render(budget))
-
-
-def call_engine(engine, rollouts, turn, module, make_prompt, **settings):
-    """One batched call of an engine: [(rollout, Completion)], without the rollouts that fail.
-
-    make_prompt(rollout, budget) -> text. One that does not fit the model is made again with less memory. A
-    rollout fails if its prompt never fits, or if the engine gives another error. settings: temperature,
-    max_new_tokens.
-    """
-    completions = {}  # {place in rollouts: Completion}
-    waiting = list(range(len(rollouts)))  # those without a prompt that fits
-    start = time.perf_counter()
-    for budget in BUDGETS:
-        if waiting:
-            prompts = [make_prompt(rollouts[i], budget) for i in waiting]
-            completions.update(zip(waiting, engine(prompts, **settings)))
-            waiting = [i for i in waiting if completions[i].error == TOO_LONG]
-    seconds = time.perf_counter() - start
-    for i, rollout in enumerate(rollouts):
-        rollout.add_output(turn, module, completions[i].text, completions[i].tokens, seconds)
-        rollout.failed = f"{module}: {completions[i].error}" if completions[i].error else ""
-    return [(rollout, completions[i]) for i, rollout in enumerate(rollouts) if not rollout.failed]
 
 
 def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings):

@@ -3,16 +3,12 @@
 TOOLS is the toolset K: for each tool its function (the functions live in world/) and what the planner and the
 executor read about it. To add a tool, write one function and one entry.
 
-run_calls() runs the calls of a turn. There are two ways to run a call:
+run_calls() runs the calls of a turn: the functions in threads, by run_tool(); and base_generator, the tool
+that is a language model, with all its queries of the turn in one batch, by answer_queries().
 
-    a function runs in a thread: run_call() -> run_tool(), which calls check() and then the function
-    base_generator, the tool that is a language model, answers all its queries of the turn in one batch:
-    answer_queries()
-
-An error of a tool's function never ends the run. The result of a tool-calling error starts with "Error:",
-whether the model made the mistake (no such argument) or the world did (a missing page). The planner reads it
-in memory, and the rollout goes on. A function must end by itself, as those in world/ do: nothing here
-interrupts it.
+An error of a tool's function never ends the run. Its result starts with "Error:", whether the model made the
+mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and the rollout
+goes on. A function must end by itself, as those in world/ do: nothing here interrupts it.
 """
 
 import time
@@ -117,28 +113,28 @@ def run_calls(calls, tools, base_generator):
     would depend on timing, and sums in batches of another size differ in their last bits: no run could be
     repeated.
     """
-    # queries: {place in calls: text}. running: {place: future}. results: {place: Result}
-    queries = {i: call.arguments["query"] for i, call in enumerate(calls) if is_query(call, tools)}
+    results, queries, running = {}, {}, {}  # of each call, by its place in `calls`: Result, text, future
     pool = ThreadPoolExecutor(max_workers=8)
     try:
-        running = {i: pool.submit(run_call, call, tools) for i, call in enumerate(calls) if i not in queries}
-        results = answer_queries(queries, base_generator)  # while the others run
+        for i, call in enumerate(calls):
+            if isinstance(call, str):
+                results[i] = Result(f"Error: {call}", error=True)
+            elif tools[call.tool].run is None and not check(tools, call.tool, call.arguments):
+                queries[i] = call.arguments["query"]
+            else:
+                running[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
+        if queries:
+            results |= answer_queries(queries, base_generator)  # while the others run
         results |= {i: future.result() for i, future in running.items()}
-        return [results[i] for i in range(len(calls))]
     finally:
         pool.shutdown(cancel_futures=True)  # if the engine fails, or after Ctrl-C, no further call begins
-
-
-def is_query(call, tools):
-    """Is this a well-formed call of a tool that is a language model? run_call() reports what is malformed."""
-    well_formed = not isinstance(call, str) and not check(tools, call.tool, call.arguments)
-    return well_formed and tools[call.tool].run is None
+    return [results[i] for i in range(len(calls))]
 
 
 def answer_queries(queries, engine):
     """{number: Result} of {number: query}, from the language model. Equal queries are answered once."""
     distinct, start = list(dict.fromkeys(queries.values())), time.perf_counter()
-    completions = dict(zip(distinct, engine(distinct))) if distinct else {}
+    completions = dict(zip(distinct, engine(distinct)))
     seconds, results = time.perf_counter() - start, {}
     for i, query in queries.items():
         completion = completions[query]
@@ -150,24 +146,16 @@ def answer_queries(queries, engine):
     return results
 
 
-def run_call(call, tools):
-    """Run the function of one call, or report the parse error in its place: Result."""
-    if isinstance(call, str):
-        return Result(f"Error: {call}", error=True)
+def run_tool(tools, name, arguments):
+    """Check a call of a tool that has a function, and run it: Result. Never raises."""
     start = time.perf_counter()
-    text, error = run_tool(tools, call.tool, call.arguments)
-    return Result(text, error, time.perf_counter() - start)
-
-
-def run_tool(tools, name, arguments, budget=RESULT_BUDGET):
-    """Run one tool: (its result, whether that is an error). Never raises."""
     try:
         text = check(tools, name, arguments) or str(tools[name].run(**arguments))
     except services.Failed as why:
         text = f"Error: {why}"
     except Exception as why:  # any bug of a tool becomes text: the planner reads it, and it is counted
         text = f"Error: {name} failed: {type(why).__name__}: {why}"
-    return truncate(text, budget), text.startswith("Error:")
+    return Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), time.perf_counter() - start)
 
 
 def check(tools, name, arguments):

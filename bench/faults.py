@@ -28,7 +28,6 @@ import planner
 import solve
 import tools as toolset
 import verifier
-from cli.cast import FIXED
 from models.server import Server
 from rewards.questions import Question
 
@@ -126,7 +125,7 @@ def bad_server(share, refused, seed=0):
 
 def run(number, share):
     """(server, [Rollout], what is wrong with them, seconds)"""
-    refused = {n: (*FIXED, "planner")[n // 20 % 6] for n in range(0, number, 20)}
+    refused = {n: (*PROMPTS, "base_generator")[n // 20 % 6] for n in range(0, number, 20)}
     server = bad_server(share, refused)
     engine = Server(f"http://127.0.0.1:{server.server_port}/v1", seconds=PATIENCE)
     double, arguments = lambda number: str(2 * int(number)), {"number": "an integer"}

@@ -15,7 +15,6 @@ from world.services import Cache
 from world.toolbox import choose, left_out
 
 TOY_TOKEN = " 999"  # a token of the toy's vocabulary, and of no other
-FIXED = ("analysis", "base_generator", *MODULES[1:])  # everything but the planner; MODULES have flags
 
 
 def load_engines(args, loaded, cache):
@@ -26,7 +25,8 @@ def load_engines(args, loaded, cache):
             loaded[name] = adapters.load(name, args.device, args.dtype, args.think, args.plain)
         return loaded[name]
 
-    fixed = {module: engine(getattr(args, module, None) or args.fixed) for module in FIXED}
+    named = {module: getattr(args, module) for module in MODULES[1:] if getattr(args, module, None)}
+    fixed = {"default": engine(args.fixed)} | {module: engine(name) for module, name in named.items()}
     return fixed, Cached(engine(args.judge), cache, args.max_new_tokens) if args.judge else None
 
 
@@ -42,9 +42,9 @@ def load_tools(args, table):
 
 def show_engines(policy, fixed, judge, tools, without):
     """The first lines of a run: the model of each module, and the tools. without: why tools are left out."""
-    main = fixed["analysis"]
-    lines = [f"planner {policy}", f"fixed   {main}"]
-    lines += [f"{module} {engine}" for module, engine in fixed.items() if engine is not main]
+    default = fixed["default"]
+    lines = [f"planner {policy}", f"fixed   {default}"]
+    lines += [f"{module} {engine}" for module, engine in fixed.items() if engine is not default]
     if judge:
         lines.append(f"judge   {judge}")
     lines.append(f"tools   {', '.join(tools)}")

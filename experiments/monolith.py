@@ -15,6 +15,7 @@ import argparse
 import random
 import re
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,7 @@ import verifier
 from memory import Memory, Step
 from models.completion import Completion
 from models.loading import load_engine
-from solve import Rollout, call_engine
+from solve import Rollout
 from tools import run_calls
 from toy.hops.make import HOPS, adds_two, copies_from_memory, worlds
 from toy.hops.questions import KINDS, MAX_TURNS, NAMES, URLS
@@ -62,15 +63,21 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     """solve.roll_out() for a monolith: up to max_turns steps, then the answer. Returns [Rollout]."""
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
     contexts = {id(rollout): "" for rollout in rollouts}
-    sample = partial(policy, temperature=temperature, max_new_tokens=max_new_tokens)
-    greedy = partial(fixed["base_generator"], temperature=0.0, max_new_tokens=max_new_tokens)
-    to_read = lambda rollout, budget: prompt(rollout.question.question, tools, contexts[id(rollout)])
+    greedy = partial(fixed["default"], temperature=0.0, max_new_tokens=max_new_tokens)
     for turn in range(1, max_turns + 2):
         if watch:
             watch(rollouts, turn, "policy")
         live = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
+        prompts = [prompt(rollout.question.question, tools, contexts[id(rollout)]) for rollout in live]
+        start = time.perf_counter()
+        completions = policy(prompts, temperature=temperature, max_new_tokens=max_new_tokens) if live else []
+        seconds = time.perf_counter() - start
         acting = []
-        for rollout, completion in call_engine(sample, live, turn, "policy", to_read):
+        for rollout, completion in zip(live, completions):
+            rollout.add_output(turn, "policy", completion.text, completion.tokens, seconds)
+            if completion.error:
+                rollout.failed = f"policy: {completion.error}"
+                continue
             rollout.actions.append(completion)
             if "<answer>" in completion.text or turn > max_turns:
                 rollout.answer, rollout.stopped = generator.parse(completion.text), True

@@ -302,10 +302,10 @@ def check_sql():
     run = lambda query: tools.run_tool(chosen, "sql_query", {"query": query})
     questions = read_questions(FILE.with_suffix(".jsonl"))
     assert len({one.question for one in questions}) == 40 and questions[0].answer == "3"
-    assert run("SELECT kind, count(*) FROM product GROUP BY kind")[0].startswith("fruit | 3\nkitchen | 2")
+    assert run("SELECT kind, count(*) FROM product GROUP BY kind").text.startswith("fruit | 3\nkitchen | 2")
     for query in ("DROP TABLE sale", "INSERT INTO sale VALUES ('saw', 2025, 1)", "PRAGMA query_only = 0",
                   f"ATTACH '{FILE}2' AS other", "SELECT hex(zeroblob(900000000))", "SELECT 1; SELECT 2",
                   "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
                   "SELECT count(*) FROM sale a, sale b, sale c, sale d, sale e", "SELECT no FROM sale"):
-        assert run(query)[1], query
+        assert run(query).error, query
     assert FILE.read_bytes() == before and not Path(f"{FILE}2").exists()

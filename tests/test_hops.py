@@ -139,9 +139,9 @@ def test_the_tools_results_are_those_that_the_toy_has_read(tools):
     calls = [("web_search", {"url": "none", "query": "x"}), ("web_search", {"url": "7 * 4", "query": "x"}),
              ("web_search", {"url": "https://hops.org/999", "query": "x"})]
     for tool, arguments in calls:
-        assert toolset.run_tool(tools, tool, arguments)[0].removeprefix("Error:") in pieces.prompt_pieces()
+        assert toolset.run_tool(tools, tool, arguments).text.removeprefix("Error:") in pieces.prompt_pieces()
     page = next(row for row in World(0).rows if "url" in row)
-    result, _ = toolset.run_tool(tools, "web_search", {"url": page["url"], "query": "number of Bavok"})
+    result = toolset.run_tool(tools, "web_search", {"url": page["url"], "query": "number of Bavok"}).text
     assert result == f"[1] passage 1 of 1 ({page['url']}): {page['text']}"
 
 

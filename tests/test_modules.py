@@ -428,7 +428,7 @@ def test_the_parse_error_names_the_reason_but_no_file_and_no_line(text, error):
 def test_a_reason_without_a_text_is_named_by_its_kind(monkeypatch):
     def out_of_memory(*_):
         raise MemoryError
-    monkeypatch.setattr(executor, "read", out_of_memory)
+    monkeypatch.setattr(executor, "read_python", out_of_memory)
     assert read("[").startswith("the call could not be read (MemoryError). Write it as ")
 
 

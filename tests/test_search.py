@@ -8,10 +8,16 @@ import pytest
 from test_services import quick, reply, serve  # noqa: F401  (fixtures)
 
 import tools
-from tools import run_tool, toolbox
+from tools import toolbox
 from world import pages, search, services
 from world.ranking import passages, ranked
 from world.search import wikipedia_search
+
+
+def run_tool(box, name, arguments):
+    """(text, is it an error) of tools.run_tool()."""
+    result = tools.run_tool(box, name, arguments)
+    return result.text, result.error
 
 
 @pytest.fixture(autouse=True)

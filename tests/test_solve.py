@@ -635,14 +635,14 @@ def test_each_batch_is_shown_before_the_next_begins(run, monkeypatch, capsys):
 
 
 def test_a_typed_question_is_traced_while_it_is_answered(run, monkeypatch, capsys):
-    before, call_engine = [], solve.call_engine
+    before, complete = [], solve.Team.complete
 
-    def listening(engine, rollouts, turn, module, prompt, **settings):
-        if rollouts:
+    def listening(team, module, prompts):
+        if prompts:
             before.append((module, capsys.readouterr().out))
-        return call_engine(engine, rollouts, turn, module, prompt, **settings)
+        return complete(team, module, prompts)
 
-    monkeypatch.setattr(solve, "call_engine", listening)
+    monkeypatch.setattr(solve.Team, "complete", listening)
     after = run("q?")
     assert [module for module, _ in before] == ["analysis", "planner", "planner", "generator"]
     shown = dict(reversed(before))  # of each module its first turn

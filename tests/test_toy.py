@@ -125,7 +125,7 @@ def test_the_tools_results_are_those_that_the_toy_has_read(tools):
              ("python_coder", {"code": "value = ; print(value)"}, ["SyntaxError"]),
              ("wikipedia_search", {"query": "zzzz"}, ["no passage", "fewer words"])]
     for tool, arguments, words in calls:
-        result = " " + toolset.run_tool(tools, tool, arguments)[0]
+        result = " " + toolset.run_tool(tools, tool, arguments).text
         for word in words:
             assert any(piece in result for piece in pieces.prompt_pieces() if word in piece), result
 

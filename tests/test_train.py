@@ -767,7 +767,7 @@ def test_a_checkpoint_with_adapters_is_exactly_the_policy(tmp_path, monkeypatch,
     spy(monkeypatch, "train")
     out = run(tmp_path / "run", lora=4, lr=1e-2, steps=2, dtype=dtype, gradient_checkpointing=True)
     _, (policy, fixed, *_), reference, *_ = train.train.call_args.args
-    assert reference is policy and fixed["executor"].model is policy.model  # one copy for all
+    assert reference is policy and fixed["default"].model is policy.model  # one copy for all
     loaded = adapters.load(str(out / "step-2"), dtype=dtype)
     before, merged = (load_engine(str(name), dtype=dtype) for name in ("model", out / "step-2"))
     logps = lambda engine: token_logps(engine.model, [Action(before.encode("hi"), [40, 41, 42], 0)], 1.0)
@@ -779,7 +779,7 @@ def test_a_checkpoint_with_adapters_is_exactly_the_policy(tmp_path, monkeypatch,
     assert str(loaded).startswith(f"{out / 'step-2'} |") and "merged" not in capsys.readouterr().err
     with policy.model.disable_adapter():
         assert torch.equal(logps(policy), logps(before))  # nothing else has changed
-    assert fixed["executor"](["hi"])[0].ids == before(["hi"])[0].ids  # the adapters are off
+    assert fixed["default"](["hi"])[0].ids == before(["hi"])[0].ids  # the adapters are off
 
 
 def test_what_adapters_learn_below_the_last_bit_of_a_weight_is_right_in_the_mean_of_the_merged_model():
