@@ -219,8 +219,11 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     π_θold is the model before the first step. This model scores the first mini-batch anyway: its log-probs,
     detached, are the old ones, and ρ is exactly 1. The later mini-batches are scored once before the first
-    step, into Action.old. Their rollouts with A = 0 are left out of this pass: their gain is 0 at any ρ.
-    (With β > 0 they still count in the KL.)
+    step, into Action.old.
+
+    A rollout with A = 0 gains 0 at any ρ: it needs no old log-probs. Without a KL it has no gradient at all;
+    it counts in N, but is not scored. (If you add a term without A to J, remove these two filters, `if a.A`
+    and `if beta or a.A`, and train.can_learn().)
 
     With several GPUs each process is given the whole batch, takes its part of each mini-batch, and sums its
     gradients with those of the others. The model is left in eval mode, ready to sample.
@@ -237,9 +240,6 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         own = passes.share(members)                                         # with several GPUs, a part
         mini = [replace(a, weight=token_weight(a, turns[a.rollout], len(members), tokens))
                 for a in actions if a.rollout in own and a.ids]
-        # Without a KL, a rollout with A = 0 has no gradient: it counts in N and tokens, but is not scored.
-        # (This filter, the one in front of note_old, and train.can_learn() assume that no other term of J
-        # lacks A.)
         minis.append([a for a in mini if beta or a.A])
 
     def note_old(batch):
