@@ -81,13 +81,16 @@ def read_python(source, names):
     names: the tool's argument names, for positional arguments. Here and in read_json(), a text that is
     anything else raises one of the errors that parse() expects."""
     match ast.parse(source).body:
-        case [ast.Expr(ast.Call(ast.Name(called), args, keywords))] if (
-                len(args) <= len(names) and all(keyword.arg for keyword in keywords)):  # no **rest
+        case [ast.Expr(ast.Call(ast.Name(called), args, keywords))]:
             pairs = [*zip(names, args), *((keyword.arg, keyword.value) for keyword in keywords)]
         case [ast.Expr(ast.Call())]:
             raise ValueError("there must be one call of the tool by its name")
         case _:
             raise ValueError("there must be one call and nothing else")
+    if len(args) > len(names):
+        raise ValueError(f"the tool has no argument number {len(args)}")
+    if not all(keyword.arg for keyword in keywords):
+        raise ValueError("each argument must be written out: no **")
     try:
         literals = [(name, ast.literal_eval(value)) for name, value in pairs]
     except (ValueError, TypeError) as why:  # TypeError: a literal such as {[]: 1}
@@ -96,7 +99,7 @@ def read_python(source, names):
 
 
 def read_json(source, names):
-    """The same of {"tool": name, "arguments": {...}}. As in OpenAI's API, the arguments may be a string of
+    """The same for {"tool": name, "arguments": {...}}. As in OpenAI's API, the arguments may be a string of
     JSON."""
     data = json.loads(source, object_pairs_hook=checked)
     data = checked([(KEYS.get(key, key), value) for key, value in data.items()])
@@ -109,11 +112,11 @@ def read_json(source, names):
 
 
 def checked(pairs):
-    """dict(pairs), or an error: a name comes twice, and either value could be meant; or tools and memory
-    could not write a value as text (half of a surrogate pair, a number of 5 000 digits, a list too deep)."""
+    """dict(pairs), or an error if a name comes twice, because either value could be meant; or if a value
+    cannot be written as text: half of a surrogate pair, a number of 5 000 digits, a list that is too deep."""
     arguments = dict(pairs)
     if len(arguments) < len(pairs):
         raise ValueError("an argument is given twice")
     for name, value in pairs:
-        f"{name} {value}".encode()
+        f"{name} {value}".encode()  # raises an error here, inside parse()'s `try`, and not later in a tool
     return arguments

@@ -11,11 +11,12 @@ multi-turn problem becomes many single-turn ones, each with the clipped objectiv
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(same)        one ratio for token j of turn t of rollout i
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                    over the G rollouts of the question
 
-π is always the distribution at the sampling temperature.
+π is always the distribution at the sampling temperature. E_q 1/G Σ_i is one mean over all rollouts, so J has
+three nested means: over rollouts, their turns, and their tokens.
 
 With one mini-batch per update, the default for real models (the toy has 4), π_θ is still π_θold when the
 gradient is taken: ρ is 1, and the clip never acts. What remains is ∇J = (the three means of A_i ∇log π) -
-β ∇KL (of which KL: see loss()). Without the KL, an ascent along ∇J is a step of cross-entropy training on the
+β ∇KL (loss() says which KL). Without the KL, an ascent along ∇J is a step of cross-entropy training on the
 planner's own plans, each weighted by its A. (In RL: REINFORCE, with the group's mean as the baseline.) The
 ratio and the clip matter from the second mini-batch on.
 
@@ -27,19 +28,24 @@ and several GPUs need.
 Absent, on purpose:
   * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
+  * a second clip: the library under the released code (verl) also bounds ρ at 3 where A < 0. The paper does
+    not, so a token with A < 0 and a large ρ has a large gradient. What limits it is the gradient's norm;
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
 Where a choice comes from:
     β = 0.001                           the paper
     ε = 0.2 below, ε' = 0.3 above       the released code; the paper has one ε, without a value
-    the KL by k3, for each token,       the released code; the paper is silent
-      under the same three means
+    the KL by k3, for each token        the released code; the paper is silent
     std with n - 1, plus 1e-6           the released code
-    three nested means                  the paper; the released code has one mean over all tokens (token_mean)
-    no step if the gradient explodes    ours (EXPLODED)
+    three nested means, of the gain     the paper; the released code has one mean over all tokens (token_mean)
+    the same three means, of the KL     ours: the paper is silent
+    no step if the gradient is 0, or    ours (EXPLODED)
+      explodes
 
-Why may every turn get the same advantage? Appendix B of the paper rewrites the sum over rollouts as a sum
-over the visited states, each with weight 1/T_i: single-turn updates optimise exactly the multi-turn
-objective.
+Why may every turn get the same advantage? The reward comes at the end, so the return that follows a turn is R
+for every turn, and R minus the group's mean is an ordinary policy gradient: noisy in one rollout, right on
+average. Appendix B of the paper shows that J is a sum over the visited states: one single-turn objective for
+each, with weight 1/T_i. It does not show that this finds the turn that mattered. Nor are the weights 1/T_i
+and 1/|a|, and the division by std, part of a plain policy gradient; they are the paper's choice.
 """
 
 import math
@@ -49,7 +55,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-EXPLODED = 1000  # no step if the gradient norm is above EXPLODED * max_grad_norm: one odd token can do that
+EXPLODED = 1000  # no step if the gradient norm is above EXPLODED * max_grad_norm: an outlier can do that
 
 
 @dataclass
@@ -73,6 +79,7 @@ def advantages(rewards, groups):
     rewards: one number for each rollout, (N,). groups: the number of its group, N ints (not the question's
     text, because a question that comes twice in a batch makes two groups). Groups may differ in size, because
     a failed rollout leaves its group. A flat group (equal rewards, or a single rollout) gets A = 0 exactly.
+    (For another baseline, edit the numerator. R_i minus the mean of the *others* is it times n / (n - 1).)
 
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
     """
@@ -149,8 +156,8 @@ def per_token(actions, values):
 def old_logps(actions, logp):
     """log π_θold of each token, (K,): Action.old, where update() has computed it.
 
-    It has not in the first mini-batch, where the log-prob of now is the old one, nor for rollouts with A = 0,
-    whose gain is 0 at any ρ. For both, this is the log-prob of now without its gradient, so that ρ = 1."""
+    Action.old is None (1) in the first mini-batch, because the policy has not moved yet, and (2) where A = 0,
+    because the gain is 0 whatever ρ is. In both cases this is the current log-prob, detached: ρ = 1."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
 
@@ -162,9 +169,12 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     removes it where the policy has already moved far enough in the direction of A.
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
-    ρ = 1, and the A of a whole group add up to 0, whatever its rewards. At ρ = 1, k3 estimates
-    KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ), which has the same minimum. (For a fork: the
-    gradient of k1, log π_θ - log π_ref, is 0 on average; that of k2, half its square, is KL(π_θ ‖ π_ref)'s.)
+    ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
+
+    k3 = r - log r - 1, with r = π_ref / π_θ, is an estimate from the sampled token that is never negative. At
+    ρ = 1 its mean is KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ), which has the same
+    minimum. (For a fork: k1 = -log r has the same mean, and a gradient of 0 on average; k2 = (log r)² / 2 has
+    the gradient of KL(π_θ ‖ π_ref).)
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ
@@ -177,7 +187,7 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     return -(J * weight).sum(), ratio.detach(), kl.detach()                 # -1/N Σ_i 1/T_i Σ_t 1/|a| Σ_j
 
 
-def split(groups, minibatches, seed):
+def split_rollouts(groups, minibatches, seed):
     """Rollouts 0..N-1 in `minibatches` sets of equal size (± 1). groups: the group of each, N ints.
 
     Whole groups, because copies of a prompt are cheaper together (fast/trees.py); their order is shuffled.
@@ -203,27 +213,29 @@ def check(actions, num_rollouts, temperature):
 
 def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), beta=0.001, minibatches=1,
            max_grad_norm=1.0, token_mean=False, seed=0):
-    """Learn from one batch of rollouts in `minibatches` optimiser steps -> the numbers of scale/report.py.
+    """Train the policy on one batch of rollouts, in `minibatches` optimiser steps -> the metrics that
+    scale/report.py describes.
 
         for mini in mini-batches:                   # one optimiser step each, of whole rollouts
             for batch in micro-batches of mini:     # what fits into memory; gradients add up
                 loss(batch).backward()
             clip the gradient; optimizer.step()
 
-    passes: Passes(model, reference, token_logps, ...), which computes log-probs and cuts micro-batches
-    (scale/passes.py).
+    passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
+    reference_logps() are token_logps() of the two models. for_each_micro_batch(actions, f) zeroes .grad and
+    calls f(batch) for each micro-batch. share() and add_up_gradients() do nothing with a single process.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
-    Action.rollout is a place in it. split() keeps a group in one mini-batch where it can: this decides which
-    rollouts share an optimiser step, and not the objective.
+    Action.rollout is a place in it. split_rollouts() keeps a group in one mini-batch where it can: this
+    decides which rollouts share an optimiser step, and not the objective.
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it.
 
     π_θold is the model before the first step. This model scores the first mini-batch anyway: its log-probs,
     detached, are the old ones, and ρ is exactly 1. The later mini-batches are scored once before the first
     step, into Action.old.
 
-    A rollout with A = 0 gains 0 at any ρ: it needs no old log-probs. Without a KL it has no gradient at all;
-    it counts in N, but is not scored. (If you add a term without A to J, remove these two filters, `if a.A`
-    and `if beta or a.A`, and train.can_learn().)
+    A rollout with A = 0 has a gain of 0 whatever ρ is: it needs no old log-probs. Without a KL it has no
+    gradient at all; it counts in N, but is not scored. (If you add a term without A to J, remove these two
+    filters, `if a.A` and `if beta or a.A`, and train.can_learn().)
 
     With several GPUs each process is given the whole batch, takes its part of each mini-batch, and sums its
     gradients with those of the others. The model is left in eval mode, ready to sample.
@@ -235,7 +247,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     report = passes.begin()         # dropout off; the report collects numbers for the log (scale/report.py)
 
     minis = []                                                              # the actions of each mini-batch
-    for members in split(groups, minibatches, seed):                        # rollouts
+    for members in split_rollouts(groups, minibatches, seed):               # their rollouts
         tokens = sum(len(a.ids) for a in actions if a.rollout in members) if token_mean else None
         own = passes.share(members)                                         # with several GPUs, a part
         mini = [replace(a, weight=token_weight(a, turns[a.rollout], len(members), tokens))
@@ -264,13 +276,13 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         passes.for_each_micro_batch([a for a in mini if a.A], note_old)
 
     for mini in minis:
-        passes.for_each_micro_batch(mini, learn)        # .grad begins empty; repeats all if memory is short
+        passes.for_each_micro_batch(mini, learn)        # zeroes .grad first; starts over if memory is short
         loss_value = report.add_up()                    # the mini-batch's loss, over all processes
         passes.add_up_gradients()                       # .grad, over all processes
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # One bad mini-batch must not end the run. A norm of nan is skipped, too: nan < x is False.
         skipped = not (math.isfinite(loss_value) and norm < EXPLODED * max_grad_norm)
-        taken = norm > 0 and not skipped            # with a gradient of 0, momentum would move the weights
+        taken = norm > 0 and not skipped            # at a gradient of exactly 0, momentum would still move θ
         if taken:
             optimizer.step()
         report.mini_batch(norm, skipped, taken)

@@ -3,8 +3,8 @@
 Planner, verifier and generator read it in their prompts. Each turn adds a Step: what was planned, the tool
 call, its result, and the verdict. In the paper's letters, the plan a^t, the result e^t and the verdict v^t
 make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). Here f_mem is `memory.steps.append(Step(...))`;
-the verdict is filled in when the verifier has read the step. No language model rewrites or sums up the steps:
-equal turns give equal text.
+the verdict is filled in when the verifier has read the step. No language model rewrites or summarises the
+steps: equal turns give equal text.
 
 The text is bounded: render(budget) returns at most `budget` characters and shortens the oldest results
 first. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left margin,
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from world.text import indented, truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
-SHORTEST = 80  # characters: texts are not shortened below this
+SHORTEST = 80  # characters: each text keeps at least this many, unless even that is too much in all
 
 
 @dataclass
@@ -31,7 +31,9 @@ class Step:
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
     error: bool = False  # a tool-calling error: plan or call not parsed, or the result starts with "Error:"
-    verdict: str = ""  # STOP or CONTINUE; "" before the verifier reads the step. A plan not parsed: CONTINUE
+    # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed it is
+    # CONTINUE. The planner never reads STOP, which ends the turns.
+    verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
     def render(self):
@@ -63,8 +65,8 @@ class Memory:
                 if excess > 0:
                     text = getattr(step, name)
                     shown = len(indented(text))  # longer than the text, by the indents
-                    # Of the `shown` characters in the prompt, shown - excess may stay. Keep that share of
-                    # the text: of 1 000 characters, shown as 1 100, with 220 too many, 1 000 * 880 / 1 100.
+                    # Of the `shown` characters, shown - excess may stay. Keep the same share of the text:
+                    # of 1 000 characters, shown as 1 100, with 220 too many, 1 000 * 880 / 1 100.
                     kept = len(text) * max(shown - excess, 0) // max(shown, 1)
                     setattr(step, name, truncate(text, max(SHORTEST, kept)))
         return truncate(join(steps), budget)  # for very many steps

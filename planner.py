@@ -99,8 +99,8 @@ def show_analysis(analysis):
 
     "A sum.\\nMemory:"  -> "  A sum.\\n  Memory:"
     "A sum."            -> "A sum.", because a single line without a colon is no label
-    "Objective: a sum." -> "Objective: a sum.", because ANALYSED names this label: the toy writes such lines,
-                            and has learnt to read them at the margin
+    "Objective: a sum." -> "Objective: a sum.": lines that begin with "Objective:" or "Skills:" stay at the
+                            margin, because the toy was trained to write and read them there
     """
     lines = analysis.splitlines()
     if len(lines) == 1 and ":" not in folded(analysis):  # folded: a full-width colon counts, too

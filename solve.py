@@ -15,20 +15,20 @@ A Rollout is one question on its way through the flow. roll_out() runs a batch o
 
 The rollouts of a batch go in lock-step: all of them plan, then the executor writes all their calls, then the
 calls run, and so on. A rollout that has ended leaves the batch. So each stage is one batched call of a
-language model, and a seed decides everything.
+language model, and one seed makes the whole batch repeatable.
 
-Three kinds of failure are kept apart:
+What can go wrong has one of two effects:
 
-    the model's   a plan or a call cannot be parsed, or has wrong arguments: this costs a turn, and memory
-                  says why
-    the world's   a tool returns "Error: ...": a result like any other, which the planner reads
-    the system's  a prompt does not fit the model even with a shortened memory, or a model server stays down:
-                  the rollout has failed; it is counted, but neither rewarded nor trained on
+    an error    The model's plan or call cannot be parsed, or a tool does not find what it was asked for. This
+                costs a turn; memory says why, and the planner reads it.
+    a failure   A prompt does not fit the model even with a shortened memory, or a model server stays down.
+                The rollout breaks off; it counts as wrong, but is neither rewarded nor trained on.
 
-An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. The *policy* is
-the engine that plays the planner, `fixed` are those of the other modules. evaluate() rolls out and grades one
-batch; train.py uses it, too. answer() calls it for all questions of a command, batch by batch. main() loads
-what the command line names.
+An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. A Completion
+has the text, the token ids of prompt and text with their log-probs, and `error`, "" if all is well. The
+*policy* is the engine that plays the planner, `fixed` are those of the other modules. evaluate() rolls out
+and grades one batch; train.py uses it, too. answer() calls it for all questions of a command, batch by batch.
+main() loads what the command line names.
 """
 
 from cli import early
@@ -75,7 +75,7 @@ class Rollout:
     call: executor.Call | str = ""  # of this turn; a str is the parse error
     stopped: bool = False  # the verifier wrote STOP
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
-    undecided: bool = False  # neither rules nor judge could grade the answer: training leaves it out, too
+    undecided: bool = False  # neither rules nor judge could grade the answer: treated in the same way
     answer: str = ""
     right: bool = False  # is the answer right?
     reward: float = 0.0  # R(o), one for the whole rollout: 1 if it is right, else 0
@@ -105,6 +105,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
     that samples. fixed: the engine of all other modules; or {module: engine}, where "default" plays the
     modules that are not named.
+    max_turns: train.py and solve.py have another default, `--max-turns`.
     watch: for progress display. If given, watch(rollouts, turn, module) is called before each stage, to show
     or save what there is so far. It changes nothing: the rollouts are the same without it.
     """
@@ -129,7 +130,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             tool = rollout.plan.tool
             rollout.call = executor.parse(completion.text, tool, tools[tool])  # a str becomes an error result
 
-        called = team.begin("tools", turn, planned)  # those that have not failed
+        called = [rollout for rollout in planned if not rollout.failed]
+        team.begin("tools", turn, called)
         results = toolset.run_calls([rollout.call for rollout in called], tools,
                                      base_generator=partial(team.complete, "base_generator"))
         for rollout, result in zip(called, results):
@@ -148,29 +150,32 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 
 
 class Team:
-    """Which engine plays each module. write() has a module write for many rollouts, in one batched call.
+    """Which engine plays each module. write() runs one module on many rollouts, in one batched call.
 
     The arguments are those of roll_out().
     """
 
     def __init__(self, rollouts, policy, fixed, tools, temperature, max_new_tokens, watch):
         self.rollouts, self.tools, self.watch = rollouts, tools, watch
-        self.engines = (fixed if isinstance(fixed, dict) else {"default": fixed}) | {"planner": policy}
+        engines = fixed if isinstance(fixed, dict) else {"default": fixed}
+        self.engines = engines | {"planner": policy}
         self.temperature, self.max_new_tokens = temperature, max_new_tokens
 
     def write(self, module, turn, rollouts):
-        """A module writes for each of these rollouts that has not failed: [(rollout, Completion)].
+        """Run a module on each of these rollouts that has not failed: [(rollout, Completion)].
 
         If a prompt does not fit the model, it is made again with less memory. A rollout whose prompt never
         fits fails, and so does one for which the engine reports another error: both are left out.
         """
-        live = self.begin(module, turn, rollouts)
-        completions = {}  # {place in live: Completion}
+        live = [rollout for rollout in rollouts if not rollout.failed]
+        self.begin(module, turn, live)
         start = time.perf_counter()
+        completions = {}  # {place in live: Completion}
+        left = range(len(live))  # the places of those without a prompt that fits: at first all
         for budget in BUDGETS:
-            left = [i for i in range(len(live)) if i not in completions or completions[i].error == TOO_LONG]
             prompts = [prompt_of(module, self.tools, live[i], budget) for i in left]
             completions.update(zip(left, self.complete(module, prompts)))
+            left = [i for i in left if completions[i].error == TOO_LONG]  # nearly always none
         seconds = time.perf_counter() - start
         for i, rollout in enumerate(live):
             rollout.add_output(turn, module, completions[i].text, completions[i].tokens, seconds)
@@ -178,15 +183,13 @@ class Team:
         return [(rollout, completions[i]) for i, rollout in enumerate(live) if not rollout.failed]
 
     def begin(self, module, turn, rollouts):
-        """Tell watch() that a stage begins; return those of these rollouts that have not failed."""
-        live = [rollout for rollout in rollouts if not rollout.failed]
-        if live and self.watch:
+        """Tell watch() that a stage begins, unless no rollout takes part in it."""
+        if rollouts and self.watch:
             self.watch(self.rollouts, turn, module)
-        return live
 
     def complete(self, module, prompts):
         """One call of the engine that plays a module: [Completion]. Only the planner samples."""
-        engine = self.engines.get(module, self.engines["default"])
+        engine = self.engines[module if module in self.engines else "default"]
         temperature = self.temperature if module == "planner" else 0.0
         return engine(prompts, temperature=temperature, max_new_tokens=self.max_new_tokens) if prompts else []
 
@@ -216,9 +219,9 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
 
     watch, settings: of roll_out(). Without watch, a progress bar is shown.
     """
-    with progress_bar(len(questions), unless=watch) as watch:  # the watch that was given, or else a bar
-        rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
-        watch(rollouts, 0, "grade")
+    with progress_bar(len(questions), unless=watch) as shown:  # the watch that was given, or else a bar
+        rollouts = roll_out(questions, policy, fixed, tools, watch=shown, **settings)
+        shown(rollouts, 0, "grade")
         grade(rollouts, judge)  # sets `right` and `reward` of each
     return summary(rollouts), rollouts
 

@@ -109,17 +109,18 @@ def run_calls(calls, tools, base_generator):
     function, [query] -> [Completion]. Its queries are one batch, and the other calls run meanwhile, eight at
     a time.
 
-    The verifier waits until all rollouts have their results. If it began with the first ones, its batches
-    would depend on timing, and sums in batches of another size differ in their last bits: no run could be
-    repeated.
+    The verifier waits until all rollouts have their results. If it began earlier, the size of its batches
+    would depend on timing; batches of another size round differently, so no run could be repeated.
     """
-    results, queries, running = {}, {}, {}  # of each call, by its place in `calls`: Result, text, future
+    results = {}  # {place in `calls`: Result}
+    queries = {}  # {place: query}, for the language model
+    running = {}  # {place: future}, whose result will be a Result
     pool = ThreadPoolExecutor(max_workers=8)
     try:
         for i, call in enumerate(calls):
             if isinstance(call, str):
                 results[i] = Result(f"Error: {call}", error=True)
-            elif tools[call.tool].run is None and not check(tools, call.tool, call.arguments):
+            elif not check(tools, call.tool, call.arguments) and tools[call.tool].run is None:
                 queries[i] = call.arguments["query"]
             else:
                 running[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
@@ -131,11 +132,12 @@ def run_calls(calls, tools, base_generator):
     return [results[i] for i in range(len(calls))]
 
 
-def answer_queries(queries, engine):
-    """{number: Result} of {number: query}, from the language model. Equal queries are answered once."""
+def answer_queries(queries, base_generator):
+    """{place: Result} of {place: query}, from the language model. Equal queries are answered once."""
     distinct, start = list(dict.fromkeys(queries.values())), time.perf_counter()
-    completions = dict(zip(distinct, engine(distinct)))
-    seconds, results = time.perf_counter() - start, {}
+    completions = dict(zip(distinct, base_generator(distinct)))
+    seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
+    results = {}
     for i, query in queries.items():
         completion = completions[query]
         text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"

@@ -16,9 +16,9 @@ All random numbers of step n come from (seed, n), so a run that is stopped and r
 been stopped. What else a training run needs: cli/ (flags, the first lines of a run), logbook/ (the run's
 folder, resuming, Ctrl-C), scale/ (the memory plan, several GPUs).
 
-With several GPUs, each process (a "rank") rolls out its share of a step's questions and learns from those
-questions, and all ranks then have the rollouts of all. update() divides each mini-batch among the ranks. With
-one GPU or none, there is one rank, and its share is everything.
+With several GPUs, each process (a "rank") rolls out its share of a step's questions; then the ranks exchange
+their rollouts, and update() divides each mini-batch among them. With one GPU or none, there is one rank, and
+its share is everything.
 """
 from cli import early
 
@@ -60,14 +60,14 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             questions = questions_of(step, train_questions, args.questions, args.seed)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
-            usable, groups = with_outcome(rollouts, args.group_size)
+            usable, groups = with_outcome(rollouts, args.group_size)  # without the failed and the undecided
             rewards = [rollout.reward for rollout in usable]  # of rewards/grade.py: 1 or 0
             A, flat = advantages(rewards, groups)
 
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):
                 actions = actions_of(usable, A)
-                # room for sharded weights; for the log, the update's time and one group's log-ratios
+                # `updating` logs the time and one group's log-ratios, and makes room if weights are sharded
                 with run.updating(passes, usable, groups, A):
                     report = update(
                         passes, optimizer, actions, groups,
@@ -75,7 +75,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, tools)
-            run.log_step(row, rollouts, report)  # also counts the step: run.step, run.moved
+            run.log_step(row, rollouts, report)  # also sets run.step and run.moved, see can_learn()
             if run.due():
                 validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:
@@ -85,7 +85,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
 def questions_of(step, questions, number, seed):
     """The questions of one step, which depend on its number and the seed alone.
 
-    Step after step, the questions are taken in a shuffled order; each epoch has an order of its own."""
+    The questions are taken in a shuffled order, and shuffled again for each epoch."""
     # Think of all epochs as one endless list: step n takes its entries (n - 1) * number to n * number - 1. Of
     # 5 questions, 2 a step, step 3 takes the last of the first epoch, and goes round for one of the second.
     batch = []
@@ -100,7 +100,7 @@ def questions_of(step, questions, number, seed):
 def graded_rollouts(args, cast, questions, copies, seed):
     """Run each question `copies` times through the flow and grade the answers: [Rollout], the copies of a
     question one after the other. Each rank runs its share of the questions, and gets the rollouts of all."""
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # each rank samples something else
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # a random stream for each rank
     local = [question for question in ranks.share(questions) for _ in range(copies)]
     policy, fixed, tools, judge = cast
     settings = command_line.rollout_settings(args)
@@ -132,14 +132,15 @@ def actions_of(rollouts, A):
 
 def can_learn(A, beta, moved):
     """Does J have a gradient? If every group is flat, all advantages are 0, and only the KL is left. Its
-    gradient is also 0 until a step has moved the policy: while π_θ = π_ref, the KL is at its minimum."""
+    gradient is also 0 until a step has moved the policy (`moved`): while π_θ = π_ref, the KL is at its
+    minimum."""
     return A.any() or (beta > 0 and moved)
 
 
 # ----------------------------------------------------------------------------------------------- evaluations
 def evaluate_before(run, cast, valid, test):
-    """Before the first step: how good is the planner without training? After --resume: the validation of the
-    last step, if the run was stopped before it."""
+    """Before the first step: how good is the planner without training? After --resume: the validation that
+    the run had not done when it was stopped."""
     if run.step == 0 and (test or valid):
         log_accuracy(run, cast, "test" if test else "valid", test or valid)
     elif run.due() and valid and not run.log.evaluated("valid", run.step):

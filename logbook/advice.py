@@ -50,7 +50,7 @@ def flat_steps(rows, rollouts, temperature):
     if not (why := unparsed(rollouts)):
         if temperature < 0.2:
             why = f"At --temperature {temperature} the rollouts of a group hardly differ: give e.g. 0.7."
-        elif reward > 0.5:
+        elif 2 * sum(rollout.right for rollout in rollouts) > len(rollouts):
             why = "The questions are too easy for this planner: give harder ones in --data, or stop."
         else:
             why = ("Hardly an answer is right: give easier questions in --data, a larger --group-size, "

@@ -14,6 +14,9 @@ def reward(rollout):
     """R(o) of a rollout: here 1 or 0. It may read all of a solve.Rollout but `reward`: question (with its
     gold answer), answer, right, actions, memory. (rules.quantity() reads a number as graders do.)
 
+    A cost for errors could sum `step.error` over rollout.memory.steps. That counts plans and calls that could
+    not be parsed (without a step.command), and any result that begins with "Error:".
+
     With a cost for each turn: experiments/forks/turn-cost.diff. In a group of right answers, even a tiny cost
     counts fully, because advantages are divided by the standard deviation of the group.
     """

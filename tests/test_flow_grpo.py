@@ -208,7 +208,7 @@ def compare_with_the_oracle(
     passes = Passes(model, reference, token_budget=budget, **way(model, reference))
     got = module.update(passes, optimizer, copies, groups, temperature=T, clip=clip, beta=beta,
                         minibatches=2, max_grad_norm=1e9, token_mean=token_mean, seed=seed)
-    parts = module.split(groups, 2, seed)
+    parts = module.split_rollouts(groups, 2, seed)
     assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
     losses, seen, norms = [], [], []
     assert len(optimizer.gradients) == len(parts)
@@ -503,7 +503,7 @@ def test_cutting_into_micro_batches_does_not_change_the_gradient(budget):
 
 @pytest.mark.parametrize("rollouts, parts", [(7, 1), (7, 2), (8, 4), (3, 3), (2, 4)])
 def test_mini_batches_hold_every_rollout_once_and_divide_none(rollouts, parts):
-    deal = lambda seed: flow_grpo.split(range(rollouts), parts, seed)
+    deal = lambda seed: flow_grpo.split_rollouts(range(rollouts), parts, seed)
     assert len(deal(5)) == parts and sorted(i for part in deal(5) for i in part) == list(range(rollouts))
     assert max(map(len, deal(5))) - min(map(len, deal(5))) <= 1 and deal(5) == deal(5)
     assert parts == 1 or any(deal(seed) != deal(5) for seed in range(5))
@@ -683,7 +683,7 @@ def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_pro
     actions, model, A = rollouts()[0], tiny(), [1.0] * 7
     for n, a in enumerate(actions):
         a.logps = [logp.item() + (0.5 if n % 2 else -0.25 * n) for logp in one_by_one(model, a)]
-    part = flow_grpo.split(range(7), 2, 0)[0]
+    part = flow_grpo.split_rollouts(range(7), 2, 0)[0]
     first, _ = trees.micro_batches(model, [a for a in actions if a.rollout in part], 40)[0]
     gaps = [abs(was - now.item()) for a in first for was, now in zip(a.logps, one_by_one(model, a))]
     got, _ = learn(model, actions, A, minibatches=2, token_budget=40)
@@ -760,14 +760,14 @@ def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(
     got, _ = learn(alone, actions, [poison] + [1.0] * 6)
     assert got["skipped"] == 1 and got["steps"] == 0 and not math.isfinite(got["grad_norm"])
     assert unchanged(alone)
-    for part in flow_grpo.split(range(7), 2, seed=0):      # the poison in the first part, then in the second
+    for part in flow_grpo.split_rollouts(range(7), 2, seed=0):  # the poison in the first part, then in the second
         A = [poison if rollout == part[0] else 1.0 for rollout in range(7)]
         got, _ = learn(both, actions, A, minibatches=2)
         assert got["skipped"] == got["steps"] == 1 and all(p.isfinite().all() for p in both.parameters())
 
 
 def test_a_mini_batch_without_a_lesson_takes_no_step_whatever_the_other_does():
-    for part in flow_grpo.split(range(7), 2, seed=0):
+    for part in flow_grpo.split_rollouts(range(7), 2, seed=0):
         got, _ = learn(tiny(), rollouts()[0], [float(rollout in part) for rollout in range(7)], minibatches=2)
         assert got["steps"] == 1 and got["skipped"] == 0
 

@@ -124,7 +124,7 @@ def check_gradient(objective, **settings):
 
     old, model = tiny(), tiny()
     model.load_state_dict(recorders[0].weights[1])
-    part = flow_grpo.split(groups, 2, 0)[1]
+    part = flow_grpo.split_rollouts(groups, 2, 0)[1]
     J = 0
     for a in actions:
         if a.rollout in part:

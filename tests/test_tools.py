@@ -130,7 +130,7 @@ def test_a_batch_gives_results_in_order_and_generates_only_the_queries_of_base_g
     assert batches == [["q"]] and [result.text for result in results[:2]] == ["8", "q!"]
     assert results[2].text.startswith("Error: double failed: ") and results[4].text == "Error: no call"
     numbers = [(result.error, result.seconds, result.tokens) for result in results]
-    assert numbers == [(False, 0, 0), (False, 5, 2), (True, 0, 0), (False, 5, 2), (True, 0, 0)]
+    assert numbers == [(False, 0, 0), (False, 2.5, 2), (True, 0, 0), (False, 2.5, 2), (True, 0, 0)]
 
 
 def test_a_query_that_is_no_string_has_no_tokens_and_no_outage_of_another_rollouts_query():

@@ -156,11 +156,11 @@ def test_a_row_that_does_not_fit_is_cut_down_to_single_sequences():
 def test_a_mini_batch_divides_a_group_only_at_its_border():
     groups = [3, 3, 3, 3, 0, 0, 7, 7, 7, 7]
     for seed in range(5):
-        parts = flow_grpo.split(groups, 2, seed)
+        parts = flow_grpo.split_rollouts(groups, 2, seed)
         assert [len(part) for part in parts] == [5, 5] and sorted(sum(parts, [])) == list(range(10))
         divided = [group for group in {*groups} if all(group in [groups[i] for i in part] for part in parts)]
         assert len(divided) <= 1
-    assert len({str(flow_grpo.split(groups, 2, seed)) for seed in range(5)}) > 1
+    assert len({str(flow_grpo.split_rollouts(groups, 2, seed)) for seed in range(5)}) > 1
 
 
 def test_the_ratio_is_exactly_one_at_first_with_trees_too():
