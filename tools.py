@@ -120,7 +120,9 @@ def run_calls(calls, tools, base_generator):
         for i, call in enumerate(calls):
             if isinstance(call, str):
                 results[i] = Result(f"Error: {call}", error=True)
-            elif not check(tools, call.tool, call.arguments) and tools[call.tool].run is None:
+            elif problem := check(tools, call.tool, call.arguments):
+                results[i] = Result(problem, error=True)
+            elif tools[call.tool].run is None:
                 queries[i] = call.arguments["query"]
             else:
                 running[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
@@ -149,10 +151,10 @@ def answer_queries(queries, base_generator):
 
 
 def run_tool(tools, name, arguments):
-    """Check a call of a tool that has a function, and run it: Result. Never raises."""
+    """Run the function of a tool: Result. Never raises."""
     start = time.perf_counter()
     try:
-        text = check(tools, name, arguments) or str(tools[name].run(**arguments))
+        text = str(tools[name].run(**arguments))
     except services.Failed as why:
         text = f"Error: {why}"
     except Exception as why:  # any bug of a tool becomes text: the planner reads it, and it is counted

@@ -44,11 +44,15 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     """Train for args.steps steps; evaluate and save in between.
 
     cast: (policy, fixed, tools, judge), as solve.evaluate() takes them. reference: the engine of π_ref, or
-    None. state: of the checkpoint to resume from, or None."""
+    None. state: of the checkpoint to resume from, or None.
+
+    `run` keeps the books (logbook/run.py): run.steps() yields the numbers of the steps that are left,
+    run.due() is True when it is time to save, and run.moved once a step has changed the policy."""
     policy, _, tools, _ = cast
     models = policy.model, (reference.model if reference else None)
     # Where update() gets log π from. --plain: flow_grpo.token_logps(). Otherwise fast/: the same numbers in
-    # less time and memory. It ends in flow_grpo.log_probs(), so an edit of that counts there, too.
+    # less time and memory, and a way to cut micro-batches that suits it. It ends in flow_grpo.log_probs(), so
+    # an edit of that counts there, too.
     scoring = {"token_logps": token_logps} if args.plain else fast_logps.scoring(log_probs, *models)
     passes = Passes(*models, **scoring, token_budget=args.token_budget)  # micro-batches that fit into memory
 
@@ -75,7 +79,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, tools)
-            run.log_step(row, rollouts, report)  # also sets run.step and run.moved, see can_learn()
+            run.log_step(row, rollouts, report)  # also sets run.step and run.moved
             if run.due():
                 validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:
@@ -160,6 +164,7 @@ def validate_and_save(run, cast, valid):
 
 def main():
     args = command_line.train_arguments(TOOLS)
+    # loads the engines; makes the optimizer: AdamW, a constant --lr, no weight decay (scale/sharding.py)
     cast, reference, optimizer, questions, state = setup.begin(args, TOOLS)
     train(args, cast, reference, optimizer, *questions, state)
 

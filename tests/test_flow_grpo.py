@@ -760,7 +760,7 @@ def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(
     got, _ = learn(alone, actions, [poison] + [1.0] * 6)
     assert got["skipped"] == 1 and got["steps"] == 0 and not math.isfinite(got["grad_norm"])
     assert unchanged(alone)
-    for part in flow_grpo.split_rollouts(range(7), 2, seed=0):  # the poison in the first part, then in the second
+    for part in flow_grpo.split_rollouts(range(7), 2, seed=0):  # poison in the first part, then in the second
         A = [poison if rollout == part[0] else 1.0 for rollout in range(7)]
         got, _ = learn(both, actions, A, minibatches=2)
         assert got["skipped"] == got["steps"] == 1 and all(p.isfinite().all() for p in both.parameters())

@@ -8,6 +8,7 @@ import pytest
 from test_services import quick, reply, serve  # noqa: F401  (fixtures)
 
 import tools
+from executor import Call
 from tools import toolbox
 from world import pages, search, services
 from world.ranking import passages, ranked
@@ -15,8 +16,8 @@ from world.search import wikipedia_search
 
 
 def run_tool(box, name, arguments):
-    """(text, is it an error) of tools.run_tool()."""
-    result = tools.run_tool(box, name, arguments)
+    """(text, is it an error) of one call."""
+    result, = tools.run_calls([Call(name, arguments)], box, None)
     return result.text, result.error
 
 
