@@ -132,7 +132,7 @@ def examples(rollouts, seed, kinds=KINDS, guided=(0.3, 0.9)):
     found = []
     for tools, questions, teacher in worlds(rollouts, seed, kinds, guided):
         writer = Writer(teacher, tools)
-        roll_out(questions, writer, {"base_generator": teacher}, tools, MAX_TURNS)
+        roll_out(questions, writer, {"default": teacher}, tools, MAX_TURNS)
         found += writer.examples
     return found
 

@@ -183,7 +183,7 @@ def test_a_monolith_that_writes_what_the_teacher_wrote_is_right_and_every_text_i
     tools, made, teacher = world
     flow = solve.roll_out(for_flow(made), teacher, teacher, tools, MAX_TURNS)
     writer = monolith.Writer(teacher, tools)
-    rollouts = monolith.roll_out(for_flow(made), writer, {"base_generator": teacher}, tools, MAX_TURNS)
+    rollouts = monolith.roll_out(for_flow(made), writer, {"default": teacher}, tools, MAX_TURNS)
     grade(rollouts)
     assert [one.reward for one in rollouts] == [1.0] * 60
     assert [len(one.actions) for one in rollouts] == [len(one.memory.steps) + 1 for one in flow]
@@ -214,7 +214,7 @@ def test_a_monolith_that_never_answers_ends_after_its_turns_and_reads_its_parse_
         prompts.extend(batch)
         return [Completion("Let me think.", [1], [2]) for _ in batch]
 
-    (one,) = monolith.roll_out(for_flow(made[:1]), policy, {"base_generator": policy}, tools, max_turns=2)
+    (one,) = monolith.roll_out(for_flow(made[:1]), policy, {"default": policy}, tools, max_turns=2)
     assert len(one.actions) == 3 and one.answer == "Let me think."
     assert [step.error for step in one.memory.steps] == [True, True]
     assert "Result: Error: no line 'Command: ...'" in prompts[1]
