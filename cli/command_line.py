@@ -236,6 +236,8 @@ def solve_arguments(tool_names):
     given = [value for value in (args.question, args.data, args.benchmark) if value is not None]
     if len(given) > 1:
         raise ValueError("give one question, --data FILE.jsonl or --benchmark NAME, not two of them")
+    if args.benchmark_dir is not None and args.benchmark is None:
+        raise ValueError("--benchmark-dir holds the files of benchmarks: name them with --benchmark")
     if args.max_turns is None:  # the demo shows the toy's own questions under the conditions of its training
         demo = not (given or args.compare)
         args.max_turns = FOR_TOY["max_turns"] if demo else 10
@@ -356,7 +358,11 @@ def read_remembered(model):
     if is_server(model) or not file.exists():
         return {}
     with reading(file, "take another checkpoint, or remove this file and give --fixed and --tools"):
-        return places.all_located(read_object(file), model)
+        data = read_object(file)
+        texts = [data.get(name) or "" for name in (*MODULES, "corpus")] + list(data.get("tools") or [])
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(f"{wrong[0]!r} is no name of a model, tool or corpus")
+        return places.all_located(data, model)
 
 
 def resumed(parser, args):

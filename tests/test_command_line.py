@@ -63,6 +63,7 @@ def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_import
 
 
 MISTAKES = {
+    "--benchmark-dir folder": "--benchmark-dir holds the files of benchmarks: name them with --benchmark",
     "what is 2 + 2": "'is' is no flag (a question of several words needs quotes): see --help",
     "why? --limits": "'--limits' is no flag",
     "--model=": "--model is empty: give a value, or leave it out",

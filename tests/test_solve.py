@@ -723,6 +723,14 @@ def test_a_checkpoint_does_not_choose_the_server_that_reads_our_questions_and_ou
     assert settled(f"q|--model|{tmp_path}|--fixed|{address}").fixed == address
 
 
+@pytest.mark.parametrize("name, value", [
+    ("fixed", 5), ("executor", {"a": 1}), ("corpus", ["a"]), ("tools", [1]), ("tools", [["a"]])])
+def test_a_checkpoint_with_names_that_are_no_texts_is_refused_in_a_sentence(tmp_path, name, value):
+    (tmp_path / "train.json").write_text(json.dumps({name: value}))
+    with pytest.raises(ValueError, match=r"train.json cannot be used \(.*\): take another checkpoint"):
+        settled(f"q|--model|{tmp_path}")
+
+
 def test_the_toy_has_the_tools_it_has_read_about():
     assert settled("q").tools == command_line.TOY_TOOLS and settled("q").corpus.endswith("toy/corpus.jsonl")
     assert settled("q|--tools|python_coder").tools == ["python_coder"]
