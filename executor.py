@@ -102,7 +102,7 @@ def read_json(source, names):
     """The same for {"tool": name, "arguments": {...}}. As in OpenAI's API, the arguments may be a string of
     JSON."""
     data = json.loads(source, object_pairs_hook=checked)
-    data = checked([(KEYS.get(key, key), value) for key, value in data.items()])
+    data = checked([(KEYS.get(key, key), value) for key, value in data.items()])  # "name" beside "tool"?
     called, arguments = data.get("tool"), data.get("arguments")
     if isinstance(arguments, str):
         arguments = json.loads(arguments, object_pairs_hook=checked)
@@ -112,11 +112,17 @@ def read_json(source, names):
 
 
 def checked(pairs):
-    """dict(pairs), or an error if a name comes twice, because either value could be meant; or if a value
-    cannot be written as text: half of a surrogate pair, a number of 5 000 digits, a list that is too deep."""
+    """dict(pairs), or an error if a name comes twice, because either value could be meant."""
     arguments = dict(pairs)
     if len(arguments) < len(pairs):
         raise ValueError("an argument is given twice")
     for name, value in pairs:
-        f"{name} {value}".encode()  # raises an error here, inside parse()'s `try`, and not later in a tool
+        must_be_writable(name)
+        must_be_writable(value)
     return arguments
+
+
+def must_be_writable(value):
+    """Raises an error, here and not later in a tool, for what cannot be written as text: half of a surrogate
+    pair, a number of 5 000 digits, a list that is too deep."""
+    str(value).encode()

@@ -14,7 +14,12 @@ multi-turn problem becomes many single-turn ones, each with the clipped objectiv
 π is always the distribution at the sampling temperature. E_q 1/G Σ_i is one mean over all rollouts, so J has
 three nested means: over rollouts, their turns, and their tokens.
 
-With one mini-batch per update, the default for real models (the toy has 4), π_θ is still π_θold when the
+Why a ratio? We want the planner to choose tokens with a large A, that is, to raise the mean of A over tokens
+drawn from π_θ. But the tokens were drawn from π_θold; weighting each by ρ corrects for that. At π_θ = π_θold,
+∇ρ = ∇log π. Further away, a product of many ratios would be needed, and one per token is an approximation:
+so the clip takes away what could be gained by going further than to 1-ε or 1+ε'.
+
+With one mini-batch per update, our default for real models (the toy has 4), π_θ is still π_θold when the
 gradient is taken: ρ is 1, and the clip never acts. What remains is ∇J = (the three means of A_i ∇log π) -
 β ∇KL (loss() says which KL). Without the KL, an ascent along ∇J is a step of cross-entropy training on the
 planner's own plans, each weighted by its A. (In RL: REINFORCE, with the group's mean as the baseline.) The
@@ -28,24 +33,28 @@ and several GPUs need.
 Absent, on purpose:
   * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
-  * a second clip: the library under the released code (verl) also bounds ρ at 3 where A < 0. The paper does
-    not, so a token with A < 0 and a large ρ has a large gradient. What limits it is the gradient's norm;
+  * a second clip: min() leaves ρ A unclipped where A < 0 and ρ > 1+ε', so such a token can have a large
+    gradient. The library under the released code (verl) gives it none above ρ = 3; the paper has no such
+    rule. Here only the clipping of the gradient's norm limits it;
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
 Where a choice comes from:
     β = 0.001                           the paper
-    ε = 0.2 below, ε' = 0.3 above       the released code; the paper has one ε, without a value
-    the KL by k3, for each token        the released code; the paper is silent
+    ε = 0.2 below, ε' = 0.3 above       the released code; the paper has ε' = ε, without a value
+    the KL by k3, for each token        the released code, which also bounds each k3; the paper is silent
+    mean and std over rollouts          the paper; the released code takes them over turns
     std with n - 1, plus 1e-6           the released code
-    three nested means, of the gain     the paper; the released code has one mean over all tokens (token_mean)
-    the same three means, of the KL     ours: the paper is silent
-    no step if the gradient is 0, or    ours (EXPLODED)
-      explodes
+    three nested means, of the gain     the paper; the released code has a mean over tokens (see token_mean)
+    the same three means, of the KL     ours; the paper is silent
+    one mini-batch per update           ours; the released code takes 4 to 12
+    no step if the gradient is 0, or    ours
+      above EXPLODED
 
 Why may every turn get the same advantage? The reward comes at the end, so the return that follows a turn is R
-for every turn, and R minus the group's mean is an ordinary policy gradient: noisy in one rollout, right on
-average. Appendix B of the paper shows that J is a sum over the visited states: one single-turn objective for
-each, with weight 1/T_i. It does not show that this finds the turn that mattered. Nor are the weights 1/T_i
-and 1/|a|, and the division by std, part of a plain policy gradient; they are the paper's choice.
+for every turn, and (R minus the group's mean) ∇log π is an ordinary policy gradient: noisy in one rollout,
+right on average (up to a factor (n - 1) / n, because the mean includes R itself). Appendix B of the paper
+shows that J is a sum over the states that π_θold visits: one single-turn objective for each, with weight
+1/T_i. It does not show that this finds the turn that mattered. Nor are the weights 1/T_i and 1/|a|, and the
+division by std, part of a plain policy gradient; they are the paper's choice.
 """
 
 import math
@@ -79,7 +88,8 @@ def advantages(rewards, groups):
     rewards: one number for each rollout, (N,). groups: the number of its group, N ints (not the question's
     text, because a question that comes twice in a batch makes two groups). Groups may differ in size, because
     a failed rollout leaves its group. A flat group (equal rewards, or a single rollout) gets A = 0 exactly.
-    (For another baseline, edit the numerator. R_i minus the mean of the *others* is it times n / (n - 1).)
+    (For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
+    numerator times n / (n - 1).)
 
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
     """
@@ -91,7 +101,7 @@ def advantages(rewards, groups):
         if R[group].max() == R[group].min():
             flat += 1
             continue
-        # std() divides by n - 1, as in the released code, so its clip range and learning rate carry over.
+        # std() divides by n - 1, as in the released code: the balance of gain and β KL carries over.
         A[group] = (R[group] - R[group].mean()) / (R[group].std() + 1e-6)
     return A, flat
 
@@ -171,10 +181,12 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
 
-    k3 = r - log r - 1, with r = π_ref / π_θ, is an estimate from the sampled token that is never negative. At
-    ρ = 1 its mean is KL(π_θ ‖ π_ref), but its gradient is that of KL(π_ref ‖ π_θ), which has the same
-    minimum. (For a fork: k1 = -log r has the same mean, and a gradient of 0 on average; k2 = (log r)² / 2 has
-    the gradient of KL(π_θ ‖ π_ref).)
+    k3 = r - log r - 1, with r = π_ref / π_θ, is never negative. Its mean over tokens drawn from π_θ is
+    KL(π_θ ‖ π_ref). But the tokens are fixed when the gradient is taken: (1 - r) ∇log π, on average the
+    gradient of KL(π_ref ‖ π_θ), which has the same minimum. (Both are exact at ρ = 1 only: k3 is not weighted
+    by ρ.) For a fork: k1 = -log r has the same mean, and a gradient of 0 on average; k2 = (log r)² / 2 has
+    the gradient of KL(π_θ ‖ π_ref). Change it here, in objective() and in `oracle` of
+    tests/test_flow_grpo.py.
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ
@@ -223,7 +235,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
     reference_logps() are token_logps() of the two models. for_each_micro_batch(actions, f) zeroes .grad and
-    calls f(batch) for each micro-batch. share() and add_up_gradients() do nothing with a single process.
+    calls f(batch) for each micro-batch. share() and sum_gradients() do nothing with a single process.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
     Action.rollout is a place in it. split_rollouts() keeps a group in one mini-batch where it can: this
     decides which rollouts share an optimiser step, and not the objective.
@@ -244,7 +256,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check(actions, len(groups), temperature)
-    report = passes.begin()         # dropout off; the report collects numbers for the log (scale/report.py)
+    passes.begin()                  # dropout off
+    report = passes.report          # collects numbers for the log (scale/report.py)
 
     minis = []                                                              # the actions of each mini-batch
     for members in split_rollouts(groups, minibatches, seed):               # their rollouts
@@ -277,8 +290,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     for mini in minis:
         passes.for_each_micro_batch(mini, learn)        # zeroes .grad first; starts over if memory is short
-        loss_value = report.add_up()                    # the mini-batch's loss, over all processes
-        passes.add_up_gradients()                       # .grad, over all processes
+        passes.sum_gradients()                          # over all processes
+        loss_value = report.minibatch_loss()            # over all processes
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # One bad mini-batch must not end the run. A norm of nan is skipped, too: nan < x is False.
         skipped = not (math.isfinite(loss_value) and norm < EXPLODED * max_grad_norm)

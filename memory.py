@@ -65,8 +65,8 @@ class Memory:
                 if excess > 0:
                     text = getattr(step, name)
                     shown = len(indented(text))  # longer than the text, by the indents
-                    # Of the `shown` characters, shown - excess may stay. Keep the same share of the text:
-                    # of 1 000 characters, shown as 1 100, with 220 too many, 1 000 * 880 / 1 100.
+                    # shown - excess of the `shown` characters may stay: keep the same share of the text.
+                    # Of 1 000 characters, shown as 1 100, with 220 too many: 1 000 * 880 / 1 100.
                     kept = len(text) * max(shown - excess, 0) // max(shown, 1)
                     setattr(step, name, truncate(text, max(SHORTEST, kept)))
         return truncate(join(steps), budget)  # for very many steps

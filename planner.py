@@ -95,12 +95,12 @@ def analysis_prompt(question, tools):
 
 
 def show_analysis(analysis):
-    """The analysis as text for a prompt. Its lines are indented, so that none of them forges a label.
+    """The analysis as text for a prompt. Its lines are indented, so that none of them forges a label. There
+    are two harmless exceptions, which the toy was trained on:
 
     "A sum.\\nMemory:"  -> "  A sum.\\n  Memory:"
-    "A sum."            -> "A sum.", because a single line without a colon is no label
-    "Objective: a sum." -> "Objective: a sum.": lines that begin with "Objective:" or "Skills:" stay at the
-                            margin, because the toy was trained to write and read them there
+    "A sum."            -> "A sum.": a single line without a colon
+    "Objective: a sum." -> "Objective: a sum.": a line that begins with one of ANALYSED
     """
     lines = analysis.splitlines()
     if len(lines) == 1 and ":" not in folded(analysis):  # folded: a full-width colon counts, too

@@ -21,14 +21,14 @@ What can go wrong has one of two effects:
 
     an error    The model's plan or call cannot be parsed, or a tool does not find what it was asked for. This
                 costs a turn; memory says why, and the planner reads it.
-    a failure   A prompt does not fit the model even with a shortened memory, or a model server stays down.
+    a failure   A module's prompt does not fit even with a shortened memory, or a model server stays down.
                 The rollout breaks off; it counts as wrong, but is neither rewarded nor trained on.
 
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. A Completion
-has the text, the token ids of prompt and text with their log-probs, and `error`, "" if all is well. The
-*policy* is the engine that plays the planner, `fixed` are those of the other modules. evaluate() rolls out
-and grades one batch; train.py uses it, too. answer() calls it for all questions of a command, batch by batch.
-main() loads what the command line names.
+(models/completion.py) has text, prompt_ids, ids (of what was sampled, stop token included), logps (of ids),
+tokens (a count) and error ("" if all is well). The *policy* is the engine that plays the planner, `fixed` are
+those of the other modules. evaluate() rolls out and grades one batch; train.py uses it, too. answer() calls
+it for all questions of a command, batch by batch. main() loads what the command line names.
 """
 
 from cli import early
@@ -67,13 +67,13 @@ class Rollout:
 
     question: Question
     memory: Memory
-    # The planner's Completion of each turn, with the ids of s^t and a^t: actions[k] led to memory.steps[k],
-    # unless the rollout has failed. train.py makes a flow_grpo.Action of each.
+    # The planner's Completions, with the ids of s^t and a^t. actions[k] led to memory.steps[k], unless the
+    # rollout has failed. train.py makes a flow_grpo.Action of each.
     actions: list = field(default_factory=list)
     outputs: list = field(default_factory=list)  # what each module and tool wrote, see add_output()
     plan: planner.Plan | str = ""  # of this turn; a str is the parse error
-    call: executor.Call | str = ""  # of this turn; a str is the parse error
-    stopped: bool = False  # the verifier wrote STOP
+    call: executor.Call | str = ""  # of this turn; a str is the parse error, or "" without a plan
+    stopped: bool = False  # no further turn: the verifier wrote STOP
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
     undecided: bool = False  # neither rules nor judge could grade the answer: treated in the same way
     answer: str = ""
@@ -83,7 +83,7 @@ class Rollout:
 
     def add_output(self, turn, module, text, tokens, seconds):
         """Note what a module or a tool wrote. seconds: of a module's batched call, the same for all its
-        rollouts; of a tool's function, its own."""
+        rollouts; of a tool, see tools.Result."""
         output = {"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT)}
         self.outputs.append(output | {"tokens": tokens, "seconds": round(seconds, 3)})
 
@@ -105,7 +105,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
     that samples. fixed: the engine of all other modules; or {module: engine}, where "default" plays the
     modules that are not named.
-    max_turns: train.py and solve.py have another default, `--max-turns`.
+    max_turns: 3 as in the paper's training. (solve.py's --max-turns is 10, that of the toys is 2 and 5.)
     watch: for progress display. If given, watch(rollouts, turn, module) is called before each stage, to show
     or save what there is so far. It changes nothing: the rollouts are the same without it.
     """
@@ -121,6 +121,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         for rollout, completion in team.write("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
+            rollout.call = ""  # the executor writes it below, if there is a plan
             if isinstance(rollout.plan, str):  # a parse error costs the turn; the next prompt shows it
                 rollout.memory.steps.append(Step(turn, tool="", sub_goal="", command="", verdict="CONTINUE",
                                                  result=f"Error: {rollout.plan}", error=True))
@@ -138,8 +139,9 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             rollout.add_result(turn, result)
 
         for rollout, completion in team.write("verifier", turn, called):
-            rollout.stopped = verifier.parse(completion.text)
-            rollout.memory.steps[-1].verdict = "STOP" if rollout.stopped else "CONTINUE"
+            stop = verifier.parse(completion.text)
+            rollout.memory.steps[-1].verdict = "STOP" if stop else "CONTINUE"
+            rollout.stopped = stop  # or a rule of your own, on rollout.memory.steps
 
     for rollout, completion in team.write("generator", max_turns + 1, rollouts):
         rollout.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
@@ -174,7 +176,7 @@ class Team:
         left = range(len(live))  # the places of those without a prompt that fits: at first all
         for budget in BUDGETS:
             prompts = [prompt_of(module, self.tools, live[i], budget) for i in left]
-            completions.update(zip(left, self.complete(module, prompts)))
+            completions.update(zip(left, self.complete(module, prompts)))  # a second try replaces the first
             left = [i for i in left if completions[i].error == TOO_LONG]  # nearly always none
         seconds = time.perf_counter() - start
         for i, rollout in enumerate(live):
@@ -188,7 +190,7 @@ class Team:
             self.watch(self.rollouts, turn, module)
 
     def complete(self, module, prompts):
-        """One call of the engine that plays a module: [Completion]. Only the planner samples."""
+        """One call of the engine that plays a module: [Completion]. Only the planner may sample."""
         engine = self.engines[module if module in self.engines else "default"]
         temperature = self.temperature if module == "planner" else 0.0
         return engine(prompts, temperature=temperature, max_new_tokens=self.max_new_tokens) if prompts else []
@@ -200,7 +202,7 @@ STATE_READERS = {"planner": planner, "verifier": verifier}
 
 def prompt_of(module, tools, rollout, budget):
     """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory."""
-    question, analysis, plan = rollout.question.question, rollout.memory.analysis, rollout.plan
+    question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
     if module == "analysis":
         return planner.analysis_prompt(question, tools)
     if module == "executor":
@@ -219,9 +221,9 @@ def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings
 
     watch, settings: of roll_out(). Without watch, a progress bar is shown.
     """
-    with progress_bar(len(questions), unless=watch) as shown:  # the watch that was given, or else a bar
-        rollouts = roll_out(questions, policy, fixed, tools, watch=shown, **settings)
-        shown(rollouts, 0, "grade")
+    with progress_bar(len(questions), unless=watch) as watcher:  # the watch that was given, or else a bar
+        rollouts = roll_out(questions, policy, fixed, tools, watch=watcher, **settings)
+        watcher(rollouts, 0, "grade")
         grade(rollouts, judge)  # sets `right` and `reward` of each
     return summary(rollouts), rollouts
 

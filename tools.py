@@ -8,7 +8,9 @@ that is a language model, with all its queries of the turn in one batch, by answ
 
 An error of a tool's function never ends the run. Its result starts with "Error:", whether the model made the
 mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and the rollout
-goes on. A function must end by itself, as those in world/ do: nothing here interrupts it.
+goes on. A function gets strings. It may return "Error: ...", or raise services.Failed("unknown unit: use m or
+km"); of any other exception, the planner reads type and message. A function must end by itself, as those in
+world/ do: nothing here interrupts it.
 """
 
 import time
@@ -97,7 +99,7 @@ class Result:
 
     text: str
     error: bool  # a tool-calling error
-    seconds: float = 0.0
+    seconds: float = 0.0  # of a function, its own; of the language model, a share of the batch's
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
     failed: str = ""  # the language model is down or refuses the prompt, and why: this ends the rollout
 
@@ -141,7 +143,7 @@ def answer_queries(queries, base_generator):
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
     for i, query in queries.items():
-        completion = completions[query]
+        completion = completions[query]  # without a text if it has an error
         text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
         # A query that is too long is an error that the planner reads; any other error ends the rollout.
         failed = "" if completion.error == TOO_LONG else completion.error

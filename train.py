@@ -51,8 +51,8 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     policy, _, tools, _ = cast
     models = policy.model, (reference.model if reference else None)
     # Where update() gets log π from. --plain: flow_grpo.token_logps(). Otherwise fast/: the same numbers in
-    # less time and memory, and a way to cut micro-batches that suits it. It ends in flow_grpo.log_probs(), so
-    # an edit of that counts there, too.
+    # less time and memory, and micro-batches that suit it. It ends in flow_grpo.log_probs(), so an edit of
+    # that counts there, too.
     scoring = {"token_logps": token_logps} if args.plain else fast_logps.scoring(log_probs, *models)
     passes = Passes(*models, **scoring, token_budget=args.token_budget)  # micro-batches that fit into memory
 
@@ -65,13 +65,13 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
             usable, groups = with_outcome(rollouts, args.group_size)  # without the failed and the undecided
-            rewards = [rollout.reward for rollout in usable]  # of rewards/grade.py: 1 or 0
+            rewards = [rollout.reward for rollout in usable]  # by rewards/grade.py: 1 or 0
             A, flat = advantages(rewards, groups)
 
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):
                 actions = actions_of(usable, A)
-                # `updating` logs the time and one group's log-ratios, and makes room if weights are sharded
+                # `updating` changes no result: it takes the time, logs log-ratios, makes room for the update
                 with run.updating(passes, usable, groups, A):
                     report = update(
                         passes, optimizer, actions, groups,
@@ -109,9 +109,9 @@ def graded_rollouts(args, cast, questions, copies, seed):
     policy, fixed, tools, judge = cast
     settings = command_line.rollout_settings(args)
     _, own = solve.evaluate(local, policy, fixed, tools, judge, **settings) if local else ({}, [])
-    own_groups = [own[i : i + copies] for i in range(0, len(own), copies)]
-    groups = ranks.together(own_groups, len(questions))  # of all ranks, in the order of `questions`
-    rollouts = [rollout for group in groups for rollout in group]
+    own_by_question = [own[i : i + copies] for i in range(0, len(own), copies)]
+    by_question = ranks.together(own_by_question, len(questions))  # of all ranks, in the order of `questions`
+    rollouts = [rollout for copies_of_one in by_question for rollout in copies_of_one]
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts
 
@@ -130,8 +130,8 @@ def actions_of(rollouts, A):
     """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it. This is the
     broadcast of Flow-GRPO: each turn of rollout i gets A_i. For an advantage of each turn, see gigpo.diff in
     experiments/forks/."""
-    return [Action(turn.prompt_ids, turn.ids, i, A[i].item(), turn.logps)
-            for i, rollout in enumerate(rollouts) for turn in rollout.actions]
+    return [Action(plan.prompt_ids, plan.ids, i, A[i].item(), plan.logps)
+            for i, rollout in enumerate(rollouts) for plan in rollout.actions]
 
 
 def can_learn(A, beta, moved):

@@ -15,7 +15,8 @@ def reward(rollout):
     gold answer), answer, right, actions, memory. (rules.quantity() reads a number as graders do.)
 
     A cost for errors could sum `step.error` over rollout.memory.steps. That counts plans and calls that could
-    not be parsed (without a step.command), and any result that begins with "Error:".
+    not be parsed, and any result that begins with "Error:". Those with a step.command could be parsed:
+    the tool refused the call or failed.
 
     With a cost for each turn: experiments/forks/turn-cost.diff. In a group of right answers, even a tiny cost
     counts fully, because advantages are divided by the standard deviation of the group.

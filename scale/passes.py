@@ -67,10 +67,9 @@ class Passes:
         self.budget, self.report = TokenBudget(token_budget), None
 
     def begin(self):
-        """An update begins: the models are ready for it, and its report is returned."""
+        """An update begins: the models are ready for it, and `report` is new."""
         ready_to_update(self.model, self.reference)
         self.report = Report(self.model.device, self.budget)
-        return self.report
 
     @contextmanager
     def released(self):
@@ -110,6 +109,6 @@ class Passes:
         self.model.zero_grad()  # not optimizer.zero_grad: it may hold float32 copies of the parameters
         self.report.forget()
 
-    def add_up_gradients(self):
+    def sum_gradients(self):
         """Sum the gradients of a mini-batch over the ranks."""
         sharding.add_up_gradients([p for p in self.model.parameters() if p.requires_grad])

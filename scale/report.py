@@ -41,8 +41,8 @@ def measure(batch, minus_J, logp, ratio, kl, A, weight, clip):
 class Report:
     """Collects the numbers of one update.
 
-    micro_batch() for each micro-batch of a mini-batch, or forget() if they begin again; add_up() when all are
-    finished; mini_batch() after its step. summary() ends the update."""
+    micro_batch() for each micro-batch of a mini-batch, or forget() if they begin again; minibatch_loss() when
+    all are finished; mini_batch() after its step. summary() ends the update."""
 
     def __init__(self, device, budget):
         self.budget, self.halved_before = budget, budget.halved  # a models.batches.TokenBudget
@@ -63,7 +63,7 @@ class Report:
         if batch[0].weight:
             self.measured.append(measure(batch, *tensors))
 
-    def add_up(self):
+    def minibatch_loss(self):
         """Add the numbers of the mini-batch; return its loss."""
         total = torch.zeros((), device=self.sums.device)
         for loss, sums, low, high, _ in self.measured:
