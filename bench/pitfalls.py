@@ -13,6 +13,7 @@ not matter. A fault whose code or test is not found, or that no test notices, ma
 
 import argparse
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -65,8 +66,8 @@ FAULTS = [
      "| reward {row['reward']:.2f}", "| loss {row['loss']:.2f}",
      "never_times_or_the_loss"),
     (14, "the model's text is evaluated",
-     "{name: ast.literal_eval(value) for name, value in arguments.items()}",
-     "{name: eval(ast.unparse(value)) for name, value in arguments.items()}",
+     "literals = [(name, ast.literal_eval(value)) for name, value in pairs]",
+     "literals = [(name, eval(ast.unparse(value))) for name, value in pairs]",
      "never_evaluated"),
     (15, "the code runs twice",
      'exec(compile(tree, "<code>", "exec"), main.__dict__)',
@@ -83,7 +84,7 @@ FAULTS = [
      r'START = r"^(?:[ \t*#>_`-]|\d+[.)])*"', r'START = r"[*_`]*"',
      "a_plan_is_read_in_the_dressing"),
     (18, "results of any length in the prompts",
-     'return truncate(text, budget), text.startswith("Error:")', 'return text, text.startswith("Error:")',
+     'return Result(truncate(text, RESULT_BUDGET), text', "return Result(text, text",
      "a_result_is_cut_to_the_budget"),
     (23, "crashed items leave the denominator",
      "sum(rollout.right for rollout in rollouts) / len(rollouts)",
@@ -110,6 +111,7 @@ FAULTS = [
 ]
 
 
+@functools.cache
 def plain(code):
     """The code as ast.unparse() lays it out; a piece that is no whole statement stays as it is."""
     try:
@@ -118,10 +120,16 @@ def plain(code):
         return code
 
 
+@functools.cache
+def sources():
+    """{file: its text} of all code that a fault may be put into."""
+    paths = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in NO_SOURCES]
+    return {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in paths}
+
+
 def place(code):
     """[(file, its source, the code as that source has it)] for every file that has the code once."""
-    sources = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in NO_SOURCES]
-    texts = [(path.relative_to(ROOT), path.read_text(encoding="utf-8"), code) for path in sources]
+    texts = [(path, source, code) for path, source in sources().items()]
     texts += [(path, plain(source), plain(code)) for path, source, _ in texts if code not in source]
     return [(path, source, quote) for path, source, quote in texts if source.count(quote) == 1]
 

@@ -6,6 +6,7 @@
 import ast
 import functools
 
+from bench import pitfalls
 from experiments.runs import ROOT
 
 ORDER = ["memory", "planner", "executor", "verifier", "generator", "tools", "solve", "flow_grpo", "train"]
@@ -72,6 +73,11 @@ def test_ci_runs_the_readmes_test_command_to_the_letter():
     install = "python3 -m venv .venv && . .venv/bin/activate && pip install -q -r requirements.txt"
     for file in ("README.md", "CONTRIBUTING.md", ".ci/run", ".github/workflows/tests.yml"):
         assert f"{install} && python -m pytest -q" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_every_fault_that_bench_pitfalls_tries_is_found_in_the_code():
+    lost = [(number, name) for number, name, code, *_ in pitfalls.FAULTS if len(pitfalls.place(code)) != 1]
+    assert not lost, "the code of these faults has changed: bench/pitfalls.py must quote it as it is"
 
 
 if __name__ == "__main__":
