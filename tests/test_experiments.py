@@ -368,6 +368,12 @@ def sentences():
     least, *others = sorted(routed["Flow-GRPO"])
     yield f"{others[0]:.2f} to {others[-1]:.2f}"
     yield f"its sub-goals {least:.2f}"
+    forks = figures.gather(figures.read("hops-forks"), "run", "accuracy")
+    for name in ("last-turn", "gigpo"):
+        yield "{:.2f}, {:.2f} and {:.2f}".format(*forks[name])
+    yield figures.pm(pages.fork_pairs()["gigpo"])
+    yield f"{min(forks['as it is']):.2f} to {max(forks['as it is']):.2f} with the broadcast"
+    assert max(forks["turn-cost"]) <= 0.01  # "right in at most 1 of 100 questions"
     names = figures.gather(figures.read("hops-tests"), "planner", "old_names")
     at_once = figures.gather(figures.read("hops-tests"), "planner", "at_once")
     yield "{:.0f} of {:.0f}".format(*(sum(found["untrained"]) for found in (at_once, names)))
