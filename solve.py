@@ -246,9 +246,10 @@ def answer(trial, args, policy, fixed, tools, judge):
 # ------------------------------------------------------------------------------------------- the command line
 def main():
     args = command_line.solve_arguments(toolset.TOOLS)
+    # sets: {name: [Question]}, what to answer. folder: where the rollouts are saved, or None
     sets, (policy, fixed, tools, judge), folder = answering.begin(args, toolset.TOOLS)
     with answering.trials(args, sets, folder) as trials:  # also prints the numbers, even after Ctrl-C
-        for trial in trials:
+        for trial in trials:  # each set of questions, --trials times
             answer(trial, args, policy, fixed, tools, judge)
 
 
