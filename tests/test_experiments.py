@@ -369,7 +369,7 @@ def sentences():
     yield f"{others[0]:.2f} to {others[-1]:.2f}"
     yield f"its sub-goals {least:.2f}"
     forks = figures.gather(figures.read("hops-forks"), "run", "accuracy")
-    for name in ("last-turn", "gigpo"):
+    for name in ("last-turn", "gigpo", "dr-grpo", "token-mean"):
         yield "{:.2f}, {:.2f} and {:.2f}".format(*forks[name])
     yield figures.pm(pages.fork_pairs()["gigpo"])
     yield f"{min(forks['as it is']):.2f} to {max(forks['as it is']):.2f} with the broadcast"
