@@ -95,6 +95,8 @@ def test_an_exception_of_a_tool_is_shown_and_counted_and_not_swallowed():
         raise ConnectionError("the host is down")
     box, text = {"broken": tool_of(broken)}, "Error: broken failed: ConnectionError: the host is down"
     assert run_tool(box, "broken", {"query": "x"}) == (text, True)
+    for name, arguments in ((None, {}), ("broken", None), ([], {})):  # what no parser lets through
+        assert tools.run_tool(box, name, arguments).error
 
 
 def test_a_result_is_cut_to_the_budget_and_is_an_error_only_if_the_tool_says_so():
