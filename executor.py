@@ -66,6 +66,7 @@ def parse(text, name, tool):
         read = read_json if source.startswith("{") else read_python
         try:
             called, arguments = read(source, list(tool.arguments))
+            must_be_writable(arguments)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # of json and ast
             reason = getattr(error, "msg", str(error)) or type(error).__name__  # .msg: without the position
         else:
@@ -95,34 +96,31 @@ def read_python(source, names):
         literals = [(name, ast.literal_eval(value)) for name, value in pairs]
     except (ValueError, TypeError) as why:  # TypeError: a literal such as {[]: 1}
         raise ValueError("the arguments must be literals, not code to run") from why
-    return called, checked(literals)
+    return called, unique_dict(literals)
 
 
 def read_json(source, names):
     """The same for {"tool": name, "arguments": {...}}. As in OpenAI's API, the arguments may be a string of
     JSON."""
-    data = json.loads(source, object_pairs_hook=checked)
-    data = checked([(KEYS.get(key, key), value) for key, value in data.items()])  # "name" beside "tool"?
+    data = json.loads(source, object_pairs_hook=unique_dict)
+    data = unique_dict([(KEYS.get(key, key), value) for key, value in data.items()])  # "name" beside "tool"?
     called, arguments = data.get("tool"), data.get("arguments")
     if isinstance(arguments, str):
-        arguments = json.loads(arguments, object_pairs_hook=checked)
+        arguments = json.loads(arguments, object_pairs_hook=unique_dict)
     if not isinstance(called, str) or not isinstance(arguments, dict):
         raise ValueError('JSON needs the keys "tool" and "arguments"')
     return called, arguments
 
 
-def checked(pairs):
-    """dict(pairs), or an error if a name comes twice, because either value could be meant."""
-    arguments = dict(pairs)
-    if len(arguments) < len(pairs):
+def unique_dict(pairs):
+    """dict(pairs), or ValueError if a name comes twice, because either value could be meant."""
+    if len(dict(pairs)) < len(pairs):
         raise ValueError("an argument is given twice")
-    for name, value in pairs:
-        must_be_writable(name)
-        must_be_writable(value)
-    return arguments
+    return dict(pairs)
 
 
-def must_be_writable(value):
+def must_be_writable(arguments):
     """Raises an error, here and not later in a tool, for what cannot be written as text: half of a surrogate
     pair, a number of 5 000 digits, a list that is too deep."""
-    str(value).encode()
+    for word in (*arguments, *arguments.values()):
+        str(word).encode()
