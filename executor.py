@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from models.dressing import unwrapped
 from models.tokens import after_thinking
-from planner import describe
+from planner import ParseError, describe
 from world.text import indented
 
 PROMPT = """\
@@ -51,16 +51,16 @@ def prompt(question, context, sub_goal, name, tool):
 
 
 def parse(text, name, tool):
-    """Read what the executor wrote: a Call of the planned tool, or the parse error as one sentence.
+    """Read what the executor wrote: a Call of the planned tool, or a ParseError.
 
     'python_coder(code="print(6)")'                                -> Call("python_coder", {"code": ...})
     '{"tool": "python_coder", "arguments": {"code": "print(6)"}}'  -> the same
-    'python_coder(code=secret)'                                    -> "the call could not be read (...)..."
+    'python_coder(code=secret)'                                    -> ParseError("the call could not be ...")
     """
     if (text := after_thinking(text)) is None:
-        return "the call never left its thinking: raise --max-new-tokens or leave --think out"
+        return ParseError("the call never left its thinking: raise --max-new-tokens or leave --think out")
     if len(text) > CALL_LIMIT:
-        return f"the call is longer than {CALL_LIMIT} characters"
+        return ParseError(f"the call is longer than {CALL_LIMIT} characters")
     reason = ""
     for source in unwrapped(text, name):  # the text itself, then what is inside a fence or tags
         read = read_json if source.startswith("{") else read_python
@@ -71,9 +71,10 @@ def parse(text, name, tool):
             reason = getattr(error, "msg", str(error)) or type(error).__name__  # .msg: without the position
         else:
             if called != name:
-                return f"the plan was to call {name}, not {called[:60]!r}"
+                return ParseError(f"the plan was to call {name}, not {called[:60]!r}")
             return Call(name, arguments)
-    return f"the call could not be read ({reason}). Write it as {tool.example}"  # the last source's reason
+    # reason: of the last source
+    return ParseError(f"the call could not be read ({reason}). Write it as {tool.example}")
 
 
 def read_python(source, names):

@@ -78,6 +78,10 @@ class Plan:
     tool: str
 
 
+class ParseError(str):
+    """Why a plan or a call could not be parsed: one sentence, which the planner reads in its next prompt."""
+
+
 def describe(name, tool):
     """One tool of the toolset, as text for a prompt."""
     arguments = "; ".join(f"{key} (string): {meaning}" for key, meaning in tool.arguments.items())
@@ -115,29 +119,31 @@ def prompt(question, tools, analysis, memory):
 
 
 def parse(text, tools):
-    """Read what the planner wrote: a Plan, or the parse error as one sentence. An ambiguous plan is an error.
+    """Read what the planner wrote: a Plan, or a ParseError. An ambiguous plan is an error.
 
     "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder"
                          -> Plan("none", "add 2 and 2", "python_coder")
-    "I would search."    -> "no line 'Sub-goal: ...'. Answer in the four lines asked for."
+    "I would search."    -> ParseError("no line 'Sub-goal: ...'. Answer in the four lines asked for.")
 
     A plan that was cut off at the token limit is read like any other.
     """
     text = after_thinking(text)  # of a thinking model: what follows its thoughts, or None
     if text is None:
-        return "the plan never left its thinking: think less, raise --max-new-tokens or leave --think out."
+        return ParseError("the plan never left its thinking: think less, raise --max-new-tokens or leave "
+                          "--think out.")
     if len(text) > PLAN_LIMIT:
-        return f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for."
+        return ParseError(f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked "
+                          "for.")
     fields = {}
     for label, value in labelled(text, LABELS):  # (label, the text up to the next label)
         name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")  # "Tool name" and "tool" -> "tool"
         value = plain_name(value, tools) if name == "tool" else value
         if name in fields and fields[name] != value:  # the same line twice is fine
-            return f"two different lines '{label}: ...'. Plan one step only."
+            return ParseError(f"two different lines '{label}: ...'. Plan one step only.")
         fields[name] = value
     for name, label in (("subgoal", "Sub-goal"), ("tool", "Tool")):
         if not fields.get(name):
-            return f"no line '{label}: ...'. Answer in the four lines asked for."
+            return ParseError(f"no line '{label}: ...'. Answer in the four lines asked for.")
     if fields["tool"] not in tools:
-        return f"no tool called {fields['tool'][:60]!r}. Use one of: {', '.join(tools)}."
+        return ParseError(f"no tool called {fields['tool'][:60]!r}. Use one of: {', '.join(tools)}.")
     return Plan(fields.get("context", ""), fields["subgoal"], fields["tool"])

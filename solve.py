@@ -49,15 +49,17 @@ import verifier
 from cli import answering, command_line
 from cli.progress import progress_bar
 from cli.watching import watching
+from executor import Call
 from memory import BUDGET, Memory, Step
 from models.completion import TOO_LONG
 from models.tokens import after_thinking
+from planner import ParseError, Plan
 from rewards.grade import grade
 from rewards.metrics import summary
 from rewards.questions import Question
 from world.text import truncate
 
-BUDGETS = (BUDGET, BUDGET // 4, BUDGET // 16)  # characters of memory in a prompt, tried in this order
+SMALLER_BUDGETS = (BUDGET // 4, BUDGET // 16)  # characters of memory in a prompt, when BUDGET is too long
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated in the record
 
 
@@ -71,8 +73,8 @@ class Rollout:
     # rollout has failed. train.py makes a flow_grpo.Action of each.
     actions: list = field(default_factory=list)
     outputs: list = field(default_factory=list)  # what each module and tool wrote, see add_output()
-    plan: planner.Plan | str = ""  # of this turn; a str is the parse error
-    call: executor.Call | str = ""  # of this turn; a str is the parse error, or "" without a plan
+    plan: Plan | ParseError | None = None  # of this turn
+    call: Call | ParseError | None = None  # of this turn; None if there is no plan to carry out
     stopped: bool = False  # no further turn: the verifier wrote STOP
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
     undecided: bool = False  # neither rules nor judge could grade the answer: treated in the same way
@@ -93,7 +95,7 @@ class Rollout:
             self.failed = f"{self.plan.tool}: {result.failed}"
             return
         tool, sub_goal, seconds = self.plan.tool, self.plan.sub_goal, round(result.seconds, 3)
-        command = "" if isinstance(self.call, str) else truncate(str(self.call), RECORD_LIMIT)
+        command = truncate(str(self.call), RECORD_LIMIT) if isinstance(self.call, Call) else ""
         step = Step(turn, tool, sub_goal, command, result.text, result.error, seconds=seconds)
         self.memory.steps.append(step)
         self.add_output(turn, tool, result.text, result.tokens, result.seconds)
@@ -121,15 +123,15 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         for rollout, completion in team.write("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
-            rollout.call = ""  # the executor writes it below, if there is a plan
-            if isinstance(rollout.plan, str):  # a parse error costs the turn; the next prompt shows it
+            rollout.call = None  # the executor writes it below, if there is a plan
+            if isinstance(rollout.plan, ParseError):  # it costs the turn; the next prompt shows it
                 rollout.memory.steps.append(Step(turn, tool="", sub_goal="", command="", verdict="CONTINUE",
                                                  result=f"Error: {rollout.plan}", error=True))
 
-        planned = [rollout for rollout in running if not rollout.failed and not isinstance(rollout.plan, str)]
+        planned = [rollout for rollout in running if not rollout.failed and isinstance(rollout.plan, Plan)]
         for rollout, completion in team.write("executor", turn, planned):
             tool = rollout.plan.tool
-            rollout.call = executor.parse(completion.text, tool, tools[tool])  # a str becomes an error result
+            rollout.call = executor.parse(completion.text, tool, tools[tool])
 
         called = [rollout for rollout in planned if not rollout.failed]
         team.begin("tools", turn, called)
@@ -166,23 +168,27 @@ class Team:
     def write(self, module, turn, rollouts):
         """Run a module on each of these rollouts that has not failed: [(rollout, Completion)].
 
-        If a prompt does not fit the model, it is made again with less memory. A rollout whose prompt never
-        fits fails, and so does one for which the engine reports another error: both are left out.
+        A rollout fails, and is left out, if its prompt never fits the model or the engine reports another
+        error.
         """
         live = [rollout for rollout in rollouts if not rollout.failed]
         self.begin(module, turn, live)
         start = time.perf_counter()
-        completions = {}  # {place in live: Completion}
-        left = range(len(live))  # the places of those without a prompt that fits: at first all
-        for budget in BUDGETS:
-            prompts = [prompt_of(module, self.tools, live[i], budget) for i in left]
-            completions.update(zip(left, self.complete(module, prompts)))  # a second try replaces the first
-            left = [i for i in left if completions[i].error == TOO_LONG]  # nearly always none
+        completions = self.complete(module, [prompt_of(module, self.tools, rollout) for rollout in live])
+        self.shorten(module, live, completions)
         seconds = time.perf_counter() - start
-        for i, rollout in enumerate(live):
-            rollout.add_output(turn, module, completions[i].text, completions[i].tokens, seconds)
-            rollout.failed = f"{module}: {completions[i].error}" if completions[i].error else ""
-        return [(rollout, completions[i]) for i, rollout in enumerate(live) if not rollout.failed]
+        for rollout, completion in zip(live, completions):
+            rollout.add_output(turn, module, completion.text, completion.tokens, seconds)
+            rollout.failed = f"{module}: {completion.error}" if completion.error else ""
+        return [(rollout, completion) for rollout, completion in zip(live, completions) if not rollout.failed]
+
+    def shorten(self, module, rollouts, completions):
+        """Where a prompt was too long for the model, try again with less memory. Changes `completions`."""
+        for budget in SMALLER_BUDGETS:
+            long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
+            prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in long]
+            for i, completion in zip(long, self.complete(module, prompts)):
+                completions[i] = completion
 
     def begin(self, module, turn, rollouts):
         """Tell watch() that a stage begins, unless no rollout takes part in it."""
@@ -200,7 +206,7 @@ class Team:
 STATE_READERS = {"planner": planner, "verifier": verifier}
 
 
-def prompt_of(module, tools, rollout, budget):
+def prompt_of(module, tools, rollout, budget=BUDGET):
     """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory."""
     question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
     if module == "analysis":

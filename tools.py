@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from models.completion import TOO_LONG
 from models.tokens import after_thinking
+from planner import ParseError
 from world import services
 from world.sandbox import python_coder
 from world.search import google_search, web_search, wikipedia_search
@@ -107,7 +108,7 @@ class Result:
 def run_calls(calls, tools, base_generator):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    calls: [executor.Call, or a parse error]. base_generator: the language model behind the tool without a
+    calls: [executor.Call or planner.ParseError]. base_generator: the language model behind the tool without a
     function, [query] -> [Completion]. Its queries are one batch, and the other calls run meanwhile, eight at
     a time.
 
@@ -120,7 +121,7 @@ def run_calls(calls, tools, base_generator):
     pool = ThreadPoolExecutor(max_workers=8)
     try:
         for i, call in enumerate(calls):
-            if isinstance(call, str):
+            if isinstance(call, ParseError):
                 results[i] = Result(f"Error: {call}", error=True)
             elif problem := check(tools, call.tool, call.arguments):
                 results[i] = Result(problem, error=True)

@@ -79,7 +79,7 @@ def prompts_of(rollout, tools):
         now = replace(rollout, memory=Memory(rollout.memory.question, rollout.memory.analysis, seen))
         if module not in MODULES:
             texts.append(step.command if step and step.tool == module else "")
-        elif not tools or (module == "executor" and isinstance(rollout.plan, str)):
+        elif not tools or (module == "executor" and not isinstance(rollout.plan, planner.Plan)):
             texts.append("")
         else:
             texts.append(solve.prompt_of(module, tools, now, memory.BUDGET))

@@ -28,6 +28,7 @@ endings.without_traceback(__name__)
 
 import torch
 
+import planner
 import solve
 from cli.command_line import TOY, TOY_TOOLS
 from experiments import wordings
@@ -97,7 +98,7 @@ def check(engine, made, tools, fixed):
     torch.manual_seed(0)
     settings = {"max_turns": 1, "max_new_tokens": 80, "watch": quietly}
     planned = solve.roll_out(for_flow(made), engine, fixed, tools, **settings)
-    parsed = [rollout for rollout in planned if not isinstance(rollout.plan, str)]
+    parsed = [rollout for rollout in planned if isinstance(rollout.plan, planner.Plan)]
     return {"plans": len(parsed) / len(planned)} | (probabilities(engine, parsed) if parsed else {})
 
 
