@@ -91,6 +91,15 @@ def student_p(values):
     return max(0.0, 1 - integral(math.atan(middle / error / nu**0.5)) / whole)
 
 
+def seeds_to_find(effect, values):
+    """How many seeds a t-test needs to find a mean of this size in 80 of 100 studies, as a text.
+
+    values: measured by some seeds; their standard deviation is taken for the true one. With n seeds, the
+    test's limit lies T[n] standard errors from 0, and 80 % of the means lie above effect - 0.84 of them."""
+    spread = statistics.stdev(values)
+    return str(next((n for n in T if (T[n] + 0.84) * spread <= effect * n**0.5), f"over {max(T)}"))
+
+
 def holm(ps):
     """Holm's adjusted p of several tests: where no effect is real, one table in 20 has one below 0.05."""
     order, adjusted, largest = sorted(range(len(ps)), key=ps.__getitem__), [0.0] * len(ps), 0.0

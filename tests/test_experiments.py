@@ -1,6 +1,7 @@
 """The study behind RESULTS.md: its edits fit the code, its runs are made once, its numbers are the CSV's."""
 
 import json
+import random
 import re
 import statistics
 import subprocess
@@ -300,6 +301,17 @@ def test_the_p_of_a_paired_test_is_that_of_students_t(values, p):
     assert figures.student_p(values) == pytest.approx(p, abs=1e-6)
 
 
+def test_so_many_seeds_find_the_effect_in_about_80_of_100_studies():
+    values, rng = [0.02, 0.05, -0.03], random.Random(0)
+    n, spread = int(figures.seeds_to_find(0.05, values)), statistics.stdev(values)
+    found = 0
+    for _ in range(1000):
+        middle, half = figures.mean(rng.gauss(0.05, spread) for _ in range(n))
+        found += abs(middle) > half  # the interval excludes 0
+    assert 750 < found < 900  # the smallest n that suffices finds a little more than 80 %
+    assert figures.seeds_to_find(0.001, values) == "over 20"
+
+
 def test_holm_multiplies_the_smallest_p_by_the_number_of_tests_and_keeps_the_order():
     assert figures.holm([0.02, 0.01, 0.9, 0.03]) == pytest.approx([0.06, 0.04, 0.9, 0.06])
     assert figures.holm([0.6, 0.5]) == [1.0, 1.0]
@@ -372,6 +384,9 @@ def sentences():
     for name in ("last-turn", "gigpo", "dr-grpo", "token-mean"):
         yield "{:.2f}, {:.2f} and {:.2f}".format(*forks[name])
     yield figures.pm(pages.fork_pairs()["gigpo"])
+    needed = [int(figures.seeds_to_find(pages.FORK_EFFECT, pages.fork_pairs()[name]))
+              for name in ("gigpo", "dr-grpo", "token-mean")]
+    yield f"Holm's correction: {min(needed)} to {max(needed)} for these"
     yield f"{min(forks['as it is']):.2f} to {max(forks['as it is']):.2f} with the broadcast"
     assert max(forks["turn-cost"]) <= 0.01  # "right in at most 1 of 100 questions"
     names = figures.gather(figures.read("hops-tests"), "planner", "old_names")
