@@ -8,8 +8,7 @@ between <answer> tags. The text between the last pair of tags is graded; without
 import re
 
 from models.tokens import after_thinking
-from planner import show_analysis
-from world.text import indented
+from world.text import indented, show_analysis
 
 PROMPT = """\
 You write the final answer of a small team that has worked on a question step by step. \

@@ -17,8 +17,8 @@ import re
 from dataclasses import dataclass
 
 from models.dressing import labelled, plain_name
-from models.tokens import after_thinking, folded
-from world.text import indented
+from models.tokens import after_thinking
+from world.text import indented, show_analysis
 
 ANALYSIS_PROMPT = """\
 You analyse a question before a team works on it with tools. Do not answer it. \
@@ -65,7 +65,6 @@ Next step:
 """
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its sub-goal uncut
-ANALYSED = "Objective:", "Skills:"  # lines of an analysis that are not indented, see show_analysis()
 LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 
@@ -96,20 +95,6 @@ def describe_all(tools):
 
 def analysis_prompt(question, tools):
     return ANALYSIS_PROMPT.format(tools=describe_all(tools), question=indented(question))
-
-
-def show_analysis(analysis):
-    """The analysis as text for a prompt. Its lines are indented, so that none of them forges a label. There
-    are two harmless exceptions, which the toy was trained on:
-
-    "A sum.\\nMemory:"  -> "  A sum.\\n  Memory:"
-    "A sum."            -> "A sum.": a single line without a colon
-    "Objective: a sum." -> "Objective: a sum.": a line that begins with one of ANALYSED
-    """
-    lines = analysis.splitlines()
-    if len(lines) == 1 and ":" not in folded(analysis):  # folded: a full-width colon counts, too
-        return analysis
-    return "\n".join(line if line.startswith(ANALYSED) else f"  {line}" for line in lines)
 
 
 def prompt(question, tools, analysis, memory):

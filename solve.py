@@ -14,21 +14,22 @@ A Rollout is one question on its way through the flow. roll_out() runs a batch o
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
 
 The rollouts of a batch go in lock-step: all of them plan, then the executor writes all their calls, then the
-calls run, and so on. A rollout that has ended leaves the batch. So each stage is one batched call of a
-language model, and one seed makes the whole batch repeatable.
+calls run, and so on; so a language model gets all prompts of a stage in one batch. A rollout that the
+verifier has stopped waits for the generator, which answers for all of them at the end.
 
 What can go wrong has one of two effects:
 
-    an error    The model's plan or call cannot be parsed, or a tool does not find what it was asked for. This
-                costs a turn; memory says why, and the planner reads it.
-    a failure   A module's prompt does not fit even with a shortened memory, or a model server stays down.
-                The rollout breaks off; it counts as wrong, but is neither rewarded nor trained on.
+    an error    The planner's fault, as far as we know: a plan or call that cannot be parsed, a tool that does
+                not find what it was asked for. It costs a turn; memory says why, and the planner reads it.
+    a failure   Not the planner's fault: a prompt that does not fit even with a shortened memory, a model
+                server that stays down. The rollout breaks off (`failed` says why). It counts as wrong, but is
+                neither rewarded nor trained on.
 
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. A Completion
 (models/completion.py) has text, prompt_ids, ids (of what was sampled, stop token included), logps (of ids),
-tokens (a count) and error ("" if all is well). The *policy* is the engine that plays the planner, `fixed` are
-those of the other modules. evaluate() rolls out and grades one batch; train.py uses it, too. answer() calls
-it for all questions of a command, batch by batch. main() loads what the command line names.
+tokens (how many of both) and error ("" if all is well). The *policy* is the engine that plays the planner,
+`fixed` are those of the other modules. evaluate() rolls out and grades one batch; train.py uses it, too.
+answer() calls it for all questions of a command, batch by batch. main() loads what the command line names.
 """
 
 from cli import early
@@ -73,8 +74,8 @@ class Rollout:
     # rollout has failed. train.py makes a flow_grpo.Action of each.
     actions: list = field(default_factory=list)
     outputs: list = field(default_factory=list)  # what each module and tool wrote, see add_output()
-    plan: Plan | ParseError | None = None  # of this turn
-    call: Call | ParseError | None = None  # of this turn; None if there is no plan to carry out
+    plan: Plan | ParseError | None = None  # of this turn; None until the planner has written it
+    call: Call | ParseError | None = None  # of this turn; None until the executor has written it
     stopped: bool = False  # no further turn: the verifier wrote STOP
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
     undecided: bool = False  # neither rules nor judge could grade the answer: treated in the same way
@@ -107,7 +108,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
     that samples. fixed: the engine of all other modules; or {module: engine}, where "default" plays the
     modules that are not named.
-    max_turns: 3 as in the paper's training. (solve.py's --max-turns is 10, that of the toys is 2 and 5.)
+    max_turns: 3 as in the paper's training; the commands have defaults of their own.
     watch: for progress display. If given, watch(rollouts, turn, module) is called before each stage, to show
     or save what there is so far. It changes nothing: the rollouts are the same without it.
     """
@@ -119,21 +120,22 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         rollout.memory.analysis = truncate(after_thinking(completion.text) or "", BUDGET // 4)
 
     for turn in range(1, max_turns + 1):
-        running = [rollout for rollout in rollouts if not rollout.stopped]  # write() leaves out the failed
+        running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
+        for rollout in running:
+            rollout.plan = rollout.call = None  # those of the last turn
         for rollout, completion in team.write("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
-            rollout.call = None  # the executor writes it below, if there is a plan
             if isinstance(rollout.plan, ParseError):  # it costs the turn; the next prompt shows it
                 rollout.memory.steps.append(Step(turn, tool="", sub_goal="", command="", verdict="CONTINUE",
                                                  result=f"Error: {rollout.plan}", error=True))
 
-        planned = [rollout for rollout in running if not rollout.failed and isinstance(rollout.plan, Plan)]
+        planned = [rollout for rollout in running if isinstance(rollout.plan, Plan)]
         for rollout, completion in team.write("executor", turn, planned):
             tool = rollout.plan.tool
             rollout.call = executor.parse(completion.text, tool, tools[tool])
 
-        called = [rollout for rollout in planned if not rollout.failed]
+        called = [rollout for rollout in planned if rollout.call]  # a Call, or a ParseError to remember
         team.begin("tools", turn, called)
         results = toolset.run_calls([rollout.call for rollout in called], tools,
                                      base_generator=partial(team.complete, "base_generator"))
@@ -169,7 +171,7 @@ class Team:
         """Run a module on each of these rollouts that has not failed: [(rollout, Completion)].
 
         A rollout fails, and is left out, if its prompt never fits the model or the engine reports another
-        error.
+        error. turn: for watch() and the record; 0 is before the first, max_turns + 1 after the last.
         """
         live = [rollout for rollout in rollouts if not rollout.failed]
         self.begin(module, turn, live)
@@ -202,23 +204,22 @@ class Team:
         return engine(prompts, temperature=temperature, max_new_tokens=self.max_new_tokens) if prompts else []
 
 
-# The modules whose prompt() reads the whole state: question, tools, analysis, memory. Add your module here.
-STATE_READERS = {"planner": planner, "verifier": verifier}
-
-
 def prompt_of(module, tools, rollout, budget=BUDGET):
     """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory."""
     question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
+    memory = rollout.memory.render(budget)
     if module == "analysis":
         return planner.analysis_prompt(question, tools)
+    if module == "planner":
+        return planner.prompt(question, tools, analysis, memory)
     if module == "executor":
         return executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tools[plan.tool])
+    if module == "verifier":
+        return verifier.prompt(question, tools, analysis, memory)
     if module == "generator":
-        return generator.prompt(question, analysis, rollout.memory.render(budget))
-    if module not in STATE_READERS:
-        raise SystemExit(f"solve.py: roll_out() runs a module {module!r} that has no prompt: import {module} "
-                         "and add it to STATE_READERS, see docs/use.md.")
-    return STATE_READERS[module].prompt(question, tools, analysis, rollout.memory.render(budget))
+        return generator.prompt(question, analysis, memory)
+    raise SystemExit(f"solve.py: roll_out() runs a module {module!r}, which has no prompt: add it to "
+                     "prompt_of(), see docs/use.md.")
 
 
 def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings):

@@ -12,8 +12,8 @@ roll_out() writes CONTINUE.
 
 from models.dressing import MARKS, labelled
 from models.tokens import after_thinking
-from planner import describe_all, show_analysis
-from world.text import indented
+from planner import describe_all
+from world.text import indented, show_analysis
 
 PROMPT = """\
 You check the work of a small team that answers a question step by step. \

@@ -541,7 +541,7 @@ def test_the_forks_numbers_reach_the_table_and_the_heads(measured, monkeypatch):
     pages.write_results()
     assert (measured / "gigpo.diff").read_text() == (
         "GiGPO\nresult: -0.090 ± 0.025 in accuracy, 3 seeds (experiments/RESULTS.md, section 8)\n--- a/x\n")
-    cells = ["gigpo", "-0.090 ± 0.025", "-0.10 -0.09 -0.08", "0.004", "0.004", "0.500 ± 0.000"]
+    cells = ["gigpo", "-0.090 ± 0.025", "-0.10 -0.09 -0.08", "0.004", "0.004", "3", "0.500 ± 0.000"]
     assert re.search(" +[|] ".join(map(re.escape, cells)), pages.forks_table())
 
 

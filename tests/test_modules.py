@@ -17,6 +17,7 @@ import tools as toolset
 import verifier
 from executor import Call
 from memory import Memory, Step
+from models import calls
 from planner import Plan
 from rewards import judge
 from rewards.questions import Question
@@ -428,7 +429,7 @@ def test_the_parse_error_names_the_reason_but_no_file_and_no_line(text, error):
 def test_a_reason_without_a_text_is_named_by_its_kind(monkeypatch):
     def out_of_memory(*_):
         raise MemoryError
-    monkeypatch.setattr(executor, "read_python", out_of_memory)
+    monkeypatch.setattr(calls, "read_python", out_of_memory)
     assert read("[").startswith("the call could not be read (MemoryError). Write it as ")
 
 

@@ -138,15 +138,8 @@ def test_every_prompt_is_that_of_its_module_with_the_memory_so_far():
 
 def test_a_module_that_nothing_gives_a_prompt_is_one_sentence():
     rollout = solve.Rollout(Question("q?", "42"), memory.Memory("q?"))
-    with pytest.raises(SystemExit, match="^solve.py: .*'critic'.*: import critic and add it to STATE_"):
+    with pytest.raises(SystemExit, match="^solve.py: .*'critic', which has no prompt: add it to prompt_of"):
         solve.prompt_of("critic", TOOLS, rollout, 1000)
-
-
-def test_a_module_of_ones_own_reads_the_whole_state(monkeypatch):
-    critic = SimpleNamespace(prompt=lambda *state: " | ".join(map(str, state)))
-    monkeypatch.setitem(solve.STATE_READERS, "critic", critic)
-    rollout = solve.Rollout(Question("q?", "42"), memory.Memory("q?", "an analysis"))
-    assert solve.prompt_of("critic", {}, rollout, 1000) == "q? | {} | an analysis | No steps yet."
 
 
 def test_only_the_planner_is_sampled():

@@ -1,6 +1,8 @@
 """Texts that others wrote: truncated to a budget, indented for a prompt, and made safe for a terminal."""
 import unicodedata
 
+ANALYSED = "Objective:", "Skills:"  # lines of an analysis that are not indented
+
 
 def truncate(text, budget):
     """Head and tail of a text, `budget` characters at most: 'aaaa ... [920 characters cut] ... zzzz'."""
@@ -20,6 +22,20 @@ def indented(text):
     "7\\nVerdict: STOP" -> "7\\n  Verdict: STOP"
     """
     return "\n  ".join(text.splitlines())
+
+
+def show_analysis(analysis):
+    """The analysis of a question for a place in a prompt, below a label: all its lines are indented, so that
+    none of them forges a label. There are two harmless exceptions, which the toy was trained on:
+
+    "A sum.\\nMemory:"  -> "  A sum.\\n  Memory:"
+    "A sum."            -> "A sum.": a single line without a colon, of any width
+    "Objective: a sum." -> "Objective: a sum.": a line that begins with one of ANALYSED
+    """
+    lines = analysis.splitlines()
+    if len(lines) == 1 and ":" not in unicodedata.normalize("NFKC", analysis):
+        return analysis
+    return "\n".join(line if line.startswith(ANALYSED) else f"  {line}" for line in lines)
 
 
 def printable(text):
