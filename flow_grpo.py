@@ -12,18 +12,30 @@ multi-turn problem becomes many single-turn ones, each with the clipped objectiv
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                    over the G rollouts of the question
 
 π is always the distribution at the sampling temperature. E_q 1/G Σ_i is one mean over all rollouts, so J has
-three nested means: over rollouts, their turns, and their tokens.
+three nested means: over rollouts, their turns, and their tokens. (The paper has one ε, without a value; two
+different ones, 0.2 below and 0.3 above, are those of the released code.)
+
+Why may every turn get the same advantage? The reward comes at the end, so the return that follows a turn is R
+for every turn, and (R minus the group's mean) ∇log π is an ordinary policy gradient: noisy in one rollout,
+right on average (up to a constant factor, because the mean includes R itself). Nothing here finds the turn
+that mattered. The weights 1/T_i and 1/|a|, and the division by std, are not part of a plain policy gradient;
+they are the paper's choice. (Its Appendix B shows that J is a sum of single-turn objectives, one for each
+state that π_θold visits, with weight 1/T_i.)
 
 Why a ratio? We want the planner to choose tokens with a large A, that is, to raise the mean of A over tokens
-drawn from π_θ. But the tokens were drawn from π_θold; weighting each by ρ corrects for that. At π_θ = π_θold,
-∇ρ = ∇log π. Further away, a product of many ratios would be needed, and one per token is an approximation:
-so the clip takes away what could be gained by going further than to 1-ε or 1+ε'.
+drawn from π_θ. But the tokens were drawn from π_θold; weighting each by ρ corrects for that. An exact
+correction would be the product of the ratios of all tokens up to this one, in all turns so far. (What tools
+and other modules wrote is as likely under both, so it cancels.) One ratio per token is close to it as long as
+π_θ stays near π_θold. So the clip removes any gain from going further:
+
+    A > 0    the gain grows with ρ up to 1+ε', and is flat above
+    A < 0    the gain grows as ρ falls to 1-ε, and is flat below; where ρ has risen instead, it is not clipped
 
 With one mini-batch per update, our default for real models (the toy has 4), π_θ is still π_θold when the
-gradient is taken: ρ is 1, and the clip never acts. What remains is ∇J = (the three means of A_i ∇log π) -
-β ∇KL (loss() says which KL). Without the KL, an ascent along ∇J is a step of cross-entropy training on the
-planner's own plans, each weighted by its A. (In RL: REINFORCE, with the group's mean as the baseline.) The
-ratio and the clip matter from the second mini-batch on.
+gradient is taken: ρ is 1, ∇ρ = ∇log π, and the clip never acts. What remains is ∇J = (the three means of A_i
+∇log π) - β ∇KL (loss() says which KL). Without the KL, an ascent along ∇J is a step of cross-entropy training
+on the planner's own plans, each weighted by its A. (In RL: REINFORCE, with the group's mean as the baseline.)
+The ratio and the clip matter from the second mini-batch on.
 
 objective() is eq. 5 in plain loops, to be read and to test against. Training calls advantages() and then
 update(), which calls token_logps() and loss() for each micro-batch. They see token ids, a number for each
@@ -31,30 +43,13 @@ rollout and two language models, and know nothing of agents or text. scale/passe
 and several GPUs need.
 
 Absent, on purpose:
-  * PPO's value network, which predicts the reward of a state: the mean of the group takes its place;
+  * PPO's value network, which predicts the return from a state: the mean of the group takes its place;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
-  * a second clip: min() leaves ρ A unclipped where A < 0 and ρ > 1+ε', so such a token can have a large
-    gradient. The library under the released code (verl) gives it none above ρ = 3; the paper has no such
-    rule. Here only the clipping of the gradient's norm limits it;
+  * a second clip, for tokens with A < 0 whose ρ has risen: only the clipping of the gradient's norm limits
+    them. (The library under the released code, verl, gives them no gradient above ρ = 3.)
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
-Where a choice comes from:
-    β = 0.001                           the paper
-    ε = 0.2 below, ε' = 0.3 above       the released code; the paper has ε' = ε, without a value
-    the KL by k3, for each token        the released code, which also bounds each k3; the paper is silent
-    mean and std over rollouts          the paper; the released code takes them over turns
-    std with n - 1, plus 1e-6           the released code
-    three nested means, of the gain     the paper; the released code has a mean over tokens (see token_mean)
-    the same three means, of the KL     ours; the paper is silent
-    one mini-batch per update           ours; the released code takes 4 to 12
-    no step if the gradient is 0, or    ours
-      above EXPLODED
 
-Why may every turn get the same advantage? The reward comes at the end, so the return that follows a turn is R
-for every turn, and (R minus the group's mean) ∇log π is an ordinary policy gradient: noisy in one rollout,
-right on average (up to a factor (n - 1) / n, because the mean includes R itself). Appendix B of the paper
-shows that J is a sum over the states that π_θold visits: one single-turn objective for each, with weight
-1/T_i. It does not show that this finds the turn that mattered. Nor are the weights 1/T_i and 1/|a|, and the
-division by std, part of a plain policy gradient; they are the paper's choice.
+Which choices are the paper's, the released code's and ours: docs/benchmarks.md, the table at its end.
 """
 
 import math
@@ -101,7 +96,7 @@ def advantages(rewards, groups):
         if R[group].max() == R[group].min():
             flat += 1
             continue
-        # std() divides by n - 1, as in the released code: the balance of gain and β KL carries over.
+        # std() divides by n - 1, as in the released code
         A[group] = (R[group] - R[group].mean()) / (R[group].std() + 1e-6)
     return A, flat
 
@@ -212,6 +207,20 @@ def split_rollouts(groups, minibatches, seed):
     return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
 
+def weighted_minibatches(actions, rollout_sets, share, token_mean):
+    """The actions of each mini-batch, with the weight of each of their tokens: [[Action]].
+
+    rollout_sets: the rollouts of each mini-batch, from split_rollouts(). share(rollouts): those of them that
+    this process computes: with one GPU, all. The weights count all rollouts, whoever computes them."""
+    turns, minis = Counter(a.rollout for a in actions), []                  # turns[i] = T_i
+    for rollouts in rollout_sets:
+        own, N = share(rollouts), len(rollouts)
+        tokens = sum(len(a.ids) for a in actions if a.rollout in rollouts) if token_mean else None
+        minis.append([replace(a, weight=token_weight(a, turns[a.rollout], N, tokens))
+                      for a in actions if a.rollout in own and a.ids])
+    return minis
+
+
 def check(actions, num_rollouts, temperature):
     """ValueError for what would be a silent mistake in the objective."""
     if any(not 0 <= a.rollout < num_rollouts for a in actions):
@@ -252,20 +261,14 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     With several GPUs each process is given the whole batch, takes its part of each mini-batch, and sums its
     gradients with those of the others. The model is left in eval mode, ready to sample.
     """
-    turns = Counter(a.rollout for a in actions)                                             # T_i
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check(actions, len(groups), temperature)
     passes.begin()                  # dropout off
     report = passes.report          # collects numbers for the log (scale/report.py)
 
-    minis = []                                                              # the actions of each mini-batch
-    for members in split_rollouts(groups, minibatches, seed):               # their rollouts
-        tokens = sum(len(a.ids) for a in actions if a.rollout in members) if token_mean else None
-        own = passes.share(members)                                         # with several GPUs, a part
-        mini = [replace(a, weight=token_weight(a, turns[a.rollout], len(members), tokens))
-                for a in actions if a.rollout in own and a.ids]
-        minis.append([a for a in mini if beta or a.A])
+    minis = weighted_minibatches(actions, split_rollouts(groups, minibatches, seed), passes.share, token_mean)
+    minis = [[a for a in mini if beta or a.A] for mini in minis]        # what has a gradient
 
     def note_old(batch):
         """Store log π_θold of each token of a micro-batch in Action.old."""
