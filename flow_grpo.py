@@ -159,10 +159,8 @@ def per_token(actions, values):
 
 
 def old_logps(actions, logp):
-    """log π_θold of each token, (K,): Action.old, where update() has computed it.
-
-    Action.old is None (1) in the first mini-batch, because the policy has not moved yet, and (2) where A = 0,
-    because the gain is 0 whatever ρ is. In both cases this is the current log-prob, detached: ρ = 1."""
+    """log π_θold of each token, (K,): Action.old, where update() has computed it. Elsewhere (in the first
+    mini-batch, and where A = 0) the current log-prob, detached, which makes ρ = 1."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
 
@@ -176,12 +174,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
 
-    k3 = r - log r - 1, with r = π_ref / π_θ, is never negative. Its mean over tokens drawn from π_θ is
-    KL(π_θ ‖ π_ref). But the tokens are fixed when the gradient is taken: (1 - r) ∇log π, on average the
-    gradient of KL(π_ref ‖ π_θ), which has the same minimum. (Both are exact at ρ = 1 only: k3 is not weighted
-    by ρ.) For a fork: k1 = -log r has the same mean, and a gradient of 0 on average; k2 = (log r)² / 2 has
-    the gradient of KL(π_θ ‖ π_ref). Change it here, in objective() and in `oracle` of
-    tests/test_flow_grpo.py.
+    The KL is estimated token by token: k3 = r - log r - 1, with r = π_ref / π_θ, is never negative, and its
+    mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Its gradient is another matter: docs/use.md, "Another
+    KL".
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ

@@ -76,12 +76,12 @@ class Rollout:
     outputs: list = field(default_factory=list)  # what each module and tool wrote, see add_output()
     plan: Plan | ParseError | None = None  # of this turn; None until the planner has written it
     call: Call | ParseError | None = None  # of this turn; None until the executor has written it
-    stopped: bool = False  # no further turn: the verifier wrote STOP
+    stopped: bool = False  # no further turn, see is_over()
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
     undecided: bool = False  # neither rules nor judge could grade the answer: treated in the same way
     answer: str = ""
     right: bool = False  # is the answer right?
-    reward: float = 0.0  # R(o), one for the whole rollout: 1 if it is right, else 0
+    reward: float = 0.0  # R(o), one for the whole rollout, from rewards/grade.py: 1 if it is right, else 0
     seconds: float = 0.0  # its share of the batch's time, plus the judge's
 
     def add_output(self, turn, module, text, tokens, seconds):
@@ -135,17 +135,18 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             tool = rollout.plan.tool
             rollout.call = executor.parse(completion.text, tool, tools[tool])
 
-        called = [rollout for rollout in planned if rollout.call]  # a Call, or a ParseError to remember
-        team.begin("tools", turn, called)
-        results = toolset.run_calls([rollout.call for rollout in called], tools,
+        with_call = [rollout for rollout in planned if rollout.call]  # a ParseError, too, has a result
+        team.begin("tools", turn, with_call)
+        results = toolset.run_calls([rollout.call for rollout in with_call], tools,
                                      base_generator=partial(team.complete, "base_generator"))
-        for rollout, result in zip(called, results):
+        for rollout, result in zip(with_call, results):
             rollout.add_result(turn, result)
 
-        for rollout, completion in team.write("verifier", turn, called):
-            stop = verifier.parse(completion.text)
-            rollout.memory.steps[-1].verdict = "STOP" if stop else "CONTINUE"
-            rollout.stopped = stop  # or a rule of your own, on rollout.memory.steps
+        for rollout, completion in team.write("verifier", turn, with_call):
+            rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
+
+        for rollout in running:
+            rollout.stopped = is_over(rollout)
 
     for rollout, completion in team.write("generator", max_turns + 1, rollouts):
         rollout.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
@@ -153,6 +154,15 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     for rollout in rollouts:
         rollout.seconds = seconds / len(rollouts)
     return rollouts
+
+
+def is_over(rollout):
+    """After a turn: does the rollout need no other? It does not if the verifier wrote STOP.
+
+    A rule of your own goes here. Of a plan or a call that could not be parsed, steps[-1].command is "".
+    """
+    steps = rollout.memory.steps
+    return bool(steps) and steps[-1].verdict == "STOP"
 
 
 class Team:

@@ -5,9 +5,8 @@ writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t = 0: 
 step). Anything else counts as CONTINUE, because one turn too many costs less than one too few, and "we should
 not stop" must not be read as STOP.
 
-parse() returns a bool. solve.roll_out() keeps it as Rollout.stopped, and writes it into the memory as
-"Verdict: STOP" or "Verdict: CONTINUE". After a plan that could not be parsed, the verifier is not asked, and
-roll_out() writes CONTINUE.
+parse() returns a bool, which solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict:
+CONTINUE". After a plan that could not be parsed, the verifier is not asked, and roll_out() writes CONTINUE.
 """
 
 from models.dressing import MARKS, labelled
