@@ -258,7 +258,8 @@ def check_critic():
 
     seen = []
     rollout, = solve.roll_out([Question("q?", "42")], engine, engine, toolbox(["python_coder"]))
-    assert rollout.memory.steps[0].result == "42\nCritic: not 43" and rollout.stopped and not rollout.failed
+    assert rollout.memory.steps[0].remark == "not 43" and rollout.stopped and not rollout.failed
+    assert "\nResult: 42\nRemark: not 43\nVerdict: STOP" in rollout.memory.render()
     assert len(seen) == 1 and "\nMemory:\nStep 1\n" in seen[0] and "Result: 42\n" in seen[0]
 
 
