@@ -389,6 +389,8 @@ def sentences():
     yield f"Holm's correction: {min(needed)} to {max(needed)} for these"
     yield f"{min(forks['as it is']):.2f} to {max(forks['as it is']):.2f} with the broadcast"
     assert max(forks["turn-cost"]) <= 0.01  # "right in at most 1 of 100 questions"
+    after = figures.over(figures.read("hops-monolith"), "monolith", 1, 1, "test_after")
+    yield "about as high, {:.2f}, {:.2f} and {:.2f}".format(*after)
     names = figures.gather(figures.read("hops-tests"), "planner", "old_names")
     at_once = figures.gather(figures.read("hops-tests"), "planner", "at_once")
     yield "{:.0f} of {:.0f}".format(*(sum(found["untrained"]) for found in (at_once, names)))
