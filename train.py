@@ -46,7 +46,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     cast: (policy, fixed, tools, judge), as solve.evaluate() takes them. reference: the engine of π_ref, or
     None. state: of the checkpoint to resume from, or None.
 
-    `run` keeps the books (logbook/run.py): run.steps() yields the numbers of the steps that are left,
+    `run` does the bookkeeping (logbook/run.py): run.steps() yields the numbers of the steps that are left,
     run.due() is True when it is time to save, and run.moved once a step has changed the policy."""
     policy, _, tools, _ = cast
     models = policy.model, (reference.model if reference else None)
@@ -71,7 +71,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):
                 actions = actions_of(usable, A)
-                # `updating` changes no result: it takes the time, logs log-ratios, makes room for the update
+                # `updating` changes no result: it times the update, logs log-ratios, frees memory before it
                 with run.updating(passes, usable, groups, A):
                     report = update(
                         passes, optimizer, actions, groups,
@@ -130,7 +130,7 @@ def actions_of(rollouts, A):
     """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it. This is the
     broadcast of Flow-GRPO: each turn of rollout i gets A_i. For an advantage of each turn, see gigpo.diff in
     experiments/forks/."""
-    return [Action(plan.prompt_ids, plan.ids, i, A[i].item(), plan.logps)
+    return [Action(plan.prompt_ids, plan.ids, i, A[i].item(), plan.logps)  # plan: a Completion
             for i, rollout in enumerate(rollouts) for plan in rollout.actions]
 
 

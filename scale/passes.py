@@ -4,7 +4,7 @@
     update(passes, optimizer, actions, groups, ...)             # in each step
 
 update() calls passes.for_each_micro_batch(actions, learn). This cuts the actions to the token budget and
-calls learn(batch) for each part; if memory is short in there, all begin again. In learn(),
+calls learn(batch) for each part; if memory is short in there, every micro-batch is done again. In learn(),
 passes.policy_logps() and reference_logps() compute the log-probs.
 
 If memory is short, micro-batches are halved (models/batches.py), and the budget that was enough stays for the

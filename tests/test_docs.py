@@ -110,6 +110,18 @@ def test_what_the_tour_types_into_python_prints_what_it_shows(monkeypatch):
     assert tried > 40 and not failed
 
 
+def test_the_tours_table_of_settings_says_what_train_py_chooses():
+    table = dict(re.findall(r"(?m)^\| (`--.*?) \| (.*) \|$", TOUR.read_text(encoding="utf-8")))
+    fixed = vars(command_line.train_parser().parse_args([]))
+    large = command_line.FOR_PAPER | {"lr": 1e-6}  # None in FOR_PAPER: cli/setup.py sets it
+    chosen = [fixed | own for own in (command_line.FOR_TOY, command_line.FOR_HOPS, large)]
+    assert len(table) == 9
+    for row, shown in table.items():
+        names = [name.replace("-", "_") for name in re.findall("--([a-z-]+)", row)]
+        values = [", ".join(str(settings[name]) for name in names) for settings in chosen]
+        assert shown.split(" | ") == values, row
+
+
 def test_the_advantages_in_the_tours_table_are_those_of_its_rewards():
     text = TOUR.read_text(encoding="utf-8").replace("**", "")
     rows = re.findall(r"^\| \d .* (\d) \| (\S+) \|$", text, re.M)
