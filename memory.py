@@ -63,13 +63,18 @@ class Memory:
             for step in steps:
                 excess = len(join(steps)) - budget
                 if excess > 0:
-                    text = getattr(step, name)
-                    shown = len(indented(text))  # longer than the text, by the indents
-                    # shown - excess of the `shown` characters may stay: keep the same share of the text.
-                    # Of 1 000 characters, shown as 1 100, with 220 too many: 1 000 * 880 / 1 100.
-                    kept = len(text) * max(shown - excess, 0) // max(shown, 1)
-                    setattr(step, name, truncate(text, max(SHORTEST, kept)))
+                    setattr(step, name, shortened(getattr(step, name), excess))
         return truncate(join(steps), budget)  # for very many steps
+
+
+def shortened(text, excess):
+    """A text that takes `excess` fewer characters in the prompt, where it is indented. SHORTEST stay anyway.
+
+    Of 1 000 characters, indented 1 100, with an excess of 220, the same share stays: 880 / 1 100, so 800.
+    """
+    shown = len(indented(text))
+    kept = len(text) * max(shown - excess, 0) // max(shown, 1)
+    return truncate(text, max(SHORTEST, kept))
 
 
 def join(steps):
