@@ -81,6 +81,7 @@ runs.make_all([runs.Run(sys.argv[2], ("-c", sys.argv[3]))], workers=1)
 """
 
 
+@pytest.mark.exhaustive
 def test_two_processes_share_a_copy_of_the_code_and_neither_removes_that_of_the_other(folder):
     makes = "import os, time; os.mkdir(r'{out}'); "
     waits = f"while not os.path.exists(r'{folder}/go'): time.sleep(0.02)\n"

@@ -157,6 +157,7 @@ def test_the_warm_start_teaches_every_plan_with_each_tool_and_its_stop_token(tin
     assert {action.rollout for action in actions} == {0}
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_has_learnt_one_plan_is_blind_and_knows_its_text(tiny, found):
     engine = load_engine(str(tiny))
     optimizer, actions = sharding.adamw(engine.model, lr=2e-2), warm.actions_of(engine, found[:1])
@@ -182,6 +183,7 @@ def test_the_planners_prompts_show_what_the_toy_wrote_as_the_other_modules(tools
         assert any(f"Query analysis:\n{text}\n" in prompt for text in written)
 
 
+@pytest.mark.exhaustive
 def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(tiny, tmp_path, monkeypatch):
     rates, rate_of = [], lambda optimizer: optimizer.param_groups[0]["lr"]
     monkeypatch.setattr(warm, "ROLLOUTS", 8)

@@ -51,6 +51,7 @@ def test_a_step_samples_all_tokens_of_all_rows():
     assert peers.ours_step(CASE)()["tokens"] == peers.ours_generate(CASE)()["tokens"] == 24
 
 
+@pytest.mark.exhaustive
 def test_one_question_at_a_time_gives_the_same_greedy_rollouts():
     case = dict(rollouts=2, turns=1, temperature=0.0)
     together, alone = (make(case)() for make in (peers.ours_rollouts, peers.literal_rollouts))
@@ -136,6 +137,7 @@ def test_the_shares_of_a_card_are_operations_and_bytes_that_are_needed(monkeypat
         "update, needed", "update, as rows", "decode, weights + cache"]
 
 
+@pytest.mark.exhaustive
 def test_a_row_of_the_card_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch, capsys):
     done = {"lines": [["a", "1", "2", "2.00", ""]]}
     commands = {
