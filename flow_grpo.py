@@ -11,9 +11,10 @@ multi-turn problem becomes many single-turn ones, each with the clipped objectiv
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(same)        one ratio for token j of turn t of rollout i
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                    over the G rollouts of the question
 
-π is always the distribution at the sampling temperature. E_q 1/G Σ_i is one mean over all rollouts, so J has
-three nested means: over rollouts, their turns, and their tokens. (The paper has one ε, without a value; two
-different ones, 0.2 below and 0.3 above, are those of the released code.)
+π is always the distribution at the sampling temperature. E_q is the mean over questions and over rollouts
+that π_θold samples for them. E_q 1/G Σ_i is one mean over all rollouts, so J has three nested means: over
+rollouts, their turns, and their tokens; here the KL is taken under the same three. (The paper has one ε,
+without a value; 0.2 below and 0.3 above are the released code's.)
 
 Why may every turn get the same advantage? The reward comes at the end, so the return that follows a turn is R
 for every turn, and (R minus the group's mean) ∇log π is an ordinary policy gradient: noisy in one rollout,
@@ -24,9 +25,9 @@ state that π_θold visits, with weight 1/T_i.)
 
 Why a ratio? We want the planner to choose tokens with a large A, that is, to raise the mean of A over tokens
 drawn from π_θ. But the tokens were drawn from π_θold; weighting each by ρ corrects for that. An exact
-correction would be the product of the ratios of all tokens up to this one, in all turns so far. (What tools
-and other modules wrote is as likely under both, so it cancels.) One ratio per token is close to it as long as
-π_θ stays near π_θold. So the clip removes any gain from going further:
+correction would be the product of the ratios of all tokens of the rollout, because its reward depends on them
+all. (What tools and other modules wrote is as likely under both, so it cancels.) One ratio per token is close
+to it as long as π_θ stays near π_θold. So the clip removes any gain from going further:
 
     A > 0    the gain grows with ρ up to 1+ε', and is flat above
     A < 0    the gain grows as ρ falls to 1-ε, and is flat below; where ρ has risen instead, it is not clipped
@@ -195,7 +196,8 @@ def split_rollouts(groups, minibatches, seed):
     Whole groups, because copies of a prompt are cheaper together (fast/trees.py); their order is shuffled.
     Only a group on the border of two sets is divided, and never a rollout."""
     groups = torch.as_tensor(groups).tolist()
-    distinct, N = {*groups}, len(groups)
+    distinct = {*groups}
+    N = len(groups)
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
     place = dict(zip(distinct, order))                                      # {group: its place}
     rollouts = sorted(range(N), key=lambda i: place[groups[i]])             # stable: a group stays together
@@ -241,7 +243,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     reference_logps() are token_logps() of the two models. for_each_micro_batch(actions, f) zeroes .grad and
     calls f(batch) for each micro-batch. share() and sum_gradients() do nothing with a single process.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
-    Action.rollout is a place in it. split_rollouts() keeps a group in one mini-batch where it can: this
+    Action.rollout is an index into it. split_rollouts() keeps a group in one mini-batch where it can: this
     decides which rollouts share an optimiser step, and not the objective.
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it.
 

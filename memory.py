@@ -32,7 +32,7 @@ class Step:
     result: str
     error: bool = False  # a tool-calling error: plan or call not parsed, or the result starts with "Error:"
     # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed it is
-    # CONTINUE. The planner never reads STOP, which ends the turns.
+    # CONTINUE. The planner never sees STOP, because STOP ends the turns.
     verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 

@@ -78,7 +78,7 @@ class Rollout:
     call: Call | ParseError | None = None  # of this turn; None until the executor has written it
     stopped: bool = False  # no further turn, see is_over()
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
-    undecided: bool = False  # neither rules nor judge could grade the answer: treated in the same way
+    undecided: bool = False  # neither rules nor judge could grade the answer: then, too
     answer: str = ""
     right: bool = False  # is the answer right?
     reward: float = 0.0  # R(o), one for the whole rollout, from rewards/grade.py: 1 if it is right, else 0
@@ -122,7 +122,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     for turn in range(1, max_turns + 1):
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         for rollout in running:
-            rollout.plan = rollout.call = None  # those of the last turn
+            rollout.plan = rollout.call = None  # so that a failure cannot reuse those of the last turn
         for rollout, completion in team.write("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
@@ -135,7 +135,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             tool = rollout.plan.tool
             rollout.call = executor.parse(completion.text, tool, tools[tool])
 
-        with_call = [rollout for rollout in planned if rollout.call]  # a ParseError, too, has a result
+        with_call = [rollout for rollout in planned if not rollout.failed]
         team.begin("tools", turn, with_call)
         results = toolset.run_calls([rollout.call for rollout in with_call], tools,
                                      base_generator=partial(team.complete, "base_generator"))
@@ -157,9 +157,9 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 
 
 def is_over(rollout):
-    """After a turn: does the rollout need no other? It does not if the verifier wrote STOP.
+    """Is the rollout finished after this turn? Yes, if the verifier wrote STOP.
 
-    A rule of your own goes here. Of a plan or a call that could not be parsed, steps[-1].command is "".
+    A rule of your own goes here. If the plan or the call could not be parsed, steps[-1].command is "".
     """
     steps = rollout.memory.steps
     return bool(steps) and steps[-1].verdict == "STOP"

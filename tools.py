@@ -9,8 +9,8 @@ that is a language model, with all its queries of the turn in one batch, by answ
 An error of a tool's function never ends the run. Its result starts with "Error:", whether the model made the
 mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and the rollout
 goes on. A function gets strings. It may return "Error: ...", or raise services.Failed("unknown unit: use m or
-km"); of any other exception, the planner reads type and message. A function must end by itself, as those in
-world/ do: nothing here interrupts it.
+km"); for any other exception, the planner sees its type and message. A function must end by itself, as those
+in world/ do: nothing here interrupts it.
 """
 
 import time

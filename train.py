@@ -103,15 +103,16 @@ def questions_of(step, questions, number, seed):
 
 def graded_rollouts(args, cast, questions, copies, seed):
     """Run each question `copies` times through the flow and grade the answers: [Rollout], the copies of a
-    question one after the other. Each rank runs its share of the questions, and gets the rollouts of all."""
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # a random stream for each rank
-    local = [question for question in ranks.share(questions) for _ in range(copies)]
+    question one after the other."""
     policy, fixed, tools, judge = cast
     settings = command_line.rollout_settings(args)
-    _, own = solve.evaluate(local, policy, fixed, tools, judge, **settings) if local else ({}, [])
-    own_by_question = [own[i : i + copies] for i in range(0, len(own), copies)]
-    by_question = ranks.together(own_by_question, len(questions))  # of all ranks, in the order of `questions`
-    rollouts = [rollout for copies_of_one in by_question for rollout in copies_of_one]
+
+    def run(questions):
+        batch = [question for question in questions for _ in range(copies)]
+        return solve.evaluate(batch, policy, fixed, tools, judge, **settings)[1]
+
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # a random stream for each rank
+    rollouts = ranks.divided(questions, run, copies)  # with one rank: run(questions)
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts
 

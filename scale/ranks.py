@@ -121,6 +121,16 @@ def share(items):
     return items[RANK::WORLD]
 
 
+def divided(items, work, copies):
+    """[result]: work() of all items, in their order. Each rank does its share() and gets the results of all.
+
+    work(items) gives `copies` results for each item, one after the other."""
+    own = share(items)
+    results = work(own) if own else []
+    by_item = [results[i : i + copies] for i in range(0, len(results), copies)]
+    return [result for part in together(by_item, len(items)) for result in part]
+
+
 def together(part, number):
     """The whole list of `number` items, on all ranks; each rank gives its share() as `part`."""
     if WORLD == 1:
