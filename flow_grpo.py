@@ -5,11 +5,12 @@ A rollout is one question carried through the flow, in T_i turns. In each turn t
 is 1 if the final answer is right, else 0. Which turn earned it? Flow-GRPO does not try to find out. Every
 token of every turn of rollout i gets the same advantage A_i: how much better this rollout ended than the
 other rollouts of its question. Tokens with A > 0 become likelier, tokens with A < 0 less likely. So one
-multi-turn problem becomes many single-turn ones, each with the clipped objective of PPO:
+multi-turn problem becomes many single-turn ones, each with the clipped objective of PPO. The KL, a distance
+between distributions, pulls the planner back towards the untrained one, π_ref:
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
-(6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(same)        one ratio for token j of turn t of rollout i
-(7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                    over the G rollouts of the question
+(6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
+(7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                                        over the group's G rollouts
 
 π is always the distribution at the sampling temperature. E_q is the mean over questions and over rollouts
 that π_θold samples for them. E_q 1/G Σ_i is one mean over all rollouts, so J has three nested means: over
@@ -18,7 +19,7 @@ without a value; 0.2 below and 0.3 above are the released code's.)
 
 Why may every turn get the same advantage? The reward comes at the end, so the return that follows a turn is R
 for every turn, and (R minus the group's mean) ∇log π is an ordinary policy gradient: noisy in one rollout,
-right on average (up to a constant factor, because the mean includes R itself). Nothing here finds the turn
+right on average (up to the factor 1 - 1/G, because the mean includes R itself). Nothing here finds the turn
 that mattered. The weights 1/T_i and 1/|a|, and the division by std, are not part of a plain policy gradient;
 they are the paper's choice. (Its Appendix B shows that J is a sum of single-turn objectives, one for each
 state that π_θold visits, with weight 1/T_i.)
@@ -103,7 +104,7 @@ def advantages(rewards, groups):
 
 
 def objective(rollouts, A, clip, beta):
-    """J of eq. 5, term by term -> (). What training computes must agree with it; the tests compare the two.
+    """J of eq. 5, term by term -> (), a scalar. What training computes must agree; the tests compare the two.
 
     rollouts[i][t][j]: log π_θ, log π_θold and log π_ref of token j of turn t of rollout i, each a tensor ().
     A: A_i of each rollout. clip: (ε, ε')."""

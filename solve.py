@@ -78,7 +78,7 @@ class Rollout:
     call: Call | ParseError | None = None  # of this turn; None until the executor has written it
     stopped: bool = False  # no further turn, see is_over()
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
-    undecided: bool = False  # neither rules nor judge could grade the answer: then, too
+    undecided: bool = False  # neither rules nor judge could grade the answer: left out and wrong, too
     answer: str = ""
     right: bool = False  # is the answer right?
     reward: float = 0.0  # R(o), one for the whole rollout, from rewards/grade.py: 1 if it is right, else 0
@@ -168,7 +168,7 @@ def is_over(rollout):
 class Team:
     """Which engine plays each module. write() runs one module on many rollouts, in one batched call.
 
-    The arguments are those of roll_out().
+    rollouts: all of the batch, for watch(). The other arguments are those of roll_out().
     """
 
     def __init__(self, rollouts, policy, fixed, tools, temperature, max_new_tokens, watch):

@@ -46,13 +46,18 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     cast: (policy, fixed, tools, judge), as solve.evaluate() takes them. reference: the engine of π_ref, or
     None. state: of the checkpoint to resume from, or None.
 
-    `run` does the bookkeeping (logbook/run.py): run.steps() yields the numbers of the steps that are left,
-    run.due() is True when it is time to save, and run.moved once a step has changed the policy."""
+    `run` does the bookkeeping (logbook/run.py) and changes no result:
+        run.steps()    yields the numbers of the steps that are left; run.step is the last finished one
+        run.updating() times the update, logs log-ratios, frees memory before it
+        run.log_step() writes the step to the log, and sets run.step and run.moved
+        run.moved      has any step changed the policy yet?
+        run.due()      is it time to validate and save?
+        run.save()     writes a checkpoint"""
     policy, _, tools, _ = cast
     models = policy.model, (reference.model if reference else None)
     # Where update() gets log π from. --plain: flow_grpo.token_logps(). Otherwise fast/: the same numbers in
-    # less time and memory, and micro-batches that suit it. It ends in flow_grpo.log_probs(), so an edit of
-    # that counts there, too.
+    # less time and memory, with micro-batches that suit it (micro_batches=...). It ends in log_probs(), so an
+    # edit of that counts there, too.
     scoring = {"token_logps": token_logps} if args.plain else fast_logps.scoring(log_probs, *models)
     passes = Passes(*models, **scoring, token_budget=args.token_budget)  # micro-batches that fit into memory
 
@@ -60,7 +65,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
         evaluate_before(run, cast, valid, test)
 
         for step in run.steps():
-            seed = args.seed * 1_000_003 + step
+            seed = args.seed * 1_000_003 + step  # a prime: another number for each seed and step
             questions = questions_of(step, train_questions, args.questions, args.seed)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
@@ -71,7 +76,6 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):
                 actions = actions_of(usable, A)
-                # `updating` changes no result: it times the update, logs log-ratios, frees memory before it
                 with run.updating(passes, usable, groups, A):
                     report = update(
                         passes, optimizer, actions, groups,
@@ -79,7 +83,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, tools)
-            run.log_step(row, rollouts, report)  # also sets run.step and run.moved
+            run.log_step(row, rollouts, report)
             if run.due():
                 validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:
@@ -91,7 +95,7 @@ def questions_of(step, questions, number, seed):
 
     The questions are taken in a shuffled order, and shuffled again for each epoch."""
     # Think of all epochs as one endless list: step n takes its entries (n - 1) * number to n * number - 1. Of
-    # 5 questions, 2 a step, step 3 takes the last of the first epoch, and goes round for one of the second.
+    # 5 questions, 2 a step, step 3 takes the last of the first epoch, then the first of the second.
     batch = []
     while len(batch) < number:
         epoch, start = divmod((step - 1) * number + len(batch), len(questions))
