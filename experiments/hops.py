@@ -48,23 +48,28 @@ ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "short
 
 
 def needed(question, knows_names=False):
-    """The tools that a perfect planner uses, as letters: "wbp"."""
+    """The tools that a perfect planner uses, as letters: for each name, and for the sum: ("wbp", "p")."""
     paths = [path.replace("wg", "") if knows_names else path for path in question["paths"]]
-    return "".join(paths) + "p" * (question["kind"] != "one")
+    return tuple(paths) + ("p",) * (question["kind"] != "one")
 
 
-def finishes(letters, sequence):
+def finishes(paths, sequence):
     """Does this sequence of tools find the number, if everything else in the plans is perfect?
 
-    A tool that does not fit fails and costs a turn. But base_generator then makes a number up, which the
-    verifier believes."""
-    step = 0
+    A tool that does not fit costs a turn. Two of them do more: base_generator makes a number up, which the
+    verifier believes; and a search shows again what it has shown, so what was read since must be read again.
+    """
+    left, step = list(paths), 0  # step: of left[0]
     for letter in sequence:
-        if letter == letters[step]:
+        if letter == left[0][step]:
             step += 1
         elif letter == "g":
             return False
-        if step == len(letters):
+        elif letter == "w":
+            step = left[0].rfind("w", 0, step) + 1
+        if step == len(left[0]):
+            left, step = left[1:], 0
+        if not left:
             return True
     return False
 
@@ -72,7 +77,7 @@ def finishes(letters, sequence):
 def best_sequence(made, knows_names=False):
     """The sequence of tools that is right for most of these questions."""
     counts = Counter(needed(question, knows_names) for question in made)
-    score = lambda sequence: sum(n for letters, n in counts.items() if finishes(letters, sequence))
+    score = lambda sequence: sum(n for paths, n in counts.items() if finishes(paths, sequence))
     return max(itertools.product(LETTERS, repeat=MAX_TURNS), key=score)
 
 

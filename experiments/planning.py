@@ -24,10 +24,9 @@ TRAINING = {"data": f"{HOPS}/train.jsonl", "valid": "none", "test": TEST, "judge
 WORLD = ("--corpus", f"{HOPS}/corpus.jsonl", "--tools", *TOOLS)
 BUDGETS = (1, 2, 3, 4, 5, 6, 8)
 TRIES, TRIED = 64, 100  # how often the untrained planner tries each of so many test questions
-SFT_BATCHES, SFT_SEEDS = 50, 3  # STEPS batches are the rollouts of Flow-GRPO
-SFT = {("own", SFT_BATCHES): "SFT, its own successes", ("own", STEPS): "... with three times the rollouts",
-       ("perfect", SFT_BATCHES): "SFT, perfect planner's traces",
-       ("foreign", SFT_BATCHES): "SFT, foreign teacher's traces"}
+SFT_BATCHES, SFT_SEEDS = 50, 3  # sft.py's default; with STEPS, rollouts and updates are Flow-GRPO's
+SFT = {"own": "SFT, its own successes", f"own-{STEPS}": "SFT, its own successes, 3 x as many",
+       "perfect": "SFT, perfect planner's traces", "foreign": "SFT, foreign teacher's traces"}
 FORKS = ("last-turn", "gigpo", "turn-cost", "dr-grpo")  # other credit for the turns; and --token-mean
 
 
@@ -55,10 +54,12 @@ def trained(seed, turns=MAX_TURNS, name="trained", run=None):
     return solving(name, seed, f"{{0}}/step-{STEPS}", turns, (run or training(seed),))
 
 
-def sft(seed, traces, batches=SFT_BATCHES):
+def sft(seed, name):
+    """A run of sft.py; name: a key of SFT."""
+    traces, _, batches = name.partition("-")
     command = ("experiments/sft.py", "--traces", traces, "--seed", str(seed), "--out", "{out}")
-    more = () if batches == SFT_BATCHES else ("--steps", str(batches))  # sft.py's own default else
-    return Run(f"hops-sft-{traces}-seed{seed}", command + more, rollouts=batches * 128)
+    more = ("--steps", batches) if batches else ()
+    return Run(f"hops-sft-{name}-seed{seed}", command + more, rollouts=int(batches or SFT_BATCHES) * 128)
 
 
 def monolith(seed):
@@ -146,10 +147,9 @@ def looked_up(rollouts):
 def ways(seeds=5):
     """Table 3: the untrained planner, three kinds of supervised learning, Flow-GRPO, two teachers' plans."""
     runs = {("frozen", seed): untrained(seed) for seed in range(seeds)}
-    for (traces, batches), name in SFT.items():
+    for traces, name in SFT.items():
         for seed in range(min(seeds, SFT_SEEDS)):
-            made = sft(seed, traces, batches)
-            runs[name, seed] = solving(f"sft-{traces}", seed, "{0}/best", after=(made,))
+            runs[name, seed] = solving(f"sft-{traces}", seed, "{0}/best", after=(sft(seed, traces),))
     runs |= {("Flow-GRPO", seed): trained(seed) for seed in range(seeds)}
     runs |= {("foreign teacher's plans", 0): sft(0, "foreign"), ("perfect planner", 0): sft(0, "perfect")}
     yield from outcomes("hops-ways", runs)

@@ -5,10 +5,10 @@
     python experiments/sft.py --traces foreign --out runs/sft    imitate a teacher with words of its own
 
 Rollouts are collected once, before any learning, on the questions that Flow-GRPO would take. The right ones
-are kept, and the planner takes as many optimiser steps on them, each on as many rollouts. The loss needs no
-code: at ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood. So the two
-differ in whose actions are learned, in when these were made, and in that here no rollout is called worse
-than another.
+are kept, and the planner takes --steps x 4 optimiser steps on them, each on as many rollouts as a mini-batch
+of Flow-GRPO. The loss needs no code: at ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the
+log-likelihood. So the two differ in whose actions are learned, in when these were made, and in that here no
+rollout is called worse than another.
 """
 
 import argparse

@@ -305,11 +305,13 @@ def test_the_p_of_a_paired_test_is_that_of_students_t(values, p):
 def test_so_many_seeds_find_the_effect_in_about_80_of_100_studies():
     values, rng = [0.02, 0.05, -0.03], random.Random(0)
     n, spread = int(figures.seeds_to_find(0.05, values)), statistics.stdev(values)
-    found = 0
-    for _ in range(1000):
-        middle, half = figures.mean(rng.gauss(0.05, spread) for _ in range(n))
-        found += abs(middle) > half  # the interval excludes 0
-    assert 750 < found < 900  # the smallest n that suffices finds a little more than 80 %
+    for seeds, low, high in ((n, 0.8, 0.9), (n - 1, 0.6, 0.8)):
+        found = 0
+        for _ in range(2000):
+            middle, half = figures.mean(rng.gauss(0.05, spread) for _ in range(seeds))
+            found += abs(middle) > half  # the interval excludes 0
+        assert low <= figures.power(seeds, 0.05, spread) < high
+        assert found / 2000 == pytest.approx(figures.power(seeds, 0.05, spread), abs=0.036)  # 4 σ
     assert figures.seeds_to_find(0.001, values) == "over 20"
 
 
@@ -392,6 +394,8 @@ def sentences():
     assert max(forks["turn-cost"]) <= 0.01  # "right in at most 1 of 100 questions"
     after = figures.over(figures.read("hops-monolith"), "monolith", 1, 1, "test_after")
     yield "about as high, {:.2f}, {:.2f} and {:.2f}".format(*after)
+    after = figures.over(figures.read("hops-sizes"), "width 64", 1, 1, "test_after")
+    yield "ends at {:.2f}, {:.2f} and {:.2f}; three seeds".format(*after)
     names = figures.gather(figures.read("hops-tests"), "planner", "old_names")
     at_once = figures.gather(figures.read("hops-tests"), "planner", "at_once")
     yield "{:.0f} of {:.0f}".format(*(sum(found["untrained"]) for found in (at_once, names)))
