@@ -35,7 +35,7 @@ to it as long as π_θ stays near π_θold. So the clip removes any gain from go
 
 With one mini-batch per update, our default for real models (the toy has 4), π_θ is still π_θold when the
 gradient is taken: ρ is 1, ∇ρ = ∇log π, and the clip never acts. What remains is ∇J = (the three means of A_i
-∇log π) - β ∇KL (loss() says which KL). Without the KL, an ascent along ∇J is a step of cross-entropy training
+∇log π) - β ∇KL (see docs/use.md). Without the KL, an ascent along ∇J is a step of cross-entropy training
 on the planner's own plans, each weighted by its A. (In RL: REINFORCE, with the group's mean as the baseline.)
 The ratio and the clip matter from the second mini-batch on.
 
@@ -51,7 +51,7 @@ Absent, on purpose:
     them. (The library under the released code, verl, gives them no gradient above ρ = 3.)
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
 
-Which choices are the paper's, the released code's and ours: docs/benchmarks.md, the table at its end.
+Which choices are the paper's, the released code's and ours: docs/benchmarks.md, "Where this differs".
 """
 
 import math
@@ -210,9 +210,11 @@ def weighted_minibatches(actions, rollout_sets, share, token_mean):
 
     rollout_sets: the rollouts of each mini-batch, from split_rollouts(). share(rollouts): those of them that
     this process computes: with one GPU, all. The weights count all rollouts, whoever computes them."""
-    turns, minis = Counter(a.rollout for a in actions), []                  # turns[i] = T_i
+    turns = Counter(a.rollout for a in actions)                             # turns[i] = T_i
+    minis = []
     for rollouts in rollout_sets:
-        own, N = share(rollouts), len(rollouts)
+        own = share(rollouts)
+        N = len(rollouts)
         tokens = sum(len(a.ids) for a in actions if a.rollout in rollouts) if token_mean else None
         minis.append([replace(a, weight=token_weight(a, turns[a.rollout], N, tokens))
                       for a in actions if a.rollout in own and a.ids])

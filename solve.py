@@ -217,13 +217,13 @@ class Team:
 def prompt_of(module, tools, rollout, budget=BUDGET):
     """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory."""
     question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
-    memory = rollout.memory.render(budget)
     if module == "analysis":
         return planner.analysis_prompt(question, tools)
-    if module == "planner":
-        return planner.prompt(question, tools, analysis, memory)
     if module == "executor":
         return executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tools[plan.tool])
+    memory = rollout.memory.render(budget)  # for those that read it
+    if module == "planner":
+        return planner.prompt(question, tools, analysis, memory)
     if module == "verifier":
         return verifier.prompt(question, tools, analysis, memory)
     if module == "generator":

@@ -13,13 +13,13 @@ from models.dressing import unwrapped
 KEYS = {"name": "tool", "parameters": "arguments"}  # keys of Qwen's and Llama's JSON -> those read here
 
 
-def read_call(text, name, names):
+def read_call(text, tool_name, names):
     """(tool name, {argument: literal}), of the text itself or of what is inside its fence or tags.
 
-    name: the planned tool. names: its arguments, for those without a name. ValueError says what is wrong; of
-    several texts, one inside the other, with the last one."""
+    tool_name: the planned tool's. names: of its arguments, for those that are given by position. ValueError
+    says what is wrong; of several texts, one inside the other, with the last one."""
     reason = ""
-    for source in unwrapped(text, name):
+    for source in unwrapped(text, tool_name):
         read = read_json if source.startswith("{") else read_python
         try:
             called, arguments = read(source, names)
