@@ -9,7 +9,7 @@ prompt.
 
 from dataclasses import dataclass
 
-from models.calls import read_call
+from models.calls import read_call  # the tool and arguments that a text calls; literals only
 from models.tokens import after_thinking
 from planner import ParseError, describe
 from world.text import indented
@@ -36,7 +36,7 @@ CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep 
 @dataclass
 class Call:
     tool: str
-    arguments: dict[str, object]  # literals; tools.check() refuses all but strings
+    arguments: dict[str, object]  # literals; when the call is run, all but strings are refused (tools.check)
 
     def __str__(self):
         return f"{self.tool}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
@@ -56,11 +56,11 @@ def parse(text, name, tool):
     """
     text = after_thinking(text)
     if text is None:
-        return ParseError("the call never left its thinking: raise --max-new-tokens or leave --think out")
+        return ParseError("the call never left its thinking")
     if len(text) > CALL_LIMIT:
         return ParseError(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        called, arguments = read_call(text, name, list(tool.arguments))
+        called, arguments = read_call(text, name, list(tool.arguments))  # f("x") needs the argument's name
     except ValueError as why:
         return ParseError(f"the call could not be read ({why}). Write it as {tool.example}")
     if called != name:

@@ -2,53 +2,38 @@
 
 A rollout is one question carried through the flow, in T_i turns. In each turn the planner reads a state s
 (the prompt) and writes an action a (the plan, one sequence of tokens). The reward comes once, at the end: R
-is 1 if the final answer is right, else 0. Which turn earned it? Flow-GRPO does not try to find out. Every
-token of every turn of rollout i gets the same advantage A_i: how much better this rollout ended than the
-other rollouts of its question. Tokens with A > 0 become likelier, tokens with A < 0 less likely. So one
-multi-turn problem becomes many single-turn ones, each with the clipped objective of PPO. The KL, a distance
-between distributions, pulls the planner back towards the untrained one, π_ref:
+is 1 if the final answer is right, else 0. Every token of every turn of rollout i gets the same advantage A_i:
+how much better this rollout ended than the other rollouts of its question. Tokens with A > 0 become likelier,
+tokens with A < 0 less likely. So one multi-turn problem becomes many single-turn ones, each with the clipped
+objective of PPO; the KL pulls the planner back towards the untrained one, π_ref:
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                                        over the group's G rollouts
 
-π is always the distribution at the sampling temperature. E_q is the mean over questions and over rollouts
-that π_θold samples for them. E_q 1/G Σ_i is one mean over all rollouts, so J has three nested means: over
-rollouts, their turns, and their tokens; here the KL is taken under the same three. (The paper has one ε,
-without a value; 0.2 below and 0.3 above are the released code's.)
+J has three nested means: over all rollouts (E_q is the mean over questions, 1/G Σ_i over the rollouts of
+each), over the turns of a rollout, and over the tokens of a turn; here the KL is taken under the same three.
+π is always the distribution at the sampling temperature, and the rollouts are sampled by π_θold, the planner
+before the update. (The paper has one ε, without a value; 0.2 below and 0.3 above are the released code's.)
 
-Why may every turn get the same advantage? The reward comes at the end, so the return that follows a turn is R
-for every turn, and (R minus the group's mean) ∇log π is an ordinary policy gradient: noisy in one rollout,
-right on average (up to the factor 1 - 1/G, because the mean includes R itself). Nothing here finds the turn
-that mattered. The weights 1/T_i and 1/|a|, and the division by std, are not part of a plain policy gradient;
-they are the paper's choice. (Its Appendix B shows that J is a sum of single-turn objectives, one for each
-state that π_θold visits, with weight 1/T_i.)
+With one optimiser step per batch of rollouts, our default for real models (the toy takes 4), π_θ is still
+π_θold when the gradient is taken. Then ρ is 1 and the clip never acts: up to the KL, the gradient is the
+three means of A_i ∇log π (REINFORCE, with the group's mean as the baseline). The planner is trained as if by
+cross-entropy on its own plans, each weighted by its A.
 
-Why a ratio? We want the planner to choose tokens with a large A, that is, to raise the mean of A over tokens
-drawn from π_θ. But the tokens were drawn from π_θold; weighting each by ρ corrects for that. An exact
-correction would be the product of the ratios of all tokens of the rollout, because its reward depends on them
-all. (What tools and other modules wrote is as likely under both, so it cancels.) One ratio per token is close
-to it as long as π_θ stays near π_θold. So the clip removes any gain from going further:
+    advantages()                     eq. 7
+    objective()                      eq. 5 in plain loops: to be read, and to test against
+    token_logps(), loss()            log π of each token; -J of a micro-batch
+    update()                         one batch of rollouts -> one or more optimiser steps
 
-    A > 0    the gain grows with ρ up to 1+ε', and is flat above
-    A < 0    the gain grows as ρ falls to 1-ε, and is flat below; where ρ has risen instead, it is not clipped
-
-With one mini-batch per update, our default for real models (the toy has 4), π_θ is still π_θold when the
-gradient is taken: ρ is 1, ∇ρ = ∇log π, and the clip never acts. What remains is ∇J = (the three means of A_i
-∇log π) - β ∇KL (see docs/use.md). Without the KL, an ascent along ∇J is a step of cross-entropy training
-on the planner's own plans, each weighted by its A. (In RL: REINFORCE, with the group's mean as the baseline.)
-The ratio and the clip matter from the second mini-batch on.
-
-objective() is eq. 5 in plain loops, to be read and to test against. Training calls advantages() and then
-update(), which calls token_logps() and loss() for each micro-batch. They see token ids, a number for each
-rollout and two language models, and know nothing of agents or text. scale/passes.py adds what large models
-and several GPUs need.
+All of them see token ids, a number for each rollout and two language models, and know nothing of agents or
+text. scale/passes.py adds what large models and several GPUs need.
 
 Absent, on purpose:
   * PPO's value network, which predicts the return from a state: the mean of the group takes its place;
   * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
   * a second clip, for tokens with A < 0 whose ρ has risen: only the clipping of the gradient's norm limits
-    them. (The library under the released code, verl, gives them no gradient above ρ = 3.)
+    them. (verl, the library under the released code, gives them no gradient above ρ = 3.)
   * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
 
 Which choices are the paper's, the released code's and ours: docs/benchmarks.md, "Where this differs".
@@ -61,7 +46,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-EXPLODED = 1000  # no step if the gradient norm is above EXPLODED * max_grad_norm: an outlier can do that
+# No step if the gradient's norm is above EXPLODED * max_grad_norm: Adam's moments would remember such an
+# outlier for many steps.
+EXPLODED = 1000
 
 
 @dataclass
@@ -85,10 +72,19 @@ def advantages(rewards, groups):
     rewards: one number for each rollout, (N,). groups: the number of its group, N ints (not the question's
     text, because a question that comes twice in a batch makes two groups). Groups may differ in size, because
     a failed rollout leaves its group. A flat group (equal rewards, or a single rollout) gets A = 0 exactly.
-    (For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
-    numerator times n / (n - 1).)
 
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
+
+    Why may all turns of a rollout share one advantage? The reward comes at the end, so the return that
+    follows a turn is R for every turn, and (R minus the group's mean) ∇log π is an ordinary policy gradient.
+    In a single rollout it also rewards the bad turns of a lucky one; on average over many rollouts it is
+    right, up to a factor 1 - 1/G, because the mean includes R itself. It does not find the turn that
+    mattered. The division by std and the weights 1/T_i and 1/|a| are no part of a plain policy gradient; they
+    are the paper's choice. (Its Appendix B shows that J is a sum of single-turn objectives, one for each
+    state that π_θold visits, with weight 1/T_i. It does not show that a turn gets the credit it deserves.)
+
+    For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
+    numerator times n / (n - 1).
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
@@ -139,7 +135,7 @@ def token_logps(model, actions, temperature):
 
 def log_probs(logits, y, temperature):
     """log softmax(logits / temperature) at y, always in float32: (K, V), (K,) -> (K,)."""
-    logps = (logits.float() / temperature).log_softmax(-1)               # (K, V) the temperature that sampled
+    logps = (logits.float() / temperature).log_softmax(-1)               # (K, V) at the sampling temperature
     return logps.gather(-1, y[:, None]).squeeze(-1)                         # (K,)
 
 
@@ -150,7 +146,9 @@ def token_weight(action, T, N, num_tokens=None):
     rollout. 1/N stands for both means, over questions and over the G rollouts of each. So every rollout
     weighs the same, and a group that has lost a rollout weighs less than a whole one. Because N is that of
     the mini-batch, the losses of its micro-batches add up to its loss.
-    num_tokens (of the mini-batch), if given: every token weighs 1/num_tokens instead.
+
+    num_tokens (of the mini-batch), if given: one mean over all tokens, as in the released code, in place of
+    the three. Then long plans and long rollouts weigh more.
     """
     return 1 / num_tokens if num_tokens else 1 / (N * T * len(action.ids))
 
@@ -161,8 +159,10 @@ def per_token(actions, values):
 
 
 def old_logps(actions, logp):
-    """log π_θold of each token, (K,): Action.old, where update() has computed it. Elsewhere (in the first
-    mini-batch, and where A = 0) the current log-prob, detached, which makes ρ = 1."""
+    """log π_θold of each token, (K,): Action.old, or the current log-prob, detached, where that is None.
+
+    It is None in the first mini-batch, because π_θ is still π_θold, and where A = 0, because ρ does not
+    matter there. Both get ρ = 1."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
 
@@ -170,15 +170,25 @@ def old_logps(actions, logp):
 def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     """-J of eq. 5 for K action tokens -> loss (), ratio (K,), kl (K,). logp_ref=None: no KL.
 
-    Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π; the clip
-    removes it where the policy has already moved far enough in the direction of A.
+    Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π.
+
+    Why a ratio? We want a large mean of A over tokens drawn from π_θ, but these were drawn from π_θold, and
+    weighting each by ρ corrects for that. An exact correction would be the product of the ratios of all
+    tokens of the rollout, because its reward depends on them all. (What tools and other modules wrote is as
+    likely under both, so it cancels.) One ratio per token is close to it as long as π_θ stays near π_θold. So
+    the clip removes any gain from going further:
+
+        A > 0    the gain grows with ρ up to 1+ε', and is flat above
+        A < 0    the gain grows as ρ falls to 1-ε, and is flat below; where ρ has risen, nothing is clipped
+
+    The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
+    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Ours are drawn from π_θold and not weighted by ρ,
+    so this is exact at ρ = 1 only. Its gradient is (1 - r) ∇log π: on average that of the reverse,
+    KL(π_ref ‖ π_θ), which has the same minimum. The released code does the same; for others, see docs/use.md,
+    "Another KL".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
-
-    The KL is estimated token by token: k3 = r - log r - 1, with r = π_ref / π_θ, is never negative, and its
-    mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Its gradient is another matter: docs/use.md, "Another
-    KL".
     """
     low, high = clip                                                        # ε, ε'
     ratio   = (logp - logp_old).exp()                                       # ρ
@@ -187,8 +197,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     kl      = torch.zeros_like(logp)
     if logp_ref is not None:
         kl  = (logp_ref - logp).exp() - (logp_ref - logp) - 1               # KL (k3), never negative
-    J       = gain - beta * kl                                              # + a term of yours, (K,)
-    return -(J * weight).sum(), ratio.detach(), kl.detach()                 # -1/N Σ_i 1/T_i Σ_t 1/|a| Σ_j
+    terms   = gain - beta * kl                                              # + a term of yours, (K,)
+    return -(terms * weight).sum(), ratio.detach(), kl.detach()             # -1/N Σ_i 1/T_i Σ_t 1/|a| Σ_j
 
 
 def split_rollouts(groups, minibatches, seed):
@@ -197,8 +207,7 @@ def split_rollouts(groups, minibatches, seed):
     Whole groups, because copies of a prompt are cheaper together (fast/trees.py); their order is shuffled.
     Only a group on the border of two sets is divided, and never a rollout."""
     groups = torch.as_tensor(groups).tolist()
-    distinct = {*groups}
-    N = len(groups)
+    distinct, N = sorted(set(groups)), len(groups)
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
     place = dict(zip(distinct, order))                                      # {group: its place}
     rollouts = sorted(range(N), key=lambda i: place[groups[i]])             # stable: a group stays together
@@ -217,7 +226,7 @@ def weighted_minibatches(actions, rollout_sets, share, token_mean):
         N = len(rollouts)
         tokens = sum(len(a.ids) for a in actions if a.rollout in rollouts) if token_mean else None
         minis.append([replace(a, weight=token_weight(a, turns[a.rollout], N, tokens))
-                      for a in actions if a.rollout in own and a.ids])
+                      for a in actions if a.rollout in own and a.ids])      # an empty plan has no tokens
     return minis
 
 
@@ -232,23 +241,40 @@ def check(actions, num_rollouts, temperature):
         raise ValueError("temperature must be > 0: a greedy planner has no distribution to train")
 
 
+def note_old_logps(batch, passes, temperature):
+    """Store log π_θold of each token of a micro-batch in Action.old."""
+    with torch.no_grad():
+        logps = passes.policy_logps(batch, temperature)                                     # (K,)
+    for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
+        a.old = logp                                                                        # (|a|,)
+
+
+def add_gradient(batch, passes, temperature, clip, beta):
+    """Add the gradient of -J of a micro-batch to .grad."""
+    logp_ref = passes.reference_logps(batch, temperature) if beta else None                 # (K,)
+    logp     = passes.policy_logps(batch, temperature)                                      # (K,)
+    logp_old = old_logps(batch, logp)                                                       # (K,)
+    A        = per_token(batch, [a.A for a in batch]).to(logp.device)                       # (K,)
+    weight   = per_token(batch, [a.weight for a in batch]).to(logp.device)                  # (K,)
+    minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
+    minus_J.backward()
+    passes.report.micro_batch(batch, minus_J, logp, ratio, kl, A, weight, clip)
+
+
 def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), beta=0.001, minibatches=1,
            max_grad_norm=1.0, token_mean=False, seed=0):
     """Train the policy on one batch of rollouts, in `minibatches` optimiser steps -> the metrics that
     scale/report.py describes.
 
-        for mini in mini-batches:                   # one optimiser step each, of whole rollouts
-            for batch in micro-batches of mini:     # what fits into memory; gradients add up
-                loss(batch).backward()
-            clip the gradient; optimizer.step()
-
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
-    reference_logps() are token_logps() of the two models. for_each_micro_batch(actions, f) zeroes .grad and
-    calls f(batch) for each micro-batch. share() and sum_gradients() do nothing with a single process.
+    reference_logps() are token_logps() of the two models. micro_batches(actions) begins with an empty .grad
+    and yields what fits into memory; where it did not fit, `with attempt` catches the error, and all
+    micro-batches come again, smaller. share() and sum_gradients() do nothing with a single process.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
     Action.rollout is an index into it. split_rollouts() keeps a group in one mini-batch where it can: this
     decides which rollouts share an optimiser step, and not the objective.
-    clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it.
+    clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it. token_mean: see
+    token_weight().
 
     π_θold is the model before the first step. This model scores the first mini-batch anyway: its log-probs,
     detached, are the old ones, and ρ is exactly 1. The later mini-batches are scored once before the first
@@ -256,7 +282,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     A rollout with A = 0 has a gain of 0 whatever ρ is: it needs no old log-probs. Without a KL it has no
     gradient at all; it counts in N, but is not scored. (If you add a term without A to J, remove these two
-    filters, `if a.A` and `if beta or a.A`, and train.can_learn().)
+    filters, `a.A != 0` and `beta or a.A != 0`, and train.can_learn().)
 
     With several GPUs each process is given the whole batch, takes its part of each mini-batch, and sums its
     gradients with those of the others. The model is left in eval mode, ready to sample.
@@ -268,31 +294,17 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     report = passes.report          # collects numbers for the log (scale/report.py)
 
     minis = weighted_minibatches(actions, split_rollouts(groups, minibatches, seed), passes.share, token_mean)
-    minis = [[a for a in mini if beta or a.A] for mini in minis]        # what has a gradient
+    minis = [[a for a in mini if beta or a.A != 0] for mini in minis]       # what has a gradient
 
-    def note_old(batch):
-        """Store log π_θold of each token of a micro-batch in Action.old."""
-        with torch.no_grad():
-            logps = passes.policy_logps(batch, temperature)                                 # (K,)
-        for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
-            a.old = logp                                                                    # (|a|,)
+    for mini in minis[1:]:                              # while the model is still π_θold
+        for batch, attempt in passes.micro_batches([a for a in mini if a.A != 0]):
+            with attempt:
+                note_old_logps(batch, passes, temperature)
 
-    def learn(batch):
-        """Add the gradient of -J of a micro-batch to .grad."""
-        logp_ref = passes.reference_logps(batch, temperature) if beta else None             # (K,)
-        logp     = passes.policy_logps(batch, temperature)                                  # (K,)
-        logp_old = old_logps(batch, logp)                                                   # (K,)
-        A        = per_token(batch, [a.A for a in batch]).to(logp.device)                   # (K,)
-        weight   = per_token(batch, [a.weight for a in batch]).to(logp.device)              # (K,)
-        minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
-        minus_J.backward()                                                                  # adds to .grad
-        report.micro_batch(batch, minus_J, logp, ratio, kl, A, weight, clip)
-
-    for mini in minis[1:]:                                                  # before the first step
-        passes.for_each_micro_batch([a for a in mini if a.A], note_old)
-
-    for mini in minis:
-        passes.for_each_micro_batch(mini, learn)        # zeroes .grad first; starts over if memory is short
+    for mini in minis:                                  # one optimiser step each, of whole rollouts
+        for batch, attempt in passes.micro_batches(mini):
+            with attempt:
+                add_gradient(batch, passes, temperature, clip, beta)
         passes.sum_gradients()                          # over all processes
         loss_value = report.minibatch_loss()            # over all processes
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping

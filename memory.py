@@ -15,10 +15,10 @@ like a verdict.
 import dataclasses
 from dataclasses import dataclass, field
 
-from world.text import indented, truncate
+from world.text import indented, truncate  # truncate: keeps head and tail, and says how much is left out
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
-SHORTEST = 80  # characters: each text keeps at least this many, unless even that is too much in all
+SHORTEST = 80  # characters that each text keeps, unless the whole memory is still too long then
 
 
 @dataclass
@@ -56,7 +56,8 @@ class Memory:
     def render(self, budget=BUDGET):
         """The steps as text of at most `budget` characters; the prompts add question and analysis.
 
-        Results are shortened first, then commands, then sub-goals; of each, the oldest first.
+        Results are shortened first, then commands, then sub-goals; of each, the oldest first. If there are so
+        many steps that this is not enough, those in the middle are left out.
         """
         steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
@@ -64,13 +65,14 @@ class Memory:
                 excess = len(join(steps)) - budget
                 if excess > 0:
                     setattr(step, name, shortened(getattr(step, name), excess))
-        return truncate(join(steps), budget)  # for very many steps
+        return truncate(join(steps), budget)
 
 
 def shortened(text, excess):
-    """A text that takes `excess` fewer characters in the prompt, where it is indented. SHORTEST stay anyway.
+    """A text that takes `excess` fewer characters in the prompt. At least SHORTEST of them are kept.
 
-    Of 1 000 characters, indented 1 100, with an excess of 220, the same share stays: 880 / 1 100, so 800.
+    In the prompt its lines are indented, so it is longer there than here, and cut in proportion: of 1 000
+    characters that take 1 100 in the prompt, with an excess of 220, 800 are kept (1 000 * 880 / 1 100).
     """
     shown = len(indented(text))
     kept = len(text) * max(shown - excess, 0) // max(shown, 1)

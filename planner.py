@@ -5,8 +5,8 @@ plan: a justification, the context that the executor needs, a sub-goal, and the 
 trains the tokens of these plans and no others (flow_grpo.py).
 
 prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls a
-language model: solve.py does. The prompt begins with what all rollouts of a question share and ends with the
-memory, so the shared beginning can be computed once. Question and analysis are fields of the Memory; the
+language model: solve.py does. The prompt begins with what all rollouts of a question share, and the memory
+comes last, so the shared beginning can be computed once. Question and analysis are fields of the Memory; the
 prompt shows them in places of their own.
 
 Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner, verifier
@@ -16,23 +16,9 @@ and generator read this analysis.
 import re
 from dataclasses import dataclass
 
-from models.dressing import labelled, plain_name
-from models.tokens import after_thinking
-from world.text import indented, show_analysis
-
-ANALYSIS_PROMPT = """\
-You analyse a question before a team works on it with tools. Do not answer it. \
-In at most four short lines, say:
-- the objective: what exactly the answer must be (a name, a number, a unit, a choice);
-- the skills and the tools from the list that may help;
-- what to be careful about.
-
-Tools:
-{tools}
-Question: {question}
-
-Analysis:
-"""
+from models.dressing import labelled, plain_name  # read a text in spite of **bold**, list numbers, remarks
+from models.tokens import after_thinking  # what follows a thinking model's thoughts
+from world.text import indented, show_analysis  # so that no line of a text looks like one of our labels
 
 PROMPT = """\
 You are the planner of a small team that answers a question step by step. \
@@ -64,6 +50,20 @@ Memory:
 Next step:
 """
 
+ANALYSIS_PROMPT = """\
+You analyse a question before a team works on it with tools. Do not answer it. \
+In at most four short lines, say:
+- the objective: what exactly the answer must be (a name, a number, a unit, a choice);
+- the skills and the tools from the list that may help;
+- what to be careful about.
+
+Tools:
+{tools}
+Question: {question}
+
+Analysis:
+"""
+
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its sub-goal uncut
 LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
@@ -78,14 +78,16 @@ class Plan:
 
 
 class ParseError(str):
-    """Why a plan or a call could not be parsed: one sentence, which the planner reads in its next prompt."""
+    """Why a plan or a call could not be parsed: a text for the memory, which the planner reads next.
+
+    It is returned and not raised, because it is part of the flow."""
 
 
 def describe(name, tool):
     """One tool of the toolset, as text for a prompt."""
     arguments = "; ".join(f"{key} (string): {meaning}" for key, meaning in tool.arguments.items())
-    text = f"{name}: {tool.description}\n  Arguments: {arguments}"
-    return f"{text}\n  Limits: {tool.limits}\n  Example: {tool.example}\n"
+    return (f"{name}: {tool.description}\n  Arguments: {arguments}\n  Limits: {tool.limits}\n"
+            f"  Example: {tool.example}\n")
 
 
 def describe_all(tools):
@@ -108,14 +110,16 @@ def parse(text, tools):
 
     "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder"
                          -> Plan("none", "add 2 and 2", "python_coder")
+    "**Sub-goal:** add 2\\nand 2\\n**Tool name:** the python_coder tool"
+                         -> Plan("", "add 2\\nand 2", "python_coder")
     "I would search."    -> ParseError("no line 'Sub-goal: ...'. Answer in the four lines asked for.")
 
-    A plan that was cut off at the token limit is read like any other.
+    A value goes on up to the next label. A plan that was cut off at the token limit is read like any other:
+    if the tool's name is still there, it can be carried out.
     """
-    text = after_thinking(text)  # of a thinking model: what follows its thoughts, or None
+    text = after_thinking(text)
     if text is None:
-        return ParseError("the plan never left its thinking: think less, raise --max-new-tokens or leave "
-                          "--think out.")
+        return ParseError("the plan never left its thinking: think less.")
     if len(text) > PLAN_LIMIT:
         return ParseError(f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked "
                           "for.")

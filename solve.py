@@ -1,14 +1,5 @@
 """The flow: planner -> executor -> tool -> verifier, in turns, through one memory (AgentFlow, Algorithm 1).
 
-    python solve.py                          a few questions of the toy: no download, key or GPU
-    python solve.py "What is the capital of France?"
-    python solve.py --data toy/test.jsonl --limit 100 --quiet
-    python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
-    python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
-    python solve.py --model Qwen/Qwen2.5-7B-Instruct --fixed http://localhost:8000/v1 --data my.jsonl
-    python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
-    python solve.py --plain                  the plain code of the nine scripts, without fast/: slower
-
 A Rollout is one question on its way through the flow. roll_out() runs a batch of questions:
 
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
@@ -19,22 +10,32 @@ verifier has stopped waits for the generator, which answers for all of them at t
 
 What can go wrong has one of two effects:
 
-    an error    The planner's fault, as far as we know: a plan or call that cannot be parsed, a tool that does
-                not find what it was asked for. It costs a turn; memory says why, and the planner reads it.
-    a failure   Not the planner's fault: a prompt that does not fit even with a shortened memory, a model
-                server that stays down. The rollout breaks off (`failed` says why). It counts as wrong, but is
-                neither rewarded nor trained on.
+    an error    Somebody's mistake inside the flow: a plan or call that cannot be parsed, a tool that does not
+                find what it was asked for. It costs a turn; memory says why, and the planner reads it. (The
+                executor may be to blame for a call, but only the planner can learn to avoid it.)
+    a failure   Nobody's mistake: a prompt that does not fit even with a shortened memory, a model server that
+                stays down. The rollout breaks off (`failed` says why). It counts as wrong, but is neither
+                rewarded nor trained on.
 
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. A Completion
 (models/completion.py) has text, prompt_ids, ids (of what was sampled, stop token included), logps (of ids),
 tokens (how many of both) and error ("" if all is well). The *policy* is the engine that plays the planner,
 `fixed` are those of the other modules. evaluate() rolls out and grades one batch; train.py uses it, too.
-answer() calls it for all questions of a command, batch by batch. main() loads what the command line names.
+answer() calls it for all questions of a command, batch by batch. main() loads what the command line names:
+
+    python solve.py                          a few questions of the toy: no download, key or GPU
+    python solve.py "What is the capital of France?"
+    python solve.py --data toy/test.jsonl --limit 100 --quiet
+    python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
+    python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
+    python solve.py --model Qwen/Qwen2.5-7B-Instruct --fixed http://localhost:8000/v1 --data my.jsonl
+    python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
+    python solve.py --plain                  nothing of fast/: slower
 """
 
 from cli import early
 
-early.check(__name__, "solve.py")  # --help and mistakes end here: the imports below take seconds
+early.check(__name__, "solve.py")  # answers --help and mistakes before the imports below, which take seconds
 
 import time
 from dataclasses import dataclass, field
@@ -45,40 +46,44 @@ import torch
 import executor
 import generator
 import planner
-import tools as toolset
 import verifier
 from cli import answering, command_line
-from cli.progress import progress_bar
 from cli.watching import watching
 from executor import Call
 from memory import BUDGET, Memory, Step
-from models.completion import TOO_LONG
+from models.completion import TOO_LONG, Completion
 from models.tokens import after_thinking
 from planner import ParseError, Plan
 from rewards.grade import grade
 from rewards.metrics import summary
 from rewards.questions import Question
+from tools import TOOLS, run_calls
 from world.text import truncate
 
 SMALLER_BUDGETS = (BUDGET // 4, BUDGET // 16)  # characters of memory in a prompt, when BUDGET is too long
+ANALYSIS_LIMIT = BUDGET // 4  # characters of the analysis, which every prompt shows beside the memory
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated in the record
+
+
+def unwatched(rollouts, turn, module):
+    """The watch of a run that shows no progress. roll_out() calls its watch before each stage."""
 
 
 @dataclass
 class Rollout:
-    """One rollout o_i, while it runs and afterwards. Flow-GRPO trains on its `actions`."""
+    """One rollout o_i, while it runs and afterwards."""
 
     question: Question
     memory: Memory
-    # The planner's Completions, with the ids of s^t and a^t. actions[k] led to memory.steps[k], unless the
-    # rollout has failed. train.py makes a flow_grpo.Action of each.
-    actions: list = field(default_factory=list)
+    # What the planner wrote, with the ids of s^t and a^t: Flow-GRPO trains on it, and train.py makes a
+    # flow_grpo.Action of each. actions[k] led to memory.steps[k], unless the rollout has failed.
+    actions: list[Completion] = field(default_factory=list)
     outputs: list = field(default_factory=list)  # what each module and tool wrote, see add_output()
     plan: Plan | ParseError | None = None  # of this turn; None until the planner has written it
     call: Call | ParseError | None = None  # of this turn; None until the executor has written it
     stopped: bool = False  # no further turn, see is_over()
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
-    undecided: bool = False  # neither rules nor judge could grade the answer: left out and wrong, too
+    undecided: bool = False  # neither rules nor judge could grade the answer: treated like a failure
     answer: str = ""
     right: bool = False  # is the answer right?
     reward: float = 0.0  # R(o), one for the whole rollout, from rewards/grade.py: 1 if it is right, else 0
@@ -89,6 +94,14 @@ class Rollout:
         rollouts; of a tool, see tools.Result."""
         output = {"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT)}
         self.outputs.append(output | {"tokens": tokens, "seconds": round(seconds, 3)})
+
+    def add_parse_error(self, turn):
+        """The plan could not be parsed: the step has no tool and no call, and its result is the error.
+
+        No verifier reads it, because nothing was done that could complete the memory. A *call* that could not
+        be parsed becomes an error result instead (tools.run_calls), which the verifier does read."""
+        self.memory.steps.append(Step(turn, tool="", sub_goal="", command="", result=f"Error: {self.plan}",
+                                      error=True, verdict="CONTINUE"))
 
     def add_result(self, turn, result):
         """Add this turn's step to the memory, still without a verdict. If the tool's engine is down, fail."""
@@ -102,53 +115,54 @@ class Rollout:
         self.add_output(turn, tool, result.text, result.tokens, result.seconds)
 
 
-def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None, watch=None):
+def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None,
+             watch=unwatched):
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
     that samples. fixed: the engine of all other modules; or {module: engine}, where "default" plays the
     modules that are not named.
     max_turns: 3 as in the paper's training; the commands have defaults of their own.
-    watch: for progress display. If given, watch(rollouts, turn, module) is called before each stage, to show
-    or save what there is so far. It changes nothing: the rollouts are the same without it.
+    watch: watch(rollouts, turn, module) is called before each stage, to show or save what there is so far. It
+    changes nothing in the rollouts.
     """
     start = time.perf_counter()
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
+    # team.run(module, turn, rollouts) -> [(rollout, Completion)]: one batched call of a language model
     team = Team(rollouts, policy, fixed, tools, temperature, max_new_tokens, watch)
 
-    for rollout, completion in team.write("analysis", 0, rollouts):
-        rollout.memory.analysis = truncate(after_thinking(completion.text) or "", BUDGET // 4)
+    for rollout, completion in team.run("analysis", 0, rollouts):
+        rollout.memory.analysis = truncate(after_thinking(completion.text) or "", ANALYSIS_LIMIT)
 
     for turn in range(1, max_turns + 1):
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         for rollout in running:
             rollout.plan = rollout.call = None  # so that a failure cannot reuse those of the last turn
-        for rollout, completion in team.write("planner", turn, running):
+        for rollout, completion in team.run("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
-            if isinstance(rollout.plan, ParseError):  # it costs the turn; the next prompt shows it
-                rollout.memory.steps.append(Step(turn, tool="", sub_goal="", command="", verdict="CONTINUE",
-                                                 result=f"Error: {rollout.plan}", error=True))
+            if isinstance(rollout.plan, ParseError):
+                rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
         planned = [rollout for rollout in running if isinstance(rollout.plan, Plan)]
-        for rollout, completion in team.write("executor", turn, planned):
+        for rollout, completion in team.run("executor", turn, planned):
             tool = rollout.plan.tool
             rollout.call = executor.parse(completion.text, tool, tools[tool])
 
-        with_call = [rollout for rollout in planned if not rollout.failed]
-        team.begin("tools", turn, with_call)
-        results = toolset.run_calls([rollout.call for rollout in with_call], tools,
-                                     base_generator=partial(team.complete, "base_generator"))
-        for rollout, result in zip(with_call, results):
+        called = [rollout for rollout in planned if not rollout.failed]
+        team.begin("tools", turn, called)
+        results = run_calls([rollout.call for rollout in called], tools,
+                            base_generator=partial(team.complete, "base_generator"))
+        for rollout, result in zip(called, results):
             rollout.add_result(turn, result)
 
-        for rollout, completion in team.write("verifier", turn, with_call):
+        for rollout, completion in team.run("verifier", turn, called):
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
 
         for rollout in running:
             rollout.stopped = is_over(rollout)
 
-    for rollout, completion in team.write("generator", max_turns + 1, rollouts):
+    for rollout, completion in team.run("generator", max_turns + 1, rollouts):
         rollout.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
     seconds = time.perf_counter() - start
     for rollout in rollouts:
@@ -162,11 +176,11 @@ def is_over(rollout):
     A rule of your own goes here. If the plan or the call could not be parsed, steps[-1].command is "".
     """
     steps = rollout.memory.steps
-    return bool(steps) and steps[-1].verdict == "STOP"
+    return bool(steps) and steps[-1].verdict == "STOP"  # no steps: it failed in the first turn
 
 
 class Team:
-    """Which engine plays each module. write() runs one module on many rollouts, in one batched call.
+    """Which engine plays each module. run() runs one module on many rollouts, in one batched call.
 
     rollouts: all of the batch, for watch(). The other arguments are those of roll_out().
     """
@@ -177,25 +191,27 @@ class Team:
         self.engines = engines | {"planner": policy}
         self.temperature, self.max_new_tokens = temperature, max_new_tokens
 
-    def write(self, module, turn, rollouts):
+    def run(self, module, turn, rollouts):
         """Run a module on each of these rollouts that has not failed: [(rollout, Completion)].
 
         A rollout fails, and is left out, if its prompt never fits the model or the engine reports another
-        error. turn: for watch() and the record; 0 is before the first, max_turns + 1 after the last.
+        error. turn: only a label for watch() and the record; 0 is before the first turn, max_turns + 1 after
+        the last. (Before the first turn, the prompts of a group are equal: with temperature 0, an engine
+        answers equal prompts once.)
         """
         live = [rollout for rollout in rollouts if not rollout.failed]
         self.begin(module, turn, live)
         start = time.perf_counter()
         completions = self.complete(module, [prompt_of(module, self.tools, rollout) for rollout in live])
-        self.shorten(module, live, completions)
+        self.retry_with_less_memory(module, live, completions)
         seconds = time.perf_counter() - start
         for rollout, completion in zip(live, completions):
             rollout.add_output(turn, module, completion.text, completion.tokens, seconds)
             rollout.failed = f"{module}: {completion.error}" if completion.error else ""
         return [(rollout, completion) for rollout, completion in zip(live, completions) if not rollout.failed]
 
-    def shorten(self, module, rollouts, completions):
-        """Where a prompt was too long for the model, try again with less memory. Changes `completions`."""
+    def retry_with_less_memory(self, module, rollouts, completions):
+        """Where a prompt was too long for the model, replace its completion by that of a shorter prompt."""
         for budget in SMALLER_BUDGETS:
             long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
             prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in long]
@@ -204,7 +220,7 @@ class Team:
 
     def begin(self, module, turn, rollouts):
         """Tell watch() that a stage begins, unless no rollout takes part in it."""
-        if rollouts and self.watch:
+        if rollouts:
             self.watch(self.rollouts, turn, module)
 
     def complete(self, module, prompts):
@@ -232,42 +248,41 @@ def prompt_of(module, tools, rollout, budget=BUDGET):
                      "prompt_of(), see docs/use.md.")
 
 
-def evaluate(questions, policy, fixed, tools, judge=None, watch=None, **settings):
+def evaluate(questions, policy, fixed, tools, judge=None, watch=unwatched, **settings):
     """Roll out and grade one batch: ({metric: number}, [Rollout]). A failed rollout counts as wrong in the
     accuracy.
 
-    watch, settings: of roll_out(). Without watch, a progress bar is shown.
+    watch, settings: of roll_out().
     """
-    with progress_bar(len(questions), unless=watch) as watcher:  # the watch that was given, or else a bar
-        rollouts = roll_out(questions, policy, fixed, tools, watch=watcher, **settings)
-        watcher(rollouts, 0, "grade")
-        grade(rollouts, judge)  # sets `right` and `reward` of each
+    rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
+    watch(rollouts, 0, "grade")
+    grade(rollouts, judge)  # sets `right` and `reward` of each
     return summary(rollouts), rollouts
 
 
-def answer(trial, args, policy, fixed, tools, judge):
+def answer(trial, args, cast):
     """Answer the questions of a trial, batch by batch: roll out, grade, save, print.
 
     trial: a logbook.records.Trial, one pass over a set of questions. Batches that an earlier, stopped run has
-    saved are skipped.
+    saved are skipped. cast: (policy, fixed, tools, judge).
     """
     settings = command_line.rollout_settings(args)
     with watching(trial, args) as watch:  # progress bar, live trace, unfinished rollouts on disk
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
-            _, rollouts = evaluate(questions, policy, fixed, tools, judge, watch, **settings)
+            _, rollouts = evaluate(questions, *cast, watch, **settings)
             if trial.add(rollouts):  # saves them. False if a server was down: these questions come again
                 watch.finished(rollouts)
 
 
 # ------------------------------------------------------------------------------------------- the command line
 def main():
-    args = command_line.solve_arguments(toolset.TOOLS)
+    args = command_line.solve_arguments(TOOLS)
     # sets: {name: [Question]}, what to answer. folder: where the rollouts are saved, or None
-    sets, (policy, fixed, tools, judge), folder = answering.begin(args, toolset.TOOLS)
+    sets, cast, folder = answering.begin(args, TOOLS)
     with answering.trials(args, sets, folder) as trials:  # also prints the numbers, even after Ctrl-C
         for trial in trials:  # each set of questions, --trials times
-            answer(trial, args, policy, fixed, tools, judge)
+            answer(trial, args, cast)
 
 
 if __name__ == "__main__":

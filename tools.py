@@ -6,11 +6,13 @@ executor read about it. To add a tool, write one function and one entry.
 run_calls() runs the calls of a turn: the functions in threads, by run_tool(); and base_generator, the tool
 that is a language model, with all its queries of the turn in one batch, by answer_queries().
 
-An error of a tool's function never ends the run. Its result starts with "Error:", whether the model made the
-mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and the rollout
-goes on. A function gets strings. It may return "Error: ...", or raise services.Failed("unknown unit: use m or
-km"); for any other exception, the planner sees its type and message. A function must end by itself, as those
-in world/ do: nothing here interrupts it.
+An error of a tool ends neither the run nor the rollout. Its result starts with "Error:", whether the model
+made the mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and may
+try something else. A function gets strings. It may return "Error: ...", or raise
+services.ServiceError("unknown unit: use m or km"); for any other exception, the planner sees its type and
+message. A function must end by itself, as those in world/ do: nothing here interrupts it.
+
+(The five names are the paper's: google_search searches the web, web_search reads one page of it.)
 """
 
 import time
@@ -40,7 +42,7 @@ class Tool:
     limits: str  # what to know before choosing it
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
-    from_web: bool = False  # it uses the network: choose() sets it for live Wikipedia
+    from_web: bool = False  # does it use the network? (wikipedia_search does if it is given no corpus)
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
@@ -102,7 +104,7 @@ class Result:
     error: bool  # a tool-calling error
     seconds: float = 0.0  # of a function, its own; of the language model, a share of the batch's
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
-    failed: str = ""  # the language model is down or refuses the prompt, and why: this ends the rollout
+    failed: str = ""  # why the language model did not answer: this is no error, and ends the rollout
 
 
 def run_calls(calls, tools, base_generator):
@@ -123,7 +125,7 @@ def run_calls(calls, tools, base_generator):
         for i, call in enumerate(calls):
             if isinstance(call, ParseError):
                 results[i] = Result(f"Error: {call}", error=True)
-            elif problem := check(tools, call.tool, call.arguments):
+            elif problem := check(tools[call.tool], call):
                 results[i] = Result(problem, error=True)
             elif tools[call.tool].run is None:
                 queries[i] = call.arguments["query"]
@@ -133,7 +135,7 @@ def run_calls(calls, tools, base_generator):
             results |= answer_queries(queries, base_generator)  # while the others run
         results |= {i: future.result() for i, future in running.items()}
     finally:
-        pool.shutdown(cancel_futures=True)  # if the engine fails, or after Ctrl-C, no further call begins
+        pool.shutdown(cancel_futures=True)  # after an exception or Ctrl-C, no further call begins
     return [results[i] for i in range(len(calls))]
 
 
@@ -144,12 +146,13 @@ def answer_queries(queries, base_generator):
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
     for i, query in queries.items():
-        completion = completions[query]  # without a text if it has an error
+        completion = completions[query]
+        if completion.error and completion.error != TOO_LONG:
+            results[i] = Result("", error=True, failed=completion.error)
+            continue
+        # That a query is too long is an error like others: the planner reads it, and may ask for less.
         text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
-        # A query that is too long is an error that the planner reads; any other error ends the rollout.
-        failed = "" if completion.error == TOO_LONG else completion.error
-        results[i] = Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds,
-                            completion.tokens, failed)
+        results[i] = finished(text, seconds, completion.tokens)
     return results
 
 
@@ -158,31 +161,35 @@ def run_tool(tools, name, arguments):
     start = time.perf_counter()
     try:
         text = str(tools[name].run(**arguments))
-    except services.Failed as why:
+    except services.ServiceError as why:
         text = f"Error: {why}"
     except Exception as why:  # any bug of a tool becomes text: the planner reads it, and it is counted
         text = f"Error: {name} failed: {type(why).__name__}: {why}"
-    return Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), time.perf_counter() - start)
+    return finished(text, time.perf_counter() - start)
 
 
-def check(tools, name, arguments):
-    """What is wrong with a call, as a sentence for the model; "" if it is fine."""
-    if name not in tools:
-        return f"Error: no tool called {truncate(str(name), 80)!r}. Use one of: {', '.join(tools)}."
-    required, example = tools[name].arguments, f"Example: {tools[name].example}"
-    for key in required:
-        if key not in arguments:
-            return f"Error: {name} needs the argument {key!r}. {example}"
-        if not isinstance(arguments[key], str):
-            return f"Error: the argument {key!r} of {name} must be a string. {example}"
-    unknown = [key for key in arguments if key not in required]
-    return f"Error: {name} has no argument {truncate(str(unknown[0]), 80)!r}. {example}" if unknown else ""
+def finished(text, seconds, tokens=0):
+    """The Result of a call that came to its end. (A program that prints "Error: ..." counts as an error.)"""
+    return Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds, tokens)
+
+
+def check(tool, call):
+    """What is wrong with the arguments of an executor.Call, as a sentence for the model; "" if nothing is."""
+    for key in tool.arguments:
+        if key not in call.arguments:
+            return f"Error: {call.tool} needs the argument {key!r}. Example: {tool.example}"
+        if not isinstance(call.arguments[key], str):
+            return f"Error: the argument {key!r} of {call.tool} must be a string. Example: {tool.example}"
+    for key in call.arguments:
+        if key not in tool.arguments:
+            return f"Error: {call.tool} has no argument {truncate(str(key), 80)!r}. Example: {tool.example}"
+    return ""
 
 
 def toolbox(names=None, corpus=None, cache=None):
     """{name: Tool}: the tools of a run, as world/toolbox.py chooses them.
 
-    names: None for all that have what they need. corpus: what wikipedia_search reads, a JSONL file or
+    names: None for all whose `needs` are set. corpus: what wikipedia_search reads, a JSONL file or
     "wikipedia:de"; None: the live English Wikipedia. cache: a services.Cache, or None.
     """
     return choose(TOOLS, names, corpus, cache)

@@ -1,10 +1,10 @@
 """train.py: Flow-GRPO in the flow. Questions -> rollouts -> rewards -> advantages -> update -> log -> save.
 
     python train.py                                     the toy, on a laptop: learns which tool does what
-    python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and memory plan, and prints them
+    python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and GPU memory settings
     python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
     python train.py --resume runs/toy-seed0             goes on where a run stopped
-    python train.py --plain                             what the nine scripts say, without fast/: slower
+    python train.py --plain                             nothing of fast/: slower
 
 Each step takes `--questions` questions and runs each of them `--group-size` times through the flow
 (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0.
@@ -14,15 +14,15 @@ the model plays all other modules and is π_ref.
 
 All random numbers of step n come from (seed, n), so a run that is stopped and resumed ends as if it had never
 been stopped. What else a training run needs: cli/ (flags, the first lines of a run), logbook/ (the run's
-folder, resuming, Ctrl-C), scale/ (the memory plan, several GPUs).
+folder, resuming, Ctrl-C), scale/ (GPU memory, several GPUs).
 
-With several GPUs, each process (a "rank") rolls out its share of a step's questions; then the ranks exchange
-their rollouts, and update() divides each mini-batch among them. With one GPU or none, there is one rank, and
-its share is everything.
+With several GPUs, each process (a "rank") rolls out its share of a step's questions, with random numbers of
+its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. With one GPU
+or none, there is one rank, and its share is everything.
 """
 from cli import early
 
-early.check(__name__, "train.py")  # --help and mistakes end here: the imports below take seconds
+early.check(__name__, "train.py")  # answers --help and mistakes before the imports below, which take seconds
 
 import math
 import random
@@ -31,6 +31,7 @@ import torch
 
 import solve
 from cli import command_line, setup
+from cli.progress import Progress
 from fast import logps as fast_logps
 from flow_grpo import Action, advantages, log_probs, token_logps, update
 from logbook.log import NO_UPDATE, step_row
@@ -43,29 +44,23 @@ from tools import TOOLS
 def train(args, cast, reference, optimizer, train_questions, valid, test, state):
     """Train for args.steps steps; evaluate and save in between.
 
-    cast: (policy, fixed, tools, judge), as solve.evaluate() takes them. reference: the engine of π_ref, or
-    None. state: of the checkpoint to resume from, or None.
+    cast: who plays what: cast.policy, .fixed, .tools and .judge, as solve.evaluate() takes them.
+    reference: the engine of π_ref, or None. state: what a checkpoint restores, or None.
 
     `run` does the bookkeeping (logbook/run.py) and changes no result:
         run.steps()    yields the numbers of the steps that are left; run.step is the last finished one
-        run.updating() times the update, logs log-ratios, frees memory before it
+        run.updating() times the update, and records how far it moves the tokens of one group
         run.log_step() writes the step to the log, and sets run.step and run.moved
         run.moved      has any step changed the policy yet?
         run.due()      is it time to validate and save?
         run.save()     writes a checkpoint"""
-    policy, _, tools, _ = cast
-    models = policy.model, (reference.model if reference else None)
-    # Where update() gets log π from. --plain: flow_grpo.token_logps(). Otherwise fast/: the same numbers in
-    # less time and memory, with micro-batches that suit it (micro_batches=...). It ends in log_probs(), so an
-    # edit of that counts there, too.
-    scoring = {"token_logps": token_logps} if args.plain else fast_logps.scoring(log_probs, *models)
-    passes = Passes(*models, **scoring, token_budget=args.token_budget)  # micro-batches that fit into memory
+    passes = passes_of(args, cast.policy, reference)  # computes log π for update()
 
-    with training_run(args, policy, optimizer, state) as run:
+    with training_run(args, cast.policy, optimizer, state) as run:
         evaluate_before(run, cast, valid, test)
 
         for step in run.steps():
-            seed = args.seed * 1_000_003 + step  # a prime: another number for each seed and step
+            seed = args.seed * 1_000_003 + step  # its own for each --seed and step, up to a million steps
             questions = questions_of(step, train_questions, args.questions, args.seed)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
@@ -82,12 +77,22 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
-            row = step_row(step, rollouts, usable, len(questions), flat, report, tools)
+            row = step_row(step, rollouts, usable, len(questions), flat, report, cast.tools)
             run.log_step(row, rollouts, report)
             if run.due():
                 validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:
             log_accuracy(run, cast, "test", test)
+
+
+def passes_of(args, policy, reference):
+    """What update() computes log π with, in micro-batches that fit into memory.
+
+    With --plain by flow_grpo.token_logps(), else by fast/logps.py: the same numbers in less time and memory.
+    Both end in log_probs()."""
+    models = policy.model, (reference.model if reference else None)
+    scoring = {"token_logps": token_logps} if args.plain else fast_logps.scoring(log_probs, *models)
+    return Passes(*models, **scoring, token_budget=args.token_budget)
 
 
 def questions_of(step, questions, number, seed):
@@ -105,18 +110,18 @@ def questions_of(step, questions, number, seed):
     return batch
 
 
-def graded_rollouts(args, cast, questions, copies, seed):
-    """Run each question `copies` times through the flow and grade the answers: [Rollout], the copies of a
+def graded_rollouts(args, cast, questions, group_size, seed):
+    """Run each question `group_size` times through the flow and grade the answers: [Rollout], those of a
     question one after the other."""
-    policy, fixed, tools, judge = cast
     settings = command_line.rollout_settings(args)
 
-    def run(questions):
-        batch = [question for question in questions for _ in range(copies)]
-        return solve.evaluate(batch, policy, fixed, tools, judge, **settings)[1]
+    def rolled_out(questions):
+        batch = [question for question in questions for _ in range(group_size)]
+        with Progress(len(batch)) as bar:
+            return solve.evaluate(batch, *cast, watch=bar, **settings)[1]
 
     torch.manual_seed(seed + 7_919 * ranks.RANK)  # a random stream for each rank
-    rollouts = ranks.divided(questions, run, copies)  # with one rank: run(questions)
+    rollouts = ranks.divided(questions, rolled_out, group_size)  # with one rank: rolled_out(questions)
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts
 
@@ -135,8 +140,8 @@ def actions_of(rollouts, A):
     """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it. This is the
     broadcast of Flow-GRPO: each turn of rollout i gets A_i. For an advantage of each turn, see gigpo.diff in
     experiments/forks/."""
-    return [Action(plan.prompt_ids, plan.ids, i, A[i].item(), plan.logps)  # plan: a Completion
-            for i, rollout in enumerate(rollouts) for plan in rollout.actions]
+    return [Action(completion.prompt_ids, completion.ids, i, A[i].item(), completion.logps)
+            for i, rollout in enumerate(rollouts) for completion in rollout.actions]
 
 
 def can_learn(A, beta, moved):
@@ -148,10 +153,13 @@ def can_learn(A, beta, moved):
 
 # ----------------------------------------------------------------------------------------------- evaluations
 def evaluate_before(run, cast, valid, test):
-    """Before the first step: how good is the planner without training? After --resume: the validation that
-    the run had not done when it was stopped."""
-    if run.step == 0 and (test or valid):
-        log_accuracy(run, cast, "test" if test else "valid", test or valid)
+    """Before the first step: how good is the planner without training? With --resume: if the run was stopped
+    after a step that is due, but before its validation, this comes first."""
+    if run.step == 0:
+        if test:
+            log_accuracy(run, cast, "test", test)
+        elif valid:
+            log_accuracy(run, cast, "valid", valid)
     elif run.due() and valid and not run.log.evaluated("valid", run.step):
         validate_and_save(run, cast, valid)
 
@@ -170,8 +178,8 @@ def validate_and_save(run, cast, valid):
 def main():
     args = command_line.train_arguments(TOOLS)
     # loads the engines; makes the optimizer: AdamW, a constant --lr, no weight decay (scale/sharding.py)
-    cast, reference, optimizer, questions, state = setup.begin(args, TOOLS)
-    train(args, cast, reference, optimizer, *questions, state)
+    cast, reference, optimizer, (train_questions, valid, test), state = setup.begin(args, TOOLS)
+    train(args, cast, reference, optimizer, train_questions, valid, test, state)
 
 
 if __name__ == "__main__":

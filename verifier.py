@@ -5,11 +5,12 @@ writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t = 0: 
 step). Anything else counts as CONTINUE, because one turn too many costs less than one too few, and "we should
 not stop" must not be read as STOP.
 
-parse() returns a bool, which solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict:
-CONTINUE". After a plan that could not be parsed, the verifier is not asked, and roll_out() writes CONTINUE.
+The explanation lets the model think before it decides; nobody reads it. parse() returns a bool, which
+solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE". After a plan that could not
+be parsed, the verifier is not asked, and the verdict is CONTINUE.
 """
 
-from models.dressing import MARKS, labelled
+from models.dressing import MARKS, labelled  # MARKS: quotes, asterisks, full stops and such
 from models.tokens import after_thinking
 from planner import describe_all
 from world.text import indented, show_analysis
@@ -50,5 +51,6 @@ def parse(text):
     """
     text = after_thinking(text) or ""
     conclusions = [value.partition("\n")[0] for _, value in labelled(text, "conclusion")]
-    verdicts = {verdict.strip(MARKS).upper() for verdict in conclusions or [text]}
-    return verdicts == {"STOP"}
+    if not conclusions:
+        conclusions = [text]
+    return all(conclusion.strip(MARKS).upper() == "STOP" for conclusion in conclusions)

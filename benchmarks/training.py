@@ -77,7 +77,7 @@ def rows(session, name, offset, length):
 
     try:
         return services.api(session, "GET", ROWS, params=where, seconds=60, limit=CAP, read=read)
-    except services.Failed as why:
+    except services.ServiceError as why:
         raise ValueError(f"{dataset} cannot be downloaded: {why}; try later, or use --data FILE with "
                          "questions of your own.") from None
 

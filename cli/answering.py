@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import tables
-from cli.cast import load_engines, load_tools, plan_memory, show_engines, toy_warning
+from cli.cast import Cast, load_engines, load_tools, plan_memory, show_engines, toy_warning
 from cli.command_line import TOY, after_loading, is_toy
 from logbook import advice
 from logbook.endings import errors_leave, leave
@@ -30,8 +30,7 @@ def begin(args, table):
     """Load all that the command line names, and print the first lines of the run. A run that cannot begin
     ends here, with one sentence.
 
-    table: tools.TOOLS. Returns ({name: [Question]}, (policy, {module: engine}, tools, judge), the
-    run's folder or None).
+    table: tools.TOOLS. Returns ({name: [Question]}, the Cast, the run's folder or None).
     """
     with errors_leave("solve.py"):
         sets = load_questions(args)
@@ -42,7 +41,7 @@ def begin(args, table):
     for line in filter(None, lines):
         print(printable(line))
     print(flush=True)
-    return sets, (policy, fixed, tools, judge), folder
+    return sets, Cast(policy, fixed, tools, judge), folder
 
 
 @contextmanager

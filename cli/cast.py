@@ -4,6 +4,8 @@ The planner is the policy. The other modules are fixed: --fixed plays them all, 
 another model for one of them. A model that plays several modules is loaded once.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from cli.command_line import MODULES, TOY_TOOLS, local_models
@@ -15,6 +17,15 @@ from world.services import Cache
 from world.toolbox import choose, left_out
 
 TOY_TOKEN = " 999"  # a token of the toy's vocabulary, and of no other
+
+
+class Cast(NamedTuple):
+    """Who plays what, in the order in which solve.evaluate() takes them."""
+
+    policy: object  # the planner's engine
+    fixed: dict  # {module: engine} of the others; "default" plays those that are not named
+    tools: dict  # {name: Tool}
+    judge: object  # the engine that grades what the rules cannot, or None
 
 
 def load_engines(args, loaded, cache):

@@ -7,7 +7,6 @@ Where there is no terminal, it is printed once a minute.
 
 import os
 import sys
-from contextlib import nullcontext
 
 from tqdm import tqdm
 
@@ -15,11 +14,6 @@ from rewards.metrics import summary
 
 RANK = os.environ.get("RANK", "0")  # with several GPUs, rank 0 shows its share of the rollouts
 MINUTE = 60  # seconds between two lines where there is no terminal
-
-
-def progress_bar(total, unless=None):
-    """with progress_bar(8) as watch: roll_out(..., watch=watch). unless: another watch, in its place."""
-    return nullcontext(unless) if unless else Progress(total)
 
 
 class Progress:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import training
-from cli.cast import load_engines, load_tools, show_engines, toy_warning
+from cli.cast import Cast, load_engines, load_tools, show_engines, toy_warning
 from cli.command_line import MODULES, after_loading, local_models, named_set
 from logbook.checkpoints import last_checkpoint, load_state, open_folder, restore
 from logbook.endings import errors_leave
@@ -28,9 +28,8 @@ from scale import adapters, fit, ranks, sharding, threads
 def begin(args, table):
     """Prepare a run, and print its first lines. A run that cannot begin ends here, with one sentence.
 
-    table: tools.TOOLS. Returns what train.train() takes after args: (policy, {module: engine},
-    tools, judge), the engine of π_ref or None, the optimizer, (questions to train, valid, test), the state of
-    the checkpoint to resume or None.
+    table: tools.TOOLS. Returns the Cast, the engine of π_ref or None, the optimizer, (questions to train,
+    valid, test), and the state of the checkpoint to resume or None.
     """
     with errors_leave("train.py"):
         checkpoint = last_checkpoint(args.resume) if args.resume else None
@@ -47,7 +46,7 @@ def begin(args, table):
     after_loading()
     say(f"{show_engines(policy, fixed, judge, tools, without)}\nrun     {args.out}")
     say(toy_warning([policy, *fixed.values()], tools))
-    return (policy, fixed, tools, judge), reference, optimizer, questions, state
+    return Cast(policy, fixed, tools, judge), reference, optimizer, questions, state
 
 
 def plan_memory(args):

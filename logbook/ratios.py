@@ -43,13 +43,11 @@ def log_ratios(policy, rollouts, groups, A, temperature, passes):
 @torch.no_grad()
 def scored(turns, temperature, passes):
     """{id of a turn: log π of its tokens, (|a|,)}. This rank alone computes, with gathered weights."""
-    logps = {}
-
-    def score(batch):
-        parts = passes.token_logps(passes.model, batch, temperature)
-        logps.update(zip(map(id, batch), parts.split([len(turn.ids) for turn in batch])))
-    budget = TokenBudget(passes.budget.tokens)
-    budget.for_each_batch(turns, score, length, batches_of=passes.batches_of)
+    logps, budget = {}, TokenBudget(passes.budget.tokens)
+    for batch, attempt in budget.batches(turns, length, batches_of=passes.batches_of):
+        with attempt:
+            parts = passes.token_logps(passes.model, batch, temperature)
+            logps.update(zip(map(id, batch), parts.split([len(turn.ids) for turn in batch])))
     return logps
 
 

@@ -1,10 +1,12 @@
 """Batches that fit into memory: sorted by length, bounded in tokens, halved when memory is short.
 
     budget = TokenBudget(65_536)
-    budget.for_each_batch(items, work, length=len)      # calls work(batch) for each batch
+    for batch, attempt in budget.batches(items, length=len):
+        with attempt:
+            ...
 
-If memory is short in work(), the items come again in smaller batches. generate(), the update and the
-log-ratios all run this loop. How the items are split into batches changes no result.
+If memory is short inside `with attempt`, the items of this batch come again in smaller batches. generate(),
+the update and the log-ratios all run this loop. How the items are split into batches changes no result.
 """
 import warnings
 from contextlib import contextmanager
@@ -51,21 +53,28 @@ def by_length(items, budget, length, extra=0):
     return batches
 
 
-def attempt(work, batch, agree):
-    """work(batch), with any lack of memory caught: (was memory short, the error if it was short here).
+class Attempt:
+    """with attempt: ... catches a lack of memory; any other error passes.
 
+    failed: was memory short, here or in another process? cause: the error, if it was short here.
     Processes in lock-step exchange one number here: has any of them failed? One that has failed sends it in
     place of its next ranks.check(), wherever the others are."""
-    try:
-        work(batch)
-    except Elsewhere:
-        return True, None
-    except (MemoryError, RuntimeError) as error:
-        if not is_short_of_memory(error):
-            raise
-        agree(True)
-        return True, error.with_traceback(None)  # the traceback holds the tensors of work()
-    return bool(agree(False)), None
+
+    def __init__(self, agree):
+        self.agree, self.failed, self.cause = agree, False, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if error is None:
+            self.failed = bool(self.agree(False))
+        elif isinstance(error, Elsewhere):
+            self.failed = True
+        elif is_short_of_memory(error):
+            self.agree(True)
+            self.failed, self.cause = True, error.with_traceback(None)  # its frames hold tensors
+        return self.failed
 
 
 class TokenBudget:
@@ -74,10 +83,10 @@ class TokenBudget:
     def __init__(self, tokens):
         self.tokens, self.halved = tokens, 0
 
-    def for_each_batch(self, items, work, length, extra=0, batches_of=None, undo=None, filler=None,
-                       agree=int):
-        """work(batch) for each batch of the items. MemoryError if one item alone does not fit, at the second
-        try: the first may fail because torch's cache is full of small pieces.
+    def batches(self, items, length, extra=0, batches_of=None, undo=None, filler=None, agree=int):
+        """Yield (batch, attempt) until all items have been in a batch that did fit; see above. MemoryError if
+        one item alone does not fit, at the second try: the first may fail because torch's cache is full of
+        small pieces.
 
         length(item): its tokens. extra: tokens that each row needs beyond them.
         batches_of(items, tokens) -> [(batch, its tokens)]: by_length(), unless given. The largest batch
@@ -97,21 +106,21 @@ class TokenBudget:
         waiting, alone = batches_of(items, self.tokens), 0  # how often a single row did not fit
         while agree(len(waiting)):
             batch, tokens = waiting[0] if waiting else (filler(), 0)
-            states = random_states()
-            failed, cause = attempt(work, batch, agree)
-            if not failed:
+            states, attempt = random_states(), Attempt(agree)
+            yield batch, attempt
+            if not attempt.failed:
                 waiting = waiting[1:]
                 continue
             if undo:
                 undo()
             torch.cuda.empty_cache()  # does nothing without a GPU
-            mine = cause is not None  # and not another process's
+            mine = attempt.cause is not None  # and not another process's
             single = mine and len(batch) == 1
             alone += single
             if agree(alone) > 1:
                 row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
                 row = row if mine else "a row of another process"
-                raise MemoryError(f"{row} does not fit into memory") from cause
+                raise MemoryError(f"{row} does not fit into memory") from attempt.cause
             smaller = tokens // 2 if mine and not single else self.tokens
             self.tokens, self.halved = -agree(-smaller), self.halved + 1
             warnings.warn(f"Out of memory: from here on batches of at most {self.tokens} tokens.")
@@ -119,13 +128,6 @@ class TokenBudget:
             waiting = batches_of(left, self.tokens)
             torch.set_rng_state(states[0])
             torch.cuda.set_rng_state_all(states[1])
-
-
-def in_memory(work, items, length, budget, extra=0):
-    """work(batch) for each batch of the items -> (results in batch order, last budget, halvings)."""
-    budget, results = TokenBudget(budget), []
-    budget.for_each_batch(items, lambda batch: results.append(work(batch)), length, extra)
-    return results, budget.tokens, budget.halved
 
 
 def random_states():

@@ -23,7 +23,7 @@ import torch
 from transformers import GenerationConfig
 
 from fast import sampling
-from models.batches import in_memory
+from models.batches import TokenBudget
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from models.tokens import THINK, control_ids, defuse
 
@@ -81,15 +81,17 @@ class HF:
             c.error = TOO_LONG if len(c.prompt_ids) + max_new_tokens > self.context() else ""
         draws = torch.rand(len(prompts), max_new_tokens if temperature else 0, dtype=torch.float64)
 
-        def complete(batch):
-            rows = self.generate([c.prompt_ids for c, _ in batch], [numbers for _, numbers in batch],
-                                 temperature, max_new_tokens)
-            for (c, _), (ids, logps) in zip(batch, rows):
-                c.ids, c.text, c.logps = ids, self.decode(ids, c.prompt_ids), logps
-
         valid = [(c, numbers) for c, numbers in zip(completions, draws) if not c.error]
         length = lambda item: len(item[0].prompt_ids)
-        _, self.token_budget, _ = in_memory(complete, valid, length, self.token_budget, max_new_tokens)
+        budget = TokenBudget(self.token_budget)
+        for batch, attempt in budget.batches(valid, length, extra=max_new_tokens):
+            with attempt:
+                rows = self.generate([c.prompt_ids for c, _ in batch], [numbers for _, numbers in batch],
+                                     temperature, max_new_tokens)
+            if not attempt.failed:
+                for (c, _), (ids, logps) in zip(batch, rows):
+                    c.ids, c.text, c.logps = ids, self.decode(ids, c.prompt_ids), logps
+        self.token_budget = budget.tokens
         return completions
 
     def generate(self, prompts, draws, temperature, max_new_tokens):

@@ -75,7 +75,7 @@ class Server:
         urls = [self.url] if urlsplit(self.url).path else [f"{self.url}/v1", self.url]
         try:
             self.url, owners = self.first_list(session, urls)
-        except services.Failed as why:
+        except services.ServiceError as why:
             self.url = urls[0]
             if why.status is None:
                 raise ValueError(f"{why}: start the model server, or correct its address.") from why
@@ -100,7 +100,7 @@ class Server:
             try:
                 return url, services.api(session, "GET", f"{url}/models", 10, headers=self.headers,
                                          read=owners_of)
-            except services.Failed as why:
+            except services.ServiceError as why:
                 failures.append(why)
         raise failures[0]
 
@@ -133,13 +133,13 @@ class Server:
             text, usage = services.api(self.session, "POST", url, self.seconds, again=4,
                                        read=text_and_usage, json=body, headers=self.headers)
             return Completion(text, [], [], usage=usage)
-        except services.Failed as why:
+        except services.ServiceError as why:
             return Completion("", [], [], error_of(why))
 
 
 def error_of(why):
-    """The error of a Completion. why: services.Failed. The server's message is shown where it helps: not for
-    401, which is about the key alone, nor for what was retried."""
+    """The error of a Completion. why: services.ServiceError. Its message is shown where it helps: not
+    for 401, which is about the key alone, nor for what was retried."""
     codes, message = message_of(why.body)
     if why.status in (400, 413, 422, 500) and OVERFLOW.search(f"{codes} {message}"):
         return TOO_LONG

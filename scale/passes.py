@@ -3,9 +3,9 @@
     passes = Passes(model, reference, flow_grpo.token_logps)    # once for a run
     update(passes, optimizer, actions, groups, ...)             # in each step
 
-update() calls passes.for_each_micro_batch(actions, learn). This cuts the actions to the token budget and
-calls learn(batch) for each part; if memory is short in there, every micro-batch is done again. In learn(),
-passes.policy_logps() and reference_logps() compute the log-probs.
+update() takes its micro-batches from passes.micro_batches(actions), which cuts the actions to the token
+budget. If memory is short in one of them, all come again, smaller. passes.policy_logps() and
+reference_logps() compute the log-probs.
 
 If memory is short, micro-batches are halved (models/batches.py), and the budget that was enough stays for the
 next update. The ranks go in lock-step: sharded weights are gathered from all ranks for each micro-batch, so a
@@ -93,13 +93,14 @@ class Passes:
         with torch.no_grad(), adapters_off:
             return self.token_logps(self.reference, actions, temperature).to(self.model.device)
 
-    def for_each_micro_batch(self, actions, work):
-        """work(batch) for each micro-batch. .grad begins empty, and all begin again if memory is short: a
-        failed backward pass has added an unknown part of its gradient."""
+    def micro_batches(self, actions):
+        """Yield (batch, attempt); the work on a batch is done inside `with attempt`. .grad begins empty. If
+        memory is short, all batches come again: a failed backward pass has added an unknown part of its
+        gradient."""
         agree = ranks.largest if sharding.parts(self.model) else int
         self.forget()
-        self.budget.for_each_batch(actions, work, length, batches_of=self.batches_of, undo=self.recover,
-                                   agree=agree, filler=filler)
+        yield from self.budget.batches(actions, length, batches_of=self.batches_of, undo=self.recover,
+                                       agree=agree, filler=filler)
 
     def recover(self):
         sharding.recover(self.model, self.reference)

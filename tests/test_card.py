@@ -18,6 +18,7 @@ import pytest
 import torch
 from card import Card
 from safetensors.torch import load_file
+from test_flow_grpo import in_memory
 from test_models import CHATML, write
 from test_train import (
     at,
@@ -38,7 +39,7 @@ import solve
 from cli.command_line import TOY
 from fast import head, logps, sampling, trees, upcast
 from flow_grpo import Action
-from models import batches, local
+from models import local
 from models.loading import load_engine
 from scale import fit, report, sharding
 from scale.passes import Passes
@@ -208,7 +209,7 @@ def test_after_a_lack_of_memory_the_gpu_goes_on_with_the_random_numbers_of_the_f
             raise torch.OutOfMemoryError
 
     with pytest.warns(UserWarning, match="Out of memory"):
-        batches.in_memory(work, range(4), lambda item: 1, 4)
+        in_memory(work, range(4), lambda item: 1, 4)
     assert drawn[0] == drawn[1] != drawn[2] and len(drawn) == 3
 
 

@@ -641,6 +641,17 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
     assert isinstance(why.value.__cause__, torch.OutOfMemoryError) and unchanged(model)
 
 
+def in_memory(work, items, length, tokens, **settings):
+    """work(batch) for all batches of the items -> (results since all began again, last budget, halvings)."""
+    budget, results = batches.TokenBudget(tokens), []
+    for batch, attempt in budget.batches(items, length, **settings):
+        with attempt:
+            results.append(work(batch))
+        if attempt.failed and "undo" in settings:
+            results.clear()
+    return results, budget.tokens, budget.halved
+
+
 def test_a_row_alone_is_tried_once_more_with_an_empty_cache():
     tries = []
 
@@ -651,7 +662,7 @@ def test_a_row_alone_is_tried_once_more_with_an_empty_cache():
         return len(batch)
 
     with pytest.warns(UserWarning, match="at most 8 tokens"):
-        assert batches.in_memory(work, ["abc"], len, 8) == ([1], 8, 1)
+        assert in_memory(work, ["abc"], len, 8) == ([1], 8, 1)
     assert tries == [["abc"], ["abc"]]
 
 
@@ -676,7 +687,7 @@ def test_only_an_error_of_memory_is_taken_for_one(text, memory):
         with passes.released():
             flow_grpo.update(passes, Failing(), actions, range(7), temperature=T)
     with pytest.warns(UserWarning) if memory else pytest.raises(RuntimeError, match=text):
-        batches.in_memory(work, actions, size, 10_000)
+        in_memory(work, actions, size, 10_000)
 
 
 def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_probs_as_sampled_and_as_scored():
@@ -704,7 +715,7 @@ def test_the_failed_attempt_is_freed_before_the_next_one():
             raise torch.OutOfMemoryError("a test says so")
         return len(batch)
     with pytest.warns(UserWarning):
-        done, _, halved = batches.in_memory(work, actions, size, 10_000)
+        done, _, halved = in_memory(work, actions, size, 10_000)
     assert sum(done) == len(actions) and halved > 1 and max(counts) == 1
 
 
@@ -741,10 +752,9 @@ def test_the_next_attempt_has_half_the_largest_batch_that_can_be_cut_and_the_cac
     # one alone, beyond the budget; then 2 x 6 and 2 x 2
     sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2, 2, 2)]
     with pytest.warns(UserWarning, match="batches of at most 6 tokens"):
-        budget, done, undone = batches.TokenBudget(12), [], []
-        budget.for_each_batch(sized, lambda batch: done.append(work(batch)), size,
-                              undo=lambda: undone.append(done.clear()))
-    assert (len(done), budget.tokens, budget.halved) == (3, 6, 1) and emptied == [1] and len(undone) == 1
+        undone = []
+        done, tokens, halved = in_memory(work, sized, size, 12, undo=lambda: undone.append(1))
+    assert (len(done), tokens, halved) == (3, 6, 1) and emptied == [1] and len(undone) == 1
 
 
 def test_a_gradient_that_explodes_is_skipped_and_counted():

@@ -36,7 +36,7 @@ from models.completion import Completion
 from models.loading import load_engine
 from rewards.questions import Question
 from scale.passes import Passes
-from world.services import Failed
+from world.services import ServiceError
 
 NAMES = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge"
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -173,7 +173,7 @@ def test_a_run_of_train_py_keeps_log_ratios_and_learns_the_same_without(tmp_path
 # ---- the page
 def test_the_prompts_that_the_page_shows_are_those_that_were_read(tmp_path):
     def double(number):
-        raise Failed("no such number")
+        raise ServiceError("no such number")
 
     tools = doubling(double)
     plans = iter([PLAN, "no plan", PLAN.replace("double it", "again"), PLAN])

@@ -16,13 +16,14 @@ import torch
 import transformers
 from conftest import serving
 from safetensors.torch import load_file, save_file
+from test_flow_grpo import in_memory
 from torch.utils.checkpoint import checkpoint
 from transformers import AddedToken, Gemma3TextConfig, GPT2Config, LlamaConfig
 from transformers.utils.hub import constants
 
 import flow_grpo
 import generator
-from models import batches, loading, local, tokens
+from models import loading, local, tokens
 from models.completion import TOO_LONG
 from models.loading import config_of, hub_is_down, load_engine, refuse_to_train
 from models.local import HF
@@ -116,7 +117,7 @@ def test_a_greedy_batch_answers_as_one_prompt_at_a_time_and_in_order(engine, bud
 
 def test_batches_stay_within_the_budget_and_leave_no_row_out():
     lengths = [5, 100, 7, 7, 31, 2, 64]
-    groups, _, _ = batches.in_memory(list, range(7), lengths.__getitem__, budget=90, extra=10)
+    groups, _, _ = in_memory(list, range(7), lengths.__getitem__, 90, extra=10)
     assert sorted(i for rows in groups for i in rows) == list(range(7)) and len(groups) == 4
     assert all(len(rows) == 1 or len(rows) * (max(lengths[i] for i in rows) + 10) <= 90 for rows in groups)
 

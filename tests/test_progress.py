@@ -23,25 +23,29 @@ def slow():
     def verify(prompt):
         time.sleep(0.05)
         return STOP if "a?" in prompt else GO_ON
-    fixed = Cast(verifier=verify)
-    return lambda: solve.evaluate(questions("a?", "b?", "c?"), Cast(), fixed, TOOLS, max_turns=2)
+    fixed, settings = Cast(verifier=verify), {"max_turns": 2}
+    return lambda watch=solve.unwatched: solve.evaluate(
+        questions("a?", "b?", "c?"), Cast(), fixed, TOOLS, watch=watch, **settings)
 
 
 def test_without_a_terminal_the_bar_is_printed_once_a_minute(slow, monkeypatch, capsys):
     monkeypatch.setattr(progress, "MINUTE", 0.02)
-    slow()
+    with progress.Progress(3) as bar:
+        slow(bar)
     out, frames = capsys.readouterr()
     assert out == "" and re.search(r"1/3 .*, (turn 2 \w+|generator)\]", frames)
 
 
 def test_a_run_shorter_than_a_minute_prints_nothing_without_a_terminal(slow, capsys):
-    slow()
+    with progress.Progress(3) as bar:
+        slow(bar)
     assert capsys.readouterr() == ("", "")
 
 
 def test_on_a_terminal_a_bar_names_turn_and_module_and_leaves_nothing_behind(slow, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    slow()
+    with progress.Progress(3) as bar:
+        slow(bar)
     *frames, last, end = sys.stderr.getvalue().split("\r")
     assert any("0/3" in frame and "turn 1 verifier" in frame for frame in frames)
     assert any("1/3" in frame and "turn 2 executor" in frame for frame in frames)

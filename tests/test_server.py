@@ -217,7 +217,7 @@ def test_no_error_shows_the_key_however_a_server_quotes_it(server, monkeypatch, 
 def test_the_keys_of_search_services_and_of_other_tools_are_hidden_too(monkeypatch):
     for name in ("SERPER_API_KEY", "MY_TOOL_TOKEN"):
         monkeypatch.setenv(name, f"{name}-hunter2")
-        assert services.Failed("no", 400, f"a {name}-hunter2 b").body == "a *** b"
+        assert services.ServiceError("no", 400, f"a {name}-hunter2 b").body == "a *** b"
 
 
 def test_an_answer_that_quotes_the_key_takes_it_nowhere(server, monkeypatch):
@@ -231,7 +231,7 @@ def test_an_answer_that_quotes_the_key_takes_it_nowhere(server, monkeypatch):
 
 def test_a_setting_that_only_sounds_like_a_key_hides_no_word(monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    assert services.Failed("no", 400, "this is false").body == "this is false"
+    assert services.ServiceError("no", 400, "this is false").body == "this is false"
 
 
 def test_what_a_server_calls_itself_is_short_and_harmless_on_a_terminal(server, monkeypatch):

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import pytest
 
 from world import services
-from world.services import Cache, Failed, api, session
+from world.services import Cache, ServiceError, api, session
 
 KEY = "s3cr3t-k3y"
 HTTP = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
@@ -112,7 +112,7 @@ def clock():
 
 
 def failure(call, *arguments, **more):
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(ServiceError) as caught:
         call(*arguments, **more)
     return caught.value
 

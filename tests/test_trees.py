@@ -5,13 +5,12 @@ from functools import partial
 import pytest
 import torch
 import transformers
-from test_flow_grpo import SIZE, compare_with_the_oracle, family, fast, learn, one_by_one, tiny
+from test_flow_grpo import SIZE, compare_with_the_oracle, family, fast, in_memory, learn, one_by_one, tiny
 from transformers import AutoModelForCausalLM
 
 import flow_grpo
 from fast import head, trees
 from flow_grpo import Action
-from models.batches import TokenBudget
 
 T = 0.7
 HYBRID = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, head_dim=16,
@@ -147,7 +146,7 @@ def test_a_row_that_does_not_fit_is_cut_down_to_single_sequences():
     rollouts, copies = [], [Action([1, 2, 3], [4, 5], n) for n in range(5)]
     batches_of = partial(trees.micro_batches, tiny())
     with pytest.warns(UserWarning, match="Out of memory"):
-        TokenBudget(100).for_each_batch(copies, work, lambda a: 5, batches_of=batches_of)
+        in_memory(work, copies, lambda a: 5, 100, batches_of=batches_of)
     assert sorted(rollouts) == list(range(5)) and tried[0] == 5
 
 

@@ -1,6 +1,6 @@
 """Pages: the text of one public web page, from an address that a language model wrote.
 
-    page = pages.fetch("https://en.wikipedia.org/wiki/Iron")        # Page(url, text), or Failed: one sentence
+    page = pages.fetch("https://en.wikipedia.org/wiki/Iron")        # Page(url, text), or a ServiceError
 
 Such a page is hostile: its address may point into our own network, and its answer may never end. fetch()
 connects to public addresses only, checks each redirect, keeps a limit of time and of size, and returns only
@@ -25,7 +25,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 import requests
 
-from world.services import USER_AGENT, Failed, reason, seconds_left, status_line, unpacked
+from world.services import USER_AGENT, ServiceError, reason, seconds_left, status_line, unpacked
 
 REDIRECTS = 5
 MOVED = 301, 302, 303, 307, 308
@@ -45,9 +45,9 @@ class Target(NamedTuple):
 
 
 def parse_url(url: str) -> Target:
-    """The parts of a URL; Failed if it is not a plain http or https URL. No name is looked up here."""
+    """The parts of a URL; ServiceError if it is not a plain http or https URL. No name is looked up here."""
     if len(url) > 2000 or not url.isprintable() or " " in url or "\\" in url:
-        raise Failed("this URL is too long, or has characters that no URL has")
+        raise ServiceError("this URL is too long, or has characters that no URL has")
     try:
         parts = urlsplit(url)
         host, port = host_of(parts), {"http": 80, "https": 443}.get(parts.scheme)
@@ -55,7 +55,7 @@ def parse_url(url: str) -> Target:
             raise ValueError
         path, query = (quote(part, safe="!$%&'()*+,/:;=?@[]~") for part in (parts.path or "/", parts.query))
     except ValueError:
-        raise Failed("this is not a URL that can be read: it must be http or https, with a host and no "
+        raise ServiceError("this is not a URL that can be read: it must be http or https, with a host and no "
                      "password") from None
     name = f"[{host}]" if ":" in host else host
     name += f":{parts.port}" if parts.port not in (None, port) else ""
@@ -80,7 +80,7 @@ def host_of(parts) -> str:
         numeric = re.fullmatch(r"[0-9]+|0x[0-9a-f]*", host.rstrip(".").rpartition(".")[2])
         literal = str(ipaddress.IPv4Address(host)) if numeric else ""
     if literal and not public(literal):
-        raise Failed(f"{literal} {PRIVATE}")
+        raise ServiceError(f"{literal} {PRIVATE}")
     return host
 
 
@@ -116,9 +116,9 @@ def lookup(target: Target, end: float) -> list[tuple]:
     thread.join(seconds_left(end))
     late = thread.is_alive()
     if not answers:
-        raise TimeoutError if late else Failed(f"{target.host} cannot be found")
+        raise TimeoutError if late else ServiceError(f"{target.host} cannot be found")
     if not answers[0] or not all(public(address[0]) for *_, address in answers[0]):
-        raise Failed(f"{target.host} {PRIVATE}")
+        raise ServiceError(f"{target.host} {PRIVATE}")
     return answers[0]
 
 
@@ -166,7 +166,7 @@ class Clocked(io.RawIOBase):
 
 
 def fetch(url: str, seconds: float = 15, limit: int = 2_000_000) -> Page:
-    """The page at this URL, or Failed. A longer page is cut at `limit` bytes.
+    """The page at this URL, or ServiceError. A longer page is cut at `limit` bytes.
 
     Built on http.client, because requests would look the name up again after our check, follow redirects
     without a check, use proxies and ~/.netrc, and restart its time limit with each byte. Here every hop is
@@ -185,21 +185,21 @@ def fetch(url: str, seconds: float = 15, limit: int = 2_000_000) -> Page:
                 location = answer.headers["Location"].encode("latin-1").decode("utf-8", "replace")
                 url = urljoin(target.url, location)
     except TimeoutError:
-        raise Failed(f"{host} did not answer in time (at most {seconds:g} seconds)") from None
+        raise ServiceError(f"{host} did not answer in time (at most {seconds:g} seconds)") from None
     except (OSError, http.client.HTTPException, zlib.error, ValueError) as e:
-        raise Failed(f"{host} cannot be read ({reason(e)})") from None
-    raise Failed(f"{host} redirects more than {REDIRECTS} times")
+        raise ServiceError(f"{host} cannot be read ({reason(e)})") from None
+    raise ServiceError(f"{host} redirects more than {REDIRECTS} times")
 
 
 def text_in(answer: http.client.HTTPResponse, host: str, limit: int, end: float) -> str:
     """The text of an answer of status 200 and a text type, without control characters."""
     if answer.status != 200:
-        raise Failed(f"{host} answered {status_line(answer.status)}", answer.status)
+        raise ServiceError(f"{host} answered {status_line(answer.status)}", answer.status)
     kind, _, details = answer.headers.get("Content-Type", "").partition(";")
     kind = kind.strip().lower()
     if not re.fullmatch(r"text/[\w.+-]+|application/([\w.+-]+\+)?(json|xml)", kind, re.ASCII):
         name = ascii(kind[:80]) if kind else "an unnamed type"
-        raise Failed(f"{host} answered with {name}, which is not text")
+        raise ServiceError(f"{host} answered with {name}, which is not text")
     encoding = ",".join(answer.headers.get_all("Content-Encoding", []))
     text = decoded(unpacked(blocks(answer), encoding, limit, end)[:limit], details)
     text = text_of(text) if "html" in kind else text.replace("\r\n", "\n")

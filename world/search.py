@@ -8,7 +8,7 @@
 
 An offline corpus is a JSONL file of {"title": ..., "text": ...}: free, fast, and the same in every run. Lines
 that also have a "url" are pages: web_search reads them from the corpus, and no others. A search that fails
-raises services.Failed; tools.run_tool() makes it the result of the call.
+raises services.ServiceError; tools.run_tool() makes it the result of the call.
 """
 import contextlib
 import functools
@@ -59,7 +59,7 @@ def rows_of(corpus):
                     "".join(texts).encode()  # half of a surrogate pair is valid JSON but no text
                     title, text, url = texts
                     yield title, text, pages.parse_url(url.strip()).url if url else ""
-            except (ValueError, services.Failed) as e:
+            except (ValueError, services.ServiceError) as e:
                 raise ValueError(f"{corpus}:{number}: {e}") from e
 
 
@@ -167,14 +167,15 @@ def has_pages(corpus: str) -> bool:
 
 
 def offline_page(url: str, corpus: str) -> tuple[str, list[str]]:
-    """(its URL, its passages) of a page of the corpus; Failed for any other page. Nothing is connected to."""
+    """(its URL, its passages) of a page of the corpus; ServiceError for another. Nothing is connected to."""
     url = pages.parse_url(url).url
     on_it = "rowid in (select passage from pages where url = ?)"
     command = f"select text from passages where {on_it} order by rowid"
     with LOCK:
         texts = index(corpus).execute(command, (url,)).fetchall()
     if not texts:
-        raise services.Failed("this address is not a page of the corpus: take one that a result has shown")
+        raise services.ServiceError("this address is not a page of the corpus: take one that a result has "
+                                    "shown")
     return url, [passage for (text,) in texts for passage in passages(text)]
 
 
@@ -219,7 +220,7 @@ def mediawiki(language: str, params: dict, read):
     url = WIKIPEDIA.format(language)
     error, result = services.api(SESSION, "GET", url, params=params, read=parse)
     if error:
-        raise services.Failed(f"Wikipedia answered: {truncate(str(error.get('info')), 200)}")
+        raise services.ServiceError(f"Wikipedia answered: {truncate(str(error.get('info')), 200)}")
     return result
 
 

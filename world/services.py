@@ -6,7 +6,7 @@
 
 A service that we chose is trusted but unreliable. session() retries refusals (429, 5xx, a dropped
 connection), through urllib3; api() limits the answer in bytes and seconds, and retries what is not JSON. What
-still fails is Failed: one sentence that never shows the key. A page that a language model chose is not
+still fails is ServiceError: one sentence that never shows the key. A page that a language model chose is not
 trusted: pages.py reads those.
 Not covered: a service that sends its headers byte by byte can hold up api().
 """
@@ -37,7 +37,7 @@ PAUSE = 0.5              # seconds before the second attempt, doubled for each t
 SHAPE_ERRORS = KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError
 
 
-class Failed(Exception):
+class ServiceError(Exception):
     """One sentence for the planner or the user: the host and what it did; no key, header, path or query.
 
     status, body: of the service's answer. The body may quote the key, which is hidden here."""
@@ -167,14 +167,14 @@ def place(url: str) -> str:
 
 
 def api(session, method, url, seconds=30, limit=5_000_000, again=2, read=lambda data: data, **request):
-    """read(data) of one JSON answer, or Failed. request: params, json, headers of requests.
+    """read(data) of one JSON answer, or ServiceError. request: params, json, headers of requests.
 
     `session` retries refusals. Up to `again` times, api() repeats a request whose answer is not JSON or not
     of the shape that read() expects, or is a redirect: an API has none, but a proxy that restarts may."""
     for attempt in range(again + 1):
         try:
             return answer_of(session, method, url, seconds, limit, read, request)
-        except Failed as e:
+        except ServiceError as e:
             if e.status is None or e.status >= 400 or attempt == again:
                 raise
         time.sleep(pause(attempt + 1))
@@ -186,23 +186,23 @@ def answer_of(session, method, url, seconds, limit, read, request):
     try:
         answer = session.request(method, url, **settings, **request)
     except (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError) as e:
-        raise Failed(f"{server} cannot be reached ({reason(e)})") from None
+        raise ServiceError(f"{server} cannot be reached ({reason(e)})") from None
     with answer:
         body, problem = body_of(answer, limit, seconds)
     text, status, delay = body.decode("utf-8", "replace"), answer.status_code, retry_after(answer.headers)
     if not 200 <= status < 300:
         patience = f" and asks to wait {delay:.0f} seconds" if delay > PATIENCE else ""
-        raise Failed(f"{server} answered {status_line(status)}{patience}", status, text)
+        raise ServiceError(f"{server} answered {status_line(status)}{patience}", status, text)
     try:
         data = None if problem else json.loads(body)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, (dict, list)):
-        raise Failed(f"{server} answered with something that is not JSON{problem}", status, text)
+        raise ServiceError(f"{server} answered with something that is not JSON{problem}", status, text)
     try:
         return read(data)
     except SHAPE_ERRORS:
-        raise Failed(f"{server} answered with JSON of another shape", status, text) from None
+        raise ServiceError(f"{server} answered with JSON of another shape", status, text) from None
 
 
 def body_of(answer: requests.Response, limit: int, seconds: float) -> tuple[bytes, str]:
