@@ -88,13 +88,9 @@ def of_the_second_toy(seed):
 LESSONS = {"first": of_the_first_toy, "hops": of_the_second_toy}
 
 
-def quietly(rollouts, turn, module):
-    """solve.evaluate() shows no bar where a watch is given."""
-
-
 def examples(lessons, fixed):
     """[(prompt, plan)]: what the teacher read and wrote in rollouts on its questions, with real tools."""
-    solve.evaluate(for_flow(lessons.made), lessons.teacher, fixed, lessons.tools, watch=quietly,
+    solve.evaluate(for_flow(lessons.made), lessons.teacher, fixed, lessons.tools,
                    max_turns=lessons.max_turns)
     return list(dict.fromkeys(lessons.teacher.examples))
 
@@ -139,8 +135,8 @@ def probabilities(engine, planned, tools, temperature=0.7):
 def check(engine, lessons, fixed):
     """{"plans": share of the sampled plans that parse, tool: its probability in those}"""
     torch.manual_seed(0)
-    settings = {"max_turns": 1, "max_new_tokens": 80, "watch": quietly}
-    planned = solve.roll_out(for_flow(lessons.others), engine, fixed, lessons.tools, **settings)
+    planned = solve.roll_out(for_flow(lessons.others), engine, fixed, lessons.tools, max_turns=1,
+                             max_new_tokens=80)
     parsed = [rollout for rollout in planned if isinstance(rollout.plan, planner.Plan)]
     shares = probabilities(engine, parsed, lessons.tools) if parsed else {}
     return {"plans": len(parsed) / len(planned)} | shares
