@@ -37,7 +37,7 @@ def unparsed(rollouts):
         f"\nThe first plan:\n{example}\n"
         "Hardly anything can be learnt from such rollouts. What helps: a larger or better instruct model;\n"
         "supervised training on the format first (python experiments/smollm.py warm --model MODEL, see\n"
-        "docs/smollm.md); a larger --max-new-tokens if plans are cut off;\n"
+        "docs/smollm.md); a larger --max-new-tokens if plans are cut off, and no --think if thoughts are;\n"
         "a tenth of this --lr if plans could be parsed before.")
 
 

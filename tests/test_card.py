@@ -128,7 +128,7 @@ def test_a_model_is_moved_in_place_so_that_tied_weights_stay_tied(gpu):
 # What the code would have to do wrong
 
 PLANTED = {  # the module and the function that it calls, what stands there, and the fault
-    "advantages on the CPU": (flow_grpo, "update", "a.A for a in batch]).to(logp.device)",
+    "advantages on the CPU": (flow_grpo, "add_gradient", "a.A for a in batch]).to(logp.device)",
                               "a.A for a in batch])"),
     "tokens on the CPU": (trees, "layout", "x.to(model.device)", "x"),
     "random numbers on the CPU": (sampling, "sample", ".to(ids.device, wide)", ".to(wide)"),
