@@ -40,10 +40,11 @@ endings.without_traceback(__name__)
 
 from cli.command_line import TOY_TOOLS
 from experiments import planning, wordings
+from experiments.hops import needed
 from experiments.runs import RUNS, Run, as_flags, make_all, outcome, rollouts_of
 from logbook.endings import errors_leave
 from logbook.log import say
-from rewards.questions import read_questions
+from toy.hops.questions import World, splits
 from toy.hops.teacher import TOOLS as HOPS_TOOLS
 from world.files import replace_file, replace_folder
 
@@ -115,12 +116,11 @@ def pick_dtype(args):
 def questions_of(toy):
     """The questions of Flow-GRPO: [{"kind": ..., "question": ..., "answer": ...}].
 
-    In the second toy's world, none about a sum of two things: at first they would all be wrong, and a step
-    on a CPU costs minutes."""
-    if toy == "first":
-        return [{key: one[key] for key in ("kind", "question", "answer")} for one in wordings.asked()]
-    return [{"kind": one.kind, "question": one.question, "answer": one.answer}
-            for one in read_questions(str(ROOT / planning.HOPS / "train.jsonl")) if one.kind != "sum"]
+    In the second toy's world, those about one thing that need two or three calls: at first hardly a longer
+    one would be right, and a step on a CPU costs minutes."""
+    made = wordings.asked() if toy == "first" else [
+        one for one in splits(World(0))["train"] if one["kind"] != "sum" and sum(map(len, needed(one))) <= 3]
+    return [{key: one[key] for key in ("kind", "question", "answer")} for one in made]
 
 
 def write_questions(toy):

@@ -15,11 +15,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cli.command_line import TOY, TOY_TOOLS, solve_parser, train_parser
 from experiments import planning, runs, smollm, warm, wordings
+from experiments.hops import needed
 from fast import upcast
 from models.completion import Completion
 from models.loading import load_engine
 from models.local import HF
 from scale import sharding
+from toy.hops.questions import World
+from toy.hops.questions import splits as hops_splits
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, splits
 from toy.teacher import Teacher
 
@@ -268,8 +271,11 @@ def test_every_command_is_one_that_train_py_or_solve_py_takes(tiny, toy, fixed):
     assert all(args.model == "{0}/step-2" and args.fixed == fixed for args in parsed.values())
 
 
-def test_in_the_second_toys_world_no_training_question_is_about_a_sum_of_two_things():
-    assert Counter(one["kind"] for one in smollm.questions_of("hops")) == {"one": 500, "plus": 500}
+def test_in_the_second_toys_world_training_asks_what_two_or_three_calls_answer():
+    asked = smollm.questions_of("hops")
+    assert {one["kind"] for one in asked} == {"one", "plus"} and len(asked) > 30 * 8
+    made = {one["question"]: one for one in hops_splits(World(0))["train"]}
+    assert {sum(map(len, needed(made[one["question"]]))) for one in asked} == {2, 3}
 
 
 def made_runs(monkeypatch, tiny, folder, slow, *flags):
