@@ -46,7 +46,7 @@ def commands(text):
 
 def test_no_line_is_longer_than_110_characters():
     lines = [line for page in DOCS for line in page.read_text(encoding="utf-8").splitlines()]
-    assert not [line for line in lines if len(line) > 110]
+    assert not [line for line in lines if len(line) > 110 and not line.startswith("|")]  # no row of a table
 
 
 def test_every_relative_link_leads_to_a_file():
