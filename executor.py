@@ -36,7 +36,7 @@ CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep 
 @dataclass
 class Call:
     tool: str
-    arguments: dict[str, object]  # literals; when the call is run, all but strings are refused (tools.check)
+    arguments: dict[str, object]  # literals. When the call is run, all but strings are refused (tools.py)
 
     def __str__(self):
         return f"{self.tool}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
@@ -60,7 +60,7 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return ParseError(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        called, arguments = read_call(text, name, list(tool.arguments))  # f("x") needs the argument's name
+        called, arguments = read_call(text, name, list(tool.arguments))  # f("x") gets the name
     except ValueError as why:
         return ParseError(f"the call could not be read ({why}). Write it as {tool.example}")
     if called != name:

@@ -17,7 +17,7 @@ each), over the turns of a rollout, and over the tokens of a turn; here the KL i
 before the update. (The paper has one ε, without a value; 0.2 below and 0.3 above are the released code's.)
 
 With one optimiser step per batch of rollouts, our default for real models (the toy takes 4), π_θ is still
-π_θold when the gradient is taken. Then ρ is 1 and the clip never acts: up to the KL, the gradient is the
+π_θold when the gradient is taken. Then ρ is 1 and the clip never acts: apart from the KL, the gradient is the
 three means of A_i ∇log π (REINFORCE, with the group's mean as the baseline). The planner is trained as if by
 cross-entropy on its own plans, each weighted by its A.
 
@@ -46,8 +46,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-# No step if the gradient's norm is above EXPLODED * max_grad_norm: Adam's moments would remember such an
-# outlier for many steps.
+# No step if the gradient's norm is above EXPLODED * max_grad_norm: such a gradient is probably a numerical
+# accident, and clipping would keep its direction.
 EXPLODED = 1000
 
 
@@ -84,7 +84,8 @@ def advantages(rewards, groups):
     state that π_θold visits, with weight 1/T_i. It does not show that a turn gets the credit it deserves.)
 
     For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
-    numerator times n / (n - 1).
+    numerator times n / (n - 1): with groups of equal size and the division by std, a constant factor, which
+    Adam undoes. RLOO proper has no std: rloo.diff in experiments/forks/.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
@@ -100,11 +101,11 @@ def advantages(rewards, groups):
 
 
 def objective(rollouts, A, clip, beta):
-    """J of eq. 5, term by term -> (), a scalar. What training computes must agree; the tests compare the two.
+    """J of eq. 5, term by term -> (), a scalar. The tests compare loss() and its gradient with it.
 
     rollouts[i][t][j]: log π_θ, log π_θold and log π_ref of token j of turn t of rollout i, each a tensor ().
     A: A_i of each rollout. clip: (ε, ε')."""
-    J, N, (low, high) = 0.0, len(rollouts), clip        # N: all rollouts given, so 1/N is E_q 1/G
+    J, N, (low, high) = 0.0, len(rollouts), clip        # N rollouts: 1/N is E_q 1/G, if groups are equal
     for turns, A_i in zip(rollouts, A):                                     # 1/N Σ_i
         for tokens in turns:                                                # 1/T_i Σ_t
             for logp, logp_old, logp_ref in tokens:                         # 1/|a| Σ_j
@@ -179,7 +180,7 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     the clip removes any gain from going further:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
-        A < 0    the gain grows as ρ falls to 1-ε, and is flat below; where ρ has risen, nothing is clipped
+        A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
     its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Ours are drawn from π_θold and not weighted by ρ,
@@ -204,8 +205,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 def split_rollouts(groups, minibatches, seed):
     """Rollouts 0..N-1 in `minibatches` sets of equal size (± 1). groups: the group of each, N ints.
 
-    Whole groups, because copies of a prompt are cheaper together (fast/trees.py); their order is shuffled.
-    Only a group on the border of two sets is divided, and never a rollout."""
+    Whole groups, because copies of a prompt are cheaper together (fast/trees.py); their order is shuffled. A
+    group may fall into two sets; a rollout never does."""
     groups = torch.as_tensor(groups).tolist()
     distinct, N = sorted(set(groups)), len(groups)
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -258,7 +259,7 @@ def add_gradient(batch, passes, temperature, clip, beta):
     weight   = per_token(batch, [a.weight for a in batch]).to(logp.device)                  # (K,)
     minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
     minus_J.backward()
-    passes.report.micro_batch(batch, minus_J, logp, ratio, kl, A, weight, clip)
+    passes.report.add_micro_batch(batch, minus_J, logp, ratio, kl, A, weight, clip)
 
 
 def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), beta=0.001, minibatches=1,
@@ -267,9 +268,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     scale/report.py describes.
 
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
-    reference_logps() are token_logps() of the two models. micro_batches(actions) begins with an empty .grad
-    and yields what fits into memory; where it did not fit, `with attempt` catches the error, and all
-    micro-batches come again, smaller. share() and sum_gradients() do nothing with a single process.
+    reference_logps() are token_logps() of the two models. share() and sum_gradients() do nothing with a
+    single process.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
     Action.rollout is an index into it. split_rollouts() keeps a group in one mini-batch where it can: this
     decides which rollouts share an optimiser step, and not the objective.
@@ -290,12 +290,14 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check(actions, len(groups), temperature)
-    passes.begin()                  # dropout off
-    report = passes.report          # collects numbers for the log (scale/report.py)
+    passes.begin()                  # eval mode: no dropout (but a flag in layers to be checkpointed)
+    report = passes.report          # the loss of each mini-batch, and numbers for the log (scale/report.py)
 
     minis = weighted_minibatches(actions, split_rollouts(groups, minibatches, seed), passes.share, token_mean)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]       # what has a gradient
 
+    # micro_batches() zeroes .grad, and cuts a mini-batch into what fits into memory. If memory runs out in
+    # `with attempt`, the error is caught, .grad is zeroed again, and all come again, in smaller pieces.
     for mini in minis[1:]:                              # while the model is still π_θold
         for batch, attempt in passes.micro_batches([a for a in mini if a.A != 0]):
             with attempt:
@@ -306,14 +308,14 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
             with attempt:
                 add_gradient(batch, passes, temperature, clip, beta)
         passes.sum_gradients()                          # over all processes
-        loss_value = report.minibatch_loss()            # over all processes
+        loss_value = report.end_mini_batch()            # -J of the mini-batch, over all processes
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # One bad mini-batch must not end the run. A norm of nan is skipped, too: nan < x is False.
         skipped = not (math.isfinite(loss_value) and norm < EXPLODED * max_grad_norm)
         taken = norm > 0 and not skipped            # at a gradient of exactly 0, momentum would still move θ
         if taken:
             optimizer.step()
-        report.mini_batch(norm, skipped, taken)
+        report.add_step(norm, skipped, taken)
     model.zero_grad()
-    model.eval()
+    model.eval()                                        # the layers with a flag, too
     return report.summary()

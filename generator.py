@@ -7,8 +7,8 @@ between <answer> tags. The text between the last pair of tags is graded; without
 
 import re
 
-from models.tokens import after_thinking
-from world.text import indented, show_analysis
+from models.tokens import after_thinking  # what follows a thinking model's thoughts
+from world.text import indented, show_analysis  # so that no line of a text looks like one of our labels
 
 PROMPT = """\
 You write the final answer of a small team that has worked on a question step by step. \
@@ -32,8 +32,8 @@ Summary and answer:
 ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*?)</answer>")  # with no second <answer> inside
 
 
-def prompt(question, analysis, memory):
-    return PROMPT.format(question=indented(question), analysis=show_analysis(analysis), memory=memory)
+def prompt(question, analysis, memory_text):
+    return PROMPT.format(question=indented(question), analysis=show_analysis(analysis), memory=memory_text)
 
 
 def parse(text):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from world.text import indented, truncate  # truncate: keeps head and tail, and says how much is left out
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
-SHORTEST = 80  # characters that each text keeps, unless the whole memory is still too long then
+SHORTEST = 80  # characters that each result, command and sub-goal keeps when it is shortened
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Step:
     sub_goal: str
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
-    error: bool = False  # a tool-calling error: plan or call not parsed, or the result starts with "Error:"
+    error: bool = False  # a tool-calling error: the result starts with "Error:", also if nothing was called
     # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed it is
     # CONTINUE. The planner never sees STOP, because STOP ends the turns.
     verdict: str = ""
@@ -57,7 +57,7 @@ class Memory:
         """The steps as text of at most `budget` characters; the prompts add question and analysis.
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first. If there are so
-        many steps that this is not enough, those in the middle are left out.
+        many steps that this is not enough, the middle of the whole text is cut, even inside a step.
         """
         steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
@@ -69,14 +69,12 @@ class Memory:
 
 
 def shortened(text, excess):
-    """A text that takes `excess` fewer characters in the prompt. At least SHORTEST of them are kept.
+    """A text that takes about `excess` fewer characters in the prompt, but at least SHORTEST.
 
-    In the prompt its lines are indented, so it is longer there than here, and cut in proportion: of 1 000
-    characters that take 1 100 in the prompt, with an excess of 220, 800 are kept (1 000 * 880 / 1 100).
-    """
-    shown = len(indented(text))
-    kept = len(text) * max(shown - excess, 0) // max(shown, 1)
-    return truncate(text, max(SHORTEST, kept))
+    Its further lines are indented there, so it takes more characters in the prompt than it has: it is cut in
+    proportion."""
+    kept = 1 - excess / max(1, len(indented(text)))  # the share that may stay
+    return truncate(text, max(SHORTEST, int(kept * len(text))))
 
 
 def join(steps):

@@ -6,8 +6,8 @@ trains the tokens of these plans and no others (flow_grpo.py).
 
 prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls a
 language model: solve.py does. The prompt begins with what all rollouts of a question share, and the memory
-comes last, so the shared beginning can be computed once. Question and analysis are fields of the Memory; the
-prompt shows them in places of their own.
+comes last, so the shared beginning can be computed once. Question and analysis are part of the Memory, too;
+the prompt has a field for each.
 
 Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner, verifier
 and generator read this analysis.
@@ -64,7 +64,7 @@ Question: {question}
 Analysis:
 """
 
-PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, because memory stores its sub-goal uncut
+PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, so that no huge sub-goal enters the memory
 LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 
@@ -80,11 +80,11 @@ class Plan:
 class ParseError(str):
     """Why a plan or a call could not be parsed: a text for the memory, which the planner reads next.
 
-    It is returned and not raised, because it is part of the flow."""
+    It is returned and not raised: a bad plan is an ordinary event, and costs a turn."""
 
 
 def describe(name, tool):
-    """One tool of the toolset, as text for a prompt."""
+    """One tool (a tools.Tool) of the toolset, as text for a prompt."""
     arguments = "; ".join(f"{key} (string): {meaning}" for key, meaning in tool.arguments.items())
     return (f"{name}: {tool.description}\n  Arguments: {arguments}\n  Limits: {tool.limits}\n"
             f"  Example: {tool.example}\n")
@@ -99,10 +99,10 @@ def analysis_prompt(question, tools):
     return ANALYSIS_PROMPT.format(tools=describe_all(tools), question=indented(question))
 
 
-def prompt(question, tools, analysis, memory):
-    """The state s^t as text. memory: the text from Memory.render()."""
+def prompt(question, tools, analysis, memory_text):
+    """The state s^t as text. memory_text: from Memory.render()."""
     return PROMPT.format(tools=describe_all(tools), question=indented(question),
-                         analysis=show_analysis(analysis), memory=memory)
+                         analysis=show_analysis(analysis), memory=memory_text)
 
 
 def parse(text, tools):

@@ -5,8 +5,10 @@ A Rollout is one question on its way through the flow. roll_out() runs a batch o
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
 
 The rollouts of a batch go in lock-step: all of them plan, then the executor writes all their calls, then the
-calls run, and so on; so a language model gets all prompts of a stage in one batch. A rollout that the
-verifier has stopped waits for the generator, which answers for all of them at the end.
+calls run, and so on; so a language model gets all prompts of a stage in one batch. (If a stage began before
+the last one has ended for all, the sizes of its batches would depend on timing. Batches of another size round
+differently, so no run could be repeated.) A rollout that the verifier has stopped waits for the generator,
+which answers for all of them at the end.
 
 What can go wrong has one of two effects:
 
@@ -20,8 +22,8 @@ What can go wrong has one of two effects:
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. A Completion
 (models/completion.py) has text, prompt_ids, ids (of what was sampled, stop token included), logps (of ids),
 tokens (how many of both) and error ("" if all is well). The *policy* is the engine that plays the planner,
-`fixed` are those of the other modules. evaluate() rolls out and grades one batch; train.py uses it, too.
-answer() calls it for all questions of a command, batch by batch. main() loads what the command line names:
+`fixed` are those of the other modules. roll_out_and_grade() does one batch; train.py uses it, too. answer()
+calls it for all questions of a command, batch by batch. main() loads what the command line names:
 
     python solve.py                          a few questions of the toy: no download, key or GPU
     python solve.py "What is the capital of France?"
@@ -65,28 +67,31 @@ ANALYSIS_LIMIT = BUDGET // 4  # characters of the analysis, which every prompt s
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated in the record
 
 
-def unwatched(rollouts, turn, module):
-    """The watch of a run that shows no progress. roll_out() calls its watch before each stage."""
-
-
 @dataclass
 class Rollout:
-    """One rollout o_i, while it runs and afterwards."""
+    """One rollout, while it runs and afterwards."""
 
     question: Question
     memory: Memory
+
     # What the planner wrote, with the ids of s^t and a^t: Flow-GRPO trains on it, and train.py makes a
     # flow_grpo.Action of each. actions[k] led to memory.steps[k], unless the rollout has failed.
     actions: list[Completion] = field(default_factory=list)
-    outputs: list = field(default_factory=list)  # what each module and tool wrote, see add_output()
-    plan: Plan | ParseError | None = None  # of this turn; None until the planner has written it
-    call: Call | ParseError | None = None  # of this turn; None until the executor has written it
+
+    # of the present turn; None until the planner and the executor have written them
+    plan: Plan | ParseError | None = None
+    call: Call | ParseError | None = None
+
+    # how it ended
     stopped: bool = False  # no further turn, see is_over()
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
-    undecided: bool = False  # neither rules nor judge could grade the answer: treated like a failure
     answer: str = ""
     right: bool = False  # is the answer right?
-    reward: float = 0.0  # R(o), one for the whole rollout, from rewards/grade.py: 1 if it is right, else 0
+    undecided: bool = False  # neither rules nor judge could grade the answer: treated like a failure
+    reward: float = 0.0  # R_i, one for the whole rollout, from rewards/grade.py: 1 if it is right, else 0
+
+    # for the record
+    outputs: list = field(default_factory=list)  # what each module and tool wrote, see add_output()
     seconds: float = 0.0  # its share of the batch's time, plus the judge's
 
     def add_output(self, turn, module, text, tokens, seconds):
@@ -115,6 +120,10 @@ class Rollout:
         self.add_output(turn, tool, result.text, result.tokens, result.seconds)
 
 
+def unwatched(rollouts, turn, module):
+    """Does nothing: the watch of a run that shows no progress."""
+
+
 def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None,
              watch=unwatched):
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
@@ -136,6 +145,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 
     for turn in range(1, max_turns + 1):
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
+        if not running:
+            break
         for rollout in running:
             rollout.plan = rollout.call = None  # so that a failure cannot reuse those of the last turn
         for rollout, completion in team.run("planner", turn, running):
@@ -152,7 +163,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         called = [rollout for rollout in planned if not rollout.failed]
         team.begin("tools", turn, called)
         results = run_calls([rollout.call for rollout in called], tools,
-                            base_generator=partial(team.complete, "base_generator"))
+                            ask_model=partial(team.complete, "base_generator"))
         for rollout, result in zip(called, results):
             rollout.add_result(turn, result)
 
@@ -160,7 +171,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
 
         for rollout in running:
-            rollout.stopped = is_over(rollout)
+            rollout.stopped = not rollout.failed and is_over(rollout)
 
     for rollout, completion in team.run("generator", max_turns + 1, rollouts):
         rollout.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
@@ -173,10 +184,10 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 def is_over(rollout):
     """Is the rollout finished after this turn? Yes, if the verifier wrote STOP.
 
-    A rule of your own goes here. If the plan or the call could not be parsed, steps[-1].command is "".
+    A rule of your own goes here; memory.steps[-1] is this turn's step. If the plan could not be parsed, its
+    tool, sub_goal and command are ""; if the call could not, its command is.
     """
-    steps = rollout.memory.steps
-    return bool(steps) and steps[-1].verdict == "STOP"  # no steps: it failed in the first turn
+    return rollout.memory.steps[-1].verdict == "STOP"
 
 
 class Team:
@@ -194,28 +205,30 @@ class Team:
     def run(self, module, turn, rollouts):
         """Run a module on each of these rollouts that has not failed: [(rollout, Completion)].
 
-        A rollout fails, and is left out, if its prompt never fits the model or the engine reports another
-        error. turn: only a label for watch() and the record; 0 is before the first turn, max_turns + 1 after
-        the last. (Before the first turn, the prompts of a group are equal: with temperature 0, an engine
-        answers equal prompts once.)
+        A rollout fails, and is left out, if its prompt does not fit the model even with the smallest memory,
+        or the engine reports another error. turn: only a label for watch() and the record; 0 is before the
+        first turn, max_turns + 1 after the last.
         """
         live = [rollout for rollout in rollouts if not rollout.failed]
         self.begin(module, turn, live)
         start = time.perf_counter()
-        completions = self.complete(module, [prompt_of(module, self.tools, rollout) for rollout in live])
-        self.retry_with_less_memory(module, live, completions)
+        prompts = [prompt_of(module, self.tools, rollout) for rollout in live]
+        completions = self.complete(module, prompts)  # with temperature 0, equal prompts are answered once
+        self.retry_with_less_memory(module, live, prompts, completions)
         seconds = time.perf_counter() - start
         for rollout, completion in zip(live, completions):
             rollout.add_output(turn, module, completion.text, completion.tokens, seconds)
             rollout.failed = f"{module}: {completion.error}" if completion.error else ""
         return [(rollout, completion) for rollout, completion in zip(live, completions) if not rollout.failed]
 
-    def retry_with_less_memory(self, module, rollouts, completions):
-        """Where a prompt was too long for the model, replace its completion by that of a shorter prompt."""
+    def retry_with_less_memory(self, module, rollouts, prompts, completions):
+        """Where a prompt was too long for the model, replace its completion by that of a shorter prompt. (The
+        prompts of analysis and executor do not show the memory, and cannot be shortened.)"""
         for budget in SMALLER_BUDGETS:
             long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
-            prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in long]
-            for i, completion in zip(long, self.complete(module, prompts)):
+            shorter = {i: prompt_of(module, self.tools, rollouts[i], budget) for i in long}
+            shorter = {i: prompt for i, prompt in shorter.items() if prompt != prompts[i]}
+            for i, completion in zip(shorter, self.complete(module, list(shorter.values()))):
                 completions[i] = completion
 
     def begin(self, module, turn, rollouts):
@@ -231,7 +244,8 @@ class Team:
 
 
 def prompt_of(module, tools, rollout, budget=BUDGET):
-    """The prompt of a module, made from its part of s^t = (q, K, M^t). budget: characters of memory."""
+    """The prompt of a module, from what it reads of question, toolset and memory. budget: characters of
+    memory."""
     question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
     if module == "analysis":
         return planner.analysis_prompt(question, tools)
@@ -248,15 +262,18 @@ def prompt_of(module, tools, rollout, budget=BUDGET):
                      "prompt_of(), see docs/use.md.")
 
 
-def evaluate(questions, policy, fixed, tools, judge=None, watch=unwatched, **settings):
-    """Roll out and grade one batch: ({metric: number}, [Rollout]). A failed rollout counts as wrong in the
-    accuracy.
-
-    watch, settings: of roll_out().
-    """
+def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=unwatched, **settings):
+    """Roll out one batch, and grade the answers: [Rollout]. watch, settings: are passed to roll_out()."""
     rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
     watch(rollouts, 0, "grade")
-    grade(rollouts, judge)  # sets `right` and `reward` of each
+    grade(rollouts, judge)  # sets `right`, `undecided` and `reward` of each
+    return rollouts
+
+
+def evaluate(*args, **settings):
+    """({metric: number}, [Rollout]) of one batch, for scripts; arguments as above. In the accuracy, rollouts
+    that have failed or are undecided count as wrong."""
+    rollouts = roll_out_and_grade(*args, **settings)
     return summary(rollouts), rollouts
 
 
@@ -270,7 +287,7 @@ def answer(trial, args, cast):
     with watching(trial, args) as watch:  # progress bar, live trace, unfinished rollouts on disk
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
-            _, rollouts = evaluate(questions, *cast, watch, **settings)
+            rollouts = roll_out_and_grade(questions, *cast, watch=watch, **settings)
             if trial.add(rollouts):  # saves them. False if a server was down: these questions come again
                 watch.finished(rollouts)
 

@@ -42,7 +42,7 @@ class Tool:
     limits: str  # what to know before choosing it
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
-    from_web: bool = False  # does it use the network? (wikipedia_search does if it is given no corpus)
+    from_web: bool = False  # does it use the network? (wikipedia_search does unless it has a corpus of ours)
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
@@ -104,18 +104,15 @@ class Result:
     error: bool  # a tool-calling error
     seconds: float = 0.0  # of a function, its own; of the language model, a share of the batch's
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
-    failed: str = ""  # why the language model did not answer: this is no error, and ends the rollout
+    failed: str = ""  # why the language model did not answer: no error, but a failure of the rollout
 
 
-def run_calls(calls, tools, base_generator):
+def run_calls(calls, tools, ask_model):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    calls: [executor.Call or planner.ParseError]. base_generator: the language model behind the tool without a
+    calls: [executor.Call or planner.ParseError]. ask_model: the language model behind the tool without a
     function, [query] -> [Completion]. Its queries are one batch, and the other calls run meanwhile, eight at
     a time.
-
-    The verifier waits until all rollouts have their results. If it began earlier, the size of its batches
-    would depend on timing; batches of another size round differently, so no run could be repeated.
     """
     results = {}  # {place in `calls`: Result}
     queries = {}  # {place: query}, for the language model
@@ -125,34 +122,34 @@ def run_calls(calls, tools, base_generator):
         for i, call in enumerate(calls):
             if isinstance(call, ParseError):
                 results[i] = Result(f"Error: {call}", error=True)
-            elif problem := check(tools[call.tool], call):
+            elif problem := problem_with(call, tools[call.tool]):
                 results[i] = Result(problem, error=True)
             elif tools[call.tool].run is None:
                 queries[i] = call.arguments["query"]
             else:
                 running[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
         if queries:
-            results |= answer_queries(queries, base_generator)  # while the others run
+            results |= answer_queries(queries, ask_model)  # while the others run
         results |= {i: future.result() for i, future in running.items()}
     finally:
         pool.shutdown(cancel_futures=True)  # after an exception or Ctrl-C, no further call begins
     return [results[i] for i in range(len(calls))]
 
 
-def answer_queries(queries, base_generator):
+def answer_queries(queries, ask_model):
     """{place: Result} of {place: query}, from the language model. Equal queries are answered once."""
     distinct, start = list(dict.fromkeys(queries.values())), time.perf_counter()
-    completions = dict(zip(distinct, base_generator(distinct)))
+    completions = dict(zip(distinct, ask_model(distinct)))
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
     for i, query in queries.items():
         completion = completions[query]
         if completion.error and completion.error != TOO_LONG:
-            results[i] = Result("", error=True, failed=completion.error)
+            results[i] = Result("", error=False, failed=completion.error)
             continue
         # That a query is too long is an error like others: the planner reads it, and may ask for less.
         text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
-        results[i] = finished(text, seconds, completion.tokens)
+        results[i] = result_of(text, seconds, completion.tokens)
     return results
 
 
@@ -165,15 +162,15 @@ def run_tool(tools, name, arguments):
         text = f"Error: {why}"
     except Exception as why:  # any bug of a tool becomes text: the planner reads it, and it is counted
         text = f"Error: {name} failed: {type(why).__name__}: {why}"
-    return finished(text, time.perf_counter() - start)
+    return result_of(text, time.perf_counter() - start)
 
 
-def finished(text, seconds, tokens=0):
+def result_of(text, seconds, tokens=0):
     """The Result of a call that came to its end. (A program that prints "Error: ..." counts as an error.)"""
     return Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds, tokens)
 
 
-def check(tool, call):
+def problem_with(call, tool):
     """What is wrong with the arguments of an executor.Call, as a sentence for the model; "" if nothing is."""
     for key in tool.arguments:
         if key not in call.arguments:
@@ -187,7 +184,8 @@ def check(tool, call):
 
 
 def toolbox(names=None, corpus=None, cache=None):
-    """{name: Tool}: the tools of a run, as world/toolbox.py chooses them.
+    """{name: Tool}, for scripts and tests. (solve.py and train.py get theirs from the same choose(), through
+    cli/cast.py.)
 
     names: None for all whose `needs` are set. corpus: what wikipedia_search reads, a JSONL file or
     "wikipedia:de"; None: the live English Wikipedia. cache: a services.Cache, or None.

@@ -44,16 +44,17 @@ from tools import TOOLS
 def train(args, cast, reference, optimizer, train_questions, valid, test, state):
     """Train for args.steps steps; evaluate and save in between.
 
-    cast: who plays what: cast.policy, .fixed, .tools and .judge, as solve.evaluate() takes them.
-    reference: the engine of π_ref, or None. state: what a checkpoint restores, or None.
+    cast: who plays what, a named tuple (policy, fixed, tools, judge). reference: the engine of π_ref, or
+    None. state: what a checkpoint restores, or None.
 
     `run` does the bookkeeping (logbook/run.py) and changes no result:
         run.steps()    yields the numbers of the steps that are left; run.step is the last finished one
-        run.updating() times the update, and records how far it moves the tokens of one group
+        run.updating() times the update. It also records, for one group with A ≠ 0, how much likelier or
+                       less likely the update makes each token, which the page of rollouts shows
         run.log_step() writes the step to the log, and sets run.step and run.moved
         run.moved      has any step changed the policy yet?
         run.due()      is it time to validate and save?
-        run.save()     writes a checkpoint"""
+        run.log_evaluation(), run.log, run.save()    evals.csv, all logs, a checkpoint"""
     passes = passes_of(args, cast.policy, reference)  # computes log π for update()
 
     with training_run(args, cast.policy, optimizer, state) as run:
@@ -91,6 +92,7 @@ def passes_of(args, policy, reference):
     With --plain by flow_grpo.token_logps(), else by fast/logps.py: the same numbers in less time and memory.
     Both end in log_probs()."""
     models = policy.model, (reference.model if reference else None)
+    # arguments of Passes: token_logps, and for the fast one also micro_batches, which cuts them to suit it
     scoring = {"token_logps": token_logps} if args.plain else fast_logps.scoring(log_probs, *models)
     return Passes(*models, **scoring, token_budget=args.token_budget)
 
@@ -118,7 +120,7 @@ def graded_rollouts(args, cast, questions, group_size, seed):
     def rolled_out(questions):
         batch = [question for question in questions for _ in range(group_size)]
         with Progress(len(batch)) as bar:
-            return solve.evaluate(batch, *cast, watch=bar, **settings)[1]
+            return solve.roll_out_and_grade(batch, *cast, watch=bar, **settings)
 
     torch.manual_seed(seed + 7_919 * ranks.RANK)  # a random stream for each rank
     rollouts = ranks.divided(questions, rolled_out, group_size)  # with one rank: rolled_out(questions)
@@ -145,16 +147,16 @@ def actions_of(rollouts, A):
 
 
 def can_learn(A, beta, moved):
-    """Does J have a gradient? If every group is flat, all advantages are 0, and only the KL is left. Its
-    gradient is also 0 until a step has moved the policy (`moved`): while π_θ = π_ref, the KL is at its
-    minimum."""
+    """Does J have a gradient? If every group is flat, all advantages are 0, and only the KL is left, which
+    pulls the planner back. Its gradient is also 0 until a step has moved the policy (`moved`): while π_θ =
+    π_ref, the KL is at its minimum."""
     return A.any() or (beta > 0 and moved)
 
 
 # ----------------------------------------------------------------------------------------------- evaluations
 def evaluate_before(run, cast, valid, test):
-    """Before the first step: how good is the planner without training? With --resume: if the run was stopped
-    after a step that is due, but before its validation, this comes first."""
+    """Before the first step: how good is the planner without training? With --resume: do the validation that
+    the stopped run did not reach."""
     if run.step == 0:
         if test:
             log_accuracy(run, cast, "test", test)

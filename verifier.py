@@ -39,9 +39,9 @@ Your check:
 """
 
 
-def prompt(question, tools, analysis, memory):
+def prompt(question, tools, analysis, memory_text):
     return PROMPT.format(tools=describe_all(tools), question=indented(question),
-                         analysis=show_analysis(analysis), memory=memory)
+                         analysis=show_analysis(analysis), memory=memory_text)
 
 
 def parse(text):

@@ -1,4 +1,4 @@
-"""Is the answer of a rollout right, and what is its reward R(o)? Rules decide, or else a judge may.
+"""Is the answer of a rollout right, and what is its reward R? Rules decide, or else a judge may.
 
 To train on another reward, change reward(). Accuracy, and with it the choice of best/ and all comparisons,
 remains the share of right answers.
@@ -11,8 +11,9 @@ from rewards.judge import verdicts_on
 
 
 def reward(rollout):
-    """R(o) of a rollout: here 1 or 0. It may read all of a solve.Rollout but `reward`: question (with its
-    gold answer), answer, right, actions, memory. (rules.quantity() reads a number as graders do.)
+    """R of a rollout: here 1 or 0. It may read all of a solve.Rollout but `reward`: question (with its
+    gold answer), answer, right, actions (one for each turn), memory. (rules.quantity() reads a number as
+    graders do.)
 
     A cost for errors could sum `step.error` over rollout.memory.steps. That counts plans and calls that could
     not be parsed, and any result that begins with "Error:". Those with a step.command could be parsed:

@@ -41,8 +41,8 @@ def measure(batch, minus_J, logp, ratio, kl, A, weight, clip):
 class Report:
     """Collects the numbers of one update.
 
-    micro_batch() for each micro-batch of a mini-batch, or forget() if they begin again; minibatch_loss() when
-    all are finished; mini_batch() after its step. summary() ends the update."""
+    add_micro_batch() for each micro-batch of a mini-batch, or forget() if they begin again; end_mini_batch()
+    when all are finished; add_step() after its step. summary() ends the update."""
 
     def __init__(self, device, budget):
         self.budget, self.halved_before = budget, budget.halved  # a models.batches.TokenBudget
@@ -57,13 +57,13 @@ class Report:
         """A mini-batch begins, for the first time or again."""
         self.measured = []  # a measure() for each of its micro-batches
 
-    def micro_batch(self, batch, *tensors):
+    def add_micro_batch(self, batch, *tensors):
         """Note a micro-batch; the arguments are those of measure(). The filler of a rank that has nothing
         left to compute has the weight 0, and is not counted."""
         if batch[0].weight:
             self.measured.append(measure(batch, *tensors))
 
-    def minibatch_loss(self):
+    def end_mini_batch(self):
         """Add the numbers of the mini-batch; return its loss."""
         total = torch.zeros((), device=self.sums.device)
         for loss, sums, low, high, _ in self.measured:
@@ -77,7 +77,7 @@ class Report:
         self.losses.append(total.item())
         return self.losses[-1]
 
-    def mini_batch(self, norm, skipped, step):
+    def add_step(self, norm, skipped, step):
         """Note the gradient's norm of a mini-batch, and whether its step was skipped or taken."""
         self.norms.append(norm)
         self.skipped += skipped

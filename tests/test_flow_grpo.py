@@ -531,14 +531,14 @@ def test_an_update_leaves_no_gradient_behind_and_adds_none_that_was_there():
 def test_what_a_micro_batch_leaves_behind_holds_no_graph(monkeypatch):
     scored, measured = [], []
 
-    def minibatch_loss(report, original=Report.minibatch_loss):
+    def end_mini_batch(report, original=Report.end_mini_batch):
         measured.extend(report.measured)
         return original(report)
 
     def policy_logps(passes, batch, temperature, original=Passes.policy_logps):
         scored.extend([] if torch.is_grad_enabled() else batch)
         return original(passes, batch, temperature)
-    monkeypatch.setattr(Report, "minibatch_loss", minibatch_loss)
+    monkeypatch.setattr(Report, "end_mini_batch", end_mini_batch)
     monkeypatch.setattr(Passes, "policy_logps", policy_logps)
     learn(tiny(), rollouts()[0], [1.0] * 7, tiny(1), minibatches=2)
     tensors = [a.old for a in scored] + [x for value, sums, *_ in measured for x in (value, sums)]
