@@ -262,8 +262,6 @@ def settle_train(args, tool_names):
     if is_server(args.model):
         raise ValueError("--model must be local weights, a folder or a hub name: those of a server cannot be "
                          "updated from here. It can play --fixed")
-    must_exist(*(path for path in (args.valid, args.test) if path != "none"),
-               None if named_set(args.data) else args.data)
     settle_engines(args, tool_names)
     for name in ("model", *MODULES, "judge", "corpus"):  # train.json may be read from another folder
         if getattr(args, name) and Path(getattr(args, name)).exists():
@@ -298,12 +296,6 @@ def check_counts(args):
             raise ValueError(f"{flag} is empty: give a value, or leave it out")
         if type(value) is int and name != "seed" and value < 1:  # not isinstance(): a bool is an int, too
             raise ValueError(f"{flag} {value} does nothing: use 1 or more")
-
-
-def must_exist(*paths):
-    for path in paths:
-        if path and not Path(path).exists():
-            raise ValueError(f"{path}: no such file; give a JSONL file of questions.")
 
 
 def named_set(data):

@@ -33,6 +33,7 @@ def refused(monkeypatch, capsys, arguments, *argv):
 
 ANSWERED = [
     "solve.py --help", "train.py --help", "train.py --data nowhere.jsonl", "solve.py --tools googel",
+    "train.py --valid nowhere.jsonl",
     "solve.py --model bench", "solve.py --fixed= why?",
     "train.py --judge localhost:8000/v1", "solve.py --dtype float3", "train.py --corpus nowhere.jsonl",
     "solve.py --compare bench toy", "solve.py what is 2 + 2",
@@ -117,8 +118,6 @@ REFUSED = {
     "--lr -1": "--lr -1.0 cannot work",
     "--beta -1": "--beta -1.0 cannot work",
     "--clip-low 2": "--clip-low 2.0 cannot work",
-    "--data nowhere.jsonl": "nowhere.jsonl: no such file",
-    "--valid nowhere.jsonl": "nowhere.jsonl: no such file",
     "--tools python_coder googel": "no tool is called 'googel'",
     "--model http://localhost:8000/v1#m": "--model must be local weights",
     "--out tests": "tests exists already and is not written over",
