@@ -6,7 +6,6 @@
     entropy     mean of -log π over the scored tokens. They were sampled from π_θold, so in the first
                 mini-batch this estimates its entropy
     ratio_min, ratio_max   the extremes of ρ on this process
-    ratio_first    max |ρ - 1| in the first mini-batch: 0, because its old log-probs are the new ones
     sampling_gap   mean |log π when sampled - log π when scored|, in the first micro-batch of this process. If
                 it is large, the scored policy is not the one that sampled; 0 if there are no log-probs
     grad_norm   norm of the gradient before clipping, mean over the mini-batches
@@ -15,7 +14,6 @@
     skipped     mini-batches without a step, because the loss or gradient was not finite or far too large
     steps       optimiser steps taken; a mini-batch whose gradient is exactly 0 takes none
     tokens      action tokens scored: with beta = 0 only those of rollouts with A ≠ 0
-    shared      share of the tokens of the scored turns that were not computed: the beginnings that they share
 
 clip, entropy and kl count all scored tokens. Tokens with A = 0 have no gain that the clip could bound, and
 their old log-probs are not computed: they count as ρ = 1. All sums are over all processes.
@@ -26,13 +24,10 @@ from scale import ranks
 
 
 def measure(batch, minus_J, logp, ratio, kl, A, weight, clip):
-    """The numbers of one micro-batch: loss (), sums over its tokens (6,), min ρ, max ρ, sampling gap."""
+    """The numbers of one micro-batch: loss (), sums over its tokens (4,), min ρ, max ρ, sampling gap."""
     logp, (low, high) = logp.detach(), clip
     clipped = ((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low))
     sums = torch.stack([kl * weight, clipped.float(), -logp, torch.ones_like(kl)]).sum(1)
-    lengths = [len(a.prompt_ids) + len(a.ids) - 1 for a in batch]  # the last token predicts nothing
-    tokens = sum(lengths)
-    sums = torch.cat([sums, sums.new_tensor([getattr(batch, "nodes", tokens), tokens])])
     sampled = torch.tensor([number for a in batch for number in a.logps], device=logp.device)
     gap = (sampled - logp).abs().mean() if len(sampled) == len(logp) else torch.zeros(())
     return minus_J.detach(), sums, ratio.min().item(), ratio.max().item(), gap.item()
@@ -47,10 +42,9 @@ class Report:
     def __init__(self, device, budget):
         self.budget, self.halved_before = budget, budget.halved  # a models.batches.TokenBudget
         self.skipped, self.steps = 0, 0
-        # over tokens: kl * weight, clipped, -log π, 1; over micro-batches: nodes, tokens of all turns
-        self.sums = torch.zeros(6, device=device)
+        self.sums = torch.zeros(4, device=device)  # over tokens: kl * weight, clipped, -log π, 1
         self.losses, self.norms = [], []  # of each mini-batch
-        self.low, self.high, self.first, self.gap = 1.0, 1.0, 0.0, 0.0  # ratio_min, ratio_max, ...
+        self.low, self.high, self.gap = 1.0, 1.0, 0.0  # ratio_min, ratio_max, ...
         self.forget()
 
     def forget(self):
@@ -69,9 +63,7 @@ class Report:
         for loss, sums, low, high, _ in self.measured:
             total, self.sums = total + loss, self.sums + sums
             self.low, self.high = min(self.low, low), max(self.high, high)
-            if not self.losses:  # the first mini-batch
-                self.first = max(self.first, abs(low - 1), abs(high - 1))
-        if self.measured and not self.losses:
+        if self.measured and not self.losses:  # the first mini-batch
             self.gap = self.measured[0][-1]
         ranks.add_up(total)  # over all processes
         self.losses.append(total.item())
@@ -86,13 +78,11 @@ class Report:
     def summary(self):
         """{name: number}, as described above."""
         ranks.add_up(self.sums)
-        kl, clipped, entropy, tokens, nodes, unshared = self.sums.tolist()
+        kl, clipped, entropy, tokens = self.sums.tolist()
         number = len(self.losses)
         numbers = dict(
             loss=sum(self.losses) / number, kl=kl / number, clip=clipped / max(tokens, 1),
-            entropy=entropy / max(tokens, 1), ratio_min=self.low, ratio_max=self.high, ratio_first=self.first,
-            sampling_gap=self.gap, grad_norm=sum(self.norms) / number,
-            halved=self.budget.halved - self.halved_before, token_budget=self.budget.tokens,
-            skipped=self.skipped, steps=self.steps, tokens=tokens,
-            shared=1 - nodes / unshared if unshared else 0)
+            entropy=entropy / max(tokens, 1), ratio_min=self.low, ratio_max=self.high, sampling_gap=self.gap,
+            grad_norm=sum(self.norms) / number, halved=self.budget.halved - self.halved_before,
+            token_budget=self.budget.tokens, skipped=self.skipped, steps=self.steps, tokens=tokens)
         return {name: float(value) for name, value in numbers.items()}
