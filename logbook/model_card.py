@@ -94,9 +94,8 @@ def named_sets(data):
 def versions(settings):
     """The commit of the code that made the run; if it was resumed with other code, each of them."""
     for record in settings.get("code", []):
-        version, after = record["commit"] or "no known commit", record.get("after step", 0)
-        version += ", with changes" if record["commit"] and record["changes"] else ""
-        yield version + (f" (after step {int(after)})" if after else "")
+        after = f" (after step {int(record['after step'])})" if record["after step"] else ""
+        yield (record["commit"] or "no known commit") + after
 
 
 def front_matter(settings):

@@ -17,7 +17,7 @@ ROWS = "step,questions,accuracy,turns,errors,failed,undecided,n\n"
 SETTINGS = vars(train_parser().parse_args([])) | FOR_PAPER | {
     "model": "Qwen/Qwen2.5-7B-Instruct", "fixed": "Qwen/Qwen2.5-7B-Instruct", "judge": None, "lr": 1e-6,
     "tools": ["python_coder", "web_search"], "dtype": "bfloat16",
-    "code": [{"after step": 0, "commit": 40 * "a", "changes": ""}]}
+    "code": [{"after step": 0, "commit": 40 * "a"}]}
 PRIVATE = ["/home/alice/secret", "~/secret", "../../secret", "./runs/secret", "secret/../alice",
            "http://alice:secret@10.0.0.7:8000/v1?key=secret#/mnt/secret", "https://secret.example/v1",
            "secret\n---\nlicense: mit", "secret: {a: 1}", "secret/a/b", "<script>secret</script>",
@@ -85,9 +85,7 @@ def test_no_path_address_or_hostile_name_gets_into_a_card(card, setting):
 
 
 @pytest.mark.parametrize("changed", [
-    {"tools": ["python_coder", "a\n---\nsecret"]}, {"dtype": "secret:\n- x"}, {"hardware": "x\n# secret`|"},
-    {"code": [{"commit": None, "changes": "unknown: secret"}]},
-    {"code": [{"commit": 40 * "b", "changes": "diff --git a/secret.py b/secret.py\n+KEY = 'secret'\n"}]}])
+    {"tools": ["python_coder", "a\n---\nsecret"]}, {"dtype": "secret:\n- x"}, {"hardware": "x\n# secret`|"}])
 def test_no_text_of_the_settings_is_copied(card, changed):
     _, body = card(**changed)
     assert "secret" not in body.replace("x secret", "") and "---\n" not in body
@@ -100,10 +98,8 @@ def test_the_name_of_a_model_on_a_server_is_shown_and_its_address_is_not(card):
 
 
 def test_a_run_that_was_resumed_with_other_code_names_both_commits(card):
-    diff = "diff --git a/train.py b/train.py\n"
-    _, body = card(code=[{"after step": 0, "commit": 40 * "a", "changes": ""},
-                         {"after step": 8, "commit": 40 * "b", "changes": diff}])
-    assert f"code: {40 * 'a'}; {40 * 'b'}, with changes (after step 8)" in body
+    _, body = card(code=[{"after step": 0, "commit": None}, {"after step": 8, "commit": 40 * "b" + "-dirty"}])
+    assert f"code: no known commit; {40 * 'b'}-dirty (after step 8)" in body
 
 
 def test_several_ranks_are_counted(monkeypatch):
