@@ -10,6 +10,7 @@ The two tables hold no times, so the same seed gives the same tables, byte for b
 import csv
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -24,6 +25,8 @@ FIRST = "step reward turns errors flat groups failed undecided plan_tokens".spli
 # The numbers of flow_grpo.update() that log.csv holds, and their values in a step without an update.
 COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()
 NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
+# How a row of the three files begins: 3,0.5 or 3,test,0.97 or {"step": 3, "id"
+ROW = re.compile(rb'(?:\{"step": )?(\d+),(test,)?')
 
 
 def say(text):
@@ -73,27 +76,13 @@ def step_line(row, steps, rollout_seconds, update_seconds):
     return line + (f" | skipped updates {row['skipped']:.0f}" if row["skipped"] else "")
 
 
-def rows_of(path):
-    """(where it ends in the file, the row) of each complete line of a table or of rollouts.jsonl.
-
-    The row of a table's header is None. A crash may have left half a line, the last."""
-    end, columns = 0, None
-    with open(path, "rb") as file:
-        for line in file:
-            end += len(line)
-            if not line.endswith(b"\n"):
-                return
-            if path.suffix == ".jsonl":
-                row = json.loads(line)
-            elif columns is None:
-                row, columns = None, line.decode().strip().split(",")
-            else:
-                values = line.decode().strip().split(",")
-                if len(values) != len(columns):
-                    raise ValueError(f"a row has {len(values)} columns, and the header {len(columns)}")
-                row = dict(zip(columns, values))
-                row["step"] = int(row["step"])
-            yield end, row
+def stays(line, step):
+    """Was this row written before the checkpoint of `step` was saved? Of the rows of this very step, the test
+    after the last step was not; nor, of a run from step 0, was the evaluation before step 1."""
+    found = ROW.match(line)
+    if not found:
+        raise ValueError("a row does not begin with its step")
+    return int(found[1]) < step or int(found[1]) == step > 0 and not found[2]
 
 
 class Log:
@@ -107,38 +96,27 @@ class Log:
         check that the files belong to this code."""
         self.folder, self.headers = Path(folder), headers
 
-        def evaluation_stays(row):
-            """Rows of this very step stay, except those that the resumed run makes again: the evaluation
-            before step 1, and the test after the last step."""
-            return row["step"] < step or (row["step"] == step > 0 and row["questions"] != "test")
+        for name in ("log.csv", "evals.csv", "rollouts.jsonl"):
+            self.cut_back(name, step)
 
-        self.drop_rows("log.csv", lambda row: row["step"] <= step)
-        self.drop_rows("evals.csv", evaluation_stays)
-        self.drop_rows("rollouts.jsonl", lambda row: row["step"] <= step)
-
-    def drop_rows(self, name, stays):
-        """Cut a file off before the first row for which stays(row) is false."""
-        path = self.folder / name
+    def cut_back(self, name, step):
+        """Cut a file off behind the last row that stays, and half a line that a crash has left."""
+        path, end = self.folder / name, 0
         if ranks.RANK == 0:
             check_own(path)  # rows are added to it
         if ranks.RANK or not path.exists():
             return
-        with reading(path, "move it away, and --resume begins a new one"):
-            whole = 0
-            for end, row in rows_of(path):
-                if row is None:
-                    self.check_columns(name, path)
-                elif not stays(row):
+        with reading(path, "move it away, and --resume begins a new one"), open(path, "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
                     break
-                whole = end
-        os.truncate(path, whole)
-
-    def check_columns(self, name, path):
-        """ValueError if a table has other columns than this code writes."""
-        with open(path, encoding="utf-8", newline="") as file:
-            header = file.readline().strip().split(",")
-        if self.headers and header != self.headers[name]:
-            raise ValueError("its columns are not those of this code")
+                if end == 0 and path.suffix == ".csv":
+                    if self.headers and line.decode().strip().split(",") != self.headers[name]:
+                        raise ValueError("its columns are not those of this code")
+                elif not stays(line, step):
+                    break
+                end += len(line)
+        os.truncate(path, end)
 
     def evaluated(self, name, step):
         """True if evals.csv has the evaluation on this set after this step. Rank 0 answers for all ranks."""

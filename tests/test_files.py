@@ -128,7 +128,7 @@ def test_a_whole_checkpoint_is_read_and_code_beside_it_is_not_run(tmp_path, monk
 
 LOGS = {
     "words": ("log.csv", b"step,reward\nhello,world\n"), "bytes": ("log.csv", b"step,reward\n\xff\xfe,1\n"),
-    "more cells": ("log.csv", b"step,reward\n1,2,3\n"), "no header": ("log.csv", b"1,0.5\n2,0.5\n"),
+    "no header": ("log.csv", b"1,0.5\n2,0.5\n"),
     "another header": ("log.csv", b"step,loss\n1,0.5\n2,0.5\n"),
     "a huge number": ("log.csv", b"step,reward\n" + b"9" * 5000 + b",0\n"),
     "evaluations": ("evals.csv", b"step,questions,accuracy\n1\n"),
@@ -149,9 +149,10 @@ def test_a_damaged_log_is_one_sentence_and_stays_as_it_is(tmp_path, name):
 
 
 def test_what_came_after_the_checkpoint_is_dropped_and_half_a_line_with_it(tmp_path):
-    rows = {"log.csv": "step,reward\n1,0\n2,0\n", "rollouts.jsonl": '{"step": 1}\n{"step": 1}\n{"step": 2}\n',
+    rows = {"log.csv": "step,reward\n1,0\n2,0\n",
+            "rollouts.jsonl": '{"step": 1, "id": ""}\n' * 2 + '{"step": 2, "id": ""}\n',
             "evals.csv": "step,questions,accuracy\n0,test,0\n2,valid,0\n"}
-    later = {"log.csv": "3,0\n4,", "rollouts.jsonl": '{"step": 3}\n{"st',
+    later = {"log.csv": "3,0\n4,", "rollouts.jsonl": '{"step": 3, "id": ""}\n{"st',
              "evals.csv": "2,test,0\n3,valid,0\n"}
     for name in rows:
         (tmp_path / name).write_text(rows[name] + later[name])
