@@ -142,14 +142,10 @@ def rollout_of(record):
 def finished_trials(folder, name, number):
     """The rollouts of each trial of a set in a run's folder, also of earlier commands.
 
-    An unfinished trial has fewer lines than the set's `number` of questions, and is left out.
+    An unfinished trial has fewer rollouts than the set's `number` of questions, and is left out.
     """
-    trials = []
-    for path in sorted(folder.glob(f"{name}-*.jsonl")):
-        with reading(path, OTHER):
-            if len(lines := whole_lines(path)) == number:
-                trials.append([rollout_of(json.loads(line)) for line in lines])
-    return trials
+    trials = [read_trial(path) for path in sorted(folder.glob(f"{name}-*.jsonl"))]
+    return [list(trial.values()) for trial in trials if len(trial) == number]
 
 
 def read_answers(folder):
