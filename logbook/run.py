@@ -43,18 +43,15 @@ def stop_if_down(rollouts):
 def training_run(args, policy, optimizer, state):
     """A Run, up to its last line. What ends it early becomes one sentence that says how to go on."""
     try:
-        with ranks.raises_lost():
-            run = Run(args, policy, optimizer, state)
-            try:
-                yield run
-            except Down as why:
-                why = run.stop(f"{why}, after step {run.step}.", "Fix that, then go on")
-                raise SystemExit(f"train.py: {why}")
-            run.end()
-            ranks.wait()  # until no rank needs this one any more
+        run = Run(args, policy, optimizer, state)
+        try:
+            yield run
+        except Down as why:
+            why = run.stop(f"{why}, after step {run.step}.", "Fix that, then go on")
+            raise SystemExit(f"train.py: {why}")
+        run.end()
+        ranks.wait()  # until no rank needs this one any more
         ranks.stop()  # ends a rank; not after an error: the ranks might wait for each other
-    except ranks.Lost as why:
-        raise SystemExit(f"train.py: {why}: see what it printed, then --resume {args.out}")
     except MemoryError as why:
         raise SystemExit(f"train.py: {why}: {advice.MEMORY}")
     except OSError as why:

@@ -7,14 +7,12 @@ all. flow_grpo.update() divides each mini-batch among the ranks and sums their g
 that of the joint batch. How the weights are spread over the ranks: sharding.py. With one process all
 functions here do nothing.
 
-All machines must see the run's folder. torchrun kills 30 seconds after a SIGTERM: a step that
-takes longer is not saved, and is repeated.
+All machines must see the run's folder. If a rank ends, torchrun ends the others, and names the rank.
+torchrun kills 30 seconds after a SIGTERM: a step that takes longer is not saved, and is repeated.
 """
 import datetime
 import os
-import socket
 import sys
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -22,14 +20,6 @@ import torch.distributed as dist
 from models.batches import Elsewhere
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
-PEERS = []  # the process ids of the ranks on this machine
-
-
-class Lost(Exception):
-    """Another rank has ended, so this one cannot go on."""
-
-    def __str__(self):
-        return "another process of this run has ended, or cannot be reached"
 
 
 def start(device=None, minutes=60):
@@ -47,8 +37,6 @@ def start(device=None, minutes=60):
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(torch.device(device))
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout)
-    machines = together([(socket.gethostname(), os.getpid())], WORLD)
-    PEERS[:] = [process for machine, process in machines if machine == socket.gethostname()]
     return device
 
 
@@ -61,27 +49,6 @@ def stop():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-@contextmanager
-def raises_lost():
-    """Inside, the error of a collective whose other end has gone becomes Lost."""
-    try:
-        yield
-    except RuntimeError as why:  # gloo's errors have no class of their own
-        if WORLD == 1 or not (isinstance(why, dist.DistError) or "gloo" in str(why)):
-            raise
-        raise Lost from why
-
-
-def peer_has_ended():
-    """True if a rank on this machine has ended. torchrun then sends SIGTERM to the others."""
-    for process in PEERS:
-        try:
-            os.kill(process, 0)  # sends nothing
-        except ProcessLookupError:
-            return True
-    return False
 
 
 def add_up(tensor):
