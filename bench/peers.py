@@ -5,10 +5,9 @@
 speed.py starts such processes and lets them work in turn. A process prepares its work, does it once to warm
 up, and says so; then it does the work again for each line that it reads, and writes what it cost.
 
-    ours       flow_grpo.update(), the engine models.local.HF, solve.roll_out() of that CHECKOUT; without
-               fast/ if the case is "plain"
+    ours       flow_grpo.update() and the engine models.local.HF of that CHECKOUT; without fast/ if the case
+               is "plain"
     trl        TRL's GRPOTrainer.train() as it is shipped; for "update" its rollouts are given to it
-    literal    each question of the toy alone, each completion by model.generate(): what people write first
 
 Both sides have the same weights and the same prompts, and sample the same number of tokens: the id of the
 stop token is outside the vocabulary of the model. For "update" they have the same tokens and advantages, and
@@ -166,73 +165,7 @@ def ours_generate(case):
     return lambda: {"tokens": sum(len(completion.ids) for completion in engine(prompts, 1.0, case["new"]))}
 
 
-def toy(case):
-    """(the toy's engine, its tools, as many of its training questions)."""
-    from cli.command_line import TOY_TOOLS
-    from models.loading import load_engine
-    from rewards.questions import read_questions
-    from tools import toolbox
-    engine = load_engine(str(REPO / "toy"), "cpu", plain=case.get("plain", False))
-    return engine, toolbox(TOY_TOOLS, str(REPO / "toy" / "corpus.jsonl")), read_questions(
-        REPO / "toy" / "train.jsonl")[:case["rollouts"]]
-
-
-def rollouts_done(rollouts):
-    """What a batch of rollouts did, to see that both sides do the same."""
-    calls = [step.tool for rollout in rollouts for step in rollout.memory.steps]
-    return {"turns": len(calls), "python_coder": calls.count("python_coder"),
-            "tokens": sum(output["tokens"] for rollout in rollouts for output in rollout.outputs),
-            "answers": [rollout.answer for rollout in rollouts]}
-
-
-def ours_rollouts(case):
-    import solve
-    engine, tools, questions = toy(case)
-
-    def work():
-        torch.manual_seed(0)
-        return rollouts_done(solve.roll_out(questions, engine, engine, tools, max_turns=case["turns"],
-                                           temperature=case["temperature"]))
-
-    return work
-
-
-# ------------------------------------------------------------------------------------------------- the peers
-class Literal:
-    """The engine that people write first: model.generate() for one prompt after the other."""
-
-    def __init__(self, engine):
-        self.model, self.tokenizer = engine.model, engine.tokenizer
-
-    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
-        return [self.complete(prompt, temperature) for prompt in prompts]
-
-    def complete(self, prompt, temperature):
-        from models.completion import Completion
-        inputs = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt",
-            return_dict=True)
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
-        row = self.model.generate(**inputs, **{"do_sample": False} | sampling, max_new_tokens=64)[0].tolist()
-        prompt_ids, ids = row[:inputs["input_ids"].shape[1]], row[inputs["input_ids"].shape[1]:]
-        return Completion(self.tokenizer.decode(ids, skip_special_tokens=True), prompt_ids, ids)
-
-
-def literal_rollouts(case):
-    """roll_out() with one question is the plain loop: plan, call, verdict, and again."""
-    import solve
-    engine, tools, questions = toy(case)
-    literal = Literal(engine)
-
-    def work():
-        torch.manual_seed(0)
-        return rollouts_done([rollout for question in questions for rollout in solve.roll_out(
-            [question], literal, literal, tools, max_turns=case["turns"],
-            temperature=case["temperature"])])
-
-    return work
-
-
+# ------------------------------------------------------------------------------------------------- the peer
 def trl(case, turns):
     """GRPOTrainer.train(), whose steps are the work. On a CPU checkpointing and bfloat16 are off, as in ours;
     on a GPU its weights are float32 and it computes in bfloat16, as ours."""
@@ -307,8 +240,7 @@ class Turns:
         return line != ""       # "": speed.py has closed the pipe
 
 
-WORKS = {("ours", "update"): ours_update, ("ours", "step"): ours_step, ("ours", "rollouts"): ours_rollouts,
-         ("ours", "generate"): ours_generate, ("literal", "rollouts"): literal_rollouts}
+WORKS = {"update": ours_update, "step": ours_step, "generate": ours_generate}
 
 
 def main(peer, case):
@@ -318,7 +250,7 @@ def main(peer, case):
     turns = Turns(channel)
     if peer == "trl":
         return trl(case, turns)
-    work = WORKS[peer, case["work"]](case)
+    work = WORKS[case["work"]](case)
     turns.meter = Meter()
     while turns.next(work()):
         pass
@@ -327,7 +259,7 @@ def main(peer, case):
 if __name__ == "__main__":
     settings = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__, **settings)
-    parser.add_argument("peer", choices=["ours", "trl", "literal"])
+    parser.add_argument("peer", choices=["ours", "trl"])
     parser.add_argument("checkout", help="the project's folder whose code is measured")
     parser.add_argument("case", type=json.loads, help="the work and its sizes, in JSON (speed.py)")
     args = parser.parse_args()

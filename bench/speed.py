@@ -1,15 +1,14 @@
 """How fast this project is beside others: the same work, on the same machine, in one run, in turn.
 
-    python bench/speed.py --trl-python trl/bin/python       update, step, rollouts, start: about 15 minutes
+    python bench/speed.py --trl-python trl/bin/python       update, step, start: about 15 minutes
     python bench/speed.py step --trl-python trl/bin/python --case 3     one line of a table
-    python bench/speed.py update generate rollouts --plain  beside the same without fast/, as --plain runs it
+    python bench/speed.py update generate --plain           beside the same without fast/, as --plain runs it
     python bench/speed.py toy start --against FOLDER        commands, beside another checkout of this project
     python bench/card.py                                    shares of what one GPU can do
 
     update    one update of 16 completions of 2 prompts, beside TRL's GRPOTrainer
     generate  sample 32 tokens for each of 8 rows with one prompt
     step      a whole step: sample 32 tokens for each row, rewards, update, beside GRPOTrainer.train()
-    rollouts  64 questions of the toy at once, beside one question after the other, as people write it first
     start     --help, and solve.py on the toy, in all
     toy       python train.py in all, a seed for each repetition
 
@@ -47,8 +46,6 @@ CASES = {
                for vocabulary in (151936, 1024)],
     "step": [STEP | shape for shape in SHAPES],
     "generate": [STEP | dict(work="generate", prompt=prompt) for prompt in (100, 512, 2048)],
-    "rollouts": [dict(work="rollouts", rollouts=64, turns=2, temperature=temperature)
-                 for temperature in (0.7, 0.0)],
     "start": [dict(work="start", command=command.split()) for command in
               ("train.py --help", "solve.py --help", "solve.py")],
     "toy": [dict(work="toy", command=["train.py"])]}
@@ -119,9 +116,7 @@ def sides_of(row, args):
                 for name, folder in folders.items() if folder}
     ours = "ours", sys.executable, REPO
     sides = {"ours": ours}
-    if row == "rollouts":
-        sides["one at a time"] = ("literal", sys.executable, REPO)
-    elif row in ("update", "step") and args.trl_python:
+    if row in ("update", "step") and args.trl_python:
         sides["TRL"] = ("trl", args.trl_python, REPO)
     if args.against:
         sides["before"] = ("ours", sys.executable, args.against)
@@ -177,8 +172,6 @@ def check(case, results):
     problems, laps = [], {name: result["laps"][-1] for name, result in results.items()}
     if case["work"] in ("update", "step") and len({lap["tokens"] for lap in laps.values()}) > 1:
         problems.append(f"the numbers of tokens differ: {[lap['tokens'] for lap in laps.values()]}")
-    if case.get("temperature") == 0 and len({json.dumps(lap["answers"]) for lap in laps.values()}) > 1:
-        problems.append("greedy answers differ")
     gradients = [lap["gradient"] for lap in laps.values() if "gradient" in lap]
     for gradient in gradients[1:]:
         error = max(abs(a - b) for a, b in zip(gradient, gradients[0])) / max(map(abs, gradients[0]))
@@ -190,8 +183,6 @@ def check(case, results):
 def label(case):
     if "command" in case:
         return " ".join(case["command"] + case.get("flags", []))
-    if case["work"] == "rollouts":
-        return f"{case['rollouts']} toy rollouts, temperature {case['temperature']}"
     return (f"{case['work']} {case['groups']} x {case['group']} x ({case['prompt']} + {case['new']}), "
             f"V {case['vocabulary']}")
 
@@ -201,9 +192,6 @@ def both_did(laps, others):
     sides = [others, laps] if others else [laps]
     if "accuracy" in laps[0]:
         return "accuracy " + " / ".join(" ".join(str(lap.get("accuracy")) for lap in side) for side in sides)
-    if "turns" in laps[0]:
-        names = "turns", "python_coder"
-        return ", ".join(f"{name} " + " / ".join(str(side[0][name]) for side in sides) for name in names)
     return f"{laps[0]['tokens']} tokens" if "tokens" in laps[0] else ""
 
 
@@ -252,7 +240,7 @@ def arguments():
     parser.add_argument("--steps", help="of the toy's training; default: train.py's")
     parser.add_argument("--out", help="CSV file of all medians, written after each case")
     args = parser.parse_args()
-    args.rows = args.rows or ["update", "step", "rollouts", "start"]
+    args.rows = args.rows or ["update", "step", "start"]
     if wrong := [row for row in args.rows if row not in CASES]:
         parser.error(f"no row is called {wrong[0]}: choose from {', '.join(CASES)}")
     return args
