@@ -60,7 +60,7 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return ParseError(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        called, arguments = read_call(text, name, list(tool.arguments))  # f("x") gets the name
+        called, arguments = read_call(text, name, list(tool.arguments))  # the names in order
     except ValueError as why:
         return ParseError(f"the call could not be read ({why}). Write it as {tool.example}")
     if called != name:

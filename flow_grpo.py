@@ -2,10 +2,17 @@
 
 A rollout is one question carried through the flow, in T_i turns. In each turn the planner reads a state s
 (the prompt) and writes an action a (the plan, one sequence of tokens). The reward comes once, at the end: R
-is 1 if the final answer is right, else 0. Every token of every turn of rollout i gets the same advantage A_i:
-how much better this rollout ended than the other rollouts of its question. Tokens with A > 0 become likelier,
-tokens with A < 0 less likely. So one multi-turn problem becomes many single-turn ones, each with the clipped
-objective of PPO; the KL pulls the planner back towards the untrained one, π_ref:
+is 1 if the final answer is right, else 0. The planner should make the expected reward E[R] larger.
+
+E[R] is the sum of π(rollout) R(rollout) over all possible rollouts. Since ∇π = π ∇log π, its gradient is
+E[R ∇log π]: a mean over sampled rollouts, which needs no gradient through tools or answers. Subtracting a
+constant from R changes nothing on average, because E[∇log π] = 0, but it can reduce the noise. Here it is the
+mean reward of the group, the rollouts of the same question. So every token of every turn of rollout i gets
+the same advantage A_i, how much better this rollout ended than its group: as if the planner were trained by
+cross-entropy on its own plans, each weighted by its A. Tokens with A > 0 become likelier, tokens with A < 0
+less likely. (In RL, this is REINFORCE with a baseline.) Flow-GRPO adds PPO's clipped ratio, with which one
+batch of rollouts serves several optimiser steps, and a KL that pulls the planner back towards the untrained
+one, π_ref. Training maximises
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
@@ -18,8 +25,7 @@ before the update. (The paper has one ε, without a value; 0.2 below and 0.3 abo
 
 With one optimiser step per batch of rollouts, our default for real models (the toy takes 4), π_θ is still
 π_θold when the gradient is taken. Then ρ is 1 and the clip never acts: apart from the KL, the gradient is the
-three means of A_i ∇log π (REINFORCE, with the group's mean as the baseline). The planner is trained as if by
-cross-entropy on its own plans, each weighted by its A.
+three means of A_i ∇log π.
 
     advantages()                     eq. 7
     objective()                      eq. 5 in plain loops: to be read, and to test against
@@ -75,13 +81,10 @@ def advantages(rewards, groups):
 
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
 
-    Why may all turns of a rollout share one advantage? The reward comes at the end, so the return that
-    follows a turn is R for every turn, and (R minus the group's mean) ∇log π is an ordinary policy gradient.
-    In a single rollout it also rewards the bad turns of a lucky one; on average over many rollouts it is
-    right, up to a factor 1 - 1/G, because the mean includes R itself. It does not find the turn that
-    mattered. The division by std and the weights 1/T_i and 1/|a| are no part of a plain policy gradient; they
-    are the paper's choice. (Its Appendix B shows that J is a sum of single-turn objectives, one for each
-    state that π_θold visits, with weight 1/T_i. It does not show that a turn gets the credit it deserves.)
+    All turns of a rollout share its A: nothing here finds the turn that mattered. In a single rollout this
+    also rewards the bad turns of a lucky one; on average over many rollouts it is right. (Up to a factor 1 -
+    1/G, because the mean includes R itself. The division by std, and the weights 1/T_i and 1/|a|, are no part
+    of a plain policy gradient; they are the paper's choice.)
 
     For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
     numerator times n / (n - 1): with groups of equal size and the division by std, a constant factor, which
@@ -159,15 +162,6 @@ def per_token(actions, values):
     return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])
 
 
-def old_logps(actions, logp):
-    """log π_θold of each token, (K,): Action.old, or the current log-prob, detached, where that is None.
-
-    It is None in the first mini-batch, because π_θ is still π_θold, and where A = 0, because ρ does not
-    matter there. Both get ρ = 1."""
-    now = logp.detach().split([len(a.ids) for a in actions])
-    return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
-
-
 def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     """-J of eq. 5 for K action tokens -> loss (), ratio (K,), kl (K,). logp_ref=None: no KL.
 
@@ -183,9 +177,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
-    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Ours are drawn from π_θold and not weighted by ρ,
-    so this is exact at ρ = 1 only. Its gradient is (1 - r) ∇log π: on average that of the reverse,
-    KL(π_ref ‖ π_θ), which has the same minimum. The released code does the same; for others, see docs/use.md,
+    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Caution: its gradient, (1 - r) ∇log π, is on
+    average that of the reverse, KL(π_ref ‖ π_θ), which has the same minimum. (Both at ρ = 1 only: our tokens
+    are drawn from π_θold, and k3 is not weighted by ρ. The released code does the same.) Others: docs/use.md,
     "Another KL".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
@@ -250,6 +244,15 @@ def note_old_logps(batch, passes, temperature):
         a.old = logp                                                                        # (|a|,)
 
 
+def old_logps(actions, logp):
+    """log π_θold of each token, (K,): Action.old, or the current log-prob, detached, where that is None.
+
+    It is None in the first mini-batch, because π_θ is still π_θold, and where A = 0, because there the gain
+    is 0 whatever ρ is. Both get ρ = 1."""
+    now = logp.detach().split([len(a.ids) for a in actions])
+    return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
+
+
 def add_gradient(batch, passes, temperature, clip, beta):
     """Add the gradient of -J of a micro-batch to .grad."""
     logp_ref = passes.reference_logps(batch, temperature) if beta else None                 # (K,)
@@ -280,30 +283,29 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     detached, are the old ones, and ρ is exactly 1. The later mini-batches are scored once before the first
     step, into Action.old.
 
-    A rollout with A = 0 has a gain of 0 whatever ρ is: it needs no old log-probs. Without a KL it has no
-    gradient at all; it counts in N, but is not scored. (If you add a term without A to J, remove these two
-    filters, `a.A != 0` and `beta or a.A != 0`, and train.can_learn().)
-
     With several GPUs each process is given the whole batch, takes its part of each mini-batch, and sums its
     gradients with those of the others. The model is left in eval mode, ready to sample.
     """
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check(actions, len(groups), temperature)
-    passes.begin()                  # eval mode: no dropout (but a flag in layers to be checkpointed)
+    passes.begin()                  # no dropout; gradient checkpointing on, if asked for
     report = passes.report          # the loss of each mini-batch, and numbers for the log (scale/report.py)
 
     minis = weighted_minibatches(actions, split_rollouts(groups, minibatches, seed), passes.share, token_mean)
-    minis = [[a for a in mini if beta or a.A != 0] for mini in minis]       # what has a gradient
+    # A = 0, without a KL: no gradient. Such actions count in N, but need not be scored. (If you add a term
+    # without A to J, remove this filter, the next one, and train.can_learn().)
+    minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # micro_batches() zeroes .grad, and cuts a mini-batch into what fits into memory. If memory runs out in
-    # `with attempt`, the error is caught, .grad is zeroed again, and all come again, in smaller pieces.
+    # micro_batches() cuts a mini-batch into what fits into memory. `with attempt` catches a lack of memory;
+    # then .grad is zeroed, and the loop goes through the whole mini-batch again, in smaller pieces.
     for mini in minis[1:]:                              # while the model is still π_θold
         for batch, attempt in passes.micro_batches([a for a in mini if a.A != 0]):
             with attempt:
                 note_old_logps(batch, passes, temperature)
 
     for mini in minis:                                  # one optimiser step each, of whole rollouts
+        model.zero_grad()                               # not the optimizer's: it may hold float32 copies
         for batch, attempt in passes.micro_batches(mini):
             with attempt:
                 add_gradient(batch, passes, temperature, clip, beta)
@@ -317,5 +319,5 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
             optimizer.step()
         report.add_step(norm, skipped, taken)
     model.zero_grad()
-    model.eval()                                        # the layers with a flag, too
+    model.eval()                                        # gradient checkpointing off
     return report.summary()

@@ -71,8 +71,8 @@ class Memory:
 def shortened(text, excess):
     """A text that takes about `excess` fewer characters in the prompt, but at least SHORTEST.
 
-    Its further lines are indented there, so it takes more characters in the prompt than it has: it is cut in
-    proportion."""
+    Indenting makes the text longer in the prompt, so the same *share* of it is cut, not `excess` characters.
+    """
     kept = 1 - excess / max(1, len(indented(text)))  # the share that may stay
     return truncate(text, max(SHORTEST, int(kept * len(text))))
 

@@ -5,10 +5,9 @@ A Rollout is one question on its way through the flow. roll_out() runs a batch o
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
 
 The rollouts of a batch go in lock-step: all of them plan, then the executor writes all their calls, then the
-calls run, and so on; so a language model gets all prompts of a stage in one batch. (If a stage began before
-the last one has ended for all, the sizes of its batches would depend on timing. Batches of another size round
-differently, so no run could be repeated.) A rollout that the verifier has stopped waits for the generator,
-which answers for all of them at the end.
+calls run, and so on; so a language model gets all prompts of a stage in one batch. (If fast rollouts ran
+ahead, batch sizes would depend on timing, and rounding depends on batch sizes: runs would not repeat.) A
+rollout that the verifier has stopped waits for the generator, which answers for all of them at the end.
 
 What can go wrong has one of two effects:
 
@@ -19,11 +18,18 @@ What can go wrong has one of two effects:
                 stays down. The rollout breaks off (`failed` says why). It counts as wrong, but is neither
                 rewarded nor trained on.
 
-An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. A Completion
-(models/completion.py) has text, prompt_ids, ids (of what was sampled, stop token included), logps (of ids),
-tokens (how many of both) and error ("" if all is well). The *policy* is the engine that plays the planner,
-`fixed` are those of the other modules. roll_out_and_grade() does one batch; train.py uses it, too. answer()
-calls it for all questions of a command, batch by batch. main() loads what the command line names:
+An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. The *policy* is
+the engine that plays the planner, `fixed` are those of the other modules. A Completion (models/completion.py)
+has
+
+    text
+    prompt_ids, ids    the tokens read, and those written, stop token included
+    logps              of ids
+    tokens             how many of both
+    error              "" if all is well
+
+roll_out_and_grade() does one batch; train.py uses it, too. answer() calls it for all questions of a command,
+batch by batch. main() loads what the command line names:
 
     python solve.py                          a few questions of the toy: no download, key or GPU
     python solve.py "What is the capital of France?"
@@ -213,7 +219,7 @@ class Team:
         self.begin(module, turn, live)
         start = time.perf_counter()
         prompts = [prompt_of(module, self.tools, rollout) for rollout in live]
-        completions = self.complete(module, prompts)  # with temperature 0, equal prompts are answered once
+        completions = self.complete(module, prompts)  # equal greedy prompts: computed once (models/)
         self.retry_with_less_memory(module, live, prompts, completions)
         seconds = time.perf_counter() - start
         for rollout, completion in zip(live, completions):
@@ -228,7 +234,7 @@ class Team:
             long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
             shorter = {i: prompt_of(module, self.tools, rollouts[i], budget) for i in long}
             shorter = {i: prompt for i, prompt in shorter.items() if prompt != prompts[i]}
-            for i, completion in zip(shorter, self.complete(module, list(shorter.values()))):
+            for i, completion in zip(shorter.keys(), self.complete(module, [*shorter.values()])):
                 completions[i] = completion
 
     def begin(self, module, turn, rollouts):

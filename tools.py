@@ -102,9 +102,10 @@ class Result:
 
     text: str
     error: bool  # a tool-calling error
-    seconds: float = 0.0  # of a function, its own; of the language model, a share of the batch's
+    seconds: float = 0.0  # of a function, its own; of the language model, its share of the batch's time
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
-    failed: str = ""  # why the language model did not answer: no error, but a failure of the rollout
+    # why the language model did not answer: no error, but a failure (the rollout breaks off, see solve.py)
+    failed: str = ""
 
 
 def run_calls(calls, tools, ask_model):
@@ -117,7 +118,7 @@ def run_calls(calls, tools, ask_model):
     results = {}  # {place in `calls`: Result}
     queries = {}  # {place: query}, for the language model
     running = {}  # {place: future}, whose result will be a Result
-    pool = ThreadPoolExecutor(max_workers=8)
+    pool = ThreadPoolExecutor(max_workers=8)  # without `with`, which would run all calls after an exception
     try:
         for i, call in enumerate(calls):
             if isinstance(call, ParseError):
@@ -132,7 +133,7 @@ def run_calls(calls, tools, ask_model):
             results |= answer_queries(queries, ask_model)  # while the others run
         results |= {i: future.result() for i, future in running.items()}
     finally:
-        pool.shutdown(cancel_futures=True)  # after an exception or Ctrl-C, no further call begins
+        pool.shutdown(cancel_futures=True)
     return [results[i] for i in range(len(calls))]
 
 

@@ -47,21 +47,16 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     cast: who plays what, a named tuple (policy, fixed, tools, judge). reference: the engine of π_ref, or
     None. state: what a checkpoint restores, or None.
 
-    `run` does the bookkeeping (logbook/run.py) and changes no result:
-        run.steps()    yields the numbers of the steps that are left; run.step is the last finished one
-        run.updating() times the update. It also records, for one group with A ≠ 0, how much likelier or
-                       less likely the update makes each token, which the page of rollouts shows
-        run.log_step() writes the step to the log, and sets run.step and run.moved
-        run.moved      has any step changed the policy yet?
-        run.due()      is it time to validate and save?
-        run.log_evaluation(), run.log, run.save()    evals.csv, all logs, a checkpoint"""
+    `run` does the bookkeeping (logbook/run.py): logs, checkpoints, the end after Ctrl-C. It changes no
+    result.
+    """
     passes = passes_of(args, cast.policy, reference)  # computes log π for update()
 
     with training_run(args, cast.policy, optimizer, state) as run:
         evaluate_before(run, cast, valid, test)
 
-        for step in run.steps():
-            seed = args.seed * 1_000_003 + step  # its own for each --seed and step, up to a million steps
+        for step in run.steps():  # those that are left
+            seed = args.seed * 1_000_003 + step  # differs for each --seed and step, up to a million steps
             questions = questions_of(step, train_questions, args.questions, args.seed)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
@@ -70,9 +65,9 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             A, flat = advantages(rewards, groups)
 
             report = NO_UPDATE  # the numbers of a step that teaches nothing
-            if can_learn(A, args.beta, run.moved):
+            if can_learn(A, args.beta, run.moved):  # moved: has any step changed the policy yet?
                 actions = actions_of(usable, A)
-                with run.updating(passes, usable, groups, A):
+                with run.updating(passes, usable, groups, A):  # takes the time, and logs ratios of one group
                     report = update(
                         passes, optimizer, actions, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
@@ -80,7 +75,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, cast.tools)
             run.log_step(row, rollouts, report)
-            if run.due():
+            if run.due():  # every --every steps, and at the end
                 validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:
             log_accuracy(run, cast, "test", test)
@@ -92,7 +87,7 @@ def passes_of(args, policy, reference):
     With --plain by flow_grpo.token_logps(), else by fast/logps.py: the same numbers in less time and memory.
     Both end in log_probs()."""
     models = policy.model, (reference.model if reference else None)
-    # arguments of Passes: token_logps, and for the fast one also micro_batches, which cuts them to suit it
+    # token_logps; the fast one also brings a micro_batches(), which puts actions that share a prompt together
     scoring = {"token_logps": token_logps} if args.plain else fast_logps.scoring(log_probs, *models)
     return Passes(*models, **scoring, token_budget=args.token_budget)
 
@@ -122,7 +117,7 @@ def graded_rollouts(args, cast, questions, group_size, seed):
         with Progress(len(batch)) as bar:
             return solve.roll_out_and_grade(batch, *cast, watch=bar, **settings)
 
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # a random stream for each rank
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # primes: the streams of ranks, seeds and steps differ
     rollouts = ranks.divided(questions, rolled_out, group_size)  # with one rank: rolled_out(questions)
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts

@@ -50,6 +50,7 @@ def parse(text):
     "Explanation: ...\\nConclusion: STOP" -> True        "We should not stop." -> False        "" -> False
     """
     text = after_thinking(text) or ""
+    # labelled() gives the text up to the next label; the conclusion is its first line
     conclusions = [value.partition("\n")[0] for _, value in labelled(text, "conclusion")]
     if not conclusions:
         conclusions = [text]

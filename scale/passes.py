@@ -94,20 +94,16 @@ class Passes:
             return self.token_logps(self.reference, actions, temperature).to(self.model.device)
 
     def micro_batches(self, actions):
-        """Yield (batch, attempt); the work on a batch is done inside `with attempt`. .grad begins empty. If
-        memory is short, all batches come again: a failed backward pass has added an unknown part of its
+        """Yield (batch, attempt); the work on a batch is done inside `with attempt`. If memory is short,
+        .grad is zeroed and all batches come again: a failed backward pass has added an unknown part of its
         gradient."""
         agree = ranks.largest if sharding.parts(self.model) else int
-        self.forget()
-        yield from self.budget.batches(actions, length, batches_of=self.batches_of, undo=self.recover,
-                                       agree=agree, filler=filler)
+        return self.budget.batches(actions, length, batches_of=self.batches_of, undo=self.recover,
+                                   agree=agree, filler=filler)
 
     def recover(self):
         sharding.recover(self.model, self.reference)
-        self.forget()
-
-    def forget(self):
-        self.model.zero_grad()  # not optimizer.zero_grad: it may hold float32 copies of the parameters
+        self.model.zero_grad()
         self.report.forget()
 
     def sum_gradients(self):

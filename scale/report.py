@@ -48,7 +48,7 @@ class Report:
         self.forget()
 
     def forget(self):
-        """A mini-batch begins, for the first time or again."""
+        """Its micro-batches are measured, or begin again."""
         self.measured = []  # a measure() for each of its micro-batches
 
     def add_micro_batch(self, batch, *tensors):
@@ -58,13 +58,14 @@ class Report:
             self.measured.append(measure(batch, *tensors))
 
     def end_mini_batch(self):
-        """Add the numbers of the mini-batch; return its loss."""
+        """Add up the numbers of the mini-batch; return its loss."""
         total = torch.zeros((), device=self.sums.device)
         for loss, sums, low, high, _ in self.measured:
             total, self.sums = total + loss, self.sums + sums
             self.low, self.high = min(self.low, low), max(self.high, high)
         if self.measured and not self.losses:  # the first mini-batch
             self.gap = self.measured[0][-1]
+        self.forget()
         ranks.add_up(total)  # over all processes
         self.losses.append(total.item())
         return self.losses[-1]
