@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from models.calls import read_call  # the tool and arguments that a text calls; literals only
 from models.tokens import after_thinking
-from planner import ParseError, describe
+from planner import Unparsed, describe
 from world.text import indented
 
 PROMPT = """\
@@ -48,21 +48,21 @@ def prompt(question, context, sub_goal, name, tool):
 
 
 def parse(text, name, tool):
-    """Read what the executor wrote: a Call of the planned tool, or a ParseError.
+    """Read what the executor wrote: a Call of the planned tool, or an Unparsed.
 
     'python_coder(code="print(6)")'    -> Call("python_coder", {"code": "print(6)"})
-    'python_coder(code=secret)'        -> ParseError("the call could not be read (the arguments must ...")
-    'wikipedia_search(query="iron")'   -> ParseError("the plan was to call python_coder, not ...")
+    'python_coder(code=secret)'        -> Unparsed("the call could not be read (the arguments must ...")
+    'wikipedia_search(query="iron")'   -> Unparsed("the plan was to call python_coder, not ...")
     """
     text = after_thinking(text)
     if text is None:
-        return ParseError("the call never left its thinking")
+        return Unparsed("the call never left its thinking")
     if len(text) > CALL_LIMIT:
-        return ParseError(f"the call is longer than {CALL_LIMIT} characters")
+        return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        called, arguments = read_call(text, name, list(tool.arguments))  # the names in order
+        called, arguments = read_call(text, name, list(tool.arguments))  # [names], for calls like f("x")
     except ValueError as why:
-        return ParseError(f"the call could not be read ({why}). Write it as {tool.example}")
+        return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")
     if called != name:
-        return ParseError(f"the plan was to call {name}, not {called[:60]!r}")
+        return Unparsed(f"the plan was to call {name}, not {called[:60]!r}")
     return Call(name, arguments)

@@ -4,15 +4,17 @@ A rollout is one question carried through the flow, in T_i turns. In each turn t
 (the prompt) and writes an action a (the plan, one sequence of tokens). The reward comes once, at the end: R
 is 1 if the final answer is right, else 0. The planner should make the expected reward E[R] larger.
 
-E[R] is the sum of π(rollout) R(rollout) over all possible rollouts. Since ∇π = π ∇log π, its gradient is
-E[R ∇log π]: a mean over sampled rollouts, which needs no gradient through tools or answers. Subtracting a
-constant from R changes nothing on average, because E[∇log π] = 0, but it can reduce the noise. Here it is the
-mean reward of the group, the rollouts of the same question. So every token of every turn of rollout i gets
-the same advantage A_i, how much better this rollout ended than its group: as if the planner were trained by
-cross-entropy on its own plans, each weighted by its A. Tokens with A > 0 become likelier, tokens with A < 0
-less likely. (In RL, this is REINFORCE with a baseline.) Flow-GRPO adds PPO's clipped ratio, with which one
-batch of rollouts serves several optimiser steps, and a KL that pulls the planner back towards the untrained
-one, π_ref. Training maximises
+E[R] is the sum of π(rollout) R(rollout) over all possible rollouts. Since ∇π = π ∇log π, its gradient is E[R
+∇log π(rollout)], a mean over sampled rollouts. And log π(rollout) is the sum of log π of the planner's tokens
+and of terms that do not depend on θ (tools, frozen modules), so no gradient goes through those. Subtracting a
+constant from R changes nothing on average, because E[∇log π] = Σ ∇π = ∇1 = 0, but it can reduce the noise.
+Here it is the mean reward of the group, the rollouts of the same question. So every token of every turn of
+rollout i gets the same advantage A_i, how much better this rollout ended than its group: as if the planner
+were trained by cross-entropy on its own plans, each weighted by its A. Tokens with A > 0 are pushed up,
+tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
+
+Flow-GRPO adds PPO's clipped ratio, with which one batch of rollouts serves several optimiser steps; a KL that
+pulls the planner back towards the untrained one, π_ref; and means over turns and tokens. Training maximises
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
@@ -88,7 +90,7 @@ def advantages(rewards, groups):
 
     For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
     numerator times n / (n - 1): with groups of equal size and the division by std, a constant factor, which
-    Adam undoes. RLOO proper has no std: rloo.diff in experiments/forks/.
+    changes little. RLOO proper has no std: rloo.diff in experiments/forks/.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
@@ -170,8 +172,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     Why a ratio? We want a large mean of A over tokens drawn from π_θ, but these were drawn from π_θold, and
     weighting each by ρ corrects for that. An exact correction would be the product of the ratios of all
     tokens of the rollout, because its reward depends on them all. (What tools and other modules wrote is as
-    likely under both, so it cancels.) One ratio per token is close to it as long as π_θ stays near π_θold. So
-    the clip removes any gain from going further:
+    likely under both, so it cancels.) One ratio per token has the same gradient at π_θ = π_θold and much less
+    noise, but it is right only near there. So the clip removes any gain from going further:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
@@ -199,8 +201,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 def split_rollouts(groups, minibatches, seed):
     """Rollouts 0..N-1 in `minibatches` sets of equal size (± 1). groups: the group of each, N ints.
 
-    Whole groups, because copies of a prompt are cheaper together (fast/trees.py); their order is shuffled. A
-    group may fall into two sets; a rollout never does."""
+    Groups stay whole where equal sizes allow it, because copies of a prompt are cheaper together
+    (fast/trees.py). Their order is shuffled. A rollout is never divided."""
     groups = torch.as_tensor(groups).tolist()
     distinct, N = sorted(set(groups)), len(groups)
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -270,6 +272,11 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     """Train the policy on one batch of rollouts, in `minibatches` optimiser steps -> the metrics that
     scale/report.py describes.
 
+        for mini in mini-batches:               # of whole rollouts
+            for batch in micro-batches:         # as much as fits into memory
+                loss(batch).backward()          # adds to .grad
+            clip the gradient; optimizer.step()
+
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
     reference_logps() are token_logps() of the two models. share() and sum_gradients() do nothing with a
     single process.
@@ -294,18 +301,18 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     minis = weighted_minibatches(actions, split_rollouts(groups, minibatches, seed), passes.share, token_mean)
     # A = 0, without a KL: no gradient. Such actions count in N, but need not be scored. (If you add a term
-    # without A to J, remove this filter, the next one, and train.can_learn().)
+    # without A to J, remove this filter, `if a.A != 0` below, and the test of can_learn() in train.py.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
     # micro_batches() cuts a mini-batch into what fits into memory. `with attempt` catches a lack of memory;
-    # then .grad is zeroed, and the loop goes through the whole mini-batch again, in smaller pieces.
+    # then .grad and the report begin again, and the loop starts over with smaller pieces of the mini-batch.
     for mini in minis[1:]:                              # while the model is still π_θold
         for batch, attempt in passes.micro_batches([a for a in mini if a.A != 0]):
             with attempt:
                 note_old_logps(batch, passes, temperature)
 
     for mini in minis:                                  # one optimiser step each, of whole rollouts
-        model.zero_grad()                               # not the optimizer's: it may hold float32 copies
+        model.zero_grad()
         for batch, attempt in passes.micro_batches(mini):
             with attempt:
                 add_gradient(batch, passes, temperature, clip, beta)

@@ -15,7 +15,8 @@ like a verdict.
 import dataclasses
 from dataclasses import dataclass, field
 
-from world.text import indented, truncate  # truncate: keeps head and tail, and says how much is left out
+# truncate() keeps head and tail, and says how much is left out. indented() indents all lines but the first.
+from world.text import indented, truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
 SHORTEST = 80  # characters that each result, command and sub-goal keeps when it is shortened
@@ -71,7 +72,8 @@ class Memory:
 def shortened(text, excess):
     """A text that takes about `excess` fewer characters in the prompt, but at least SHORTEST.
 
-    Indenting makes the text longer in the prompt, so the same *share* of it is cut, not `excess` characters.
+    Indenting makes the text longer in the prompt, so the same *share* of it is cut: if it takes 1 100
+    characters there, and 220 too many, a fifth.
     """
     kept = 1 - excess / max(1, len(indented(text)))  # the share that may stay
     return truncate(text, max(SHORTEST, int(kept * len(text))))

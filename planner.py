@@ -6,8 +6,8 @@ trains the tokens of these plans and no others (flow_grpo.py).
 
 prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls a
 language model: solve.py does. The prompt begins with what all rollouts of a question share, and the memory
-comes last, so the shared beginning can be computed once. Question and analysis are part of the Memory, too;
-the prompt has a field for each.
+comes last, so the shared beginning can be computed once. The Memory stores question and analysis, too,
+but its render() leaves them out: prompt() takes them separately.
 
 Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner, verifier
 and generator read this analysis.
@@ -70,17 +70,15 @@ LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 @dataclass
 class Plan:
-    """A plan a^t, as the executor needs it: without the justification."""
+    """What the flow needs of a plan a^t, whose whole text also has a justification."""
 
     context: str
     sub_goal: str
     tool: str
 
 
-class ParseError(str):
-    """Why a plan or a call could not be parsed: a text for the memory, which the planner reads next.
-
-    It is returned and not raised: a bad plan is an ordinary event, and costs a turn."""
+class Unparsed(str):
+    """Why a plan or a call could not be parsed: a text for the memory, which the planner reads next."""
 
 
 def describe(name, tool):
@@ -106,33 +104,33 @@ def prompt(question, tools, analysis, memory_text):
 
 
 def parse(text, tools):
-    """Read what the planner wrote: a Plan, or a ParseError. An ambiguous plan is an error.
+    """Read what the planner wrote: a Plan, or an Unparsed. An ambiguous plan is an error.
 
     "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder"
                          -> Plan("none", "add 2 and 2", "python_coder")
     "**Sub-goal:** add 2\\nand 2\\n**Tool name:** the python_coder tool"
                          -> Plan("", "add 2\\nand 2", "python_coder")
-    "I would search."    -> ParseError("no line 'Sub-goal: ...'. Answer in the four lines asked for.")
+    "I would search."    -> Unparsed("no line 'Sub-goal: ...'. Answer in the four lines asked for.")
 
     A value goes on up to the next label. A plan that was cut off at the token limit is read like any other:
     if the tool's name is still there, it can be carried out.
     """
     text = after_thinking(text)
     if text is None:
-        return ParseError("the plan never left its thinking: think less.")
+        return Unparsed("the plan never left its thinking: think less.")
     if len(text) > PLAN_LIMIT:
-        return ParseError(f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked "
+        return Unparsed(f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked "
                           "for.")
     fields = {}
     for label, value in labelled(text, LABELS):  # (label, the text up to the next label)
         name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")  # "Tool name" and "tool" -> "tool"
         value = plain_name(value, tools) if name == "tool" else value
         if name in fields and fields[name] != value:  # the same line twice is fine
-            return ParseError(f"two different lines '{label}: ...'. Plan one step only.")
+            return Unparsed(f"two different lines '{label}: ...'. Plan one step only.")
         fields[name] = value
     for name, label in (("subgoal", "Sub-goal"), ("tool", "Tool")):
         if not fields.get(name):
-            return ParseError(f"no line '{label}: ...'. Answer in the four lines asked for.")
+            return Unparsed(f"no line '{label}: ...'. Answer in the four lines asked for.")
     if fields["tool"] not in tools:
-        return ParseError(f"no tool called {fields['tool'][:60]!r}. Use one of: {', '.join(tools)}.")
+        return Unparsed(f"no tool called {fields['tool'][:60]!r}. Use one of: {', '.join(tools)}.")
     return Plan(fields.get("context", ""), fields["subgoal"], fields["tool"])

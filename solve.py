@@ -61,7 +61,7 @@ from executor import Call
 from memory import BUDGET, Memory, Step
 from models.completion import TOO_LONG, Completion
 from models.tokens import after_thinking
-from planner import ParseError, Plan
+from planner import Unparsed, Plan
 from rewards.grade import grade
 from rewards.metrics import summary
 from rewards.questions import Question
@@ -85,8 +85,8 @@ class Rollout:
     actions: list[Completion] = field(default_factory=list)
 
     # of the present turn; None until the planner and the executor have written them
-    plan: Plan | ParseError | None = None
-    call: Call | ParseError | None = None
+    plan: Plan | Unparsed | None = None
+    call: Call | Unparsed | None = None
 
     # how it ended
     stopped: bool = False  # no further turn, see is_over()
@@ -137,7 +137,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
     that samples. fixed: the engine of all other modules; or {module: engine}, where "default" plays the
     modules that are not named.
-    max_turns: 3 as in the paper's training; the commands have defaults of their own.
+    max_turns: 3 as in the paper's training; the commands have defaults of their own. max_new_tokens: of each
+    completion; None: as many as the checkpoint says.
     watch: watch(rollouts, turn, module) is called before each stage, to show or save what there is so far. It
     changes nothing in the rollouts.
     """
@@ -154,11 +155,11 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         if not running:
             break
         for rollout in running:
-            rollout.plan = rollout.call = None  # so that a failure cannot reuse those of the last turn
+            rollout.plan = rollout.call = None  # forget the last turn's, in case this one fails
         for rollout, completion in team.run("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
-            if isinstance(rollout.plan, ParseError):
+            if isinstance(rollout.plan, Unparsed):
                 rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
         planned = [rollout for rollout in running if isinstance(rollout.plan, Plan)]
@@ -224,16 +225,20 @@ class Team:
         seconds = time.perf_counter() - start
         for rollout, completion in zip(live, completions):
             rollout.add_output(turn, module, completion.text, completion.tokens, seconds)
-            rollout.failed = f"{module}: {completion.error}" if completion.error else ""
+            if completion.error:
+                rollout.failed = f"{module}: {completion.error}"
         return [(rollout, completion) for rollout, completion in zip(live, completions) if not rollout.failed]
 
     def retry_with_less_memory(self, module, rollouts, prompts, completions):
         """Where a prompt was too long for the model, replace its completion by that of a shorter prompt. (The
         prompts of analysis and executor do not show the memory, and cannot be shortened.)"""
         for budget in SMALLER_BUDGETS:
-            long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
-            shorter = {i: prompt_of(module, self.tools, rollouts[i], budget) for i in long}
-            shorter = {i: prompt for i, prompt in shorter.items() if prompt != prompts[i]}
+            shorter = {}  # {place: prompt}
+            for i, completion in enumerate(completions):
+                if completion.error == TOO_LONG:
+                    prompt = prompt_of(module, self.tools, rollouts[i], budget)
+                    if prompt != prompts[i]:
+                        shorter[i] = prompt
             for i, completion in zip(shorter.keys(), self.complete(module, [*shorter.values()])):
                 completions[i] = completion
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from models.completion import TOO_LONG
 from models.tokens import after_thinking
-from planner import ParseError
+from planner import Unparsed
 from world import services
 from world.sandbox import python_coder
 from world.search import google_search, web_search, wikipedia_search
@@ -42,7 +42,7 @@ class Tool:
     limits: str  # what to know before choosing it
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
-    from_web: bool = False  # does it use the network? (wikipedia_search does unless it has a corpus of ours)
+    from_web: bool = False  # does it use the network? (wikipedia_search does unless it has a local corpus)
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
@@ -111,17 +111,19 @@ class Result:
 def run_calls(calls, tools, ask_model):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    calls: [executor.Call or planner.ParseError]. ask_model: the language model behind the tool without a
-    function, [query] -> [Completion]. Its queries are one batch, and the other calls run meanwhile, eight at
-    a time.
+    A call that cannot work becomes an error. Those of the language model are one batch. Those of functions
+    run meanwhile, in eight threads.
+
+    calls: [executor.Call or planner.Unparsed]. ask_model: the language model behind the tool without a
+    function, [query] -> [Completion].
     """
     results = {}  # {place in `calls`: Result}
     queries = {}  # {place: query}, for the language model
     running = {}  # {place: future}, whose result will be a Result
-    pool = ThreadPoolExecutor(max_workers=8)  # without `with`, which would run all calls after an exception
+    pool = ThreadPoolExecutor(max_workers=8)  # `with` would wait for all queued calls after an exception
     try:
         for i, call in enumerate(calls):
-            if isinstance(call, ParseError):
+            if isinstance(call, Unparsed):
                 results[i] = Result(f"Error: {call}", error=True)
             elif problem := problem_with(call, tools[call.tool]):
                 results[i] = Result(problem, error=True)

@@ -1,4 +1,4 @@
-"""train.py: Flow-GRPO in the flow. Questions -> rollouts -> rewards -> advantages -> update -> log -> save.
+"""train.py trains the planner: questions -> rollouts -> rewards -> advantages -> update -> log -> save.
 
     python train.py                                     the toy, on a laptop: learns which tool does what
     python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and GPU memory settings
@@ -67,7 +67,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             report = NO_UPDATE  # the numbers of a step that teaches nothing
             if can_learn(A, args.beta, run.moved):  # moved: has any step changed the policy yet?
                 actions = actions_of(usable, A)
-                with run.updating(passes, usable, groups, A):  # takes the time, and logs ratios of one group
+                with run.updating(passes):  # times the update, and makes room for it in memory
                     report = update(
                         passes, optimizer, actions, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
@@ -87,15 +87,17 @@ def passes_of(args, policy, reference):
     With --plain by flow_grpo.token_logps(), else by fast/logps.py: the same numbers in less time and memory.
     Both end in log_probs()."""
     models = policy.model, (reference.model if reference else None)
-    # token_logps; the fast one also brings a micro_batches(), which puts actions that share a prompt together
-    scoring = {"token_logps": token_logps} if args.plain else fast_logps.scoring(log_probs, *models)
+    if args.plain:
+        return Passes(*models, token_logps, token_budget=args.token_budget)
+    scoring = fast_logps.scoring(log_probs, *models)  # also micro-batches that keep equal prompts together
     return Passes(*models, **scoring, token_budget=args.token_budget)
 
 
 def questions_of(step, questions, number, seed):
     """The questions of one step, which depend on its number and the seed alone.
 
-    The questions are taken in a shuffled order, and shuffled again for each epoch."""
+    The questions are taken in a shuffled order, and shuffled again for each epoch. (A run may be shorter than
+    an epoch: the toy's takes 960 of its 2 000 questions.)"""
     # Think of all epochs as one endless list: step n takes its entries (n - 1) * number to n * number - 1. Of
     # 5 questions, 2 a step, step 3 takes the last of the first epoch, then the first of the second.
     batch = []
@@ -112,12 +114,12 @@ def graded_rollouts(args, cast, questions, group_size, seed):
     question one after the other."""
     settings = command_line.rollout_settings(args)
 
-    def rolled_out(questions):
-        batch = [question for question in questions for _ in range(group_size)]
+    def rolled_out(share):
+        batch = [question for question in share for _ in range(group_size)]
         with Progress(len(batch)) as bar:
             return solve.roll_out_and_grade(batch, *cast, watch=bar, **settings)
 
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # primes: the streams of ranks, seeds and steps differ
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # each rank draws numbers of its own
     rollouts = ranks.divided(questions, rolled_out, group_size)  # with one rank: rolled_out(questions)
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts

@@ -5,7 +5,7 @@
 
 The page has a list of rollouts, filtered by step, reward, tool and error; the chosen rollout turn by turn,
 with what each module read and wrote; its group side by side, with rewards and advantages; and the planner's
-tokens, coloured by advantage or by log-ratio (logbook/ratios.py keeps these for one group of each step).
+tokens, coloured by advantage, or by log-ratio if the run has kept these (experiments/ratios.py).
 
 rollouts.jsonl holds no prompts. They are made again by solve.prompt_of() of this code, with the whole memory:
 if prompts have changed since, or if a long memory had to be shortened to fit the model, the page differs from

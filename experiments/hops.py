@@ -100,7 +100,7 @@ class Routed:
 
     def routed(self, prompt, completion):
         plan = planner.parse(completion.text, self.tools)
-        if isinstance(plan, planner.ParseError):
+        if isinstance(plan, planner.Unparsed):
             return completion
         tool = self.choose(prompt, plan)
         return replace(completion, text=f"Context: {plan.context}\nSub-goal: {plan.sub_goal}\nTool: {tool}")

@@ -51,12 +51,12 @@ def prompt(question, tools, so_far):
 
 
 def parse(text, tools):
-    """A step as the policy wrote it: (thought, tool, call); the call is a ParseError if it has none."""
+    """A step as the policy wrote it: (thought, tool, call); the call is an Unparsed if it has none."""
     thought, _, command = text.partition(CALL)
     tool = command.partition("(")[0].strip()
     if tool not in tools:
         reason = f"no line '{CALL.strip()} ...' with a call of one of: {', '.join(tools)}."
-        return thought, "", planner.ParseError(reason)
+        return thought, "", planner.Unparsed(reason)
     return thought, tool, executor.parse(command, tool, tools[tool])
 
 

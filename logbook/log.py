@@ -2,8 +2,7 @@
 
     log.csv          a row for each step
     evals.csv        a row for each evaluation on --valid or --test
-    rollouts.jsonl   each rollout of each step, with the text of every module; for one group of each step also
-                     the log-ratios of its plans (ratios.py)
+    rollouts.jsonl   each rollout of each step, with the text of every module
 
 The two tables hold no times, so the same seed gives the same tables, byte for byte.
 """

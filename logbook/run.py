@@ -2,7 +2,7 @@
 
     with training_run(args, policy, optimizer, state) as run:   # state: of the checkpoint to resume from
         for step in run.steps():                                # those that are left; none after Ctrl-C
-            with run.updating(passes, usable, groups, A):       # the seconds and log-ratios of the update
+            with run.updating(passes):                          # the seconds of the update
                 report = update(...)
             run.log_step(row, rollouts, report)                 # log.csv, rollouts.jsonl and a line
             accuracy = run.log_evaluation("valid", rollouts)    # evals.csv
@@ -17,7 +17,6 @@ from logbook import advice, log, model_card
 from logbook.checkpoints import forget, save
 from logbook.endings import FULL, errors_leave
 from logbook.log import Log, say
-from logbook.ratios import log_ratios
 from logbook.stopping import Stopping
 from models.completion import outage
 from rewards.metrics import accuracy_line, calls_line, summary
@@ -80,12 +79,10 @@ class Run:
             yield self.step + 1
 
     @contextmanager
-    def updating(self, passes, rollouts, groups, A):
-        """Around the update of a step: its seconds, and the log-ratios of one group (ratios.py).
-
-        rollouts: those that the update learns from, of all ranks. groups, A: of each rollout."""
+    def updating(self, passes):
+        """Around the update of a step: measures its seconds."""
         start = time.perf_counter()
-        with log_ratios(self.policy, rollouts, groups, A, self.args.temperature, passes), passes.released():
+        with passes.released():
             yield
         self.update_seconds = time.perf_counter() - start
 

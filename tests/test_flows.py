@@ -1,9 +1,8 @@
-"""logbook/ratios.py keeps log-ratios, experiments/flows.py makes the page of a run, curves.py its picture.
+"""experiments/ratios.py keeps log-ratios, flows.py makes the page of a run, curves.py its picture.
 
 The page is opened in a headless Chromium where there is one: CHROMIUM names it, or else it is looked for.
 """
 import base64
-import contextlib
 import csv
 import hashlib
 import json
@@ -24,12 +23,11 @@ from test_solve import CALL, GO_ON, PLAN, Cast, doubling
 from test_train import command, even_is_right, jsonl, words, wordy
 
 import solve
-from experiments import curves, flows
+import train
+from experiments import curves, flows, ratios
 from experiments.runs import ROOT
 from fast import logps
 from flow_grpo import log_probs
-from logbook import ratios
-from logbook import run as run_module
 from logbook.log import Log
 from memory import Memory, Step
 from models.completion import Completion
@@ -151,16 +149,27 @@ def test_a_tokenizer_that_drops_the_first_space_loses_none_in_the_pieces():
     assert ratios.pieces(SimpleNamespace(decode=decode), [0, 1, 2]) == ["Tool", " :", " x"]
 
 
-def test_a_run_of_train_py_keeps_log_ratios_and_learns_the_same_without(tmp_path, monkeypatch):
+def test_a_run_that_keeps_log_ratios_learns_the_same_as_one_that_does_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(solve, "roll_out", even_is_right)
     stops = {"eos_token_id": [2, *range(20, 150)]}
     write(tmp_path / "model", wordy(CHATML), 0, generation=stops, max_position_embeddings=4096)
     jsonl(tmp_path / "data.jsonl", *"abcde")
     settings = dict(steps=2, valid=None, test=None, max_turns=1)
-    command(*words("with", **settings))
-    monkeypatch.setattr(run_module, "log_ratios", lambda *args: contextlib.nullcontext())
     command(*words("without", **settings))
+    learnt, policy = [], SimpleNamespace(tokenizer=wordy(CHATML))
+
+    def actions_of(rollouts, A, original=train.actions_of):
+        learnt[:] = rollouts, A
+        return original(rollouts, A)
+
+    def update(passes, optimizer, actions, groups, original=train.update, **settings):
+        with ratios.log_ratios(policy, learnt[0], groups, learnt[1], settings["temperature"], passes):
+            return original(passes, optimizer, actions, groups, **settings)
+
+    monkeypatch.setattr(train, "actions_of", actions_of)
+    monkeypatch.setattr(train, "update", update)
+    command(*words("with", **settings))
     for name in ("log.csv", "step-2/model.safetensors"):
         assert (tmp_path / "with" / name).read_bytes() == (tmp_path / "without" / name).read_bytes()
     for step, records in flows.steps_of(tmp_path / "with"):

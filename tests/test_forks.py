@@ -97,6 +97,7 @@ def test_the_toy_trains_in_each_fork(name, fork):
         "asymmetric": lambda: min(one["reward"] for one in records) == -1,
         "tracker": lambda: len((folder / "run" / "scalars.jsonl").open().readlines()) == 2 * len(rows[0]),
         "dataset": lambda: {one["gold"] for one in records} <= {"42", "Fe", "Paris"},
+        "log-ratios": lambda: any("log_ratios" in text for one in records for text in one["words"]),
         "sql": lambda: all("product(name TEXT" in one["question"] for one in records),
     }
     assert seen.get(name, lambda: True)()
@@ -268,6 +269,11 @@ def test_use_md_shows_all_that_a_new_module_changes_in_the_code():
     shown, new = changes.split("diff --git ")
     assert f"```diff\n{shown}```\n" in (runs.ROOT / "docs" / "use.md").read_text(encoding="utf-8")
     assert new.count("+++ ") == 1 and "+++ b/critic.py" in new and "--- /dev/null" in new
+
+
+def check_log_ratios():
+    from train import log_ratios
+    assert log_ratios.__module__ == "experiments.ratios"
 
 
 def check_tracker():

@@ -12,7 +12,7 @@ from test_search import corpus, no_keys, run_tool  # noqa: F401  (fixtures)
 import tools
 from executor import Call
 from models.completion import Completion
-from planner import ParseError, describe
+from planner import Unparsed, describe
 from tools import TOOLS, problem_with, toolbox
 from world.toolbox import missing
 
@@ -127,7 +127,7 @@ def test_a_batch_gives_results_in_order_and_generates_only_the_queries_of_base_g
     box = {"base_generator": TOOLS["base_generator"], "double": tool_of(lambda query: str(2 * int(query)))}
     queries = [("double", "4"), ("base_generator", "q"), ("double", "four"), ("base_generator", "q")]
     calls = [Call(name, {"query": query}) for name, query in queries]
-    results = tools.run_calls([*calls, ParseError("no call")], box, engine)
+    results = tools.run_calls([*calls, Unparsed("no call")], box, engine)
     assert batches == [["q"]] and [result.text for result in results[:2]] == ["8", "q!"]
     assert results[2].text.startswith("Error: double failed: ") and results[4].text == "Error: no call"
     numbers = [(result.error, result.seconds, result.tokens) for result in results]

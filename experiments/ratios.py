@@ -1,5 +1,7 @@
 """How far an update moves the planner's tokens: their log-ratios, for one group of rollouts in each step.
 
+    git apply experiments/forks/log-ratios.diff     # then train; this is what it adds to train.py:
+
     with log_ratios(policy, rollouts, groups, A, temperature, passes):
         update(passes, ...)
 
@@ -9,8 +11,8 @@ temperature. This is what the whole update did, all mini-batches together, while
 mini-batch on the way. experiments/flows.py colours the plans by these numbers.
 
 The log-probs that were recorded while sampling would save the first of the two passes. But generate()
-computes them in other batches, and in bfloat16 their rounding could hide a small step. It costs no random
-number, and neither the update nor what is sampled depends on it. On the toy it takes 1 % of a step.
+computes them in other batches, and in bfloat16 their rounding could hide a small step. Scoring consumes no
+random numbers, and changes neither the update nor what is sampled. On the toy it takes 1 % of a step.
 """
 from contextlib import contextmanager
 
