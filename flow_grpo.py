@@ -34,7 +34,7 @@ three means of A_i ∇log π.
     token_logps(), loss()            log π of each token; -J of a micro-batch
     update()                         one batch of rollouts -> one or more optimiser steps
 
-All of them see token ids, a number for each rollout and two language models, and know nothing of agents or
+They see token ids, a number for each rollout and two language models, and know nothing of agents or
 text. scale/passes.py adds what large models and several GPUs need.
 
 Absent, on purpose:
@@ -89,8 +89,8 @@ def advantages(rewards, groups):
     of a plain policy gradient; they are the paper's choice.)
 
     For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
-    numerator times n / (n - 1): with groups of equal size and the division by std, a constant factor, which
-    changes little. RLOO proper has no std: rloo.diff in experiments/forks/.
+    numerator times n / (n - 1): if all groups have n rollouts, a constant factor, which changes little. RLOO
+    proper has no std: rloo.diff in experiments/forks/.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
@@ -238,7 +238,7 @@ def check(actions, num_rollouts, temperature):
         raise ValueError("temperature must be > 0: a greedy planner has no distribution to train")
 
 
-def note_old_logps(batch, passes, temperature):
+def store_old_logps(batch, passes, temperature):
     """Store log π_θold of each token of a micro-batch in Action.old."""
     with torch.no_grad():
         logps = passes.policy_logps(batch, temperature)                                     # (K,)
@@ -305,11 +305,11 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
     # micro_batches() cuts a mini-batch into what fits into memory. `with attempt` catches a lack of memory;
-    # then .grad and the report begin again, and the loop starts over with smaller pieces of the mini-batch.
+    # then .grad and the report begin again, and the generator yields the whole mini-batch in smaller pieces.
     for mini in minis[1:]:                              # while the model is still π_θold
         for batch, attempt in passes.micro_batches([a for a in mini if a.A != 0]):
             with attempt:
-                note_old_logps(batch, passes, temperature)
+                store_old_logps(batch, passes, temperature)
 
     for mini in minis:                                  # one optimiser step each, of whole rollouts
         model.zero_grad()

@@ -31,7 +31,7 @@ class Step:
     sub_goal: str
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
-    error: bool = False  # a tool-calling error: the result starts with "Error:", also if nothing was called
+    error: bool = False  # a tool-calling error: the result starts with "Error:" (or nothing could be called)
     # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed it is
     # CONTINUE. The planner never sees STOP, because STOP ends the turns.
     verdict: str = ""
@@ -72,8 +72,8 @@ class Memory:
 def shortened(text, excess):
     """A text that takes about `excess` fewer characters in the prompt, but at least SHORTEST.
 
-    Indenting makes the text longer in the prompt, so the same *share* of it is cut: if it takes 1 100
-    characters there, and 220 too many, a fifth.
+    Indenting makes the text longer in the prompt, so the same *share* of it is cut: a fifth, if it takes
+    1 100 characters there and 220 are too many.
     """
     kept = 1 - excess / max(1, len(indented(text)))  # the share that may stay
     return truncate(text, max(SHORTEST, int(kept * len(text))))

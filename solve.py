@@ -168,7 +168,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             rollout.call = executor.parse(completion.text, tool, tools[tool])
 
         called = [rollout for rollout in planned if not rollout.failed]
-        team.begin("tools", turn, called)
+        team.begin("tools", turn, called)  # only announces the stage: tools are no engine
         results = run_calls([rollout.call for rollout in called], tools,
                             ask_model=partial(team.complete, "base_generator"))
         for rollout, result in zip(called, results):
@@ -237,7 +237,7 @@ class Team:
             for i, completion in enumerate(completions):
                 if completion.error == TOO_LONG:
                     prompt = prompt_of(module, self.tools, rollouts[i], budget)
-                    if prompt != prompts[i]:
+                    if prompt != prompts[i]:  # else it shows no memory, or little: nothing to shorten
                         shorter[i] = prompt
             for i, completion in zip(shorter.keys(), self.complete(module, [*shorter.values()])):
                 completions[i] = completion
@@ -292,7 +292,7 @@ def answer(trial, args, cast):
     """Answer the questions of a trial, batch by batch: roll out, grade, save, print.
 
     trial: a logbook.records.Trial, one pass over a set of questions. Batches that an earlier, stopped run has
-    saved are skipped. cast: (policy, fixed, tools, judge).
+    saved are skipped. cast: who plays what, a named tuple (policy, fixed, tools, judge).
     """
     settings = command_line.rollout_settings(args)
     with watching(trial, args) as watch:  # progress bar, live trace, unfinished rollouts on disk

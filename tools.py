@@ -6,11 +6,14 @@ executor read about it. To add a tool, write one function and one entry.
 run_calls() runs the calls of a turn: the functions in threads, by run_tool(); and base_generator, the tool
 that is a language model, with all its queries of the turn in one batch, by answer_queries().
 
-An error of a tool ends neither the run nor the rollout. Its result starts with "Error:", whether the model
+An *error* of a tool ends neither the run nor the rollout. Its result starts with "Error:", whether the model
 made the mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and may
-try something else. A function gets strings. It may return "Error: ...", or raise
-services.ServiceError("unknown unit: use m or km"); for any other exception, the planner sees its type and
-message. A function must end by itself, as those in world/ do: nothing here interrupts it.
+try something else. (A *failure* is another thing: the language model behind base_generator is down. The
+planner cannot do anything about that, so the rollout breaks off, see solve.py.)
+
+A function gets strings and returns one. To report an error, it returns "Error: unknown unit", for example, or
+raises services.ServiceError("unknown unit"). For any other exception, the planner sees its type and message.
+A function must end by itself, as those in world/ do: nothing here interrupts it.
 
 (The five names are the paper's: google_search searches the web, web_search reads one page of it.)
 """
@@ -27,7 +30,6 @@ from world import services
 from world.sandbox import python_coder
 from world.search import google_search, web_search, wikipedia_search
 from world.text import truncate
-from world.toolbox import choose
 
 RESULT_BUDGET = 4000  # characters of a result that reach memory
 
@@ -104,8 +106,7 @@ class Result:
     error: bool  # a tool-calling error
     seconds: float = 0.0  # of a function, its own; of the language model, its share of the batch's time
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
-    # why the language model did not answer: no error, but a failure (the rollout breaks off, see solve.py)
-    failed: str = ""
+    failed: str = ""  # why the language model did not answer: a failure, see above
 
 
 def run_calls(calls, tools, ask_model):
@@ -120,7 +121,7 @@ def run_calls(calls, tools, ask_model):
     results = {}  # {place in `calls`: Result}
     queries = {}  # {place: query}, for the language model
     running = {}  # {place: future}, whose result will be a Result
-    pool = ThreadPoolExecutor(max_workers=8)  # `with` would wait for all queued calls after an exception
+    pool = ThreadPoolExecutor(max_workers=8)
     try:
         for i, call in enumerate(calls):
             if isinstance(call, Unparsed):
@@ -135,7 +136,7 @@ def run_calls(calls, tools, ask_model):
             results |= answer_queries(queries, ask_model)  # while the others run
         results |= {i: future.result() for i, future in running.items()}
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)  # after an exception, the queued calls are dropped
     return [results[i] for i in range(len(calls))]
 
 
@@ -184,13 +185,3 @@ def problem_with(call, tool):
         if key not in tool.arguments:
             return f"Error: {call.tool} has no argument {truncate(str(key), 80)!r}. Example: {tool.example}"
     return ""
-
-
-def toolbox(names=None, corpus=None, cache=None):
-    """{name: Tool}, for scripts and tests. (solve.py and train.py get theirs from the same choose(), through
-    cli/cast.py.)
-
-    names: None for all whose `needs` are set. corpus: what wikipedia_search reads, a JSONL file or
-    "wikipedia:de"; None: the live English Wikipedia. cache: a services.Cache, or None.
-    """
-    return choose(TOOLS, names, corpus, cache)

@@ -31,6 +31,7 @@ from logbook.records import record_of
 from models.completion import Completion
 from rewards.questions import Question
 from world.sandbox import protection, python_coder
+from world.toolbox import choose
 
 TURNS = 3
 TOOLS = ["python_coder", "wikipedia_search", "base_generator", "web_search"]
@@ -133,7 +134,7 @@ def run(number, batch=100, seed=0):
     """([what is wrong], numbers of the run)"""
     if "change" in protection():
         raise SystemExit(f"{protection()}: these programs would. Run it on Linux.")
-    tools = toolset.toolbox(TOOLS, command_line.TOY / "corpus.jsonl")
+    tools = choose(toolset.TOOLS, TOOLS, command_line.TOY / "corpus.jsonl")
     tools["python_coder"] = replace(tools["python_coder"], run=functools.partial(python_coder, seconds=0.5))
     engine, wrong, sizes, slowest, calls, failed = Hostile(seed), [], [], 0.0, Counter(), 0
     for start in range(0, number, batch):

@@ -17,10 +17,11 @@ def check(name, script):
     if name != "__main__":
         return
     from cli import command_line, comparing
+    from world.toolbox import choose
     parse = {"solve.py": command_line.solve_arguments, "train.py": command_line.train_arguments}[script]
     tools = import_module("tools")  # by its name: the script owns it, and this room only passes it on
     with endings.errors_leave(script):
         args = parse(tools.TOOLS)
-        command_line.before_imports(args, tools.toolbox(args.tools, args.corpus))
+        command_line.before_imports(args, choose(tools.TOOLS, args.tools, args.corpus))
     if script == "solve.py":
         comparing.leave_if_compared(args)

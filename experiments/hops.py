@@ -34,14 +34,15 @@ import torch
 
 import planner
 import solve
+import tools as toolset
 from experiments import figures
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
-from tools import toolbox
 from toy.hops.make import HOPS, quick_python
 from toy.hops.questions import KINDS, MAX_TURNS, World, for_flow, splits
 from toy.hops.teacher import TOOLS, Teacher
 from world.ranking import ranked, words_of
+from world.toolbox import choose
 
 LETTERS = {"w": "wikipedia_search", "b": "web_search", "p": "python_coder", "g": "base_generator"}
 ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "shortcut", "context")
@@ -169,7 +170,7 @@ def main():
     parser.add_argument("--route", nargs="+", choices=ROUTES, default=ROUTES)
     parser.add_argument("--out", type=Path, help="CSV file with a row for each route")
     args = parser.parse_args()
-    tools, world = toolbox(list(TOOLS), HOPS / "corpus.jsonl"), World(0)
+    tools, world = choose(toolset.TOOLS, list(TOOLS), HOPS / "corpus.jsonl"), World(0)
     tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
     made = splits(world)
     train, test = made["train"], made["test"]

@@ -25,7 +25,8 @@ from cli.command_line import HOPS, TOY, TOY_TOOLS
 from experiments import figures
 from models.loading import load_engine
 from rewards.questions import read_questions
-from tools import toolbox
+from tools import TOOLS
+from world.toolbox import choose
 
 EDITS = {  # name -> (what stands in the prompt, what takes its place)
     "none": ("", ""),
@@ -85,7 +86,8 @@ def main():
     parser.add_argument("--out", help="CSV file")
     args = parser.parse_args()
     hops = Path(args.fixed).resolve() == HOPS.resolve()
-    tools = toolbox([*TOY_TOOLS, "web_search"] if hops else TOY_TOOLS, Path(args.fixed) / "corpus.jsonl")
+    names = [*TOY_TOOLS, "web_search"] if hops else TOY_TOOLS
+    tools = choose(TOOLS, names, Path(args.fixed) / "corpus.jsonl")
     questions = read_questions(Path(args.fixed) / "test.jsonl")[: args.limit]
     fixed, rows = load_engine(args.fixed), []
     for name in args.model:

@@ -26,6 +26,7 @@ endings.without_traceback(__name__)
 import torch
 
 import solve
+import tools as toolset
 from cli.command_line import FOR_HOPS, HOPS
 from fast import logps
 from flow_grpo import Action, log_probs, update
@@ -35,10 +36,10 @@ from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from scale import sharding
 from scale.passes import Passes
-from tools import toolbox
 from toy.hops.questions import MAX_TURNS, World, for_flow, splits
 from toy.hops.teacher import GOAL, TOOLS, Teacher
 from train import questions_of
+from world.toolbox import choose
 
 QUESTIONS, GROUP, MINIBATCHES = FOR_HOPS["questions"], 8, FOR_HOPS["minibatches"]
 FOREIGN = "Look up the figure for "  # in the place of GOAL, "Find the number of "
@@ -108,7 +109,7 @@ def main():
         help="folder: best/ is the checkpoint, questions-0.jsonl a teacher's test rollouts")
     args = parser.parse_args()
     engine, fixed = (load_engine(str(HOPS), dtype="float32") for _ in range(2))
-    tools, made = toolbox(list(TOOLS), HOPS / "corpus.jsonl"), splits(World(0))
+    tools, made = choose(toolset.TOOLS, list(TOOLS), HOPS / "corpus.jsonl"), splits(World(0))
     teacher = (Foreigner if args.traces == "foreign" else Teacher)(made["train"] + made["test"])
     planner = engine if args.traces == "own" else Perfect(teacher, engine)
     others = teacher if args.traces == "foreign" else fixed

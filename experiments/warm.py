@@ -41,12 +41,13 @@ from flow_grpo import Action, log_probs, token_logps, update
 from models.loading import load_engine
 from scale import sharding
 from scale.passes import Passes
-from tools import toolbox
+from tools import TOOLS
 from toy.hops import questions as hops_questions
 from toy.hops import teacher as hops_teacher
 from toy.make import write_rows
 from toy.questions import for_flow
 from toy.teacher import Teacher
+from world.toolbox import choose
 
 ROLLOUTS, PLANS, CHECKED = 400, 8, 24  # of the teacher; plans of a step; questions of the check
 ENOUGH = 0.9  # share of the sampled plans that should parse
@@ -69,7 +70,7 @@ def of_the_first_toy(seed):
     made = wordings.training(ROLLOUTS, seed)
     others = wordings.training(CHECKED, 1_000 + seed, [one["question"] for one in made])
     teacher = Teacher(made, blind=random.Random(seed))
-    return Lessons(TOY, toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), 3, teacher, made, others)
+    return Lessons(TOY, choose(TOOLS, TOY_TOOLS, TOY / "corpus.jsonl"), 3, teacher, made, others)
 
 
 def of_the_second_toy(seed):
@@ -79,7 +80,7 @@ def of_the_second_toy(seed):
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.jsonl"
         write_rows(corpus, world.rows)
-        tools = toolbox(list(hops_teacher.TOOLS), corpus)
+        tools = choose(TOOLS, list(hops_teacher.TOOLS), corpus)
     made, others = world.questions(ROLLOUTS, "train", seed), world.questions(CHECKED, "test", seed)
     teacher = hops_teacher.Teacher(made, blind=random.Random(seed), guided=0.5)
     return Lessons(HOPS, tools, hops_questions.MAX_TURNS, teacher, made, others)

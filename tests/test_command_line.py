@@ -14,7 +14,8 @@ from cli.command_line import after_loading, before_imports, solve_arguments, tra
 from logbook.endings import errors_leave
 from logbook.records import read_answers
 from models.names import check_model
-from tools import TOOLS, toolbox
+from tools import TOOLS
+from world.toolbox import choose
 
 ROOT = Path(__file__).parents[1]
 
@@ -185,7 +186,7 @@ def test_a_setting_that_is_missing_or_cannot_work_is_one_sentence(
     monkeypatch.setattr(sys, "argv", ["train.py", "--resume", str(tmp_path)])
     with pytest.raises(SystemExit), errors_leave("train.py"):
         args = train_arguments(TOOLS)
-        before_imports(args, toolbox(args.tools, args.corpus))
+        before_imports(args, choose(TOOLS, args.tools, args.corpus))
     error = capsys.readouterr().err
     gc.enable()
     assert sentence in error and error.startswith("train.py: ") and error.count("\n") == 1

@@ -16,6 +16,7 @@ import torch
 from test_flow_grpo import gradient, learn, rollouts, tiny
 
 import solve
+import tools as toolset
 import toy.hops.make
 import toy.make
 from cli.command_line import FOR_HOPS, HOPS, train_parser
@@ -24,9 +25,9 @@ from flow_grpo import per_token, token_logps, token_weight
 from models.completion import Completion
 from models.loading import load_engine
 from rewards.grade import grade
-from tools import toolbox
 from toy.hops.questions import MAX_TURNS, World, for_flow, splits
 from toy.hops.teacher import GOAL, TOOLS, Teacher
+from world.toolbox import choose
 
 RESULTS = (runs.ROOT / "experiments" / "RESULTS.md").read_text(encoding="utf-8")
 
@@ -76,6 +77,7 @@ AT_WORK = """
 import sys
 from pathlib import Path
 from experiments import runs
+from world.toolbox import choose
 runs.RUNS = Path(sys.argv[1])
 runs.make_all([runs.Run(sys.argv[2], ("-c", sys.argv[3]))], workers=1)
 """
@@ -178,7 +180,7 @@ def world(tmp_path_factory):
     drawn, corpus = World(0), tmp_path_factory.mktemp("world") / "corpus.jsonl"
     toy.make.write_rows(corpus, drawn.rows)
     made = splits(drawn)["test"][:60]
-    return toolbox(list(TOOLS), corpus), made, Teacher(made)
+    return choose(toolset.TOOLS, list(TOOLS), corpus), made, Teacher(made)
 
 
 def test_a_monolith_that_writes_what_the_teacher_wrote_is_right_and_every_text_is_its_action(world):
@@ -204,7 +206,7 @@ def test_a_monolith_learns_random_plans_with_their_calls_and_answers_from_what_i
     assert set(tools) == set(TOOLS) and min(tools.values()) > 0.08 * len(plans)
     assert len(answers) == 48 and all("<answer>" in text for text in answers)
     texts = {prompt: text for prompt, text in found}
-    assert all(isinstance(monolith.parse(text, toolbox(list(TOOLS), HOPS / "corpus.jsonl"))[2],
+    assert all(isinstance(monolith.parse(text, choose(toolset.TOOLS, list(TOOLS), HOPS / "corpus.jsonl"))[2],
                           monolith.executor.Call) for text in plans) and len(texts) == len(found)
 
 

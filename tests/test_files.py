@@ -30,10 +30,11 @@ from logbook.records import run_folder, saved_records
 from models.loading import load_engine
 from rewards.questions import Question
 from scale import fit
-from tools import TOOLS, toolbox
+from tools import TOOLS
 from world import places
 from world.files import replace_file
 from world.search import index
+from world.toolbox import choose
 
 ROOT = Path(__file__).parents[1]
 
@@ -179,7 +180,7 @@ def test_a_train_json_that_cannot_be_used_is_one_printable_sentence(tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["solve.py", "Who?", "--model", str(tmp_path)])
     with pytest.raises(SystemExit) as stop, errors_leave("solve.py"):
         args = solve_arguments(TOOLS)
-        toolbox(args.tools, args.corpus)
+        choose(TOOLS, args.tools, args.corpus)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and REMEMBERED[text] in error and error.count("\n") == 1
     assert "\x1b" not in error

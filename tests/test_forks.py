@@ -246,7 +246,8 @@ def check_critic():
     import solve
     from models.completion import Completion
     from rewards.questions import Question
-    from tools import toolbox
+    from tools import TOOLS
+    from world.toolbox import choose
     texts = {solve.executor: 'python_coder(code="print(6 * 7)")', critic: "not 43", solve.verifier: "STOP"}
 
     def engine(prompts, **settings):
@@ -258,7 +259,7 @@ def check_critic():
         return written
 
     seen = []
-    rollout, = solve.roll_out([Question("q?", "42")], engine, engine, toolbox(["python_coder"]))
+    rollout, = solve.roll_out([Question("q?", "42")], engine, engine, choose(TOOLS, ["python_coder"]))
     assert rollout.memory.steps[0].remark == "not 43" and rollout.stopped and not rollout.failed
     assert "\nResult: 42\nRemark: not 43\nVerdict: STOP" in rollout.memory.render()
     assert len(seen) == 1 and "\nMemory:\nStep 1\n" in seen[0] and "Result: 42\n" in seen[0]
@@ -301,11 +302,12 @@ def check_dataset():
 
 def check_sql():
     from world.sql import FILE
+    from world.toolbox import choose
 
     import tools
     from rewards.questions import read_questions
     subprocess.run([sys.executable, "-m", "world.sql"], cwd=FILE.parent, check=True)
-    before, chosen = FILE.read_bytes(), tools.toolbox(["sql_query"])
+    before, chosen = FILE.read_bytes(), choose(tools.TOOLS, ["sql_query"])
     run = lambda query: tools.run_tool(chosen, "sql_query", {"query": query})
     questions = read_questions(FILE.with_suffix(".jsonl"))
     assert len({one.question for one in questions}) == 40 and questions[0].answer == "3"

@@ -18,6 +18,7 @@ from toy.hops import pieces, questions, teacher
 from toy.hops.make import HOPS, make_files, quick_python
 from toy.hops.questions import KINDS, MAX_TURNS, World, for_flow
 from world.sandbox import python_coder
+from world.toolbox import choose
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def tools():
-    return toolset.toolbox(list(teacher.TOOLS), HOPS / "corpus.jsonl")
+    return choose(toolset.TOOLS, list(teacher.TOOLS), HOPS / "corpus.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def test_the_sub_goals_of_a_perfect_planner_do_not_say_which_tool_is_right(made)
     """All begin with the same three words, whatever the tool: a router by them has one tool for all."""
     rows = made["test"][:60]
     perfect = teacher.Teacher(rows)
-    tools = toolset.toolbox(list(teacher.TOOLS), HOPS / "corpus.jsonl")
+    tools = choose(toolset.TOOLS, list(teacher.TOOLS), HOPS / "corpus.jsonl")
     rollouts = solve.roll_out(for_flow(rows), perfect, perfect, tools, MAX_TURNS)
     steps = [step for rollout in rollouts for step in rollout.memory.steps]
     assert {hops.opening(step.sub_goal) for step in steps} == {("find", "the", "number")}

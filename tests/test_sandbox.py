@@ -23,6 +23,7 @@ import tools
 from cli import command_line
 from world import confinement, sandbox
 from world.sandbox import python_coder
+from world.toolbox import choose
 
 NAMESPACES = python_coder("import os; print(os.getsid(0) < 10)") == "True"
 UNPRIVILEGED = confinement.LANDLOCK and confinement.seccomp(confinement.ALWAYS)
@@ -539,7 +540,7 @@ def test_code_that_reads_our_files_and_a_way_out_come_together_only_if_allowed(m
     monkeypatch.setattr(sys, "argv", ["solve.py", "What is it?", *flags, "--tools", *chosen.split()])
     args = command_line.solve_arguments(tools.TOOLS)
     with pytest.raises(ValueError, match="--allow-unconfined") if refused else nullcontext():
-        command_line.check_confinement(args, tools.toolbox(args.tools))
+        command_line.check_confinement(args, choose(tools.TOOLS, args.tools))
 
 
 def test_a_web_search_that_reads_pages_of_the_corpus_alone_is_no_way_out(monkeypatch, tmp_path):
@@ -549,7 +550,7 @@ def test_a_web_search_that_reads_pages_of_the_corpus_alone_is_no_way_out(monkeyp
     flags = ["--tools", "python_coder", "web_search", "--corpus", str(corpus)]
     monkeypatch.setattr(sys, "argv", ["solve.py", "What is it?", *flags])
     args = command_line.solve_arguments(tools.TOOLS)
-    command_line.check_confinement(args, tools.toolbox(args.tools, args.corpus))
+    command_line.check_confinement(args, choose(tools.TOOLS, args.tools, args.corpus))
 
 
 def test_a_folder_of_a_run_does_not_allow_it(monkeypatch, tmp_path):

@@ -9,10 +9,10 @@ from test_services import quick, reply, serve  # noqa: F401  (fixtures)
 
 import tools
 from executor import Call
-from tools import toolbox
 from world import pages, search, services
 from world.ranking import passages, ranked
 from world.search import wikipedia_search
+from world.toolbox import choose
 
 
 def run_tool(box, name, arguments):
@@ -69,7 +69,7 @@ def test_rows_may_be_anything():
                          ids=lambda query: ascii(query)[:20])
 def test_no_query_is_an_operator_or_an_error(corpus, query):
     assert ranked(ROWS, query, 1) == ([0] if "iron" in query.lower() else [])
-    box = toolbox(["wikipedia_search"], corpus)
+    box = choose(tools.TOOLS, ["wikipedia_search"], corpus)
     result, error = run_tool(box, "wikipedia_search", {"query": query})
     assert error == result.startswith("Error: no passage") and "failed" not in result
     assert run_tool(box, "wikipedia_search", {"query": "atomic number of iron"})[1] is False
@@ -144,7 +144,7 @@ def test_a_bad_corpus_is_refused_with_file_and_line(tmp_path, text, where):
     if text is not None:
         path.write_bytes(text)
     with pytest.raises(ValueError, match=f"bad.jsonl{where}"):
-        toolbox(None, path)
+        choose(tools.TOOLS, None, path)
 
 
 # ------------------------------------------------------------ the pages of a corpus
@@ -165,7 +165,7 @@ def with_pages(tmp_path, monkeypatch):
 
 
 def read_page(corpus, url, query="degrees"):
-    return run_tool(toolbox(["web_search"], corpus), "web_search", {"url": url, "query": query})
+    return run_tool(choose(tools.TOOLS, ["web_search"], corpus), "web_search", {"url": url, "query": query})
 
 
 @pytest.mark.parametrize("url", ["https://iron.org/melting", " https://IRON.org:443/melting#bottom "])
@@ -212,9 +212,9 @@ def test_pages_are_read_from_a_large_corpus_too_and_an_index_without_them_is_bui
 
 
 def test_a_corpus_without_pages_leaves_the_web_as_it_was(corpus, with_pages):
-    assert toolbox(["web_search"], corpus)["web_search"].from_web
-    assert toolbox(["web_search"])["web_search"].from_web
-    box = toolbox(["web_search", "wikipedia_search"], with_pages)
+    assert choose(tools.TOOLS, ["web_search"], corpus)["web_search"].from_web
+    assert choose(tools.TOOLS, ["web_search"])["web_search"].from_web
+    box = choose(tools.TOOLS, ["web_search", "wikipedia_search"], with_pages)
     assert not box["web_search"].from_web and not box["wikipedia_search"].from_web
 
 
@@ -223,7 +223,7 @@ def test_a_corpus_with_a_bad_address_is_refused_with_file_and_line(tmp_path, url
     path = tmp_path / "bad.jsonl"
     path.write_text('{"title": "a", "text": "b"}\n{"title": "a", "text": "b", "url": %s}\n' % url)
     with pytest.raises(ValueError, match="bad.jsonl:2: "):
-        toolbox(["web_search"], path)
+        choose(tools.TOOLS, ["web_search"], path)
 
 
 # ------------------------------------------------------------ the network, on loopback
@@ -253,7 +253,7 @@ WRONG = {"error": {"code": "badvalue", "info": "Unrecognized value"}}
 
 
 def live(query, language="de", cache=None):
-    box = toolbox(["wikipedia_search"], f"wikipedia:{language}", cache)
+    box = choose(tools.TOOLS, ["wikipedia_search"], f"wikipedia:{language}", cache)
     return run_tool(box, "wikipedia_search", {"query": query})
 
 
@@ -279,7 +279,7 @@ def test_a_query_without_a_page_and_an_error_of_wikipedia_are_told(net, answer, 
 @pytest.mark.parametrize("language", ["", "d/e", "en.evil.com#", "DE", "127.0.0.1:8000/", "en@evil"])
 def test_a_language_is_a_language(language):
     with pytest.raises(ValueError, match="names no Wikipedia"):
-        toolbox(["wikipedia_search"], f"wikipedia:{language}")
+        choose(tools.TOOLS, ["wikipedia_search"], f"wikipedia:{language}")
 
 
 RESULTS = [{"title": "Iron", "link": "https://iron.org/", "snippet": "A metal."},
@@ -290,7 +290,8 @@ SHOWN = "[1] Iron (https://iron.org/): A metal.\n[2] Rust (https://rust.org/):"
 def test_google_gives_a_list_of_results_through_serper(net, monkeypatch):
     monkeypatch.setenv("SERPER_API_KEY", "hunter2")
     server = net({"organic": RESULTS, "answerBox": {"answer": "never shown"}})
-    assert run_tool(toolbox(["google_search"]), "google_search", {"query": "iron"}) == (SHOWN, False)
+    box = choose(tools.TOOLS, ["google_search"])
+    assert run_tool(box, "google_search", {"query": "iron"}) == (SHOWN, False)
     request, = server.requests
     for part in ("POST /serper HTTP", "X-API-KEY: hunter2", '{"q": "iron", "num": 5}'):
         assert part in request
@@ -304,7 +305,7 @@ def test_google_gives_a_list_of_results_through_serper(net, monkeypatch):
 def test_no_failure_shows_or_keeps_a_key(net, monkeypatch, tmp_path, answer):
     monkeypatch.setenv("SERPER_API_KEY", "hunter2")
     net(answer)
-    box = toolbox(["google_search"], cache=services.Cache(tmp_path / "cache"))
+    box = choose(tools.TOOLS, ["google_search"], cache=services.Cache(tmp_path / "cache"))
     result, error = run_tool(box, "google_search", {"query": "iron"})
     assert error and "hunter2" not in result and b"hunter2" not in (tmp_path / "cache").read_bytes()
 
@@ -312,7 +313,8 @@ def test_no_failure_shows_or_keeps_a_key(net, monkeypatch, tmp_path, answer):
 def test_the_passages_of_a_page_nearest_the_query_are_read(monkeypatch):
     text = " ".join(f"word{n}" for n in range(1000)).replace("word777", "needle")
     monkeypatch.setattr(pages, "fetch", lambda url: pages.Page(url, text))
-    read = lambda url, query: run_tool(toolbox(["web_search"]), "web_search", {"url": url, "query": query})
+    box = choose(tools.TOOLS, ["web_search"])
+    read = lambda url, query: run_tool(box, "web_search", {"url": url, "query": query})
     result, error = read(" https://a.org/ ", "the needle")
     assert not error and result.startswith("[1] passage 4 of 5 (https://a.org/): word600 ")
     assert "needle" in result
@@ -323,7 +325,7 @@ def test_the_passages_of_a_page_nearest_the_query_are_read(monkeypatch):
 
 def test_an_address_inside_is_refused_by_web_search():
     arguments = {"url": "http://127.0.0.1:8000/admin", "query": "key"}
-    result, error = run_tool(toolbox(["web_search"]), "web_search", arguments)
+    result, error = run_tool(choose(tools.TOOLS, ["web_search"]), "web_search", arguments)
     assert error and "not at a public address" in result
 
 

@@ -13,12 +13,12 @@ import tools
 from executor import Call
 from models.completion import Completion
 from planner import Unparsed, describe
-from tools import TOOLS, problem_with, toolbox
-from world.toolbox import missing
+from tools import TOOLS, problem_with
+from world.toolbox import choose, missing
 
 
 def test_many_threads_can_call_at_once(corpus):
-    box, before = toolbox(None, corpus), threading.active_count()
+    box, before = choose(TOOLS, None, corpus), threading.active_count()
     with ThreadPoolExecutor(8) as pool:
         coded = [pool.submit(run_tool, box, "python_coder", {"code": f"print({n})"}) for n in range(24)]
         found = [pool.submit(run_tool, box, "wikipedia_search", {"query": "iron"}) for _ in range(24)]
@@ -29,8 +29,8 @@ def test_many_threads_can_call_at_once(corpus):
 # -------------------------------------------------------------------------------- the toolbox
 def test_a_tool_without_its_key_is_refused_if_named_and_left_out_if_not():
     with pytest.raises(ValueError, match="google_search needs SERPER_API_KEY in the environment"):
-        toolbox(["google_search"])
-    assert "google_search" not in toolbox() and missing(TOOLS, "google_search")
+        choose(TOOLS, ["google_search"])
+    assert "google_search" not in choose(TOOLS) and missing(TOOLS, "google_search")
     assert not missing(TOOLS, "web_search")
 
 
@@ -46,17 +46,17 @@ def test_a_tool_is_added_as_docs_use_says():
 
 
 def test_the_toolbox_keeps_its_order_and_binds_the_corpus(corpus):
-    box = toolbox(["wikipedia_search", "base_generator"], corpus)
+    box = choose(TOOLS, ["wikipedia_search", "base_generator"], corpus)
     assert list(box) == ["base_generator", "wikipedia_search"]
     assert run_tool(box, "wikipedia_search", {"query": "atomic number of iron"})[0].startswith("[1] Iron: ")
-    assert list(toolbox(None, corpus)) == [name for name in TOOLS if name != "google_search"]
+    assert list(choose(TOOLS, None, corpus)) == [name for name in TOOLS if name != "google_search"]
 
 
 @pytest.mark.parametrize("names, why", [
     (["googel"], "'googel'"), ([], "no tool"), (["python_coder", "python_coder"], "twice")])
 def test_a_wrong_list_of_tools_is_refused_in_a_sentence_that_names_the_known_ones(names, why):
     with pytest.raises(ValueError, match=why) as refusal:
-        toolbox(names)
+        choose(TOOLS, names)
     assert all(name in str(refusal.value) for name in TOOLS)
 
 
@@ -80,14 +80,14 @@ def tool_of(run):
     ("python_coder", {"code": 3}, "the argument 'code' of python_coder must be a string. Example: "),
     ("python_coder", {"code": "1", "seconds": "9"}, "python_coder has no argument 'seconds'. Example: ")])
 def test_a_call_that_cannot_work_gets_a_sentence_about_what_to_do_instead(name, arguments, error):
-    text, is_error = run_tool(toolbox(), name, arguments)
+    text, is_error = run_tool(choose(TOOLS), name, arguments)
     assert text.startswith("Error: " + error) and is_error
     assert problem_with(Call(name, arguments), TOOLS[name]) == text
 
 
 def test_a_good_call_has_nothing_wrong():
     assert problem_with(Call("base_generator", {"query": "?"}), TOOLS["base_generator"]) == ""
-    assert run_tool(toolbox(), "python_coder", {"code": "2 + 2"}) == ("4", False)
+    assert run_tool(choose(TOOLS), "python_coder", {"code": "2 + 2"}) == ("4", False)
 
 
 def test_an_exception_of_a_tool_is_shown_and_counted_and_not_swallowed():

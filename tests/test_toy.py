@@ -23,6 +23,7 @@ from rewards.questions import Question
 from solve import Rollout
 from toy import pieces, questions, teacher
 from toy.make import TOY, make_files
+from world.toolbox import choose
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def tools():
-    return toolset.toolbox(TOY_TOOLS, TOY / "corpus.jsonl")
+    return choose(toolset.TOOLS, TOY_TOOLS, TOY / "corpus.jsonl")
 
 
 @pytest.fixture(scope="module")

@@ -44,12 +44,13 @@ from memory import Memory, Step
 from models.loading import load_engine
 from models.local import HF
 from rewards.metrics import accuracy_line
-from tools import toolbox
+from tools import TOOLS
 from toy.edits import edited
 from toy.pieces import NUMBERS, prompt_pieces
 from toy.questions import (
     COUNTRIES, ELEMENTS, FACTS, corpus, country_text, for_flow, make, questions, splits)
 from toy.teacher import SKILLS, Teacher, conclude
+from world.toolbox import choose
 
 TOY = Path(__file__).parent
 CHAT = (
@@ -186,7 +187,7 @@ def make_engine(rollouts, steps, copy_steps, seed, width):
     """The toy's engine: a new tokenizer, and a model warm-started on `rollouts` of the blind teacher."""
     made = questions(rollouts, False, seed=seed + 10, noise=True)
     teacher = Teacher(made, blind=random.Random(seed))
-    tools = toolbox(TOY_TOOLS, TOY / "corpus.jsonl")
+    tools = choose(TOOLS, TOY_TOOLS, TOY / "corpus.jsonl")
     metrics, _ = solve.evaluate(for_flow(made), teacher, teacher, tools)
     print(f"the blind teacher: {accuracy_line(metrics, rollouts)}")
 
@@ -222,7 +223,7 @@ def make_engine(rollouts, steps, copy_steps, seed, width):
 def check(engine, test):
     """Two checks of the toy. Its fixed modules must answer right when the plans are perfect. Its own planner
     must write plans that can be parsed, but pick its tools blindly."""
-    tools, test_questions = toolbox(TOY_TOOLS, TOY / "corpus.jsonl"), for_flow(test)
+    tools, test_questions = choose(TOOLS, TOY_TOOLS, TOY / "corpus.jsonl"), for_flow(test)
     torch.manual_seed(0)
     perfect, rollouts = solve.evaluate(test_questions, Teacher(test), engine, tools)
     print(f"perfect plans:   {accuracy_line(perfect, len(test))}")

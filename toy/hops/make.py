@@ -30,10 +30,10 @@ from tokenizers import AddedToken
 from tqdm import tqdm
 
 import solve
+import tools as toolset
 from cli.watching import trace
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
-from tools import toolbox
 from toy import pieces
 from toy.hops.pieces import prompt_pieces
 from toy.hops.questions import (
@@ -42,6 +42,7 @@ from toy.hops.teacher import GOAL, GUESS, RENAMED, TOOLS, WHY, Teacher
 from toy.make import TOY, warm_start, write_files, write_rows
 from toy.edits import edited
 from toy.pieces import NUMBERS
+from world.toolbox import choose
 
 HOPS = Path(__file__).parent
 WORLDS = 128  # of the warm start
@@ -75,7 +76,7 @@ def worlds(rollouts, seed, kinds, guided):
         with tempfile.TemporaryDirectory() as folder:
             corpus = Path(folder) / "corpus.jsonl"
             write_rows(corpus, world.rows)
-            tools = toolbox(list(TOOLS), corpus)
+            tools = choose(toolset.TOOLS, list(TOOLS), corpus)
             tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
             made = world.questions(rollouts // WORLDS, "train", seed=rng.random(), noise=True, kinds=kinds)
             yield tools, for_flow(made), Teacher(made, blind=rng, guided=rng.choice(guided))
@@ -140,7 +141,7 @@ def make_engine(base, rollouts, steps, copy_steps, rate, seed):
 
 def check(engine):
     """Perfect plans must succeed with the toy's own modules, and its own planner must not."""
-    tools, world = toolbox(list(TOOLS), HOPS / "corpus.jsonl"), World(0)
+    tools, world = choose(toolset.TOOLS, list(TOOLS), HOPS / "corpus.jsonl"), World(0)
     test = splits(world)["test"]
     asked = [*OLD_NAMES, *NAMES]
     answers = dict(zip(asked, (answer.text for answer in engine([f"number of {name}" for name in asked]))))
