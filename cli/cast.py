@@ -20,7 +20,7 @@ TOY_TOKEN = " 999"  # a token of the toy's vocabulary, and of no other
 
 
 class Cast(NamedTuple):
-    """Who plays what, in the order in which solve.evaluate() takes them."""
+    """Who plays what, in the order in which solve.roll_out_and_grade() takes them."""
 
     policy: object  # the planner's engine
     fixed: dict  # {module: engine} of the others; "default" plays those that are not named
@@ -42,7 +42,7 @@ def load_engines(args, loaded, cache):
 
 
 def load_tools(args, table):
-    """(the toolbox, why tools are left out, the cache of the judge's verdicts). table: tools.TOOLS.
+    """({name: Tool}, why tools are left out, the cache of the judge's verdicts). table: tools.TOOLS.
 
     Sets --tools to the names. With --cache, the cache also holds what tools have got from the web."""
     cache = Cache(args.cache or ":memory:")
