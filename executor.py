@@ -60,7 +60,7 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        called, arguments = read_call(text, name, list(tool.arguments))  # [names], for calls like f("x")
+        called, arguments = read_call(text, name, list(tool.arguments))  # [names], so that f("x") can be read
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")
     if called != name:

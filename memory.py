@@ -58,7 +58,8 @@ class Memory:
         """The steps as text of at most `budget` characters; the prompts add question and analysis.
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first. If there are so
-        many steps that this is not enough, the middle of the whole text is cut, even inside a step.
+        many steps that this is not enough, the middle of the whole text is cut, even inside a step. (The cut is
+        inside a line, so still no part of a result begins at the margin.)
         """
         steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
@@ -70,7 +71,7 @@ class Memory:
 
 
 def shortened(text, excess):
-    """A text that takes about `excess` fewer characters in the prompt, but at least SHORTEST.
+    """The text, cut so that it takes about `excess` fewer characters in the prompt; SHORTEST are always kept.
 
     Indenting makes the text longer in the prompt, so the same *share* of it is cut: a fifth, if it takes
     1 100 characters there and 220 are too many.

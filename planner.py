@@ -70,7 +70,7 @@ LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
 
 @dataclass
 class Plan:
-    """What the flow needs of a plan a^t, whose whole text also has a justification."""
+    """The parsed plan a^t. Its justification is dropped: no other module needs it."""
 
     context: str
     sub_goal: str

@@ -109,8 +109,8 @@ class Rollout:
     def add_parse_error(self, turn):
         """The plan could not be parsed: the step has no tool and no call, and its result is the error.
 
-        No verifier reads it, because nothing was done that could complete the memory. A *call* that could not
-        be parsed becomes an error result instead (tools.run_calls), which the verifier does read."""
+        The verifier is not run in this turn: nothing was done that could complete the memory. A *call* that
+        could not be parsed becomes an error result instead (tools.run_calls), which the verifier does read."""
         self.memory.steps.append(Step(turn, tool="", sub_goal="", command="", result=f"Error: {self.plan}",
                                       error=True, verdict="CONTINUE"))
 
@@ -167,14 +167,14 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             tool = rollout.plan.tool
             rollout.call = executor.parse(completion.text, tool, tools[tool])
 
-        called = [rollout for rollout in planned if not rollout.failed]
-        team.begin("tools", turn, called)  # only announces the stage: tools are no engine
-        results = run_calls([rollout.call for rollout in called], tools,
+        acting = [rollout for rollout in planned if not rollout.failed]
+        team.begin("tools", turn, acting)  # only announces the stage: tools are no engine
+        results = run_calls([rollout.call for rollout in acting], tools,
                             ask_model=partial(team.complete, "base_generator"))
-        for rollout, result in zip(called, results):
+        for rollout, result in zip(acting, results):
             rollout.add_result(turn, result)
 
-        for rollout, completion in team.run("verifier", turn, called):
+        for rollout, completion in team.run("verifier", turn, acting):
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
 
         for rollout in running:

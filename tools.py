@@ -3,8 +3,10 @@
 TOOLS is the toolset K: for each tool its function (the functions live in world/) and what the planner and the
 executor read about it. To add a tool, write one function and one entry.
 
-run_calls() runs the calls of a turn: the functions in threads, by run_tool(); and base_generator, the tool
-that is a language model, with all its queries of the turn in one batch, by answer_queries().
+run_calls() runs the calls of a turn:
+
+    functions         in threads, by run_tool()
+    base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
 
 An *error* of a tool ends neither the run nor the rollout. Its result starts with "Error:", whether the model
 made the mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and may
@@ -44,7 +46,7 @@ class Tool:
     limits: str  # what to know before choosing it
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
-    from_web: bool = False  # does it use the network? (wikipedia_search does unless it has a local corpus)
+    from_web: bool = False  # from the network? Then --cache keeps it. choose() sets this for live Wikipedia
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
@@ -104,7 +106,7 @@ class Result:
 
     text: str
     error: bool  # a tool-calling error
-    seconds: float = 0.0  # of a function, its own; of the language model, its share of the batch's time
+    seconds: float = 0.0  # running time; of the language model, its share of the batch's
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
     failed: str = ""  # why the language model did not answer: a failure, see above
 
