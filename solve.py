@@ -110,7 +110,7 @@ class Rollout:
         """The plan could not be parsed: the step has no tool and no call, and its result is the error.
 
         The verifier is not run in this turn: nothing was done that could complete the memory. A *call* that
-        could not be parsed becomes an error result instead (tools.run_calls), which the verifier does read."""
+        could not be parsed becomes an error result (tools.run_calls), which the verifier does read."""
         self.memory.steps.append(Step(turn, tool="", sub_goal="", command="", result=f"Error: {self.plan}",
                                       error=True, verdict="CONTINUE"))
 
