@@ -58,8 +58,8 @@ class Memory:
         """The steps as text of at most `budget` characters; the prompts add question and analysis.
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first. If there are so
-        many steps that this is not enough, the middle of the whole text is cut, even inside a step. (Both ends
-        of the cut share a line, so still no part of a result begins at the margin.)
+        many steps that this is not enough, the middle of the whole text is cut, even inside a step. (Both
+        ends of the cut share a line, so still no part of a result begins at the margin.)
         """
         steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
