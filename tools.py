@@ -120,20 +120,14 @@ def run_calls(calls, tools, ask_model):
     calls: [executor.Call or planner.Unparsed]. ask_model: the language model behind the tool without a
     function, [query] -> [Completion].
     """
-    results = {}  # {place in `calls`: Result}
-    queries = {}  # {place: query}, for the language model
-    running = {}  # {place: future}, whose result will be a Result
+    problems = [problem_with(call, tools) for call in calls]  # "" where a call can run
+    valid = [i for i, problem in enumerate(problems) if not problem]  # i: the place of a call in `calls`
+    queries = {i: calls[i].arguments["query"] for i in valid if tools[calls[i].tool].run is None}
+    results = {i: Result(problem, error=True) for i, problem in enumerate(problems) if problem}
     pool = ThreadPoolExecutor(max_workers=8)
     try:
-        for i, call in enumerate(calls):
-            if isinstance(call, Unparsed):
-                results[i] = Result(f"Error: {call}", error=True)
-            elif problem := problem_with(call, tools[call.tool]):
-                results[i] = Result(problem, error=True)
-            elif tools[call.tool].run is None:
-                queries[i] = call.arguments["query"]
-            else:
-                running[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
+        running = {i: pool.submit(run_tool, tools, calls[i].tool, calls[i].arguments)
+                   for i in valid if i not in queries}  # {i: future}, whose result will be a Result
         if queries:
             results |= answer_queries(queries, ask_model)  # while the others run
         results |= {i: future.result() for i, future in running.items()}
@@ -176,8 +170,11 @@ def result_of(text, seconds, tokens=0):
     return Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds, tokens)
 
 
-def problem_with(call, tool):
-    """What is wrong with the arguments of an executor.Call, as a sentence for the model; "" if nothing is."""
+def problem_with(call, tools):
+    """Why a call cannot run, as a sentence for the model; "" if it can."""
+    if isinstance(call, Unparsed):
+        return f"Error: {call}"
+    tool = tools[call.tool]
     for key in tool.arguments:
         if key not in call.arguments:
             return f"Error: {call.tool} needs the argument {key!r}. Example: {tool.example}"

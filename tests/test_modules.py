@@ -469,7 +469,7 @@ def test_deep_texts_are_refused_at_once(deep):
         data = f'{{"tool": "python_coder", "arguments": {{"code": {text}}}}}'
         for call in (f"python_coder(code={text})", data, text):
             parsed = read(call)
-            assert isinstance(parsed, str) or toolset.problem_with(parsed, TOOLS["python_coder"])
+            assert isinstance(parsed, str) or toolset.problem_with(parsed, TOOLS)
             assert str(parsed)  # memory shows it
 
 
