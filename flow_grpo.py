@@ -250,7 +250,7 @@ def old_logps(actions, logp):
     """log π_θold of each token, (K,): Action.old, or the current log-prob, detached, where that is None.
 
     It is None in the first mini-batch, because π_θ is still π_θold, and where A = 0, because there the gain
-    is 0 whatever ρ is. Both get ρ = 1."""
+    is 0 whatever ρ is. For both ρ is set to 1."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
 
@@ -304,8 +304,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     # without A to J, remove this filter, `if a.A != 0` below, and the test of can_learn() in train.py.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # micro_batches() cuts a mini-batch into what fits into memory. `with attempt` catches a lack of memory;
-    # then .grad and the report begin again, and the generator yields the whole mini-batch in smaller pieces.
+    # micro_batches() cuts a mini-batch into what fits into memory. If memory runs out, `with attempt` catches
+    # the error, and the iterator zeroes .grad and begins the mini-batch again, in smaller pieces.
     for mini in minis[1:]:                              # while the model is still π_θold
         for batch, attempt in passes.micro_batches([a for a in mini if a.A != 0]):
             with attempt:

@@ -31,7 +31,7 @@ class Step:
     sub_goal: str
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
-    error: bool = False  # a tool-calling error: the result starts with "Error:" (or nothing could be called)
+    error: bool = False  # a tool-calling error: the result starts with "Error:"
     # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed it is
     # CONTINUE. The planner never sees STOP, because STOP ends the turns.
     verdict: str = ""

@@ -69,7 +69,7 @@ from tools import TOOLS, run_calls
 from world.text import truncate
 
 SMALLER_BUDGETS = (BUDGET // 4, BUDGET // 16)  # characters of memory in a prompt, when BUDGET is too long
-ANALYSIS_LIMIT = BUDGET // 4  # characters of the analysis, which every prompt shows beside the memory
+ANALYSIS_LIMIT = BUDGET // 4  # characters of the analysis, which is shown beside the memory
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated in the record
 
 
@@ -89,7 +89,7 @@ class Rollout:
     call: Call | Unparsed | None = None
 
     # how it ended
-    stopped: bool = False  # no further turn, see is_over()
+    stopped: bool = False  # is_over() has ended it; False if the turns ran out
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
     answer: str = ""
     right: bool = False  # is the answer right?
@@ -135,8 +135,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
 
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
-    that samples. fixed: the engine of all other modules; or {module: engine}, where "default" plays the
-    modules that are not named.
+    that samples. fixed: the engine of all other modules and of base_generator; or {module: engine}, where
+    "default" plays those that are not named.
     max_turns: 3 as in the paper's training; the commands have defaults of their own. max_new_tokens: of each
     completion; None: as many as the checkpoint says.
     watch: watch(rollouts, turn, module) is called before each stage, to show or save what there is so far. It
@@ -220,7 +220,7 @@ class Team:
         self.begin(module, turn, live)
         start = time.perf_counter()
         prompts = [prompt_of(module, self.tools, rollout) for rollout in live]
-        completions = self.complete(module, prompts)  # equal greedy prompts: computed once (models/)
+        completions = self.complete(module, prompts)  # (an engine computes equal greedy prompts once)
         self.retry_with_less_memory(module, live, prompts, completions)
         seconds = time.perf_counter() - start
         for rollout, completion in zip(live, completions):
@@ -237,7 +237,7 @@ class Team:
             for i, completion in enumerate(completions):
                 if completion.error == TOO_LONG:
                     prompt = prompt_of(module, self.tools, rollouts[i], budget)
-                    if prompt != prompts[i]:  # else it shows no memory, or little: nothing to shorten
+                    if prompt != prompts[i]:  # else it shows no memory, or one within the budget
                         shorter[i] = prompt
             for i, completion in zip(shorter.keys(), self.complete(module, [*shorter.values()])):
                 completions[i] = completion
@@ -276,7 +276,7 @@ def prompt_of(module, tools, rollout, budget=BUDGET):
 def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=unwatched, **settings):
     """Roll out one batch, and grade the answers: [Rollout]. watch, settings: are passed to roll_out()."""
     rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
-    watch(rollouts, 0, "grade")
+    watch(rollouts, 0, "grade")  # no turn
     grade(rollouts, judge)  # sets `right`, `undecided` and `reward` of each
     return rollouts
 

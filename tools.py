@@ -3,7 +3,7 @@
 TOOLS is the toolset K: for each tool its function (the functions live in world/) and what the planner and the
 executor read about it. To add a tool, write one function and one entry.
 
-run_calls() runs the calls of a turn:
+run_calls() runs the calls of all rollouts in a turn:
 
     functions         in threads, by run_tool()
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
@@ -46,7 +46,7 @@ class Tool:
     limits: str  # what to know before choosing it
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
-    from_web: bool = False  # from the network? Then --cache keeps it. choose() sets this for live Wikipedia
+    from_web: bool = False  # from the network? Then --cache keeps it. world/toolbox.py sets it for Wikipedia
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
@@ -106,7 +106,7 @@ class Result:
 
     text: str
     error: bool  # a tool-calling error
-    seconds: float = 0.0  # running time; of the language model, its share of the batch's
+    seconds: float = 0.0  # running time; for base_generator, its share of the batch's
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
     failed: str = ""  # why the language model did not answer: a failure, see above
 
@@ -144,17 +144,17 @@ def answer_queries(queries, ask_model):
     results = {}
     for i, query in queries.items():
         completion = completions[query]
+        # A failure. But that a query is too long is an error: the planner reads it, and may ask for less.
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue
-        # That a query is too long is an error like others: the planner reads it, and may ask for less.
         text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
         results[i] = result_of(text, seconds, completion.tokens)
     return results
 
 
 def run_tool(tools, name, arguments):
-    """Run the function of a tool: Result. Never raises."""
+    """Run the function of a tool: Result. Any Exception becomes text."""
     start = time.perf_counter()
     try:
         text = str(tools[name].run(**arguments))

@@ -50,7 +50,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     `run` does the bookkeeping (logbook/run.py): logs, checkpoints, the end after Ctrl-C. It changes no
     result.
     """
-    passes = passes_of(args, cast.policy, reference)  # computes log π for update()
+    passes = passes_of(args, cast.policy, reference)  # forward passes: computes log π for update()
 
     with training_run(args, cast.policy, optimizer, state) as run:
         evaluate_before(run, cast, valid, test)
@@ -77,7 +77,7 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             run.log_step(row, rollouts, report)
             if run.due():  # every --every steps, and at the end
                 validate_and_save(run, cast, valid)
-        if run.step >= args.steps and test:
+        if run.step >= args.steps and test:  # not after Ctrl-C
             log_accuracy(run, cast, "test", test)
 
 
