@@ -119,7 +119,8 @@ def parse(text, tools):
     if text is None:
         return Unparsed("the plan never left its thinking: think less.")
     if len(text) > PLAN_LIMIT:
-        return Unparsed(f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for.")
+        return Unparsed(f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked "
+                        "for.")
     fields = {}
     for label, value in labelled(text, LABELS):  # (label, the text up to the next label)
         name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")  # "Tool name" and "tool" -> "tool"
