@@ -398,11 +398,25 @@ def resumed(parser, args):
 
 
 def read_settings(parser, data):
-    """The settings in args.json. ValueError if one is missing or a number cannot work."""
-    settings = parser.parse_args([])
-    if missing := sorted(vars(settings).keys() - OF_THIS_START - data.keys()):
+    """The settings in args.json, parsed like a command line. ValueError if one is missing or cannot work."""
+    names = vars(parser.parse_args([])).keys() - OF_THIS_START
+    if missing := sorted(names - data.keys()):
         raise ValueError(f"it has no {missing[0]!r}")
-    vars(settings).update(data)
+    words = []
+    for name in names:
+        value, flag = data[name], f"--{name.replace('_', '-')}"
+        if isinstance(value, list):
+            words += [flag, *map(str, value)]
+        elif isinstance(value, bool):
+            words += [flag] if value else ["--no-gradient-checkpointing"] * (name == "gradient_checkpointing")
+        elif value is not None:
+            words.append(f"{flag}={value}")
+    parser.exit_on_error = False
+    try:
+        settings = parser.parse_args(words)
+    except argparse.ArgumentError as why:
+        raise ValueError(str(why)) from why
+    settings.code = data.get("code") or []
     if is_server(settings.model):
         raise ValueError("its model is a server")
     check_numbers(settings)

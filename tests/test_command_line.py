@@ -172,10 +172,12 @@ def test_an_args_json_that_is_no_object_is_one_sentence(tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("name, value, sentence", [
     ("seed", ..., "it has no 'seed'"), ("steps", ..., "it has no 'steps'"),
-    ("lr", "x", "TypeError"),
+    ("seed", "x", "--seed: invalid int value"),
+    ("think", 3, "--think: ignored explicit argument"),
     ("tools", ["rm"], "no tool is called 'rm'"),
     ("temperature", float("nan"), "nan does not sample"), ("lr", 1e300, "--lr 1e+300 cannot work"),
     ("group_size", 1, "has no baseline"), ("every", 0, "--every 0 does nothing"),
+    ("questions", 2.5, "invalid int"), ("optimizer_device", "gpu", "invalid choice"),
     ("data", "--lr=1", "no such"),
     ("model", "http://localhost:1/v1", "its model is a server"),
     ("cache", "/gone.sqlite", "--cache /gone.sqlite is not"),
