@@ -4,14 +4,14 @@ A rollout is one question carried through the flow, in T_i turns. In each turn t
 (the prompt) and writes an action a (the plan, one sequence of tokens). The reward comes once, at the end: R
 is 1 if the final answer is right, else 0. The planner should make the expected reward E[R] larger.
 
-E[R] is the sum of π(rollout) R(rollout) over all possible rollouts. Since ∇π = π ∇log π, its gradient is E[R
-∇log π(rollout)], a mean over sampled rollouts. And log π(rollout) is the sum of log π of the planner's tokens
-and of terms that do not depend on θ (tools, frozen modules), so no gradient goes through those. Subtracting a
-constant from R changes nothing on average, because E[∇log π] = Σ ∇π = ∇1 = 0, but it can reduce the noise.
-Here it is the mean reward of the group, the rollouts of the same question. So every token of every turn of
-rollout i gets the same advantage A_i, how much better this rollout ended than its group: as if the planner
-were trained by cross-entropy on its own plans, each weighted by its A. Tokens with A > 0 are pushed up,
-tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
+E[R] is the sum of π(rollout) R(rollout) over all possible rollouts. Since ∇π = π ∇log π, its gradient is
+E[R ∇log π(rollout)], a mean over sampled rollouts. And log π(rollout) is the sum of log π of the planner's
+tokens and of terms that do not depend on θ (tools, frozen modules), so no gradient goes through those.
+Subtracting a constant from R changes nothing on average, because E[∇log π] = Σ ∇π = ∇1 = 0, but it can reduce
+the noise. Here it is the mean reward of the group, the rollouts of the same question. So every token of every
+turn of rollout i gets the same advantage A_i, how much better this rollout ended than its group: as if the
+planner were trained by cross-entropy on its own plans, each weighted by its A. Tokens with A > 0 are pushed
+up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
 
 Flow-GRPO adds PPO's clipped ratio, with which one batch of rollouts serves several optimiser steps; a KL that
 pulls the planner back towards the untrained one, π_ref; and means over turns and tokens. Training maximises
@@ -34,8 +34,8 @@ three means of A_i ∇log π.
     token_logps(), loss()            log π of each token; -J of a micro-batch
     update()                         one batch of rollouts -> one or more optimiser steps
 
-They see token ids, a number for each rollout and two language models, and know nothing of agents or
-text. scale/passes.py adds what large models and several GPUs need.
+They see token ids, a number for each rollout and two language models, and know nothing of agents or text.
+scale/passes.py adds what large models and several GPUs need.
 
 Absent, on purpose:
   * PPO's value network, which predicts the return from a state: the mean of the group takes its place;

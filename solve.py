@@ -61,7 +61,7 @@ from executor import Call
 from memory import BUDGET, Memory, Step
 from models.completion import TOO_LONG, Completion
 from models.tokens import after_thinking
-from planner import Unparsed, Plan
+from planner import Plan, Unparsed
 from rewards.grade import grade
 from rewards.metrics import summary
 from rewards.questions import Question

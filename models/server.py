@@ -38,6 +38,8 @@ OVERFLOW = re.compile("|".join([
 ]), re.IGNORECASE)
 MESSAGE = re.compile(r'"(?:message|msg|detail|error)"\s*:\s*"((?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)')
 CODE = re.compile(r'"(?:code|type)"\s*:\s*"([^"\\]*)"')
+# A 400 that any prompt would have met: the account is used up. Others answer 402 or 429 then.
+UNPAID = re.compile(r"quota|billing|credit|balance|spend|payment", re.IGNORECASE)
 SHOWN = 8  # models of a server that a sentence names
 
 
@@ -56,8 +58,6 @@ class Server:
         if parts.query:  # it would stand in args.json and in each checkpoint's train.json
             raise ValueError("A server's address must end with its path, such as /v1, and hold no \"?\": put "
                              "the key into OPENAI_API_KEY.")
-        if not parts.path:  # http://localhost:8000
-            self.url += "/v1"
         self.host, key = parts.netloc, os.environ.get("OPENAI_API_KEY", "")
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         key = key if local or parts.scheme == "https" else ""
@@ -71,10 +71,12 @@ class Server:
         """The model's name: the given one, or the only one served. ValueError if the server does not run."""
         session = services.session(tries=1)
         session.trust_env = self.session.trust_env
+        # in http://localhost:8000 the path is missing that nearly all of these servers have
+        urls = [self.url] if urlsplit(self.url).path else [f"{self.url}/v1", self.url]
         try:
-            owners = services.api(session, "GET", f"{self.url}/models", 10, headers=self.headers,
-                                  read=owners_of)
+            self.url, owners = self.first_list(session, urls)
         except services.ServiceError as why:
+            self.url = urls[0]
             if why.status is None:
                 raise ValueError(f"{why}: start the model server, or correct its address.") from why
             if not name:
@@ -90,6 +92,17 @@ class Server:
         if owners.get(name) in TEMPLATE_SERVERS:
             self.extra = {"chat_template_kwargs": {"enable_thinking": self.think}}
         return name
+
+    def first_list(self, session, urls):
+        """(url, {name of a model: the kind of server}) of the first of these urls that lists its models."""
+        failures = []
+        for url in urls:
+            try:
+                return url, services.api(session, "GET", f"{url}/models", 10, headers=self.headers,
+                                         read=owners_of)
+            except services.ServiceError as why:
+                failures.append(why)
+        raise failures[0]
 
     def __str__(self):
         return f"{shown(self.name, 200)} | a server at {self.host}"
@@ -130,6 +143,8 @@ def error_of(why):
     codes, message = message_of(why.body)
     if why.status in (400, 413, 422, 500) and OVERFLOW.search(f"{codes} {message}"):
         return TOO_LONG
+    if why.status == 400 and UNPAID.search(f"{codes} {message}"):
+        return f"{str(why).partition(' ')[0]} does not serve this account: {shown(message)}"  # an outage
     return f"{why}: {shown(message)}" if message and why.status in (400, 404, 422) else str(why)
 
 

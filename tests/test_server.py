@@ -90,11 +90,15 @@ def test_the_model_is_named_in_the_address_or_is_the_only_one(server):
         load_engine(server.url)
 
 
-def test_an_address_without_its_path_gets_the_usual_one_and_a_name_may_lack_latest(server):
-    server.models = ["a-model:latest"]  # in Ollama's list
-    for address in (server.url, server.url.removesuffix("/v1"), server.url.removesuffix("v1")):
-        engine = load_engine(f"{address}#a-model")
-        assert (engine.url, engine.name) == (server.url, "a-model:latest")
+def test_an_address_without_its_path_gets_the_usual_one_where_that_lists_models(server):
+    def list_models(handler):
+        found = handler.path == server.path
+        handler.send(b'{"data": [{"id": "a-model:latest"}]}' if found else b"no", 200 if found else 404)
+    server.list, address = list_models, server.url.removesuffix("/v1")
+    for server.path, url in (("/v1/models", server.url), ("/models", address), ("nowhere", server.url)):
+        assert load_engine(f"{address}#a-model").url == url
+        engine = load_engine(f"{address}/#a-model")  # as Ollama takes it
+        assert engine.name == ("a-model" if server.path == "nowhere" else "a-model:latest")
 
 
 def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, monkeypatch):
@@ -184,6 +188,14 @@ def test_another_refusal_is_no_overflow_even_if_it_quotes_the_prompt(server, bod
     server.reply = lambda handler, *_: handler.send(json.dumps(body).encode(), 400)
     (completion,) = load_engine(server.url)(["q"])
     assert "answered 400" in completion.error and not outage(completion.error)
+
+
+@pytest.mark.parametrize("message", [
+    "maximum monthly spend reached", "Your credit balance is too low", "You exceeded your current quota"])
+def test_an_account_that_is_used_up_is_an_outage_and_no_prompt_that_is_too_long(server, message):
+    server.reply = lambda handler, *_: handler.send(json.dumps({"error": {"message": message}}).encode(), 400)
+    (completion,) = load_engine(server.url)(["q"])
+    assert completion.error.endswith(f" does not serve this account: {message}") and outage(completion.error)
 
 
 KEY = "sk-proj-Abc/def+0123456789=SECRETSECRET"
