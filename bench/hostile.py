@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import memory
 import solve
 import tools as toolset
-from cli import command_line
+from cli.flags import TOY
 from cli.watching import trace
 from logbook.records import record_of
 from models.completion import Completion
@@ -134,7 +134,7 @@ def run(number, batch=100, seed=0):
     """([what is wrong], numbers of the run)"""
     if "change" in protection():
         raise SystemExit(f"{protection()}: these programs would. Run it on Linux.")
-    tools = choose(toolset.TOOLS, TOOLS, command_line.TOY / "corpus.jsonl")
+    tools = choose(toolset.TOOLS, TOOLS, TOY / "corpus.jsonl")
     tools["python_coder"] = replace(tools["python_coder"], run=functools.partial(python_coder, seconds=0.5))
     engine, wrong, sizes, slowest, calls, failed = Hostile(seed), [], [], 0.0, Counter(), 0
     for start in range(0, number, batch):

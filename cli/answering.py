@@ -9,7 +9,8 @@ from pathlib import Path
 
 from benchmarks import tables
 from cli.cast import Cast, load_engines, load_tools, plan_memory, show_engines, toy_warning
-from cli.command_line import TOY, after_loading, is_toy
+from cli.command_line import after_loading
+from cli.flags import TOY, is_toy
 from logbook import advice
 from logbook.endings import errors_leave, leave
 from logbook.folder import folder_name, lock
@@ -19,6 +20,7 @@ from rewards.metrics import accuracy_line, calls_line, interval, markdown, summa
 from rewards.questions import Question, read_questions
 from scale import adapters, fit, threads
 from world.files import replace_file
+from world.places import MODULES
 from world.text import printable
 
 EXAMPLES = 8  # how many of the toy's questions are answered if the command line names no question
@@ -103,7 +105,7 @@ def open_run(args):
         args.out = f"runs/{model}-benchmarks"
     if not args.out:
         return None
-    models = [args.model, args.fixed, args.executor, args.verifier, args.generator, args.judge]
+    models = [getattr(args, name) for name in ("model", *MODULES, "judge")]
     settings = {name: value for name, value in vars(args).items() if name not in FREE}
     settings["dtype"] = str(pick_dtype(args.dtype, pick_device(args.device)))
     settings["set of weights"] = [fingerprint(model) for model in models if model]

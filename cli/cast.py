@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from cli.command_line import MODULES, TOY_TOOLS, local_models
+from cli.command_line import local_models
+from cli.flags import TOY_TOOLS
 from models.completion import Cached
 from models.loading import config_of, pick_device, pick_dtype
 from scale import adapters, fit
+from world.places import MODULES
 from world.sandbox import protection
 from world.services import Cache
 from world.toolbox import choose, left_out

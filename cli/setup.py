@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import training
 from cli.cast import Cast, load_engines, load_tools, show_engines, toy_warning
-from cli.command_line import MODULES, after_loading, local_models, named_set
+from cli.command_line import after_loading, local_models, named_set
 from logbook.checkpoints import last_checkpoint, load_state, open_folder, restore
 from logbook.endings import errors_leave
 from logbook.log import say
@@ -23,6 +23,7 @@ from models import loading
 from models.completion import NEW_TOKENS
 from rewards.questions import read_questions
 from scale import adapters, fit, ranks, sharding, threads
+from world.places import MODULES
 
 
 def begin(args, table):

@@ -21,7 +21,7 @@ endings.without_traceback(__name__)
 import torch
 
 import solve
-from cli.command_line import HOPS, TOY, TOY_TOOLS
+from cli.flags import HOPS, TOY, TOY_TOOLS
 from experiments import figures
 from models.loading import load_engine
 from rewards.questions import read_questions

@@ -4,7 +4,7 @@
     lock             held by the process that trains (folder.py)
     log.csv, evals.csv, rollouts.jsonl      see log.py
     step-N/, best/   checkpoints: ordinary save_pretrained folders, with train.json (modules and tools, for
-                     solve.py), README.md (the model card) and, with --lora, adapters/
+                     solve.py) and, with --lora, adapters/
     step-N/trainer/  for --resume: the trained weights in float32 and the optimizer's moments
 
 trainer/ is a torch.distributed.checkpoint in safetensors files. Every rank writes its part, and any number of
@@ -24,7 +24,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 
-from logbook import code, model_card
+from logbook import code
 from logbook.folder import lock
 from models.batches import memory_errors
 from scale import ranks
@@ -65,14 +65,10 @@ def save(folder, policy, optimizer, step, best, args):
     def write(path):
         with memory_errors("the checkpoint"):  # adapters are merged on the GPU
             policy.save(path)
-        settings = {name: getattr(args, name)
-                    for name in ("fixed", "executor", "verifier", "generator", "tools", "corpus")}
+        settings = {name: getattr(args, name) for name in (*places.MODULES, "tools", "corpus")}
         settings = places.all_portable(settings, folder)
-        settings |= {"step": step, "best": None if best == -math.inf else best,
-                     "hardware": model_card.hardware(policy.model.device)}
+        settings |= {"step": step, "best": None if best == -math.inf else best}
         (path / "train.json").write_text(json.dumps(settings, indent=1))
-        if (folder.parent / "args.json").exists():  # not that of a warm start
-            model_card.write(path, folder.parent)
         if optimizer:
             trainer.rename(path / "trainer")
         for file in filter(Path.is_file, path.rglob("*")):  # safetensors ignores the umask

@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from logbook import advice, log, model_card
+from logbook import advice, log
 from logbook.checkpoints import forget, save
 from logbook.endings import FULL, errors_leave
 from logbook.log import Log, say
@@ -112,8 +112,6 @@ class Run:
         row = {"step": self.step, "questions": name} | {column: metrics[column] for column in EVALUATED}
         row["n"] = len(rollouts)
         self.log.add_row("evals.csv", row)
-        if name == "test" and self.step:  # the last thing that a model card says
-            model_card.rewrite(self.folder)
         say(f"{name} after step {self.step}: {accuracy_line(metrics, len(rollouts))}")
         say(f"calls   {calls_line(metrics)}" if name == "test" or self.step == 0 else "")
         say(advice.failures(rollouts))

@@ -15,7 +15,7 @@ import torch
 
 import solve
 from bench import faults
-from cli import command_line
+from cli.flags import TOY
 
 ROOT = Path(solve.__file__).parent
 GAMES = [[1, 2, 3, 4], [4, 6, 1, 1], [2, 3, 4, 6], [8, 3, 1, 1],
@@ -153,7 +153,7 @@ def test_a_run_with_other_settings_does_not_go_on_in_the_same_folder(folder, sol
 
 def test_a_checkpoint_that_was_trained_on_under_its_old_name_is_another_model(folder, solved, command):
     model = folder / "planner"
-    shutil.copytree(command_line.TOY, model, ignore=shutil.ignore_patterns("*.py", "*.jsonl", "__pycache__"))
+    shutil.copytree(TOY, model, ignore=shutil.ignore_patterns("*.py", "*.jsonl", "__pycache__"))
     argv = arguments(folder, "run", "--limit", "2", "--max-turns", "1", "--model", str(model))
     assert command(*argv)[0] == 0
     weights = bytearray((model / "model.safetensors").read_bytes())

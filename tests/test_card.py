@@ -36,7 +36,7 @@ from test_train import (
 
 import flow_grpo
 import solve
-from cli.command_line import TOY
+from cli.flags import TOY
 from fast import head, logps, sampling, trees, upcast
 from flow_grpo import Action
 from models import local

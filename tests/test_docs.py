@@ -11,7 +11,7 @@ from pathlib import Path
 
 from test_house import ORDER, OTHERS, ROOMS, SOURCES
 
-from cli import command_line
+from cli.flags import FOR_HOPS, FOR_PAPER, FOR_TOY, solve_parser, train_parser
 from flow_grpo import advantages
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +23,7 @@ REFERENCE = re.compile(r"\[`([\w/]+\.py):\s+([\w,\s]+)`\]\(([^)]+)\)")  # [`flow
 MENTION = re.compile(rf"(?<![\w/.:-])(?:{'|'.join([*ROOMS, *OTHERS, 'docs'])})/[\w/-]+\.(?:py|md|diff|svg)\b")
 EXCERPT = re.compile(r"^\[`([\w/]+\.py): (\w+)`\]\(\S+\)\n```python\n(.*?)```$", re.M | re.S)
 COMMAND = re.compile(r"(?:python3?|torchrun --\S+ \d+) (-m (?!venv|pytest))?([\w/.]+)((?: (?!&&)\S+)*)")
-PARSERS = {"solve.py": command_line.solve_parser(), "train.py": command_line.train_parser()}
+PARSERS = {"solve.py": solve_parser(), "train.py": train_parser()}
 FLAGS = {file: set(parser._option_string_actions) for file, parser in PARSERS.items()}
 
 
@@ -112,9 +112,9 @@ def test_what_the_tour_types_into_python_prints_what_it_shows(monkeypatch):
 
 def test_the_tours_table_of_settings_says_what_train_py_chooses():
     table = dict(re.findall(r"(?m)^\| (`--.*?) \| (.*) \|$", TOUR.read_text(encoding="utf-8")))
-    fixed = vars(command_line.train_parser().parse_args([]))
-    large = command_line.FOR_PAPER | {"lr": 1e-6}  # None in FOR_PAPER: cli/setup.py sets it
-    chosen = [fixed | own for own in (command_line.FOR_TOY, command_line.FOR_HOPS, large)]
+    fixed = vars(train_parser().parse_args([]))
+    large = FOR_PAPER | {"lr": 1e-6}  # None in FOR_PAPER: cli/setup.py sets it
+    chosen = [fixed | own for own in (FOR_TOY, FOR_HOPS, large)]
     assert len(table) == 9
     for row, shown in table.items():
         names = [name.replace("-", "_") for name in re.findall("--([a-z-]+)", row)]

@@ -25,7 +25,7 @@ from test_house import imported
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, OPTConfig, OPTForCausalLM, Qwen2ForCausalLM
 
 import flow_grpo
-from cli import command_line
+from cli.flags import FOR_PAPER, train_parser
 from fast import head, logps, trees
 from flow_grpo import Action, token_logps
 from models import batches
@@ -570,8 +570,8 @@ def test_only_several_processes_need_every_gradient_and_frozen_weights_never_get
 
 
 def test_the_defaults_of_update_are_those_of_train_py():
-    flags = vars(command_line.train_parser().parse_args([]))
-    flags |= {"minibatches": command_line.FOR_PAPER["minibatches"], "max_grad_norm": 1.0}
+    flags = vars(train_parser().parse_args([]))
+    flags |= {"minibatches": FOR_PAPER["minibatches"], "max_grad_norm": 1.0}
     flags["clip"] = flags["clip_low"], flags["clip_high"]
     parameters = inspect.signature(flow_grpo.update).parameters.items()
     defaults = {name: p.default for name, p in parameters if p.default is not p.empty}

@@ -22,6 +22,7 @@ import solve
 import tools as toolset
 import verifier
 from cli import cast, command_line
+from cli.flags import TOY_TOOLS, solve_parser
 from cli.watching import trace
 from fast import sampling
 from logbook.records import Trial, finished_trials
@@ -694,7 +695,7 @@ def test_a_question_longer_than_the_models_context_fails_and_says_so(run, capsys
 
 
 def settled(text):
-    args = command_line.solve_parser().parse_args(text.split("|"))
+    args = solve_parser().parse_args(text.split("|"))
     command_line.settle_engines(args, toolset.TOOLS)
     return args
 
@@ -726,7 +727,7 @@ def test_a_checkpoint_with_names_that_are_no_texts_is_refused_in_a_sentence(tmp_
 
 
 def test_the_toy_has_the_tools_it_has_read_about():
-    assert settled("q").tools == command_line.TOY_TOOLS and settled("q").corpus.endswith("toy/corpus.jsonl")
+    assert settled("q").tools == TOY_TOOLS and settled("q").corpus.endswith("toy/corpus.jsonl")
     assert settled("q|--tools|python_coder").tools == ["python_coder"]
 
 

@@ -15,7 +15,7 @@ import solve
 import tools as toolset
 from cli import answering
 from cli.cast import toy_warning
-from cli.command_line import TOY_TOOLS
+from cli.flags import TOY_TOOLS
 from experiments.prompt_edits import EDITS, Edited
 from memory import BUDGET, Memory, Step
 from models.loading import load_engine

@@ -12,7 +12,7 @@ import generator
 import planner
 import tools as toolset
 import verifier
-from cli.command_line import TOY_TOOLS
+from cli.flags import TOY_TOOLS
 from memory import Step
 from toy import teacher
 

@@ -12,7 +12,7 @@ import re
 import executor
 import planner
 import verifier
-from cli.command_line import TOY_TOOLS
+from cli.flags import TOY_TOOLS
 from models.completion import Completion
 from toy.questions import FACTS
 

@@ -14,8 +14,9 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = ("model", "fixed", "executor", "verifier", "generator", "judge", "data", "valid", "test", "corpus",
-            "cache")  # the settings that can be paths
+# The settings that name models. --fixed plays all modules but the planner, unless one has a model of its own.
+MODULES = ("fixed", "executor", "verifier", "generator", "base_generator")
+SETTINGS = ("model", *MODULES, "judge", "data", "valid", "test", "corpus", "cache")  # those that can be paths
 
 
 def portable(name, folder):
