@@ -36,13 +36,14 @@ CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep 
 @dataclass
 class Call:
     tool: str
-    arguments: dict[str, object]  # literals. When the call is run, all but strings are refused (tools.py)
+    arguments: dict[str, object]  # literals; tools.py runs a call only if all of them are strings
 
     def __str__(self):
         return f"{self.tool}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
 
 def prompt(question, context, sub_goal, name, tool):
+    """context, sub_goal: of the plan. name, tool: the planned tool's name and its tools.Tool."""
     question, context, sub_goal = indented(question), indented(context or "none"), indented(sub_goal)
     return PROMPT.format(tool=describe(name, tool), question=question, context=context, sub_goal=sub_goal)
 
@@ -60,7 +61,7 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        called, arguments = read_call(text, name, list(tool.arguments))  # [names], so that f("x") can be read
+        called, arguments = read_call(text, name, list(tool.arguments))  # the names, for f("x") without them
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")
     if called != name:

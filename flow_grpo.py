@@ -2,16 +2,17 @@
 
 A rollout is one question carried through the flow, in T_i turns. In each turn the planner reads a state s
 (the prompt) and writes an action a (the plan, one sequence of tokens). The reward comes once, at the end: R
-is 1 if the final answer is right, else 0. The planner should make the expected reward E[R] larger.
+is 1 if the final answer is right, else 0.
 
-E[R] is the sum of π(rollout) R(rollout) over all possible rollouts. Since ∇π = π ∇log π, its gradient is
-E[R ∇log π(rollout)], a mean over sampled rollouts. And log π(rollout) is the sum of log π of the planner's
-tokens and of terms that do not depend on θ (tools, frozen modules), so no gradient goes through those.
-Subtracting a constant from R changes nothing on average, because E[∇log π] = Σ ∇π = ∇1 = 0, but it can reduce
-the noise. Here it is the mean reward of the group, the rollouts of the same question. So every token of every
-turn of rollout i gets the same advantage A_i, how much better this rollout ended than its group: as if the
-planner were trained by cross-entropy on its own plans, each weighted by its A. Tokens with A > 0 are pushed
-up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
+  1. What we want: a larger expected reward, E[R] = Σ π(rollout) R(rollout) over all possible rollouts.
+  2. Its gradient: as ∇π = π ∇log π, it is E[R ∇log π(rollout)], a mean over sampled rollouts. log π(rollout)
+     is the sum of log π of the planner's tokens and of terms that do not depend on θ (tools, frozen modules).
+  3. Less noise: subtracting a constant from R, the *baseline*, changes nothing on average, because
+     E[∇log π] = Σ π ∇log π = Σ ∇π = ∇ Σ π = ∇1 = 0. Here it is the mean reward of the group, the rollouts of
+     the same question. (It contains R itself, which costs a constant factor: see advantages().)
+  4. So every token of every turn of rollout i gets the same advantage A_i, how much better this rollout ended
+     than its group: as if the planner were fine-tuned on its own plans, each weighted by its A. Tokens with
+     A > 0 are pushed up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
 
 Flow-GRPO adds PPO's clipped ratio, with which one batch of rollouts serves several optimiser steps; a KL that
 pulls the planner back towards the untrained one, π_ref; and means over turns and tokens. Training maximises
@@ -21,7 +22,7 @@ pulls the planner back towards the untrained one, π_ref; and means over turns a
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                                        over the group's G rollouts
 
 J has three nested means: over all rollouts (E_q is the mean over questions, 1/G Σ_i over the rollouts of
-each), over the turns of a rollout, and over the tokens of a turn; here the KL is taken under the same three.
+each), over the turns of a rollout, and over the tokens of a turn. This code averages the KL in the same way.
 π is always the distribution at the sampling temperature, and the rollouts are sampled by π_θold, the planner
 before the update. (The paper has one ε, without a value; 0.2 below and 0.3 above are the released code's.)
 
@@ -66,8 +67,8 @@ class Action:
     ids: list[int]          # a^t, stop token included (absent if the plan was cut off at the token limit)
     rollout: int            # the number of its rollout, 0 .. N-1
     A: float = 0.0          # its advantage: the A_i of its rollout
-    # log π of ids as the engine computed it while sampling: for the report only. Sampling rounds differently
-    # from scoring, so as π_θold it would make ρ ≠ 1 in the first mini-batch.
+    # log π of ids as the engine computed it while sampling, for the report only. It is not used as π_θold:
+    # sampling and scoring round differently, so ρ would not be exactly 1 in the first mini-batch.
     logps: list[float] = field(default_factory=list)
     # update() sets the next two, on a copy of its own
     weight: float = 0.0     # of each of its tokens: token_weight()
@@ -148,10 +149,10 @@ def log_probs(logits, y, temperature):
 def token_weight(action, T, N, num_tokens=None):
     """The three nested means of eq. 5 as the weight of each token of one action: 1/N * 1/T_i * 1/|a|.
 
-    N: the rollouts of the mini-batch (with several GPUs, of all of them together). T: the turns of this
-    rollout. 1/N stands for both means, over questions and over the G rollouts of each. So every rollout
-    weighs the same, and a group that has lost a rollout weighs less than a whole one. Because N is that of
-    the mini-batch, the losses of its micro-batches add up to its loss.
+    N: the rollouts of the mini-batch (on all GPUs together). T: the turns of this rollout. 1/N stands for
+    both means, over questions and over the G rollouts of each. So every rollout weighs the same, and a group
+    that has lost a rollout weighs less than a whole one. Because N is that of the mini-batch, the losses of
+    its micro-batches add up to its loss.
 
     num_tokens (of the mini-batch), if given: one mean over all tokens, as in the released code, in place of
     the three. Then long plans and long rollouts weigh more.
@@ -180,9 +181,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
     its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Caution: its gradient, (1 - r) ∇log π, is on
-    average that of the reverse, KL(π_ref ‖ π_θ), which has the same minimum. (Both at ρ = 1 only: our tokens
-    are drawn from π_θold, and k3 is not weighted by ρ. The released code does the same.) Others: docs/use.md,
-    "Another KL".
+    average that of the reverse, KL(π_ref ‖ π_θ), which has the same minimum. (Value and gradient are so only
+    at ρ = 1, because our tokens are drawn from π_θold and k3 is not weighted by ρ. The released code does the
+    same.) Others: docs/use.md, "Another KL".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
@@ -211,20 +212,15 @@ def split_rollouts(groups, minibatches, seed):
     return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
 
-def weighted_minibatches(actions, rollout_sets, share, token_mean):
-    """The actions of each mini-batch, with the weight of each of their tokens: [[Action]].
+def weighted(actions, rollouts, token_mean):
+    """The actions of a mini-batch of these rollouts, with the weight of each of their tokens: [Action].
 
-    rollout_sets: the rollouts of each mini-batch, from split_rollouts(). share(rollouts): those of them that
-    this process computes: with one GPU, all. The weights count all rollouts, whoever computes them."""
+    T_i and N count all turns and rollouts, also those without any token (an empty plan)."""
+    actions = [a for a in actions if a.rollout in rollouts]
     turns = Counter(a.rollout for a in actions)                             # turns[i] = T_i
-    minis = []
-    for rollouts in rollout_sets:
-        own = share(rollouts)
-        N = len(rollouts)
-        tokens = sum(len(a.ids) for a in actions if a.rollout in rollouts) if token_mean else None
-        minis.append([replace(a, weight=token_weight(a, turns[a.rollout], N, tokens))
-                      for a in actions if a.rollout in own and a.ids])      # an empty plan has no tokens
-    return minis
+    tokens = sum(len(a.ids) for a in actions) if token_mean else None
+    return [replace(a, weight=token_weight(a, turns[a.rollout], len(rollouts), tokens))
+            for a in actions if a.ids]
 
 
 def check(actions, num_rollouts, temperature):
@@ -249,8 +245,8 @@ def store_old_logps(batch, passes, temperature):
 def old_logps(actions, logp):
     """log π_θold of each token, (K,): Action.old, or the current log-prob, detached, where that is None.
 
-    It is None in the first mini-batch, because π_θ is still π_θold, and where A = 0, because there the gain
-    is 0 whatever ρ is. For both ρ is set to 1."""
+    It is None in the first mini-batch, where π_θ is still π_θold, and for actions with A = 0, whose gain is 0
+    for any ρ. Both get ρ = 1."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
 
@@ -278,8 +274,9 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
             clip the gradient; optimizer.step()
 
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
-    reference_logps() are token_logps() of the two models. share() and sum_gradients() do nothing with a
-    single process.
+    reference_logps() are token_logps() of the two models. With several GPUs, each process is given the whole
+    batch; share() takes its part of a mini-batch, and sum_gradients() sums the gradients of all processes.
+    With one, both do nothing.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
     Action.rollout is an index into it. split_rollouts() keeps a group in one mini-batch where it can: this
     decides which rollouts share an optimiser step, and not the objective.
@@ -290,8 +287,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     detached, are the old ones, and ρ is exactly 1. The later mini-batches are scored once before the first
     step, into Action.old.
 
-    With several GPUs each process is given the whole batch, takes its part of each mini-batch, and sums its
-    gradients with those of the others. The model is left in eval mode, ready to sample.
+    The model is left in eval mode, ready to sample.
     """
     model = passes.model
     beta = beta if passes.reference is not None else 0
@@ -299,13 +295,15 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     passes.begin()                  # no dropout; gradient checkpointing on, if asked for
     report = passes.report          # the loss of each mini-batch, and numbers for the log (scale/report.py)
 
-    minis = weighted_minibatches(actions, split_rollouts(groups, minibatches, seed), passes.share, token_mean)
+    rollout_sets = split_rollouts(groups, minibatches, seed)                # the rollouts of each mini-batch
+    minis = [passes.share(weighted(actions, rollouts, token_mean)) for rollouts in rollout_sets]
     # A = 0, without a KL: no gradient. Such actions count in N, but need not be scored. (If you add a term
     # without A to J, remove this filter, `if a.A != 0` below, and the test of can_learn() in train.py.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # micro_batches() cuts a mini-batch into what fits into memory. If memory runs out, `with attempt` catches
-    # the error, and the iterator zeroes .grad and begins the mini-batch again, in smaller pieces.
+    # Read the two lines `for batch, attempt ...: with attempt:` as `for batch in the mini-batch, cut into
+    # pieces that fit into memory`. If memory runs out all the same, `with attempt` catches the error, and the
+    # iterator zeroes .grad and begins the mini-batch again, in smaller pieces.
     for mini in minis[1:]:                              # while the model is still π_θold
         for batch, attempt in passes.micro_batches([a for a in mini if a.A != 0]):
             with attempt:

@@ -29,7 +29,8 @@ Memory:
 Summary and answer:
 """
 
-ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*?)</answer>")  # with no second <answer> inside
+# (?!<answer>). is a character at which no further <answer> begins: of two openings, the last one counts
+ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*?)</answer>")
 
 
 def prompt(question, analysis, memory_text):

@@ -4,7 +4,7 @@ Planner, verifier and generator read it in their prompts. Each turn adds a Step:
 call, its result, and the verdict. In the paper's letters, the plan a^t, the result e^t and the verdict v^t
 make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). Here f_mem is `memory.steps.append(Step(...))`;
 the verdict is filled in when the verifier has read the step. No language model rewrites or summarises the
-steps: equal turns give equal text.
+steps, so equal turns give equal text.
 
 The text is bounded: render(budget) returns at most `budget` characters and shortens the oldest results
 first. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left margin,
@@ -38,6 +38,15 @@ class Step:
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
     def render(self):
+        """The step as the modules read it:
+
+            Step 1
+            Tool: wikipedia_search
+            Sub-goal: Find the atomic number of iron
+            Command: wikipedia_search(query="atomic number of iron")
+            Result: [1] Iron: Iron is a chemical element with the symbol Fe and atomic number 26.
+            Verdict: CONTINUE
+        """
         parts = [f"Step {self.turn}", f"Tool: {self.tool or '(none)'}",
                  f"Sub-goal: {self.sub_goal or '(none)'}", f"Command: {self.command or '(none)'}",
                  f"Result: {self.result}"]
@@ -58,8 +67,8 @@ class Memory:
         """The steps as text of at most `budget` characters; the prompts add question and analysis.
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first. If there are so
-        many steps that this is not enough, the middle of the whole text is cut, even inside a step. (Both
-        ends of the cut share a line, so still no part of a result begins at the margin.)
+        many steps that this is not enough, the middle of the whole text is cut, even inside a step. (The cut
+        joins both ends on one line, so still no line of a result begins at the margin.)
         """
         steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
@@ -73,8 +82,8 @@ class Memory:
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt; SHORTEST are always kept.
 
-    Indenting makes the text longer in the prompt, so the same *share* of it is cut: a fifth, if it takes
-    1 100 characters there and 220 are too many.
+    `excess` counts characters after indenting, so the text is cut in proportion: to save 220 of the 1 100
+    characters that it takes there, a fifth of it is dropped.
     """
     kept = 1 - excess / max(1, len(indented(text)))  # the share that may stay
     return truncate(text, max(SHORTEST, int(kept * len(text))))

@@ -6,8 +6,9 @@ trains the tokens of these plans and no others (flow_grpo.py).
 
 prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls a
 language model: solve.py does. The prompt begins with what all rollouts of a question share, and the memory
-comes last, so the shared beginning can be computed once. The Memory stores question and analysis, too,
-but its render() leaves them out: prompt() takes them separately.
+comes last, so that this beginning need be computed only once for all of them. The Memory stores question and
+analysis, too, but its render() leaves them out: prompt() takes them separately. In all scripts, `tools` is
+the toolset K, {name: tools.Tool}.
 
 Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner, verifier
 and generator read this analysis.
@@ -16,7 +17,8 @@ and generator read this analysis.
 import re
 from dataclasses import dataclass
 
-from models.dressing import labelled, plain_name  # read a text in spite of **bold**, list numbers, remarks
+# labelled: the (label, value) pairs of a text, bold or not; plain_name: a tool's name without bold or remarks
+from models.dressing import labelled, plain_name
 from models.tokens import after_thinking  # what follows a thinking model's thoughts
 from world.text import indented, show_analysis  # so that no line of a text looks like one of our labels
 
@@ -78,7 +80,7 @@ class Plan:
 
 
 class Unparsed(str):
-    """Why a plan or a call could not be parsed: a text for the memory, which the planner reads next."""
+    """Why a plan or a call could not be parsed. It is a str, because it goes into the memory as an error."""
 
 
 def describe(name, tool):

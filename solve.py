@@ -5,9 +5,11 @@ A Rollout is one question on its way through the flow. roll_out() runs a batch o
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
 
 The rollouts of a batch go in lock-step: all of them plan, then the executor writes all their calls, then the
-calls run, and so on; so a language model gets all prompts of a stage in one batch. (If fast rollouts ran
-ahead, batch sizes would depend on timing, and rounding depends on batch sizes: runs would not repeat.) A
-rollout that the verifier has stopped waits for the generator, which answers for all of them at the end.
+calls run, and so on; so a language model gets all prompts of a stage in one batch. A rollout that the
+verifier has stopped waits for the generator, which answers for all of them at the end.
+
+Read roll_out() first; Team.run() is one batched call of a language model; from answer() on, everything serves
+the command line.
 
 What can go wrong has one of two effects:
 
@@ -19,8 +21,8 @@ What can go wrong has one of two effects:
                 rewarded nor trained on.
 
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. The *policy* is
-the engine that plays the planner, `fixed` are those of the other modules. A Completion (models/completion.py)
-has
+the engine that writes for the planner, `fixed` the one that writes for all other modules (or several). A
+Completion (models/completion.py) has
 
     text
     prompt_ids, ids    the tokens read, and those written, stop token included
@@ -32,11 +34,9 @@ roll_out_and_grade() does one batch; train.py uses it, too. answer() calls it fo
 batch by batch. main() loads what the command line names:
 
     python solve.py                          a few questions of the toy: no download, key or GPU
-    python solve.py "What is the capital of France?"
     python solve.py --data toy/test.jsonl --limit 100 --quiet
     python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
-    python solve.py --model Qwen/Qwen2.5-7B-Instruct --fixed http://localhost:8000/v1 --data my.jsonl
     python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
     python solve.py --plain                  nothing of fast/: slower
 """
@@ -101,8 +101,8 @@ class Rollout:
     seconds: float = 0.0  # its share of the batch's time, plus the judge's
 
     def add_output(self, turn, module, text, tokens, seconds):
-        """Note what a module or a tool wrote. seconds: of a module's batched call, the same for all its
-        rollouts; of a tool, see tools.Result."""
+        """Note what a module or a tool wrote. seconds: a module's are those of its batched call, the same for
+        all rollouts; a tool's are those of tools.Result."""
         output = {"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT)}
         self.outputs.append(output | {"tokens": tokens, "seconds": round(seconds, 3)})
 
@@ -134,6 +134,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
              watch=unwatched):
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
 
+    Why in lock-step? If fast rollouts ran ahead, batch sizes would depend on timing, and rounding depends on
+    batch sizes: the same seed would not give the same rollouts.
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
     that samples. fixed: the engine of all other modules and of base_generator; or {module: engine}, where
     "default" plays those that are not named.
@@ -239,7 +241,8 @@ class Team:
                     prompt = prompt_of(module, self.tools, rollouts[i], budget)
                     if prompt != prompts[i]:  # else it shows no memory, or one within the budget
                         shorter[i] = prompt
-            for i, completion in zip(shorter.keys(), self.complete(module, [*shorter.values()])):
+            new = self.complete(module, list(shorter.values()))
+            for i, completion in zip(shorter, new):
                 completions[i] = completion
 
     def begin(self, module, turn, rollouts):

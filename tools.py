@@ -1,7 +1,10 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
 TOOLS is the toolset K: for each tool its function (the functions live in world/) and what the planner and the
-executor read about it. To add a tool, write one function and one entry.
+executor read about it. To add a tool, write one function and one entry. A function gets strings and returns
+one. To report an error, it returns "Error: unknown unit", for example, or raises
+services.ServiceError("unknown unit"). For any other exception, the planner sees its type and message. A
+function must end by itself, as those in world/ do: nothing here interrupts it.
 
 run_calls() runs the calls of all rollouts in a turn:
 
@@ -13,10 +16,6 @@ made the mistake (no such argument) or the world did (a missing page). The plann
 try something else. (A *failure* is another thing: the language model behind base_generator is down. The
 planner cannot do anything about that, so the rollout breaks off, see solve.py.)
 
-A function gets strings and returns one. To report an error, it returns "Error: unknown unit", for example, or
-raises services.ServiceError("unknown unit"). For any other exception, the planner sees its type and message.
-A function must end by itself, as those in world/ do: nothing here interrupts it.
-
 (The five names are the paper's: google_search searches the web, web_search reads one page of it.)
 """
 
@@ -25,8 +24,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from models.completion import TOO_LONG
-from models.tokens import after_thinking
+from models.completion import TOO_LONG  # the error of a prompt that does not fit the model
+from models.tokens import after_thinking  # what follows a thinking model's thoughts
 from planner import Unparsed
 from world import services
 from world.sandbox import python_coder
@@ -46,7 +45,7 @@ class Tool:
     limits: str  # what to know before choosing it
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
-    from_web: bool = False  # from the network? Then --cache keeps it. world/toolbox.py sets it for Wikipedia
+    from_web: bool = False  # its results come from the network, so --cache keeps them
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
@@ -114,14 +113,16 @@ class Result:
 def run_calls(calls, tools, ask_model):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    A call that cannot work becomes an error. Those of the language model are one batch. Those of functions
-    run meanwhile, in eight threads.
+    A call that cannot work becomes an error. The queries of the language model are one batch; meanwhile the
+    functions run, in eight threads.
 
     calls: [executor.Call or planner.Unparsed]. ask_model: the language model behind the tool without a
     function, [query] -> [Completion].
     """
+    # Calls are sorted into problems, queries and functions, each by its place i in `calls`; the last line
+    # puts their results into order again.
     problems = [problem_with(call, tools) for call in calls]  # "" where a call can run
-    valid = [i for i, problem in enumerate(problems) if not problem]  # i: the place of a call in `calls`
+    valid = [i for i, problem in enumerate(problems) if not problem]
     queries = {i: calls[i].arguments["query"] for i in valid if tools[calls[i].tool].run is None}
     results = {i: Result(problem, error=True) for i, problem in enumerate(problems) if problem}
     pool = ThreadPoolExecutor(max_workers=8)
@@ -144,7 +145,7 @@ def answer_queries(queries, ask_model):
     results = {}
     for i, query in queries.items():
         completion = completions[query]
-        # A failure. But that a query is too long is an error: the planner reads it, and may ask for less.
+        # A failure, unless the query was too long: that is an error, which the planner reads.
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue

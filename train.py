@@ -47,15 +47,20 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     cast: who plays what, a named tuple (policy, fixed, tools, judge). reference: the engine of π_ref, or
     None. state: what a checkpoint restores, or None.
 
-    `run` does the bookkeeping (logbook/run.py): logs, checkpoints, the end after Ctrl-C. It changes no
-    result.
+    `run` does the bookkeeping (logbook/run.py) and changes no result:
+
+        run.steps()         the numbers of the steps that are left; ends after Ctrl-C
+        run.moved           has any step changed the policy yet?
+        run.updating()      around the update: measures its time, and makes room for it in memory
+        run.log_step()      one line on the screen and in log.csv
+        run.due()           is it time to validate and save? Every --every steps, and at the end
     """
-    passes = passes_of(args, cast.policy, reference)  # forward passes: computes log π for update()
+    passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
     with training_run(args, cast.policy, optimizer, state) as run:
         evaluate_before(run, cast, valid, test)
 
-        for step in run.steps():  # those that are left
+        for step in run.steps():
             seed = args.seed * 1_000_003 + step  # differs for each --seed and step, up to a million steps
             questions = questions_of(step, train_questions, args.questions, args.seed)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
@@ -64,10 +69,10 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             rewards = [rollout.reward for rollout in usable]  # by rewards/grade.py: 1 or 0
             A, flat = advantages(rewards, groups)
 
-            report = NO_UPDATE  # the numbers of a step that teaches nothing
-            if can_learn(A, args.beta, run.moved):  # moved: has any step changed the policy yet?
+            report = NO_UPDATE  # what log.csv shows for a step without an update
+            if can_learn(A, args.beta, run.moved):
                 actions = actions_of(usable, A)
-                with run.updating(passes):  # times the update, and makes room for it in memory
+                with run.updating(passes):
                     report = update(
                         passes, optimizer, actions, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
@@ -75,17 +80,17 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, cast.tools)
             run.log_step(row, rollouts, report)
-            if run.due():  # every --every steps, and at the end
+            if run.due():
                 validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:  # not after Ctrl-C
             log_accuracy(run, cast, "test", test)
 
 
 def passes_of(args, policy, reference):
-    """What update() computes log π with, in micro-batches that fit into memory.
+    """The forward passes that give update() log π of each token, in micro-batches that fit into memory.
 
-    With --plain by flow_grpo.token_logps(), else by fast/logps.py: the same numbers in less time and memory.
-    Both end in log_probs()."""
+    With --plain they are flow_grpo.token_logps(), else those of fast/logps.py: the same numbers in less time
+    and memory. Both end in log_probs()."""
     models = policy.model, (reference.model if reference else None)
     if args.plain:
         return Passes(*models, token_logps, token_budget=args.token_budget)
@@ -119,7 +124,7 @@ def graded_rollouts(args, cast, questions, group_size, seed):
         with Progress(len(batch)) as bar:
             return solve.roll_out_and_grade(batch, *cast, watch=bar, **settings)
 
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # each rank draws numbers of its own
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # a prime: each rank draws numbers of its own
     rollouts = ranks.divided(questions, rolled_out, group_size)  # with one rank: rolled_out(questions)
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts

@@ -5,9 +5,8 @@ writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t = 0: 
 step). Anything else counts as CONTINUE, because one turn too many costs less than one too few, and "we should
 not stop" must not be read as STOP.
 
-The explanation lets the model think before it decides; nobody reads it. parse() returns a bool, which
-solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE". After a plan that could not
-be parsed, the verifier is not asked, and the verdict is CONTINUE.
+The explanation lets the model think before it decides; no parser reads it. parse() returns a bool, which
+solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE".
 """
 
 from models.dressing import MARKS, labelled  # MARKS: quotes, asterisks, full stops and such

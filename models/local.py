@@ -6,7 +6,8 @@
     prompt -> encode() -> ids of s^t -> sample() -> ids of a^t, log π of each -> decode() -> text
 
 sample() is the plain way, one call of transformers' generate() for a batch. fast/sampling.py has a sample()
-with the same result in less time, which is used unless the engine is plain (--plain).
+with the same result in less time, which is used unless the engine is plain (--plain). To follow the method,
+read sample(), answer() and encode(): everything else is about what checkpoints bring with them.
 
 What is sampled is softmax(logits / temperature) over the whole vocabulary, because that is the policy whose
 log-probs flow_grpo.py computes. Temperature 0 takes the likeliest token each time. Above it, all random
@@ -31,8 +32,8 @@ from models.tokens import THINK, control_ids, defuse
 def sample(model, prompts, stops, draws, temperature, max_new_tokens):
     """Complete token lists: [(ids, log π of each)]. At temperature 0 there are no log-probs.
 
-    stops: the tokens that end a completion. The first one is the last of its ids.
-    draws: random numbers for each prompt, which the fast way takes; generate() draws its own.
+    stops: the tokens that end a completion; its ids end with the first of them.
+    draws: random numbers for each prompt. Only the fast way takes them; generate() draws its own.
     """
     pad = stops[0] if stops else 0  # any token will do, as the mask hides it
     P = max(map(len, prompts))
@@ -48,12 +49,13 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
 
     new = out.sequences[:, P:]  # (N, T) the action tokens; a row that has ended is filled up with pad
     ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
-    a = ends.cumsum(1) - ends == 0  # (N, T) True up to the first stop token, and for it
+    written = ends.cumsum(1) - ends == 0  # (N, T) True up to the first stop token, and for it
     if not temperature:
-        return [(row[ours].tolist(), []) for row, ours in zip(new, a)]
+        return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
     logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (N, 1); scores (N, V): logits / temperature
              for scores, token in zip(out.scores, new.T)]
-    return [(row[ours].tolist(), logp[ours].tolist()) for row, logp, ours in zip(new, torch.cat(logps, 1), a)]
+    return [(row[kept].tolist(), logp[kept].tolist())
+            for row, logp, kept in zip(new, torch.cat(logps, 1), written)]
 
 
 class HF:

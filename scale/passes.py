@@ -1,15 +1,13 @@
-"""How an update is computed: which log-probs, in which micro-batches, and what large models need around them.
+"""The forward passes of an update, in micro-batches that fit into memory.
 
     passes = Passes(model, reference, flow_grpo.token_logps)    # once for a run
     update(passes, optimizer, actions, groups, ...)             # in each step
 
-update() takes its micro-batches from passes.micro_batches(actions), which cuts the actions to the token
-budget. If memory is short in one of them, all come again, smaller. passes.policy_logps() and
-reference_logps() compute the log-probs.
-
-If memory is short, micro-batches are halved (models/batches.py), and the budget that was enough stays for the
-next update. The ranks go in lock-step: sharded weights are gathered from all ranks for each micro-batch, so a
-rank that has none left computes one of weight 0.
+On one device, a Passes is three things: policy_logps(), reference_logps(), and micro_batches(), which cuts a
+mini-batch to the token budget. Everything else is for memory or for several GPUs: if memory is short,
+micro-batches are halved (models/batches.py), and the budget that was enough stays for the next update. And
+ranks go in lock-step: sharded weights are gathered from all ranks for each micro-batch, so a rank that has
+none left computes one of weight 0.
 """
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -78,10 +76,13 @@ class Passes:
         with sharding.released(self.model, self.reference), memory_errors("the optimiser's state"):
             yield
 
-    def share(self, rollouts):
-        """This rank's part of a mini-batch (with one rank, all): neighbours, because they share prompts."""
+    def share(self, actions):
+        """This rank's part of a mini-batch (with one rank, all): whole rollouts, neighbours, because they
+        share prompts."""
+        rollouts = list(dict.fromkeys(action.rollout for action in actions))
         n = len(rollouts)
-        return rollouts[n * ranks.RANK // ranks.WORLD : n * (ranks.RANK + 1) // ranks.WORLD]
+        own = {*rollouts[n * ranks.RANK // ranks.WORLD : n * (ranks.RANK + 1) // ranks.WORLD]}
+        return [action for action in actions if action.rollout in own]
 
     def policy_logps(self, actions, temperature):
         """log π_θ of every action token, (K,); without a gradient, π_θold's."""
@@ -97,7 +98,7 @@ class Passes:
         """Yield (batch, attempt); the work on a batch is done inside `with attempt`. If memory is short,
         .grad is zeroed and all batches come again: a failed backward pass has added an unknown part of its
         gradient."""
-        agree = ranks.largest if sharding.parts(self.model) else int
+        agree = ranks.largest if sharding.parts(self.model) else int  # int: nobody to agree with
         return self.budget.batches(actions, length, batches_of=self.batches_of, undo=self.recover,
                                    agree=agree, filler=filler)
 

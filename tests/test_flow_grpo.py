@@ -867,8 +867,9 @@ def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference, 
     monkeypatch.setattr(ranks, "WORLD", 2)
     monkeypatch.setattr(ranks, "add_up", add_up)
 
-    def share(passes, rollouts):
-        return [rollouts[:2], rollouts[2:]][int(threading.current_thread().name)]
+    def share(passes, mini):
+        rank, first = threading.current_thread(), {*list(dict.fromkeys(a.rollout for a in mini))[:2]}
+        return [action for action in mini if (action.rollout in first) == (rank.name == "0")]
 
     monkeypatch.setattr(Passes, "share", share)
     threads = [threading.Thread(target=process, args=(rank,), name=str(rank)) for rank in (0, 1)]
