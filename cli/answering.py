@@ -39,7 +39,7 @@ def begin(args, table):
         tools, without, cache = load_tools(args, table)
         policy, fixed, judge, lines = load_models(args, cache, tools, without)
         folder = open_run(args)
-    lines.append(toy_warning([policy, *fixed.values()], tools))
+    lines.append(toy_warning(policy, fixed, tools))
     for line in filter(None, lines):
         print(printable(line))
     print(flush=True)

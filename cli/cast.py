@@ -66,10 +66,11 @@ def show_engines(policy, fixed, judge, tools, without):
     return "\n".join(lines + [f"without {why}" for why in without])
 
 
-def toy_warning(engines, tools):
-    """A sentence if one of the engines is the toy, or was trained from it, and does not know one of the
-    tools: it would answer badly, without an error. "" otherwise."""
-    for engine in engines:
+def toy_warning(policy, fixed, tools):
+    """A sentence if one of the engines that read the list of tools is the toy, or was trained from it, and
+    does not know one of them: it would answer badly, without an error. "" otherwise."""
+    readers = [engine for module, engine in fixed.items() if module != "base_generator"]
+    for engine in [policy, *readers]:
         # The name of a tool that it has learnt is one token. A server has no tokenizer here.
         vocabulary = engine.tokenizer.get_added_vocab() if hasattr(engine, "tokenizer") else {}
         unknown = [name for name in tools if f" {name}" not in vocabulary]

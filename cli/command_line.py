@@ -8,7 +8,9 @@ first call one of these and before_imports(): a command line that cannot work, a
 folder that holds no model ends the process with one sentence.
 """
 import argparse
+import difflib
 import gc
+import os
 import re
 import sys
 from pathlib import Path
@@ -84,11 +86,11 @@ def rollout_settings(args):
 # --------------------------------------------------------------- the settings of a run, complete and checked
 @errors_leave("solve.py")
 def solve_arguments(tool_names):
-    args, more = solve_parser().parse_known_args()
-    if more:
-        raise ValueError(f"{more[0]!r} is no flag (a question of several words needs quotes): see --help")
+    args = parse(solve_parser(), "put a question of several words into quotes")
+    if args.question and os.path.isfile(args.question):
+        raise ValueError(f"{args.question} is a file: to answer its questions, give --data {args.question}")
     check_counts(args)
-    if args.tools and not args.question and re.search(r"[^\w,]", args.tools[-1]):
+    if args.tools and not args.question and re.search(r"[^\w, ]|\w +\w", args.tools[-1]):
         args.question = args.tools.pop()  # --tools a b "2 + 2?": argparse takes it for a third tool
     if args.temperature is None:  # who types one question wants the likeliest plans, not a sample of them
         args.temperature = 0.0 if args.question else 0.7
@@ -109,8 +111,19 @@ def solve_arguments(tool_names):
 @errors_leave("train.py")
 def train_arguments(tool_names):
     parser = train_parser()
-    args = parser.parse_args()
+    args = parse(parser, "questions to train on are given as --data FILE.jsonl")
     return settle_train(args, tool_names) if args.resume is None else resumed(parser, args)
+
+
+def parse(parser, hint):
+    """The command line. ValueError for what is no flag: with a flag like it, or the hint if it is a word."""
+    args, more = parser.parse_known_args()
+    if more:
+        flags = [flag for flag in parser.format_help().split() if flag.startswith("--")]
+        near = difflib.get_close_matches(more[0].split("=")[0], flags, 1)
+        meant = f" (did you mean {near[0]}?)" if near else "" if more[0].startswith("-") else f" ({hint})"
+        raise ValueError(f"{more[0]!r} is no flag{meant}: see --help")
+    return args
 
 
 def settle_train(args, tool_names):
@@ -143,6 +156,8 @@ def check_numbers(args):
         value = getattr(args, name)
         if value is not None and not low <= value <= high:  # refuses nan, too
             raise ValueError(f"{flag_of(name)} {value} cannot work: use {low} to {high:g}")
+    if args.minibatches > (rollouts := args.questions * args.group_size):
+        raise ValueError(f"--minibatches {args.minibatches} is more than the {rollouts} rollouts of a step")
     if not 1e-3 <= args.temperature < 1e6:
         raise ValueError(f"--temperature {args.temperature} does not sample, and a group of equal rollouts "
                          "teaches nothing: use e.g. 0.7")
@@ -187,7 +202,7 @@ def settle_engines(args, tool_names, graded=True):
     if not remembered and is_toy(args.model):
         remembered = {"tools": TOY_TOOLS, "corpus": str(TOY / "corpus.jsonl")}
     if args.tools is not None:
-        args.tools = [tool for names in args.tools for tool in names.split(",") if tool]
+        args.tools = [tool.strip() for names in args.tools for tool in names.split(",") if tool.strip()]
         if wrong := [tool for tool in args.tools if tool not in tool_names]:
             raise ValueError(f"no tool is called {wrong[0]!r}: choose from {', '.join(tool_names)}")
     for name in (*MODULES, "tools", "corpus"):

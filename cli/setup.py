@@ -46,7 +46,7 @@ def begin(args, table):
         open_folder(args, state["step"] if state else 0)
     after_loading()
     say(f"{show_engines(policy, fixed, judge, tools, without)}\nrun     {args.out}")
-    say(toy_warning([policy, *fixed.values()], tools))
+    say(toy_warning(policy, fixed, tools))
     return Cast(policy, fixed, tools, judge), reference, optimizer, questions, state
 
 

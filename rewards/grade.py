@@ -12,8 +12,9 @@ from rewards.judge import verdicts_on
 
 def reward(rollout):
     """R of a rollout: here 1 or 0. It may read all of a solve.Rollout but `reward`: question (with its
-    gold answer), answer, right, actions (one for each turn), memory. (rules.quantity() reads a number as
-    graders do.)
+    gold answer), answer, right, actions (one for each turn, so their number is that of the turns used),
+    memory. `stopped` is true also if the verifier stops in the last turn; the turns allowed are not in a
+    Rollout. (rules.quantity() reads a number as graders do.)
 
     A cost for errors could sum `step.error` over rollout.memory.steps. That counts plans and calls that could
     not be parsed, and any result that begins with "Error:". Those with a step.command could be parsed:
@@ -46,4 +47,4 @@ def grade(rollouts, judge=None):
             rollout.add_output(len(rollout.actions), "judge", completion.text, completion.tokens, seconds)
     for rollout, verdict in zip(answered, verdicts):
         rollout.right = verdict is True
-        rollout.reward = reward(rollout)
+        rollout.reward = float(reward(rollout))

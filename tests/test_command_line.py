@@ -66,14 +66,17 @@ def test_help_and_mistakes_are_answered_before_torch_and_transformers_are_import
 
 MISTAKES = {
     "--benchmark-dir folder": "--benchmark-dir holds the files of benchmarks: name them with --benchmark",
-    "what is 2 + 2": "'is' is no flag (a question of several words needs quotes): see --help",
-    "why? --limits": "'--limits' is no flag",
+    "what is 2 + 2": "'is' is no flag (put a question of several words into quotes): see --help",
+    "why? --limits": "'--limits' is no flag (did you mean --limit?): see --help",
+    "why? --wherefore": "'--wherefore' is no flag: see --help",
+    "toy/test.jsonl": "toy/test.jsonl is a file: to answer its questions, give --data toy/test.jsonl",
     "--model=": "--model is empty: give a value, or leave it out",
     "--benchmark bamboogle nope": "invalid choice: 'nope' (choose from "}
 
 
 @pytest.mark.parametrize("flags", MISTAKES)
 def test_a_mistake_of_solve_py_is_a_sentence_that_says_what_to_type(monkeypatch, capsys, flags):
+    monkeypatch.chdir(ROOT)
     assert MISTAKES[flags] in refused(monkeypatch, capsys, solve_arguments, *flags.split())
 
 
@@ -108,7 +111,9 @@ def test_garbage_is_collected_again_once_the_models_are_loaded():
 
 
 REFUSED = {
-    "--step 3": "unrecognized arguments: --step 3",  # no flag may be shortened
+    "--step 3": "'--step' is no flag (did you mean --steps?): see --help",  # no flag may be shortened
+    "toy/test.jsonl": "'toy/test.jsonl' is no flag (questions to train on are given as --data FILE.jsonl)",
+    "--minibatches 17 --questions 2": "--minibatches 17 is more than the 16 rollouts of a step",
     "--group-size 1": "--group-size 1 has no baseline",
     "--max-turns 0": "--max-turns 0 does nothing",
     "--lora 0": "--lora 0 does nothing",
@@ -221,7 +226,8 @@ def test_a_model_in_a_folder_need_not_be_repeated_but_may(tmp_path, monkeypatch,
     (["--tools", "python_coder,base_generator", "2 + 2?"], ["python_coder", "base_generator"], "2 + 2?"),
     (["--tools", "python_coder", "base_generator", "2 + 2?"], ["python_coder", "base_generator"], "2 + 2?"),
     (["Which, a or b?", "--tools", "python_coder"], ["python_coder"], "Which, a or b?"),
-    (["--tools", "python_coder,", "base_generator"], ["python_coder", "base_generator"], None)])
+    (["--tools", "python_coder,", "base_generator"], ["python_coder", "base_generator"], None),
+    (["--tools", "python_coder, base_generator"], ["python_coder", "base_generator"], None)])
 def test_tools_are_named_with_commas_or_spaces_and_swallow_no_question(monkeypatch, argv, tools, question):
     args = parsed(monkeypatch, solve_arguments, *argv)
     assert args.tools == tools and args.question == question

@@ -180,7 +180,7 @@ def world(tmp_path_factory):
     drawn, corpus = World(0), tmp_path_factory.mktemp("world") / "corpus.jsonl"
     toy.make.write_rows(corpus, drawn.rows)
     made = splits(drawn)["test"][:60]
-    return choose(toolset.TOOLS, list(TOOLS), corpus), made, Teacher(made, drawn.renamed)
+    return choose(toolset.TOOLS, list(TOOLS), corpus), made, Teacher(made)
 
 
 def test_a_monolith_that_writes_what_the_teacher_wrote_is_right_and_every_text_is_its_action(world):
@@ -234,8 +234,8 @@ def test_the_perfect_planners_ids_are_those_of_its_text(world):
 
 
 def test_the_foreign_teacher_says_nothing_in_the_words_of_the_toy_and_answers_every_question(world):
-    tools, made, perfect = world
-    teacher = sft.Foreigner(made, perfect.renamed)
+    tools, made, _ = world
+    teacher = sft.Foreigner(made)
     rollouts = solve.evaluate(for_flow(made), teacher, teacher, tools, max_turns=MAX_TURNS)[1]
     plans = [word["text"] for one in rollouts for word in one.outputs if word["module"] == "planner"]
     assert all(one.right for one in rollouts)
@@ -537,7 +537,7 @@ def test_the_trace_of_a_new_solution_is_the_longest_of_those_that_no_try_solved(
 
 
 def test_an_old_name_counts_as_known_if_the_first_sub_goal_on_it_has_the_new_one():
-    (one, new), (other, newer), *_ = World(0).renamed.items()
+    (one, new), (other, newer), *_ = planning.OLD_NAMES.items()
     steps = [{"sub_goal": f"{GOAL}{name}"} for name in ("Bavok", new, one, other)]
     rollout = {"question": f"The sum of {one} and {other}?", "memory": {"steps": steps}}
     assert planning.looked_up([rollout]) == (2, 1)

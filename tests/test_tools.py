@@ -60,6 +60,14 @@ def test_a_wrong_list_of_tools_is_refused_in_a_sentence_that_names_the_known_one
     assert all(name in str(refusal.value) for name in TOOLS)
 
 
+def test_a_function_that_does_not_take_the_arguments_of_its_tool_is_refused_before_the_run():
+    for arguments in {"program": "..."}, {}, {"code": "...", "where": "..."}:
+        wrong = replace(TOOLS["python_coder"], arguments=arguments)
+        with pytest.raises(ValueError, match="the function of python_coder does not take the tool's arg"):
+            choose({"python_coder": wrong})
+    assert choose({"python_coder": TOOLS["python_coder"]})
+
+
 def test_the_metadata_is_constant_and_tells_everything():
     for name, tool in TOOLS.items():
         text = describe(name, tool)

@@ -114,11 +114,11 @@ def prompts_of_all_modules(tools):
 
 def test_a_tool_that_the_toy_has_not_learnt_is_named_in_one_sentence(engine, tools, monkeypatch):
     new = [*tools, "sql_query"]
-    assert "has not learnt to use sql_query. " in toy_warning([engine], new)
-    assert toy_warning([engine], tools) == ""
-    assert toy_warning([object()], new) == ""  # a server has no tokenizer
+    assert "has not learnt to use sql_query. " in toy_warning(engine, {}, new)
+    assert toy_warning(engine, {}, tools) == ""
+    assert toy_warning(object(), {}, new) == ""  # a server has no tokenizer
     monkeypatch.setattr(type(engine.tokenizer), "get_added_vocab", lambda tokenizer: {"<|im_end|>": 0})
-    assert toy_warning([engine], new) == ""  # another model
+    assert toy_warning(engine, {}, new) == ""  # another model
 
 
 def test_the_tools_results_are_those_that_the_toy_has_read(tools):

@@ -4,6 +4,7 @@ A tool may need environment variables, such as a key; without them it is left ou
 """
 
 import functools
+import inspect
 import os
 import re
 from dataclasses import replace
@@ -17,7 +18,7 @@ def choose(table, names=None, corpus=None, cache=None):
     corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English Wikipedia. If
     lines of the file have a "url", web_search reads these pages and no others.
     cache: a services.Cache for the results of tools that use the network.
-    ValueError, as one sentence, for wrong names or a bad corpus.
+    ValueError, as one sentence, for wrong names, a bad corpus, or a function that takes other arguments.
     """
     names = [name for name in table if not missing(table, name)] if names is None else names
     check_names(table, names)
@@ -30,6 +31,7 @@ def choose(table, names=None, corpus=None, cache=None):
         pages = functools.partial(tools["web_search"].run, corpus=corpus)
         tools["web_search"] = replace(tools["web_search"], run=pages, from_web=False)
     for name, tool in tools.items():
+        check_function(name, tool)
         if cache and tool.from_web:
             # The key names the corpus: the same query on another corpus has another result.
             tools[name] = replace(tool, run=remembered(cache, f"{name} {corpus}", tool.run))
@@ -45,6 +47,15 @@ def with_corpus(tool, corpus):
         with LOCK:
             index(corpus)  # searches find this index ready
     return replace(tool, run=functools.partial(tool.run, corpus=corpus), from_web=live)
+
+
+def check_function(name, tool):
+    """ValueError if the function cannot be called with the tool's arguments: every call of it would fail."""
+    try:
+        if tool.run:
+            inspect.signature(tool.run).bind(**tool.arguments)
+    except TypeError as why:
+        raise ValueError(f"the function of {name} does not take the tool's arguments: {why}") from None
 
 
 def missing(table, name):
