@@ -385,6 +385,19 @@ def sentences():
     least, *others = sorted(routed["Flow-GRPO"])
     yield f"{others[0]:.2f} to {others[-1]:.2f}"
     yield f"its sub-goals {least:.2f}"
+    closed = [row for row in figures.read("hops-closed") if row["steps"] == "141-150"]
+    yield "get {:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*(float(row["test_accuracy"]) for row in closed))
+    old, others = ([int(row[column]) for row in closed] for column in ("old_names_right", "others_right"))
+    assert old[2:] == [0, 0]  # "none of the 110"
+    yield f"answer {old[0]} and {old[1]} of {closed[0]['old_names']} questions"
+    yield f"{others[2]} and {others[3]} of the {closed[0]['others']} others"
+    chosen = [(int(row["seed"]), int(row["steps"].split("-")[1]),
+               int(row["base_generator"]) / int(row["plans_after_not_found"]))
+              for row in figures.read("hops-closed")]
+    early = [share for seed, step, share in chosen if seed < 2 and step <= 40]
+    yield f"in {100 * min(early):.0f} to {100 * max(early):.0f} % of their plans in the first 40 steps"
+    late = max(share for seed, step, share in chosen if seed >= 2 and step > 30)
+    yield f"at most {100 * late:.1f} % from step 31 on"
     forks = figures.gather(figures.read("hops-forks"), "run", "accuracy")
     for name in ("last-turn", "gigpo", "dr-grpo", "token-mean"):
         yield "{:.2f}, {:.2f} and {:.2f}".format(*forks[name])
