@@ -151,6 +151,7 @@ def test_a_run_with_other_settings_does_not_go_on_in_the_same_folder(folder, sol
     assert code == 2 and "holds a run with another --temperature (0.7): give another --out" in err
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_that_was_trained_on_under_its_old_name_is_another_model(folder, solved, command):
     model = folder / "planner"
     shutil.copytree(TOY, model, ignore=shutil.ignore_patterns("*.py", "*.jsonl", "__pycache__"))

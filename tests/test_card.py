@@ -46,6 +46,8 @@ from scale.passes import Passes
 
 torch.set_num_threads(1)
 HERE, THERE = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "cuda"  # a tensor on the CPU, and the GPU
+pytestmark = pytest.mark.exhaustive
+
 REFUSED = {
     "a sum": lambda x: x + HERE,
     "a product": lambda x: x @ HERE,

@@ -183,6 +183,7 @@ def world(tmp_path_factory):
     return choose(toolset.TOOLS, list(TOOLS), corpus), made, Teacher(made)
 
 
+@pytest.mark.exhaustive
 def test_a_monolith_that_writes_what_the_teacher_wrote_is_right_and_every_text_is_its_action(world):
     tools, made, teacher = world
     flow = solve.roll_out(for_flow(made), teacher, teacher, tools, MAX_TURNS)

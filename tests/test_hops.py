@@ -82,7 +82,7 @@ def test_questions_need_two_to_five_calls(made):
     assert set(calls) == {2, 3, 4, 5} and min(calls.values()) > 0.1 * len(made["test"])
 
 
-@pytest.mark.parametrize("knows_names", [False, True])
+@pytest.mark.parametrize("knows_names", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(knows_names, tools, made):
     rows = made["test"][:60]
     perfect = teacher.Teacher(rows, knows_names=knows_names)

@@ -82,6 +82,7 @@ def words(text):
     return frozenset(re.findall(r"[^\W_]+", text.lower()))
 
 
+@pytest.mark.exhaustive
 def test_no_freely_worded_question_shares_its_wording_with_training():
     trained = {words(made["question"]) for made in TRAINING}
     for made in FREE:
@@ -176,6 +177,7 @@ def test_a_model_that_has_learnt_one_plan_is_blind_and_knows_its_text(tiny, foun
     assert loss < 0.2 and all(abs(share - 1 / 3) < warm.BLIND for share in shares.values())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("toy", warm.LESSONS)
 def test_the_planners_prompts_show_what_the_toy_wrote_as_the_other_modules(toy, monkeypatch):
     lessons, written = lessons_of(toy, monkeypatch), []
@@ -204,6 +206,7 @@ def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(tiny,
     assert (tmp_path / "best" / "config.json").exists()
 
 
+@pytest.mark.exhaustive
 def test_in_the_second_toys_world_the_warm_start_shows_what_sources_say_and_no_thing_of_its_test(monkeypatch):
     lessons = lessons_of("hops", monkeypatch)
     prompts, plans = zip(*warm.examples(lessons, load_engine(str(lessons.toy))))
