@@ -129,9 +129,12 @@ def parse(parser, hint):
 def settle_train(args, tool_names):
     """Fill in the defaults of the toy or of the paper. ValueError if the settings cannot work."""
     other_data = args.data is not None  # then the toy's validation and test questions are not the default
+    minibatches = args.minibatches
     for name, value in train_defaults(args.model).items():
         if getattr(args, name) is None and not (other_data and name in ("valid", "test")):
             setattr(args, name, value)
+    if minibatches is None:  # the default fits a step of few rollouts, too
+        args.minibatches = max(1, min(args.minibatches, args.questions * args.group_size))
     check_numbers(args)
     if is_server(args.model):
         raise ValueError("--model must be local weights, a folder or a hub name: those of a server cannot be "

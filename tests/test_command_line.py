@@ -138,6 +138,12 @@ def test_what_cannot_work_is_refused_with_a_sentence_and_code_2(monkeypatch, cap
     assert REFUSED[flags] in refused(monkeypatch, capsys, train_arguments, *flags.split())
 
 
+def test_the_default_of_minibatches_is_no_more_than_the_rollouts_of_a_step(monkeypatch):
+    flags = ["--questions", "1", "--group-size"]
+    assert parsed(monkeypatch, train_arguments, *flags, "3").minibatches == 3
+    assert parsed(monkeypatch, train_arguments, *flags, "8").minibatches == 4  # the toy's
+
+
 def settings_of_a_run(folder, monkeypatch, **changed):
     """args.json as a run of the toy leaves it, with some settings changed; `...` leaves one out."""
     settings = vars(parsed(monkeypatch, train_arguments, "--out", str(folder / "new"))) | changed
