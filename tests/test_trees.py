@@ -9,8 +9,10 @@ from test_flow_grpo import SIZE, compare_with_the_oracle, family, fast, in_memor
 from transformers import AutoModelForCausalLM
 
 import flow_grpo
+from cli.flags import HOPS, TOY
 from fast import head, trees
 from flow_grpo import Action
+from models.loading import load_engine
 
 T = 0.7
 HYBRID = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, head_dim=16,
@@ -245,9 +247,27 @@ def test_another_definition_of_log_probs_is_followed_not_replaced():
         entropy = -(logps.exp() * logps).sum(-1)
         return flow_grpo.log_probs(logits, y, temperature) + 0.01 * (entropy - entropy.detach())
 
+    def top(k):
+        def log_probs(logits, y, temperature):
+            least = logits.topk(k).values[:, -1:]
+            return flow_grpo.log_probs(logits.masked_fill(logits < least, -1e9), y, temperature)
+        return log_probs
+
+    def without(token):
+        def log_probs(logits, y, temperature):
+            one = torch.arange(logits.shape[-1], device=logits.device) == token
+            return flow_grpo.log_probs(logits.masked_fill(one, -1e9), y, temperature)
+        return log_probs
+
     assert head.is_plain(model, flow_grpo.log_probs)
-    assert not head.is_plain(model, lambda *given: 2 * flow_grpo.log_probs(*given))
-    assert not head.is_plain(model, entropy_term)
+    for other in (lambda *given: 2 * flow_grpo.log_probs(*given), entropy_term, top(63), without(5),
+                  lambda logits, *given: flow_grpo.log_probs(30 * (logits / 30).tanh(), *given)):
+        assert not head.is_plain(model, other)
+
+
+@pytest.mark.parametrize("toy", [TOY, HOPS])
+def test_the_head_of_the_toys_is_plain(toy):
+    assert head.is_plain(load_engine(str(toy)).model, flow_grpo.log_probs)
 
 
 def test_the_head_is_put_back_after_an_error_and_a_model_can_be_copied():
