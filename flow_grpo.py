@@ -85,9 +85,13 @@ def advantages(rewards, groups):
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
 
     All turns of a rollout share its A: nothing here finds the turn that mattered. In a single rollout this
-    also rewards the bad turns of a lucky one; on average over many rollouts it is right. (Up to a factor 1 -
-    1/G, because the mean includes R itself. The division by std, and the weights 1/T_i and 1/|a|, are no part
-    of a plain policy gradient; they are the paper's choice.)
+    also rewards the bad turns of a lucky one. On average over many rollouts it is right, because a bad turn
+    makes failure likelier, and so comes more often with A < 0 than with A > 0. (Right up to a factor 1 - 1/G,
+    because the mean includes R itself.)
+
+    The division by std, and the weights 1/T_i and 1/|a|, are no part of a plain policy gradient; they are the
+    paper's choice. With std, questions that are nearly always or nearly never solved weigh more; with 1/T_i,
+    the turns of short rollouts, right or wrong.
 
     For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
     numerator times n / (n - 1): if all groups have n rollouts, a constant factor, which changes little. RLOO

@@ -43,7 +43,7 @@ class Step:
             Step 1
             Tool: wikipedia_search
             Sub-goal: Find the atomic number of iron
-            Command: wikipedia_search(query="atomic number of iron")
+            Command: wikipedia_search(query='atomic number of iron')
             Result: [1] Iron: Iron is a chemical element with the symbol Fe and atomic number 26.
             Verdict: CONTINUE
         """

@@ -92,30 +92,6 @@ def student_p(values):
     return max(0.0, 1 - integral(math.atan(middle / error / nu**0.5)) / whole)
 
 
-def power(n, effect, spread):
-    """In which share of studies with n seeds does a t-test find a mean of this size? (The noncentral t.)
-
-    The seeds' mean must lie T[n] estimated standard errors from 0. The estimate is the true one times
-    χ / √ν, so this is the mean, over χ with ν = n - 1 degrees of freedom, of a probability of the normal
-    distribution."""
-    nu, width, total = n - 1, 0.01, 0.0
-    shift = effect * n**0.5 / spread if spread else math.inf
-    constant = (nu / 2 - 1) * math.log(2) + math.lgamma(nu / 2)
-    for i in range(1200):
-        chi = width * (i + 0.5)
-        density = math.exp((nu - 1) * math.log(chi) - chi**2 / 2 - constant)
-        total += width * density * statistics.NormalDist().cdf(shift - T[n] * chi / nu**0.5)
-    return total
-
-
-def seeds_to_find(effect, values):
-    """How many seeds a t-test needs to find a mean of this size in 80 of 100 studies, as a text.
-
-    values: measured by some seeds; their standard deviation is taken for the true one."""
-    spread = statistics.stdev(values)
-    return str(next((n for n in T if power(n, effect, spread) >= 0.8), f"over {max(T)}"))
-
-
 def holm(ps):
     """Holm's adjusted p of several tests: where no effect is real, one table in 20 has one below 0.05."""
     order, adjusted, largest = sorted(range(len(ps)), key=ps.__getitem__), [0.0] * len(ps), 0.0

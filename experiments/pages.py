@@ -19,7 +19,6 @@ from rewards.metrics import markdown
 from toy.hops.questions import KINDS, MAX_TURNS
 
 CURVES = {"reward": "reward (share right)", "errors": "tool-calling errors\n(share of turns)"}
-FORK_EFFECT = 0.05  # a difference that one would not want to overlook
 LINES = [{"color": BLUE}, {"color": RED, "linestyle": "--"}]
 TOOL_COLOURS = {"base_generator": PURPLE, "python_coder": BLUE, "wikipedia_search": GREEN, "web_search": INK,
                 "unreadable": RED}
@@ -170,13 +169,12 @@ def forks_table():
     rows, changes = read("hops-forks"), fork_pairs()
     accuracy, reward = (gather(rows, "run", column) for column in ("accuracy", "reward"))
     base, start = (statistics.fmean(values["as it is"]) for values in (accuracy, reward))
-    lines = [["fork", f"accuracy, minus {base:.3f}", "seeds", "p", "p, Holm", f"seeds to find {FORK_EFFECT}",
+    lines = [["fork", f"accuracy, minus {base:.3f}", "seeds", "p", "p, Holm",
               f"right in training (as it is: {start:.3f})"]]
     ps = [figures.student_p(change) for change in changes.values()]
     for (name, change), p, adjusted in zip(changes.items(), ps, figures.holm(ps)):
         lines.append([name, pm(change), " ".join(f"{x:+.2f}" for x in change),
-                      *map(figures.shown_p, (p, adjusted)), figures.seeds_to_find(FORK_EFFECT, change),
-                      pm(reward[name])])
+                      *map(figures.shown_p, (p, adjusted)), pm(reward[name])])
     return markdown(lines)
 
 

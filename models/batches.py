@@ -6,7 +6,8 @@
             ...
 
 If memory is short inside `with attempt`, the items of this batch come again in smaller batches. generate(),
-the update and the log-ratios all run this loop. How the items are split into batches changes no result.
+the update and the log-ratios all run this loop. How the items are split into batches changes no result beyond
+rounding. (Except what is sampled with --plain: there all rows draw from one stream of random numbers.)
 """
 import warnings
 from contextlib import contextmanager

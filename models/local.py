@@ -6,8 +6,8 @@
     prompt -> encode() -> ids of s^t -> sample() -> ids of a^t, log π of each -> decode() -> text
 
 sample() is the plain way, one call of transformers' generate() for a batch. fast/sampling.py has a sample()
-with the same result in less time, which is used unless the engine is plain (--plain). To follow the method,
-read sample(), answer() and encode(): everything else is about what checkpoints bring with them.
+with the same distribution in less time, which is used unless the engine is plain (--plain). To follow the
+method, read sample(), answer() and encode(): everything else is about what checkpoints bring with them.
 
 What is sampled is softmax(logits / temperature) over the whole vocabulary, because that is the policy whose
 log-probs flow_grpo.py computes. Temperature 0 takes the likeliest token each time. Above it, all random

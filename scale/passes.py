@@ -98,7 +98,8 @@ class Passes:
         """Yield (batch, attempt); the work on a batch is done inside `with attempt`. If memory is short,
         .grad is zeroed and all batches come again: a failed backward pass has added an unknown part of its
         gradient."""
-        agree = ranks.largest if sharding.parts(self.model) else int  # int: nobody to agree with
+        alone = int  # leaves a rank's own number as it is
+        agree = ranks.largest if sharding.parts(self.model) else alone
         return self.budget.batches(actions, length, batches_of=self.batches_of, undo=self.recover,
                                    agree=agree, filler=filler)
 
