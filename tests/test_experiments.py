@@ -111,11 +111,11 @@ def test_changed_code_is_another_copy(folder, monkeypatch):
     assert runs.edited(folder, ()) != first and (first / "memory.py").exists()
 
 
-def test_five_seeds_of_flow_grpo_and_three_of_what_it_is_compared_with_each_run_once():
+def test_five_seeds_of_flow_grpo_and_its_forks_and_three_of_other_methods_each_run_once():
     names = Counter(run.name for run in all_runs())
+    forks = tuple(f"hops-{name}" for name in (*planning.FORKS, "token-mean"))
     others = ("hops-monolith", "hops-64", "toy", *(f"hops-sft-{traces}" for traces in planning.SFT))
-    others += tuple(f"hops-{name}" for name in (*planning.FORKS, "token-mean"))
-    for name, number in ({"hops": 5} | dict.fromkeys(others, 3)).items():
+    for name, number in (dict.fromkeys(("hops", *forks), 5) | dict.fromkeys(others, 3)).items():
         assert [names[f"{name}-seed{seed}"] for seed in range(6)] == [1] * number + [0] * (6 - number)
     assert set(names.values()) == {1}
     assert len({run.folder for run in next(planning.forks(9))}) == 9 * 6  # --seeds 9
@@ -389,10 +389,13 @@ def sentences():
     late = max(share for seed, step, share in chosen if seed >= 2 and step > 30)
     yield f"at most {100 * late:.1f} % from step 31 on"
     forks = figures.gather(figures.read("hops-forks"), "run", "accuracy")
-    for name in ("last-turn", "gigpo", "dr-grpo", "token-mean"):
-        yield "{:.2f}, {:.2f} and {:.2f}".format(*forks[name])
-    yield figures.pm(pages.fork_pairs()["gigpo"])
-    yield f"{min(forks['as it is']):.2f} to {max(forks['as it is']):.2f} with the broadcast"
+    for name, words in (("last-turn", "planner ends at"), ("gigpo", "state, ends at"),
+                        ("dr-grpo", "Dr. GRPO at"), ("token-mean", "released code, at")):
+        yield f"{words} {min(forks[name]):.2f} to {max(forks[name]):.2f}"
+    for name in ("gigpo", "dr-grpo"):
+        yield f"a difference of {figures.pm(pages.fork_pairs()[name])}"
+    yield f"GiGPO) adds {figures.pm(pages.fork_pairs()['gigpo'], 2)}"
+    yield f"end at {min(forks['as it is']):.2f} to {max(forks['as it is']):.2f} with the broadcast"
     assert max(forks["turn-cost"]) <= 0.01  # "right in at most 1 of 100 questions"
     after = figures.over(figures.read("hops-monolith"), "monolith", 1, 1, "test_after")
     yield "about as high, {:.2f}, {:.2f} and {:.2f}".format(*after)
