@@ -117,7 +117,8 @@ def show_choices(args, train_questions, valid, test):
     say(f"data    {args.data.removeprefix(folder)}: {len(train_questions)} questions to train on, "
         f"{len(valid)} to choose best/, {len(test)} to test")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
-    say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions "
+    again = " (some again: there are no more)" if len(train_questions) < args.questions else ""
+    say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions{again} "
         f"x {args.group_size} rollouts, at most {args.max_turns} turns")
 
 

@@ -4,6 +4,7 @@ A tiny random Qwen2 writes no plan that can be parsed, so all its groups would b
 "even" or "odd", as is the sum of the token ids that its planner sampled, and "even" is right: this can be
 learnt, and the tokens alone decide it.
 """
+import argparse
 import csv
 import errno
 import json
@@ -27,6 +28,7 @@ import solve
 import train
 from bench import memory as sizes
 from benchmarks import training
+from cli import setup
 from fast import sampling
 from flow_grpo import Action, advantages, token_logps
 from logbook import advice, checkpoints, log
@@ -677,6 +679,14 @@ def test_training_changes_the_policy_and_not_the_fixed_model_nor_the_reference(t
     folder = str(Path(other or "model").resolve())
     assert places.located(how["fixed"], checkpoint) == folder
     assert (how["step"], how["tools"]) == (2, ["base_generator"])
+
+
+def test_a_step_of_more_questions_than_there_are_says_so(capsys):
+    args = argparse.Namespace(data="ten.jsonl", judge=None, model="model", lora=None, lr=1.0, steps=2,
+                              questions=16, group_size=8, max_turns=2)
+    for number, words in ((16, "16 questions x 8"), (10, "16 questions (some again: there are no more) x 8")):
+        setup.show_choices(args, [None] * number, [], [])
+        assert f"2 steps of {words} rollouts" in capsys.readouterr().out
 
 
 def test_a_run_that_will_not_fit_is_refused_before_anything_is_loaded(monkeypatch, capsys):
