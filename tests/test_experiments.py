@@ -375,19 +375,26 @@ def sentences():
     least, *others = sorted(routed["Flow-GRPO"])
     yield f"{others[0]:.2f} to {others[-1]:.2f}"
     yield f"its sub-goals {least:.2f}"
-    closed = [row for row in figures.read("hops-closed") if row["steps"] == "141-150"]
-    yield "get {:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*(float(row["test_accuracy"]) for row in closed))
-    old, others = ([int(row[column]) for row in closed] for column in ("old_names_right", "others_right"))
+    closed = [row | {"share": int(row["base_generator"]) / int(row["plans_after_not_found"]),
+                     "end": int(row["steps"].split("-")[1])} for row in figures.read("hops-closed")]
+    last = {name: [row for row in closed if row["end"] == 150 and row["training"] == name]
+            for name in ("as it is", "more old names", "more old names and fewer sums")}
+    after = {name: [f"{float(row['test_accuracy']):.2f}" for row in rows] for name, rows in last.items()}
+    for name, verb in (("as it is", "seeds get"), ("more old names", "they get")):
+        yield "{} {}, {}, {} and {}".format(verb, *after[name])
+    yield "seeds 2 and 3: {} and {}.".format(*after["more old names and fewer sums"])
+    old, others = ([int(row[column]) for row in last["as it is"]]
+                   for column in ("old_names_right", "others_right"))
     assert old[2:] == [0, 0]  # "none of the 110"
-    yield f"answer {old[0]} and {old[1]} of {closed[0]['old_names']} questions"
-    yield f"{others[2]} and {others[3]} of the {closed[0]['others']} others"
-    chosen = [(int(row["seed"]), int(row["steps"].split("-")[1]),
-               int(row["base_generator"]) / int(row["plans_after_not_found"]))
-              for row in figures.read("hops-closed")]
-    early = [share for seed, step, share in chosen if seed < 2 and step <= 40]
+    yield f"answer {old[0]} and {old[1]} of {last['as it is'][0]['old_names']} questions"
+    yield f"{others[2]} and {others[3]} of the {last['as it is'][0]['others']} others"
+    before = [row for row in closed if row["training"] == "as it is"]
+    early = [row["share"] for row in before if int(row["seed"]) < 2 and row["end"] <= 40]
     yield f"in {100 * min(early):.0f} to {100 * max(early):.0f} % of their plans in the first 40 steps"
-    late = max(share for seed, step, share in chosen if seed >= 2 and step > 30)
+    late = max(row["share"] for row in before if int(row["seed"]) >= 2 and row["end"] > 30)
     yield f"at most {100 * late:.1f} % from step 31 on"
+    asked = [100 * row["share"] for row in last["more old names"]]
+    yield f"{min(asked):.0f} to {max(asked):.0f} % of their plans after a name that was not found"
     forks = figures.gather(figures.read("hops-forks"), "run", "accuracy")
     for name, words in (("last-turn", "planner ends at"), ("gigpo", "state, ends at"),
                         ("dr-grpo", "Dr. GRPO at"), ("token-mean", "released code, at")):
