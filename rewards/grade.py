@@ -4,6 +4,7 @@ To train on another reward, change reward(). Accuracy, and with it the choice of
 remains the share of right answers.
 """
 
+import math
 import time
 
 from rewards import rules
@@ -12,8 +13,9 @@ from rewards.judge import verdicts_on
 
 def reward(rollout):
     """R of a rollout: here 1 or 0. It may read all of a solve.Rollout but `reward`: question (with its
-    gold answer), answer, right, actions (one for each turn, so their number is that of the turns used),
-    memory. `stopped` is true also if the verifier stops in the last turn; the turns allowed are not in a
+    gold answer), answer, right, actions (one Completion for each turn, so their number is that of the turns
+    used; len(action.ids) is the length of a plan in tokens, action.tokens also counts its prompt), memory.
+    `stopped` is true also if the verifier stops in the last turn; the turns allowed are not in a
     Rollout. (rules.quantity() reads a number as graders do.)
 
     A cost for errors could sum `step.error` over rollout.memory.steps. That counts plans and calls that could
@@ -48,3 +50,6 @@ def grade(rollouts, judge=None):
     for rollout, verdict in zip(answered, verdicts):
         rollout.right = verdict is True
         rollout.reward = float(reward(rollout))
+        if not math.isfinite(rollout.reward):
+            raise SystemExit(f"rewards/grade.py: reward() is {rollout.reward} for the question "
+                             f"{rollout.question.question[:80]!r}: it must be a finite number.")

@@ -62,7 +62,8 @@ def parse(line):
         # int("NaN") raises: NaN is an answer that is missing.
         row = json.loads(line, parse_float=Written, parse_constant=int)
     except (ValueError, RecursionError) as why:  # also for bad bytes and numbers of many digits
-        raise ValueError(f"not JSON ({getattr(why, 'msg', why)}).") from None
+        raise ValueError(f"not JSON ({getattr(why, 'msg', why)}). Each line must be an object, as "
+                         '{"question": "...", "answer": "..."}.') from None
     if not isinstance(row, dict):
         raise ValueError(f"not a JSON object but a {type(row).__name__}.")
     for key, types in (("question", [str]), ("answer", [str, int, Written])):

@@ -483,6 +483,13 @@ def test_accuracy_is_the_share_of_right_answers_whatever_the_reward(monkeypatch)
     assert (right["accuracy"], wrong["accuracy"]) == (1.0, 0.0) and rollout.reward == -0.9
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_finite_number_ends_the_run_with_a_sentence(monkeypatch, value):
+    monkeypatch.setattr(grade, "reward", lambda rollout: value)
+    with pytest.raises(SystemExit, match=rf"reward\(\) is {value} for the question '.+it must be a finite"):
+        graded("jane austen")
+
+
 def test_a_judge_that_is_down_fails_the_rollout():
     metrics, rollout, _ = graded("someone", Completion("", [], [], "the server is down"))
     assert rollout.failed == "judge: the server is down" and metrics["failed"] == 1

@@ -34,7 +34,7 @@ def test_a_tool_without_its_key_is_refused_if_named_and_left_out_if_not():
     assert not missing(TOOLS, "web_search")
 
 
-def test_a_tool_is_added_as_docs_use_says(capsys):
+def test_a_tool_is_added_as_docs_use_says(capsys, monkeypatch):
     section = (Path(__file__).parent.parent / "docs" / "use.md").read_text().split("## Adding a tool")[1]
     code, trial = (block.split("```")[0] for block in section.split("```python\n")[1:])
     space = dict(vars(tools), TOOLS=dict(TOOLS))
@@ -43,7 +43,8 @@ def test_a_tool_is_added_as_docs_use_says(capsys):
     assert len(code.strip().splitlines()) <= 10 and describe(name, tool)
     example = {word.arg: word.value.value for word in ast.parse(tool.example).body[0].value.keywords}
     assert run_tool({name: tool}, name, example) == ("3", False)
-    exec(trial, space)
+    monkeypatch.setattr(tools, "TOOLS", space["TOOLS"])
+    exec(trial, {})
     assert "Result: 3\n" in (shown := capsys.readouterr().out) and shown.endswith(" 1.0\n")
 
 

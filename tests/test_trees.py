@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import flow_grpo
 from cli.flags import HOPS, TOY
-from fast import head, trees
+from fast import head, logps, trees
 from flow_grpo import Action
 from models.loading import load_engine
 
@@ -263,6 +263,23 @@ def test_another_definition_of_log_probs_is_followed_not_replaced():
     for other in (lambda *given: 2 * flow_grpo.log_probs(*given), entropy_term, top(63), without(5),
                   lambda logits, *given: flow_grpo.log_probs(30 * (logits / 30).tanh(), *given)):
         assert not head.is_plain(model, other)
+
+
+@pytest.mark.parametrize("chunk", [2**25, 64])
+def test_log_probs_may_return_more_than_log_probs(chunk, monkeypatch):
+    monkeypatch.setattr(head, "CHUNK", chunk)
+
+    def with_entropy(logits, y, temperature):
+        all_logps = (logits.float() / temperature).log_softmax(-1)
+        chosen = all_logps.gather(-1, y[:, None]).squeeze(-1)
+        return torch.stack([chosen, -(all_logps.exp() * all_logps).sum(-1)], 1)
+
+    model, actions = tiny(), family()[0]
+    monkeypatch.setattr(flow_grpo, "log_probs", with_entropy)
+    found = logps.token_logps(model, actions, T, with_entropy)
+    expected = flow_grpo.token_logps(model, actions, T)  # the plain way
+    assert found.shape == expected.shape and found.shape[1] == 2
+    assert (found - expected).abs().max() < ROUNDING
 
 
 @pytest.mark.parametrize("toy", [TOY, HOPS])
