@@ -145,6 +145,8 @@ def print_summary(args, name, trials, seconds):
     print(printable(f"{name}: {line}" if args.benchmark else line))  # the tools that a file names, too
     if metrics["failed"]:
         print(advice.failures(rollouts))
+    if dead := advice.dead_tools(rollouts):
+        print(dead)
     if not args.question:
         print(accuracy_line(metrics, number), flush=True)
     if metrics["failed"] == len(rollouts):
@@ -156,8 +158,10 @@ def print_end(args):
     if args.benchmark:
         print_table(args)
     if is_toy(args.model):
+        name = Path(args.model).resolve().name
+        chosen = "" if name == "toy" else f" --model {args.model}"
         print("This planner has only learnt the formats and picks its tools blindly. "
-              "Train it: python train.py; then: python solve.py --model runs/toy-seed0/best")
+              f"Train it: python train.py{chosen}; then: python solve.py --model runs/{name}-seed0/best")
 
 
 def print_table(args):

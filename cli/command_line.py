@@ -145,7 +145,8 @@ def settle_train(args, tool_names):
             setattr(args, name, str(Path(getattr(args, name)).resolve()))
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
     if Path(args.out).exists():
-        raise ValueError(f"{args.out} exists already and is not written over: give another --out, "
+        resume = f"go on with --resume {args.out}, " if (Path(args.out) / "args.json").exists() else ""
+        raise ValueError(f"{args.out} exists already and is not written over: {resume}give another --out, "
                          "or remove it")
     return args
 

@@ -10,6 +10,7 @@ from itertools import takewhile
 from world.text import printable, truncate
 
 FEW = 0.1  # if a smaller fraction of the plans parses, the model does not know the format
+MANY = 5  # calls of a tool that must all have failed before there is advice
 FLAT_STEPS = 3  # steps in a row with flat groups only, after which there is advice
 MEMORY = "give --gradient-checkpointing, --optimizer-device cpu, --lora 32 or a smaller --max-new-tokens"
 
@@ -39,6 +40,22 @@ def unparsed(rollouts):
         "supervised training on the format first (python experiments/smollm.py warm --model MODEL, see\n"
         "docs/smollm.md); a larger --max-new-tokens if plans are cut off, and no --think if thoughts are;\n"
         "a tenth of this --lr if plans could be parsed before.")
+
+
+def dead_tools(rollouts):
+    """A line for each tool whose calls all failed, as if it were down: training would teach to avoid it."""
+    steps_of = {}
+    for step in (step for rollout in rollouts for step in rollout.memory.steps if step.tool):
+        steps_of.setdefault(step.tool, []).append(step)
+    return "\n".join(
+        f"None of the {len(steps)} calls of {tool} worked ({printable(commonest(steps))}). If the tool is at "
+        "fault, repair it or leave it out of --tools: training would teach the planner to avoid it."
+        for tool, steps in steps_of.items() if len(steps) >= MANY and all(step.error for step in steps))
+
+
+def commonest(steps):
+    """The most frequent result, cut."""
+    return truncate(Counter(step.result for step in steps).most_common(1)[0][0], 200)
 
 
 def flat_steps(rows, rollouts, temperature):

@@ -118,7 +118,9 @@ class Run:
         if metrics["failed"] == len(rollouts):
             why = self.stop(f"no rollout of {name} ended.", "Fix that, then go on")
             raise SystemExit(f"train.py: {why}")
-        say(advice.unparsed(rollouts) if self.step == 0 else "")
+        if self.step == 0:
+            say(advice.unparsed(rollouts))
+            say(advice.dead_tools(rollouts))
         return metrics["accuracy"]
 
     def due(self):

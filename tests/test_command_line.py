@@ -138,6 +138,13 @@ def test_what_cannot_work_is_refused_with_a_sentence_and_code_2(monkeypatch, cap
     assert REFUSED[flags] in refused(monkeypatch, capsys, train_arguments, *flags.split())
 
 
+def test_a_run_that_is_there_already_can_be_resumed_instead(tmp_path, monkeypatch, capsys):
+    """Also one that ended before its first step, which has left nothing but its settings."""
+    settings_of_a_run(tmp_path, monkeypatch)
+    error = refused(monkeypatch, capsys, train_arguments, "--out", str(tmp_path))
+    assert f"go on with --resume {tmp_path}, give another --out, or remove it" in error
+
+
 def test_the_default_of_minibatches_is_no_more_than_the_rollouts_of_a_step(monkeypatch):
     flags = ["--questions", "1", "--group-size"]
     assert parsed(monkeypatch, train_arguments, *flags, "3").minibatches == 3

@@ -635,6 +635,19 @@ def test_plans_that_cannot_be_parsed_are_counted_with_the_commonest_reasons_and_
     assert advice.unparsed([rollout_of("", "", "two plans")]) == "" == advice.unparsed([rollout_of()])
 
 
+def test_a_tool_whose_calls_all_fail_is_named_with_its_commonest_result():
+    failing = rollout_of("\x1b[31mno network", "no network", "no network", "timed out", "no network")
+    for step in failing.memory.steps:
+        step.tool = "wikipedia_search"
+    text = advice.dead_tools([failing, rollout_of(*["no plan"] * 9)])  # those plans name no tool
+    assert text.startswith("None of the 5 calls of wikipedia_search worked (Error: no network).")
+    assert "\n" not in text and "\x1b" not in text
+    failing.memory.steps[-1].error = False
+    assert advice.dead_tools([failing]) == ""
+    del failing.memory.steps[-1]
+    assert advice.dead_tools([failing]) == ""  # too few to say so
+
+
 def test_three_flat_steps_in_a_row_are_told_once_with_what_they_mean():
     flat, lesson = ({"flat": n, "groups": 4, "reward": 0.0, "kl": 0.0} for n in (4, 3))
     steps = [[flat] * 2, [flat] * 3, [flat] * 4, [flat, lesson, flat, flat], [lesson] + [flat] * 3]
