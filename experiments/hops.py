@@ -10,14 +10,13 @@ A router picks the tool of each plan without reading the memory:
     sub-goal   the tool that is most often right after the sub-goal's first three words
     question   the tool that is most often right for the question's first three words
     sequence   for each kind of question the sequence of tools, one for each turn, that is right most often
-    shortcut   the same, if the planner knows the new names of old things, and need not ask base_generator
     context    the tool that is most often right for such a context: an address, a calculation, or none. This
                one reads a part of the memory: the context line repeats what the last result said
 
-Justification, context and sub-goal are those of a perfect planner, which reads the memory; of one that must
-ask for the new name of an old thing, and of one that knows it. So these routers are stronger than a router
-can be: without a planner nobody tells them what to look for. All tables count a perfect planner's tools on
-the 2 000 training questions. With --planner, a model writes the plans, and only their tools are replaced.
+Justification, context and sub-goal are those of a perfect planner, which reads the memory. So these routers
+are stronger than a router can be: without a planner nobody tells them what to look for. All tables count a
+perfect planner's tools on the 2 000 training questions. With --planner, a model writes the plans, and only
+their tools are replaced.
 """
 
 import argparse
@@ -38,20 +37,19 @@ import tools as toolset
 from experiments import figures
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
-from toy.hops.make import HOPS, quick_python
+from toy.hops.make import HOPS, load_modules, quick_python
 from toy.hops.questions import KINDS, MAX_TURNS, World, for_flow, splits
 from toy.hops.teacher import TOOLS, Teacher
 from world.ranking import ranked, words_of
 from world.toolbox import choose
 
 LETTERS = {"w": "wikipedia_search", "b": "web_search", "p": "python_coder", "g": "base_generator"}
-ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "shortcut", "context")
+ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "context")
 
 
-def needed(question, knows_names=False):
+def needed(question):
     """The tools that a perfect planner uses, as letters: for each name, and for the sum: ("wbp", "p")."""
-    paths = [path.replace("wg", "") if knows_names else path for path in question["paths"]]
-    return tuple(paths) + ("p",) * (question["kind"] != "one")
+    return (*question["paths"], *("p" * (question["kind"] != "one")))
 
 
 def finishes(paths, sequence):
@@ -75,9 +73,9 @@ def finishes(paths, sequence):
     return False
 
 
-def best_sequence(made, knows_names=False):
+def best_sequence(made):
     """The sequence of tools that is right for most of these questions."""
-    counts = Counter(needed(question, knows_names) for question in made)
+    counts = Counter(map(needed, made))
     score = lambda sequence: sum(n for paths, n in counts.items() if finishes(paths, sequence))
     return max(itertools.product(LETTERS, repeat=MAX_TURNS), key=score)
 
@@ -144,9 +142,8 @@ def chooser(route, tools, train, counts):
     """choose(prompt, plan) of a route."""
     if route == "bm25":
         return lambda prompt, plan: nearest(plan.sub_goal, tools)
-    if route in ("sequence", "shortcut"):
-        sequences = {kind: best_sequence([row for row in train if row["kind"] == kind], route == "shortcut")
-                     for kind in KINDS}
+    if route == "sequence":
+        sequences = {kind: best_sequence([row for row in train if row["kind"] == kind]) for kind in KINDS}
         print("sequences: " + ", ".join(f"{kind} {''.join(best)}" for kind, best in sequences.items()))
 
         def by_turn(prompt, plan):
@@ -174,23 +171,21 @@ def main():
     tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
     made = splits(world)
     train, test = made["train"], made["test"]
-    counted = Counted(Teacher(train), tools)
-    solve.roll_out(for_flow(train), counted, Teacher(train), tools, MAX_TURNS)
-    perfect = {"perfect": Teacher(test), "knows the names": Teacher(test, knows_names=True)}
-    policies = {args.planner: load_engine(args.planner)} if args.planner else perfect
-    modules = load_engine(str(HOPS)) if args.planner else None  # without a model, a teacher plays all modules
-    routes = [route for route in args.route if route != "none"]
-    choosers = {route: chooser(route, tools, train, counted.counts) for route in routes}
+    counted = Counted(Teacher(train, world.renamed), tools)
+    solve.roll_out(for_flow(train), counted, Teacher(train, world.renamed), tools, MAX_TURNS)
+    teacher = Teacher(test, world.renamed)  # without a model, it plays all modules
+    policy, modules = (load_engine(args.planner), load_modules()) if args.planner else (teacher, teacher)
     rows = []
-    for (name, policy), route in itertools.product(policies.items(), args.route):
-        engine = policy if route == "none" else Routed(policy, tools, choosers[route])
+    for route in args.route:
+        engine = policy
+        if route != "none":
+            engine = Routed(policy, tools, chooser(route, tools, train, counted.counts))
         torch.manual_seed(0)
-        metrics, rollouts = solve.evaluate(
-            for_flow(test), engine, modules or policy, tools, max_turns=MAX_TURNS)
-        print(f"{name}, {route}: {accuracy_line(metrics, len(test))}", flush=True)
+        metrics, rollouts = solve.evaluate(for_flow(test), engine, modules, tools, max_turns=MAX_TURNS)
+        print(f"{route}: {accuracy_line(metrics, len(test))}", flush=True)
         kinds = {kind: [rollout.right for rollout in rollouts if rollout.question.kind == kind]
                  for kind in KINDS}
-        rows.append({"planner": name, "route": route, "questions": len(test),
+        rows.append({"planner": args.planner or "perfect", "route": route, "questions": len(test),
                      "accuracy": f"{metrics['accuracy']:.4f}"}
                     | {kind: f"{sum(right) / len(right):.4f}" for kind, right in kinds.items()})
     if args.out:

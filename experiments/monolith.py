@@ -65,7 +65,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     """solve.roll_out() for a monolith: up to max_turns steps, then the answer. Returns [Rollout]."""
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
     contexts = {id(rollout): "" for rollout in rollouts}
-    greedy = partial(fixed["default"], temperature=0.0, max_new_tokens=max_new_tokens)
+    base_generator = fixed.get("base_generator", fixed["default"])
+    greedy = partial(base_generator, temperature=0.0, max_new_tokens=max_new_tokens)
     for turn in range(1, max_turns + 2):
         watch(rollouts, turn, "policy")
         live = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
@@ -109,11 +110,11 @@ class Writer:
         question, so_far = re.search(r"\nQuestion: (.*)\n\nMemory:\n((?s:.*))", prompt).groups()
         memory = so_far.replace("Sub-goal: ", "Tool: any\nSub-goal: ")  # the flow's steps have such a line
         state = question, self.tools, "", memory
-        verdict, _ = self.teacher.answer(verifier.prompt(*state))
+        verdict, _ = self.teacher.answer(verifier.prompt(*state), question)
         if so_far.count("\nResult: ") == MAX_TURNS or verifier.parse(verdict):
-            texts = self.teacher.answer(generator.prompt(question, "", memory))
+            texts = self.teacher.answer(generator.prompt(question, "", memory), question)
         else:
-            plans = self.teacher.answer(planner.prompt(*state))
+            plans = self.teacher.answer(planner.prompt(*state), question)
             texts = [self.with_call(question, plan) for plan in plans]
         done, learnt = texts  # they differ where a perfect plan is carried out and a random one learnt
         self.examples.append((prompt, learnt))
@@ -123,8 +124,8 @@ class Writer:
         """A plan, and in the place of its last line, the tool, the call that the executor makes of it."""
         plan, thought = planner.parse(text, self.tools), text.rpartition("\n")[0]
         tool = self.tools[plan.tool]
-        call, _ = self.teacher.answer(
-            executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tool))
+        prompt = executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tool)
+        call, _ = self.teacher.answer(prompt, question)
         return f"{thought}{CALL} {executor.parse(call, plan.tool, tool)}"
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 
 from cli.flags import FOR_HOPS
 from experiments.runs import Run, as_flags, note, outcome, outcomes, rollouts_of, rows_of
-from toy.hops.questions import KINDS, MAX_TURNS, OLD_NAMES
+from toy.hops.questions import KINDS, MAX_TURNS, World
 from toy.hops.teacher import TOOLS
 
 HOPS = "toy/hops"
@@ -21,7 +21,7 @@ STEPS = FOR_HOPS["steps"]
 TRAINING = {"data": f"{HOPS}/train.jsonl", "valid": "none", "test": TEST, "judge": "none", "every": STEPS,
             **{name.replace("_", "-"): FOR_HOPS[name] for name in
                ("steps", "questions", "lr", "minibatches", "max_turns")}}
-WORLD = ("--corpus", f"{HOPS}/corpus.jsonl", "--tools", *TOOLS)
+WORLD = ("--base-generator", f"{HOPS}/base_generator", "--corpus", f"{HOPS}/corpus.jsonl", "--tools", *TOOLS)
 BUDGETS = (1, 2, 3, 4, 5, 6, 8)
 TRIES, TRIED = 64, 100  # how often the untrained planner tries each of so many test questions
 SFT_BATCHES, SFT_SEEDS = 50, 3  # sft.py's default; with STEPS, rollouts and updates are Flow-GRPO's
@@ -102,7 +102,7 @@ def routers(after=(), seed=None):
     """Routers, with perfect plans; or in the plans of the run `after`, whose tools they replace."""
     command = ("experiments/hops.py", "--out", "{out}/routers.csv")
     if after:
-        command += ("--planner", f"{{0}}/step-{STEPS}", "--route", "sequence", "shortcut")
+        command += ("--planner", f"{{0}}/step-{STEPS}", "--route", "sequence")
     return Run("hops-routers" + (f"-seed{seed}" if after else ""), command, (), after, 600)
 
 
@@ -135,12 +135,13 @@ def tests_and_curve(seeds=5):
 def looked_up(rollouts):
     """(old names in the questions that a step looks for, those that are first looked for as their new name).
 
-    base_generator knows the new name. A planner that writes it at once has not asked."""
-    first = []
+    Only base_generator knows the new name. A planner that writes it at once has learnt it by heart."""
+    first, renamed = [], World(0).renamed
     for rollout in rollouts:
         goals = [step["sub_goal"] for step in rollout["memory"]["steps"]]
-        for old in (name for name in OLD_NAMES if name in rollout["question"]):
-            first += [OLD_NAMES[old] in goal for goal in goals if old in goal or OLD_NAMES[old] in goal][:1]
+        for old, new in renamed.items():
+            if old in rollout["question"]:
+                first += [new in goal for goal in goals if old in goal or new in goal][:1]
     return len(first), sum(first)
 
 

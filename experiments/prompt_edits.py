@@ -26,6 +26,7 @@ from experiments import figures
 from models.loading import load_engine
 from rewards.questions import read_questions
 from tools import TOOLS
+from toy.hops.make import load_modules
 from world.toolbox import choose
 
 EDITS = {  # name -> (what stands in the prompt, what takes its place)
@@ -89,12 +90,13 @@ def main():
     names = [*TOY_TOOLS, "web_search"] if hops else TOY_TOOLS
     tools = choose(TOOLS, names, Path(args.fixed) / "corpus.jsonl")
     questions = read_questions(Path(args.fixed) / "test.jsonl")[: args.limit]
-    fixed, rows = load_engine(args.fixed), []
+    modules, rows = load_modules() if hops else {"default": load_engine(args.fixed)}, []
     for name in args.model:
         policy, unedited = load_engine(name), None
         for edit, (old, new) in EDITS.items():
             torch.manual_seed(0)
-            metrics, _ = solve.evaluate(questions, Edited(policy, old, new), Edited(fixed, old, new), tools,
+            fixed = {module: Edited(engine, old, new) for module, engine in modules.items()}
+            metrics, _ = solve.evaluate(questions, Edited(policy, old, new), fixed, tools,
                                         max_turns=5 if hops else 2)
             accuracy = metrics["accuracy"]
             unedited = unedited or accuracy

@@ -27,7 +27,7 @@ import torch
 
 import solve
 import tools as toolset
-from cli.flags import FOR_HOPS, HOPS
+from cli.flags import FOR_HOPS
 from fast import logps
 from flow_grpo import Action, log_probs, update
 from logbook.records import record_of
@@ -36,6 +36,7 @@ from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from scale import sharding
 from scale.passes import Passes
+from toy.hops.make import HOPS, load_modules
 from toy.hops.questions import MAX_TURNS, World, for_flow, splits
 from toy.hops.teacher import GOAL, TOOLS, Teacher
 from train import questions_of
@@ -51,8 +52,8 @@ class Foreigner(Teacher):
     It reads every prompt in the toy's words, as its own have been replaced by them, and the other way round
     for what it writes. If it plays all modules, they understand each other."""
 
-    def answer(self, prompt):
-        texts = super().answer(prompt.replace(FOREIGN, GOAL))
+    def answer(self, prompt, question):
+        texts = super().answer(prompt.replace(FOREIGN, GOAL), question)
         return tuple(text.replace(GOAL, FOREIGN) for text in texts)
 
 
@@ -108,9 +109,10 @@ def main():
     add("--out", type=Path, required=True,
         help="folder: best/ is the checkpoint, questions-0.jsonl a teacher's test rollouts")
     args = parser.parse_args()
-    engine, fixed = (load_engine(str(HOPS), dtype="float32") for _ in range(2))
-    tools, made = choose(toolset.TOOLS, list(TOOLS), HOPS / "corpus.jsonl"), splits(World(0))
-    teacher = (Foreigner if args.traces == "foreign" else Teacher)(made["train"] + made["test"])
+    engine, fixed, world = load_engine(str(HOPS), dtype="float32"), load_modules(), World(0)
+    tools, made = choose(toolset.TOOLS, list(TOOLS), HOPS / "corpus.jsonl"), splits(world)
+    kind = Foreigner if args.traces == "foreign" else Teacher
+    teacher = kind(made["train"] + made["test"], world.renamed)
     planner = engine if args.traces == "own" else Perfect(teacher, engine)
     others = teacher if args.traces == "foreign" else fixed
     found = collect(planner, others, tools, for_flow(made["train"]), args.steps, args.seed)

@@ -58,8 +58,8 @@ WORLDS = {  # in which toy's world; tests: {set: its file}
         "tests": {"toy": "toy/test.jsonl", "free": "experiments/freely.jsonl"},  # free: written by hand
     },
     "hops": {
-        "flow": {"fixed": "toy/hops", "corpus": "toy/hops/corpus.jsonl", "max-turns": 5,
-                 "max-new-tokens": 64},
+        "flow": {"fixed": "toy/hops", "base-generator": "toy/hops/base_generator",
+                 "corpus": "toy/hops/corpus.jsonl", "max-turns": 5, "max-new-tokens": 64},
         "tools": list(HOPS_TOOLS), "questions": 8,
         "tests": {"toy": planning.TEST, "free": planning.FREE},
     },

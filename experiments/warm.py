@@ -58,12 +58,18 @@ BLIND = 0.07  # how far the share of each tool may be from an equal one
 class Lessons:
     """What a planner is warm-started on."""
 
-    toy: Path  # the checkpoint that plays the other modules
+    toy: Path  # the checkpoint that plays the other modules, and base_generator if nothing else does
     tools: dict
     max_turns: int
     teacher: object  # the blind one, for `made`
     made: list  # questions, as the toy's questions.py makes them
     others: list  # of the check
+    base_generator: object = None  # in the second toy's world the teacher, which knows the new names
+
+    def modules(self, device=None):
+        """{module: engine} for solve.roll_out()."""
+        modules = {"default": load_engine(str(self.toy), device)}
+        return modules | ({"base_generator": self.base_generator} if self.base_generator else {})
 
 
 def of_the_first_toy(seed):
@@ -82,8 +88,8 @@ def of_the_second_toy(seed):
         write_rows(corpus, world.rows)
         tools = choose(TOOLS, list(hops_teacher.TOOLS), corpus)
     made, others = world.questions(ROLLOUTS, "train", seed), world.questions(CHECKED, "test", seed)
-    teacher = hops_teacher.Teacher(made, blind=random.Random(seed), guided=0.5)
-    return Lessons(HOPS, tools, hops_questions.MAX_TURNS, teacher, made, others)
+    teacher = hops_teacher.Teacher(made, world.renamed, blind=random.Random(seed), guided=0.5)
+    return Lessons(HOPS, tools, hops_questions.MAX_TURNS, teacher, made, others, base_generator=teacher)
 
 
 LESSONS = {"first": of_the_first_toy, "hops": of_the_second_toy}
@@ -164,10 +170,10 @@ def main():
     args = parser.parse_args()
     lessons = LESSONS[args.toy](args.seed)
     engine = load_engine(args.model, args.device, args.dtype)
-    toy = load_engine(str(lessons.toy), args.device)
+    fixed = lessons.modules(args.device)
     sharding.shard(engine.model)  # in bfloat16 it trains float32 masters
     optimizer, tools = sharding.adamw(engine.model, args.lr), lessons.tools
-    found = examples(lessons, toy)
+    found = examples(lessons, fixed)
     for step in range(1, args.steps + 1):
         plans = random.Random(f"{args.seed} {step}").sample(found, PLANS)
         for group in optimizer.param_groups:
@@ -175,7 +181,7 @@ def main():
         loss = learn(engine, optimizer, actions_of(engine, plans, tools))
         print(f"step {step}/{args.steps} | loss {loss:.3f}", flush=True)
     sharding.gather(engine.model)
-    numbers = check(engine, lessons, toy)
+    numbers = check(engine, lessons, fixed)
     print(" | ".join(f"{name} {value:.3g}" for name, value in numbers.items()))
     if not good_enough(numbers, tools):
         print("Not as it should be: try more --steps")

@@ -209,7 +209,7 @@ def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(tiny,
 @pytest.mark.exhaustive
 def test_in_the_second_toys_world_the_warm_start_shows_what_sources_say_and_no_thing_of_its_test(monkeypatch):
     lessons = lessons_of("hops", monkeypatch)
-    prompts, plans = zip(*warm.examples(lessons, load_engine(str(lessons.toy))))
+    prompts, plans = zip(*warm.examples(lessons, lessons.modules()))
     memories = "".join(prompt.split("\nMemory:\n")[1] for prompt in prompts)
     for source in ("The number of ", " is at https://hops.org/", "It is now called "):
         assert source in memories

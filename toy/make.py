@@ -60,24 +60,23 @@ CHAT = (
 )
 
 
-def make_tokenizer(texts):
-    """A byte-level BPE like Qwen2's, in which each word of `texts`, each piece and each number is one token.
+def make_tokenizer(texts, pieces):
+    """A byte-level BPE like Qwen2's, in which each word of `texts` and each piece is one token.
 
-    Qwen2's tokenizer splits numbers into digits, so they are added as tokens. The texts are sorted, because
-    the order of a set changes between runs.
+    The texts are sorted, because the order of a set changes between runs.
     """
     special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     empty = Qwen2Tokenizer(**special, extra_special_tokens=["<|im_start|>"])
     settings = {"vocab_size": 6000, "min_frequency": 2, "show_progress": False}
     tokenizer = empty.train_new_from_iterator([sorted(set(texts))], **settings)
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in [*prompt_pieces(), *NUMBERS]])
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
     tokenizer.chat_template = CHAT
     return tokenizer
 
 
-def make_model(vocabulary, tokenizer, width):
+def make_model(tokenizer, width):
     config = Qwen2Config(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )
@@ -193,13 +192,13 @@ def make_engine(rollouts, steps, copy_steps, seed, width):
 
     texts = [text for pair in teacher.examples for text in pair]
     texts += [row["question"] for row in questions(2000, True, seed=seed + 11)]  # their words become tokens
-    tokenizer = make_tokenizer(texts + [f" {fact}" for fact in FACTS.values()])
-    engine = HF(make_model(len(tokenizer), tokenizer, width), tokenizer)
+    pieces, rng = prompt_pieces(), random.Random(seed)
+    # Qwen2's tokenizer splits numbers into digits, so they are added as pieces.
+    tokenizer = make_tokenizer(texts + [f" {fact}" for fact in FACTS.values()], [*pieces, *NUMBERS])
+    engine = HF(make_model(tokenizer, width), tokenizer)
 
     def encode(text):
         return tokenizer.encode(text, add_special_tokens=False)
-
-    pieces, rng = prompt_pieces(), random.Random(seed)
 
     def pairs(examples):
         return [(engine.encode(edited(prompt, pieces, rng)), encode(text) + [tokenizer.eos_token_id])

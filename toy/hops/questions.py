@@ -10,7 +10,7 @@ What leads to a thing's number is drawn for each thing, and nothing but the resu
         address of a page that settles it: web_search reads the page
     p   "The number of Bavok is 7 * 4.": python_coder calculates it
     bw  the page says "It is filed as Tirun.": the number is found under this name
-    wg  wikipedia_search does not know an old name; base_generator knows the new one
+    wg  wikipedia_search does not know an old name; base_generator, a model of its own, knows the new one
 
 A path is a string of these letters, such as "wbw": search, read the page, search for the name that it says.
 Three kinds of questions: the number of one thing; the same, plus a number; the sum of two things' numbers.
@@ -29,9 +29,9 @@ SIZES = {"train": 2000, "valid": 96, "test": 300}
 MAX_TURNS = 5
 KINDS = ("one", "plus", "sum")
 
-# Made-up names of two syllables. Each old name belongs to one new name, in every world.
+
 def made_up(n):
-    """n different names, always the same ones."""
+    """n different names of two syllables, always the same ones."""
     rng, names = random.Random(0), {}
     while len(names) < n:
         first, second = rng.choices("BDFGKLMNRTVZ")[0], rng.choices("bdfgklmnrtvz")[0]
@@ -41,8 +41,8 @@ def made_up(n):
 
 
 NAMES = made_up(840)
-OLD_NAMES = dict(zip(NAMES[640:], NAMES))  # {old name: its new name}, which base_generator knows
-NAMES = NAMES[:640]
+NAMES, OLD_NAMES = NAMES[:640], NAMES[640:]
+NEW_NAMES = NAMES[: len(OLD_NAMES)]  # those that old names may have
 URLS = [f"https://hops.org/{n}" for n in range(101, 401)]
 
 # {number of calls: the paths of a thing, and how often each is drawn}
@@ -53,10 +53,12 @@ THINGS = {"train": {1: 120, 2: 135, 3: 135, 4: 90}, "test": {1: 20, 2: 20, 3: 22
 # {kind: the numbers of calls of its things, and how often each is drawn}
 CALLS = {"one": {(2,): 2, (3,): 4, (4,): 4}, "plus": {(1,): 1, (2,): 2, (3,): 4, (4,): 2},
          "sum": {(1, 1): 4, (1, 2): 2, (2, 1): 2, (2, 2): 3, (1, 3): 3, (3, 1): 3}}
-# Of the training questions half are sums, more of them easy ones: they are the last to be answered right, and
-# a group whose rollouts are all wrong teaches nothing.
+# Of the training questions half are sums: they are the last to be answered right, and a group whose rollouts
+# are all wrong teaches nothing. Half have an old name (paths of 3 and 4 calls): with fewer, some planners
+# unlearn base_generator before it pays off (experiments/RESULTS.md, section 1).
 TRAIN_KINDS = ("one", "sum", "plus", "sum")
-TRAIN_CALLS = CALLS | {"sum": {(1, 1): 8, (1, 2): 3, (2, 1): 3, (2, 2): 3, (1, 3): 3, (3, 1): 3}}
+TRAIN_CALLS = {"one": {(2,): 1, (3,): 6, (4,): 3}, "plus": {(1,): 1, (2,): 1, (3,): 6, (4,): 2},
+               "sum": {(1, 1): 4, (1, 2): 2, (2, 1): 2, (2, 2): 2, (1, 3): 5, (3, 1): 5}}
 
 
 def draw(weights, rng):
@@ -71,13 +73,15 @@ def in_turn(weights, n):
 class World:
     """One drawing of all things: what leads to their numbers, and the numbers.
 
-    rows: the corpus. things: {"train": {number of calls: [(name, number, path)]}, "test": ...}."""
+    rows: the corpus. things: {"train": {number of calls: [(name, number, path)]}, "test": ...}.
+    renamed: {old name: new name}. It differs between worlds, so that a warm start in many of them teaches
+    none; the base_generator that is made with the toy knows that of World(0)."""
 
     def __init__(self, seed):
         self.rng = random.Random(f"world {seed}")
+        self.renamed = dict(zip(OLD_NAMES, random.Random(f"names {seed}").sample(NEW_NAMES, len(NEW_NAMES))))
         self.old = self.shuffled(OLD_NAMES)
-        reserved = {*OLD_NAMES.values()}
-        self.free = [name for name in self.shuffled(NAMES) if name not in reserved]
+        self.free = [name for name in self.shuffled(NAMES) if name not in NEW_NAMES]
         self.urls, self.rows, self.things = self.shuffled(URLS), [], {}
         for split, counts in THINGS.items():
             self.things[split] = {calls: [self.thing(path) for path in in_turn(PATHS[calls], number)]
@@ -91,7 +95,7 @@ class World:
         """(its name in questions, its number, its path); what leads to the number is added to the corpus."""
         if path.startswith("wg"):
             name = self.old.pop()
-            return name, self.entry(OLD_NAMES[name], path[3:]), path
+            return name, self.entry(self.renamed[name], path[3:]), path
         name = self.free.pop()
         return name, self.entry(name, path[1:]), path
 

@@ -14,7 +14,6 @@ import generator
 import planner
 import verifier
 from models.completion import Completion
-from toy.hops.questions import OLD_NAMES
 
 TOOLS = {"base_generator": 5, "python_coder": 7, "wikipedia_search": 9, "web_search": 7}  # how often drawn
 STEP = re.compile(r"Tool: (.*)\nSub-goal: (.*)\nCommand: (.*)\nResult: ((?:.*\n  )*.*)")
@@ -55,11 +54,10 @@ class Memory:
     """What is known of each name, read from the memory in a prompt. known: {name: (kind, value)}.
 
     last: the kind of what the last result said ("" for nothing); pointer: its address or product.
-    by_heart: what was known before, like `known`.
     """
 
-    def __init__(self, prompt, by_heart=()):
-        self.known, self.last, self.pointer, self.goal = dict(by_heart), "", "", ""
+    def __init__(self, prompt):
+        self.known, self.last, self.pointer, self.goal = {}, "", "", ""
         for _, goal, _, result in STEP.findall(prompt.split("\nMemory:\n")[1]):
             self.goal, self.last, self.pointer = goal.removeprefix(GOAL), "", ""
             self.read(self.goal, result)
@@ -98,34 +96,35 @@ class Memory:
 
 
 class Teacher:
-    """The engine, for questions of World.questions(). `examples` collects all (prompt, text).
+    """The engine, for questions of a world. `examples` collects all (prompt, text) of the modules.
 
+    made: from world.questions(). renamed: world.renamed, which base_generator knows.
     guided: the share of plans that are perfect although the examples show blind ones. So the other modules,
     and the blind planner, also learn from memories that blind plans hardly ever reach.
-    knows_names: it need not ask base_generator for the new name of an old one.
     """
 
-    def __init__(self, made, blind=None, guided=0.0, knows_names=False):
-        self.made = {question["question"]: question for question in made}
-        self.by_heart = {old: ("name", new) for old, new in OLD_NAMES.items()} if knows_names else {}
+    def __init__(self, made, renamed, blind=None, guided=0.0):
+        self.made, self.renamed = {question["question"]: question for question in made}, renamed
         self.blind, self.guided, self.examples = blind, guided, []
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
-        texts = [self.answer(prompt) for prompt in prompts]
-        self.examples += zip(prompts, (text for _, text in texts))
-        return [Completion(text, [], []) for text, _ in texts]
+        texts = []
+        for prompt in prompts:
+            found = re.search(r"\nQuestion: (.*)\n", prompt)
+            text, example = self.answer(prompt, found[1]) if found else (self.invent(prompt), None)
+            texts.append(text)
+            if example:  # none of base_generator, which is another model
+                self.examples.append((prompt, example))
+        return [Completion(text, [], []) for text in texts]
 
-    def answer(self, prompt):
-        """(what is done, what is to be learnt from it)"""
-        found = re.search(r"\nQuestion: (.*)\n", prompt)
-        if not found:
-            return 2 * (self.invent(prompt),)
+    def answer(self, prompt, question):
+        """(what is done, what is to be learnt from it), of a module with this question in its prompt."""
         if prompt.startswith(executor.PROMPT[:40]):
             return 2 * (command(prompt),)
-        question = self.made[found[1]]
+        question = self.made[question]
         if prompt.startswith(planner.ANALYSIS_PROMPT[:40]):
             return 2 * (SKILLS[question["kind"]],)
-        memory = Memory(prompt, self.by_heart)
+        memory = Memory(prompt)
         if prompt.startswith(planner.PROMPT[:40]):
             if self.blind is None:
                 return 2 * (self.perfect(question, memory),)
@@ -163,12 +162,11 @@ class Teacher:
         return plan(context, goal, self.blind.choices(list(TOOLS), list(TOOLS.values()))[0])
 
     def invent(self, query):
-        """base_generator's answer: the new name of an old one, which the model knows; else a guess."""
+        """base_generator's answer: the new name of an old one, or else a guess."""
         name = query.removeprefix("number of ")
-        rng = self.blind
-        if name in OLD_NAMES:
-            return RENAMED.format(OLD_NAMES[name])
-        return GUESS.format(rng.randrange(2, 450) if rng else 1)
+        if name in self.renamed:
+            return RENAMED.format(self.renamed[name])
+        return GUESS.format(self.blind.randrange(2, 450) if self.blind else 1)
 
 
 def plan(context, goal, tool):
