@@ -30,7 +30,8 @@ Sub-goal: {sub_goal}
 Call:
 """
 
-CALL_LIMIT = 20_000  # characters: a longer call is a parse error, because deep nesting takes long to parse
+# Characters: a longer call is a parse error, because it may nest so deeply that parsing it takes long
+CALL_LIMIT = 20_000
 
 
 @dataclass
@@ -61,7 +62,8 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        called, arguments = read_call(text, name, list(tool.arguments))  # the names, for f("x") without them
+        # name: to find the call inside a code fence. The names of the arguments: for f("x"), which gives none
+        called, arguments = read_call(text, name, list(tool.arguments))
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")
     if called != name:

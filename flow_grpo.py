@@ -4,7 +4,8 @@ A rollout is one question carried through the flow, in T_i turns. In each turn t
 (the prompt) and writes an action a (the plan, one sequence of tokens). The reward comes once, at the end: R
 is 1 if the final answer is right, else 0.
 
-  1. What we want: a larger expected reward, E[R] = Σ π(rollout) R(rollout) over all possible rollouts.
+  1. What we want: a larger expected reward, E[R] = Σ π(rollout) R(rollout) over all possible rollouts;
+     π(rollout) is the probability of the whole rollout.
   2. Its gradient: as ∇π = π ∇log π, it is E[R ∇log π(rollout)], a mean over sampled rollouts. log π(rollout)
      is the sum of log π of the planner's tokens and of terms that do not depend on θ (tools, frozen modules).
   3. Less noise: subtracting a constant from R, the *baseline*, changes nothing on average, because
@@ -86,12 +87,13 @@ def advantages(rewards, groups):
 
     All turns of a rollout share its A: nothing here finds the turn that mattered. In a single rollout this
     also rewards the bad turns of a lucky one. On average over many rollouts it is right, because a bad turn
-    makes failure likelier, and so comes more often with A < 0 than with A > 0. (Right up to a factor 1 - 1/G,
-    because the mean includes R itself.)
+    makes failure likelier, and so comes more often with A < 0 than with A > 0. (The mean includes R itself.
+    The mean of the others would be a proper baseline; R_i minus the mean of all is 1 - 1/G times R_i minus
+    that.)
 
     The division by std, and the weights 1/T_i and 1/|a|, are no part of a plain policy gradient; they are the
-    paper's choice. With std, questions that are nearly always or nearly never solved weigh more; with 1/T_i,
-    the turns of short rollouts, right or wrong.
+    paper's choice. With std, questions that are nearly always or nearly never solved weigh more, because their
+    std is small; with 1/T_i, the turns of short rollouts, right or wrong.
 
     For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
     numerator times n / (n - 1): if all groups have n rollouts, a constant factor, which changes little. RLOO
@@ -185,9 +187,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
     its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Caution: its gradient, (1 - r) ∇log π, is on
-    average that of the reverse, KL(π_ref ‖ π_θ), which has the same minimum. (Value and gradient are so only
-    at ρ = 1, because our tokens are drawn from π_θold and k3 is not weighted by ρ. The released code does the
-    same.) Others: docs/use.md, "Another KL".
+    average that of the reverse, KL(π_ref ‖ π_θ), which has the same minimum. (Both statements are exact only
+    at ρ = 1: later the tokens are still those of π_θold, and k3 is not weighted by ρ. The released code does
+    the same.) Others: docs/use.md, "Another KL".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
@@ -219,7 +221,7 @@ def split_rollouts(groups, minibatches, seed):
 def weighted(actions, rollouts, token_mean):
     """The actions of a mini-batch of these rollouts, with the weight of each of their tokens: [Action].
 
-    T_i and N count all turns and rollouts, also those without any token (an empty plan)."""
+    T_i (counted here) and N count all turns and rollouts, also those without any token (an empty plan)."""
     actions = [a for a in actions if a.rollout in rollouts]
     turns = Counter(a.rollout for a in actions)                             # turns[i] = T_i
     tokens = sum(len(a.ids) for a in actions) if token_mean else None
@@ -287,9 +289,9 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it. token_mean: see
     token_weight().
 
-    π_θold is the model before the first step. This model scores the first mini-batch anyway: its log-probs,
-    detached, are the old ones, and ρ is exactly 1. The later mini-batches are scored once before the first
-    step, into Action.old.
+    π_θold is the model before the first step. For the first mini-batch that is the current model, so its
+    log-probs, detached, serve as the old ones, and ρ is exactly 1. The later mini-batches are scored once
+    before the first step, into Action.old.
 
     The model is left in eval mode, ready to sample.
     """
@@ -307,7 +309,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     # Read the two lines `for batch, attempt ...: with attempt:` as `for batch in the mini-batch, cut into
     # pieces that fit into memory`. If memory runs out all the same, `with attempt` catches the error, and the
-    # iterator zeroes .grad and begins the mini-batch again, in smaller pieces.
+    # iterator begins the mini-batch again, with .grad zeroed, in smaller pieces.
     for mini in minis[1:]:                              # while the model is still π_θold
         for batch, attempt in passes.micro_batches([a for a in mini if a.A != 0]):
             with attempt:
@@ -323,7 +325,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # One bad mini-batch must not end the run. A norm of nan is skipped, too: nan < x is False.
         skipped = not (math.isfinite(loss_value) and norm < EXPLODED * max_grad_norm)
-        taken = norm > 0 and not skipped            # at a gradient of exactly 0, momentum would still move θ
+        taken = norm > 0 and not skipped            # no gradient, no step: momentum alone would still move θ
         if taken:
             optimizer.step()
         report.add_step(norm, skipped, taken)

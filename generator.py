@@ -29,7 +29,7 @@ Memory:
 Summary and answer:
 """
 
-# (?!<answer>). is a character at which no further <answer> begins: of two openings, the last one counts
+# between the tags: any text without a further <answer>, so "<answer>a <answer>b</answer>" gives "b"
 ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*?)</answer>")
 
 

@@ -33,7 +33,7 @@ class Step:
     result: str
     error: bool = False  # a tool-calling error: the result starts with "Error:"
     # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed it is
-    # CONTINUE. The planner never sees STOP, because STOP ends the turns.
+    # CONTINUE. The planner never sees STOP, which ends the turns (the generator does).
     verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
@@ -67,8 +67,8 @@ class Memory:
         """The steps as text of at most `budget` characters; the prompts add question and analysis.
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first. If there are so
-        many steps that this is not enough, the middle of the whole text is cut, even inside a step. (The cut
-        joins both ends on one line, so still no line of a result begins at the margin.)
+        many steps that this is not enough, the middle of the whole text is cut, even inside a step.
+        (truncate() joins both ends without a line break, so no line of a result begins at the margin.)
         """
         steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
@@ -82,8 +82,8 @@ class Memory:
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt; SHORTEST are always kept.
 
-    `excess` counts characters after indenting, so the text is cut in proportion: to save 220 of the 1 100
-    characters that it takes there, a fifth of it is dropped.
+    A character of the text costs a little more than one in the prompt, where its lines are indented. So the
+    *share* excess / len(indented(text)) is dropped: to save 220 of 1 100 characters there, a fifth of it.
     """
     kept = 1 - excess / max(1, len(indented(text)))  # the share that may stay
     return truncate(text, max(SHORTEST, int(kept * len(text))))

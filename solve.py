@@ -158,7 +158,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         if not running:
             break
         for rollout in running:
-            rollout.plan = rollout.call = None  # forget the last turn's, in case this one fails
+            rollout.plan = rollout.call = None  # so that no old plan is left if the planner fails now
         for rollout, completion in team.run("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
@@ -180,7 +180,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         for rollout, completion in team.run("verifier", turn, acting):
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
 
-        for rollout in running:
+        for rollout in running:  # one that failed may have no step of this turn
             rollout.stopped = not rollout.failed and is_over(rollout)
 
     for rollout, completion in team.run("generator", max_turns + 1, rollouts):
@@ -223,7 +223,7 @@ class Team:
         self.begin(module, turn, live)
         start = time.perf_counter()
         prompts = [prompt_of(module, self.tools, rollout) for rollout in live]
-        completions = self.complete(module, prompts)  # (an engine computes equal greedy prompts once)
+        completions = self.complete(module, prompts)
         self.retry_with_less_memory(module, live, prompts, completions)
         seconds = time.perf_counter() - start
         for rollout, completion in zip(live, completions):
@@ -236,14 +236,11 @@ class Team:
         """Where a prompt was too long for the model, replace its completion by that of a shorter prompt. (The
         prompts of analysis and executor do not show the memory, and cannot be shortened.)"""
         for budget in SMALLER_BUDGETS:
-            shorter = {}  # {place: prompt}
-            for i, completion in enumerate(completions):
-                if completion.error == TOO_LONG:
-                    prompt = prompt_of(module, self.tools, rollouts[i], budget)
-                    if prompt != prompts[i]:  # else it shows no memory, or one within the budget
-                        shorter[i] = prompt
-            new = self.complete(module, list(shorter.values()))
-            for i, completion in zip(shorter, new):
+            places = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
+            shorter = {i: prompt_of(module, self.tools, rollouts[i], budget) for i in places}
+            # an equal one shows no memory, or one within the budget
+            shorter = {i: prompt for i, prompt in shorter.items() if prompt != prompts[i]}
+            for i, completion in zip(shorter, self.complete(module, list(shorter.values()))):
                 completions[i] = completion
 
     def begin(self, module, turn, rollouts):
@@ -303,7 +300,7 @@ def answer(trial, args, cast):
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
             rollouts = roll_out_and_grade(questions, *cast, watch=watch, **settings)
-            if trial.add(rollouts):  # saves them. False if a server was down: these questions come again
+            if trial.add(rollouts):  # saves them. False if a server was down: this batch comes again
                 watch.finished(rollouts)
 
 

@@ -1,10 +1,10 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
-TOOLS is the toolset K: for each tool its function (the functions live in world/) and what the planner and the
-executor read about it. To add a tool, write one function and one entry. A function gets strings and returns
-one. To report an error, it returns "Error: unknown unit", for example, or raises
-services.ServiceError("unknown unit"). For any other exception, the planner sees its type and message. A
-function must end by itself, as those in world/ do: nothing here interrupts it.
+TOOLS has all tools; the toolset K of a run is some of them (--tools). Each has a function, which lives in
+world/, and what the planner and the executor read about it. To add a tool, write one function and one entry.
+A function gets strings and returns one. To report an error, it returns "Error: unknown unit", for example, or
+raises services.ServiceError("unknown unit"). For any other exception, the planner sees its type and message.
+A function must end by itself, as those in world/ do: nothing here interrupts it.
 
 run_calls() runs the calls of all rollouts in a turn:
 
@@ -119,8 +119,7 @@ def run_calls(calls, tools, ask_model):
     calls: [executor.Call or planner.Unparsed]. ask_model: the language model behind the tool without a
     function, [query] -> [Completion].
     """
-    # Calls are sorted into problems, queries and functions, each by its place i in `calls`; the last line
-    # puts their results into order again.
+    # results: {i: Result}, where i is the place in `calls`. Each call is a problem, a query or a function.
     problems = [problem_with(call, tools) for call in calls]  # "" where a call can run
     valid = [i for i, problem in enumerate(problems) if not problem]
     queries = {i: calls[i].arguments["query"] for i in valid if tools[calls[i].tool].run is None}
@@ -133,7 +132,7 @@ def run_calls(calls, tools, ask_model):
             results |= answer_queries(queries, ask_model)  # while the others run
         results |= {i: future.result() for i, future in running.items()}
     finally:
-        pool.shutdown(cancel_futures=True)  # after an exception, the queued calls are dropped
+        pool.shutdown(cancel_futures=True)  # waits for running calls; drops queued ones, after an exception
     return [results[i] for i in range(len(calls))]
 
 

@@ -49,11 +49,13 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
 
     `run` does the bookkeeping (logbook/run.py) and changes no result:
 
-        run.steps()         the numbers of the steps that are left; ends after Ctrl-C
-        run.moved           has any step changed the policy yet?
-        run.updating()      around the update: measures its time, and makes room for it in memory
-        run.log_step()      one line on the screen and in log.csv
-        run.due()           is it time to validate and save? Every --every steps, and at the end
+        run.steps()             the numbers of the steps that are left; ends after Ctrl-C
+        run.step, run.moved     the last finished step; has any step changed the policy yet?
+        run.updating()          around the update: measures its time, and makes room for it in memory
+        run.log_step()          one line on the screen and in log.csv
+        run.due()               is it time to validate and save? Every --every steps, and at the end
+        run.log_evaluation()    like log_step(), for an evaluation; returns its accuracy
+        run.save()              step-N/, and best/ if the accuracy is the highest so far
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
@@ -157,8 +159,8 @@ def can_learn(A, beta, moved):
 
 # ----------------------------------------------------------------------------------------------- evaluations
 def evaluate_before(run, cast, valid, test):
-    """Before the first step: how good is the planner without training? With --resume: do the validation that
-    the stopped run did not reach."""
+    """Before the first step: how good is the planner without training? With --resume: do the validation, if
+    the run was stopped between a step and its validation."""
     if run.step == 0:
         if test:
             log_accuracy(run, cast, "test", test)
@@ -176,7 +178,8 @@ def log_accuracy(run, cast, name, questions):
 
 def validate_and_save(run, cast, valid):
     """Save a checkpoint, and best/ if the accuracy on the validation questions is the highest so far."""
-    run.save(log_accuracy(run, cast, "valid", valid) if valid else -math.inf)  # no validation: no best/
+    accuracy = log_accuracy(run, cast, "valid", valid) if valid else -math.inf  # -inf: there will be no best/
+    run.save(accuracy)
 
 
 def main():

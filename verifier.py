@@ -49,7 +49,7 @@ def parse(text):
     "Explanation: ...\\nConclusion: STOP" -> True        "We should not stop." -> False        "" -> False
     """
     text = after_thinking(text) or ""
-    # labelled() gives the text up to the next label; the conclusion is its first line
+    # "Explanation" is no label here, so a value runs on to the next "Conclusion": take its first line
     conclusions = [value.partition("\n")[0] for _, value in labelled(text, "conclusion")]
     if not conclusions:
         conclusions = [text]

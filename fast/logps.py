@@ -21,8 +21,8 @@ from fast import head, trees
 def scoring(log_probs, model, reference=None):
     """The two functions, as arguments of scale.passes.Passes.
 
-    How the models can be computed is found out here, once, on each rank alone: before sharded weights let the
-    ranks go in lock-step."""
+    A dry run on one token: fast/trees.py and fast/head.py find out, and remember, how each model can be
+    computed. That must be before sharded weights force the ranks into lock-step."""
     for each in filter(None, (model, reference)):
         for batch, _ in micro_batches(each, [SimpleNamespace(prompt_ids=[0], ids=[0])], 1):
             token_logps(each, batch, 1.0, log_probs)
@@ -33,8 +33,8 @@ def scoring(log_probs, model, reference=None):
 def micro_batches(model, actions, budget):
     """[(MicroBatch, its slots)]: rows are trees, with at most `budget` slots unless one sequence has more.
 
-    Rollouts with A = 0 are batched separately. They are not scored for π_old; if they joined the others only
-    when these are learnt, rounding alone would make ρ ≠ 1."""
+    Rollouts with A = 0 are batched separately, as they are not scored for π_old. If they shared a batch with
+    the others in the update only, those others would round differently than when scored: ρ ≠ 1."""
     return trees.micro_batches(model, actions, budget, apart=lambda a: getattr(a, "A", None) == 0)
 
 

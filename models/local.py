@@ -49,7 +49,7 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
 
     new = out.sequences[:, P:]  # (N, T) the action tokens; a row that has ended is filled up with pad
     ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
-    written = ends.cumsum(1) - ends == 0  # (N, T) True up to the first stop token, and for it
+    written = ends.cumsum(1) - ends == 0  # (N, T) True where no stop token came before
     if not temperature:
         return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
     logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (N, 1); scores (N, V): logits / temperature
