@@ -92,8 +92,8 @@ def advantages(rewards, groups):
     that.)
 
     The division by std, and the weights 1/T_i and 1/|a|, are no part of a plain policy gradient; they are the
-    paper's choice. With std, questions that are nearly always or nearly never solved weigh more, because their
-    std is small; with 1/T_i, the turns of short rollouts, right or wrong.
+    paper's choice. With std, questions that are nearly always or nearly never solved weigh more, as their std
+    is small; with 1/T_i, the turns of short rollouts, right or wrong.
 
     For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
     numerator times n / (n - 1): if all groups have n rollouts, a constant factor, which changes little. RLOO

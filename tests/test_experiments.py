@@ -370,6 +370,7 @@ def sentences():
     accuracy = figures.gather(figures.read("hops-budget"), "max_turns", "accuracy")
     yield figures.pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
     yield f"{pages.bins()[0][1]} of the {planning.TRIED}"
+    assert set(accuracy["1"]) == {0}  # "No question is answered in one turn."
     ways = figures.gather(figures.read("hops-ways"), "planner", "accuracy")
     for name, mean in ways.items():
         if name.startswith("SFT"):
@@ -434,6 +435,15 @@ def test_every_table_of_todays_measurements_is_made_by_the_script():
 def test_readmes_table_of_seeds_is_what_the_script_makes():
     readme = (runs.ROOT / "README.md").read_text(encoding="utf-8")
     assert between_comments("toy-seeds", readme) == pages.toy_table() + "\n"
+
+
+def test_readmes_sentences_on_the_second_toy_are_those_of_the_csv_files():
+    readme = " ".join((runs.ROOT / "README.md").read_text(encoding="utf-8").split())
+    tests = figures.gather(figures.read("hops-tests"), "planner", "accuracy")
+    before, after = (statistics.fmean(tests[who]) for who in ("untrained", "Flow-GRPO"))
+    low, high = min(tests["Flow-GRPO"]), max(tests["Flow-GRPO"])
+    assert f"from {before:.2f} to {after:.2f} in" in readme and f"seeds: {low:.2f} to {high:.2f})" in readme
+    assert f"reading results gets {float(pages.best_router()['']['accuracy']):.2f}" in readme
 
 
 @pytest.mark.parametrize("name, key", [("hops-ways", "planner"), ("hops-budget", "max_turns")])
