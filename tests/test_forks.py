@@ -148,6 +148,30 @@ def check_dr_grpo():
     check_gradient(lambda new, old, A, T_i: clipped((new - old).exp(), A, 0.2, 0.3).sum() / length)
 
 
+def check_full_entropy():
+    import flow_grpo
+    from fast import logps
+    from scale.passes import Passes
+    logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    logp, H = flow_grpo.log_probs(logits, torch.tensor([0, 4, 2]), T).unbind(-1)
+    torch.testing.assert_close(H, torch.distributions.Categorical(logits=logits / T).entropy())
+    minus_J, *_ = flow_grpo.loss(logp, logp, None, torch.zeros(3), torch.ones(3), (0.2, 0.3), 0, H)
+    torch.testing.assert_close(minus_J, -0.01 * H.sum())
+
+    turns_of, rewards, groups = rollouts()  # the plain way and the fast one, with two columns
+    A = flow_grpo.advantages(rewards, groups)[0]
+    actions = [flow_grpo.Action(a.prompt_ids, a.ids, a.rollout, A[a.rollout].item()) for a in turns_of]
+    recorders = []
+    for scoring in (lambda model: {"token_logps": flow_grpo.token_logps},
+                    lambda model: logps.scoring(flow_grpo.log_probs, model)):
+        model = tiny()
+        recorders.append(Recorder(model, lr=0.3))
+        passes = Passes(model, None, **scoring(model), token_budget=40)
+        flow_grpo.update(passes, recorders[-1], actions, groups, temperature=T, minibatches=2,
+                         max_grad_norm=1e6)
+    assert same_gradients(*recorders)
+
+
 def check_rloo():
     from flow_grpo import advantages
     _, rewards, groups = rollouts()

@@ -451,23 +451,29 @@ def graded(answer, *completions, question=AUTHOR):
     return metrics, rollout, engine
 
 
-@pytest.mark.parametrize("question, answer, reward", [
-    (AUTHOR, "jane austen", 1), (Question("2 + 2?", "4"), "5", 0)])
-def test_the_judge_is_not_called_for_what_the_rules_can_decide(question, answer, reward):
+@pytest.mark.parametrize("question, answer, right", [
+    (AUTHOR, "jane austen", True), (Question("2 + 2?", "4"), "5", False)])
+def test_the_judge_is_not_called_for_what_the_rules_can_decide(question, answer, right):
     _, rollout, engine = graded(answer, question=question)
-    assert rollout.reward == reward and engine.calls == []
+    assert rollout.right is right and engine.calls == []
+
+
+def test_the_reward_is_the_papers_1_or_0():
+    """The only test that fails with a reward of your own."""
+    assert graded("jane austen")[1].reward == 1
+    assert graded("5", question=Question("2 + 2?", "4"))[1].reward == 0
 
 
 def test_the_judge_grades_what_the_rules_cannot_decide():
     _, rollout, _ = graded("the author of Emma, Miss Austen", "Verdict: True")
-    assert rollout.reward == 1
+    assert rollout.right
     assert rollout.outputs[-1]["module"] == "judge" and rollout.outputs[-1]["text"] == "Verdict: True"
-    assert graded("Charlotte Bronte", "Verdict: False")[1].reward == 0
+    assert graded("Charlotte Bronte", "Verdict: False")[1].right is False
 
 
 def test_without_a_verdict_a_rollout_is_undecided_and_counted_and_not_right():
     metrics, rollout, _ = graded("someone", "hm", "hm")
-    assert rollout.undecided and rollout.reward == metrics["accuracy"] == 0 and not rollout.failed
+    assert rollout.undecided and not rollout.right and metrics["accuracy"] == 0 and not rollout.failed
     assert metrics["undecided"] == 1 and record_of(rollout)["undecided"]
     assert "undecided 1" in accuracy_line(metrics, 1)
 
@@ -493,7 +499,7 @@ def test_a_reward_that_is_no_finite_number_ends_the_run_with_a_sentence(monkeypa
 def test_a_judge_that_is_down_fails_the_rollout():
     metrics, rollout, _ = graded("someone", Completion("", [], [], "the server is down"))
     assert rollout.failed == "judge: the server is down" and metrics["failed"] == 1
-    assert rollout.reward == 0 and not rollout.undecided
+    assert not rollout.right and not rollout.undecided
 
 
 def test_a_verdict_is_cached_and_a_failure_is_not(tmp_path):

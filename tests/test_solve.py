@@ -444,8 +444,9 @@ def test_a_rollout_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on
     stages = ["analysis", "planner", "executor", "double", "verifier", "generator"]
     assert [output["module"] for output in bad.outputs] == stages[: stages.index(module) + 1]
     assert bad.failed == f"{module}: {TOO_LONG}" and trace(bad).endswith(f"\nFailed: {bad.failed}")
-    assert (len(bad.actions), len(bad.memory.steps), bad.answer, bad.reward) == (actions, steps, "", 0)
-    assert all((rollout.failed, rollout.answer, rollout.reward) == ("", "42", 1) for rollout in (good, last))
+    assert (len(bad.actions), len(bad.memory.steps), bad.answer, bad.right) == (actions, steps, "", False)
+    for rollout in (good, last):
+        assert (rollout.failed, rollout.answer, rollout.right) == ("", "42", True)
     assert metrics["failed"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)
     tries = sum("bad?" in prompt for prompt in policy.prompts_of(module) + fixed.prompts_of(module))
     assert tries == 1  # with so little in memory, a smaller budget makes no prompt shorter
@@ -466,7 +467,7 @@ def test_every_question_stays_in_the_denominator():
     right, wrong, bad = Question("right?", "42"), Question("wrong?", "43"), Question("bad?", "")
     metrics, rollouts = solve.evaluate([right, wrong, bad, right], *failing("generator"), TOOLS)
     assert [rollout.question for rollout in rollouts] == [right, wrong, bad, right]
-    assert [rollout.reward for rollout in rollouts] == [1, 0, 0, 1]
+    assert [rollout.right for rollout in rollouts] == [True, False, False, True]
     assert [rollout.failed != "" for rollout in rollouts] == [False, False, True, False]
     assert metrics["accuracy"] == 0.5 and metrics["failed"] == 1
 
@@ -474,7 +475,7 @@ def test_every_question_stays_in_the_denominator():
 def test_a_failed_rollout_is_not_right_by_chance(monkeypatch):
     monkeypatch.setattr(rules, "decide", lambda question, answer: True)
     _, rollouts = solve.evaluate(questions("good?", "bad?"), *failing("planner"), TOOLS)
-    assert [rollout.reward for rollout in rollouts] == [1, 0]
+    assert [rollout.right for rollout in rollouts] == [True, False]
 
 
 def test_the_numbers_of_a_batch_are_means_over_rollouts():
@@ -597,7 +598,7 @@ def test_a_file_of_questions_is_answered_graded_and_written_out(run, tmp_path):
     assert "Question:" not in out and "tools   base_generator\n" in out
     assert "accuracy 0.000 [0.00, 0.66] of 2 | turns 2.00 | errors 100.0%" in out
     rows = rows_of(tmp_path / "run")
-    assert [(row["gold"], row["reward"], row["turns"]) for row in rows] == [("4", 0, 2)] * 2
+    assert [(row["gold"], row["right"], row["turns"]) for row in rows] == [("4", False, 2)] * 2
     assert all(step["error"] for row in rows for step in row["memory"]["steps"])
     assert run("--data|@data.jsonl|--quiet").count("3 rollouts") == 1  # without --limit, all of them
 
