@@ -31,6 +31,8 @@ RUNS = ROOT / "runs" / "study"
 NO_CODE = shutil.ignore_patterns(".*", "runs", "docs", "tests", "results", "__pycache__")
 LOCK = threading.Lock()
 PROGRAM = Path(sys.argv[0]).name  # study.py or smollm.py
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+STOPPED = {*(-number for number in SIGNALS), *(128 + number for number in SIGNALS)}  # exit codes
 
 
 def path_of(edit):
@@ -55,8 +57,7 @@ class Run:
     edits: names of diffs, which are applied in this order.
 
     rollouts: how many rollouts it costs, for the progress bar. resume: the command that goes on in the folder
-    that a kill has left; (): the folder is removed, and the run begun anew. makes: a path in the folder that
-    only a run that came to its end has (train.py also leaves without an error when Ctrl-C stops it).
+    that a kill has left; (): the folder is removed, and the run begun anew.
     """
 
     name: str
@@ -66,7 +67,6 @@ class Run:
     rollouts: int = 0
     resume: tuple = ()
     threads: int = 1
-    makes: str = ""
 
     @property
     def folder(self):
@@ -97,10 +97,10 @@ class Run:
             process = subprocess.Popen(command, cwd=code, env=environment, stdout=file, stderr=file)
             _, status, used = os.wait4(process.pid, 0)  # used: by the run and all its children
             process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode in STOPPED:
+            raise SystemExit(f"{PROGRAM}: {self.name} was stopped; the same command goes on")
         if process.returncode:
             raise SystemExit(f"{PROGRAM}: {self.name} failed: {' '.join(words)}\n{log.read_text()[-2000:]}")
-        if not (self.folder / self.makes).exists():
-            raise SystemExit(f"{PROGRAM}: {self.name} was stopped; the same command goes on")
         cost = {"seconds": time.perf_counter() - start, "cpu_seconds": used.ru_utime + used.ru_stime}
         (self.folder / "done").write_text(json.dumps(cost))  # of the last part, if a kill came between
 

@@ -155,8 +155,7 @@ def train(args, seed):
         "keep": 1, "seed": seed, "device": args.device, "dtype": args.dtype, "out": "{out}"}
     command = ("train.py", *as_flags(settings), "--tools", *world["tools"])
     return Run(name_of(args, f"train-seed{seed}"), command, ("edits/kinds-spread",), (warm(args),),
-               args.steps * world["questions"] * GROUP, ("train.py", "--resume", "{out}"), args.threads,
-               f"step-{args.steps}")
+               args.steps * world["questions"] * GROUP, ("train.py", "--resume", "{out}"), args.threads)
 
 
 def tests_of(args, planner, after, name):

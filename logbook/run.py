@@ -51,6 +51,8 @@ def training_run(args, policy, optimizer, state):
         run.end()
         ranks.wait()  # until no rank needs this one any more
         ranks.stop()  # ends a rank; not after an error: the ranks might wait for each other
+        if run.step < args.steps:
+            raise SystemExit(run.stopping.exit_code())
     except MemoryError as why:
         raise SystemExit(f"train.py: {why}: {advice.MEMORY}")
     except OSError as why:

@@ -235,7 +235,7 @@ def on_gpu(monkeypatch, **settings):
     with card.gpu():
         with monkeypatch.context() as patch:
             at(1, interrupt, patch)
-            assert command(*words("gpu", **{"steps": 2, "max_turns": 1, "device": None} | settings)) == 0
+            assert command(*words("gpu", **{"steps": 2, "max_turns": 1, "device": None} | settings)) == 130
         assert command("train.py", "--resume", "gpu") == 0
     return Path("gpu")
 

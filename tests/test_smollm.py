@@ -246,13 +246,14 @@ def test_a_run_with_a_resume_command_goes_on_where_a_kill_left_it(tmp_path, monk
     assert (run.folder / "x").read_text() == "12"
 
 
-def test_a_run_that_was_stopped_is_not_finished_though_its_command_made_no_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ends", ["raise SystemExit(130)", "os.kill(os.getpid(), 15)"])
+def test_a_run_that_a_signal_stopped_is_not_finished(tmp_path, monkeypatch, ends):
+    """After Ctrl-C train.py saves a checkpoint, and leaves with 130; other scripts end by the signal."""
     monkeypatch.setattr(runs, "RUNS", tmp_path)
-    command = ("-c", "import os; os.makedirs(r'{out}', exist_ok=True)")
-    run = runs.Run("run", command, resume=command, makes="step-9")
+    run = runs.Run("run", ("-c", f"import os; os.makedirs(r'{{out}}'); {ends}"), resume=("-c", ""))
     with pytest.raises(SystemExit, match="run was stopped; the same command goes on"):
         runs.make_all([run], workers=1)
-    (run.folder / "step-9").mkdir()
+    assert not run.finished
     runs.make_all([run], workers=1)
     assert run.finished
 
