@@ -364,9 +364,10 @@ def sentences():
     yield figures.pm([100 * (a - b) for a, b in zip(tests["Flow-GRPO"], tests["untrained"])], 0)
     curve = figures.read("hops-curve")
     end = max(int(row["step"]) for row in curve)
-    for column, scale, digits in (("reward", 1, 2), ("errors", 100, 0), ("plan_tokens", 1, 1)):
+    for column, scale, digits in (("reward", 1, 2), ("errors", 100, 0), ("plan_tokens", 1, 2)):
         for first in (1, end - 9):
             yield figures.pm(figures.over(curve, "Flow-GRPO", first, first + 9, column), digits, scale)
+    yield f"in steps 41-50, they have {figures.pm(figures.over(curve, 'Flow-GRPO', 41, 50, 'plan_tokens'), 2)}"
     accuracy = figures.gather(figures.read("hops-budget"), "max_turns", "accuracy")
     yield figures.pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
     yield f"{pages.bins()[0][1]} of the {planning.TRIED}"
@@ -400,6 +401,9 @@ def sentences():
     asked = [100 * row["share"] for row in last["48 %"]]
     yield f"choose it there in {min(asked):.0f} to {max(asked):.0f} % of their plans at the end"
     forks = figures.gather(figures.read("hops-forks"), "run", "accuracy")
+    training = figures.gather(figures.read("hops-forks"), "run", "reward")
+    yield f"the planner gets {figures.pm(forks['as it is'])} of the test"
+    yield f"and {figures.pm(training['as it is'])} of its rollouts in training are right"
     for name, words in (("last-turn", "planner ends at"), ("gigpo", "state, ends at"),
                         ("dr-grpo", "Dr. GRPO at"), ("token-mean", "released code, at")):
         yield f"{words} {min(forks[name]):.2f} to {max(forks[name]):.2f}"
@@ -568,7 +572,7 @@ def test_the_forks_numbers_reach_the_table_and_the_heads(measured, monkeypatch):
     pages.write_results()
     assert (measured / "gigpo.diff").read_text() == (
         "GiGPO\nresult: -0.090 ± 0.025 in accuracy, 3 seeds (experiments/RESULTS.md, section 8)\n--- a/x\n")
-    cells = ["gigpo", "-0.090 ± 0.025", "-0.10 -0.09 -0.08", "0.004", "0.004", "0.500 ± 0.000"]
+    cells = ["gigpo", "-0.090 ± 0.025", "-0.10 -0.09 -0.08", "0.004", "0.004", "0.000 ± 0.000"]
     assert re.search(" +[|] ".join(map(re.escape, cells)), pages.forks_table())
 
 
