@@ -16,6 +16,7 @@ import torch
 from benchmarks import training
 from cli.cast import Cast, load_engines, load_tools, show_engines, toy_warning
 from cli.command_line import after_loading, local_models, named_set
+from cli.flags import is_toy
 from logbook.checkpoints import last_checkpoint, load_state, open_folder, restore
 from logbook.endings import errors_leave
 from logbook.log import say
@@ -116,6 +117,8 @@ def show_choices(args, train_questions, valid, test):
     part = f"adapters of rank {args.lora}" if args.lora else "all weights"
     say(f"data    {args.data.removeprefix(folder)}: {len(train_questions)} questions to train on, "
         f"{len(valid)} to choose best/, {len(test)} to test")
+    if is_toy(args.model) and Path(args.data).resolve().parent != Path(args.model).resolve():
+        say("        the toy only knows its own world: for questions about anything else, give a real --model")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
     again = " (some again: there are no more)" if len(train_questions) < args.questions else ""
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions{again} "

@@ -328,8 +328,8 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                    partial(compared_table, "hops-sizes"),
                    partial(curves_picture, name="hops-sizes", csv="hops-sizes")),
     "hops-forks": ("Difference of each fork",
-                   "Accuracy on 300 test questions, and share of right rollouts in all steps of training, minus "
-                   "those of the planner as it is, seed by seed", forks_table, forks_picture),
+                   "Accuracy on 300 test questions, and share of right rollouts in all steps of training, "
+                   "minus those of the planner as it is, seed by seed", forks_table, forks_picture),
 }
 # Measured in the world of commit b172261, as RESULTS.md says. After new runs, take the name out.
 EARLIER = {"hops-monolith", "hops-sizes", "hops-forks"}

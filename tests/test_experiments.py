@@ -367,7 +367,8 @@ def sentences():
     for column, scale, digits in (("reward", 1, 2), ("errors", 100, 0), ("plan_tokens", 1, 2)):
         for first in (1, end - 9):
             yield figures.pm(figures.over(curve, "Flow-GRPO", first, first + 9, column), digits, scale)
-    yield f"in steps 41-50, they have {figures.pm(figures.over(curve, 'Flow-GRPO', 41, 50, 'plan_tokens'), 2)}"
+    middle = figures.over(curve, "Flow-GRPO", 41, 50, "plan_tokens")
+    yield f"in steps 41-50, they have {figures.pm(middle, 2)}"
     accuracy = figures.gather(figures.read("hops-budget"), "max_turns", "accuracy")
     yield figures.pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
     yield f"{pages.bins()[0][1]} of the {planning.TRIED}"

@@ -29,6 +29,7 @@ import train
 from bench import memory as sizes
 from benchmarks import training
 from cli import setup
+from cli.flags import TOY
 from fast import sampling
 from flow_grpo import Action, advantages, token_logps
 from logbook import advice, checkpoints, log
@@ -694,9 +695,22 @@ def test_training_changes_the_policy_and_not_the_fixed_model_nor_the_reference(t
     assert (how["step"], how["tools"]) == (2, ["base_generator"])
 
 
-def test_a_step_of_more_questions_than_there_are_says_so(capsys):
-    args = argparse.Namespace(data="ten.jsonl", judge=None, model="model", lora=None, lr=1.0, steps=2,
+def choices(data="ten.jsonl", model="model"):
+    return argparse.Namespace(data=data, judge=None, model=model, lora=None, lr=1.0, steps=2,
                               questions=16, group_size=8, max_turns=2)
+
+
+@pytest.mark.parametrize("data, model, warned", [
+    ("ten.jsonl", "model", False), ("ten.jsonl", str(TOY), True), ("nq", str(TOY / "hops"), True),
+    (str(TOY / "train.jsonl"), str(TOY), False)])
+def test_a_toy_that_gets_questions_from_elsewhere_is_said_to_know_only_its_own_world(
+        capsys, data, model, warned):
+    setup.show_choices(choices(data, model), [None] * 16, [], [])
+    assert ("the toy only knows its own world" in capsys.readouterr().out) is warned
+
+
+def test_a_step_of_more_questions_than_there_are_says_so(capsys):
+    args = choices()
     for number, words in ((16, "16 questions x 8"), (10, "16 questions (some again: there are no more) x 8")):
         setup.show_choices(args, [None] * number, [], [])
         assert f"2 steps of {words} rollouts" in capsys.readouterr().out
