@@ -118,7 +118,7 @@ def show_choices(args, train_questions, valid, test):
     say(f"data    {args.data.removeprefix(folder)}: {len(train_questions)} questions to train on, "
         f"{len(valid)} to choose best/, {len(test)} to test")
     if is_toy(args.model) and Path(args.data).resolve().parent != Path(args.model).resolve():
-        say("        the toy only knows its own world: for questions about anything else, give a real --model")
+        say("        the toy only knows its own world: for other questions, give a real --model")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
     again = " (some again: there are no more)" if len(train_questions) < args.questions else ""
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions{again} "
