@@ -413,8 +413,14 @@ def sentences():
     yield f"GiGPO) adds {figures.pm(pages.fork_pairs()['gigpo'], 2)}"
     yield f"end at {min(forks['as it is']):.2f} to {max(forks['as it is']):.2f} with the broadcast"
     assert max(forks["turn-cost"]) <= 0.01  # "right in at most 1 of 100 questions"
-    after = figures.over(figures.read("hops-monolith"), "monolith", 1, 1, "test_after")
-    yield "about as high, {:.2f}, {:.2f} and {:.2f}".format(*after)
+    curve = figures.read("hops-monolith")
+    one, flow = (figures.over(curve, run, 1, 1, "test_after") for run in ("monolith", "flow"))
+    yield "it gets {:.2f}, {:.2f} and {:.2f} of the test questions".format(*one)
+    yield "the flow with the same seeds {:.2f}, {:.2f} and {:.2f}".format(*flow)
+    rewards = (figures.over(curve, run, 1, 150, "reward") for run in ("monolith", "flow"))
+    for (first, second), words in (((one, flow), "this difference ("), (rewards, "over all steps, ")):
+        change = [a - b for a, b in zip(first, second)]
+        yield f"{words}{figures.pm(change)}, p = {figures.student_p(change):.2f}"
     after = figures.over(figures.read("hops-sizes"), "width 64", 1, 1, "test_after")
     yield "ends at {:.2f}, {:.2f} and {:.2f}; three seeds".format(*after)
     assert {row["at_once"] for row in figures.read("hops-tests")} == {"0"}  # "No planner, ..."
