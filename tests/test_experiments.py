@@ -421,8 +421,14 @@ def sentences():
     for (first, second), words in (((one, flow), "this difference ("), (rewards, "over all steps, ")):
         change = [a - b for a, b in zip(first, second)]
         yield f"{words}{figures.pm(change)}, p = {figures.student_p(change):.2f}"
-    after = figures.over(figures.read("hops-sizes"), "width 64", 1, 1, "test_after")
-    yield "ends at {:.2f}, {:.2f} and {:.2f}; three seeds".format(*after)
+    sizes = figures.read("hops-sizes")
+    small, large = (figures.over(sizes, run, 1, 1, "test_after") for run in ("width 64", "width 128"))
+    yield "ends at {:.2f}, {:.2f} and {:.2f} of the test questions".format(*small)
+    yield "{:.2f} in steps 81-100, where the other two have {:.2f} and {:.2f}".format(
+        *figures.over(sizes, "width 64", 81, 100, "reward"))
+    change = [a - b for a, b in zip(small, large)]
+    assert max(change) < 0  # "below the large one with the same seed each time"
+    yield f"each time ({figures.pm(change)}, p = {figures.student_p(change):.2f})"
     assert {row["at_once"] for row in figures.read("hops-tests")} == {"0"}  # "No planner, ..."
     ps = sorted(float(row["p"]) for row in figures.read("smollm-paired")
                 if (row["roles"], row["set"], row["before"], row["after"])

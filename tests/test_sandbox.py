@@ -140,7 +140,7 @@ def test_memory_is_limited(either_way):
     growing = "x = []\nwhile True: x.append(' ' * 9999)"
     assert python_coder(growing, memory_mb=64) == "Error: MemoryError (line 2)"
     nothing_left = python_coder("x = []\nwhile True: x = [x]", memory_mb=64)
-    assert nothing_left.startswith("Error: MemoryError")
+    assert "Error: MemoryError" in nothing_left  # Python 3.13 then dies of a signal, while it frees the lists
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such order")
@@ -278,14 +278,16 @@ RULES = (confinement.ALWAYS + confinement.WITHOUT_NAMESPACES + confinement.WITHO
 @pytest.mark.parametrize("machine, arch, call, args, answer", [
     *(("x86_64", X86, *row) for row in (
         (0, (), OK), (41, (), REFUSED), (112, (), NOTHING), (109, (), NOTHING), (42, (), REFUSED),
-        (49, (), REFUSED), (425, (), UNKNOWN), (0x40000000, (), UNKNOWN), (0xFFFFFFFF, (), UNKNOWN),
+        (49, (), REFUSED), (425, (), UNKNOWN), (435, (), UNKNOWN), (436, (3, 9), OK), (437, (), UNKNOWN),
+        (0x40000000, (), UNKNOWN), (0xFFFFFFFF, (), UNKNOWN),
         (53, (1, 0x80001), OK), (53, (1, 2), REFUSED), (53, (30, 1), REFUSED), (56, (0x3D0F00,), OK),
         (56, (0x10000011,), REFUSED), (62, (0,), OK), (62, (PID,), OK), (62, (1,), REFUSED),
         (62, (2**32 - 1,), REFUSED), (257, (0, 0, 0x241), OK), (257, (0, 0, 0x200), REFUSED),
         (72, (0, 8), REFUSED), (302, (0,), OK), (302, (PID,), OK), (302, (1,), REFUSED),
         (285, (1, 0), UNSUPPORTED), (285, (1, 1), UNSUPPORTED), (254, (), REFUSED))),
     *(("aarch64", ARM, *row) for row in (
-        (63, (), OK), (198, (), REFUSED), (157, (), NOTHING), (425, (), UNKNOWN), (220, (0x11,), OK),
+        (63, (), OK), (198, (), REFUSED), (157, (), NOTHING), (425, (), UNKNOWN), (436, (3, 9), OK),
+        (220, (0x11,), OK),
         (220, (0x7E000000,), REFUSED))),
     ("x86_64", I386, 0, (), REFUSED), ("x86_64", ARM, 0, (), REFUSED), ("aarch64", X86, 63, (), REFUSED)])
 def test_the_filter_answers_a_system_call_of_either_machine(machine, arch, call, args, answer):
