@@ -87,9 +87,9 @@ def advantages(rewards, groups):
 
     All turns of a rollout share its A: nothing here finds the turn that mattered. In a single rollout this
     also rewards the bad turns of a lucky one. On average over many rollouts it is right, because a bad turn
-    makes failure likelier, and so comes more often with A < 0 than with A > 0. (The mean includes R itself.
-    The mean of the others would be a proper baseline; R_i minus the mean of all is 1 - 1/G times R_i minus
-    that.)
+    makes failure likelier, and so comes more often with A < 0 than with A > 0. (A proper
+    baseline is the mean of the others, without R_i. The mean of all changes only the scale:
+    R_i - mean_all = (1 - 1/G) (R_i - mean_others).)
 
     The division by std, and the weights 1/T_i and 1/|a|, are no part of a plain policy gradient; they are the
     paper's choice. With std, questions that are nearly always or nearly never solved weigh more, as their std
@@ -117,7 +117,7 @@ def objective(rollouts, A, clip, beta):
 
     rollouts[i][t][j]: log π_θ, log π_θold and log π_ref of token j of turn t of rollout i, each a tensor ().
     A: A_i of each rollout. clip: (ε, ε')."""
-    J, N, (low, high) = 0.0, len(rollouts), clip        # N rollouts: 1/N is E_q 1/G, if groups are equal
+    J, N, (low, high) = 0.0, len(rollouts), clip        # 1/N is E_q 1/G, if groups are of equal size
     for turns, A_i in zip(rollouts, A):                                     # 1/N Σ_i
         for tokens in turns:                                                # 1/T_i Σ_t
             for logp, logp_old, logp_ref in tokens:                         # 1/|a| Σ_j
@@ -176,20 +176,28 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
     Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π.
 
-    Why a ratio? We want a large mean of A over tokens drawn from π_θ, but these were drawn from π_θold, and
-    weighting each by ρ corrects for that. An exact correction would be the product of the ratios of all
-    tokens of the rollout, because its reward depends on them all. (What tools and other modules wrote is as
-    likely under both, so it cancels.) One ratio per token has the same gradient at π_θ = π_θold and much less
-    noise, but it is right only near there. So the clip removes any gain from going further:
+    Why a ratio? We want a large mean of A over rollouts of π_θ, but these were sampled with π_θold. A rollout
+    that π_θ makes twice as likely should count twice. That factor is the product of the ratios of *all* its
+    tokens. (What tools and other modules wrote is as likely under both, so it cancels.)
+
+    Such a product of hundreds of ratios is very noisy. So each token gets only its own ratio. At π_θ = π_θold
+    this has the same gradient; further away it is less and less right. So the clip removes any gain from
+    going further:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
-    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Caution: its gradient, (1 - r) ∇log π, is on
-    average that of the reverse, KL(π_ref ‖ π_θ), which has the same minimum. (Both statements are exact only
-    at ρ = 1: later the tokens are still those of π_θold, and k3 is not weighted by ρ. The released code does
-    the same.) Others: docs/use.md, "Another KL".
+    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Caution: its gradient is on average that of the
+    reverse KL, which has the same minimum:
+
+        mean over π_θ of ∇k3  =  mean over π_θ of (1 - r) ∇log π_θ  =  - mean over π_ref of ∇log π_θ
+                              =  ∇KL(π_ref ‖ π_θ)
+
+    (Exact only at ρ = 1: later the tokens are still those of π_θold, and k3 is not weighted by ρ. The
+    released code does the same.) Others: docs/use.md, "Another KL".
+
+    A term of yours goes into `terms`. If it does not depend on A, two filters in update() must go.
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
@@ -221,7 +229,8 @@ def split_rollouts(groups, minibatches, seed):
 def weighted(actions, rollouts, token_mean):
     """The actions of a mini-batch of these rollouts, with the weight of each of their tokens: [Action].
 
-    T_i (counted here) and N count all turns and rollouts, also those without any token (an empty plan)."""
+    T_i (counted here) and N count all turns and rollouts, also those without any token, should an engine
+    return such."""
     actions = [a for a in actions if a.rollout in rollouts]
     turns = Counter(a.rollout for a in actions)                             # turns[i] = T_i
     tokens = sum(len(a.ids) for a in actions) if token_mean else None

@@ -68,7 +68,7 @@ class Memory:
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first. If there are so
         many steps that this is not enough, the middle of the whole text is cut, even inside a step.
-        (truncate() joins both ends without a line break, so no line of a result begins at the margin.)
+        (truncate() marks the cut inside a line: no line of a result begins at the margin, like a label.)
         """
         steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
@@ -83,10 +83,11 @@ def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt; SHORTEST are always kept.
 
     A character of the text costs a little more than one in the prompt, where its lines are indented. So the
-    *share* excess / len(indented(text)) is dropped: to save 220 of 1 100 characters there, a fifth of it.
+    *share* excess / len(indented(text)) is dropped: if the text takes 1 100 characters there and 220 are too
+    many, a fifth of it.
     """
-    kept = 1 - excess / max(1, len(indented(text)))  # the share that may stay
-    return truncate(text, max(SHORTEST, int(kept * len(text))))
+    share_kept = 1 - excess / max(1, len(indented(text)))
+    return truncate(text, max(SHORTEST, int(share_kept * len(text))))
 
 
 def join(steps):

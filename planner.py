@@ -8,7 +8,8 @@ prompt() makes the text that the planner reads, parse() reads the text that it w
 language model: solve.py does. The prompt begins with what all rollouts of a question share, and the memory
 comes last, so that this beginning need be computed only once for all of them. The Memory stores question and
 analysis, too, but its render() leaves them out: prompt() takes them separately. In all scripts, `tools` is
-the toolset K, {name: tools.Tool}.
+the toolset K, {name: tools.Tool}. Of a Tool, this file reads the texts that describe it: description,
+arguments, limits and example.
 
 Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner, verifier
 and generator read this analysis.
@@ -125,7 +126,8 @@ def parse(text, tools):
                         "for.")
     fields = {}
     for label, value in labelled(text, LABELS):  # (label, the text up to the next label)
-        name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")  # "Tool name" and "tool" -> "tool"
+        # "Sub-goal", "sub goal" -> "subgoal"; "Tool name", "tool" -> "tool"
+        name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")
         value = plain_name(value, tools) if name == "tool" else value
         if name in fields and fields[name] != value:  # the same line twice is fine
             return Unparsed(f"two different lines '{label}: ...'. Plan one step only.")

@@ -158,7 +158,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         if not running:
             break
         for rollout in running:
-            rollout.plan = rollout.call = None  # so that no old plan is left if the planner fails now
+            rollout.plan = rollout.call = None  # else, if the planner fails, `planned` takes the last turn's
         for rollout, completion in team.run("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
@@ -236,10 +236,12 @@ class Team:
         """Where a prompt was too long for the model, replace its completion by that of a shorter prompt. (The
         prompts of analysis and executor do not show the memory, and cannot be shortened.)"""
         for budget in SMALLER_BUDGETS:
-            places = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
-            shorter = {i: prompt_of(module, self.tools, rollouts[i], budget) for i in places}
-            # an equal one shows no memory, or one within the budget
-            shorter = {i: prompt for i, prompt in shorter.items() if prompt != prompts[i]}
+            shorter = {}  # {place: prompt}
+            for i, (rollout, completion) in enumerate(zip(rollouts, completions)):
+                if completion.error == TOO_LONG:
+                    prompt = prompt_of(module, self.tools, rollout, budget)
+                    if prompt != prompts[i]:  # else it shows no memory, or one within the budget
+                        shorter[i] = prompt
             for i, completion in zip(shorter, self.complete(module, list(shorter.values()))):
                 completions[i] = completion
 

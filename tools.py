@@ -137,14 +137,14 @@ def run_calls(calls, tools, ask_model):
 
 
 def answer_queries(queries, ask_model):
-    """{place: Result} of {place: query}, from the language model. Equal queries are answered once."""
-    distinct, start = list(dict.fromkeys(queries.values())), time.perf_counter()
-    completions = dict(zip(distinct, ask_model(distinct)))
+    """{place: Result} of {place: query}, from the language model, in one batch."""
+    start = time.perf_counter()
+    completions = ask_model(list(queries.values()))
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
-    for i, query in queries.items():
-        completion = completions[query]
-        # A failure, unless the query was too long: that is an error, which the planner reads.
+    for i, completion in zip(queries, completions):
+        # What an engine calls its error is a failure of the flow (see above), unless the query was too long:
+        # that is the planner's mistake, an error, which it reads.
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue

@@ -10,11 +10,13 @@ Each step takes `--questions` questions and runs each of them `--group-size` tim
 (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0.
 Compared with the other rewards of its question, the reward becomes the advantage of all turns of the rollout.
 flow_grpo.update() then changes the planner, in `--minibatches` optimiser steps. By default, a frozen copy of
-the model plays all other modules and is π_ref.
+the model plays all other modules and is π_ref. The optimiser is AdamW. Unless flags say otherwise, the toy
+takes 60 steps of 16 questions x 8 rollouts, at most two turns, four mini-batches, learning rate 2e-4; real
+models the paper's settings (cli/flags.py has all defaults).
 
-All random numbers of step n come from (seed, n), so a run that is stopped and resumed ends as if it had never
-been stopped. What else a training run needs: cli/ (flags, the first lines of a run), logbook/ (the run's
-folder, resuming, Ctrl-C), scale/ (GPU memory, several GPUs).
+All random numbers of a step come from its number and --seed, so a run that is stopped and resumed ends as if
+it had never been stopped. What else a training run needs: cli/ (flags, the first lines of a run), logbook/
+(the run's folder, resuming, Ctrl-C), scale/ (GPU memory, several GPUs).
 
 With several GPUs, each process (a "rank") rolls out its share of a step's questions, with random numbers of
 its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. With one GPU
@@ -95,7 +97,7 @@ def passes_of(args, policy, reference):
     and memory. Both end in log_probs()."""
     models = policy.model, (reference.model if reference else None)
     if args.plain:
-        return Passes(*models, token_logps, token_budget=args.token_budget)
+        return Passes(*models, token_logps=token_logps, token_budget=args.token_budget)
     scoring = fast_logps.scoring(log_probs, *models)  # also micro-batches that keep equal prompts together
     return Passes(*models, **scoring, token_budget=args.token_budget)
 
@@ -126,7 +128,7 @@ def graded_rollouts(args, cast, questions, group_size, seed):
         with Progress(len(batch)) as bar:
             return solve.roll_out_and_grade(batch, *cast, watch=bar, **settings)
 
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # a prime: each rank draws numbers of its own
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # each rank draws others; a large prime: none of a near step
     rollouts = ranks.divided(questions, rolled_out, group_size)  # with one rank: rolled_out(questions)
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts

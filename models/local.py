@@ -37,7 +37,8 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
     """
     pad = stops[0] if stops else 0  # any token will do, as the mask hides it
     P = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (P - len(s)) + s for s in prompts], device=model.device)  # (N, P)
+    # (N, P); padded on the left, because generate() goes on at the right end of each row
+    ids = torch.tensor([[pad] * (P - len(s)) + s for s in prompts], device=model.device)
     mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in prompts], device=model.device)  # (N, P)
     how = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0) if temperature else {}
 
@@ -49,7 +50,7 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
 
     new = out.sequences[:, P:]  # (N, T) the action tokens; a row that has ended is filled up with pad
     ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
-    written = ends.cumsum(1) - ends == 0  # (N, T) True where no stop token came before
+    written = ends.cumsum(1) - ends == 0  # (N, T) True where no stop token came *before*
     if not temperature:
         return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
     logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (N, 1); scores (N, V): logits / temperature
@@ -73,6 +74,7 @@ class HF:
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         """max_new_tokens None: the checkpoint's generation_config decides, or else NEW_TOKENS."""
         limit = max_new_tokens or self.model.generation_config.max_new_tokens or NEW_TOKENS
+        # At temperature 0, equal prompts are answered once. Sampled ones never are: a group differs.
         return once_each(lambda distinct: self.answer(distinct, temperature, limit), prompts, temperature)
 
     def answer(self, prompts, temperature, max_new_tokens):
@@ -125,8 +127,9 @@ class HF:
         """
         ids = ids[:-1] if ids and ids[-1] in self.stop_ids() else ids
         ids = [i for i in ids if self.special_tokens.get(i) in (None, *THINK)]
+        text = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         opened = self.tokenizer.decode(list(prompt_ids[-16:])).rstrip().endswith(THINK[0])
-        return f"{THINK[0]}\n" * opened + self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return f"{THINK[0]}\n{text}" if opened else text
 
     # ---------------------------------------------------------------- what the checkpoint says of itself
     def stop_ids(self):

@@ -362,16 +362,17 @@ def test_the_mistake_of_a_rollout_is_not_anothers():
 
 
 # ---- tools in a batch
-def test_the_queries_to_the_language_model_are_one_batch_without_doubles():
+def test_the_queries_to_the_language_model_are_one_batch():
+    """With doubles: an engine answers equal prompts once (test_models.py, test_server.py)."""
     queries = [f'base_generator(query="{name}")' for name in ("iron", "gold", "iron")]
     calls = [*queries, CALL, "base_generator()", "base_generator(query=1)"]
-    fixed = Script(*"aaaaaa", *calls, "Fe", "Au", *[STOP] * 6, *"123456")
+    fixed = Script(*"aaaaaa", *calls, "Fe", "Au", "Fe", *[STOP] * 6, *"123456")
     plans = Script(GENERATE, GENERATE, GENERATE, PLAN, GENERATE, GENERATE)
     rollouts = solve.roll_out(questions(*"abcdef"), plans, fixed, TOOLS)
     assert [rollout.memory.steps[0].result for rollout in rollouts[:4]] == ["Fe", "Au", "Fe", "42"]
     assert [rollout.memory.steps[0].error for rollout in rollouts] == [False] * 4 + [True] * 2
-    assert fixed.calls[2] == (2, {"temperature": 0.0, "max_new_tokens": None})
-    assert fixed.prompts[12:14] == ["iron", "gold"]
+    assert fixed.calls[2] == (3, {"temperature": 0.0, "max_new_tokens": None})
+    assert fixed.prompts[12:15] == ["iron", "gold", "iron"]
 
 
 @pytest.mark.parametrize("completion, failed, result, tokens", [

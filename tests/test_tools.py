@@ -139,7 +139,7 @@ def test_a_batch_gives_results_in_order_and_generates_only_the_queries_of_base_g
     queries = [("double", "4"), ("base_generator", "q"), ("double", "four"), ("base_generator", "q")]
     calls = [Call(name, {"query": query}) for name, query in queries]
     results = tools.run_calls([*calls, Unparsed("no call")], box, engine)
-    assert batches == [["q"]] and [result.text for result in results[:2]] == ["8", "q!"]
+    assert batches == [["q", "q"]] and [result.text for result in results[:2]] == ["8", "q!"]
     assert results[2].text.startswith("Error: double failed: ") and results[4].text == "Error: no call"
     numbers = [(result.error, result.seconds, result.tokens) for result in results]
     assert numbers == [(False, 0, 0), (False, 2.5, 2), (True, 0, 0), (False, 2.5, 2), (True, 0, 0)]
