@@ -87,9 +87,9 @@ def advantages(rewards, groups):
 
     All turns of a rollout share its A: nothing here finds the turn that mattered. In a single rollout this
     also rewards the bad turns of a lucky one. On average over many rollouts it is right, because a bad turn
-    makes failure likelier, and so comes more often with A < 0 than with A > 0. (A proper
-    baseline is the mean of the others, without R_i. The mean of all changes only the scale:
-    R_i - mean_all = (1 - 1/G) (R_i - mean_others).)
+    makes failure likelier, and so comes more often with A < 0 than with A > 0. (A proper baseline is the
+    mean of the others, without R_i. The mean of all changes only the scale: R_i - mean_all = (1 - 1/G)
+    (R_i - mean_others).)
 
     The division by std, and the weights 1/T_i and 1/|a|, are no part of a plain policy gradient; they are the
     paper's choice. With std, questions that are nearly always or nearly never solved weigh more, as their std
@@ -197,7 +197,7 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     (Exact only at ρ = 1: later the tokens are still those of π_θold, and k3 is not weighted by ρ. The
     released code does the same.) Others: docs/use.md, "Another KL".
 
-    A term of yours goes into `terms`. If it does not depend on A, two filters in update() must go.
+    A term of yours goes into `terms`. If it does not depend on A, two filters in update() must go, which says so.
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
