@@ -412,6 +412,9 @@ def sentences():
         yield f"a difference of {figures.pm(pages.fork_pairs()[name])}"
     yield f"GiGPO) adds {figures.pm(pages.fork_pairs()['gigpo'], 2)}"
     yield f"end at {min(forks['as it is']):.2f} to {max(forks['as it is']):.2f} with the broadcast"
+    today = [float(row["accuracy"]) for row in figures.read("hops-last-turn")]
+    whole = [tests["Flow-GRPO"][seed] for seed in (0, 2)]
+    yield "0 and 2: {:.2f} and {:.2f}, where the broadcast gets {:.2f} and {:.2f}".format(*today, *whole)
     assert max(forks["turn-cost"]) <= 0.01  # "right in at most 1 of 100 questions"
     curve = figures.read("hops-monolith")
     one, flow = (figures.over(curve, run, 1, 1, "test_after") for run in ("monolith", "flow"))
