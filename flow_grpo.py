@@ -197,7 +197,7 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     (Exact only at ρ = 1: later the tokens are still those of π_θold, and k3 is not weighted by ρ. The
     released code does the same.) Others: docs/use.md, "Another KL".
 
-    A term of yours goes into `terms`. If it does not depend on A, two filters in update() must go, which says so.
+    A term of yours goes into `terms`. If it does not depend on A, update() says what else must change.
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
