@@ -245,6 +245,8 @@ def gpu():
             empty_cache=nothing, manual_seed_all=STATE.seed,
             get_rng_state_all=STATE.get, set_rng_state_all=STATE.set, _is_in_bad_fork=lambda: False,
             current_stream=lambda *_: Mock(), stream=nullcontext,
+    ), patch.object(
+            torch.accelerator, "current_accelerator", lambda **_: None  # a CUDA build would ask the driver
     ), patch.object(torch, "Generator", Generator), patch.object(
             torch._C, "_group_tensors_by_device_and_dtype", lambda *args, **settings: {
                 (here(lists[0]), dtype): (lists, *rest)
