@@ -360,6 +360,12 @@ def lowest_seed():
 
 def sentences():
     """Numbers that RESULTS.md must say between its tables, from the CSV files."""
+    for section in (of_planning, of_base_generator, of_other_designs, of_forks, of_smollm):
+        yield from section()
+
+
+def of_planning():
+    """Sections 1 to 5."""
     tests = figures.gather(figures.read("hops-tests"), "planner", "accuracy")
     yield figures.pm([100 * (a - b) for a, b in zip(tests["Flow-GRPO"], tests["untrained"])], 0)
     curve = figures.read("hops-curve")
@@ -382,6 +388,17 @@ def sentences():
     yield "paired by seed: p = {:.2f} and {:.2f}".format(*ps)
     yield f"reading the memory gets {float(pages.best_router()['']['accuracy']):.2f}"
     yield f"Seed 3 misses it by two questions, as it gets {lowest_seed()['sum']:.2f} of the sums"
+    again, first = figures.read("hops-again"), [row for row in curve if row["seed"] == "0"]
+    parted = next(n for n, (a, b) in enumerate(zip(again, first))
+                  if any(a[column] != b[column] for column in ("reward", "errors", "turns")))
+    yield f"first {parted} steps were the same"
+    yield "it got {:.2f} by train.py's own test, the first time {:.2f}".format(
+        float(again[0]["test_after"]), float(first[0]["test_after"]))
+    assert {row["at_once"] for row in figures.read("hops-tests")} == {"0"}  # "None of these ten planners ..."
+
+
+def of_base_generator():
+    """Section 1: with which mixture of questions is it unlearnt?"""
     mixtures = [row | {"share": int(row["base_generator"]) / int(row["plans_after_not_found"]),
                        "end": int(row["steps"].split("-")[1])} for row in figures.read("hops-mixtures")]
     last = {name: [row for row in mixtures if row["end"] == 150 and row["training"] == name]
@@ -401,6 +418,11 @@ def sentences():
     yield f"at most {100 * late:.1f} % from step 31 on"
     asked = [100 * row["share"] for row in last["48 %"]]
     yield f"choose it there in {min(asked):.0f} to {max(asked):.0f} % of their plans at the end"
+
+
+def of_forks():
+    """Section 8."""
+    tests = figures.gather(figures.read("hops-tests"), "planner", "accuracy")
     forks = figures.gather(figures.read("hops-forks"), "run", "accuracy")
     training = figures.gather(figures.read("hops-forks"), "run", "reward")
     yield f"the planner gets {figures.pm(forks['as it is'])} of the test"
@@ -416,23 +438,31 @@ def sentences():
     whole = [tests["Flow-GRPO"][seed] for seed in (0, 2)]
     yield "0 and 2: {:.2f} and {:.2f}, where the broadcast gets {:.2f} and {:.2f}".format(*today, *whole)
     assert max(forks["turn-cost"]) <= 0.01  # "right in at most 1 of 100 questions"
+
+
+def of_other_designs():
+    """Sections 6 and 7."""
     curve = figures.read("hops-monolith")
     one, flow = (figures.over(curve, run, 1, 1, "test_after") for run in ("monolith", "flow"))
     yield "it gets {:.2f}, {:.2f} and {:.2f} of the test questions".format(*one)
     yield "the flow with the same seeds {:.2f}, {:.2f} and {:.2f}".format(*flow)
-    rewards = (figures.over(curve, run, 1, 150, "reward") for run in ("monolith", "flow"))
-    for (first, second), words in (((one, flow), "this difference ("), (rewards, "over all steps, ")):
-        change = [a - b for a, b in zip(first, second)]
+    rewards = [a - b for a, b in zip(*(figures.over(curve, run, 1, 150, "reward")
+                                       for run in ("monolith", "flow")))]
+    tests = figures.differences(curve, "monolith", "flow", "test_after")
+    for change, words in ((tests, "this difference ("), (rewards, "over all steps, ")):
         yield f"{words}{figures.pm(change)}, p = {figures.student_p(change):.2f}"
     sizes = figures.read("hops-sizes")
-    small, large = (figures.over(sizes, run, 1, 1, "test_after") for run in ("width 64", "width 128"))
-    yield "ends at {:.2f}, {:.2f} and {:.2f} of the test questions".format(*small)
+    yield "ends at {:.2f}, {:.2f} and {:.2f} of the test questions".format(
+        *figures.over(sizes, "width 64", 1, 1, "test_after"))
     yield "{:.2f} in steps 81-100, where the other two have {:.2f} and {:.2f}".format(
         *figures.over(sizes, "width 64", 81, 100, "reward"))
-    change = [a - b for a, b in zip(small, large)]
+    change = figures.differences(sizes, "width 64", "width 128", "test_after")
     assert max(change) < 0  # "below the large one with the same seed each time"
     yield f"each time ({figures.pm(change)}, p = {figures.student_p(change):.2f})"
-    assert {row["at_once"] for row in figures.read("hops-tests")} == {"0"}  # "No planner, ..."
+
+
+def of_smollm():
+    """Section 9."""
     ps = sorted(float(row["p"]) for row in figures.read("smollm-paired")
                 if (row["roles"], row["set"], row["before"], row["after"])
                 == ("planner", "toy", "Flow-GRPO", "perfect planner"))
