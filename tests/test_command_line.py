@@ -145,8 +145,8 @@ def test_a_run_that_is_there_already_can_be_resumed_instead(tmp_path, monkeypatc
     assert f"go on with --resume {tmp_path}, give another --out, or remove it" in error
 
 
-def test_the_default_of_minibatches_is_no_more_than_the_rollouts_of_a_step(monkeypatch):
-    flags = ["--questions", "1", "--group-size"]
+def test_the_default_of_minibatches_is_no_more_than_the_rollouts_of_a_step(tmp_path, monkeypatch):
+    flags = ["--out", str(tmp_path / "run"), "--questions", "1", "--group-size"]
     assert parsed(monkeypatch, train_arguments, *flags, "3").minibatches == 3
     assert parsed(monkeypatch, train_arguments, *flags, "8").minibatches == 4  # the toy's
 
