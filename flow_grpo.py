@@ -8,14 +8,14 @@ is 1 if the final answer is right, else 0.
      π(rollout) is the probability of the whole rollout.
   2. Its gradient: as ∇π = π ∇log π, it is E[R ∇log π(rollout)], a mean over sampled rollouts. log π(rollout)
      is the sum of log π of the planner's tokens and of terms that do not depend on θ (tools, frozen modules).
-  3. Less noise: subtracting a constant from R, the *baseline*, changes nothing on average, because
+  3. Less variance: subtracting a constant from R, the *baseline*, changes nothing on average, because
      E[∇log π] = Σ π ∇log π = Σ ∇π = ∇ Σ π = ∇1 = 0. Here it is the mean reward of the group, the rollouts of
      the same question. (It contains R itself, which costs a constant factor: see advantages().)
   4. So every token of every turn of rollout i gets the same advantage A_i, how much better this rollout ended
      than its group: as if the planner were fine-tuned on its own plans, each weighted by its A. Tokens with
      A > 0 are pushed up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
 
-Flow-GRPO adds PPO's clipped ratio, with which one batch of rollouts serves several optimiser steps; a KL that
+Flow-GRPO adds PPO's clipped ratio, so that one batch of rollouts can serve several optimiser steps; a KL that
 pulls the planner back towards the untrained one, π_ref; and means over turns and tokens. Training maximises
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
@@ -36,7 +36,7 @@ three means of A_i ∇log π.
     token_logps(), loss()            log π of each token; -J of a micro-batch
     update()                         one batch of rollouts -> one or more optimiser steps
 
-They see token ids, a number for each rollout and two language models, and know nothing of agents or text.
+They work on token ids, a number for each rollout and two language models, and know nothing of agents or text.
 scale/passes.py adds what large models and several GPUs need.
 
 Absent, on purpose:
@@ -73,7 +73,7 @@ class Action:
     logps: list[float] = field(default_factory=list)
     # update() sets the next two, on a copy of its own
     weight: float = 0.0     # of each of its tokens: token_weight()
-    old: torch.Tensor | None = None     # log π_θold of ids, (|a|,)
+    logp_old: torch.Tensor | None = None    # log π_θold of ids, (|a|,): score_old()
 
 
 def advantages(rewards, groups):
@@ -85,19 +85,17 @@ def advantages(rewards, groups):
 
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
 
-    All turns of a rollout share its A: nothing here finds the turn that mattered. In a single rollout this
-    also rewards the bad turns of a lucky one. On average over many rollouts it is right, because a bad turn
-    makes failure likelier, and so comes more often with A < 0 than with A > 0. (A proper baseline is the
-    mean of the others, without R_i. The mean of all changes only the scale: R_i - mean_all = (1 - 1/G)
-    (R_i - mean_others).)
+    All turns of a rollout share its A: nothing here finds the turn that mattered. So the bad turns of a lucky
+    rollout are rewarded, too. On average over many rollouts it is right: of two turns in the same state, the
+    worse one makes success less likely, so its mean A is lower.
 
     The division by std, and the weights 1/T_i and 1/|a|, are no part of a plain policy gradient; they are the
     paper's choice. With std, questions that are nearly always or nearly never solved weigh more, as their std
     is small; with 1/T_i, the turns of short rollouts, right or wrong.
 
-    For another baseline, edit the numerator. Leave-one-out, R_i minus the mean of the *others*, is this
-    numerator times n / (n - 1): if all groups have n rollouts, a constant factor, which changes little. RLOO
-    proper has no std: rloo.diff in experiments/forks/.
+    For another baseline, edit the numerator. A proper baseline does not contain R_i: it is the mean of the
+    n - 1 *others* (leave-one-out). That would only be this numerator times n / (n - 1), a constant factor if
+    all groups have n rollouts. RLOO proper has no std: rloo.diff in experiments/forks/.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
@@ -117,7 +115,9 @@ def objective(rollouts, A, clip, beta):
 
     rollouts[i][t][j]: log π_θ, log π_θold and log π_ref of token j of turn t of rollout i, each a tensor ().
     A: A_i of each rollout. clip: (ε, ε')."""
-    J, N, (low, high) = 0.0, len(rollouts), clip        # 1/N is E_q 1/G, if groups are of equal size
+    J = 0.0
+    N = len(rollouts)                                   # 1/N is E_q 1/G, if groups are of equal size
+    low, high = clip                                    # ε, ε'
     for turns, A_i in zip(rollouts, A):                                     # 1/N Σ_i
         for tokens in turns:                                                # 1/T_i Σ_t
             for logp, logp_old, logp_ref in tokens:                         # 1/|a| Σ_j
@@ -178,18 +178,16 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
     Why a ratio? We want a large mean of A over rollouts of π_θ, but these were sampled with π_θold. A rollout
     that π_θ makes twice as likely should count twice. That factor is the product of the ratios of *all* its
-    tokens. (What tools and other modules wrote is as likely under both, so it cancels.)
-
-    Such a product of hundreds of ratios is very noisy. So each token gets only its own ratio. At π_θ = π_θold
-    this has the same gradient; further away it is less and less right. So the clip removes any gain from
-    going further:
+    tokens. (What tools and other modules wrote is as likely under both, so it cancels.) But a product of
+    hundreds of ratios is very noisy. So PPO gives each token only its own ratio. At π_θ = π_θold this has the
+    same gradient; further away it is less and less right, so the clip removes any gain from going further:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
     its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Caution: its gradient is on average that of the
-    reverse KL, which has the same minimum:
+    KL with its arguments swapped, which has the same minimum:
 
         mean over π_θ of ∇k3  =  mean over π_θ of (1 - r) ∇log π_θ  =  - mean over π_ref of ∇log π_θ
                               =  ∇KL(π_ref ‖ π_θ)
@@ -197,7 +195,7 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     (Exact only at ρ = 1: later the tokens are still those of π_θold, and k3 is not weighted by ρ. The
     released code does the same.) Others: docs/use.md, "Another KL".
 
-    A term of yours goes into `terms`. If it does not depend on A, update() says what else must change.
+    Add a term of your own to `terms`. If it does not depend on A, update() says what else must change.
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
@@ -229,8 +227,7 @@ def split_rollouts(groups, minibatches, seed):
 def weighted(actions, rollouts, token_mean):
     """The actions of a mini-batch of these rollouts, with the weight of each of their tokens: [Action].
 
-    T_i (counted here) and N count all turns and rollouts, also those without any token, should an engine
-    return such."""
+    An action without any token, should an engine return one, is left out, but counts in T_i and N."""
     actions = [a for a in actions if a.rollout in rollouts]
     turns = Counter(a.rollout for a in actions)                             # turns[i] = T_i
     tokens = sum(len(a.ids) for a in actions) if token_mean else None
@@ -249,28 +246,28 @@ def check(actions, num_rollouts, temperature):
         raise ValueError("temperature must be > 0: a greedy planner has no distribution to train")
 
 
-def store_old_logps(batch, passes, temperature):
-    """Store log π_θold of each token of a micro-batch in Action.old."""
+def score_old(batch, passes, temperature):
+    """Set Action.logp_old, log π_θold of each token of a micro-batch. Call it while the model is π_θold."""
     with torch.no_grad():
         logps = passes.policy_logps(batch, temperature)                                     # (K,)
     for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
-        a.old = logp                                                                        # (|a|,)
+        a.logp_old = logp                                                                   # (|a|,)
 
 
-def old_logps(actions, logp):
-    """log π_θold of each token, (K,): Action.old, or the current log-prob, detached, where that is None.
+def old_or_current(actions, logp):
+    """log π_θold of each token, (K,): Action.logp_old, or the current log-prob, detached, where that is None.
 
     It is None in the first mini-batch, where π_θ is still π_θold, and for actions with A = 0, whose gain is 0
     for any ρ. Both get ρ = 1."""
     now = logp.detach().split([len(a.ids) for a in actions])
-    return torch.cat([new if a.old is None else a.old for a, new in zip(actions, now)])
+    return torch.cat([new if a.logp_old is None else a.logp_old for a, new in zip(actions, now)])
 
 
 def add_gradient(batch, passes, temperature, clip, beta):
     """Add the gradient of -J of a micro-batch to .grad."""
     logp_ref = passes.reference_logps(batch, temperature) if beta else None                 # (K,)
     logp     = passes.policy_logps(batch, temperature)                                      # (K,)
-    logp_old = old_logps(batch, logp)                                                       # (K,)
+    logp_old = old_or_current(batch, logp)                                                  # (K,)
     A        = per_token(batch, [a.A for a in batch]).to(logp.device)                       # (K,)
     weight   = per_token(batch, [a.weight for a in batch]).to(logp.device)                  # (K,)
     minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
@@ -300,7 +297,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     π_θold is the model before the first step. For the first mini-batch that is the current model, so its
     log-probs, detached, serve as the old ones, and ρ is exactly 1. The later mini-batches are scored once
-    before the first step, into Action.old.
+    before the first step, into Action.logp_old.
 
     The model is left in eval mode, ready to sample.
     """
@@ -316,13 +313,13 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     # without A to J, remove this filter, `if a.A != 0` below, and the test of can_learn() in train.py.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # Read the two lines `for batch, attempt ...: with attempt:` as `for batch in the mini-batch, cut into
-    # pieces that fit into memory`. If memory runs out all the same, `with attempt` catches the error, and the
-    # iterator begins the mini-batch again, with .grad zeroed, in smaller pieces.
+    # A `batch` is a micro-batch: as much of a mini-batch as fits into memory. If memory still runs out,
+    # `with attempt` catches the error, and the mini-batch begins again, with .grad zeroed, in smaller pieces.
     for mini in minis[1:]:                              # while the model is still π_θold
-        for batch, attempt in passes.micro_batches([a for a in mini if a.A != 0]):
+        need_old = [a for a in mini if a.A != 0]        # the gain of the others is 0, whatever their ρ
+        for batch, attempt in passes.micro_batches(need_old):
             with attempt:
-                store_old_logps(batch, passes, temperature)
+                score_old(batch, passes, temperature)
 
     for mini in minis:                                  # one optimiser step each, of whole rollouts
         model.zero_grad()

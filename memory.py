@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from world.text import indented, truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
-SHORTEST = 80  # characters that each result, command and sub-goal keeps when it is shortened
+SHORTEST = 80  # characters to which a result, command or sub-goal is shortened at most, with the cut's notice
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Memory:
 
 
 def shortened(text, excess):
-    """The text, cut so that it takes about `excess` fewer characters in the prompt; SHORTEST are always kept.
+    """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
     A character of the text costs a little more than one in the prompt, where its lines are indented. So the
     *share* excess / len(indented(text)) is dropped: if the text takes 1 100 characters there and 220 are too

@@ -8,7 +8,7 @@ The rollouts of a batch go in lock-step: all of them plan, then the executor wri
 calls run, and so on; so a language model gets all prompts of a stage in one batch. A rollout that the
 verifier has stopped waits for the generator, which answers for all of them at the end.
 
-Read roll_out() first; Team.run() is one batched call of a language model; from answer() on, everything serves
+Read roll_out() first; Team.run() is one batched call of a language model; everything from answer() on is for
 the command line.
 
 What can go wrong has one of two effects:
@@ -16,7 +16,7 @@ What can go wrong has one of two effects:
     an error    Somebody's mistake inside the flow: a plan or call that cannot be parsed, a tool that does not
                 find what it was asked for. It costs a turn; memory says why, and the planner reads it. (The
                 executor may be to blame for a call, but only the planner can learn to avoid it.)
-    a failure   Nobody's mistake, or nobody knows whose: a prompt that does not fit even with a shortened
+    a failure   Nobody's mistake, or not clearly the planner's: a prompt that does not fit even with a shortened
                 memory (also the executor's, after a very long plan), a model server that stays down. The
                 rollout breaks off (`failed` says why). It counts as wrong, but is neither rewarded nor
                 trained on.
@@ -85,7 +85,7 @@ class Rollout:
     # flow_grpo.Action of each. actions[k] led to memory.steps[k], unless the rollout has failed.
     actions: list[Completion] = field(default_factory=list)
 
-    # of the present turn; None until the planner and the executor have written them
+    # of the present turn
     plan: Plan | Unparsed | None = None
     call: Call | Unparsed | None = None
 
@@ -157,8 +157,6 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         if not running:
             break
-        for rollout in running:
-            rollout.plan = rollout.call = None  # else, if the planner fails, `planned` takes the last turn's
         for rollout, completion in team.run("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
@@ -173,15 +171,16 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         acting = [rollout for rollout in planned if not rollout.failed]
         team.begin("tools", turn, acting)  # only announces the stage: tools are no engine
         results = run_calls([rollout.call for rollout in acting], tools,
-                            ask_model=partial(team.complete, "base_generator"))
+                            ask_model=partial(team.complete, "base_generator"))  # this tool is a model
         for rollout, result in zip(acting, results):
             rollout.add_result(turn, result)
 
         for rollout, completion in team.run("verifier", turn, acting):
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
 
-        for rollout in running:  # one that failed may have no step of this turn
-            rollout.stopped = not rollout.failed and is_over(rollout)
+        for rollout in running:
+            if not rollout.failed:
+                rollout.stopped = is_over(rollout)
 
     for rollout, completion in team.run("generator", max_turns + 1, rollouts):
         rollout.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
@@ -224,7 +223,7 @@ class Team:
         start = time.perf_counter()
         prompts = [prompt_of(module, self.tools, rollout) for rollout in live]
         completions = self.complete(module, prompts)
-        self.retry_with_less_memory(module, live, prompts, completions)
+        self.retry_with_less_memory(module, live, completions)
         seconds = time.perf_counter() - start
         for rollout, completion in zip(live, completions):
             rollout.add_output(turn, module, completion.text, completion.tokens, seconds)
@@ -232,17 +231,13 @@ class Team:
                 rollout.failed = f"{module}: {completion.error}"
         return [(rollout, completion) for rollout, completion in zip(live, completions) if not rollout.failed]
 
-    def retry_with_less_memory(self, module, rollouts, prompts, completions):
+    def retry_with_less_memory(self, module, rollouts, completions):
         """Where a prompt was too long for the model, replace its completion by that of a shorter prompt. (The
-        prompts of analysis and executor do not show the memory, and cannot be shortened.)"""
+        prompts of analysis and executor do not show the memory: they stay too long.)"""
         for budget in SMALLER_BUDGETS:
-            shorter = {}  # {place: prompt}
-            for i, (rollout, completion) in enumerate(zip(rollouts, completions)):
-                if completion.error == TOO_LONG:
-                    prompt = prompt_of(module, self.tools, rollout, budget)
-                    if prompt != prompts[i]:  # else it shows no memory, or one within the budget
-                        shorter[i] = prompt
-            for i, completion in zip(shorter, self.complete(module, list(shorter.values()))):
+            too_long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
+            shorter = [prompt_of(module, self.tools, rollouts[i], budget) for i in too_long]
+            for i, completion in zip(too_long, self.complete(module, shorter)):
                 completions[i] = completion
 
     def begin(self, module, turn, rollouts):

@@ -119,15 +119,16 @@ def run_calls(calls, tools, ask_model):
     calls: [executor.Call or planner.Unparsed]. ask_model: the language model behind the tool without a
     function, [query] -> [Completion].
     """
-    # results: {i: Result}, where i is the place in `calls`. Each call is a problem, a query or a function.
-    problems = [problem_with(call, tools) for call in calls]  # "" where a call can run
-    valid = [i for i, problem in enumerate(problems) if not problem]
-    queries = {i: calls[i].arguments["query"] for i in valid if tools[calls[i].tool].run is None}
-    results = {i: Result(problem, error=True) for i, problem in enumerate(problems) if problem}
+    results, queries, running = {}, {}, {}  # {i: Result}, {i: query}, {i: future Result}; calls[i] is meant
     pool = ThreadPoolExecutor(max_workers=8)
     try:
-        running = {i: pool.submit(run_tool, tools, calls[i].tool, calls[i].arguments)
-                   for i in valid if i not in queries}  # {i: future}, whose result will be a Result
+        for i, call in enumerate(calls):
+            if problem := problem_with(call, tools):
+                results[i] = Result(problem, error=True)
+            elif tools[call.tool].run is None:
+                queries[i] = call.arguments["query"]
+            else:
+                running[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
         if queries:
             results |= answer_queries(queries, ask_model)  # while the others run
         results |= {i: future.result() for i, future in running.items()}

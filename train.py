@@ -11,12 +11,12 @@ Each step takes `--questions` questions and runs each of them `--group-size` tim
 Compared with the other rewards of its question, the reward becomes the advantage of all turns of the rollout.
 flow_grpo.update() then changes the planner, in `--minibatches` optimiser steps. By default, a frozen copy of
 the model plays all other modules and is π_ref. The optimiser is AdamW. Unless flags say otherwise, the toy
-takes 60 steps of 16 questions x 8 rollouts, at most two turns, four mini-batches, learning rate 2e-4; real
-models the paper's settings (cli/flags.py has all defaults).
+takes 60 steps of 16 questions x 8 rollouts, at most two turns, four mini-batches, learning rate 2e-4.
+(cli/flags.py has all defaults; docs/benchmarks.md compares those of real models with the paper's.)
 
-All random numbers of a step come from its number and --seed, so a run that is stopped and resumed ends as if
-it had never been stopped. What else a training run needs: cli/ (flags, the first lines of a run), logbook/
-(the run's folder, resuming, Ctrl-C), scale/ (GPU memory, several GPUs).
+All random numbers of a step come from its number and --seed, so a run that is stopped and resumed gives the
+same result as one that was never stopped. What else a training run needs: cli/ (flags, the first lines of a
+run), logbook/ (the run's folder, resuming, Ctrl-C), scale/ (GPU memory, several GPUs).
 
 With several GPUs, each process (a "rank") rolls out its share of a step's questions, with random numbers of
 its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. With one GPU
@@ -26,6 +26,7 @@ from cli import early
 
 early.check(__name__, "train.py")  # answers --help and mistakes before the imports below, which take seconds
 
+import functools
 import math
 import random
 
@@ -107,15 +108,17 @@ def questions_of(step, questions, number, seed):
 
     The questions are taken in a shuffled order, and shuffled again for each epoch. (A run may be shorter than
     an epoch: the toy's takes 960 of its 2 000 questions.)"""
-    # Think of all epochs as one endless list: step n takes its entries (n - 1) * number to n * number - 1. Of
-    # 5 questions, 2 a step, step 3 takes the last of the first epoch, then the first of the second.
-    batch = []
-    while len(batch) < number:
-        epoch, start = divmod((step - 1) * number + len(batch), len(questions))
-        order = list(range(len(questions)))
+    # All epochs, one after the other, are one endless list; step n takes its entries first to first + number.
+    # Of 5 questions, 2 a step, step 3 takes the last of the first epoch, then the first of the second.
+    @functools.cache
+    def shuffled(epoch):
+        order = list(questions)
         random.Random(f"{seed}-{epoch}").shuffle(order)
-        batch += [questions[i] for i in order[start : start + number - len(batch)]]
-    return batch
+        return order
+
+    first = (step - 1) * number
+    places = [divmod(n, len(questions)) for n in range(first, first + number)]
+    return [shuffled(epoch)[place] for epoch, place in places]
 
 
 def graded_rollouts(args, cast, questions, group_size, seed):
@@ -128,7 +131,7 @@ def graded_rollouts(args, cast, questions, group_size, seed):
         with Progress(len(batch)) as bar:
             return solve.roll_out_and_grade(batch, *cast, watch=bar, **settings)
 
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # each rank draws others; a large prime: none of a near step
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # a large prime: no rank repeats a nearby step's
     rollouts = ranks.divided(questions, rolled_out, group_size)  # with one rank: rolled_out(questions)
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts

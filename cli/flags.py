@@ -132,7 +132,7 @@ def train_parser():
     add("--max-new-tokens", "longest completion, of the judge too; None: the checkpoint's, or 1024",
         type=int)
     add = flag_group(parser, "the objective")
-    add("--steps", f"optimisation steps {default('steps')}", type=int)
+    add("--steps", f"training steps {default('steps')}", type=int)
     add("--questions", f"questions a step {default('questions')}", type=int)
     add("--group-size", "G, rollouts per question; their mean is the baseline", type=int, default=8)
     add("--lr", f"default: 1e-6, with adapters 1e-5; the toy {FOR_TOY['lr']}", type=float)

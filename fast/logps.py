@@ -33,8 +33,9 @@ def scoring(log_probs, model, reference=None):
 def micro_batches(model, actions, budget):
     """[(MicroBatch, its slots)]: rows are trees, with at most `budget` slots unless one sequence has more.
 
-    Rollouts with A = 0 are batched separately, as they are not scored for π_old. If they shared a batch with
-    the others in the update only, those others would round differently than when scored: ρ ≠ 1."""
+    Rollouts with A = 0 are batched separately, as they are not scored for π_θold. If they shared a batch with
+    the others in the update only, those others would round differently than when they were scored, and that
+    would be noise in ρ."""
     return trees.micro_batches(model, actions, budget, apart=lambda a: getattr(a, "A", None) == 0)
 
 

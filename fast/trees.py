@@ -3,17 +3,19 @@
 Measured on one core (hidden size 128, 2 groups of 8 x (512 + 64) tokens): an update takes 3.7 times less time
 and 3.8 times less memory than with a padded row for each sequence.
 
-    prompt_ids + ids of three actions        the row that holds them
+    what the model reads of three actions    the row that holds them
       A B C D                                 node      0  1  2  3  4  5
       A B C E                                 token     A  B  C  D  E  F        ends: 6 6 5 4 5 6
       A B F                                   position  0  1  2  3  3  2
+
+(It reads prompt_ids + ids without the last token, which predicts nothing.)
 
 Sorted, the sequences that share most are neighbours. Each one adds to the row only the tokens that the one
 before it does not begin with: the nodes of a tree, in pre-order. So node j is an ancestor of node i, or i
 itself, exactly if j <= i < end[j], where the subtree of j ends. That comparison is the attention mask: each
 node sees its own sequence and nothing else. Equal completions of a prompt share all of their nodes.
 
-A mask, and not the KV cache: fast/logps.py says why.
+A mask, and not the KV cache: a prompt in a cache would lose its gradient under gradient checkpointing.
 
 Trees are right only for plain causal attention. shares(model) says no if the configuration has windows, or if
 two short sequences get other logits in a tree than alone. Then each sequence is a row of its own: so with
@@ -61,7 +63,7 @@ def micro_batches(model, actions, budget, apart=lambda action: False):
 
 
 def sequence(action):
-    """What the model reads: all but the last token, which predicts nothing."""
+    """What the model reads of an action."""
     return (action.prompt_ids + action.ids)[:-1]
 
 

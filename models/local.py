@@ -7,7 +7,7 @@
 
 sample() is the plain way, one call of transformers' generate() for a batch. fast/sampling.py has a sample()
 with the same distribution in less time, which is used unless the engine is plain (--plain). To follow the
-method, read sample(), answer() and encode(): everything else is about what checkpoints bring with them.
+method, read sample(), answer() and encode(): the rest handles the quirks of checkpoints.
 
 What is sampled is softmax(logits / temperature) over the whole vocabulary, because that is the policy whose
 log-probs flow_grpo.py computes. Temperature 0 takes the likeliest token each time. Above it, all random
@@ -62,7 +62,7 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
 class HF:
     """A transformers model with its tokenizer, called with prompts.
 
-    token_budget: tokens of a batch at most (a 7B's cache is 57 KB a token: 3.8 GB for the default). If memory
+    token_budget: the most tokens of a batch (a 7B's cache is 57 KB a token: 3.8 GB for the default). If memory
     is short, it is halved for all later calls, too (batches.py). think: let the model think, if it can.
     plain: sample as sample() does, without fast/.
     """
@@ -79,10 +79,12 @@ class HF:
 
     def answer(self, prompts, temperature, max_new_tokens):
         """A Completion for each prompt. A prompt without room for max_new_tokens is TOO_LONG."""
-        encoded = {prompt: self.encode(prompt) for prompt in dict.fromkeys(prompts)}
-        completions = [Completion("", list(encoded[prompt]), []) for prompt in prompts]
-        for c in completions:
-            c.error = TOO_LONG if len(c.prompt_ids) + max_new_tokens > self.context() else ""
+        encoded = {prompt: self.encode(prompt) for prompt in dict.fromkeys(prompts)}  # each once
+        completions = []
+        for prompt in prompts:
+            ids = list(encoded[prompt])
+            error = TOO_LONG if len(ids) + max_new_tokens > self.context() else ""
+            completions.append(Completion("", ids, [], error=error))
         draws = torch.rand(len(prompts), max_new_tokens if temperature else 0, dtype=torch.float64)
 
         valid = [(c, numbers) for c, numbers in zip(completions, draws) if not c.error]
@@ -181,7 +183,7 @@ def sampling_mode(model):
     could be passed (sequence_bias), so the model gets an empty one.
     training, gradient_checkpointing: if both are on, transformers drops the cache, and every token after the
     first is sampled without its context. Each module gets its own values back, because a model in training
-    may have parts in eval.
+    may have parts in eval. (vars(): only what the module itself has set, and not its class.)
 
     Not in torch.inference_mode(): its tensors could stay in the model's buffers (dynamic rotary embeddings)
     and break the update. generate() itself uses no_grad().
@@ -198,7 +200,7 @@ def sampling_mode(model):
 
 
 def weights_of(model):
-    """{name: tensor}: the model's state_dict(), which itself would release gathered weights (sharding.py)."""
+    """{name: tensor}, as model.state_dict(), which would free weights gathered from other GPUs (sharding.py)."""
     buffers = {f"{prefix}.{name}".removeprefix("."): buffer for prefix, module in model.named_modules()
                for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set}
     return dict(model.named_parameters(remove_duplicate=False)) | buffers

@@ -32,7 +32,7 @@ def similar_lengths(actions, tokens):
 
 def filler():
     """A micro-batch that teaches nothing: an action of weight 0."""
-    return [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[], A=0.0, weight=0.0, old=None)]
+    return [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[], A=0.0, weight=0.0, logp_old=None)]
 
 
 def ready_to_update(model, reference=None):

@@ -258,8 +258,8 @@ def compare_with_loops(module):
         assert not kl.requires_grad and not ratio.requires_grad
     parts = old.split([len(a.ids) for a in actions])    # as if every second action had been scored
     for n, (action, part) in enumerate(zip(actions, parts)):
-        action.old = part if n % 2 else None
-    found = module.old_logps(actions, new.clone().requires_grad_())
+        action.logp_old = part if n % 2 else None
+    found = module.old_or_current(actions, new.clone().requires_grad_())
     assert not found.requires_grad
     found, now = found.split([len(part) for part in parts]), new.split([len(part) for part in parts])
     assert all(torch.equal(one, parts[n] if n % 2 else now[n]) for n, one in enumerate(found))
@@ -536,7 +536,7 @@ def test_what_a_micro_batch_leaves_behind_holds_no_graph(monkeypatch):
     monkeypatch.setattr(Report, "end_mini_batch", end_mini_batch)
     monkeypatch.setattr(Passes, "policy_logps", policy_logps)
     learn(tiny(), rollouts()[0], [1.0] * 7, tiny(1), minibatches=2)
-    tensors = [a.old for a in scored] + [x for value, sums, *_ in measured for x in (value, sums)]
+    tensors = [a.logp_old for a in scored] + [x for value, sums, *_ in measured for x in (value, sums)]
     assert scored and measured and not any(x.requires_grad for x in tensors)
 
 
@@ -899,7 +899,7 @@ def test_no_mutant_of_the_loops_agrees_with_the_formula(monkeypatch):
 @pytest.mark.filterwarnings("ignore:std")
 def test_no_mutant_of_the_formula_survives_loops_without_a_model(monkeypatch):
     survivors = []
-    formula = ["advantages", "token_weight", "per_token", "old_logps", "loss"]
+    formula = ["advantages", "token_weight", "per_token", "old_or_current", "loss"]
     for function, change, source in mutants(SOURCE, formula):
         module = types.ModuleType("mutant")
         monkeypatch.setitem(sys.modules, "mutant", module)          # dataclasses look their module up
