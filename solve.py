@@ -16,10 +16,10 @@ What can go wrong has one of two effects:
     an error    Somebody's mistake inside the flow: a plan or call that cannot be parsed, a tool that does not
                 find what it was asked for. It costs a turn; memory says why, and the planner reads it. (The
                 executor may be to blame for a call, but only the planner can learn to avoid it.)
-    a failure   Nobody's mistake, or not clearly the planner's: a prompt that does not fit even with a shortened
-                memory (also the executor's, after a very long plan), a model server that stays down. The
-                rollout breaks off (`failed` says why). It counts as wrong, but is neither rewarded nor
-                trained on.
+    a failure   Nobody's mistake, or not clearly the planner's: a prompt that does not fit even with a
+                shortened memory (also the executor's, after a very long plan), a model server that stays
+                down. The rollout breaks off (`failed` says why). It counts as wrong, but is neither rewarded
+                nor trained on.
 
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. The *policy* is
 the engine that writes for the planner, `fixed` the one that writes for all other modules (or several). A

@@ -1,9 +1,9 @@
 """Verifier: does the memory hold all that the answer needs? (AgentFlow §3.1). Not trained.
 
 In each turn with a plan that could be parsed, the verifier reads the question, the analysis, the toolset and
-the memory with the new result. It writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t = 0: the planner plans another
-step). Anything else counts as CONTINUE, because one turn too many costs less than one too few, and "we should
-not stop" must not be read as STOP.
+the memory with the new result. It writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t
+= 0: the planner plans another step). Anything else counts as CONTINUE, because one turn too many costs less
+than one too few, and "we should not stop" must not be read as STOP.
 
 The explanation lets the model think before it decides; no parser reads it. parse() returns a bool, which
 solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE".

@@ -10,6 +10,7 @@ folder that holds no model ends the process with one sentence.
 import argparse
 import difflib
 import gc
+import json
 import os
 import re
 import sys
@@ -160,6 +161,8 @@ def check_numbers(args):
         value = getattr(args, name)
         if value is not None and not low <= value <= high:  # refuses nan, too
             raise ValueError(f"{flag_of(name)} {value} cannot work: use {low} to {high:g}")
+    if args.lr == 0:
+        raise ValueError("--lr 0 learns nothing: use more than 0, e.g. 1e-6")
     if args.minibatches > (rollouts := args.questions * args.group_size):
         raise ValueError(f"--minibatches {args.minibatches} is more than the {rollouts} rollouts of a step")
     if not 1e-3 <= args.temperature < 1e6:
@@ -280,9 +283,12 @@ def resumed(parser, args):
 
 def read_settings(parser, data):
     """The settings in args.json, parsed like a command line. ValueError if one is missing or cannot work."""
-    names = vars(parser.parse_args([])).keys() - OF_THIS_START
+    defaults = vars(parser.parse_args([]))
+    names = defaults.keys() - OF_THIS_START
     if missing := sorted(names - data.keys()):
-        raise ValueError(f"it has no {missing[0]!r}")
+        name = missing[0]
+        raise ValueError(f"it has no {name!r}; if this setting is newer than the run, add its default, "
+                         f'"{name}": {json.dumps(defaults[name])}')
     words = []
     for name in names:
         value, flag = data[name], flag_of(name)

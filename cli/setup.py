@@ -118,7 +118,8 @@ def show_choices(args, train_questions, valid, test):
     say(f"data    {args.data.removeprefix(folder)}: {len(train_questions)} questions to train on, "
         f"{len(valid)} to choose best/, {len(test)} to test")
     if is_toy(args.model) and Path(args.data).resolve().parent != Path(args.model).resolve():
-        say("        the toy only knows its own world: for other questions, give a real --model")
+        say("        the toy only knows calculations and the facts of its corpus: for other questions, give "
+            "a real --model")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
     again = " (some again: there are no more)" if len(train_questions) < args.questions else ""
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions{again} "
@@ -138,6 +139,9 @@ def plan_disk(args):
     need = number * checkpoint + best
     there = next(path for path in (folder, *folder.parents) if path.exists())
     old = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise ValueError(f"{args.out} can't be made: {there} is no folder that you may write to. Give "
+                         "another --out")
     free = shutil.disk_usage(there).free + old  # the checkpoints that a resumed run has already
     gigabytes = [f"{size / 1e9:.3g}" for size in (need, free, checkpoint, best)]
     say("disk    {} of {} GB, for at most {number} checkpoints of {} GB and best/ of {} GB".format(

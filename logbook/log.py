@@ -20,7 +20,8 @@ from scale import ranks
 from world.files import check_own, reading
 from world.text import printable
 
-FIRST = "step reward turns errors flat groups failed undecided plan_tokens".split()  # columns of log.csv
+# The first columns of log.csv
+FIRST = "step reward right turns errors flat groups failed undecided plan_tokens".split()
 # The numbers of flow_grpo.update() that log.csv holds, and their values in a step without an update.
 COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()
 NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
@@ -54,6 +55,7 @@ def step_row(step, rollouts, usable, groups, flat, report, tools):
     row = {
         "step": step,
         "reward": sum(rollout.reward for rollout in usable) / max(1, len(usable)),
+        "right": sum(rollout.right for rollout in usable) / max(1, len(usable)),
         "turns": metrics["turns"], "errors": metrics["errors"],
         "flat": flat, "groups": groups,
         "failed": metrics["failed"], "undecided": metrics["undecided"],
@@ -67,8 +69,11 @@ def step_row(step, rollouts, usable, groups, flat, report, tools):
 
 def step_line(row, steps, rollout_seconds, update_seconds):
     """The aligned line of a step: the reward first, then what can go wrong, then the seconds."""
-    line = f"step {row['step']:3d}/{steps} | reward {row['reward']:.2f} | turns {row['turns']:.2f}"
-    line += f" | errors {row['errors']:4.0%} | flat groups {row['flat']:2d}/{row['groups']}"
+    line = f"step {row['step']:3d}/{steps} | reward {row['reward']:.2f}"
+    if row["right"] != row["reward"]:  # a reward of your own
+        line += f" | right {row['right']:4.0%}"
+    line += f" | turns {row['turns']:.2f} | errors {row['errors']:4.0%}"
+    line += f" | flat groups {row['flat']:2d}/{row['groups']}"
     line += f" | kl {row['kl']:.4f} | clip {row['clip']:4.1%}"
     line += f" | {rollout_seconds:.1f}s + {update_seconds:.1f}s"
     line += "".join(f" | {name} {row[name]}" for name in ("failed", "undecided") if row[name])

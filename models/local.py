@@ -62,9 +62,9 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
 class HF:
     """A transformers model with its tokenizer, called with prompts.
 
-    token_budget: the most tokens of a batch (a 7B's cache is 57 KB a token: 3.8 GB for the default). If memory
-    is short, it is halved for all later calls, too (batches.py). think: let the model think, if it can.
-    plain: sample as sample() does, without fast/.
+    token_budget: the most tokens of a batch. (A 7B's cache is 57 KB a token: 3.8 GB for the default.) If
+    memory is short, it is halved for all later calls, too (batches.py). think: let the model think, if it
+    can. plain: sample as sample() does, without fast/.
     """
 
     def __init__(self, model, tokenizer, token_budget=65_536, think=False, plain=False):
@@ -200,7 +200,7 @@ def sampling_mode(model):
 
 
 def weights_of(model):
-    """{name: tensor}, as model.state_dict(), which would free weights gathered from other GPUs (sharding.py)."""
+    """{name: tensor}: model.state_dict() itself would free weights gathered from other GPUs (sharding.py)."""
     buffers = {f"{prefix}.{name}".removeprefix("."): buffer for prefix, module in model.named_modules()
                for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set}
     return dict(model.named_parameters(remove_duplicate=False)) | buffers

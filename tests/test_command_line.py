@@ -122,6 +122,7 @@ REFUSED = {
     "--temperature nan": "--temperature nan does not sample",
     "--lr nan": "--lr nan cannot work",
     "--lr -1": "--lr -1.0 cannot work",
+    "--lr 0": "--lr 0 learns nothing: use more than 0",
     "--beta -1": "--beta -1.0 cannot work",
     "--clip-low 2": "--clip-low 2.0 cannot work",
     "--tools python_coder googel": "no tool is called 'googel'",
@@ -189,7 +190,8 @@ def test_an_args_json_that_is_no_object_is_one_sentence(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("name, value, sentence", [
-    ("seed", ..., "it has no 'seed'"), ("steps", ..., "it has no 'steps'"),
+    ("seed", ..., "it has no 'seed'; if this setting is newer than the run, add its default, \"seed\": 0"),
+    ("steps", ..., "it has no 'steps'"),
     ("seed", "x", "--seed: invalid int value"),
     ("think", 3, "--think: ignored explicit argument"),
     ("tools", ["rm"], "no tool is called 'rm'"),

@@ -493,7 +493,7 @@ def test_readmes_sentences_on_the_second_toy_are_those_of_the_csv_files():
     before, after = (statistics.fmean(tests[who]) for who in ("untrained", "Flow-GRPO"))
     low, high = min(tests["Flow-GRPO"]), max(tests["Flow-GRPO"])
     assert f"from {before:.2f} to {after:.2f} in" in readme and f"seeds: {low:.2f} to {high:.2f})" in readme
-    assert f"reading results gets {float(pages.best_router()['']['accuracy']):.2f}" in readme
+    assert f"kind of question, gets {float(pages.best_router()['']['accuracy']):.2f}" in readme
 
 
 @pytest.mark.parametrize("name, key", [("hops-ways", "planner"), ("hops-budget", "max_turns")])

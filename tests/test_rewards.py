@@ -4,6 +4,7 @@ judge, and that no answer can write the judge's verdict."""
 import json
 import random
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from test_solve import TOOLS, Cast, Script
 
 import solve
 from logbook.records import record_of
+from memory import Memory, Step
 from models.completion import Cached, Completion
 from rewards import grade, judge
 from rewards.metrics import accuracy_line
 from rewards.questions import Question, read_questions
 from rewards.rules import LIMIT, decide, game_of_24, numbers_to_use, quantity
 from rewards.rules import undressed, words
+from solve import Rollout
 from world import services
 
 
@@ -459,9 +462,12 @@ def test_the_judge_is_not_called_for_what_the_rules_can_decide(question, answer,
 
 
 def test_the_reward_is_the_papers_1_or_0():
-    """The only test that fails with a reward of your own."""
+    """With a reward of your own, this test fails, and those of forks that change the same line."""
     assert graded("jane austen")[1].reward == 1
     assert graded("5", question=Question("2 + 2?", "4"))[1].reward == 0
+    errors = Memory("q", steps=[Step(n, "t", "s", "c", "Error: no", error=True) for n in (1, 2, 3)])
+    detour = Rollout(Question("q", "4"), errors, right=True, stopped=True)  # turns and errors cost nothing
+    assert grade.reward(detour) == 1 and grade.reward(replace(detour, right=False, stopped=False)) == 0
 
 
 def test_the_judge_grades_what_the_rules_cannot_decide():

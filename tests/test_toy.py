@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 import pytest
 import torch
 
+import executor
 import planner
 import solve
 import tools as toolset
@@ -182,6 +183,12 @@ def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(tools):
     perfect = teacher.Teacher(made)
     metrics, _ = solve.evaluate(questions.for_flow(made), perfect, perfect, tools)
     assert metrics["accuracy"] == 1 and metrics["errors"] == 0
+
+
+def test_the_teacher_writes_no_call_of_a_tool_that_it_was_not_taught(tools):
+    prompt = executor.prompt("q", "none", "Find the value of 2", "miles", tools["wikipedia_search"])
+    with pytest.raises(ValueError, match="teacher.py: command"):
+        teacher.Teacher([]).command(prompt)
 
 
 def test_with_perfect_plans_the_toys_fixed_modules_answer_right(engine, tools, made):

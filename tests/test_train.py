@@ -227,11 +227,13 @@ def test_a_plain_run_learns_the_same_from_the_same_rollouts(tmp_path, monkeypatc
 
 def test_log_and_line_say_the_reward_first_and_never_times_or_the_loss(whole):
     row = rows(whole)[0]
-    assert list(row)[:4] == ["step", "reward", "turns", "errors"]
+    assert list(row)[:5] == ["step", "reward", "right", "turns", "errors"]
     assert not any("second" in name or "time" in name for name in row)
     numbers = {name: float(value) for name, value in row.items()} | {"step": 1, "flat": 1, "groups": 2}
     line = log.step_line(numbers, 4, 1.0, 2.0)
     assert line.startswith(f"step   1/4 | reward {numbers['reward']:.2f} | turns") and "loss" not in line
+    fork = log.step_line(numbers | {"reward": -0.25, "right": 0.5}, 4, 1.0, 2.0)
+    assert fork.startswith("step   1/4 | reward -0.25 | right  50% | turns")
 
 
 def test_evaluations_are_made_before_the_first_step_when_saving_and_at_the_end(whole, tmp_path, capsys):
@@ -706,7 +708,7 @@ def choices(data="ten.jsonl", model="model"):
 def test_a_toy_that_gets_questions_from_elsewhere_is_said_to_know_only_its_own_world(
         capsys, data, model, warned):
     setup.show_choices(choices(data, model), [None] * 16, [], [])
-    assert ("the toy only knows its own world" in capsys.readouterr().out) is warned
+    assert ("the toy only knows calculations and the facts" in capsys.readouterr().out) is warned
 
 
 def test_a_step_of_more_questions_than_there_are_says_so(capsys):

@@ -108,7 +108,10 @@ class Teacher:
         if "\npython_coder: " in prompt:
             name = what.split()[-1]
             return f'python_coder(code="{name} = {whom}; print({name})")'
-        tool = "wikipedia_search" if "\nwikipedia_search: " in prompt else "base_generator"
+        described = [name for name in ("wikipedia_search", "base_generator") if f"\n{name}: " in prompt]
+        if not described:
+            raise ValueError("the teacher knows no call of this tool: write it in toy/teacher.py: command")
+        [tool] = described
         return f'{tool}(query="{what} of {whom}")'
 
     def invent(self, query):
