@@ -62,7 +62,7 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        # the tool's name finds the call inside a code fence; its arguments' names are for f("x"), without any
+        # name: to find a second call outside a code fence. The arguments' names: f("x") does not write them
         called, arguments = read_call(text, name, list(tool.arguments))
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")

@@ -10,13 +10,16 @@ is 1 if the final answer is right, else 0.
      is the sum of log π of the planner's tokens and of terms that do not depend on θ (tools, frozen modules).
   3. Less variance: subtracting a constant from R, the *baseline*, changes nothing on average, because
      E[∇log π] = Σ π ∇log π = Σ ∇π = ∇ Σ π = ∇1 = 0. Here it is the mean reward of the group, the rollouts of
-     the same question. (It contains R itself, which costs a constant factor: see advantages().)
+     the same question: if all of them are right, none is pushed up. (It contains R itself, which costs a
+     constant factor: see advantages().)
   4. So every token of every turn of rollout i gets the same advantage A_i, how much better this rollout ended
      than its group: as if the planner were fine-tuned on its own plans, each weighted by its A. Tokens with
      A > 0 are pushed up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
 
-Flow-GRPO adds PPO's clipped ratio, so that one batch of rollouts can serve several optimiser steps; a KL that
-pulls the planner back towards the untrained one, π_ref; and means over turns and tokens. Training maximises
+So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not follow from it: A is divided by
+the group's standard deviation; tokens are averaged over a turn, and turns over a rollout; PPO's clipped
+ratio, so that one batch of rollouts can serve several optimiser steps, in mini-batches of whole rollouts; and
+a KL that pulls the planner back towards the untrained one, π_ref. Training maximises
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
@@ -32,8 +35,9 @@ With one optimiser step per batch of rollouts, our default for real models (the 
 three means of A_i ∇log π.
 
     advantages()                     eq. 7
-    objective()                      eq. 5 in plain loops: to be read, and to test against
-    token_logps(), loss()            log π of each token; -J of a micro-batch
+    objective()                      eq. 5 in plain loops: for reading, and for testing against
+    token_logps(), loss()            log π of each token; -J of a micro-batch: as many turns of a mini-batch
+                                     as fit into memory at once
     update()                         one batch of rollouts -> one or more optimiser steps
 
 They work on token ids, a number for each rollout and two language models, and know nothing of agents or text.
@@ -93,7 +97,7 @@ def advantages(rewards, groups):
     paper's choice. With std, questions that are nearly always or nearly never solved weigh more, as their std
     is small; with 1/T_i, the turns of short rollouts, right or wrong.
 
-    For another baseline, edit the numerator. A proper baseline does not contain R_i: it is the mean of the
+    For another baseline, edit the numerator. Strictly, a baseline must not contain R_i: it is the mean of the
     n - 1 *others* (leave-one-out). That would only be this numerator times n / (n - 1), a constant factor if
     all groups have n rollouts. RLOO proper has no std: rloo.diff in experiments/forks/.
     """
@@ -304,17 +308,19 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check(actions, len(groups), temperature)
-    passes.begin()                  # no dropout; gradient checkpointing on, if asked for
+    passes.begin()                  # no dropout; gradient checkpointing on, if asked for; a new report
     report = passes.report          # the loss of each mini-batch, and numbers for the log (scale/report.py)
 
-    rollout_sets = split_rollouts(groups, minibatches, seed)                # the rollouts of each mini-batch
-    minis = [passes.share(weighted(actions, rollouts, token_mean)) for rollouts in rollout_sets]
+    minis = []                      # the actions of each mini-batch
+    for rollouts in split_rollouts(groups, minibatches, seed):
+        whole = weighted(actions, rollouts, token_mean)
+        minis.append(passes.share(whole))               # this process's part; with one process, all
     # A = 0, without a KL: no gradient. Such actions count in N, but need not be scored. (If you add a term
     # without A to J, remove this filter, `if a.A != 0` below, and the test of can_learn() in train.py.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # A `batch` is a micro-batch: as much of a mini-batch as fits into memory. If memory still runs out,
-    # `with attempt` catches the error, and the mini-batch begins again, with .grad zeroed, in smaller pieces.
+    # A `batch` is a micro-batch. If memory runs out all the same, `with attempt` catches the error, .grad is
+    # zeroed, and micro_batches() yields the whole mini-batch again, in smaller pieces.
     for mini in minis[1:]:                              # while the model is still π_θold
         need_old = [a for a in mini if a.A != 0]        # the gain of the others is 0, whatever their ρ
         for batch, attempt in passes.micro_batches(need_old):

@@ -4,7 +4,7 @@ Planner, verifier and generator read it in their prompts. Each turn adds a Step:
 call, its result, and the verdict. In the paper's letters, the plan a^t, the result e^t and the verdict v^t
 make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). Here f_mem is `memory.steps.append(Step(...))`;
 the verdict is filled in when the verifier has read the step. No language model rewrites or summarises the
-steps, so equal turns give equal text.
+steps, so identical turns give identical text.
 
 The text is bounded: render(budget) returns at most `budget` characters and shortens the oldest results
 first. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left margin,
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from world.text import indented, truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
-SHORTEST = 80  # characters to which a result, command or sub-goal is shortened at most, with the cut's notice
+SHORTEST = 80  # characters: no result, command or sub-goal is shortened below this, cut's notice included
 
 
 @dataclass

@@ -163,6 +163,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             if isinstance(rollout.plan, Unparsed):
                 rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
+        # A rollout that has failed keeps its plan of the last turn: run() and `acting` leave it out
         planned = [rollout for rollout in running if isinstance(rollout.plan, Plan)]
         for rollout, completion in team.run("executor", turn, planned):
             tool = rollout.plan.tool
@@ -253,8 +254,8 @@ class Team:
 
 
 def prompt_of(module, tools, rollout, budget=BUDGET):
-    """The prompt of a module, from what it reads of question, toolset and memory. budget: characters of
-    memory."""
+    """The prompt of a module, made from the parts of question, toolset and memory that it reads. budget:
+    characters of memory."""
     question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
     if module == "analysis":
         return planner.analysis_prompt(question, tools)

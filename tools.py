@@ -11,9 +11,9 @@ run_calls() runs the calls of all rollouts in a turn:
     functions         in threads, by run_tool()
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
 
-An *error* of a tool ends neither the run nor the rollout. Its result starts with "Error:", whether the model
+An *error* of a tool does not end the rollout. Its result starts with "Error:", whether the model
 made the mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and may
-try something else. (A *failure* is another thing: the language model behind base_generator is down. The
+try something else. (A *failure* is different: the language model behind base_generator is down. The
 planner cannot do anything about that, so the rollout breaks off, see solve.py.)
 
 (The five names are the paper's: google_search searches the web, web_search reads one page of it.)
@@ -79,7 +79,7 @@ TOOLS = {
         example='google_search(query="2024 Nobel Prize in Physics winners")',
         needs=("SERPER_API_KEY",), from_web=True,
     ),
-    "wikipedia_search": Tool(
+    "wikipedia_search": Tool(  # world/toolbox.py gives it the corpus, and sets from_web if that is live
         run=wikipedia_search,
         description="Searches Wikipedia and returns the best matching passages.",
         arguments={"query": "a few specific key words, such as a name and what to know about it"},
@@ -119,7 +119,7 @@ def run_calls(calls, tools, ask_model):
     calls: [executor.Call or planner.Unparsed]. ask_model: the language model behind the tool without a
     function, [query] -> [Completion].
     """
-    results, queries, running = {}, {}, {}  # {i: Result}, {i: query}, {i: future Result}; calls[i] is meant
+    results, queries, running = {}, {}, {}  # {i: Result}, {i: query}, {i: future Result} of calls[i]
     pool = ThreadPoolExecutor(max_workers=8)
     try:
         for i, call in enumerate(calls):
@@ -167,7 +167,7 @@ def run_tool(tools, name, arguments):
 
 
 def result_of(text, seconds, tokens=0):
-    """The Result of a call that came to its end. (A program that prints "Error: ..." counts as an error.)"""
+    """The Result of a call that has finished. (A program that prints "Error: ..." counts as an error.)"""
     return Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds, tokens)
 
 

@@ -10,9 +10,10 @@ Each step takes `--questions` questions and runs each of them `--group-size` tim
 (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0.
 Compared with the other rewards of its question, the reward becomes the advantage of all turns of the rollout.
 flow_grpo.update() then changes the planner, in `--minibatches` optimiser steps. By default, a frozen copy of
-the model plays all other modules and is π_ref. The optimiser is AdamW. Unless flags say otherwise, the toy
-takes 60 steps of 16 questions x 8 rollouts, at most two turns, four mini-batches, learning rate 2e-4.
-(cli/flags.py has all defaults; docs/benchmarks.md compares those of real models with the paper's.)
+the model (or the model with its adapters off) plays all other modules and is π_ref. The optimiser is AdamW.
+Unless flags say otherwise, the toy takes 60 steps of 16 questions x 8 rollouts, at most two turns, four
+mini-batches, learning rate 2e-4. (cli/flags.py has all defaults; docs/benchmarks.md compares those of real
+models with the paper's.)
 
 All random numbers of a step come from its number and --seed, so a run that is stopped and resumed gives the
 same result as one that was never stopped. What else a training run needs: cli/ (flags, the first lines of a
@@ -50,12 +51,13 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     cast: who plays what, a named tuple (policy, fixed, tools, judge). reference: the engine of π_ref, or
     None. state: what a checkpoint restores, or None.
 
-    `run` does the bookkeeping (logbook/run.py) and changes no result:
+    `run` does the bookkeeping (logbook/run.py):
 
         run.steps()             the numbers of the steps that are left; ends after Ctrl-C
         run.step, run.moved     the last finished step; has any step changed the policy yet?
         run.updating()          around the update: measures its time, and makes room for it in memory
-        run.log_step()          one line on the screen and in log.csv
+        run.log_step()          one line on the screen and in log.csv, and the rollouts in rollouts.jsonl;
+                                ends the run after three useless steps (all rollouts or updates failed)
         run.due()               is it time to validate and save? Every --every steps, and at the end
         run.log_evaluation()    like log_step(), for an evaluation; returns its accuracy
         run.save()              step-N/, and best/ if the accuracy is the highest so far
@@ -131,7 +133,7 @@ def graded_rollouts(args, cast, questions, group_size, seed):
         with Progress(len(batch)) as bar:
             return solve.roll_out_and_grade(batch, *cast, watch=bar, **settings)
 
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # a large prime: no rank repeats a nearby step's
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # far apart: no rank repeats another's next step
     rollouts = ranks.divided(questions, rolled_out, group_size)  # with one rank: rolled_out(questions)
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts

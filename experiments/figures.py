@@ -34,8 +34,8 @@ def path_of(name):
     return RESULTS / f"{name}.csv"
 
 
-def read(name):
-    with open(path_of(name), newline="") as file:
+def read(name, folder=None):
+    with open(folder / f"{name}.csv" if folder else path_of(name), newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -25,12 +25,12 @@ TOOL_COLOURS = {"base_generator": PURPLE, "python_coder": BLUE, "wikipedia_searc
 
 
 # ------------------------------------------------------------------------------------------ training curves
-def best_router(planner="perfect"):
+def best_router(planner="perfect", folder=None):
     """{seed: the row of hops-routers.csv with the highest accuracy}, of the routers in a planner's plans.
 
     The rule by the context is none of them: it reads a part of the memory."""
     best = {}
-    for row in read("hops-routers"):
+    for row in read("hops-routers", folder):
         if row["planner"] == planner and row["route"] not in ("none", "context"):
             best[row["seed"]] = max(best.get(row["seed"], row), row, key=lambda row: float(row["accuracy"]))
     return best
@@ -331,6 +331,7 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                    "Accuracy on 300 test questions, and share of right rollouts in all steps of training, "
                    "minus those of the planner as it is, seed by seed", forks_table, forks_picture),
 }
+INTEL = figures.RESULTS / "intel"  # the CSV files of another CPU
 # Measured in the world of commit b172261, as RESULTS.md says. After new runs, take the name out.
 EARLIER = {"hops-forks"}
 
@@ -352,6 +353,41 @@ def draw(plt, name):
     plt.rcParams.update(figures.STYLE)
     PAGES[name][-1](plt)
     plt.close("all")
+
+
+# ------------------------------------------------------------------------------------------ another CPU
+FITTING = {"a name not found": "base_generator", "an address": "web_search", "a product": "python_coder",
+           "another name": "wikipedia_search"}  # what memory shows last -> the tool that the next step needs
+
+
+def measures(folder):
+    """{what was measured: its value for each seed}, from the CSV files that study.py wrote into a folder."""
+    rows = {name: read(name, folder) for name in ("toy-tests", "hops-tests", "hops-tools", "hops-budget")}
+    toy = gather(rows["toy-tests"], "when", "accuracy")
+    found = {"first toy, untrained": toy["before"], "first toy, Flow-GRPO": toy["after"]}
+    of = lambda column: gather(rows["hops-tests"], "planner", column)
+    found |= {f"second toy, {planner}": of("accuracy")[planner] for planner in ("untrained", "Flow-GRPO")}
+    found |= {f"second toy, Flow-GRPO, {words}": of(column)["Flow-GRPO"] for column, words in (
+        ("sum", "questions for a sum"), ("free", "free wordings"), ("errors", "share of errors"))}
+    routed = best_router("Flow-GRPO", folder)
+    found["second toy, router, Flow-GRPO's sub-goals"] = [float(row["accuracy"]) for row in routed.values()]
+    by_budget = gather(rows["hops-budget"], "max_turns", "accuracy")
+    found |= {f"second toy, Flow-GRPO, at most {turns} turns": by_budget[turns] for turns in "2348"}
+    after = [row for row in rows["hops-tools"] if row["when"] == "after"]
+    for what, tool in FITTING.items():
+        written = gather([row for row in after if row["situation"] == what], ("seed", "tool"), "plans")
+        seeds = dict.fromkeys(row["seed"] for row in after)
+        found[f"{tool} after {what}"] = [
+            sum(written[seed, tool]) / sum(sum(n) for (of_seed, _), n in written.items() if of_seed == seed)
+            for seed in seeds]
+    return found
+
+
+def two_cpus_table():
+    """What the same commands gave on two CPUs."""
+    epyc, intel = measures(figures.RESULTS), measures(INTEL)
+    return markdown([["", "AMD EPYC", "Intel Xeon"],
+                     *([what, pm(values), pm(intel[what])] for what, values in epyc.items())])
 
 
 # ------------------------------------------------------------------------------------------ README

@@ -33,7 +33,7 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
     """Complete token lists: [(ids, log π of each)]. At temperature 0 there are no log-probs.
 
     stops: the tokens that end a completion; its ids end with the first of them.
-    draws: random numbers for each prompt. Only the fast way takes them; generate() draws its own.
+    draws: random numbers for each prompt. Only the fast way uses them; generate() draws its own.
     """
     pad = stops[0] if stops else 0  # any token will do, as the mask hides it
     P = max(map(len, prompts))
@@ -50,7 +50,7 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
 
     new = out.sequences[:, P:]  # (N, T) the action tokens; a row that has ended is filled up with pad
     ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
-    written = ends.cumsum(1) - ends == 0  # (N, T) True where no stop token came *before*
+    written = ends.cumsum(1) - ends == 0  # (N, T) True up to and including the first stop token
     if not temperature:
         return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
     logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (N, 1); scores (N, V): logits / temperature
@@ -133,7 +133,7 @@ class HF:
         opened = self.tokenizer.decode(list(prompt_ids[-16:])).rstrip().endswith(THINK[0])
         return f"{THINK[0]}\n{text}" if opened else text
 
-    # ---------------------------------------------------------------- what the checkpoint says of itself
+    # ---------------------------------------------------------------- what the checkpoint declares
     def stop_ids(self):
         """The tokens that end a completion: the checkpoint's (one, several or none) and the tokenizer's."""
         eos = self.model.generation_config.eos_token_id

@@ -360,8 +360,23 @@ def lowest_seed():
 
 def sentences():
     """Numbers that RESULTS.md must say between its tables, from the CSV files."""
-    for section in (of_planning, of_base_generator, of_other_designs, of_forks, of_smollm):
+    for section in (of_another_cpu, of_planning, of_base_generator, of_other_designs, of_forks, of_smollm):
         yield from section()
+
+
+def of_another_cpu():
+    steps = [{(row["seed"], row["step"]): (row["reward"], row["errors"], row["turns"])
+              for row in figures.read("hops-curve", folder)} for folder in (figures.RESULTS, pages.INTEL)]
+    parted = {}  # {seed: the steps before the first that differs}
+    for (seed, step), row in steps[0].items():
+        if steps[1][seed, step] != row:
+            parted.setdefault(seed, int(step) - 1)
+    yield f"the first {min(parted.values())} to {max(parted.values())} steps are the same"
+    accuracy = figures.gather(figures.read("hops-tests", pages.INTEL), "planner", "accuracy")["Flow-GRPO"]
+    assert min(accuracy) >= 0.85  # "all five seeds reach it"
+    yield "reach it: {:.2f}, {:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*accuracy)
+    seconds = [float(row["cpu_seconds"]) for row in figures.read("cost", pages.INTEL)]
+    assert {round(s / 60) for s in seconds} == {13}  # "in 13 minutes of CPU time each"
 
 
 def of_planning():
@@ -387,13 +402,7 @@ def of_planning():
           for whose in ("perfect planner's", "foreign teacher's")]  # of the seeds that both have
     yield "paired by seed: p = {:.2f} and {:.2f}".format(*ps)
     yield f"reading the memory gets {float(pages.best_router()['']['accuracy']):.2f}"
-    yield f"Seed 3 misses it by two questions, as it gets {lowest_seed()['sum']:.2f} of the sums"
-    again, first = figures.read("hops-again"), [row for row in curve if row["seed"] == "0"]
-    parted = next(n for n, (a, b) in enumerate(zip(again, first))
-                  if any(a[column] != b[column] for column in ("reward", "errors", "turns")))
-    yield f"first {parted} steps were the same"
-    yield "it got {:.2f} by train.py's own test, the first time {:.2f}".format(
-        float(again[0]["test_after"]), float(first[0]["test_after"]))
+    yield f"seed 3 misses it by two questions, as it gets {lowest_seed()['sum']:.2f} of the sums"
     assert {row["at_once"] for row in figures.read("hops-tests")} == {"0"}  # "None of these ten planners ..."
 
 
@@ -479,7 +488,15 @@ def test_the_sentences_of_results_say_what_the_csv_files_say(number):
 def test_every_table_of_todays_measurements_is_made_by_the_script():
     rest = re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", "", RESULTS, flags=re.DOTALL)
     assert rest.split("\n## 9.")[0].count("\n|---|") == 1  # that of the claims
-    assert sorted(re.findall("<!-- ([a-z-]+) -->", RESULTS)) == sorted(pages.PAGES)
+    assert sorted(re.findall("<!-- ([a-z-]+) -->", RESULTS)) == sorted([*pages.PAGES, "two-cpus"])
+
+
+def test_the_intervals_of_two_cpus_overlap():
+    assert between_comments("two-cpus") == pages.two_cpus_table() + "\n"
+    epyc, intel = pages.measures(figures.RESULTS), pages.measures(pages.INTEL)
+    for what in epyc:
+        (one, half), (other, other_half) = figures.mean(epyc[what]), figures.mean(intel[what])
+        assert abs(one - other) <= half + other_half, what
 
 
 def test_readmes_table_of_seeds_is_what_the_script_makes():
