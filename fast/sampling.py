@@ -75,7 +75,7 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
     return completions
 
 
-@torch.no_grad()  # not inference_mode(), see local.sampling_mode()
+@torch.no_grad()  # not inference_mode(), see state.sampling_mode()
 def prefill(model, prompts, pad):
     """(ids, mask, cache): the padded prompts, and the cache of the tokens that rows share; perhaps empty.
 

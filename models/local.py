@@ -7,7 +7,7 @@
 
 sample() is the plain way, one call of transformers' generate() for a batch. fast/sampling.py has a sample()
 with the same distribution in less time, which is used unless the engine is plain (--plain). To follow the
-method, read sample(), answer() and encode(): the rest handles the quirks of checkpoints.
+method, read sample(), answer() and encode(). The rest, and state.py, is about the quirks of checkpoints.
 
 What is sampled is softmax(logits / temperature) over the whole vocabulary, because that is the policy whose
 log-probs flow_grpo.py computes. Temperature 0 takes the likeliest token each time. Above it, all random
@@ -18,14 +18,13 @@ same prompts, settings and hardware.
 import functools
 import math
 import os
-from contextlib import contextmanager
 
 import torch
-from transformers import GenerationConfig
 
 from fast import sampling
 from models.batches import TokenBudget
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
+from models.state import sampling_mode, weights_of
 from models.tokens import THINK, control_ids, defuse
 
 
@@ -171,36 +170,3 @@ class HF:
             model.save_pretrained(folder, state_dict=weights or weights_of(model))
         model.generation_config.to_json_file(os.path.join(folder, "generation_config.json"))
         self.tokenizer.save_pretrained(folder)
-
-
-# ------------------------------------------------------------- what checkpoints and trainers leave in a model
-@contextmanager
-def sampling_mode(model):
-    """Make generate() sample from the model's softmax and nothing else; restore all settings afterwards.
-
-    generation_config: generate() takes each setting that it is not given from the checkpoint (for
-    Qwen2.5-Instruct: top_k 20, top_p 0.8, a repetition penalty of 1.05). Some have no neutral value that
-    could be passed (sequence_bias), so the model gets an empty one.
-    training, gradient_checkpointing: if both are on, transformers drops the cache, and every token after the
-    first is sampled without its context. Each module gets its own values back, because a model in training
-    may have parts in eval. (vars(): only what the module itself has set, and not its class.)
-
-    Not in torch.inference_mode(): its tensors could stay in the model's buffers (dynamic rotary embeddings)
-    and break the update. generate() itself uses no_grad().
-    """
-    neutral = {"training": False, "gradient_checkpointing": False, "generation_config": GenerationConfig()}
-    before = [(m, name, vars(m)[name]) for m in model.modules() for name in neutral if name in vars(m)]
-    try:
-        for module, name, _ in before:
-            setattr(module, name, neutral[name])
-        yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
-
-
-def weights_of(model):
-    """{name: tensor}: model.state_dict() itself would free weights gathered from other GPUs (sharding.py)."""
-    buffers = {f"{prefix}.{name}".removeprefix("."): buffer for prefix, module in model.named_modules()
-               for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set}
-    return dict(model.named_parameters(remove_duplicate=False)) | buffers

@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 from models.loading import fingerprint, load_engine
-from models.local import HF, weights_of
+from models.local import HF
+from models.state import weights_of
 from world.files import read_object, reading
 from world.places import located, missing, portable
 from world.services import is_server

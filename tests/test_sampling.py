@@ -12,7 +12,7 @@ import transformers
 from fast import sampling
 from fast.sampling import Sampler, in_parts, sample
 from models import local
-from models.local import sampling_mode
+from models.state import sampling_mode
 
 TINY = dict(vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3)

@@ -22,7 +22,7 @@ from fast import logps
 from fast.sampling import sample
 from flow_grpo import log_probs, update
 from logbook import checkpoints
-from models.local import sampling_mode
+from models.state import sampling_mode
 from scale import ranks, sharding
 from scale.masters import local
 from scale.passes import Passes

@@ -1,0 +1,37 @@
+"""What checkpoints and trainers leave in a model: settings that change what is sampled, and the weights."""
+
+from contextlib import contextmanager
+
+from transformers import GenerationConfig
+
+
+@contextmanager
+def sampling_mode(model):
+    """Make generate() sample from the model's softmax and nothing else; restore all settings afterwards.
+
+    generation_config: generate() takes each setting that it is not given from the checkpoint (for
+    Qwen2.5-Instruct: top_k 20, top_p 0.8, a repetition penalty of 1.05). Some have no neutral value that
+    could be passed (sequence_bias), so the model gets an empty one.
+    training, gradient_checkpointing: if both are on, transformers drops the cache, and every token after the
+    first is sampled without its context. Each module gets its own values back, because a model in training
+    may have parts in eval. (vars(): only what the module itself has set, and not its class.)
+
+    Not in torch.inference_mode(): its tensors could stay in the model's buffers (dynamic rotary embeddings)
+    and break the update. generate() itself uses no_grad().
+    """
+    neutral = {"training": False, "gradient_checkpointing": False, "generation_config": GenerationConfig()}
+    before = [(m, name, vars(m)[name]) for m in model.modules() for name in neutral if name in vars(m)]
+    try:
+        for module, name, _ in before:
+            setattr(module, name, neutral[name])
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def weights_of(model):
+    """{name: tensor}: model.state_dict() itself would free weights gathered from other GPUs (sharding.py)."""
+    buffers = {f"{prefix}.{name}".removeprefix("."): buffer for prefix, module in model.named_modules()
+               for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set}
+    return dict(model.named_parameters(remove_duplicate=False)) | buffers
