@@ -68,7 +68,8 @@ def parse(line):
         raise ValueError(f"not a JSON object but a {type(row).__name__}.")
     for key, types in (("question", [str]), ("answer", [str, int, Written])):
         if key not in row:
-            raise ValueError(f'lacks "{key}".')
+            keys = ", ".join(json.dumps(name[:30]) for name in list(row)[:8]) or "nothing"
+            raise ValueError(f'lacks "{key}" (it has {keys}).')
         if not text(key, row[key], types).strip():
             raise ValueError(f'"{key}" is empty.')
     answer, id = str(row["answer"]), "" if row.get("id") is None else text("id", row["id"])

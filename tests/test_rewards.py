@@ -366,7 +366,8 @@ def row(**changes):
 
 @pytest.mark.parametrize("row, sentence", [
     ("{", "not JSON"), ('{"question": "?", "answer": NaN}', "not JSON"), ("[" * 9999, "not JSON"),
-    ("9" * 9999, "not JSON"), ([1], "not a JSON object but a list"), ({"answer": "4"}, 'lacks "question"'),
+    ("9" * 9999, "not JSON"), ([1], "not a JSON object but a list"),
+    ({"answer": "4"}, 'lacks "question" (it has "answer")'), ({}, 'lacks "question" (it has nothing)'),
     ({"question": "?"}, 'lacks "answer"'), (row(question="  "), '"question" is empty'),
     (row(answer=""), '"answer" is empty'), (row(question=5), '"question" must be text, not 5'),
     (row(answer=None), '"answer" must be text'),
