@@ -332,8 +332,6 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                    "minus those of the planner as it is, seed by seed", forks_table, forks_picture),
 }
 INTEL = figures.RESULTS / "intel"  # the CSV files of another CPU
-# Measured in the world of commit b172261, as RESULTS.md says. After new runs, take the name out.
-EARLIER = {"hops-forks"}
 
 
 def block(name):
@@ -341,9 +339,9 @@ def block(name):
 
     The caption says what is drawn, n and the kind of the intervals, and the command that makes the runs."""
     alt, what, table, _ = PAGES[name]
-    how = f"n = {figures.number_of_seeds(read(name))} seeds"
+    rows = [row for row in read(name) if row.get("run") != "as it is"]  # with which forks are compared
+    how = f"n = {figures.number_of_seeds(rows)} seeds"
     how = f"{how} together" if name == "hops-tools" else f"95 % t-intervals, {how}"
-    how += "; the world of commit b172261" if name in EARLIER else ""
     caption = f"{what}; {how}. `python experiments/study.py --only {name}`"
     return f"![{alt}](results/{name}.svg)\n\n*{caption}*\n\n{table()}"
 
