@@ -263,9 +263,9 @@ def budget_picture(plt):
     figures.save(figure, figures.RESULTS / "hops-budget.svg")
 
 
-def bins():
+def bins(folder=None):
     """[(right how often in TRIES tries without training, questions, share right after training each seed)]"""
-    rows = read("hops-new")
+    rows = read("hops-new", folder)
     seeds = [column for column in rows[0] if column.startswith("seed ")]
     found = []
     for words, low, high in (("0", 0, 0), ("1 to 4", 1, 4), ("5 or more", 5, TRIES)):
@@ -371,6 +371,7 @@ def measures(folder):
     found["second toy, router, Flow-GRPO's sub-goals"] = [float(row["accuracy"]) for row in routed.values()]
     by_budget = gather(rows["hops-budget"], "max_turns", "accuracy")
     found |= {f"second toy, Flow-GRPO, at most {turns} turns": by_budget[turns] for turns in "2348"}
+    found[f"questions that were never right in {TRIES} tries, after training"] = bins(folder)[0][2]
     after = [row for row in rows["hops-tools"] if row["when"] == "after"]
     for what, tool in FITTING.items():
         written = gather([row for row in after if row["situation"] == what], ("seed", "tool"), "plans")
