@@ -224,7 +224,7 @@ class Team:
         start = time.perf_counter()
         prompts = [prompt_of(module, self.tools, rollout) for rollout in live]
         completions = self.complete(module, prompts)
-        self.retry_with_less_memory(module, live, completions)
+        self.retry_with_less_memory(module, live, prompts, completions)
         seconds = time.perf_counter() - start
         for rollout, completion in zip(live, completions):
             rollout.add_output(turn, module, completion.text, completion.tokens, seconds)
@@ -232,13 +232,14 @@ class Team:
                 rollout.failed = f"{module}: {completion.error}"
         return [(rollout, completion) for rollout, completion in zip(live, completions) if not rollout.failed]
 
-    def retry_with_less_memory(self, module, rollouts, completions):
+    def retry_with_less_memory(self, module, rollouts, prompts, completions):
         """Where a prompt was too long for the model, replace its completion by that of a shorter prompt. (The
-        prompts of analysis and executor do not show the memory: they stay too long.)"""
+        prompts of analysis and executor do not show the memory: they stay as they are, and too long.)"""
         for budget in SMALLER_BUDGETS:
             too_long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
-            shorter = [prompt_of(module, self.tools, rollouts[i], budget) for i in too_long]
-            for i, completion in zip(too_long, self.complete(module, shorter)):
+            shorter = {i: prompt_of(module, self.tools, rollouts[i], budget) for i in too_long}
+            shorter = {i: prompt for i, prompt in shorter.items() if prompt != prompts[i]}
+            for i, completion in zip(shorter, self.complete(module, list(shorter.values()))):
                 completions[i] = completion
 
     def begin(self, module, turn, rollouts):

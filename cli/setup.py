@@ -129,7 +129,8 @@ def show_choices(args, train_questions, valid, test):
 def plan_disk(args):
     """Print what the checkpoints will take at most: --keep of them, one being written, and best/.
 
-    ValueError if they do not fit. A resumed run, whose settings stay, is only warned."""
+    ValueError if they do not fit, or nothing can be written there. A resumed run, whose settings stay, is
+    only warned that they do not fit."""
     of, folder = fit.shapes(loading.config_of(args.model)), Path(args.out).resolve()
     s = loading.pick_dtype(args.dtype, loading.pick_device(args.device)).itemsize
     weights = s * of["parameters"] + 4 * of["adapter"] * (args.lora or 0)

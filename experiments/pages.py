@@ -373,12 +373,12 @@ def measures(folder):
     found |= {f"second toy, Flow-GRPO, at most {turns} turns": by_budget[turns] for turns in "2348"}
     found[f"questions that were never right in {TRIES} tries, after training"] = bins(folder)[0][2]
     after = [row for row in rows["hops-tools"] if row["when"] == "after"]
+    seeds = dict.fromkeys(row["seed"] for row in after)
+    written = gather(after, ("situation", "seed"), "plans")
+    fitting = gather([row for row in after if row["tool"] == FITTING.get(row["situation"])],
+                     ("situation", "seed"), "plans")
     for what, tool in FITTING.items():
-        written = gather([row for row in after if row["situation"] == what], ("seed", "tool"), "plans")
-        seeds = dict.fromkeys(row["seed"] for row in after)
-        found[f"{tool} after {what}"] = [
-            sum(written[seed, tool]) / sum(sum(n) for (of_seed, _), n in written.items() if of_seed == seed)
-            for seed in seeds]
+        found[f"{tool} after {what}"] = [sum(fitting[what, n]) / sum(written[what, n]) for n in seeds]
     return found
 
 

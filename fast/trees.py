@@ -15,7 +15,7 @@ before it does not begin with: the nodes of a tree, in pre-order. So node j is a
 itself, exactly if j <= i < end[j], where the subtree of j ends. That comparison is the attention mask: each
 node sees its own sequence and nothing else. Equal completions of a prompt share all of their nodes.
 
-A mask, and not the KV cache: a prompt in a cache would lose its gradient under gradient checkpointing.
+A mask, and not the KV cache, which gradient checkpointing would drop without a word (fast/logps.py).
 
 Trees are right only for plain causal attention. shares(model) says no if the configuration has windows, or if
 two short sequences get other logits in a tree than alone. Then each sequence is a row of its own: so with

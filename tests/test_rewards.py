@@ -20,7 +20,6 @@ from rewards.metrics import accuracy_line
 from rewards.questions import Question, read_questions
 from rewards.rules import LIMIT, decide, game_of_24, numbers_to_use, quantity
 from rewards.rules import undressed, words
-from solve import Rollout
 from world import services
 
 
@@ -466,8 +465,9 @@ def test_the_reward_is_the_papers_1_or_0():
     """With a reward of your own, this test fails, and those of forks that change the same line."""
     assert graded("jane austen")[1].reward == 1
     assert graded("5", question=Question("2 + 2?", "4"))[1].reward == 0
+    # turns and errors cost nothing
     errors = Memory("q", steps=[Step(n, "t", "s", "c", "Error: no", error=True) for n in (1, 2, 3)])
-    detour = Rollout(Question("q", "4"), errors, right=True, stopped=True)  # turns and errors cost nothing
+    detour = solve.Rollout(Question("q", "4"), errors, right=True, stopped=True)
     assert grade.reward(detour) == 1 and grade.reward(replace(detour, right=False, stopped=False)) == 0
 
 
