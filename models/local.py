@@ -7,7 +7,8 @@
 
 sample() is the plain way, one call of transformers' generate() for a batch. fast/sampling.py has a sample()
 with the same distribution in less time, which is used unless the engine is plain (--plain). To follow the
-method, read sample(), answer() and encode(). The rest, and state.py, is about the quirks of checkpoints.
+method, read sample(), answer() and encode(). sample_all(), with batches.py, is about memory; the rest, with
+state.py, about the quirks of checkpoints.
 
 What is sampled is softmax(logits / temperature) over the whole vocabulary, because that is the policy whose
 log-probs flow_grpo.py computes. Temperature 0 takes the likeliest token each time. Above it, all random
@@ -67,8 +68,8 @@ class HF:
     """
 
     def __init__(self, model, tokenizer, token_budget=65_536, think=False, plain=False):
-        self.model, self.tokenizer, self.token_budget = model, tokenizer, token_budget
-        self.think, self.plain = think, plain
+        self.model, self.tokenizer, self.think, self.plain = model, tokenizer, think, plain
+        self.budget = TokenBudget(token_budget)
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         """max_new_tokens None: the checkpoint's generation_config decides, or else NEW_TOKENS."""
@@ -78,33 +79,32 @@ class HF:
 
     def answer(self, prompts, temperature, max_new_tokens):
         """A Completion for each prompt. A prompt without room for max_new_tokens is TOO_LONG."""
-        encoded = {prompt: self.encode(prompt) for prompt in dict.fromkeys(prompts)}  # each once
-        completions = []
-        for prompt in prompts:
-            ids = list(encoded[prompt])
-            error = TOO_LONG if len(ids) + max_new_tokens > self.context() else ""
-            completions.append(Completion("", ids, [], error=error))
-        draws = torch.rand(len(prompts), max_new_tokens if temperature else 0, dtype=torch.float64)
-
-        valid = [(c, numbers) for c, numbers in zip(completions, draws) if not c.error]
-        length = lambda item: len(item[0].prompt_ids)
-        budget = TokenBudget(self.token_budget)
-        for batch, attempt in budget.batches(valid, length, extra=max_new_tokens):
-            with attempt:
-                rows = self.generate([c.prompt_ids for c, _ in batch], [numbers for _, numbers in batch],
-                                     temperature, max_new_tokens)
-            if not attempt.failed:
-                for (c, _), (ids, logps) in zip(batch, rows):
-                    c.ids, c.text, c.logps = ids, self.decode(ids, c.prompt_ids), logps
-        self.token_budget = budget.tokens
+        encoded = {prompt: self.encode(prompt) for prompt in set(prompts)}  # a group's is encoded once
+        completions = [Completion("", list(encoded[prompt]), []) for prompt in prompts]
+        for c in completions:
+            if len(c.prompt_ids) + max_new_tokens > self.context():
+                c.error = TOO_LONG
+        valid = [c for c in completions if not c.error]
+        samples = self.sample_all([c.prompt_ids for c in valid], temperature, max_new_tokens)
+        for c, (ids, logps) in zip(valid, samples):
+            c.ids, c.text, c.logps = ids, self.decode(ids, c.prompt_ids), logps
         return completions
 
-    def generate(self, prompts, draws, temperature, max_new_tokens):
-        """One batch, the plain way or the fast one: [(ids, log π of each)]."""
+    def sample_all(self, prompts, temperature, max_new_tokens):
+        """sample() for any number of prompts, in batches that fit into memory."""
         sample_batch = sample if self.plain else sampling.sample
         stops = self.stop_ids()  # of the checkpoint's generation_config, which sampling_mode() takes away
+        draws = torch.rand(len(prompts), max_new_tokens if temperature else 0, dtype=torch.float64)
+        samples = {}  # {i: (ids, log π of each)}
         with sampling_mode(self.model):
-            return sample_batch(self.model, prompts, stops, draws, temperature, max_new_tokens)
+            # `with attempt`: if memory is short, the rows of this batch come again in smaller batches
+            for rows, attempt in self.budget.batches(range(len(prompts)), lambda i: len(prompts[i]),
+                                                     extra=max_new_tokens):
+                with attempt:
+                    samples |= zip(rows, sample_batch(
+                        self.model, [prompts[i] for i in rows], stops, [draws[i] for i in rows],
+                        temperature, max_new_tokens))
+        return [samples[i] for i in range(len(prompts))]
 
     def encode(self, prompt):
         """The prompt as one user message in the checkpoint's chat template, up to where the answer begins.

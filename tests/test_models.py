@@ -110,7 +110,7 @@ class Spy:
 @pytest.mark.parametrize("budget", [1, 130, 65_536])
 def test_a_greedy_batch_answers_as_one_prompt_at_a_time_and_in_order(engine, budget):
     alone = [engine([prompt], max_new_tokens=12)[0] for prompt in PROMPTS]
-    engine.token_budget, spy = budget, Spy(engine.model)
+    engine.budget.tokens, spy = budget, Spy(engine.model)
     assert engine(PROMPTS, max_new_tokens=12) == alone and (len(spy.rows) > 1) == (budget < 65_536)
     assert len({c.text for c in alone}) == len(PROMPTS)
 
@@ -198,11 +198,11 @@ def small_memory(model, rows, tokens=3):
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_batch_that_does_not_fit_is_halved_and_answers_the_same(engine, rows):
-    whole, budget = engine(PROMPTS, max_new_tokens=12), engine.token_budget
+    whole, budget = engine(PROMPTS, max_new_tokens=12), engine.budget.tokens
     calls = small_memory(engine.model, rows)
     with pytest.warns(UserWarning, match="from here on batches of at most") as warnings:
         assert engine(PROMPTS, max_new_tokens=12) == whole
-    assert engine.token_budget < budget and len(warnings) == calls.count(0)
+    assert engine.budget.tokens < budget and len(warnings) == calls.count(0)
     calls.clear()
     assert engine(PROMPTS, max_new_tokens=12) == whole and max(calls) <= rows and 0 not in calls  # remembered
 
@@ -220,7 +220,7 @@ def test_what_is_sampled_does_not_depend_on_how_far_the_failed_attempt_came(fold
 
 def test_a_seed_decides_what_is_sampled_whatever_the_batches(engine):
     samples = []
-    for engine.token_budget in (65_536, 65_536, 200, 1):
+    for engine.budget.tokens in (65_536, 65_536, 200, 1):
         torch.manual_seed(0)
         samples.append(engine(PROMPTS * 2, temperature=1.0, max_new_tokens=8))
     assert samples[1:] == samples[:1] * 3 and samples[0] != engine(PROMPTS * 2, 1.0, max_new_tokens=8)
