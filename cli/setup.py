@@ -6,6 +6,7 @@
     learn   all weights, lr 1e-06, 32 steps of 32 questions x 8 rollouts, at most 3 turns
     disk    335 of 900 GB, for at most 3 checkpoints of 107 GB and best/ of 15 GB
 """
+import itertools
 import math
 import os
 import shutil
@@ -117,6 +118,7 @@ def show_choices(args, train_questions, valid, test):
     part = f"adapters of rank {args.lora}" if args.lora else "all weights"
     say(f"data    {args.data.removeprefix(folder)}: {len(train_questions)} questions to train on, "
         f"{len(valid)} to choose best/, {len(test)} to test")
+    show_shared({"training": train_questions, "validation": valid, "test": test})
     if is_toy(args.model) and Path(args.data).resolve().parent != Path(args.model).resolve():
         say("        the toy only knows calculations and the facts of its corpus: for other questions, give "
             "a real --model")
@@ -124,6 +126,16 @@ def show_choices(args, train_questions, valid, test):
     again = " (some again: there are no more)" if len(train_questions) < args.questions else ""
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions{again} "
         f"x {args.group_size} rollouts, at most {args.max_turns} turns")
+
+
+def show_shared(sets):
+    """Print a warning for any two of these {name: [Question]} that share questions: the accuracy on them says
+    little about new ones. Case, accents and articles do not count."""
+    words = {name: {tuple(training.words_of(question.question)) for question in questions}
+             for name, questions in sets.items()}
+    for (one, these), (other, those) in itertools.combinations(words.items(), 2):
+        if shared := len(these & those):
+            say(f"        warning: {shared} of the {len(those)} {other} questions are also {one} questions")
 
 
 def plan_disk(args):

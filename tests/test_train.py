@@ -283,6 +283,15 @@ def test_a_run_says_how_many_questions_are_too_near_to_those_held_out(tmp_path, 
     assert re.search(notice, capsys.readouterr().out, re.M)
 
 
+def test_a_run_warns_if_it_is_tested_on_what_it_was_trained_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(train, "train", Mock())
+    sets = {"data": ["one", "two", "three"], "valid": ["four", "five"], "test": ["Two", "a five", "six"]}
+    run(tmp_path / "run", **{name: jsonl(tmp_path / f"{name}.jsonl", *sets[name]) for name in sets})
+    warnings = [line.strip() for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert warnings == ["warning: 1 of the 3 test questions are also training questions",
+                        "warning: 1 of the 3 test questions are also validation questions"]
+
+
 def test_without_validation_all_questions_are_trained_on_and_the_last_checkpoint_is_named(tmp_path, capsys):
     out = run(tmp_path / "run", **QUICK | {"steps": 2})
     text = capsys.readouterr().out
