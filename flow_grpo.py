@@ -41,7 +41,7 @@ three means of A_i ∇log π.
     update()                         one batch of rollouts -> one or more optimiser steps
 
 They work on token ids, a number for each rollout and two language models, and know nothing of agents or text.
-scale/passes.py adds what large models and several GPUs need.
+update() gets log π and the micro-batches from scale/passes.py, which also has what several GPUs need.
 
 Absent, on purpose:
   * PPO's value network, which predicts the return from a state: the mean of the group takes its place;
@@ -95,7 +95,7 @@ def advantages(rewards, groups):
 
     The division by std, and the weights 1/T_i and 1/|a|, are no part of a plain policy gradient; they are the
     paper's choice. With std, questions that are nearly always or nearly never solved weigh more, as their std
-    is small; with 1/T_i, the turns of short rollouts, right or wrong.
+    is small; with 1/T_i, each turn of a short rollout weighs more, right or wrong.
 
     For another baseline, edit the numerator. Strictly, a baseline must not contain R_i: it is the mean of the
     n - 1 *others* (leave-one-out). That would only be this numerator times n / (n - 1), a constant factor if

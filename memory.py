@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from world.text import indented, truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
-SHORTEST = 80  # characters: no result, command or sub-goal is shortened below this, cut's notice included
+# Characters: no result, command or sub-goal is shortened below this, "[n characters cut]" included
+SHORTEST = 80
 
 
 @dataclass

@@ -6,7 +6,7 @@ trains the tokens of these plans and no others (flow_grpo.py).
 
 prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls a
 language model: solve.py does. The prompt begins with what all rollouts of a question share, and the memory
-comes last, so that this beginning is computed only once for all of them. The Memory stores question and
+comes last, so that fast/ can compute this beginning once for all of them. The Memory stores question and
 analysis, too, but its render() leaves them out: prompt() takes them separately. In all scripts, `tools` is
 the toolset K, {name: tools.Tool}. Of a Tool, this file reads the texts that describe it: description,
 arguments, limits and example.

@@ -5,11 +5,24 @@ A Rollout is one question on its way through the flow. roll_out() runs a batch o
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
 
 The rollouts of a batch go in lock-step: all of them plan, then the executor writes all their calls, then the
-calls run, and so on; so a language model gets all prompts of a stage in one batch. A rollout that the
-verifier has stopped waits for the generator, which answers for all of them at the end.
+calls run, and so on. So a language model gets all prompts of a stage in one batch. (If fast rollouts ran
+ahead, batch sizes would depend on timing, and rounding depends on batch sizes: the same seed would not give
+the same rollouts.) A rollout that the verifier has stopped waits for the generator, which answers for all of
+them at the end.
 
-Read roll_out() first; Team.run() is one batched call of a language model; everything from answer() on is for
-the command line.
+Read roll_out() first; Team.run() is one batched call of a language model. roll_out_and_grade() does one
+batch, for train.py too. From run_trial() on, all is for the command line:
+
+    python solve.py                          a few questions of the toy: no download, key or GPU
+    python solve.py --data toy/test.jsonl --limit 100 --quiet
+    python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
+    python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
+    python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
+    python solve.py --plain                  nothing of fast/: slower
+
+An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion], with the text,
+and the token ids that training needs (models/completion.py). The *policy* is the engine that writes for the
+planner, `fixed` the one that writes for all other modules (or several).
 
 What can go wrong has one of two effects:
 
@@ -20,26 +33,6 @@ What can go wrong has one of two effects:
                 shortened memory (also the executor's, after a very long plan), a model server that stays
                 down. The rollout breaks off (`failed` says why). It counts as wrong, but is neither rewarded
                 nor trained on.
-
-An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion]. The *policy* is
-the engine that writes for the planner, `fixed` the one that writes for all other modules (or several). A
-Completion (models/completion.py) has
-
-    text
-    prompt_ids, ids    the tokens read, and those written, stop token included
-    logps              of ids
-    tokens             how many of both
-    error              "" if all is well
-
-roll_out_and_grade() does one batch; train.py uses it, too. answer() calls it for all questions of a command,
-batch by batch. main() loads what the command line names:
-
-    python solve.py                          a few questions of the toy: no download, key or GPU
-    python solve.py --data toy/test.jsonl --limit 100 --quiet
-    python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
-    python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
-    python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
-    python solve.py --plain                  nothing of fast/: slower
 """
 
 from cli import early
@@ -48,7 +41,6 @@ early.check(__name__, "solve.py")  # answers --help and mistakes before the impo
 
 import time
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -94,7 +86,7 @@ class Rollout:
     failed: str = ""  # why it broke off: training leaves it out, accuracy counts it as wrong
     answer: str = ""
     right: bool = False  # is the answer right?
-    undecided: bool = False  # neither rules nor judge could grade the answer: treated like a failure
+    undecided: bool = False  # the judge was asked and gave no verdict: treated like a failure
     reward: float = 0.0  # R_i, one for the whole rollout, from rewards/grade.py: 1 if it is right, else 0
 
     # for the record
@@ -135,8 +127,6 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
              watch=unwatched):
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
 
-    Why in lock-step? If fast rollouts ran ahead, batch sizes would depend on timing, and rounding depends on
-    batch sizes: the same seed would not give the same rollouts.
     questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
     that samples. fixed: the engine of all other modules and of base_generator; or {module: engine}, where
     "default" plays those that are not named.
@@ -157,22 +147,23 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         if not running:
             break
+        planned = []  # those whose plan could be parsed
         for rollout, completion in team.run("planner", turn, running):
             rollout.actions.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
-            if isinstance(rollout.plan, Unparsed):
+            if isinstance(rollout.plan, Plan):
+                planned.append(rollout)
+            else:
                 rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
-        # A rollout that has failed keeps its plan of the last turn: run() and `acting` leave it out
-        planned = [rollout for rollout in running if isinstance(rollout.plan, Plan)]
         for rollout, completion in team.run("executor", turn, planned):
-            tool = rollout.plan.tool
-            rollout.call = executor.parse(completion.text, tool, tools[tool])
+            name = rollout.plan.tool
+            rollout.call = executor.parse(completion.text, name, tools[name])
 
         acting = [rollout for rollout in planned if not rollout.failed]
         team.begin("tools", turn, acting)  # only announces the stage: tools are no engine
         results = run_calls([rollout.call for rollout in acting], tools,
-                            ask_model=partial(team.complete, "base_generator"))  # this tool is a model
+                            ask_model=lambda queries: team.complete("base_generator", queries))
         for rollout, result in zip(acting, results):
             rollout.add_result(turn, result)
 
@@ -198,6 +189,25 @@ def is_over(rollout):
     tool, sub_goal and command are ""; if the call could not, its command is.
     """
     return rollout.memory.steps[-1].verdict == "STOP"
+
+
+def prompt_of(module, tools, rollout, budget=BUDGET):
+    """The prompt of a module, made from the parts of question, toolset and memory that it reads. budget:
+    characters of memory."""
+    question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
+    if module == "analysis":
+        return planner.analysis_prompt(question, tools)
+    if module == "executor":
+        return executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tools[plan.tool])
+    memory = rollout.memory.render(budget)  # for those that read it
+    if module == "planner":
+        return planner.prompt(question, tools, analysis, memory)
+    if module == "verifier":
+        return verifier.prompt(question, tools, analysis, memory)
+    if module == "generator":
+        return generator.prompt(question, analysis, memory)
+    raise SystemExit(f"solve.py: roll_out() runs a module {module!r}, which has no prompt: add it to "
+                     "prompt_of(), see docs/use.md.")
 
 
 class Team:
@@ -236,10 +246,13 @@ class Team:
         """Where a prompt was too long for the model, replace its completion by that of a shorter prompt. (The
         prompts of analysis and executor do not show the memory: they stay as they are, and too long.)"""
         for budget in SMALLER_BUDGETS:
-            too_long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
-            shorter = {i: prompt_of(module, self.tools, rollouts[i], budget) for i in too_long}
-            shorter = {i: prompt for i, prompt in shorter.items() if prompt != prompts[i]}
-            for i, completion in zip(shorter, self.complete(module, list(shorter.values()))):
+            again = []  # [(i, its shorter prompt)]
+            for i, completion in enumerate(completions):
+                if completion.error == TOO_LONG:
+                    prompt = prompt_of(module, self.tools, rollouts[i], budget)
+                    again += [(i, prompt)] if prompt != prompts[i] else []
+            new = self.complete(module, [prompt for _, prompt in again])
+            for (i, _), completion in zip(again, new):
                 completions[i] = completion
 
     def begin(self, module, turn, rollouts):
@@ -254,25 +267,6 @@ class Team:
         return engine(prompts, temperature=temperature, max_new_tokens=self.max_new_tokens) if prompts else []
 
 
-def prompt_of(module, tools, rollout, budget=BUDGET):
-    """The prompt of a module, made from the parts of question, toolset and memory that it reads. budget:
-    characters of memory."""
-    question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
-    if module == "analysis":
-        return planner.analysis_prompt(question, tools)
-    if module == "executor":
-        return executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tools[plan.tool])
-    memory = rollout.memory.render(budget)  # for those that read it
-    if module == "planner":
-        return planner.prompt(question, tools, analysis, memory)
-    if module == "verifier":
-        return verifier.prompt(question, tools, analysis, memory)
-    if module == "generator":
-        return generator.prompt(question, analysis, memory)
-    raise SystemExit(f"solve.py: roll_out() runs a module {module!r}, which has no prompt: add it to "
-                     "prompt_of(), see docs/use.md.")
-
-
 def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=unwatched, **settings):
     """Roll out one batch, and grade the answers: [Rollout]. watch, settings: are passed to roll_out()."""
     rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
@@ -281,14 +275,15 @@ def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=unwatc
     return rollouts
 
 
-def evaluate(*args, **settings):
-    """({metric: number}, [Rollout]) of one batch, for scripts; arguments as above. In the accuracy, rollouts
-    that have failed or are undecided count as wrong."""
-    rollouts = roll_out_and_grade(*args, **settings)
+def evaluate(questions, policy, fixed, tools, judge=None, **settings):
+    """({metric: number}, [Rollout]) of one batch, for scripts. In the accuracy, rollouts that have failed or
+    are undecided count as wrong."""
+    rollouts = roll_out_and_grade(questions, policy, fixed, tools, judge, **settings)
     return summary(rollouts), rollouts
 
 
-def answer(trial, args, cast):
+# ------------------------------------------------------------------------------------------- the command line
+def run_trial(trial, args, cast):
     """Answer the questions of a trial, batch by batch: roll out, grade, save, print.
 
     trial: a logbook.records.Trial, one pass over a set of questions. Batches that an earlier, stopped run has
@@ -303,14 +298,13 @@ def answer(trial, args, cast):
                 watch.finished(rollouts)
 
 
-# ------------------------------------------------------------------------------------------- the command line
 def main():
     args = command_line.solve_arguments(TOOLS)
     # sets: {name: [Question]}, what to answer. folder: where the rollouts are saved, or None
     sets, cast, folder = answering.begin(args, TOOLS)
     with answering.trials(args, sets, folder) as trials:  # also prints the numbers, even after Ctrl-C
         for trial in trials:  # each set of questions, --trials times
-            answer(trial, args, cast)
+            run_trial(trial, args, cast)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,9 @@ run_calls() runs the calls of all rollouts in a turn:
     functions         in threads, by run_tool()
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
 
-An *error* of a tool does not end the rollout. Its result starts with "Error:", whether the model
-made the mistake (no such argument) or the world did (a missing page). The planner reads it in memory, and may
-try something else. (A *failure* is different: the language model behind base_generator is down. The
-planner cannot do anything about that, so the rollout breaks off, see solve.py.)
-
-(The five names are the paper's: google_search searches the web, web_search reads one page of it.)
+A result that starts with "Error:" is an *error*, whether the model made the mistake (no such argument) or the
+world did (a missing page). The planner reads it in memory, and may try something else. It is a *failure*,
+which ends the rollout, if the language model behind base_generator is down (solve.py).
 """
 
 import time
@@ -69,7 +66,7 @@ TOOLS = {
                "Use it for exact calculation.",
         example='python_coder(code="print(2 + 2)")',
     ),
-    "google_search": Tool(
+    "google_search": Tool(  # the paper's names: google_search searches the web, web_search reads one page
         run=google_search,
         description="Searches the web with Google and returns titles, addresses and snippets "
                     "of the best pages.",
@@ -107,7 +104,7 @@ class Result:
     error: bool  # a tool-calling error
     seconds: float = 0.0  # running time; for base_generator, its share of the batch's
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
-    failed: str = ""  # why the language model did not answer: a failure, see above
+    failed: str = ""  # why the language model did not answer; "" if it did, or was not asked
 
 
 def run_calls(calls, tools, ask_model):
@@ -119,7 +116,7 @@ def run_calls(calls, tools, ask_model):
     calls: [executor.Call or planner.Unparsed]. ask_model: the language model behind the tool without a
     function, [query] -> [Completion].
     """
-    results, queries, running = {}, {}, {}  # {i: Result}, {i: query}, {i: future Result} of calls[i]
+    results, queries, futures = {}, {}, {}  # {i: Result}, {i: query}, {i: Future of a Result} of calls[i]
     pool = ThreadPoolExecutor(max_workers=8)
     try:
         for i, call in enumerate(calls):
@@ -128,24 +125,24 @@ def run_calls(calls, tools, ask_model):
             elif tools[call.tool].run is None:
                 queries[i] = call.arguments["query"]
             else:
-                running[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
+                futures[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
         if queries:
-            results |= answer_queries(queries, ask_model)  # while the others run
-        results |= {i: future.result() for i, future in running.items()}
+            results |= answer_queries(queries, ask_model)  # while the functions run
+        results |= {i: future.result() for i, future in futures.items()}
     finally:
         pool.shutdown(cancel_futures=True)  # waits for running calls; drops queued ones, after an exception
     return [results[i] for i in range(len(calls))]
 
 
 def answer_queries(queries, ask_model):
-    """{place: Result} of {place: query}, from the language model, in one batch."""
+    """{i: Result} of {i: query}, from the language model, in one batch."""
     start = time.perf_counter()
     completions = ask_model(list(queries.values()))
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
     for i, completion in zip(queries, completions):
-        # What an engine calls its error is a failure of the flow (see above), unless the query was too long:
-        # that is the planner's mistake, an error, which it reads.
+        # There is no completion: a failure, because the model is down. But if the query was too long, it was
+        # the planner's mistake: an error.
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue

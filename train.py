@@ -27,7 +27,6 @@ from cli import early
 
 early.check(__name__, "train.py")  # answers --help and mistakes before the imports below, which take seconds
 
-import functools
 import math
 import random
 
@@ -110,17 +109,14 @@ def questions_of(step, questions, number, seed):
 
     The questions are taken in a shuffled order, and shuffled again for each epoch. (A run may be shorter than
     an epoch: the toy's takes 960 of its 2 000 questions.)"""
-    # All epochs, one after the other, are one endless list; step n takes its entries first to first + number.
-    # Of 5 questions, 2 a step, step 3 takes the last of the first epoch, then the first of the second.
-    @functools.cache
-    def shuffled(epoch):
-        order = list(questions)
-        random.Random(f"{seed}-{epoch}").shuffle(order)
-        return order
-
-    first = (step - 1) * number
-    places = [divmod(n, len(questions)) for n in range(first, first + number)]
-    return [shuffled(epoch)[place] for epoch, place in places]
+    epoch, place = divmod((step - 1) * number, len(questions))  # where this step begins
+    order = []
+    while len(order) < place + number:  # a step may reach into the next epoch, or several
+        shuffled = list(questions)
+        random.Random(f"{seed}-{epoch}").shuffle(shuffled)
+        order += shuffled
+        epoch += 1
+    return order[place : place + number]
 
 
 def graded_rollouts(args, cast, questions, group_size, seed):

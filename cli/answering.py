@@ -48,7 +48,7 @@ def begin(args, table):
 
 @contextmanager
 def trials(args, sets, folder):
-    """with trials(args, sets, folder) as each: for trial in each: answer(trial, ...)
+    """with trials(args, sets, folder) as each: for trial in each: run_trial(trial, ...)
 
     Every trial of every set of questions; after those of a set, its numbers are printed. An error or Ctrl-C
     inside ends the process, as in partial_results(). sets: {name: [Question]}.

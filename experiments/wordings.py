@@ -111,10 +111,11 @@ def asked():
     return rng.sample(chosen, len(chosen))
 
 
-def spread(order, kinds):
-    """The same order of questions, but each kind evenly spread over it (edits/kinds-spread.diff)."""
-    seen, place = Counter(), {}
-    for i in order:
-        seen[kinds[i]] += 1
-        place[i] = seen[kinds[i]]
-    return sorted(order, key=lambda i: (place[i] - 0.5) / seen[kinds[i]])
+def spread(questions):
+    """The same questions in the same order, but each kind evenly spread over it (edits/kinds-spread.diff)."""
+    seen, places = Counter(), []
+    for question in questions:
+        seen[question.kind] += 1
+        places.append(seen[question.kind])
+    shares = [(place - 0.5) / seen[question.kind] for place, question in zip(places, questions)]
+    return [questions[i] for i in sorted(range(len(questions)), key=shares.__getitem__)]

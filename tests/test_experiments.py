@@ -50,7 +50,8 @@ def folder(tmp_path, monkeypatch):
 # ---- edits and runs ----------------------------------------------------------------------------------------
 
 def test_every_edit_fits_the_code_and_leaves_python(folder):
-    for edits in {run.edits for run in all_runs()}:
+    diffs = {(f"edits/{path.stem}",) for path in (runs.ROOT / "experiments" / "edits").glob("*.diff")}
+    for edits in diffs | {run.edits for run in all_runs()}:
         code = runs.edited(folder, edits)
         for edit in edits:
             for name in re.findall(r"(?m)^\+\+\+ b/(.*\.py)$", runs.head_and_changes(edit)[1]):

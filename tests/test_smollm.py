@@ -20,6 +20,7 @@ from fast import upcast
 from models.completion import Completion
 from models.loading import load_engine
 from models.local import HF
+from rewards.questions import Question
 from scale import sharding
 from toy.hops.questions import World
 from toy.hops.questions import splits as hops_splits
@@ -115,11 +116,14 @@ def test_in_the_questions_of_flow_grpo_both_tools_are_about_equally_often_right(
 
 def test_every_step_has_its_share_of_each_kind_of_question():
     kinds = [kind for kind, share in wordings.MIX.items() for _ in range(50 * share)]
-    order = random.Random(0).sample(range(350), 350)
-    spread = wordings.spread(order, kinds)
-    assert sorted(spread) == list(range(350)) and spread != sorted(spread)
+    questions = [Question(str(i), "", kind=kind) for i, kind in enumerate(kinds)]
+    random.Random(0).shuffle(questions)
+    spread = wordings.spread(questions)
+    assert sorted(spread, key=str) == sorted(questions, key=str) and spread != questions
+    for kind in wordings.MIX:  # those of a kind stay in their order
+        assert [q for q in spread if q.kind == kind] == [q for q in questions if q.kind == kind]
     for start in range(0, 350, QUESTIONS):
-        counts = Counter(kinds[i] for i in spread[start : start + QUESTIONS])
+        counts = Counter(question.kind for question in spread[start : start + QUESTIONS])
         assert all(abs(counts[kind] - 2 * share) <= 1 for kind, share in wordings.MIX.items())
 
 
