@@ -206,6 +206,11 @@ def settle_engines(args, tool_names, graded=True):
 
     graded: are answers graded? Then the fixed model is the judge, unless --judge names another or none."""
     remembered = read_remembered(args.model)
+    if args.tools is None:
+        for tool in remembered.get("tools") or []:
+            if tool not in tool_names:
+                raise ValueError(f"{args.model} was trained with the tool {tool!r}, which this code does not "
+                                 f"have: give --tools, some of {', '.join(tool_names)}")
     if not remembered and is_toy(args.model):
         remembered = {"tools": TOY_TOOLS, "corpus": str(TOY / "corpus.jsonl")}
     if args.tools is not None:
@@ -245,9 +250,10 @@ def resumed(parser, args):
 
     The names of its servers must be repeated: a folder that somebody else made must not decide which server
     receives the prompts and the key."""
-    file = Path(args.resume) / "args.json"
+    file, above = Path(args.resume) / "args.json", Path(args.resume).parent
     if not file.exists():
-        raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out")
+        meant = f" (did you mean --resume {above}?)" if (above / "args.json").exists() else ""
+        raise ValueError(f"{args.resume} is not the folder of a run: name one, or leave --resume out{meant}")
     repeated = {flag_of(name): name for name in (*MODULES, "judge")}
     flags = [word.split("=")[0] for word in sys.argv[1:] if word.startswith("--")]
     allowed = {"--resume", "--steps", "--allow-unconfined", *repeated}
@@ -289,6 +295,9 @@ def read_settings(parser, data):
         name = missing[0]
         raise ValueError(f"it has no {name!r}; if this setting is newer than the run, add its default, "
                          f'"{name}": {json.dumps(defaults[name])}')
+    if unknown := sorted(data.keys() - names - OF_THIS_START - {"code"}):
+        raise ValueError(f"this code has no setting {unknown[0]!r}: go on with the code that made the run, "
+                         'whose commit "code" names')
     words = []
     for name in names:
         value, flag = data[name], flag_of(name)

@@ -37,12 +37,14 @@ def begin(args, table):
     with errors_leave("train.py"):
         checkpoint = last_checkpoint(args.resume) if args.resume else None
         args.device = ranks.start(args.device)
+        state = load_state(checkpoint)
+        check_steps(args, state["step"] if state else 0)
         plan_memory(args)
         questions = load_questions(args)
         show_choices(args, *questions)
+        show_shared(dict(zip(("training", "validation", "test"), questions)))
         plan_disk(args)
         tools, without, cache = load_tools(args, table)
-        state = load_state(checkpoint)
         policy, reference, optimizer, loaded = load_models(args, checkpoint)
         fixed, judge = load_engines(args, loaded, cache)
         open_folder(args, state["step"] if state else 0)
@@ -50,6 +52,14 @@ def begin(args, table):
     say(f"{show_engines(policy, fixed, judge, tools, without)}\nrun     {args.out}")
     say(toy_warning(policy, fixed, tools))
     return Cast(policy, fixed, tools, judge), reference, optimizer, questions, state
+
+
+def check_steps(args, done):
+    """ValueError if a resumed run has done more steps than --steps. A line if it has done all of them."""
+    if args.steps < done:
+        raise ValueError(f"{args.resume} has done {done} steps: give --steps {done} or more, or leave it out")
+    if args.steps == done:
+        say(f"steps   all {done} of {args.resume} are done: --steps N goes on to step N")
 
 
 def plan_memory(args):
@@ -118,7 +128,6 @@ def show_choices(args, train_questions, valid, test):
     part = f"adapters of rank {args.lora}" if args.lora else "all weights"
     say(f"data    {args.data.removeprefix(folder)}: {len(train_questions)} questions to train on, "
         f"{len(valid)} to choose best/, {len(test)} to test")
-    show_shared({"training": train_questions, "validation": valid, "test": test})
     if is_toy(args.model) and Path(args.data).resolve().parent != Path(args.model).resolve():
         say("        the toy only knows calculations and the facts of its corpus: for other questions, give "
             "a real --model")
@@ -135,7 +144,7 @@ def show_shared(sets):
              for name, questions in sets.items()}
     for (one, these), (other, those) in itertools.combinations(words.items(), 2):
         if shared := len(these & those):
-            say(f"        warning: {shared} of the {len(those)} {other} questions are also {one} questions")
+            say(f"warning: {shared} of the {len(those)} {other} questions are also {one} questions")
 
 
 def plan_disk(args):

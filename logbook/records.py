@@ -31,7 +31,7 @@ def run_folder(path, settings):
     except OSError as why:
         raise ValueError(f"{path} can't be used ({why.strerror}): {OTHER}") from why
     if not file.exists():
-        raise ValueError(f"{path} exists already and is not the folder of a run: {OTHER}")
+        raise ValueError(f"{path} exists already and is not a folder that solve.py --out wrote: {OTHER}")
     with reading(file, OTHER):
         before = read_object(file)
     for name, value in settings.items():

@@ -15,8 +15,8 @@ def check_model(name):
             raise ValueError(f"The folder {name!r} holds no model: there is no config.json in it."
                              f"{did_you_mean(name)}")
     elif os.path.exists(name) or name.startswith((os.sep, ".")) or name.count("/") > 1:
-        raise ValueError(f"There is no folder {name!r}: "
-                         "give the folder of a saved model, or a model's name on the hub.")
+        raise ValueError(f"There is no folder {name!r}: give the folder of a saved model, or a model's name "
+                         f"on the hub.{did_you_mean(os.path.dirname(name))}")
     elif re.fullmatch(r"[\w.-]+(:\d+.*|/v\d(#.*)?)", name):  # localhost:8000/v1, api.example.com/v1
         raise ValueError(f"{name!r} is no folder and no model's name: for a server, write http://{name}")
 

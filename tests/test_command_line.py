@@ -92,6 +92,16 @@ def test_the_folder_of_a_training_is_no_model_but_its_checkpoint_is_named(tmp_pa
         assert str(why.value).endswith(f" Did you mean {tmp_path / meant}?") == bool(saved)
 
 
+def test_a_missing_best_and_a_checkpoint_to_resume_name_what_is_there(tmp_path, monkeypatch, capsys):
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2" / "config.json").write_text("{}")
+    (tmp_path / "args.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"There is no folder .* Did you mean {tmp_path / 'step-2'}\\?"):
+        check_model(str(tmp_path / "best"))
+    error = refused(monkeypatch, capsys, train_arguments, "--resume", str(tmp_path / "step-2"))
+    assert f"leave --resume out (did you mean --resume {tmp_path}?)" in error
+
+
 def test_the_toys_examples_get_the_turns_of_its_training_and_all_else_ten(monkeypatch):
     for flags, turns in ([], 2), (["--model", "a/b"], 2), (["--max-turns", "5"], 5), (["2 + 2?"], 10), \
             (["--data", "toy/test.jsonl"], 10), (["--compare", "a", "b"], 10):
@@ -194,6 +204,7 @@ def test_an_args_json_that_is_no_object_is_one_sentence(tmp_path, monkeypatch, c
     ("steps", ..., "it has no 'steps'"),
     ("seed", "x", "--seed: invalid int value"),
     ("think", 3, "--think: ignored explicit argument"),
+    ("entropy_bonus", 0.1, "this code has no setting 'entropy_bonus': go on with the code that made the run"),
     ("tools", ["rm"], "no tool is called 'rm'"),
     ("temperature", float("nan"), "nan does not sample"), ("lr", 1e300, "--lr 1e+300 cannot work"),
     ("group_size", 1, "has no baseline"), ("every", 0, "--every 0 does nothing"),

@@ -168,7 +168,8 @@ def test_the_columns_that_are_checked_are_those_that_are_written():
 
 
 REMEMBERED = {
-    "{": "Expecting property name", "[]": "no JSON object", '{"tools": ["rm"]}': "no tool is called 'rm'",
+    "{": "Expecting property name", "[]": "no JSON object",
+    '{"tools": ["rm"]}': "was trained with the tool 'rm', which this code does not have: give --tools",
     "[" * 10**5: "recursion", "\udcff": "decode",
     '{"fixed": "https://evil.example/v1\\u001b[31m"}': r"--fixed https://evil.example/v1\x1b[31m: give that",
     '{"fixed": "/gone/model"}': "--fixed /gone/model, which is not there: give --fixed, in its new place"}

@@ -562,8 +562,9 @@ WRONG = ["q?|--max-turns|0", "q?|--max-turns|-1", "q?|--temperature|-1", "q?|--t
     ("q?|--model|@none", "none"), ("q?|--model|@file", "no folder"),
     ("q?|--model|no-such/model", "no-such/model"), ("q?|--fixed|@none", "none"), ("q?|--judge|@none", "none"),
     ("q?|--device|toaster", "toaster"), ("q?|--dtype|float3", "float3"),
-    ("q?|--verifier|http://127.0.0.1:1/v1", "127.0.0.1:1"), ("q?|--out|@file", "not the folder of a run"),
-    ("q?|--out|@model", "not the folder of a run"), ("q?|--out|@file/below", "can't be used"),
+    ("q?|--verifier|http://127.0.0.1:1/v1", "127.0.0.1:1"), ("q?|--out|@file/below", "can't be used"),
+    ("q?|--out|@file", "is not a folder that solve.py --out wrote"),
+    ("q?|--out|@model", "is not a folder that solve.py --out wrote"),
 ])
 def test_a_bad_command_line_ends_with_one_sentence(run, capsys, place, text, why):
     before = sorted(place.iterdir())

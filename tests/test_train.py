@@ -319,6 +319,15 @@ def test_a_run_that_a_signal_ended_equals_another_once_resumed(whole, monkeypatc
     assert everything(resume(stopped)) == everything(whole)
 
 
+def test_a_finished_run_is_not_cut_and_says_how_to_go_on(tmp_path, capsys):
+    setup.check_steps(argparse.Namespace(resume="runs/one", steps=3), 2)
+    assert capsys.readouterr().out == ""
+    setup.check_steps(argparse.Namespace(resume="runs/one", steps=3), 3)
+    assert capsys.readouterr().out == "steps   all 3 of runs/one are done: --steps N goes on to step N\n"
+    with pytest.raises(ValueError, match="^runs/one has done 4 steps: give --steps 4 or more, or leave it"):
+        setup.check_steps(argparse.Namespace(resume="runs/one", steps=3), 4)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("why", [errno.EPIPE, errno.ENOSPC])
 def test_a_run_whose_output_nobody_can_read_any_more_ends_with_a_checkpoint(whole, monkeypatch, why):
