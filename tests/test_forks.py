@@ -289,6 +289,30 @@ def check_critic():
     assert len(seen) == 1 and "\nMemory:\nStep 1\n" in seen[0] and "Result: 42\n" in seen[0]
 
 
+def check_verifier():
+    import solve
+    import train
+    from models.completion import Completion
+    from rewards.questions import Question
+    from tools import TOOLS
+    from world.toolbox import choose
+    policy_asked, texts = [], {solve.executor: 'python_coder(code="print(6 * 7)")', solve.verifier: "STOP"}
+
+    def fixed(prompts, **settings):
+        module = next((one for one in texts if prompts[0].startswith(one.PROMPT[:40])), None)
+        return [Completion(texts.get(module, "Sub-goal: s\nTool: python_coder"), [1], [2]) for _ in prompts]
+
+    def policy(prompts, temperature, **settings):
+        policy_asked.append((prompts[0].split("\n")[0], temperature))
+        return fixed(prompts)
+
+    rollout, = solve.roll_out([Question("q?", "42")], policy, fixed, choose(TOOLS, ["python_coder"]))
+    firsts = [module.PROMPT.split("\n")[0] for module in (solve.planner, solve.verifier)]
+    assert policy_asked == [(first, 0.7) for first in firsts] and rollout.stopped
+    actions = train.actions_of([rollout], torch.ones(1))
+    assert len(actions) == 2 and len(rollout.actions) == len(rollout.memory.steps) == 1
+
+
 def test_use_md_shows_all_that_a_new_module_changes_in_the_code():
     changes = runs.head_and_changes("forks/critic")[1]
     shown, new = changes.split("diff --git ")
