@@ -402,6 +402,8 @@ def of_planning():
     ps = [figures.student_p([a - b for a, b in zip(ways[f"SFT, {whose} traces"], ways["Flow-GRPO"])])
           for whose in ("perfect planner's", "foreign teacher's")]  # of the seeds that both have
     yield "paired by seed: p = {:.2f} and {:.2f}".format(*ps)
+    less = [a - b for a, b in zip(ways["Flow-GRPO"], ways["SFT, its own successes"])]
+    yield f"with the same seeds by {figures.pm(less)} (p = {figures.student_p(less):.3f})"
     yield f"reading the memory gets {float(pages.best_router()['']['accuracy']):.2f}"
     yield f"seed 3 misses it by two questions, as it gets {lowest_seed()['sum']:.2f} of the sums"
     assert {row["at_once"] for row in figures.read("hops-tests")} == {"0"}  # "None of these ten planners ..."
