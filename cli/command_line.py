@@ -208,8 +208,8 @@ def settle_engines(args, tool_names, graded=True):
     remembered = read_remembered(args.model)
     gone = [tool for tool in remembered.get("tools") or [] if tool not in tool_names]
     if gone and args.tools is None:
-        raise ValueError(f"{args.model} was trained with the tool {gone[0]!r}, which this code does not have: "
-                         f"give --tools, some of {', '.join(tool_names)}")
+        raise ValueError(f"{args.model} was trained with the tool {gone[0]!r}, which this code does not "
+                         f"have: give --tools, some of {', '.join(tool_names)}")
     if not remembered and is_toy(args.model):
         remembered = {"tools": TOY_TOOLS, "corpus": str(TOY / "corpus.jsonl")}
     if args.tools is not None:
