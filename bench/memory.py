@@ -113,7 +113,7 @@ def warm_up(args, dtype, device):
     tiny = Qwen2Config(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                        num_key_value_heads=1, vocab_size=64)
     model = model_of(tiny, dtype, device)
-    HF(model, SimpleNamespace(eos_token_id=None)).generate([[1, 2, 3]], [torch.rand(4)], 1.0, 4)
+    HF(model, SimpleNamespace(eos_token_id=None)).sample_all([[1, 2, 3]], 1.0, 4)
     how = logps.scoring(log_probs, model)
     sharding.shard(model, bool(args.optimizer_device))
     optimizer = sharding.adamw(model, 1e-6, bool(args.optimizer_device))
@@ -160,8 +160,8 @@ def measure(args):
     learn()
     meter.reset()
     sharding.gather(policy.model)
-    prompts = [a.prompt_ids for a in actions[: args.rows]]
-    policy.generate(prompts, list(torch.rand(len(prompts), args.new)), 0.7, args.new)
+    policy.budget = passes.budget                                           # all rows in one batch
+    policy.sample_all([a.prompt_ids for a in actions[: args.rows]], 0.7, args.new)
     measured["generate"] = meter.peak()
     everyone = ranks.together([measured], ranks.WORLD)
     return max(everyone, key=lambda each: max(each["update"], each["generate"]))

@@ -79,9 +79,9 @@ def dithered(weight, dtype, dice=None):
 class Frozen(HF):
     """π_ref and the fixed modules: the same model with its adapters off."""
 
-    def generate(self, *prompts_and_settings):
+    def sample_all(self, *prompts_and_settings):
         with self.model.disable_adapter():
-            return super().generate(*prompts_and_settings)
+            return super().sample_all(*prompts_and_settings)
 
 
 def peft():
