@@ -236,7 +236,7 @@ def sizes(seeds=3):
     yield "hops-sizes", curves(runs)
 
 
-def forks(seeds=3):
+def forks(seeds=5):
     """Section 3.2: other credit for the turns. Each is trained with its reward, and graded by right or wrong.
 
     reward: the share of right rollouts in training, of all steps."""
