@@ -62,7 +62,7 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        # name: to find a second call outside a code fence. The arguments' names: f("x") does not write them
+        # name: finds a second call outside a code fence. list(...): for arguments without names, as in f("x")
         called, arguments = read_call(text, name, list(tool.arguments))
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")

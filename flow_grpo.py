@@ -319,8 +319,9 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     # without A to J, remove this filter, `if a.A != 0` below, and the test of can_learn() in train.py.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # A `batch` is a micro-batch. If memory runs out all the same, `with attempt` catches the error, .grad is
-    # zeroed, and micro_batches() yields the whole mini-batch again, in smaller pieces.
+    # A `batch` is a micro-batch. As long as memory suffices, read `with attempt:` as nothing. If memory runs
+    # out, it catches the error, .grad is zeroed, and micro_batches() begins this mini-batch again, in smaller
+    # pieces.
     for mini in minis[1:]:                              # while the model is still π_θold
         need_old = [a for a in mini if a.A != 0]        # the gain of the others is 0, whatever their ρ
         for batch, attempt in passes.micro_batches(need_old):

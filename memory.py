@@ -34,7 +34,7 @@ class Step:
     result: str
     error: bool = False  # a tool-calling error: the result starts with "Error:"
     # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed it is
-    # CONTINUE. The planner never sees STOP, which ends the turns (the generator does).
+    # CONTINUE. STOP ends the turns, so only the generator ever reads it.
     verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
@@ -69,7 +69,7 @@ class Memory:
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first. If there are so
         many steps that this is not enough, the middle of the whole text is cut, even inside a step.
-        (truncate() marks the cut inside a line: no line of a result begins at the margin, like a label.)
+        (truncate() joins head and tail on one line: no line of a result begins at the margin, like a label.)
         """
         steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):

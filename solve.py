@@ -14,7 +14,7 @@ Read roll_out() first; Team.run() is one batched call of a language model. roll_
 batch, for train.py too. From run_trial() on, all is for the command line:
 
     python solve.py                          a few questions of the toy: no download, key or GPU
-    python solve.py --data toy/test.jsonl --limit 100 --quiet
+    python solve.py --data toy/test.jsonl --max-turns 2 --limit 100 --quiet
     python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
     python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
@@ -29,10 +29,9 @@ What can go wrong has one of two effects:
     an error    Somebody's mistake inside the flow: a plan or call that cannot be parsed, a tool that does not
                 find what it was asked for. It costs a turn; memory says why, and the planner reads it. (The
                 executor may be to blame for a call, but only the planner can learn to avoid it.)
-    a failure   Nobody's mistake, or not clearly the planner's: a prompt that does not fit even with a
-                shortened memory (also the executor's, after a very long plan), a model server that stays
-                down. The rollout breaks off (`failed` says why). It counts as wrong, but is neither rewarded
-                nor trained on.
+    a failure   Not clearly the planner's mistake: a module's prompt that is too long even with a shortened
+                memory, or a model server that stays down. The rollout breaks off (`failed` says why). It
+                counts as wrong, but is neither rewarded nor trained on.
 """
 
 from cli import early
@@ -63,7 +62,7 @@ from world.text import truncate
 
 SMALLER_BUDGETS = (BUDGET // 4, BUDGET // 16)  # characters of memory in a prompt, when BUDGET is too long
 ANALYSIS_LIMIT = BUDGET // 4  # characters of the analysis, which is shown beside the memory
-RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated in the record
+RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
 TOOLS has all tools; the toolset K of a run is some of them (--tools). Each has a function, which lives in
-world/, and what the planner and the executor read about it. To add a tool, write one function and one entry.
+world/ (base_generator is a language model instead), and what the planner and the executor read about it. To
+add a tool, write one function and one entry.
 A function gets strings and returns one. To report an error, it returns "Error: unknown unit", for example, or
 raises services.ServiceError("unknown unit"). For any other exception, the planner sees its type and message.
 A function must end by itself, as those in world/ do: nothing here interrupts it.
@@ -12,8 +13,8 @@ run_calls() runs the calls of all rollouts in a turn:
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
 
 A result that starts with "Error:" is an *error*, whether the model made the mistake (no such argument) or the
-world did (a missing page). The planner reads it in memory, and may try something else. It is a *failure*,
-which ends the rollout, if the language model behind base_generator is down (solve.py).
+world did (a missing page). The planner reads it in memory, and may try something else. Only one thing is a
+*failure*, which ends the rollout (solve.py): the language model behind base_generator is down.
 """
 
 import time
@@ -141,8 +142,8 @@ def answer_queries(queries, ask_model):
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
     for i, completion in zip(queries, completions):
-        # There is no completion: a failure, because the model is down. But if the query was too long, it was
-        # the planner's mistake: an error.
+        # There is no completion: a failure, because the model is down. But a query that is too long is an
+        # error, from which the planner can learn.
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue

@@ -45,7 +45,7 @@ def sample(model, prompts, stops, draws, temperature, max_new_tokens):
     out = model.generate(
         ids, attention_mask=mask, max_new_tokens=max_new_tokens, eos_token_id=stops or None, pad_token_id=pad,
         return_dict_in_generate=True, output_scores=temperature != 0,
-        synced_gpus=False,  # sharded weights are gathered now: each rank generates on its own
+        synced_gpus=False,  # with several GPUs: each has all weights here, and generates on its own
         **how)
 
     new = out.sequences[:, P:]  # (N, T) the action tokens; a row that has ended is filled up with pad

@@ -34,7 +34,7 @@ def grade(rollouts, judge=None):
             in_doubt.append(rollout)
     if judge:
         ask(judge, in_doubt)
-    for rollout in answered:
+    for rollout in answered:  # also if the judge was down: train.py leaves those out
         rollout.reward = float(reward(rollout))
         if not math.isfinite(rollout.reward):
             raise SystemExit(f"rewards/grade.py: reward() is {rollout.reward} for the question "
