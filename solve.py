@@ -245,11 +245,9 @@ class Team:
         """Where a prompt was too long for the model, replace its completion by that of a shorter prompt. (The
         prompts of analysis and executor do not show the memory: they stay as they are, and too long.)"""
         for budget in SMALLER_BUDGETS:
-            again = []  # [(i, its shorter prompt)]
-            for i, completion in enumerate(completions):
-                if completion.error == TOO_LONG:
-                    prompt = prompt_of(module, self.tools, rollouts[i], budget)
-                    again += [(i, prompt)] if prompt != prompts[i] else []
+            too_long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
+            shorter = [(i, prompt_of(module, self.tools, rollouts[i], budget)) for i in too_long]
+            again = [(i, prompt) for i, prompt in shorter if prompt != prompts[i]]
             new = self.complete(module, [prompt for _, prompt in again])
             for (i, _), completion in zip(again, new):
                 completions[i] = completion

@@ -2,10 +2,10 @@
 
 TOOLS has all tools; the toolset K of a run is some of them (--tools). Each has a function, which lives in
 world/ (base_generator is a language model instead), and what the planner and the executor read about it. To
-add a tool, write one function and one entry.
-A function gets strings and returns one. To report an error, it returns "Error: unknown unit", for example, or
-raises services.ServiceError("unknown unit"). For any other exception, the planner sees its type and message.
-A function must end by itself, as those in world/ do: nothing here interrupts it.
+add a tool, write one function and one entry. A function gets strings and returns one. To report an error, it
+returns "Error: unknown unit", for example, or raises services.ServiceError("unknown unit"). For any other
+exception, the planner sees its type and message. A function must end by itself, as those in world/ do:
+nothing here interrupts it.
 
 run_calls() runs the calls of all rollouts in a turn:
 

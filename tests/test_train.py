@@ -319,7 +319,11 @@ def test_a_run_that_a_signal_ended_equals_another_once_resumed(whole, monkeypatc
     assert everything(resume(stopped)) == everything(whole)
 
 
-def test_a_finished_run_is_not_cut_and_says_how_to_go_on(tmp_path, capsys):
+def test_a_finished_run_is_not_cut_and_says_how_to_go_on(whole, capsys):
+    before = (Path(whole) / "args.json").read_text()
+    assert command("train.py", "--resume", str(whole), "--steps", "1") == 2
+    assert "give --steps 4 or more, or leave it out" in capsys.readouterr().err
+    assert (Path(whole) / "args.json").read_text() == before
     setup.check_steps(argparse.Namespace(resume="runs/one", steps=3), 2)
     assert capsys.readouterr().out == ""
     setup.check_steps(argparse.Namespace(resume="runs/one", steps=3), 3)
