@@ -250,12 +250,13 @@ def check(actions, num_rollouts, temperature):
         raise ValueError("temperature must be > 0: a greedy planner has no distribution to train")
 
 
-def score_old(batch, passes, temperature):
-    """Set Action.logp_old, log π_θold of each token of a micro-batch. Call it while the model is π_θold."""
-    with torch.no_grad():
-        logps = passes.policy_logps(batch, temperature)                                     # (K,)
-    for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
-        a.logp_old = logp                                                                   # (|a|,)
+def score_old(passes, actions, temperature):
+    """Set Action.logp_old, log π_θold of each token. Call it while the model is π_θold."""
+    for batch in passes.micro_batches(actions):
+        with torch.no_grad():
+            logps = passes.policy_logps(batch, temperature)                                 # (K,)
+        for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
+            a.logp_old = logp                                                               # (|a|,)
 
 
 def old_or_current(actions, logp):
@@ -267,7 +268,15 @@ def old_or_current(actions, logp):
     return torch.cat([new if a.logp_old is None else a.logp_old for a, new in zip(actions, now)])
 
 
-def add_gradient(batch, passes, temperature, clip, beta):
+def set_gradient(passes, actions, temperature, clip, beta):
+    """Set .grad to the gradient of -J of a mini-batch: those of its micro-batches add up."""
+    passes.model.zero_grad()
+    passes.report.begin_mini_batch()
+    for batch in passes.micro_batches(actions):
+        add_gradient(passes, batch, temperature, clip, beta)
+
+
+def add_gradient(passes, batch, temperature, clip, beta):
     """Add the gradient of -J of a micro-batch to .grad."""
     logp_ref = passes.reference_logps(batch, temperature) if beta else None                 # (K,)
     logp     = passes.policy_logps(batch, temperature)                                      # (K,)
@@ -319,20 +328,13 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     # without A to J, remove this filter, `if a.A != 0` below, and the test of can_learn() in train.py.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # A `batch` is a micro-batch. As long as memory suffices, read `with attempt:` as nothing. If memory runs
-    # out, it catches the error, .grad is zeroed, and micro_batches() begins this mini-batch again, in smaller
-    # pieces.
+    # passes.retry(f, x) is f(passes, x); if memory runs out, f begins again, with smaller micro-batches.
     for mini in minis[1:]:                              # while the model is still π_θold
         need_old = [a for a in mini if a.A != 0]        # the gain of the others is 0, whatever their ρ
-        for batch, attempt in passes.micro_batches(need_old):
-            with attempt:
-                score_old(batch, passes, temperature)
+        passes.retry(score_old, need_old, temperature)
 
     for mini in minis:                                  # one optimiser step each, of whole rollouts
-        model.zero_grad()
-        for batch, attempt in passes.micro_batches(mini):
-            with attempt:
-                add_gradient(batch, passes, temperature, clip, beta)
+        passes.retry(set_gradient, mini, temperature, clip, beta)
         passes.sum_gradients()                          # over all processes
         loss_value = report.end_mini_batch()            # -J of the mini-batch, over all processes
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping

@@ -130,8 +130,8 @@ def ours_update(case):
 def engine_of(model, **way):
     """An engine whose prompts are tuples of token ids. It has no stop token, so all rows are equally long."""
     from models.local import HF
-    engine = HF(model, SimpleNamespace(eos_token_id=None), **way)
-    engine.encode, engine.decode = list, lambda ids, prompt_ids: ""
+    engine = HF(model, tokenizer=None, **way)
+    engine.chat = SimpleNamespace(encode=list, decode=lambda ids, prompt_ids: "", stops=[])
     return engine
 
 

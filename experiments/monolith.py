@@ -152,7 +152,7 @@ def main():
     engine = load_engine(str(HOPS))
     encode = partial(engine.tokenizer.encode, add_special_tokens=False)
     end = [engine.tokenizer.eos_token_id]
-    encoded = lambda pairs: [(engine.encode(prompt), encode(text) + end) for prompt, text in pairs]
+    encoded = lambda pairs: [(engine.chat.encode(prompt), encode(text) + end) for prompt, text in pairs]
     found = examples(args.rollouts, args.seed)
     hard = [pair for pair in found if copies_from_memory(*pair)]
     sums = [pair for pair in examples(args.rollouts, args.seed + 1, ["sum"], [1.0]) if adds_two(*pair)]

@@ -45,12 +45,15 @@ def log_ratios(policy, rollouts, groups, A, temperature, passes):
 @torch.no_grad()
 def scored(turns, temperature, passes):
     """{id of a turn: log π of its tokens, (|a|,)}. This rank alone computes, with gathered weights."""
-    logps, budget = {}, TokenBudget(passes.budget.tokens)
-    for batch, attempt in budget.batches(turns, length, batches_of=passes.batches_of):
-        with attempt:
+    budget = TokenBudget(passes.budget.tokens)
+
+    def score():
+        logps = {}
+        for batch in budget.batches(turns, length, batches_of=passes.batches_of):
             parts = passes.token_logps(passes.model, batch, temperature)
             logps.update(zip(map(id, batch), parts.split([len(turn.ids) for turn in batch])))
-    return logps
+        return logps
+    return budget.retry(score)
 
 
 def first_group(rollouts, groups, A):

@@ -64,9 +64,10 @@ class Perfect:
         self.teacher, self.engine = teacher, engine
 
     def __call__(self, prompts, **settings):
-        encode, end = self.engine.tokenizer.encode, [self.engine.tokenizer.eos_token_id]
+        chat, encode = self.engine.chat, self.engine.tokenizer.encode
+        end = [self.engine.tokenizer.eos_token_id]
         texts = [completion.text for completion in self.teacher(prompts)]
-        return [Completion(text, self.engine.encode(prompt), encode(text, add_special_tokens=False) + end)
+        return [Completion(text, chat.encode(prompt), encode(text, add_special_tokens=False) + end)
                 for prompt, text in zip(prompts, texts)]
 
 

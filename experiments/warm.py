@@ -110,7 +110,7 @@ def actions_of(engine, plans, tools):
     encode, end = engine.tokenizer.encode, [engine.tokenizer.eos_token_id]
     texts = [(n, prompt, f"{plan.rpartition('Tool: ')[0]}Tool: {tool}")
              for n, (prompt, plan) in enumerate(plans) for tool in sorted(tools)]
-    return [Action(engine.encode(prompt), encode(text, add_special_tokens=False) + end, n, A=1.0)
+    return [Action(engine.chat.encode(prompt), encode(text, add_special_tokens=False) + end, n, A=1.0)
             for n, prompt, text in texts]
 
 
@@ -130,7 +130,7 @@ def probabilities(engine, planned, tools, temperature=0.7):
     encode = partial(engine.tokenizer.encode, add_special_tokens=False)
     means = dict.fromkeys(sorted(tools), 0.0)
     for rollout in planned:
-        before = engine.decode(rollout.actions[0].ids).rpartition("Tool:")[0] + "Tool:"
+        before = engine.chat.decode(rollout.actions[0].ids).rpartition("Tool:")[0] + "Tool:"
         prompt_ids = rollout.actions[0].prompt_ids + encode(before)
         logps = [token_logps(engine.model, [Action(prompt_ids, encode(f" {tool}"), 0)], temperature).sum()
                  for tool in means]

@@ -1,5 +1,6 @@
 """What checkpoints and trainers leave in a model: settings that change what is sampled, and the weights."""
 
+import os
 from contextlib import contextmanager
 
 from transformers import GenerationConfig
@@ -35,3 +36,12 @@ def weights_of(model):
     buffers = {f"{prefix}.{name}".removeprefix("."): buffer for prefix, module in model.named_modules()
                for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set}
     return dict(model.named_parameters(remove_duplicate=False)) | buffers
+
+
+def save(model, tokenizer, folder, weights=None):
+    """Write a model as a folder that transformers can read, with its generation_config as it came. weights:
+    {name: tensor}, instead of the model's own."""
+    with sampling_mode(model):  # transformers refuses to save some published generation_configs
+        model.save_pretrained(folder, state_dict=weights or weights_of(model))
+    model.generation_config.to_json_file(os.path.join(folder, "generation_config.json"))
+    tokenizer.save_pretrained(folder)

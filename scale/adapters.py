@@ -21,7 +21,7 @@ import torch
 
 from models.loading import fingerprint, load_engine
 from models.local import HF
-from models.state import weights_of
+from models.state import save, weights_of
 from world.files import read_object, reading
 from world.places import located, missing, portable
 from world.services import is_server
@@ -36,7 +36,7 @@ class Policy(HF):
     def save(self, folder):
         """Write the merged model, the adapters, and the fingerprint of the base model that they belong to."""
         with tempfile.TemporaryDirectory(dir=folder) as files:
-            super().save(folder, self.model.get_base_model(), self.merged(files))
+            save(self.model.get_base_model(), self.tokenizer, folder, self.merged(files))
         self.model.save_pretrained(f"{folder}/adapters", state_dict=weights_of(self.model),
                                    save_embedding_layers=False)
         base, saved = self.model.peft_config["default"].base_model_name_or_path, Path(folder, "adapters")

@@ -5,16 +5,16 @@
 
 On one device, a Passes is three things: policy_logps(), reference_logps(), and micro_batches(), which cuts a
 mini-batch to the token budget. Everything else is for memory or for several GPUs: if memory is short,
-micro-batches are halved (models/batches.py), and the budget that was enough stays for the next update. And
-ranks go in lock-step: sharded weights are gathered from all ranks for each micro-batch, so a rank that has
-none left computes one of weight 0.
+retry() repeats a mini-batch with half the budget (models/batches.py), and the budget that was enough stays
+for the next update. And ranks go in lock-step: sharded weights are gathered from all ranks for each
+micro-batch, so a rank that has none left computes one of weight 0.
 """
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import torch
 
-from models.batches import TokenBudget, by_length, memory_errors
+from models.batches import DONE, LEFT, TokenBudget, by_length, memory_errors
 from scale import ranks, sharding
 from scale.report import Report
 
@@ -94,19 +94,27 @@ class Passes:
         with torch.no_grad(), adapters_off:
             return self.token_logps(self.reference, actions, temperature).to(self.model.device)
 
-    def micro_batches(self, actions):
-        """Yield (batch, attempt); the work on a batch is done inside `with attempt`. If memory is short,
-        .grad is zeroed and all batches come again: a failed backward pass has added an unknown part of its
-        gradient."""
-        alone = int  # leaves a rank's own number as it is
-        agree = ranks.largest if sharding.parts(self.model) else alone
-        return self.budget.batches(actions, length, batches_of=self.batches_of, undo=self.recover,
-                                   agree=agree, filler=filler)
+    def retry(self, work, *arguments):
+        """work(self, *arguments); if memory is short, again from its beginning, in smaller micro-batches."""
+        agree = ranks.largest if self.in_lock_step() else int
+        return self.budget.retry(work, self, *arguments, agree=agree,
+                                 recover=lambda: sharding.recover(self.model, self.reference))
 
-    def recover(self):
-        sharding.recover(self.model, self.reference)
-        self.model.zero_grad()
-        self.report.forget()
+    def micro_batches(self, actions):
+        """Yield the actions of a mini-batch in micro-batches, as many as fit into memory at once."""
+        batches = self.budget.batches(actions, length, batches_of=self.batches_of)
+        if not self.in_lock_step():
+            yield from batches
+            return
+        while True:
+            batch = next(batches, None)
+            if ranks.latest(LEFT if batch else DONE) == DONE:
+                return
+            yield batch or filler()
+
+    def in_lock_step(self):
+        """Do ranks compute layer by layer together, because the weights are sharded?"""
+        return bool(sharding.parts(self.model))
 
     def sum_gradients(self):
         """Sum the gradients of a mini-batch over the ranks."""

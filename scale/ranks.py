@@ -17,7 +17,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from models.batches import Elsewhere
+from models.batches import DONE, SHORT, Elsewhere
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
 
@@ -71,11 +71,18 @@ def any_rank(flag):
     return bool(largest(bool(flag)))
 
 
-def check():
-    """Elsewhere if a rank has failed since the last collective. A rank that fails says so in place of its own
-    next check(), wherever the others are (Attempt in batches.py)."""
-    if any_rank(False):
+def latest(state):
+    """The largest of the ranks' states: DONE, LEFT. Elsewhere if one is SHORT: a rank that runs out of memory
+    gives this in place of its own next state, wherever the others are (models/batches.py: retry)."""
+    state = largest(state)
+    if state == SHORT:
         raise Elsewhere("another process ran out of memory")
+    return state
+
+
+def check():
+    """Elsewhere if a rank has run out of memory since the last collective."""
+    latest(DONE)
 
 
 def wait():

@@ -36,8 +36,8 @@ def measure(batch, minus_J, logp, ratio, kl, A, weight, clip):
 class Report:
     """Collects the numbers of one update.
 
-    add_micro_batch() for each micro-batch of a mini-batch, or forget() if they begin again; end_mini_batch()
-    when all are finished; add_step() after its step. summary() ends the update."""
+    In turn: begin_mini_batch(), add_micro_batch() for each of its micro-batches, end_mini_batch(), and after
+    its step add_step(). summary() ends the update."""
 
     def __init__(self, device, budget):
         self.budget, self.halved_before = budget, budget.halved  # a models.batches.TokenBudget
@@ -45,11 +45,11 @@ class Report:
         self.sums = torch.zeros(4, device=device)  # over tokens: kl * weight, clipped, -log π, 1
         self.losses, self.norms = [], []  # of each mini-batch
         self.low, self.high, self.gap = 1.0, 1.0, 0.0  # ratio_min, ratio_max, ...
-        self.forget()
+        self.measured = []  # a measure() for each micro-batch of the present mini-batch
 
-    def forget(self):
-        """Its micro-batches are measured, or begin again."""
-        self.measured = []  # a measure() for each of its micro-batches
+    def begin_mini_batch(self):
+        """A mini-batch begins; or begins again, if memory was short."""
+        self.measured = []
 
     def add_micro_batch(self, batch, *tensors):
         """Note a micro-batch; the arguments are those of measure(). The filler of a rank that has nothing
@@ -65,7 +65,6 @@ class Report:
             self.low, self.high = min(self.low, low), max(self.high, high)
         if self.measured and not self.losses:  # the first mini-batch
             self.gap = self.measured[0][-1]
-        self.forget()
         ranks.add_up(total)  # over all processes
         self.losses.append(total.item())
         return self.losses[-1]

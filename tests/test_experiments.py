@@ -230,7 +230,7 @@ def test_the_perfect_planners_ids_are_those_of_its_text(world):
     engine = load_engine(str(HOPS))
     (one,) = solve.evaluate(for_flow(made[:1]), sft.Perfect(teacher, engine), teacher, tools, max_turns=5)[1]
     text = next(word["text"] for word in one.outputs if word["module"] == "planner")
-    assert one.right and engine.decode(one.actions[0].ids) == text
+    assert one.right and engine.chat.decode(one.actions[0].ids) == text
     assert one.actions[0].ids[-1] == engine.tokenizer.eos_token_id
 
 

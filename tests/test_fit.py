@@ -256,10 +256,9 @@ def test_without_a_gpu_everything_is_in_the_hosts_memory_and_the_toy_keeps_its_s
 def test_an_allocation_beyond_the_hosts_memory_fails_and_halves_the_batch():
     script = ("import torch\nfrom models import batches\nfrom scale import fit\n"
               "fit.host_memory = lambda: 1e9\nfit.bound_host_memory()\n"
-              "budget, done = batches.TokenBudget(80), []\n"
-              "for batch, attempt in budget.batches([[1] * 10] * 8, len):\n"
-              "    with attempt:\n"
-              "        done.append(torch.zeros(len(batch) * 10**8).sum().item())\n"      # 0.4 GB an item
+              "budget = batches.TokenBudget(80)\n"
+              "done = budget.retry(lambda: [torch.zeros(len(batch) * 10**8).sum().item()\n"  # 0.4 GB each
+              "                             for batch in budget.batches([[1] * 10] * 8, len)])\n"
               "print((done, budget.tokens, budget.halved))")
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=ROOT, capture_output=True,
                             text=True, timeout=60)

@@ -635,14 +635,11 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
     assert isinstance(why.value.__cause__, torch.OutOfMemoryError) and unchanged(model)
 
 
-def in_memory(work, items, length, tokens, **settings):
-    """work(batch) for all batches of the items -> (results since all began again, last budget, halvings)."""
-    budget, results = batches.TokenBudget(tokens), []
-    for batch, attempt in budget.batches(items, length, **settings):
-        with attempt:
-            results.append(work(batch))
-        if attempt.failed and "undo" in settings:
-            results.clear()
+def in_memory(work, items, length, tokens, extra=0, batches_of=None, **settings):
+    """work(batch) for all batches of the items -> (results, last budget, halvings)."""
+    budget = batches.TokenBudget(tokens)
+    results = budget.retry(
+        lambda: [work(batch) for batch in budget.batches(items, length, extra, batches_of)], **settings)
     return results, budget.tokens, budget.halved
 
 
@@ -698,7 +695,7 @@ def test_the_sampling_gap_is_the_mean_distance_of_the_first_micro_batchs_log_pro
     assert learn(tiny(), actions, A, minibatches=2, token_budget=40)[0]["sampling_gap"] == 0
 
 
-def test_the_failed_attempt_is_freed_before_the_next_one():
+def test_what_failed_is_freed_before_the_next_one():
     actions, alive, counts = rollouts()[0], [], []
 
     def work(batch):
@@ -746,9 +743,9 @@ def test_the_next_attempt_has_half_the_largest_batch_that_can_be_cut_and_the_cac
     # one alone, beyond the budget; then 2 x 6 and 2 x 2
     sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2, 2, 2)]
     with pytest.warns(UserWarning, match="batches of at most 6 tokens"):
-        undone = []
-        done, tokens, halved = in_memory(work, sized, size, 12, undo=lambda: undone.append(1))
-    assert (len(done), tokens, halved) == (3, 6, 1) and emptied == [1] and len(undone) == 1
+        recovered = []
+        done, tokens, halved = in_memory(work, sized, size, 12, recover=lambda: recovered.append(1))
+    assert (len(done), tokens, halved) == (3, 6, 1) and emptied == [1] and len(recovered) == 1
 
 
 def test_a_gradient_that_explodes_is_skipped_and_counted():

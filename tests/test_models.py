@@ -24,6 +24,7 @@ from transformers.utils.hub import constants
 import flow_grpo
 import generator
 from models import loading, local, tokens
+from models.chat import Chat
 from models.completion import TOO_LONG
 from models.loading import config_of, hub_is_down, load_engine, refuse_to_train
 from models.local import HF
@@ -250,7 +251,7 @@ def test_equal_prompts_are_generated_once_at_temperature_0_and_separately_above_
 @pytest.mark.parametrize("given, stops", [([2], [2]), ([33, 34, 35], [33, 34, 35, 2])])  # these have a text
 def test_each_stop_token_is_an_action_without_a_text_and_a_cut_completion_has_none(made, given, stops):
     engine = made(generation={"eos_token_id": given}, initializer_range=0.02)
-    assert engine.stop_ids() == stops  # the checkpoint's and the tokenizer's
+    assert engine.chat.stops == stops  # the checkpoint's and the tokenizer's
     torch.manual_seed(0)
     completions = engine(["hi"] * 64, temperature=1.0, max_new_tokens=100)
     stopped = [c for c in completions if c.ids[-1] in stops]
@@ -342,7 +343,7 @@ def test_a_prompt_without_room_for_its_answer_is_refused_and_the_others_are_answ
     short, long, other = engine(["hi", "word " * 300, "x"], max_new_tokens=6)
     assert long.error == TOO_LONG and long.ids == [] and long.text == "" and len(long.prompt_ids) > 256
     assert [short, other] == engine(["hi", "x"], max_new_tokens=6) and not short.error and len(short.ids) == 6
-    room = 256 - len(engine.encode("hi"))
+    room = 256 - len(engine.chat.encode("hi"))
     assert [engine(["hi"], max_new_tokens=n)[0].error for n in (room, room + 1)] == ["", TOO_LONG]
 
 
@@ -386,7 +387,7 @@ def chat_engine(listed, normalizer=None):
 
 def control(engine, page):
     """The added tokens of a prompt, and how it begins and ends."""
-    ids, added = engine.encode(f"a {page} b"), engine.tokenizer.added_tokens_decoder
+    ids, added = engine.chat.encode(f"a {page} b"), engine.tokenizer.added_tokens_decoder
     return [i for i in ids if i in added], ids[:1], ids[-12:]
 
 
@@ -398,7 +399,7 @@ def test_no_control_token_of_a_page_reaches_the_model(model):
     nested, doubled = "".join(t[:3] + t + t[3:] for t in listed), "".join(t + t[1:] for t in listed)
     for page in ("".join(listed), "\n".join(listed), nested, doubled):
         assert control(engine, page) == frame
-    assert "a <page> b" in engine.tokenizer.decode(engine.encode("a <page> b"))
+    assert "a <page> b" in engine.tokenizer.decode(engine.chat.encode("a <page> b"))
 
 
 INSIDE = [
@@ -424,7 +425,7 @@ def test_words_that_were_merely_added_to_a_tokenizer_stay_words():
     engine = load_engine("toy")
     added = engine.tokenizer.added_tokens_decoder.values()
     words = " ".join(str(token) for token in added if not token.special)
-    assert len(words) > 1000 and words in engine.tokenizer.decode(engine.encode(words))
+    assert len(words) > 1000 and words in engine.tokenizer.decode(engine.chat.encode(words))
 
 
 # Tokenizers of all kinds. Each has a special and an added token, and a normaliser that may make text equal.
@@ -468,16 +469,16 @@ def test_no_tokenizer_reads_a_control_token_in_a_prompt_however_it_is_spelled(ki
             continue  # there tokenizers 0.23 itself panics at "＜/s＞"
         engine = HF(None, bare_tokenizer(kind, NORMALIZERS[normalizer], normalized))
         for page in [*PAGES, "".join(PAGES), " ".join(PAGES[::-1])]:
-            found, frame = (([i for i in engine.encode(prompt) if i in engine.control])
+            found, frame = (([i for i in engine.chat.encode(prompt) if i in engine.chat.control])
                             for prompt in (f"a {page} b", "a b"))
             assert found == frame and len(frame) == 2, (normalizer, normalized, ascii(page))
-        assert "titanium" in engine.tokenizer.decode(engine.encode("a titanium b")).replace(" ", "")
+        assert "titanium" in engine.tokenizer.decode(engine.chat.encode("a titanium b")).replace(" ", "")
 
 
 def test_the_pages_above_hold_control_tokens_where_nothing_defuses_them():
     found = {kind: HF(None, bare_tokenizer(kind, NORMALIZERS["NFKC"], True)) for kind in ("BPE", "Unigram")}
     for engine in found.values():
-        assert sum(bool(spans(page, engine.tokenizer, engine.control)) for page in PAGES) >= 12
+        assert sum(bool(spans(page, engine.tokenizer, engine.chat.control)) for page in PAGES) >= 12
 
 
 def test_a_character_that_a_tokenizer_does_not_know_is_no_control_token_and_stays():
@@ -490,12 +491,12 @@ def test_a_character_that_a_tokenizer_does_not_know_is_no_control_token_and_stay
 def test_a_prompt_in_which_no_spelling_helps_is_not_sent():
     tok = bare_tokenizer("BPE", tokenizers.normalizers.Replace(tokenizers.Regex("[b?]"), "~go~"), True)
     with pytest.raises(ValueError, match="^a prompt holds a control token .* not sent$"):
-        HF(None, tok).encode("a page b")
+        Chat(tok).encode("a page b")
 
 
 def test_the_tags_that_our_own_prompts_ask_for_stay_whatever_is_added_to_a_tokenizer():
     engine, _ = chat_engine("<|im_start|> <|im_end|> <answer> *</answer>")
-    assert generator.PROMPT in engine.tokenizer.decode(engine.encode(generator.PROMPT))
+    assert generator.PROMPT in engine.tokenizer.decode(engine.chat.encode(generator.PROMPT))
 
 
 @pytest.mark.parametrize("text, defused", [
@@ -537,9 +538,9 @@ def test_ordinary_markup_and_code_stay_as_they_are(text):
     for page in ("<", "<|", "[", "<_", "]~", "</", "<a:", ">>A", "<|a ", "[|a"))])
 def test_defusing_takes_time_in_proportion_to_the_text_whatever_the_number_of_tokens(page):
     engine, _ = chat_engine("<|im_start|> <|im_end|> " + " ".join(f"<unused{i}>" for i in range(6242)))
-    defuse("a", engine.tokenizer, engine.control)
+    defuse("a", engine.tokenizer, engine.chat.control)
     start = time.perf_counter()
-    defuse(page * (200_000 // len(page)), engine.tokenizer, engine.control)
+    defuse(page * (200_000 // len(page)), engine.tokenizer, engine.chat.control)
     assert time.perf_counter() - start < 20  # it takes 0.6 s; with a pattern of all tokens, 77 s
 
 

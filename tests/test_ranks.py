@@ -48,7 +48,7 @@ def roll_out(questions, policy, fixed, tools, bar=None, **settings):
         rollout = solve.Rollout(question, memory.Memory(question.question))
         for _ in range(dice.randrange(1, 3)):
             ids = [dice.randrange(3, 250) for _ in range(dice.randrange(2, 9))]
-            rollout.actions.append(Completion("", policy.encode(question.question), ids))
+            rollout.actions.append(Completion("", policy.chat.encode(question.question), ids))
         rollout.answer = "even" if sum(rollout.actions[0].ids) % 2 == 0 else "odd"
         rollouts.append(rollout)
     if os.environ.get("DIES") == str(ranks.RANK) and Path("lost/step-2").exists():

@@ -164,7 +164,7 @@ def test_the_warm_start_teaches_every_plan_with_each_tool_and_its_stop_token(tin
     texts = [engine.tokenizer.decode(action.ids) for action in actions]
     rest, end = plan.rpartition("Tool: ")[0], engine.tokenizer.eos_token
     assert texts == [f"{rest}Tool: {tool}{end}" for tool in sorted(TOY_TOOLS)]
-    assert {tuple(action.prompt_ids) for action in actions} == {tuple(engine.encode(prompt))}
+    assert {tuple(action.prompt_ids) for action in actions} == {tuple(engine.chat.encode(prompt))}
     assert {action.rollout for action in actions} == {0}
 
 

@@ -513,7 +513,7 @@ def test_what_is_learnt_from_is_the_very_ids_that_were_sampled_stop_token_includ
     assert len(completions) == len(actions) == 16 and groups == [0] * 4 + [1] * 4
     for a, (i, completion) in zip(actions, completions):
         assert a.ids is completion.ids and a.prompt_ids is completion.prompt_ids and a.rollout == i
-    stopped = [a.ids[-1] in load_engine("model").stop_ids() for a in actions]
+    stopped = [a.ids[-1] in load_engine("model").chat.stops for a in actions]
     assert all(stop or len(a.ids) == 6 for stop, a in zip(stopped, actions)) and any(stopped)
     assert not all(stopped)  # a plan cut at the limit gets no stop token
 
@@ -808,7 +808,7 @@ def test_two_steps_run_end_to_end_on_a_model_of_qwen2_5_7bs_configuration(tmp_pa
     assert len(rows(out)) == 2 and {key: saved[key] for key in shipped} == shipped
     engine = load_engine(out / "step-2")
     config = engine.model.config
-    assert engine.stop_ids() == [2, 0] and engine.context() == 32768
+    assert engine.chat.stops == [2, 0] and engine.context() == 32768
     assert (config.num_key_value_heads, config.tie_word_embeddings) == (4, False)
     assert config.rope_parameters["rope_theta"] == 1e6
     text = solved(monkeypatch, capsys, out / "step-2").out
@@ -834,7 +834,7 @@ def test_a_checkpoint_with_adapters_is_exactly_the_policy(tmp_path, monkeypatch,
     assert reference is policy and fixed["default"].model is policy.model  # one copy for all
     loaded = adapters.load(str(out / "step-2"), dtype=dtype)
     before, merged = (load_engine(str(name), dtype=dtype) for name in ("model", out / "step-2"))
-    logps = lambda engine: token_logps(engine.model, [Action(before.encode("hi"), [40, 41, 42], 0)], 1.0)
+    logps = lambda engine: token_logps(engine.model, [Action(before.chat.encode("hi"), [40, 41, 42], 0)], 1.0)
     assert torch.equal(logps(policy), logps(loaded))
     # in float32 the merged weights may round to the same log-probs
     assert dtype == "float32" or not torch.equal(logps(policy), logps(merged))

@@ -144,11 +144,11 @@ def test_a_row_that_does_not_fit_is_cut_down_to_single_sequences():
         tried.append(len(batch))
         if len(batch) > 1:
             raise torch.OutOfMemoryError("a test says so")
-        rollouts.append(batch[0].rollout)
-    rollouts, copies = [], [Action([1, 2, 3], [4, 5], n) for n in range(5)]
+        return batch[0].rollout
+    copies = [Action([1, 2, 3], [4, 5], n) for n in range(5)]
     batches_of = partial(trees.micro_batches, tiny())
     with pytest.warns(UserWarning, match="Out of memory"):
-        in_memory(work, copies, lambda a: 5, 100, batches_of=batches_of)
+        rollouts, _, _ = in_memory(work, copies, lambda a: 5, 100, batches_of=batches_of)
     assert sorted(rollouts) == list(range(5)) and tried[0] == 5
 
 

@@ -90,7 +90,7 @@ def copying(n, words, engine, rng, digits=None):
     """Pairs (prompt ids, answer ids) in which the answer repeats the prompt, a random sequence of tokens.
 
     digits: {number: its digits}, tokens; in a tenth of the prompts numbers are written so, as in "17*23"."""
-    template = engine.encode("|")
+    template = engine.chat.encode("|")
     place = next(i for i in range(len(template)) if engine.tokenizer.decode(template[i]) == "|")
     for _ in range(n):
         sequence = rng.choices(words, k=rng.randrange(1, 16))
@@ -201,7 +201,7 @@ def make_engine(rollouts, steps, copy_steps, seed, width):
         return tokenizer.encode(text, add_special_tokens=False)
 
     def pairs(examples):
-        return [(engine.encode(edited(prompt, pieces, rng)), encode(text) + [tokenizer.eos_token_id])
+        return [(engine.chat.encode(edited(prompt, pieces, rng)), encode(text) + [tokenizer.eos_token_id])
                 for prompt, text in examples]
 
     sources = {"rollouts": (pairs(teacher.examples), 6)}

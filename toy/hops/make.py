@@ -125,7 +125,7 @@ def make_engine(base, rollouts, steps, copy_steps, rate, seed):
     known, rng = pieces.prompt_pieces() | prompt_pieces(), random.Random(seed)
 
     def encoded(examples):
-        return [(engine.encode(edited(prompt, known, rng)), encode(text) + [tokenizer.eos_token_id])
+        return [(engine.chat.encode(edited(prompt, known, rng)), encode(text) + [tokenizer.eos_token_id])
                 for prompt, text in examples]
 
     pairs = encoded(examples)
@@ -158,7 +158,7 @@ def make_base_generator(steps, seed):
     engine = HF(make_model(tokenizer, width=32), tokenizer)
 
     def pairs(names):
-        return [(engine.encode(f"number of {name}"),
+        return [(engine.chat.encode(f"number of {name}"),
                  tokenizer.encode(answers[name], add_special_tokens=False) + [tokenizer.eos_token_id])
                 for name in names]
 
