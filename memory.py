@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from world.text import indented, truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
-# Characters: no result, command or sub-goal is shortened below this, "[n characters cut]" included
-SHORTEST = 80
+SHORTEST = 80  # characters: shortened() leaves at least so many, "[n characters cut]" included
 
 
 @dataclass
@@ -83,12 +82,11 @@ class Memory:
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
-    A character of the text costs a little more than one in the prompt, where its lines are indented. So the
-    *share* excess / len(indented(text)) is dropped: if the text takes 1 100 characters there and 220 are too
-    many, a fifth of it.
+    Further lines are indented there, so a text of many lines takes more characters than it has. If a fifth of
+    what it takes is too much, a fifth of the text goes.
     """
-    share_kept = 1 - excess / max(1, len(indented(text)))
-    return truncate(text, max(SHORTEST, int(share_kept * len(text))))
+    share = excess / max(1, len(indented(text)))
+    return truncate(text, max(SHORTEST, int((1 - share) * len(text))))
 
 
 def join(steps):

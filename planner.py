@@ -5,11 +5,8 @@ plan: a justification, the context that the executor needs, a sub-goal, and the 
 trains the tokens of these plans and no others (flow_grpo.py).
 
 prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls a
-language model: solve.py does. The prompt begins with what all rollouts of a question share, and the memory
-comes last, so that fast/ can compute this beginning once for all of them. The Memory stores question and
-analysis, too, but its render() leaves them out: prompt() takes them separately. In all scripts, `tools` is
-the toolset K, {name: tools.Tool}. Of a Tool, this file reads the texts that describe it: description,
-arguments, limits and example.
+language model: solve.py does. In all scripts, `tools` is the toolset K, {name: tools.Tool}. Of a Tool, this
+file reads the texts that describe it: description, arguments, limits and example.
 
 Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner, verifier
 and generator read this analysis.
@@ -101,7 +98,9 @@ def analysis_prompt(question, tools):
 
 
 def prompt(question, tools, analysis, memory_text):
-    """The state s^t as text. memory_text: from Memory.render()."""
+    """The state s^t as text. memory_text: the steps, from Memory.render().
+
+    What all rollouts of a question share comes first, the memory last: fast/ computes the beginning once."""
     return PROMPT.format(tools=describe_all(tools), question=indented(question),
                          analysis=show_analysis(analysis), memory=memory_text)
 

@@ -1,28 +1,17 @@
 """The flow: planner -> executor -> tool -> verifier, in turns, through one memory (AgentFlow, Algorithm 1).
 
-A Rollout is one question on its way through the flow. roll_out() runs a batch of questions:
+roll_out() runs a batch of questions:
 
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
 
-The rollouts of a batch go in lock-step: all of them plan, then the executor writes all their calls, then the
-calls run, and so on. So a language model gets all prompts of a stage in one batch. (If fast rollouts ran
-ahead, batch sizes would depend on timing, and rounding depends on batch sizes: the same seed would not give
-the same rollouts.) A rollout that the verifier has stopped waits for the generator, which answers for all of
-them at the end.
-
-Read roll_out() first; Team.run() is one batched call of a language model. roll_out_and_grade() does one
-batch, for train.py too. From run_trial() on, all is for the command line:
-
-    python solve.py                          a few questions of the toy: no download, key or GPU
-    python solve.py --data toy/test.jsonl --max-turns 2 --limit 100 --quiet
-    python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
-    python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
-    python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
-    python solve.py --plain                  nothing of fast/: slower
+A Rollout is one question on its way through the flow. The rollouts of a batch go in lock-step: all of them
+plan, then the executor writes all their calls, then the calls run, and so on. So a language model gets all
+prompts of a stage in one batch. (If fast rollouts ran ahead, batch sizes would depend on timing, and rounding
+depends on batch sizes: the same seed would not give the same rollouts.) A rollout that the verifier has
+stopped waits for the generator, which answers for all of them at the end.
 
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion], with the text,
-and the token ids that training needs (models/completion.py). The *policy* is the engine that writes for the
-planner, `fixed` the one that writes for all other modules (or several).
+and the token ids that training needs (models/completion.py).
 
 What can go wrong has one of two effects:
 
@@ -30,8 +19,17 @@ What can go wrong has one of two effects:
                 find what it was asked for. It costs a turn; memory says why, and the planner reads it. (The
                 executor may be to blame for a call, but only the planner can learn to avoid it.)
     a failure   Not clearly the planner's mistake: a module's prompt that is too long even with a shortened
-                memory, or a model server that stays down. The rollout breaks off (`failed` says why). It
-                counts as wrong, but is neither rewarded nor trained on.
+                memory, or a model server that gives no completion. The rollout breaks off (`failed` says
+                why). It counts as wrong, but is neither rewarded nor trained on.
+
+The last part of this file, from run_trial() on, is the command line:
+
+    python solve.py                          a few questions of the toy: no download, key or GPU
+    python solve.py --data toy/test.jsonl --max-turns 2 --limit 100 --quiet
+    python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
+    python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
+    python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
+    python solve.py --plain                  nothing of fast/: slower
 """
 
 from cli import early
@@ -60,9 +58,97 @@ from rewards.questions import Question
 from tools import TOOLS, run_calls
 from world.text import truncate
 
-SMALLER_BUDGETS = (BUDGET // 4, BUDGET // 16)  # characters of memory in a prompt, when BUDGET is too long
+# Characters of memory in a prompt. The smaller ones are tried when the prompt is too long for the model.
+BUDGETS = BUDGET, BUDGET // 4, BUDGET // 16
 ANALYSIS_LIMIT = BUDGET // 4  # characters of the analysis, which is shown beside the memory
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated
+
+
+def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None,
+             watch=None):
+    """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
+
+    questions: [Question]; G copies of a question make a group.
+    policy: the engine that plays the planner; it alone samples. fixed: the engine that plays all other
+    modules, and base_generator; or {module: engine}, where "default" plays those that are not named.
+    max_turns: 3 as in the paper's training; the commands have defaults of their own. max_new_tokens: of each
+    completion; None: as many as the checkpoint says.
+    watch: watch(rollouts, turn, module) is called before each stage, to show or save what there is so far. It
+    changes nothing in the rollouts.
+    """
+    start = time.perf_counter()
+    rollouts = [Rollout(question, Memory(question.question)) for question in questions]
+    # modules.run(module, turn, rollouts) -> [(rollout, Completion)]: one batched call of a language model
+    modules = Modules(rollouts, policy, fixed, tools, temperature, max_new_tokens, watch)
+
+    for rollout, completion in modules.run("analysis", 0, rollouts):
+        rollout.memory.analysis = truncate(after_thinking(completion.text) or "", ANALYSIS_LIMIT)
+
+    for turn in range(1, max_turns + 1):
+        running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
+        if not running:
+            break
+        planned = []  # those whose plan could be parsed
+        for rollout, completion in modules.run("planner", turn, running):
+            rollout.actions.append(completion)
+            rollout.plan = planner.parse(completion.text, tools)
+            if isinstance(rollout.plan, Plan):
+                planned.append(rollout)
+            else:
+                rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
+
+        for rollout, completion in modules.run("executor", turn, planned):
+            name = rollout.plan.tool
+            rollout.call = executor.parse(completion.text, name, tools[name])
+
+        acting = [rollout for rollout in planned if not rollout.failed]
+        modules.begin("tools", turn, acting)  # only announces the stage: tools are no engine
+        results = run_calls([rollout.call for rollout in acting], tools,
+                            ask_model=lambda queries: modules.complete("base_generator", queries))
+        for rollout, result in zip(acting, results):
+            rollout.add_result(turn, result)
+
+        for rollout, completion in modules.run("verifier", turn, acting):
+            rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
+
+        for rollout in running:
+            if not rollout.failed:
+                rollout.stopped = is_over(rollout)
+
+    for rollout, completion in modules.run("generator", max_turns + 1, rollouts):
+        rollout.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
+    seconds = time.perf_counter() - start
+    for rollout in rollouts:
+        rollout.seconds = seconds / len(rollouts)
+    return rollouts
+
+
+def is_over(rollout):
+    """Is the rollout finished after this turn? Yes, if the verifier wrote STOP.
+
+    A rule of your own goes here; memory.steps[-1] is this turn's step. If the plan could not be parsed, its
+    tool, sub_goal and command are ""; if the call could not, its command is.
+    """
+    return rollout.memory.steps[-1].verdict == "STOP"
+
+
+def prompt_of(module, tools, rollout, budget=BUDGET):
+    """The prompt of a module, made from the parts of question, toolset and memory that it reads. budget:
+    characters of memory."""
+    question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
+    if module == "analysis":
+        return planner.analysis_prompt(question, tools)
+    if module == "executor":
+        return executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tools[plan.tool])
+    memory = rollout.memory.render(budget)  # for those that read it
+    if module == "planner":
+        return planner.prompt(question, tools, analysis, memory)
+    if module == "verifier":
+        return verifier.prompt(question, tools, analysis, memory)
+    if module == "generator":
+        return generator.prompt(question, analysis, memory)
+    raise SystemExit(f"solve.py: roll_out() runs a module {module!r}, which has no prompt: add it to "
+                     "prompt_of(), see docs/use.md.")
 
 
 @dataclass
@@ -118,98 +204,7 @@ class Rollout:
         self.add_output(turn, tool, result.text, result.tokens, result.seconds)
 
 
-def unwatched(rollouts, turn, module):
-    """Does nothing: the watch of a run that shows no progress."""
-
-
-def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None,
-             watch=unwatched):
-    """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout], in their order.
-
-    questions: [Question]; G copies of a question make a group. policy: the planner's engine, the only one
-    that samples. fixed: the engine of all other modules and of base_generator; or {module: engine}, where
-    "default" plays those that are not named.
-    max_turns: 3 as in the paper's training; the commands have defaults of their own. max_new_tokens: of each
-    completion; None: as many as the checkpoint says.
-    watch: watch(rollouts, turn, module) is called before each stage, to show or save what there is so far. It
-    changes nothing in the rollouts.
-    """
-    start = time.perf_counter()
-    rollouts = [Rollout(question, Memory(question.question)) for question in questions]
-    # team.run(module, turn, rollouts) -> [(rollout, Completion)]: one batched call of a language model
-    team = Team(rollouts, policy, fixed, tools, temperature, max_new_tokens, watch)
-
-    for rollout, completion in team.run("analysis", 0, rollouts):
-        rollout.memory.analysis = truncate(after_thinking(completion.text) or "", ANALYSIS_LIMIT)
-
-    for turn in range(1, max_turns + 1):
-        running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
-        if not running:
-            break
-        planned = []  # those whose plan could be parsed
-        for rollout, completion in team.run("planner", turn, running):
-            rollout.actions.append(completion)
-            rollout.plan = planner.parse(completion.text, tools)
-            if isinstance(rollout.plan, Plan):
-                planned.append(rollout)
-            else:
-                rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
-
-        for rollout, completion in team.run("executor", turn, planned):
-            name = rollout.plan.tool
-            rollout.call = executor.parse(completion.text, name, tools[name])
-
-        acting = [rollout for rollout in planned if not rollout.failed]
-        team.begin("tools", turn, acting)  # only announces the stage: tools are no engine
-        results = run_calls([rollout.call for rollout in acting], tools,
-                            ask_model=lambda queries: team.complete("base_generator", queries))
-        for rollout, result in zip(acting, results):
-            rollout.add_result(turn, result)
-
-        for rollout, completion in team.run("verifier", turn, acting):
-            rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
-
-        for rollout in running:
-            if not rollout.failed:
-                rollout.stopped = is_over(rollout)
-
-    for rollout, completion in team.run("generator", max_turns + 1, rollouts):
-        rollout.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
-    seconds = time.perf_counter() - start
-    for rollout in rollouts:
-        rollout.seconds = seconds / len(rollouts)
-    return rollouts
-
-
-def is_over(rollout):
-    """Is the rollout finished after this turn? Yes, if the verifier wrote STOP.
-
-    A rule of your own goes here; memory.steps[-1] is this turn's step. If the plan could not be parsed, its
-    tool, sub_goal and command are ""; if the call could not, its command is.
-    """
-    return rollout.memory.steps[-1].verdict == "STOP"
-
-
-def prompt_of(module, tools, rollout, budget=BUDGET):
-    """The prompt of a module, made from the parts of question, toolset and memory that it reads. budget:
-    characters of memory."""
-    question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
-    if module == "analysis":
-        return planner.analysis_prompt(question, tools)
-    if module == "executor":
-        return executor.prompt(question, plan.context, plan.sub_goal, plan.tool, tools[plan.tool])
-    memory = rollout.memory.render(budget)  # for those that read it
-    if module == "planner":
-        return planner.prompt(question, tools, analysis, memory)
-    if module == "verifier":
-        return verifier.prompt(question, tools, analysis, memory)
-    if module == "generator":
-        return generator.prompt(question, analysis, memory)
-    raise SystemExit(f"solve.py: roll_out() runs a module {module!r}, which has no prompt: add it to "
-                     "prompt_of(), see docs/use.md.")
-
-
-class Team:
+class Modules:
     """Which engine plays each module. run() runs one module on many rollouts, in one batched call.
 
     rollouts: all of the batch, for watch(). The other arguments are those of roll_out().
@@ -231,9 +226,7 @@ class Team:
         live = [rollout for rollout in rollouts if not rollout.failed]
         self.begin(module, turn, live)
         start = time.perf_counter()
-        prompts = [prompt_of(module, self.tools, rollout) for rollout in live]
-        completions = self.complete(module, prompts)
-        self.retry_with_less_memory(module, live, prompts, completions)
+        completions = self.completions(module, live)
         seconds = time.perf_counter() - start
         for rollout, completion in zip(live, completions):
             rollout.add_output(turn, module, completion.text, completion.tokens, seconds)
@@ -241,20 +234,21 @@ class Team:
                 rollout.failed = f"{module}: {completion.error}"
         return [(rollout, completion) for rollout, completion in zip(live, completions) if not rollout.failed]
 
-    def retry_with_less_memory(self, module, rollouts, prompts, completions):
-        """Where a prompt was too long for the model, replace its completion by that of a shorter prompt. (The
-        prompts of analysis and executor do not show the memory: they stay as they are, and too long.)"""
-        for budget in SMALLER_BUDGETS:
-            too_long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
-            shorter = [(i, prompt_of(module, self.tools, rollouts[i], budget)) for i in too_long]
-            again = [(i, prompt) for i, prompt in shorter if prompt != prompts[i]]
-            new = self.complete(module, [prompt for _, prompt in again])
-            for (i, _), completion in zip(again, new):
+    def completions(self, module, rollouts):
+        """What the module writes for each of these rollouts: [Completion]. Where its prompt is too long for
+        the model, a prompt with less memory takes its place."""
+        completions = [None] * len(rollouts)
+        for budget in BUDGETS:
+            left = [i for i, completion in enumerate(completions)
+                     if completion is None or completion.error == TOO_LONG]
+            prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in left]
+            for i, completion in zip(left, self.complete(module, prompts)):
                 completions[i] = completion
+        return completions
 
     def begin(self, module, turn, rollouts):
         """Tell watch() that a stage begins, unless no rollout takes part in it."""
-        if rollouts:
+        if self.watch and rollouts:
             self.watch(self.rollouts, turn, module)
 
     def complete(self, module, prompts):
@@ -264,10 +258,11 @@ class Team:
         return engine(prompts, temperature=temperature, max_new_tokens=self.max_new_tokens) if prompts else []
 
 
-def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=unwatched, **settings):
+def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=None, **settings):
     """Roll out one batch, and grade the answers: [Rollout]. watch, settings: are passed to roll_out()."""
     rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
-    watch(rollouts, 0, "grade")  # no turn
+    if watch:
+        watch(rollouts, 0, "grade")  # no turn
     grade(rollouts, judge)  # sets `right`, `undecided` and `reward` of each
     return rollouts
 

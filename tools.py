@@ -2,10 +2,10 @@
 
 TOOLS has all tools; the toolset K of a run is some of them (--tools). Each has a function, which lives in
 world/ (base_generator is a language model instead), and what the planner and the executor read about it. To
-add a tool, write one function and one entry. A function gets strings and returns one. To report an error, it
-returns "Error: unknown unit", for example, or raises services.ServiceError("unknown unit"). For any other
-exception, the planner sees its type and message. A function must end by itself, as those in world/ do:
-nothing here interrupts it.
+add a tool, write one function and one entry. A function gets strings and returns one. Several threads may
+call it at once. To report an error, it returns "Error: unknown unit", for example, or raises
+services.ServiceError("unknown unit"). For any other exception, the planner sees its type and message. A
+function must end by itself, as those in world/ do: nothing here interrupts it.
 
 run_calls() runs the calls of all rollouts in a turn:
 
@@ -14,7 +14,8 @@ run_calls() runs the calls of all rollouts in a turn:
 
 A result that starts with "Error:" is an *error*, whether the model made the mistake (no such argument) or the
 world did (a missing page). The planner reads it in memory, and may try something else. Only one thing is a
-*failure*, which ends the rollout (solve.py): the language model behind base_generator is down.
+*failure*, which ends the rollout (solve.py): the server of base_generator's language model gives no
+completion.
 """
 
 import time
@@ -142,8 +143,8 @@ def answer_queries(queries, ask_model):
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
     for i, completion in zip(queries, completions):
-        # There is no completion: a failure, because the model is down. But a query that is too long is an
-        # error, from which the planner can learn.
+        # Without a completion (the server is down, or refuses the prompt), the rollout fails. But a query
+        # that is too long is an error, from which the planner can learn.
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue

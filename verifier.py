@@ -2,14 +2,16 @@
 
 In each turn with a plan that could be parsed, the verifier reads the question, the analysis, the toolset and
 the memory with the new result. It writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t
-= 0: the planner plans another step). Anything else counts as CONTINUE, because one turn too many costs less
-than one too few, and "we should not stop" must not be read as STOP.
+= 0: the planner plans another step). Anything else counts as CONTINUE: "we should not stop" must not be read
+as STOP, and one turn too many can be mended, one too few cannot.
 
 The explanation lets the model think before it decides; no parser reads it. parse() returns a bool, which
 solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE".
 """
 
-from models.dressing import MARKS, labelled  # MARKS: quotes, asterisks, full stops and such
+# labelled: the (label, value) pairs of a text. MARKS: quotes, asterisks, full stops and such. REMARK: where a
+# remark begins, unless it says not, or, and
+from models.dressing import MARKS, REMARK, labelled
 from models.tokens import after_thinking
 from planner import describe_all
 from world.text import indented, show_analysis
@@ -46,11 +48,11 @@ def prompt(question, tools, analysis, memory_text):
 def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
-    "Explanation: ...\\nConclusion: STOP" -> True        "We should not stop." -> False        "" -> False
+    "Explanation: ...\\nConclusion: STOP"        -> True
+    "**Conclusion:** STOP. All is there."        -> True: a remark after a full stop or bracket is dropped
+    "Conclusion: STOP or CONTINUE"               -> False
+    "We should not stop."                        -> False
     """
     text = after_thinking(text) or ""
-    # "Explanation" is no label here, so a value runs on to the next "Conclusion": take its first line
-    conclusions = [value.partition("\n")[0] for _, value in labelled(text, "conclusion")]
-    if not conclusions:
-        conclusions = [text]
+    conclusions = [REMARK.split(value.strip(MARKS))[0] for _, value in labelled(text, "conclusion")] or [text]
     return all(conclusion.strip(MARKS).upper() == "STOP" for conclusion in conclusions)

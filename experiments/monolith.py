@@ -34,7 +34,7 @@ import verifier
 from memory import Memory, Step
 from models.completion import Completion
 from models.loading import load_engine
-from solve import Rollout, unwatched
+from solve import Rollout
 from tools import run_calls
 from toy.hops.make import HOPS, adds_two, copies_from_memory, worlds
 from toy.hops.questions import KINDS, MAX_TURNS, NAMES, URLS
@@ -61,14 +61,15 @@ def parse(text, tools):
 
 
 def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_new_tokens=None,
-             watch=unwatched):
+             watch=None):
     """solve.roll_out() for a monolith: up to max_turns steps, then the answer. Returns [Rollout]."""
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
     contexts = {id(rollout): "" for rollout in rollouts}
     base_generator = fixed.get("base_generator", fixed["default"])
     greedy = partial(base_generator, temperature=0.0, max_new_tokens=max_new_tokens)
     for turn in range(1, max_turns + 2):
-        watch(rollouts, turn, "policy")
+        if watch:
+            watch(rollouts, turn, "policy")
         live = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         prompts = [prompt(rollout.question.question, tools, contexts[id(rollout)]) for rollout in live]
         start = time.perf_counter()

@@ -34,7 +34,8 @@ class Chat:
         (R1: the prompt ends with "<think>"), the text gets a <think>, too.
         """
         ids = ids[:-1] if ids and ids[-1] in self.stops else ids
-        ids = [i for i in ids if self.special_tokens.get(i) in (None, *THINK)]
+        special = self.special_tokens
+        ids = [i for i in ids if i not in special or special[i] in THINK]
         text = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         opened = self.tokenizer.decode(list(prompt_ids[-16:])).rstrip().endswith(THINK[0])
         return f"{THINK[0]}\n{text}" if opened else text

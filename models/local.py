@@ -5,14 +5,13 @@
 
     prompt -> chat.encode() -> ids of s^t -> sample() -> ids of a^t, log π of each -> chat.decode() -> text
 
-sample() is the plain way, one call of transformers' generate() for a batch. fast/sampling.py has a sample()
-with the same distribution in less time, which is used unless the engine is plain (--plain). chat.py is about
-chat templates and special tokens, batches.py about memory, state.py about what checkpoints leave in a model.
+sample() is one call of transformers' generate() for a batch. chat.py is about chat templates and special
+tokens, batches.py about memory, state.py about what checkpoints leave in a model.
 
 What is sampled is softmax(logits / temperature) over the whole vocabulary, because that is the policy whose
 log-probs flow_grpo.py computes. Temperature 0 takes the likeliest token each time. Above it, all random
 numbers come from torch's global generator: torch.manual_seed(s) before a call decides the samples, given the
-same prompts, settings and hardware.
+same prompts, settings and hardware (and, with --plain, the same batches).
 """
 
 import math
@@ -27,11 +26,14 @@ from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from models.state import sampling_mode, save
 
 
-def sample(model, prompts, stops, draws, temperature, max_new_tokens):
+def sample(model, prompts, stops, temperature, max_new_tokens, draws=None):
     """Complete token lists: [(ids, log π of each)]. At temperature 0 there are no log-probs.
 
-    stops: the tokens that end a completion; its ids end with the first of them.
-    draws: random numbers for each prompt. Only the fast way uses them; generate() draws its own.
+    This is the definition. It runs with --plain; otherwise fast/sampling.py samples from the same
+    distribution in less time.
+
+    stops: the tokens that end a completion; its ids end with the first of them. draws: not used here. The
+    fast way draws its random numbers from outside, so that they do not depend on the batches.
     """
     pad = stops[0] if stops else 0  # any token will do, as the mask hides it
     P = max(map(len, prompts))
@@ -99,8 +101,8 @@ class HF:
         with sampling_mode(self.model):
             for rows in self.budget.batches(range(len(prompts)), lambda i: len(prompts[i]), max_new_tokens):
                 samples |= zip(rows, sample_batch(
-                    self.model, [prompts[i] for i in rows], self.chat.stops, [draws[i] for i in rows],
-                    temperature, max_new_tokens))
+                    self.model, [prompts[i] for i in rows], self.chat.stops,
+                    temperature, max_new_tokens, [draws[i] for i in rows]))
         return [samples[i] for i in range(len(prompts))]
 
     def context(self):

@@ -1,4 +1,10 @@
-"""Is the answer of a rollout right, and what is its reward R? Rules decide, or else a judge may.
+"""Is the answer of a rollout right, and what is its reward R? Rules decide; what they cannot, a judge may.
+
+    the rules decide                        right or not    trained on
+    they cannot, and there is no judge      not right       trained on
+    they cannot, and the judge decides      right or not    trained on
+    the judge gives no verdict              not right       `undecided`: left out of training
+    the judge is down                       not right       `failed`: left out of training
 
 To train on another reward, change reward(). Accuracy, and with it the choice of best/ and all comparisons,
 remains the share of right answers.
@@ -21,10 +27,7 @@ def reward(rollout):
 
 
 def grade(rollouts, judge=None):
-    """Grade every rollout that has not failed: set `right` and `reward`. judge: an engine, or None.
-
-    Without a judge, an answer that the rules cannot decide counts as wrong.
-    """
+    """Grade every rollout that has not failed: set `right` and `reward`. judge: an engine, or None."""
     answered = [rollout for rollout in rollouts if not rollout.failed]
     in_doubt = []
     for rollout in answered:
@@ -34,7 +37,7 @@ def grade(rollouts, judge=None):
             in_doubt.append(rollout)
     if judge:
         ask(judge, in_doubt)
-    for rollout in answered:  # also if the judge was down: train.py leaves those out
+    for rollout in answered:
         rollout.reward = float(reward(rollout))
         if not math.isfinite(rollout.reward):
             raise SystemExit(f"rewards/grade.py: reward() is {rollout.reward} for the question "
@@ -42,8 +45,7 @@ def grade(rollouts, judge=None):
 
 
 def ask(judge, rollouts):
-    """Let the judge decide whether these are `right`. Without a verdict, a rollout is `undecided`; if the
-    judge is down, it has `failed`. Training leaves both out."""
+    """Let the judge decide whether these are `right`; or else set `undecided` or `failed`."""
     start = time.perf_counter()
     results = verdicts_on([(rollout.question, rollout.answer) for rollout in rollouts], judge)
     seconds = time.perf_counter() - start

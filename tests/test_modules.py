@@ -491,13 +491,16 @@ STOPS = ["Explanation: all there.\nConclusion: STOP", "STOP", "stop.", " **STOP*
          "**Conclusion:** STOP", "**Conclusion**: **STOP**.", "2. Conclusion: STOP", "- Conclusion: `STOP`",
          "## Conclusion: STOP", "CONCLUSION: 'STOP'", "Conclusion : STOP", "**Conclusion:**\nSTOP",
          "Explanation: we should not continue.\r\nConclusion: STOP\r\n", "Conclusion: STOP\nConclusion: stop",
-         "Conclusion: [STOP]", "```\nExplanation: x\nConclusion: STOP\n```", "Conclusion: <STOP>\n---\nDone."]
+         "Conclusion: [STOP]", "```\nExplanation: x\nConclusion: STOP\n```", "Conclusion: <STOP>\n---\nDone.",
+         "Conclusion: STOP. The memory is complete.", "Conclusion: **STOP** (all found)",
+         "Conclusion: STOP - nothing is missing", "Conclusion: (STOP)"]
 NO_STOPS = ["Conclusion:\nSTOP is too early", "Conclusion: [STOP or CONTINUE]", "", "CONTINUE", "Conclusion:",
             "Conclusion: CONTINUE", "We should not stop.", "Conclusion: not STOP yet", "STOP or CONTINUE",
             "Conclusion: STOPPED", "Conclusion: STOP\nConclusion: CONTINUE", "Conclusion: NON-STOP",
             "Conclusion: CONTINUE\nConclusion: STOP", "Conclusion: yes", "STOP STOP", "S T O P", "STOP?",
             "Explanation: say STOP if it is done.", "Conclusion: if the sum is right, STOP",
-            "My conclusion: STOP would be too early", "It is no conclusion: STOP"]
+            "My conclusion: STOP would be too early", "It is no conclusion: STOP",
+            "Conclusion: STOP (or CONTINUE)", "Conclusion: STOP. Not yet.", "STOP. The memory is complete."]
 
 
 def test_only_a_plain_stop_stops():

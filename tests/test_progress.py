@@ -24,7 +24,7 @@ def slow():
         time.sleep(0.05)
         return STOP if "a?" in prompt else GO_ON
     fixed, settings = Cast(verifier=verify), {"max_turns": 2}
-    return lambda watch=solve.unwatched: solve.evaluate(
+    return lambda watch=None: solve.evaluate(
         questions("a?", "b?", "c?"), Cast(), fixed, TOOLS, watch=watch, **settings)
 
 

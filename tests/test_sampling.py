@@ -45,11 +45,11 @@ def watched(model):
     return shapes
 
 
-def plainly(model, prompts, stops, numbers, temperature, max_new_tokens):
+def plainly(model, prompts, stops, temperature, max_new_tokens, numbers):
     """The completions of one call of generate() for each prompt: nothing is shared, and no row can leave."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "in_parts", lambda model: False)
-        return [sample(model, [prompt], stops, [row], temperature, max_new_tokens)[0]
+        return [sample(model, [prompt], stops, temperature, max_new_tokens, [row])[0]
                 for prompt, row in zip(prompts, numbers)]
 
 
@@ -66,7 +66,7 @@ def test_prompts_that_share_a_beginning_complete_as_each_alone(name, temperature
     monkeypatch.setattr(sampling, "LEAVING", (1, 0))
     prompts = PROMPTS[name]
     numbers = draws(len(prompts), 12 if temperature else 0)
-    model, settings = tiny(), ([2, 5, 6, 7, 8, 9], numbers, temperature, 12)
+    model, settings = tiny(), ([2, 5, 6, 7, 8, 9], temperature, 12, numbers)
     same(sample(model, prompts, *settings), plainly(model, prompts, *settings), temperature)
 
 
@@ -74,20 +74,20 @@ def test_a_shared_prefix_and_a_prompts_copies_are_computed_once():
     model = tiny()
     shapes = watched(model)
     prompts = [A + B, A + B, A + B[:20], A + B[:20], A + [1], A + [1]]
-    sample(model, prompts, [], draws(6), 1.0, 3)
+    sample(model, prompts, [], 1.0, 3, draws(6))
     assert shapes == [(1, 40), (3, 29), (6, 1), (6, 1), (6, 1)]  # prefix; rests; last tokens; two new tokens
     shapes.clear()
-    sample(model, [A] * 6, [], draws(6), 1.0, 3)
+    sample(model, [A] * 6, [], 1.0, 3, draws(6))
     assert shapes == [(1, 39), (6, 1), (6, 1), (6, 1)]
     shapes.clear()
-    sample(model, [A + B, A + [1], A[:20] + B], [], draws(3), 1.0, 2)  # saves less than it costs
+    sample(model, [A + B, A + [1], A[:20] + B], [], 1.0, 2, draws(3))  # saves less than it costs
     assert shapes == [(3, 70), (3, 1)]
 
 
 def test_finished_rows_leave_and_the_others_go_on_as_if_they_had_never_been_there():
     model, prompts, stops = tiny(), [A] * 24, list(range(90, 99))
     shapes = watched(model)
-    settings = (stops, draws(24, 60), 3.0, 60)
+    settings = (stops, 3.0, 60, draws(24, 60))
     parts = sample(model, prompts, *settings)
     rows = [n for n, _ in shapes[1:]]
     assert rows == sorted(rows, reverse=True) and len(set(rows)) > 2  # they only leave
@@ -145,7 +145,7 @@ def family(kind, settings):
 def test_a_cache_that_cannot_be_cut_is_left_to_one_call_of_generate(parts, kind, settings):
     model = family(kind, settings)
     shapes = watched(model)
-    sample(model, PROMPTS["ragged"][:6], [2], draws(6), 0.8, 1)
+    sample(model, PROMPTS["ragged"][:6], [2], 0.8, 1, draws(6))
     assert in_parts(model) == parts and shapes[0] == ((1, 39) if parts else (6, 58))
 
 
@@ -153,13 +153,13 @@ def test_a_model_that_computes_nan_is_an_error_and_no_sample():
     model = tiny()
     model.model.norm.weight.data[0] = torch.nan
     with pytest.raises(ValueError, match="nan"):
-        sample(model, [A], [2], draws(1), 1.0, 4)
+        sample(model, [A], [2], 1.0, 4, draws(1))
 
 
 def test_bfloat16_shares_and_leaves_too():
     model = tiny().bfloat16()
     shapes = watched(model)
-    completions = sample(model, [A] * 16, [2, 5, 6, 7, 8, 9], draws(16), 1.0, 30)
+    completions = sample(model, [A] * 16, [2, 5, 6, 7, 8, 9], 1.0, 30, draws(16))
     assert shapes[0] == (1, 39) and shapes[-1][0] < 16
     for ids, logps in completions:
         logits = model(torch.tensor([A + ids])).logits[0, len(A) - 1 : -1].float()
@@ -174,7 +174,7 @@ both = pytest.mark.parametrize("way", [local.sample, sampling.sample], ids=["pla
 
 @families
 def test_the_plain_way_and_the_fast_one_have_the_same_greedy_tokens(parts, kind, settings):
-    model, settings = family(kind, settings), (list(range(2, 99, 4)), draws(10, 0), 0.0, 12)
+    model, settings = family(kind, settings), (list(range(2, 99, 4)), 0.0, 12, draws(10, 0))
     plain = local.sample(model, PROMPTS["ragged"], *settings)
     assert plain == sample(model, PROMPTS["ragged"], *settings)
     assert len({len(ids) for ids, _ in plain}) > 1 and not any(logps for _, logps in plain)
@@ -191,7 +191,7 @@ def test_log_probs_of_the_plain_way_are_those_of_a_forward_pass_too():
 
 def are_those_of_a_forward_pass(model, way, temperature=0.8):
     torch.manual_seed(0)
-    rows = way(model, PROMPTS["ragged"][:6], [2, 5, 6, 7, 8, 9], draws(6), temperature, 12)
+    rows = way(model, PROMPTS["ragged"][:6], [2, 5, 6, 7, 8, 9], temperature, 12, draws(6))
     for prompt, (ids, logps) in zip(PROMPTS["ragged"], rows):
         logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
         alone = (logits / temperature).log_softmax(-1)[range(len(ids)), ids]
@@ -219,7 +219,7 @@ def chi_square(way, model, prompt, temperature):
     torch.manual_seed(1)
     numbers = list(torch.rand(NUMBER, 2, dtype=torch.float64))
     with sampling_mode(model):
-        rows = way(model, [prompt] * NUMBER, [STOP], numbers, temperature, 2)
+        rows = way(model, [prompt] * NUMBER, [STOP], temperature, 2, numbers)
     seen = Counter(tuple(ids) for ids, _ in rows)
     assert set(seen) <= set(expected)
     k = len(expected) - 1  # degrees of freedom; the limit is Wilson and Hilferty's, 3.72 standard deviations

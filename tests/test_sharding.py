@@ -166,7 +166,7 @@ def sampled(number):
     sharding.gather(model)
     draws = torch.rand(number, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
     with sampling_mode(model):
-        return sample(model, [[5, 6, 7 + i] for i in range(number)], [], [*draws], T, 6) if number else []
+        return sample(model, [[5, 6, 7 + i] for i in range(number)], [], T, 6, [*draws]) if number else []
 
 
 def scenarios(folder, world):
