@@ -41,14 +41,8 @@ three means of A_i ∇log π.
     update()                         one batch of rollouts -> one or more optimiser steps
 
 They work on token ids, a number for each rollout and two language models, and know nothing of agents or text.
-update() gets log π and the micro-batches from scale/passes.py, which also has what several GPUs need.
-
-Absent, on purpose:
-  * PPO's value network, which predicts the return from a state: the mean of the group takes its place;
-  * an entropy bonus, a format reward, a length penalty, a reward per turn: the paper's objective has none;
-  * a second clip, for tokens with A < 0 whose ρ has risen: only the clipping of the gradient's norm limits
-    them. (verl, the library under the released code, gives them no gradient above ρ = 3.)
-  * padding in the loss: log-probs are one flat list of action tokens, so no mask can be forgotten.
+All log-probs are one flat list of action tokens, (K,): there is no padding in the loss, and no mask that
+could be forgotten. Memory that runs out and several GPUs are the business of scale/passes.py.
 
 Which choices are the paper's, the released code's and ours: docs/benchmarks.md, "Where this differs".
 """
@@ -190,14 +184,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
-    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Caution: its gradient is on average that of the
-    KL with its arguments swapped, which has the same minimum:
-
-        mean over π_θ of ∇k3  =  mean over π_θ of (1 - r) ∇log π_θ  =  - mean over π_ref of ∇log π_θ
-                              =  ∇KL(π_ref ‖ π_θ)
-
-    (Exact only at ρ = 1: later the tokens are still those of π_θold, and k3 is not weighted by ρ. The
-    released code does the same.) Others: docs/use.md, "Another KL".
+    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). (But its mean *gradient* is that of KL(π_ref ‖
+    π_θ), which has the same minimum: docs/use.md, "Another KL".)
 
     Add a term of your own to `terms`. If it does not depend on A, update() says what else must change.
 
@@ -252,10 +240,10 @@ def check(actions, num_rollouts, temperature):
 
 def score_old(passes, actions, temperature):
     """Set Action.logp_old, log π_θold of each token. Call it while the model is π_θold."""
-    for batch in passes.micro_batches(actions):
+    for micro in passes.micro_batches(actions):
         with torch.no_grad():
-            logps = passes.policy_logps(batch, temperature)                                 # (K,)
-        for a, logp in zip(batch, logps.split([len(a.ids) for a in batch])):
+            logps = passes.policy_logps(micro, temperature)                                 # (K,)
+        for a, logp in zip(micro, logps.split([len(a.ids) for a in micro])):
             a.logp_old = logp                                                               # (|a|,)
 
 
@@ -272,20 +260,20 @@ def set_gradient(passes, actions, temperature, clip, beta):
     """Set .grad to the gradient of -J of a mini-batch: those of its micro-batches add up."""
     passes.model.zero_grad()
     passes.report.begin_mini_batch()
-    for batch in passes.micro_batches(actions):
-        add_gradient(passes, batch, temperature, clip, beta)
+    for micro in passes.micro_batches(actions):
+        add_gradient(passes, micro, temperature, clip, beta)
 
 
-def add_gradient(passes, batch, temperature, clip, beta):
+def add_gradient(passes, micro, temperature, clip, beta):
     """Add the gradient of -J of a micro-batch to .grad."""
-    logp_ref = passes.reference_logps(batch, temperature) if beta else None                 # (K,)
-    logp     = passes.policy_logps(batch, temperature)                                      # (K,)
-    logp_old = old_or_current(batch, logp)                                                  # (K,)
-    A        = per_token(batch, [a.A for a in batch]).to(logp.device)                       # (K,)
-    weight   = per_token(batch, [a.weight for a in batch]).to(logp.device)                  # (K,)
+    logp_ref = passes.reference_logps(micro, temperature) if beta else None                 # (K,)
+    logp     = passes.policy_logps(micro, temperature)                                      # (K,)
+    logp_old = old_or_current(micro, logp)                                                  # (K,)
+    A        = per_token(micro, [a.A for a in micro]).to(logp.device)                       # (K,)
+    weight   = per_token(micro, [a.weight for a in micro]).to(logp.device)                  # (K,)
     minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
     minus_J.backward()
-    passes.report.add_micro_batch(batch, minus_J, logp, ratio, kl, A, weight, clip)
+    passes.report.add_micro_batch(micro, minus_J, logp, ratio, kl, A, weight, clip)
 
 
 def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), beta=0.001, minibatches=1,
@@ -293,24 +281,23 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     """Train the policy on one batch of rollouts, in `minibatches` optimiser steps -> the metrics that
     scale/report.py describes.
 
+        score π_θold of the later mini-batches  # while the model is still π_θold
         for mini in mini-batches:               # of whole rollouts
-            for batch in micro-batches:         # as much as fits into memory
-                loss(batch).backward()          # adds to .grad
+            for micro in micro-batches:         # as much as fits into memory
+                loss(micro).backward()          # adds to .grad
             clip the gradient; optimizer.step()
 
+    π_θold is the model before the first step. For the first mini-batch that is the current model, so its
+    log-probs, detached, serve as the old ones, and ρ is exactly 1.
+
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
-    reference_logps() are token_logps() of the two models. With several GPUs, each process is given the whole
-    batch; share() takes its part of a mini-batch, and sum_gradients() sums the gradients of all processes.
-    With one, both do nothing.
+    reference_logps() are token_logps() of the two models; its share() and sum_gradients(), and "all
+    processes" below, are for several GPUs: with one, they change nothing.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
     Action.rollout is an index into it. split_rollouts() keeps a group in one mini-batch where it can: this
     decides which rollouts share an optimiser step, and not the objective.
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it. token_mean: see
     token_weight().
-
-    π_θold is the model before the first step. For the first mini-batch that is the current model, so its
-    log-probs, detached, serve as the old ones, and ρ is exactly 1. The later mini-batches are scored once
-    before the first step, into Action.logp_old.
 
     The model is left in eval mode, ready to sample.
     """
@@ -322,18 +309,17 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     minis = []                      # the actions of each mini-batch
     for rollouts in split_rollouts(groups, minibatches, seed):
-        whole = weighted(actions, rollouts, token_mean)
-        minis.append(passes.share(whole))               # this process's part; with one process, all
+        minis.append(passes.share(weighted(actions, rollouts, token_mean)))
     # A = 0, without a KL: no gradient. Such actions count in N, but need not be scored. (If you add a term
     # without A to J, remove this filter, `if a.A != 0` below, and the test of can_learn() in train.py.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # passes.retry(f, x) is f(passes, x); if memory runs out, f begins again, with smaller micro-batches.
+    # passes.retry(f, x) is f(passes, x); if memory runs out, f begins again, with smaller micro-batches
     for mini in minis[1:]:                              # while the model is still π_θold
         need_old = [a for a in mini if a.A != 0]        # the gain of the others is 0, whatever their ρ
         passes.retry(score_old, need_old, temperature)
 
-    for mini in minis:                                  # one optimiser step each, of whole rollouts
+    for mini in minis:                                  # one optimiser step each
         passes.retry(set_gradient, mini, temperature, clip, beta)
         passes.sum_gradients()                          # over all processes
         loss_value = report.end_mini_batch()            # -J of the mini-batch, over all processes

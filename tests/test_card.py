@@ -130,8 +130,8 @@ def test_a_model_is_moved_in_place_so_that_tied_weights_stay_tied(gpu):
 # What the code would have to do wrong
 
 PLANTED = {  # the module and the function that it calls, what stands there, and the fault
-    "advantages on the CPU": (flow_grpo, "add_gradient", "a.A for a in batch]).to(logp.device)",
-                              "a.A for a in batch])"),
+    "advantages on the CPU": (flow_grpo, "add_gradient", "a.A for a in micro]).to(logp.device)",
+                              "a.A for a in micro])"),
     "tokens on the CPU": (trees, "layout", "x.to(model.device)", "x"),
     "random numbers on the CPU": (sampling, "sample", ".to(ids.device, wide)", ".to(wide)"),
     "tokens to try the head on the CPU": (head, "is_linear", ", device=model.device", ""),
