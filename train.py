@@ -6,22 +6,22 @@
     python train.py --resume runs/toy-seed0             goes on where a run stopped
     python train.py --plain                             nothing of fast/: slower
 
-Each step takes `--questions` questions and runs each of them `--group-size` times through the flow
-(solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0.
-Compared with the other rewards of its question, the reward becomes the advantage of all turns of the rollout.
-flow_grpo.update() then changes the planner, in `--minibatches` optimiser steps. By default, a frozen copy of
-the model (or the model with its adapters off) plays all other modules and is π_ref. The optimiser is AdamW.
-Unless flags say otherwise, the toy takes 60 steps of 16 questions x 8 rollouts, at most two turns, four
-mini-batches, learning rate 2e-4. (cli/flags.py has all defaults; docs/benchmarks.md compares those of real
-models with the paper's.)
+Each training step takes `--questions` questions and runs each of them `--group-size` times through the flow
+(solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0. The
+rewards of a question are normalised (eq. 7), and all turns of a rollout get its number, A. flow_grpo.update()
+then changes the planner, in `--minibatches` optimiser steps. By default, a frozen copy of the model (or the
+model with its adapters off) plays all other modules and is π_ref. The optimiser is AdamW. Unless flags say
+otherwise, the toy takes 60 training steps of 16 questions x 8 rollouts, at most two turns, four mini-batches,
+learning rate 2e-4. (cli/flags.py has all defaults; docs/benchmarks.md compares those of real models with the
+paper's.)
 
 All random numbers of a step come from its number and --seed, so a run that is stopped and resumed gives the
 same result as one that was never stopped. What else a training run needs: cli/ (flags, the first lines of a
 run), logbook/ (the run's folder, resuming, Ctrl-C), scale/ (GPU memory, several GPUs).
 
 With several GPUs, each process (a "rank") rolls out its share of a step's questions, with random numbers of
-its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. With one GPU
-or none, there is one rank, and its share is everything.
+its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. One rank
+does everything.
 """
 from cli import early
 
@@ -53,12 +53,14 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     `run` does the bookkeeping (logbook/run.py):
 
         run.steps()             the numbers of the steps that are left; ends after Ctrl-C
+        run.args                the flags
         run.step, run.moved     the last finished step; has any step changed the policy yet?
         run.updating()          around the update: measures its time, and makes room for it in memory
         run.log_step()          one line on the screen and in log.csv, and the rollouts in rollouts.jsonl;
                                 ends the run after three useless steps (all rollouts or updates failed)
         run.due()               is it time to validate and save? Every --every steps, and at the end
         run.log_evaluation()    like log_step(), for an evaluation; returns its accuracy
+        run.unvalidated()       was the run stopped between a step and its validation?
         run.save()              step-N/, and best/ if the accuracy is the highest so far
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
@@ -129,8 +131,8 @@ def graded_rollouts(args, cast, questions, group_size, seed):
         with Progress(len(batch)) as bar:
             return solve.roll_out_and_grade(batch, *cast, watch=bar, **settings)
 
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # far apart: no rank repeats another's next step
-    rollouts = ranks.divided(questions, rolled_out, group_size)  # with one rank: rolled_out(questions)
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # RANK: 0 with one GPU or none
+    rollouts = ranks.divided(questions, rolled_out, group_size)  # rolled_out(questions), shared by the ranks
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts
 
@@ -162,14 +164,14 @@ def can_learn(A, beta, moved):
 
 # ----------------------------------------------------------------------------------------------- evaluations
 def evaluate_before(run, cast, valid, test):
-    """Before the first step: how good is the planner without training? With --resume: do the validation, if
-    the run was stopped between a step and its validation."""
+    """Before the first step: how good is the planner without training? With --resume: do the validation that
+    is missing."""
     if run.step == 0:
         if test:
             log_accuracy(run, cast, "test", test)
         elif valid:
             log_accuracy(run, cast, "valid", valid)
-    elif run.due() and valid and not run.log.evaluated("valid", run.step):
+    elif valid and run.unvalidated():
         validate_and_save(run, cast, valid)
 
 
