@@ -165,12 +165,12 @@ def write_results():
 def forks_table():
     """Each fork minus the planner as it is, with the same seed: in accuracy and in training."""
     rows, changes = read("hops-forks"), fork_pairs()
-    lines = [["fork, minus as it is", "accuracy", "seeds", "p", "p, Holm", "right in training"]]
+    lines = [["fork, minus as it is", "accuracy", "seeds", "p", "p, Holm", "findable", "right in training"]]
     ps = [figures.student_p(change) for change in changes.values()]
     for (name, change), p, adjusted in zip(changes.items(), ps, figures.holm(ps)):
         training = figures.differences(rows, name, "as it is", "reward")
         lines.append([name, pm(change), " ".join(f"{x:+.2f}" for x in change),
-                      *map(figures.shown_p, (p, adjusted)), pm(training)])
+                      *map(figures.shown_p, (p, adjusted)), f"{figures.findable(change):.3f}", pm(training)])
     return markdown(lines)
 
 

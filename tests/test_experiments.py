@@ -1,6 +1,8 @@
 """The study behind RESULTS.md: its edits fit the code, its runs are made once, its numbers are the CSV's."""
 
 import json
+import math
+import random
 import re
 import statistics
 import subprocess
@@ -446,6 +448,10 @@ def of_forks():
     for name in ("gigpo", "dr-grpo"):
         yield f"a difference of {figures.pm(pages.fork_pairs()[name])}"
     yield f"GiGPO) adds {figures.pm(pages.fork_pairs()['gigpo'], 2)}"
+    scatter = [pages.fork_pairs()[name] for name in ("gigpo", "dr-grpo", "token-mean")]
+    five, nine = ([f"{figures.findable(pairs, n):.2f}" for pairs in scatter] for n in (5, 9))
+    yield "{} for GiGPO, {} for Dr. GRPO and {} for the token mean".format(*five)
+    yield "Nine seeds would find {}, {} and {}".format(*nine)
     seeds = [row["seed"] for row in rows if row["run"] == "last-turn"]
     whole = [float(row["accuracy"]) for row in rows if row["run"] == "as it is" and row["seed"] in seeds]
     yield f"the same seeds end at {min(whole):.2f} to {max(whole):.2f} with the broadcast"
@@ -592,6 +598,15 @@ def measured(folder, monkeypatch):
     return folder
 
 
+def test_four_studies_of_five_find_what_is_findable():
+    rng, values, studies = random.Random(0), [-1.0, -0.5, 0.0, 0.5, 1.0], 4000
+    mean, sigma = figures.findable(values), statistics.stdev(values)
+    samples = [[rng.gauss(mean, sigma) for _ in values] for _ in range(studies)]
+    found = sum(abs(middle) > half for middle, half in map(figures.mean, samples))  # the interval leaves out 0
+    assert abs(found / studies - 0.8) < 4 * math.sqrt(0.8 * 0.2 / studies)
+    assert figures.findable(values, 9) < 0.7 * mean
+
+
 def test_a_curves_table_has_both_ends_of_the_reward_both_tests_and_their_gap(measured):
     table = pages.compared_table("hops-monolith")
     assert "| reward, steps 141-150 |" in table and "| last steps minus test |" in table
@@ -648,7 +663,7 @@ def test_the_forks_numbers_reach_the_table_and_the_heads(measured, monkeypatch):
     pages.write_results()
     assert (measured / "gigpo.diff").read_text() == (
         "GiGPO\nresult: -0.090 ± 0.025 in accuracy, 3 seeds (experiments/RESULTS.md, section 8)\n--- a/x\n")
-    cells = ["gigpo", "-0.090 ± 0.025", "-0.10 -0.09 -0.08", "0.004", "0.004", "-0.045 ± 0.012"]
+    cells = ["gigpo", "-0.090 ± 0.025", "-0.10 -0.09 -0.08", "0.004", "0.004", "0.033", "-0.045 ± 0.012"]
     assert re.search(" +[|] ".join(map(re.escape, cells)), pages.forks_table())
 
 
