@@ -602,7 +602,7 @@ def test_four_studies_of_five_find_what_is_findable():
     rng, values, studies = random.Random(0), [-1.0, -0.5, 0.0, 0.5, 1.0], 4000
     mean, sigma = figures.findable(values), statistics.stdev(values)
     samples = [[rng.gauss(mean, sigma) for _ in values] for _ in range(studies)]
-    found = sum(abs(middle) > half for middle, half in map(figures.mean, samples))  # the interval leaves out 0
+    found = sum(abs(middle) > half for middle, half in map(figures.mean, samples))  # 0 is outside
     assert abs(found / studies - 0.8) < 4 * math.sqrt(0.8 * 0.2 / studies)
     assert figures.findable(values, 9) < 0.7 * mean
 
