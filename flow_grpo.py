@@ -2,7 +2,8 @@
 
 A rollout is one question carried through the flow, in T_i turns. In each turn the planner reads a state s
 (the prompt) and writes an action a (the plan, one sequence of tokens). The reward comes once, at the end: R
-is 1 if the final answer is right, else 0.
+is 1 if the final answer is right, else 0. In the words of RL, the planner is the *policy* π_θ; θ are its
+weights.
 
   1. What we want: a larger expected reward, E[R] = Σ π(rollout) R(rollout) over all possible rollouts;
      π(rollout) is the probability of the whole rollout.
@@ -10,25 +11,30 @@ is 1 if the final answer is right, else 0.
      is the sum of log π of the planner's tokens and of terms that do not depend on θ (tools, frozen modules).
   3. Less variance: subtracting a constant from R, the *baseline*, changes nothing on average, because
      E[∇log π] = Σ π ∇log π = Σ ∇π = ∇ Σ π = ∇1 = 0. Here it is the mean reward of the group, the rollouts of
-     the same question: if all of them are right, none is pushed up. (It contains R itself, which costs a
-     constant factor: see advantages().)
+     the same question: if all of them are right, none is pushed up. (It contains R itself: see advantages().)
   4. So every token of every turn of rollout i gets the same advantage A_i, how much better this rollout ended
      than its group: as if the planner were fine-tuned on its own plans, each weighted by its A. Tokens with
      A > 0 are pushed up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
 
-So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not follow from it: A is divided by
-the group's standard deviation; tokens are averaged over a turn, and turns over a rollout; PPO's clipped
-ratio, so that one batch of rollouts can serve several optimiser steps, in mini-batches of whole rollouts; and
-a KL that pulls the planner back towards the untrained one, π_ref. Training maximises
+So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not follow from it:
+
+  * A is divided by the group's standard deviation;
+  * tokens are averaged over a turn, and turns over a rollout;
+  * PPO's clipped ratio (why: see loss()), so that one batch of rollouts can serve several optimiser steps. It
+    is cut into mini-batches of whole rollouts, and each rollout is used in one step (one PPO epoch);
+  * a KL that pulls the planner back towards the untrained one, π_ref.
+
+Training maximises
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                                        over the group's G rollouts
 
-J has three nested means: over all rollouts (E_q is the mean over questions, 1/G Σ_i over the rollouts of
-each), over the turns of a rollout, and over the tokens of a turn. This code averages the KL in the same way.
-π is always the distribution at the sampling temperature, and the rollouts are sampled by π_θold, the planner
-before the update. (The paper has one ε, without a value; 0.2 below and 0.3 above are the released code's.)
+E_q, the mean over questions, and 1/G Σ_i are together one mean over all rollouts. So J has three nested
+means: over rollouts, over the turns of each, over the tokens of each turn. This code averages the KL in the
+same way. π is always the distribution at the sampling temperature, and the rollouts are sampled by π_θold,
+the planner before the update. (The paper has one ε, without a value; 0.2 below and 0.3 above are the released
+code's.)
 
 With one optimiser step per batch of rollouts, our default for real models (the toy takes 4), π_θ is still
 π_θold when the gradient is taken. Then ρ is 1 and the clip never acts: apart from the KL, the gradient is the
@@ -36,8 +42,8 @@ three means of A_i ∇log π.
 
     advantages()                     eq. 7
     objective()                      eq. 5 in plain loops: for reading, and for testing against
-    token_logps(), loss()            log π of each token; -J of a micro-batch: as many turns of a mini-batch
-                                     as fit into memory at once
+    token_logps()                    log π of each token
+    loss()                           -J of a micro-batch (as many turns as fit into memory at once)
     update()                         one batch of rollouts -> one or more optimiser steps
 
 They work on token ids, a number for each rollout and two language models, and know nothing of agents or text.
@@ -84,16 +90,15 @@ def advantages(rewards, groups):
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
 
     All turns of a rollout share its A: nothing here finds the turn that mattered. So the bad turns of a lucky
-    rollout are rewarded, too. On average over many rollouts it is right: of two turns in the same state, the
-    worse one makes success less likely, so its mean A is lower.
+    rollout are rewarded, too. But of two turns in the same state, the worse one makes success less likely, so
+    over many rollouts its mean A is lower.
 
-    The division by std, and the weights 1/T_i and 1/|a|, are no part of a plain policy gradient; they are the
-    paper's choice. With std, questions that are nearly always or nearly never solved weigh more, as their std
-    is small; with 1/T_i, each turn of a short rollout weighs more, right or wrong.
+    The division by std is no part of a plain policy gradient. With it, every group that is not flat has the
+    same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh more than without it.
 
-    For another baseline, edit the numerator. Strictly, a baseline must not contain R_i: it is the mean of the
-    n - 1 *others* (leave-one-out). That would only be this numerator times n / (n - 1), a constant factor if
-    all groups have n rollouts. RLOO proper has no std: rloo.diff in experiments/forks/.
+    For another baseline, edit the numerator. Strictly, a baseline must not contain R_i; the mean of the n - 1
+    *others* does not (leave-one-out). R_i minus that is only this numerator times n / (n - 1), a constant
+    factor if all groups have n rollouts. RLOO proper has no std: rloo.diff in experiments/forks/.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
@@ -158,8 +163,12 @@ def token_weight(action, T, N, num_tokens=None):
     that has lost a rollout weighs less than a whole one. Because N is that of the mini-batch, the losses of
     its micro-batches add up to its loss.
 
-    num_tokens (of the mini-batch), if given: one mean over all tokens, as in the released code, in place of
-    the three. Then long plans and long rollouts weigh more.
+    1/T_i and 1/|a| are no part of a plain policy gradient, and they depend on what was sampled: each turn of
+    a short rollout weighs more, right or wrong. If right rollouts take more turns than wrong ones, this can
+    even push the better of two turns down.
+
+    num_tokens: the tokens of the mini-batch, if all of them shall weigh the same, as in the released code.
+    Then long plans and long rollouts weigh more.
     """
     return 1 / num_tokens if num_tokens else 1 / (N * T * len(action.ids))
 
@@ -177,15 +186,17 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     Why a ratio? We want a large mean of A over rollouts of π_θ, but these were sampled with π_θold. A rollout
     that π_θ makes twice as likely should count twice. That factor is the product of the ratios of *all* its
     tokens. (What tools and other modules wrote is as likely under both, so it cancels.) But a product of
-    hundreds of ratios is very noisy. So PPO gives each token only its own ratio. At π_θ = π_θold this has the
-    same gradient; further away it is less and less right, so the clip removes any gain from going further:
+    hundreds of ratios is very noisy. So PPO gives each token only its own ratio. At π_θ = π_θold the sum of
+    these ratios has the same gradient as the product. Further away it is less and less right, so the clip
+    takes away what a token would gain by going further:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
     its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). (But its mean *gradient* is that of KL(π_ref ‖
-    π_θ), which has the same minimum: docs/use.md, "Another KL".)
+    π_θ), which has the same minimum. And once ρ is not 1, the tokens are those of π_θold: docs/use.md,
+    "Another KL".)
 
     Add a term of your own to `terms`. If it does not depend on A, update() says what else must change.
 
@@ -310,11 +321,12 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     minis = []                      # the actions of each mini-batch
     for rollouts in split_rollouts(groups, minibatches, seed):
         minis.append(passes.share(weighted(actions, rollouts, token_mean)))
-    # A = 0, without a KL: no gradient. Such actions count in N, but need not be scored. (If you add a term
-    # without A to J, remove this filter, `if a.A != 0` below, and the test of can_learn() in train.py.)
+    # Without a KL, actions with A = 0 have no gradient, and need no forward pass. (They still count in N. If
+    # you add a term without A to J, remove this filter, `if a.A != 0` below, and can_learn() in train.py.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # passes.retry(f, x) is f(passes, x); if memory runs out, f begins again, with smaller micro-batches
+    # passes.retry(f, x) calls f(passes, x), and again from the start, with smaller micro-batches, whenever
+    # memory runs out
     for mini in minis[1:]:                              # while the model is still π_θold
         need_old = [a for a in mini if a.A != 0]        # the gain of the others is 0, whatever their ρ
         passes.retry(score_old, need_old, temperature)

@@ -32,8 +32,8 @@ class Step:
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
     error: bool = False  # a tool-calling error: the result starts with "Error:"
-    # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed it is
-    # CONTINUE. STOP ends the turns, so only the generator ever reads it.
+    # STOP or CONTINUE; "" before the verifier reads the step. CONTINUE after a plan that could not be parsed.
+    # The planner never reads STOP, which ends the turns; the generator does.
     verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
@@ -82,8 +82,8 @@ class Memory:
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
-    Further lines are indented there, so a text of many lines takes more characters than it has. If a fifth of
-    what it takes is too much, a fifth of the text goes.
+    Indenting makes a text of many lines longer in the prompt. So it is cut in proportion: if it must lose a
+    fifth there, a fifth of the text goes.
     """
     share = excess / max(1, len(indented(text)))
     return truncate(text, max(SHORTEST, int((1 - share) * len(text))))

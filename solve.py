@@ -19,8 +19,8 @@ What can go wrong has one of two effects:
                 find what it was asked for. It costs a turn; memory says why, and the planner reads it. (The
                 executor may be to blame for a call, but only the planner can learn to avoid it.)
     a failure   Not clearly the planner's mistake: a module's prompt that is too long even with a shortened
-                memory, or a model server that gives no completion. The rollout breaks off (`failed` says
-                why). It counts as wrong, but is neither rewarded nor trained on.
+                memory, or a model server, also the judge's, that gives no completion. The rollout breaks
+                off (`failed` says why). It counts as wrong, but is neither rewarded nor trained on.
 
 The last part of this file, from run_trial() on, is the command line:
 
@@ -101,10 +101,10 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             name = rollout.plan.tool
             rollout.call = executor.parse(completion.text, name, tools[name])
 
-        acting = [rollout for rollout in planned if not rollout.failed]
+        acting = [rollout for rollout in planned if not rollout.failed]  # the executor may have failed
         modules.begin("tools", turn, acting)  # only announces the stage: tools are no engine
         results = run_calls([rollout.call for rollout in acting], tools,
-                            ask_model=lambda queries: modules.complete("base_generator", queries))
+                            ask_model=lambda queries: modules.ask("base_generator", queries))
         for rollout, result in zip(acting, results):
             rollout.add_result(turn, result)
 
@@ -226,7 +226,7 @@ class Modules:
         live = [rollout for rollout in rollouts if not rollout.failed]
         self.begin(module, turn, live)
         start = time.perf_counter()
-        completions = self.completions(module, live)
+        completions = self.ask_each(module, live)
         seconds = time.perf_counter() - start
         for rollout, completion in zip(live, completions):
             rollout.add_output(turn, module, completion.text, completion.tokens, seconds)
@@ -234,15 +234,16 @@ class Modules:
                 rollout.failed = f"{module}: {completion.error}"
         return [(rollout, completion) for rollout, completion in zip(live, completions) if not rollout.failed]
 
-    def completions(self, module, rollouts):
+    def ask_each(self, module, rollouts):
         """What the module writes for each of these rollouts: [Completion]. Where its prompt is too long for
-        the model, a prompt with less memory takes its place."""
+        the model, one with less memory takes its place. (Analysis and executor read no memory: theirs stays
+        too long.)"""
         completions = [None] * len(rollouts)
         for budget in BUDGETS:
             left = [i for i, completion in enumerate(completions)
                      if completion is None or completion.error == TOO_LONG]
             prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in left]
-            for i, completion in zip(left, self.complete(module, prompts)):
+            for i, completion in zip(left, self.ask(module, prompts)):
                 completions[i] = completion
         return completions
 
@@ -251,7 +252,7 @@ class Modules:
         if self.watch and rollouts:
             self.watch(self.rollouts, turn, module)
 
-    def complete(self, module, prompts):
+    def ask(self, module, prompts):
         """One call of the engine that plays a module: [Completion]. Only the planner may sample."""
         engine = self.engines[module if module in self.engines else "default"]
         temperature = self.temperature if module == "planner" else 0.0

@@ -1,21 +1,21 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
 TOOLS has all tools; the toolset K of a run is some of them (--tools). Each has a function, which lives in
-world/ (base_generator is a language model instead), and what the planner and the executor read about it. To
-add a tool, write one function and one entry. A function gets strings and returns one. Several threads may
-call it at once. To report an error, it returns "Error: unknown unit", for example, or raises
-services.ServiceError("unknown unit"). For any other exception, the planner sees its type and message. A
-function must end by itself, as those in world/ do: nothing here interrupts it.
-
+world/ (base_generator is a language model instead), and what the planner and the executor read about it.
 run_calls() runs the calls of all rollouts in a turn:
 
     functions         in threads, by run_tool()
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
 
 A result that starts with "Error:" is an *error*, whether the model made the mistake (no such argument) or the
-world did (a missing page). The planner reads it in memory, and may try something else. Only one thing is a
-*failure*, which ends the rollout (solve.py): the server of base_generator's language model gives no
+world did (a missing page). The planner reads it in memory, and may try something else. Only one thing here is
+a *failure*, which ends the rollout (solve.py): the server of base_generator's language model gives no
 completion.
+
+To add a tool, write one function and one entry. The function gets strings and returns one; several threads
+may call it at once. To report an error, it returns "Error: unknown unit", for example, or raises
+services.ServiceError("unknown unit"); of any other exception, the planner sees type and message. It must end
+by itself, as those in world/ do: nothing here interrupts it.
 """
 
 import time

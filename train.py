@@ -8,12 +8,12 @@
 
 Each training step takes `--questions` questions and runs each of them `--group-size` times through the flow
 (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0. The
-rewards of a question are normalised (eq. 7), and all turns of a rollout get its number, A. flow_grpo.update()
-then changes the planner, in `--minibatches` optimiser steps. By default, a frozen copy of the model (or the
-model with its adapters off) plays all other modules and is π_ref. The optimiser is AdamW. Unless flags say
-otherwise, the toy takes 60 training steps of 16 questions x 8 rollouts, at most two turns, four mini-batches,
-learning rate 2e-4. (cli/flags.py has all defaults; docs/benchmarks.md compares those of real models with the
-paper's.)
+rewards of a question are normalised (eq. 7): this gives each rollout an advantage A, and each of its turns
+gets this A. flow_grpo.update() then changes the planner, in `--minibatches` optimiser steps. By default, a
+frozen copy of the model (or the model with its adapters off) plays all other modules and is π_ref. The
+optimiser is AdamW. Unless flags say otherwise, the toy takes 60 training steps of 16 questions x 8 rollouts,
+at most two turns, four mini-batches, learning rate 2e-4. (cli/flags.py has all defaults; docs/benchmarks.md
+compares those of real models with the paper's.)
 
 All random numbers of a step come from its number and --seed, so a run that is stopped and resumed gives the
 same result as one that was never stopped. What else a training run needs: cli/ (flags, the first lines of a
@@ -158,7 +158,7 @@ def actions_of(rollouts, A):
 def can_learn(A, beta, moved):
     """Does J have a gradient? If every group is flat, all advantages are 0, and only the KL is left, which
     pulls the planner back. Its gradient is also 0 until a step has moved the policy (`moved`): while π_θ =
-    π_ref, the KL is at its minimum."""
+    π_ref, the KL is at its minimum. (flow_grpo.update() leaves out the same actions.)"""
     return A.any() or (beta > 0 and moved)
 
 

@@ -9,9 +9,9 @@ The explanation lets the model think before it decides; no parser reads it. pars
 solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE".
 """
 
-# labelled: the (label, value) pairs of a text. MARKS: quotes, asterisks, full stops and such. REMARK: where a
-# remark begins, unless it says not, or, and
-from models.dressing import MARKS, REMARK, labelled
+# labelled: the (label, value) pairs of a text. MARKS: quotes, asterisks, full stops and such. without_remark:
+# "STOP. All is there" -> "STOP", but "STOP (or CONTINUE)" stays
+from models.dressing import MARKS, labelled, without_remark
 from models.tokens import after_thinking
 from planner import describe_all
 from world.text import indented, show_analysis
@@ -54,5 +54,7 @@ def parse(text):
     "We should not stop."                        -> False
     """
     text = after_thinking(text) or ""
-    conclusions = [REMARK.split(value.strip(MARKS))[0] for _, value in labelled(text, "conclusion")] or [text]
-    return all(conclusion.strip(MARKS).upper() == "STOP" for conclusion in conclusions)
+    conclusions = [without_remark(value) for _, value in labelled(text, "conclusion")]
+    if not conclusions:
+        conclusions = [text.strip(MARKS)]
+    return all(conclusion.upper() == "STOP" for conclusion in conclusions)

@@ -76,7 +76,7 @@ FAULTS = [
      'text = f"Error: {name} failed: {type(why).__name__}: {why}"', 'text = "Nothing was found."',
      "not_swallowed"),
     (17, '"we should not stop" reads as STOP',
-     'return all(conclusion.strip(MARKS).upper() == "STOP" for conclusion in conclusions)',
+     'return all(conclusion.upper() == "STOP" for conclusion in conclusions)',
      'return "STOP" in conclusions[-1].upper()',
      "only_a_plain_stop"),
     (17, "a list number leaks into the field before",

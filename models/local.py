@@ -26,20 +26,19 @@ from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from models.state import sampling_mode, save
 
 
-def sample(model, prompts, stops, temperature, max_new_tokens, draws=None):
+def sample(model, prompts, stops, temperature, max_new_tokens):
     """Complete token lists: [(ids, log π of each)]. At temperature 0 there are no log-probs.
 
     This is the definition. It runs with --plain; otherwise fast/sampling.py samples from the same
-    distribution in less time.
+    distribution in less time. Call it in sampling_mode(), which hides the checkpoint's own settings.
 
-    stops: the tokens that end a completion; its ids end with the first of them. draws: not used here. The
-    fast way draws its random numbers from outside, so that they do not depend on the batches.
+    stops: the tokens that end a completion; its ids end with the first of them.
     """
     pad = stops[0] if stops else 0  # any token will do, as the mask hides it
     P = max(map(len, prompts))
-    # (N, P); padded on the left, because generate() goes on at the right end of each row
+    # (B, P); padded on the left, because generate() goes on at the right end of each row
     ids = torch.tensor([[pad] * (P - len(s)) + s for s in prompts], device=model.device)
-    mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in prompts], device=model.device)  # (N, P)
+    mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in prompts], device=model.device)  # (B, P)
     how = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0) if temperature else {}
 
     out = model.generate(
@@ -48,12 +47,12 @@ def sample(model, prompts, stops, temperature, max_new_tokens, draws=None):
         synced_gpus=False,  # with several GPUs: each has all weights here, and generates on its own
         **how)
 
-    new = out.sequences[:, P:]  # (N, T) the action tokens; a row that has ended is filled up with pad
+    new = out.sequences[:, P:]  # (B, L) the action tokens; a row that has ended is filled up with pad
     ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
-    written = ends.cumsum(1) - ends == 0  # (N, T) True up to and including the first stop token
+    written = ends.cumsum(1) - ends == 0  # (B, L) True up to and including the first stop token
     if not temperature:
         return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
-    logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (N, 1); scores (N, V): logits / temperature
+    logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (B, 1); scores (B, V): logits / temperature
              for scores, token in zip(out.scores, new.T)]
     return [(row[kept].tolist(), logp[kept].tolist())
             for row, logp, kept in zip(new, torch.cat(logps, 1), written)]
@@ -75,7 +74,7 @@ class HF:
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         """max_new_tokens None: the checkpoint's generation_config decides, or else NEW_TOKENS."""
         limit = max_new_tokens or self.model.generation_config.max_new_tokens or NEW_TOKENS
-        # At temperature 0, equal prompts are answered once. Sampled ones never are: a group differs.
+        # At temperature 0, equal prompts are answered once. Sampled ones are not: a group must differ.
         return once_each(lambda distinct: self.answer(distinct, temperature, limit), prompts, temperature)
 
     def answer(self, prompts, temperature, max_new_tokens):
@@ -95,14 +94,16 @@ class HF:
 
     def sample_all(self, prompts, temperature, max_new_tokens):
         """sample() for any number of prompts, in batches that fit into memory."""
-        sample_batch = sample if self.plain else sampling.sample
+        # The fast way is given its random numbers, so that they do not depend on the batches
         draws = torch.rand(len(prompts), max_new_tokens if temperature else 0, dtype=torch.float64)
         samples = {}  # {i: (ids, log π of each)}
         with sampling_mode(self.model):
             for rows in self.budget.batches(range(len(prompts)), lambda i: len(prompts[i]), max_new_tokens):
-                samples |= zip(rows, sample_batch(
-                    self.model, [prompts[i] for i in rows], self.chat.stops,
-                    temperature, max_new_tokens, [draws[i] for i in rows]))
+                batch = self.model, [prompts[i] for i in rows], self.chat.stops, temperature, max_new_tokens
+                if self.plain:
+                    samples |= zip(rows, sample(*batch))
+                else:
+                    samples |= zip(rows, sampling.sample(*batch, [draws[i] for i in rows]))
         return [samples[i] for i in range(len(prompts))]
 
     def context(self):

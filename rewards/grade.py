@@ -18,10 +18,10 @@ from rewards.judge import verdicts_on
 
 
 def reward(rollout):
-    """R of a rollout: here 1 or 0. It may read all of a solve.Rollout but `reward`: `right`, `answer`,
-    `question` (with its gold answer), `memory`, and `actions`, the planner's Completion of each turn, so
-    len(rollout.actions) turns were used. docs/use.md, "Grading", has what costs for errors, turns or tokens
-    need.
+    """R of a rollout: here 1 or 0. A reward of yours may use every field of solve.Rollout but `reward`:
+    `right`, `answer`, `question` (with its gold answer), `memory`, and `actions`, the planner's Completion of
+    each turn, so len(rollout.actions) turns were used. To subtract a cost for errors, turns or tokens, see
+    docs/use.md, "Grading".
     """
     return float(rollout.right)
 

@@ -633,14 +633,14 @@ def test_each_batch_is_shown_before_the_next_begins(run, monkeypatch, capsys):
 
 
 def test_a_typed_question_is_traced_while_it_is_answered(run, monkeypatch, capsys):
-    before, complete = [], solve.Modules.complete
+    before, complete = [], solve.Modules.ask
 
     def listening(modules, module, prompts):
         if prompts:
             before.append((module, capsys.readouterr().out))
         return complete(modules, module, prompts)
 
-    monkeypatch.setattr(solve.Modules, "complete", listening)
+    monkeypatch.setattr(solve.Modules, "ask", listening)
     after = run("q?")
     assert [module for module, _ in before] == ["analysis", "planner", "planner", "generator"]
     shown = dict(reversed(before))  # of each module its first turn
