@@ -30,7 +30,6 @@ from bench import memory as sizes
 from benchmarks import training
 from cli import setup
 from cli.flags import TOY
-from fast import sampling
 from flow_grpo import Action, advantages, token_logps
 from logbook import advice, checkpoints, log
 from logbook import run as run_module
@@ -218,7 +217,8 @@ def test_the_same_seed_gives_the_same_files_byte_for_byte_and_another_seed_anoth
 
 
 def test_a_plain_run_learns_the_same_from_the_same_rollouts(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "sample", sampling.sample)  # the plain one draws other random numbers
+    never = property(lambda engine: False, lambda engine, value: None)
+    monkeypatch.setattr(local.HF, "plain", never, raising=False)  # plain sampling draws other random numbers
     fast, plain = (run(tmp_path / str(way), **QUICK, beta=0.1, plain=way) for way in (None, True))
     assert texts(fast) == texts(plain)
     numbers = [{name: float(x) for name, x in rows(folder)[0].items()} for folder in (fast, plain)]
