@@ -49,7 +49,7 @@ def scored(turns, temperature, passes):
 
     def score():
         logps = {}
-        for batch in budget.batches(turns, length, batches_of=passes.batches_of):
+        for batch in budget.batches(turns, length, cut=passes.cut):
             parts = passes.token_logps(passes.model, batch, temperature)
             logps.update(zip(map(id, batch), parts.split([len(turn.ids) for turn in batch])))
         return logps

@@ -27,7 +27,7 @@ def scoring(log_probs, model, reference=None):
         for batch, _ in micro_batches(each, [SimpleNamespace(prompt_ids=[0], ids=[0])], 1):
             token_logps(each, batch, 1.0, log_probs)
     return dict(token_logps=partial(token_logps, log_probs=log_probs),
-                micro_batches=partial(micro_batches, model))
+                cut=partial(micro_batches, model))
 
 
 def micro_batches(model, actions, budget):

@@ -84,7 +84,7 @@ class Run:
     def updating(self, passes):
         """Around the update of a step: measures its seconds."""
         start = time.perf_counter()
-        with passes.released():
+        with passes.around_update():
             yield
         self.update_seconds = time.perf_counter() - start
 

@@ -23,8 +23,7 @@ MESSAGES = ("can't allocate memory", "could not create a primitive", "CUDA error
             "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "MPS backend out of memory")
 
 
-# What processes in lock-step exchange: has any of them items left, or run out of memory?
-DONE, LEFT, SHORT = 0, 1, 2
+SHORT = 2  # what a process that has run out of memory tells the others (see scale/ranks.py: any_left)
 
 
 class Elsewhere(MemoryError):
@@ -67,15 +66,15 @@ class TokenBudget:
     def __init__(self, tokens):
         self.tokens, self.halved = tokens, 0
 
-    def batches(self, items, length, extra=0, batches_of=None):
+    def batches(self, items, length, extra=0, cut=None):
         """Yield all items, in batches that fit.
 
         length(item): its tokens. extra: tokens that each row needs beyond them.
-        batches_of(items, tokens) -> [(batch, its tokens)]: by_length(), unless given. The largest batch
-        should come first, so that running out shows at once.
+        cut(items, tokens) -> [(batch, its tokens)]: by_length(), unless given. The largest batch should come
+        first, so that running out shows at once.
         """
-        batches_of = batches_of or (lambda items, tokens: by_length(items, tokens, length, extra))
-        for batch, tokens in batches_of(items, self.tokens):
+        cut = cut or (lambda items, tokens: by_length(items, tokens, length, extra))
+        for batch, tokens in cut(items, self.tokens):
             row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
             self.present = len(batch), tokens, row
             yield batch

@@ -1,4 +1,4 @@
-"""What checkpoints and trainers leave in a model: settings that change what is sampled, and the weights."""
+"""The state of a model: how it samples, how it is updated, and what is saved of it."""
 
 import os
 from contextlib import contextmanager
@@ -29,6 +29,24 @@ def sampling_mode(model):
     finally:
         for module, name, value in before:
             setattr(module, name, value)
+
+
+def ready_to_update(model, reference=None):
+    """Dropout off, because the model that is scored must be the one that sampled; gradient checkpointing on.
+
+    transformers checkpoints a layer only if the layer's own `training` flag is set, but model.train() would
+    also turn on dropout. So all modules are in eval mode, and only the layers to checkpoint get the flag.
+    Layers of some families (OPT) call dropout themselves while it is set: their own rates become 0.
+    """
+    if reference is not None:
+        reference.eval()
+    model.eval()
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name, value in vars(module).items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)
 
 
 def weights_of(model):

@@ -1,20 +1,20 @@
 """The forward passes of an update, in micro-batches that fit into memory.
 
     passes = Passes(model, reference, flow_grpo.token_logps)    # once for a run
-    update(passes, optimizer, actions, groups, ...)             # in each step
+    with passes.around_update():
+        update(passes, optimizer, actions, groups, ...)         # in each step
 
-On one device, a Passes is three things: policy_logps(), reference_logps(), and micro_batches(), which cuts a
-mini-batch to the token budget. Everything else is for memory or for several GPUs: if memory is short,
-retry() repeats a mini-batch with half the budget (models/batches.py), and the budget that was enough stays
-for the next update. And ranks go in lock-step: sharded weights are gathered from all ranks for each
-micro-batch, so a rank that has none left computes one of weight 0.
+update() asks a Passes for policy_logps() and reference_logps(), and for the micro_batches() of a mini-batch.
+If memory is short, retry() repeats a mini-batch with half the tokens in a micro-batch, and what was enough
+stays for the next update (models/batches.py). What several GPUs need is at the end.
 """
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import torch
 
-from models.batches import DONE, LEFT, TokenBudget, by_length, memory_errors
+from models.batches import TokenBudget, by_length, memory_errors
+from models.state import ready_to_update
 from scale import ranks, sharding
 from scale.report import Report
 
@@ -30,59 +30,15 @@ def similar_lengths(actions, tokens):
     return by_length(actions, tokens, length)
 
 
-def filler():
-    """A micro-batch that teaches nothing: an action of weight 0."""
-    return [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[], A=0.0, weight=0.0, logp_old=None)]
-
-
-def ready_to_update(model, reference=None):
-    """Dropout off, because the model that is scored must be the one that sampled; gradient checkpointing on.
-
-    transformers checkpoints a layer only if the layer's own `training` flag is set, but model.train() would
-    also turn on dropout. So all modules are in eval mode, and only the layers to checkpoint get the flag.
-    Layers of some families (OPT) call dropout themselves while it is set: their own rates become 0.
-    """
-    if reference is not None:
-        reference.eval()
-    model.eval()
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            module.training = True
-            for name, value in vars(module).items():
-                if "drop" in name and isinstance(value, float):
-                    setattr(module, name, 0.0)
-
-
 class Passes:
     """model: the policy. reference: the frozen copy, which is π_ref; `model` itself if it carries adapters;
-    or None, for no KL. token_logps(model, actions, temperature), micro_batches(actions, tokens): the plain
-    functions, or those of fast/logps.py. Gradients add up, so how a mini-batch is cut changes memory and
-    nothing else."""
+    or None, for no KL. token_logps(model, actions, temperature), cut(actions, tokens): the plain functions,
+    or those of fast/logps.py. Gradients add up, so how a mini-batch is cut into micro-batches changes memory
+    and nothing else."""
 
-    def __init__(self, model, reference, token_logps, micro_batches=similar_lengths, token_budget=TOKENS):
-        self.model, self.reference, self.token_logps = model, reference, token_logps
-        self.batches_of = micro_batches
+    def __init__(self, model, reference, token_logps, cut=similar_lengths, token_budget=TOKENS):
+        self.model, self.reference, self.token_logps, self.cut = model, reference, token_logps, cut
         self.budget, self.report = TokenBudget(token_budget), None
-
-    def begin(self):
-        """An update begins: the models are ready for it, and `report` is new."""
-        ready_to_update(self.model, self.reference)
-        self.report = Report(self.model.device, self.budget)
-
-    @contextmanager
-    def released(self):
-        """Around update(): sharded weights are gathered a layer at a time (sharding.py). MemoryError if there
-        is no room for the optimizer's state, which its first step makes."""
-        with sharding.released(self.model, self.reference), memory_errors("the optimiser's state"):
-            yield
-
-    def share(self, actions):
-        """This rank's part of a mini-batch (with one rank, all): whole rollouts, neighbours, because they
-        share prompts."""
-        rollouts = list(dict.fromkeys(action.rollout for action in actions))
-        n = len(rollouts)
-        own = {*rollouts[n * ranks.RANK // ranks.WORLD : n * (ranks.RANK + 1) // ranks.WORLD]}
-        return [action for action in actions if action.rollout in own]
 
     def policy_logps(self, actions, temperature):
         """log π_θ of every action token, (K,); without a gradient, π_θold's."""
@@ -94,28 +50,49 @@ class Passes:
         with torch.no_grad(), adapters_off:
             return self.token_logps(self.reference, actions, temperature).to(self.model.device)
 
-    def retry(self, work, *arguments):
-        """work(self, *arguments); if memory is short, again from its beginning, in smaller micro-batches."""
-        agree = ranks.largest if self.in_lock_step() else int
-        return self.budget.retry(work, self, *arguments, agree=agree,
-                                 recover=lambda: sharding.recover(self.model, self.reference))
+    def begin(self):
+        """An update begins: the models are ready for it, and `report` is new."""
+        ready_to_update(self.model, self.reference)
+        self.report = Report(self.model.device, self.budget)
 
     def micro_batches(self, actions):
         """Yield the actions of a mini-batch in micro-batches, as many as fit into memory at once."""
-        batches = self.budget.batches(actions, length, batches_of=self.batches_of)
-        if not self.in_lock_step():
-            yield from batches
-            return
-        while True:
-            batch = next(batches, None)
-            if ranks.latest(LEFT if batch else DONE) == DONE:
-                return
-            yield batch or filler()
+        batches = self.budget.batches(actions, length, cut=self.cut)
+        return self.together(batches) if self.in_lock_step() else batches
 
-    def in_lock_step(self):
-        """Do ranks compute layer by layer together, because the weights are sharded?"""
-        return bool(sharding.parts(self.model))
+    def retry(self, work, *arguments):
+        """work(self, *arguments); if memory is short, again from its beginning, in smaller micro-batches."""
+        agree = ranks.largest if self.in_lock_step() else int  # int leaves a number as it is
+        return self.budget.retry(work, self, *arguments, agree=agree,
+                                 recover=lambda: sharding.recover(self.model, self.reference))
+
+    # --------------------------------------------- several GPUs: each process ("rank") has a part of the work
+    @contextmanager
+    def around_update(self):
+        """Sharded weights are gathered a layer at a time in the update (sharding.py). MemoryError if there is
+        no room for the optimizer's state, which its first step makes."""
+        with sharding.released(self.model, self.reference), memory_errors("the optimiser's state"):
+            yield
+
+    def share(self, actions):
+        """This rank's part of a mini-batch (with one rank, all): whole rollouts, neighbours, because they
+        share prompts."""
+        rollouts = list(dict.fromkeys(action.rollout for action in actions))
+        n = len(rollouts)
+        own = {*rollouts[n * ranks.RANK // ranks.WORLD : n * (ranks.RANK + 1) // ranks.WORLD]}
+        return [action for action in actions if action.rollout in own]
 
     def sum_gradients(self):
         """Sum the gradients of a mini-batch over the ranks."""
         sharding.add_up_gradients([p for p in self.model.parameters() if p.requires_grad])
+
+    def in_lock_step(self):
+        """Do the ranks gather sharded weights from each other, a layer at a time, for each micro-batch?"""
+        return bool(sharding.parts(self.model))
+
+    def together(self, batches):
+        """Yield this rank's micro-batches, and then, until all ranks are done, one that teaches nothing: an
+        action of weight 0."""
+        while ranks.any_left((batch := next(batches, None)) is not None):
+            yield batch or [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[], A=0.0, weight=0.0,
+                                            logp_old=None)]

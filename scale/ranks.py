@@ -17,7 +17,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from models.batches import DONE, SHORT, Elsewhere
+from models.batches import SHORT, Elsewhere
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
 
@@ -71,18 +71,18 @@ def any_rank(flag):
     return bool(largest(bool(flag)))
 
 
-def latest(state):
-    """The largest of the ranks' states: DONE, LEFT. Elsewhere if one is SHORT: a rank that runs out of memory
-    gives this in place of its own next state, wherever the others are (models/batches.py: retry)."""
-    state = largest(state)
+def any_left(left):
+    """Has any rank a micro-batch left? Elsewhere if one has run out of memory: it gives SHORT in place of its
+    own next answer, wherever the others are (models/batches.py: retry)."""
+    state = largest(left)
     if state == SHORT:
         raise Elsewhere("another process ran out of memory")
-    return state
+    return bool(state)
 
 
 def check():
     """Elsewhere if a rank has run out of memory since the last collective."""
-    latest(DONE)
+    any_left(False)
 
 
 def wait():

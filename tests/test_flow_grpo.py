@@ -29,9 +29,10 @@ from cli.flags import FOR_PAPER, train_parser
 from fast import head, logps, trees
 from flow_grpo import Action, token_logps
 from models import batches
+from models.state import ready_to_update
 from scale import fit, ranks
 from scale.passes import TOKENS as TOKEN_BUDGET
-from scale.passes import Passes, ready_to_update
+from scale.passes import Passes
 from scale.report import Report
 
 SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
@@ -635,11 +636,11 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
     assert isinstance(why.value.__cause__, torch.OutOfMemoryError) and unchanged(model)
 
 
-def in_memory(work, items, length, tokens, extra=0, batches_of=None, **settings):
+def in_memory(work, items, length, tokens, extra=0, cut=None, **settings):
     """work(batch) for all batches of the items -> (results, last budget, halvings)."""
     budget = batches.TokenBudget(tokens)
     results = budget.retry(
-        lambda: [work(batch) for batch in budget.batches(items, length, extra, batches_of)], **settings)
+        lambda: [work(batch) for batch in budget.batches(items, length, extra, cut)], **settings)
     return results, budget.tokens, budget.halved
 
 
@@ -675,7 +676,7 @@ def test_only_an_error_of_memory_is_taken_for_one(text, memory):
     model = tiny()
     passes = Passes(model, None, **plain(model))
     with pytest.raises(MemoryError if memory else RuntimeError, match=sentence if memory else text):
-        with passes.released():
+        with passes.around_update():
             flow_grpo.update(passes, Failing(), actions, range(7), temperature=T)
     with pytest.warns(UserWarning) if memory else pytest.raises(RuntimeError, match=text):
         in_memory(work, actions, size, 10_000)

@@ -45,7 +45,7 @@ def rows_of(model):
 def score(model, budget=10_000):
     """The log-probs of the actions of family(), in their order, computed in micro-batches."""
     actions, found, scoring = family()[0], {}, fast(model)
-    for batch, _ in scoring["micro_batches"](actions, budget):
+    for batch, _ in scoring["cut"](actions, budget):
         parts = scoring["token_logps"](model, batch, T).split([len(a.ids) for a in batch])
         found |= dict(zip(map(id, batch), parts))
     return torch.cat([found[id(a)] for a in actions])
@@ -146,9 +146,9 @@ def test_a_row_that_does_not_fit_is_cut_down_to_single_sequences():
             raise torch.OutOfMemoryError("a test says so")
         return batch[0].rollout
     copies = [Action([1, 2, 3], [4, 5], n) for n in range(5)]
-    batches_of = partial(trees.micro_batches, tiny())
+    cut = partial(trees.micro_batches, tiny())
     with pytest.warns(UserWarning, match="Out of memory"):
-        rollouts, _, _ = in_memory(work, copies, lambda a: 5, 100, batches_of=batches_of)
+        rollouts, _, _ = in_memory(work, copies, lambda a: 5, 100, cut=cut)
     assert sorted(rollouts) == list(range(5)) and tried[0] == 5
 
 

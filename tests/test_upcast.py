@@ -10,7 +10,7 @@ from fast.logps import token_logps
 from flow_grpo import Action, log_probs
 from fast import upcast
 from models.loading import load_engine
-from scale.passes import ready_to_update
+from models.state import ready_to_update
 
 HALF, FULL = (torch.finfo(dtype).eps for dtype in (torch.bfloat16, torch.float32))
 
