@@ -90,7 +90,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             break
         planned = []  # those whose plan could be parsed
         for rollout, completion in modules.run("planner", turn, running):
-            rollout.actions.append(completion)
+            rollout.plans.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
             if isinstance(rollout.plan, Plan):
                 planned.append(rollout)
@@ -159,8 +159,8 @@ class Rollout:
     memory: Memory
 
     # What the planner wrote, with the ids of s^t and a^t: Flow-GRPO trains on it, and train.py makes a
-    # flow_grpo.Action of each. actions[k] led to memory.steps[k], unless the rollout has failed.
-    actions: list[Completion] = field(default_factory=list)
+    # flow_grpo.Action of each. plans[k] led to memory.steps[k], unless the rollout has failed.
+    plans: list[Completion] = field(default_factory=list)
 
     # of the present turn
     plan: Plan | Unparsed | None = None

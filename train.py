@@ -152,7 +152,7 @@ def actions_of(rollouts, A):
     broadcast of Flow-GRPO: each turn of rollout i gets A_i. For an advantage of each turn, see gigpo.diff in
     experiments/forks/."""
     return [Action(completion.prompt_ids, completion.ids, i, A[i].item(), completion.logps)
-            for i, rollout in enumerate(rollouts) for completion in rollout.actions]
+            for i, rollout in enumerate(rollouts) for completion in rollout.plans]
 
 
 def can_learn(A, beta, moved):

@@ -111,7 +111,7 @@ def problems(rollouts):
     """What no rollout may do, whatever its modules write."""
     for rollout in rollouts:
         steps = rollout.memory.steps
-        if len(steps) > TURNS or len(rollout.actions) > TURNS:
+        if len(steps) > TURNS or len(rollout.plans) > TURNS:
             yield "a rollout took more turns than it may"
         if len(rollout.memory.render()) > memory.BUDGET:
             yield "a memory is longer than its budget"

@@ -81,7 +81,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             if completion.error:
                 rollout.failed = f"policy: {completion.error}"
                 continue
-            rollout.actions.append(completion)
+            rollout.plans.append(completion)
             if "<answer>" in completion.text or turn > max_turns:
                 rollout.answer, rollout.stopped = generator.parse(completion.text), True
             else:

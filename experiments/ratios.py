@@ -29,13 +29,13 @@ def log_ratios(policy, rollouts, groups, A, temperature, passes):
 
     policy: the planner's engine. groups, A: of each rollout, of all ranks. passes: scale.passes.Passes."""
     sample = first_group(rollouts, groups, A)
-    turns = [turn for rollout in sample for turn in rollout.actions if turn.ids]
+    turns = [turn for rollout in sample for turn in rollout.plans if turn.ids]
     before = scored(turns, temperature, passes)
     yield
     after = scored(turns, temperature, passes)
     for rollout in sample:
         plans = [output for output in rollout.outputs if output["module"] == "planner"]
-        for turn, output in zip(rollout.actions, plans):
+        for turn, output in zip(rollout.plans, plans):
             if turn.ids:
                 ratios = (after[id(turn)] - before[id(turn)]).tolist()
                 rounded = [float(f"{ratio:.3g}") for ratio in ratios]

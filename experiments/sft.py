@@ -92,7 +92,7 @@ def imitate(engine, rollouts, steps, seed):
     size = QUESTIONS * GROUP // MINIBATCHES
     for step in range(1, steps * MINIBATCHES + 1):
         batch = rng.sample(rollouts, min(size, len(rollouts)))
-        turns = [(i, turn) for i, rollout in enumerate(batch) for turn in rollout.actions]
+        turns = [(i, turn) for i, rollout in enumerate(batch) for turn in rollout.plans]
         actions = [Action(turn.prompt_ids, turn.ids, i, A=1.0) for i, turn in turns]
         report = update(passes, optimizer, actions, range(len(batch)), temperature=1.0)
         if step % 8 == 0:

@@ -130,8 +130,8 @@ def probabilities(engine, planned, tools, temperature=0.7):
     encode = partial(engine.tokenizer.encode, add_special_tokens=False)
     means = dict.fromkeys(sorted(tools), 0.0)
     for rollout in planned:
-        before = engine.chat.decode(rollout.actions[0].ids).rpartition("Tool:")[0] + "Tool:"
-        prompt_ids = rollout.actions[0].prompt_ids + encode(before)
+        before = engine.chat.decode(rollout.plans[0].ids).rpartition("Tool:")[0] + "Tool:"
+        prompt_ids = rollout.plans[0].prompt_ids + encode(before)
         logps = [token_logps(engine.model, [Action(prompt_ids, encode(f" {tool}"), 0)], temperature).sum()
                  for tool in means]
         for tool, share in zip(means, torch.stack(logps).softmax(0).tolist()):

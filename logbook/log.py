@@ -51,7 +51,7 @@ def step_row(step, rollouts, usable, groups, flat, report, tools):
     """The row of log.csv. usable: the rollouts with an outcome; groups, flat: how many there were, and how
     many of them were flat; report: what update() returned, or NO_UPDATE."""
     metrics = summary(rollouts)
-    plans = [len(action.ids) for rollout in usable for action in rollout.actions]
+    plans = [len(action.ids) for rollout in usable for action in rollout.plans]
     row = {
         "step": step,
         "reward": sum(rollout.reward for rollout in usable) / max(1, len(usable)),

@@ -107,7 +107,7 @@ def record_of(rollout):
     data = {"id": q.id, "kind": q.kind, "question": q.question, "gold": q.answer, "answer": rollout.answer}
     data |= {"right": rollout.right, "reward": rollout.reward}
     data |= {"failed": rollout.failed, "undecided": rollout.undecided}
-    data |= {"turns": len(rollout.actions), "seconds": round(rollout.seconds, 3)}
+    data |= {"turns": len(rollout.plans), "seconds": round(rollout.seconds, 3)}
     return data | {"memory": dataclasses.asdict(rollout.memory), "words": rollout.outputs}
 
 

@@ -19,8 +19,8 @@ from rewards.judge import verdicts_on
 
 def reward(rollout):
     """R of a rollout: here 1 or 0. A reward of yours may use every field of solve.Rollout but `reward`:
-    `right`, `answer`, `question` (with its gold answer), `memory`, and `actions`, the planner's Completion of
-    each turn, so len(rollout.actions) turns were used. To subtract a cost for errors, turns or tokens, see
+    `right`, `answer`, `question` (with its gold answer), `memory`, and `plans`, the planner's Completion of
+    each turn, so len(rollout.plans) turns were used. To subtract a cost for errors, turns or tokens, see
     docs/use.md, "Grading".
     """
     return float(rollout.right)
@@ -56,4 +56,4 @@ def ask(judge, rollouts):
         else:
             rollout.undecided = verdict is None
         rollout.seconds += seconds / len(rollouts)
-        rollout.add_output(len(rollout.actions), "judge", completion.text, completion.tokens, seconds)
+        rollout.add_output(len(rollout.plans), "judge", completion.text, completion.tokens, seconds)

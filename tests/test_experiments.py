@@ -193,11 +193,11 @@ def test_a_monolith_that_writes_what_the_teacher_wrote_is_right_and_every_text_i
     rollouts = monolith.roll_out(for_flow(made), writer, {"default": teacher}, tools, MAX_TURNS)
     grade(rollouts)
     assert [one.reward for one in rollouts] == [1.0] * 60
-    assert [len(one.actions) for one in rollouts] == [len(one.memory.steps) + 1 for one in flow]
+    assert [len(one.plans) for one in rollouts] == [len(one.memory.steps) + 1 for one in flow]
     results = [[(step.tool, step.command, step.result) for one in batch for step in one.memory.steps]
                for batch in (rollouts, flow)]
     assert results[0] == results[1]
-    assert len(writer.examples) == sum(len(one.actions) for one in rollouts)
+    assert len(writer.examples) == sum(len(one.plans) for one in rollouts)
 
 
 def test_a_monolith_learns_random_plans_with_their_calls_and_answers_from_what_it_found(monkeypatch):
@@ -222,7 +222,7 @@ def test_a_monolith_that_never_answers_ends_after_its_turns_and_reads_its_parse_
         return [Completion("Let me think.", [1], [2]) for _ in batch]
 
     (one,) = monolith.roll_out(for_flow(made[:1]), policy, {"default": policy}, tools, max_turns=2)
-    assert len(one.actions) == 3 and one.answer == "Let me think."
+    assert len(one.plans) == 3 and one.answer == "Let me think."
     assert [step.error for step in one.memory.steps] == [True, True]
     assert "Result: Error: no line 'Command: ...'" in prompts[1]
 
@@ -232,8 +232,8 @@ def test_the_perfect_planners_ids_are_those_of_its_text(world):
     engine = load_engine(str(HOPS))
     (one,) = solve.evaluate(for_flow(made[:1]), sft.Perfect(teacher, engine), teacher, tools, max_turns=5)[1]
     text = next(word["text"] for word in one.outputs if word["module"] == "planner")
-    assert one.right and engine.chat.decode(one.actions[0].ids) == text
-    assert one.actions[0].ids[-1] == engine.tokenizer.eos_token_id
+    assert one.right and engine.chat.decode(one.plans[0].ids) == text
+    assert one.plans[0].ids[-1] == engine.tokenizer.eos_token_id
 
 
 def test_the_foreign_teacher_says_nothing_in_the_words_of_the_toy_and_answers_every_question(world):
@@ -286,7 +286,7 @@ def test_each_step_imitates_as_many_rollouts_as_a_mini_batch_of_flow_grpo_has(mo
         steps.append((len(actions), len(rollouts))) or {"entropy": 1.0, "grad_norm": 1.0}))
     monkeypatch.setattr(sft.logps, "scoring", lambda *models: {"token_logps": None})
     turn = SimpleNamespace(prompt_ids=[0], ids=[1])
-    found = [SimpleNamespace(actions=[turn, turn]) for _ in range(100)]
+    found = [SimpleNamespace(plans=[turn, turn]) for _ in range(100)]
     sft.imitate(SimpleNamespace(model=torch.nn.Linear(1, 1)), found, steps=2, seed=0)
     assert steps == [(64, 32)] * 2 * 4
 

@@ -84,7 +84,7 @@ def policy(tmp_path_factory):
 def acted(*turns):
     """A rollout whose planner sampled these (prompt_ids, ids)."""
     rollout = solve.Rollout(Question("q", "a"), Memory("q"))
-    rollout.actions = [Completion("", list(prompt), list(ids)) for prompt, ids in turns]
+    rollout.plans = [Completion("", list(prompt), list(ids)) for prompt, ids in turns]
     for turn in range(len(turns)):
         rollout.add_output(turn + 1, "planner", "", 0, 0)
     return rollout
@@ -96,7 +96,7 @@ def test_the_log_ratios_are_the_difference_of_the_log_probs_and_only_of_one_grou
                 acted(([5, 6], []), ([4], [3])), acted(([5], [6])), acted(([5], [7]))]
     A = torch.tensor([0.0, 0, 1, -1, 1, -1])  # the first group is flat, the second is the sample
     apart = lambda: [token_logps(policy.model, [turn], 0.7).detach() for rollout in rollouts[2:4]
-                     for turn in rollout.actions if turn.ids]
+                     for turn in rollout.plans if turn.ids]
     token_logps = logps.scoring(log_probs, policy.model)["token_logps"]
     before = apart()
 

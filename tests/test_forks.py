@@ -244,16 +244,16 @@ def check_dapo():
 def check_last_turn():
     from train import actions_of
     turn = lambda number: SimpleNamespace(prompt_ids=[1] * number, ids=[number], logps=[])
-    usable = [SimpleNamespace(actions=[turn(1), turn(2), turn(3)]), SimpleNamespace(actions=[turn(4)])]
+    usable = [SimpleNamespace(plans=[turn(1), turn(2), turn(3)]), SimpleNamespace(plans=[turn(4)])]
     actions = actions_of(usable, torch.ones(2))
     assert [(action.rollout, action.ids) for action in actions] == [(0, [3]), (1, [4])]
 
 
 def check_turn_cost():
     from rewards.grade import reward
-    rewards = [reward(SimpleNamespace(actions=[0] * turns, right=True)) for turns in (2, 9, 40)]
+    rewards = [reward(SimpleNamespace(plans=[0] * turns, right=True)) for turns in (2, 9, 40)]
     assert rewards == pytest.approx([0.8, 0.1, 0.1])  # a right answer earns something, after many turns, too
-    assert reward(SimpleNamespace(actions=[0] * 2, right=False)) == -0.2
+    assert reward(SimpleNamespace(plans=[0] * 2, right=False)) == -0.2
 
 
 def check_asymmetric():
@@ -310,7 +310,7 @@ def check_verifier():
     firsts = [module.PROMPT.split("\n")[0] for module in (solve.planner, solve.verifier)]
     assert policy_asked == [(first, 0.7) for first in firsts] and rollout.stopped
     actions = train.actions_of([rollout], torch.ones(1))
-    assert len(actions) == 2 and len(rollout.actions) == len(rollout.memory.steps) == 1
+    assert len(actions) == 2 and len(rollout.plans) == len(rollout.memory.steps) == 1
 
 
 def test_use_md_shows_all_that_a_new_module_changes_in_the_code():

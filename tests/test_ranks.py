@@ -48,8 +48,8 @@ def roll_out(questions, policy, fixed, tools, bar=None, **settings):
         rollout = solve.Rollout(question, memory.Memory(question.question))
         for _ in range(dice.randrange(1, 3)):
             ids = [dice.randrange(3, 250) for _ in range(dice.randrange(2, 9))]
-            rollout.actions.append(Completion("", policy.chat.encode(question.question), ids))
-        rollout.answer = "even" if sum(rollout.actions[0].ids) % 2 == 0 else "odd"
+            rollout.plans.append(Completion("", policy.chat.encode(question.question), ids))
+        rollout.answer = "even" if sum(rollout.plans[0].ids) % 2 == 0 else "odd"
         rollouts.append(rollout)
     if os.environ.get("DIES") == str(ranks.RANK) and Path("lost/step-2").exists():
         os.kill(os.getpid(), signal.SIGKILL)  # in the third step, or in the evaluation before it

@@ -259,7 +259,7 @@ def test_helpers_without_token_ids_take_no_reward_away(server):
         handler.send(faults.answer(texts[module_of(body["messages"][0]["content"])]))
     server.reply = reply
     _, (rollout,) = solve.evaluate([Question("q?", "42")], Cast(), load_engine(server.url), TOOLS)
-    assert rollout.reward == 1 and not rollout.failed and not rollout.undecided and rollout.actions[0].ids
+    assert rollout.reward == 1 and not rollout.failed and not rollout.undecided and rollout.plans[0].ids
 
 
 def test_each_module_may_have_an_engine_of_its_own():

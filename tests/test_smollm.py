@@ -176,7 +176,7 @@ def test_a_model_that_has_learnt_one_plan_is_blind_and_knows_its_text(tiny, foun
     loss = math.inf
     for _ in range(100):
         loss = loss if loss < 0.1 else warm.learn(engine, optimizer, actions)
-    rollout = SimpleNamespace(actions=[Completion("", actions[0].prompt_ids, actions[0].ids)])
+    rollout = SimpleNamespace(plans=[Completion("", actions[0].prompt_ids, actions[0].ids)])
     shares = warm.probabilities(engine, [rollout], TOY_TOOLS)
     assert loss < 0.2 and all(abs(share - 1 / 3) < warm.BLIND for share in shares.values())
 

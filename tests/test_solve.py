@@ -158,7 +158,7 @@ def test_a_stop_ends_the_rollout_and_the_others_go_on_in_a_smaller_batch():
     fixed = Cast(verifier=lambda prompt: STOP if enough(prompt) else GO_ON)
     rollouts = solve.roll_out(questions("a?", "b?", "c?"), policy, fixed, TOOLS, max_turns=5)
     assert [size for size, _ in policy.calls] == [3, 2, 1]
-    assert [len(rollout.actions) for rollout in rollouts] == [1, 3, 2]
+    assert [len(rollout.plans) for rollout in rollouts] == [1, 3, 2]
     assert all(rollout.stopped for rollout in rollouts)
     verdicts = [[step.verdict for step in rollout.memory.steps] for rollout in rollouts]
     assert verdicts == [["STOP"], ["CONTINUE"] * 2 + ["STOP"], ["CONTINUE", "STOP"]]
@@ -169,15 +169,15 @@ def test_a_stop_ends_the_rollout_and_the_others_go_on_in_a_smaller_batch():
 def test_the_turns_are_bounded_and_a_rollout_that_has_spent_them_answers_all_the_same(max_turns):
     policy = Cast()
     rollout = rollout_of(policy, Cast(verifier=GO_ON), max_turns=max_turns)
-    assert len(policy.prompts) == len(rollout.actions) == len(rollout.memory.steps) == max_turns
+    assert len(policy.prompts) == len(rollout.plans) == len(rollout.memory.steps) == max_turns
     assert rollout.answer == "42" and not rollout.stopped and not rollout.failed
 
 
 def test_the_planners_completions_are_kept_as_they_were_sampled():
     policy = Script(PLAN, "no plan", PLAN)
     rollout = rollout_of(policy, Cast(verifier=GO_ON))
-    assert len(rollout.actions) == 3 and all(map(lambda a, b: a is b, rollout.actions, policy.given))
-    second = rollout.actions[1]
+    assert len(rollout.plans) == 3 and all(map(lambda a, b: a is b, rollout.plans, policy.given))
+    second = rollout.plans[1]
     assert second.ids == [*b"no plan", 0] and second.prompt_ids == [*policy.prompts[1].encode()]
 
 
@@ -330,7 +330,7 @@ def test_a_plan_that_cannot_be_parsed_costs_a_turn_and_the_planner_reads_why():
     assert "Error: no tool called 'googel'. Use one of: base_generator, double." in policy.prompts[2]
     assert [(step.turn, step.error) for step in rollout.memory.steps] == [(1, True), (2, True), (3, False)]
     metrics = summary([rollout])
-    assert metrics["errors"] == 2 / 3 and len(rollout.actions) == 3
+    assert metrics["errors"] == 2 / 3 and len(rollout.plans) == 3
     assert {name: n for name, (n, _, _) in metrics["calls"].items()} == {"double": 1, "unreadable": 2}
 
 
@@ -417,7 +417,7 @@ def test_a_prompt_that_is_too_long_is_made_again_with_less_memory(tries, budget)
     policy = Cast(planner=plan)
     texts = questions("long?", "short")
     long, short = solve.roll_out(texts, policy, Cast(verifier=GO_ON), TOOLS, max_turns=2)
-    assert not long.failed and not short.failed and len(long.actions) == len(short.actions) == 2
+    assert not long.failed and not short.failed and len(long.plans) == len(short.plans) == 2
     assert [size for size, _ in policy.calls] == [2, 2] + [1] * (tries - 1)  # only the long one
     sizes = [len(p) for p in policy.prompts[2:] if "long?" in p]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == tries and sizes[-1] <= room < sizes[-2]
@@ -445,7 +445,7 @@ def test_a_rollout_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on
     stages = ["analysis", "planner", "executor", "double", "verifier", "generator"]
     assert [output["module"] for output in bad.outputs] == stages[: stages.index(module) + 1]
     assert bad.failed == f"{module}: {TOO_LONG}" and trace(bad).endswith(f"\nFailed: {bad.failed}")
-    assert (len(bad.actions), len(bad.memory.steps), bad.answer, bad.right) == (actions, steps, "", False)
+    assert (len(bad.plans), len(bad.memory.steps), bad.answer, bad.right) == (actions, steps, "", False)
     for rollout in (good, last):
         assert (rollout.failed, rollout.answer, rollout.right) == ("", "42", True)
     assert metrics["failed"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)
@@ -455,7 +455,7 @@ def test_a_rollout_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on
 
 def test_a_rollout_that_fails_in_a_later_turn_does_not_act_on_its_old_plan():
     rollout = rollout_of(Script(PLAN, *[NO_ROOM] * len(BUDGETS)), Script("a", CALL, GO_ON))
-    assert rollout.failed == f"planner: {TOO_LONG}" and len(rollout.memory.steps) == len(rollout.actions) == 1
+    assert rollout.failed == f"planner: {TOO_LONG}" and len(rollout.memory.steps) == len(rollout.plans) == 1
 
 
 def test_an_engine_that_fails_otherwise_is_not_called_again():

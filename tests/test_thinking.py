@@ -101,7 +101,7 @@ def test_a_rollout_of_thinking_models_ends_as_one_of_models_that_do_not():
     rollout, plain = rollout_of(Cast(planner=think(PLAN)), fixed), rollout_of(Cast(), Cast())
     assert rollout.answer == plain.answer == "42" and rollout.memory.render() == plain.memory.render()
     assert rollout.memory.analysis == "a"
-    assert rollout.actions[0].text == think(PLAN)  # trained as it was sampled
+    assert rollout.plans[0].text == think(PLAN)  # trained as it was sampled
 
 
 @pytest.mark.parametrize("text, result", [

@@ -60,7 +60,7 @@ QUICK = dict(steps=1, valid="none", test="none")  # for a test that looks at one
 def even_is_right(*args, **settings):
     rollouts = ROLLOUT(*args, **settings)
     for rollout in rollouts:
-        rollout.answer = "even" if sum(sum(action.ids) for action in rollout.actions) % 2 == 0 else "odd"
+        rollout.answer = "even" if sum(sum(action.ids) for action in rollout.plans) % 2 == 0 else "odd"
     return rollouts
 
 
@@ -509,7 +509,7 @@ def test_what_is_learnt_from_is_the_very_ids_that_were_sampled_stop_token_includ
     update, batches = spy(monkeypatch, "update"), rollouts_with(monkeypatch)
     run(tmp_path / "run", **QUICK | {"max_turns": 2})
     _, _, actions, groups = update.call_args.args
-    completions = [(i, action) for i, rollout in enumerate(batches[0]) for action in rollout.actions]
+    completions = [(i, action) for i, rollout in enumerate(batches[0]) for action in rollout.plans]
     assert len(completions) == len(actions) == 16 and groups == [0] * 4 + [1] * 4
     for a, (i, completion) in zip(actions, completions):
         assert a.ids is completion.ids and a.prompt_ids is completion.prompt_ids and a.rollout == i

@@ -12,7 +12,7 @@ from logbook import log
 ROOT = Path(__file__).parent.parent
 PRINTERS = "planner.py train.py logbook/advice.py models/batches.py scale/fit.py logbook/run.py".split()
 ROLLOUT = SimpleNamespace(  # without a turn: all that a row of log.csv needs
-    memory=SimpleNamespace(steps=[]), outputs=[], actions=[], right=True, reward=1.0, failed="",
+    memory=SimpleNamespace(steps=[]), outputs=[], plans=[], right=True, reward=1.0, failed="",
     undecided=False)
 TOOLS = ["base_generator", "python_coder", "wikipedia_search"]
 ROW = log.step_row(1, [ROLLOUT], [ROLLOUT], 16, 0, log.NO_UPDATE, TOOLS)
