@@ -12,10 +12,10 @@ Before the first turn, a model that is not trained analyses the question (ANALYS
 and generator read this analysis.
 """
 
-import re
 from dataclasses import dataclass
 
-# labelled: the (label, value) pairs of a text, bold or not; plain_name: a tool's name without bold or remarks
+# labelled: the (label, value) pairs of a text, bold or not; plain_name: "the **python_coder** tool (it
+# computes)" -> "python_coder"
 from models.dressing import labelled, plain_name
 from models.tokens import after_thinking  # what follows a thinking model's thoughts
 from world.text import indented, show_analysis  # so that no line of a text looks like one of our labels
@@ -65,7 +65,9 @@ Analysis:
 """
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, so that no huge sub-goal enters the memory
-LABELS = "justification|context|sub[-_ ]?goal|tool(?:[-_ ]name)?"
+LABELS = {  # {label: how models spell it}
+    "Justification": "justification", "Context": "context", "Sub-goal": "sub[-_ ]?goal",
+    "Tool": "tool(?:[-_ ]name)?"}
 
 
 @dataclass
@@ -124,16 +126,14 @@ def parse(text, tools):
         return Unparsed(f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked "
                         "for.")
     fields = {}
-    for label, value in labelled(text, LABELS):  # (label, the text up to the next label)
-        # "Sub-goal", "sub goal" -> "subgoal"; "Tool name", "tool" -> "tool"
-        name = re.sub(r"[-_ ]", "", label.lower()).removesuffix("name")
-        value = plain_name(value, tools) if name == "tool" else value
-        if name in fields and fields[name] != value:  # the same line twice is fine
+    for label, value in labelled(text, LABELS):  # value: the text up to the next label
+        if label == "Tool":
+            value = plain_name(value, tools)
+        if fields.setdefault(label, value) != value:  # the same line twice is fine
             return Unparsed(f"two different lines '{label}: ...'. Plan one step only.")
-        fields[name] = value
-    for name, label in (("subgoal", "Sub-goal"), ("tool", "Tool")):
-        if not fields.get(name):
+    for label in ("Sub-goal", "Tool"):
+        if not fields.get(label):
             return Unparsed(f"no line '{label}: ...'. Answer in the four lines asked for.")
-    if fields["tool"] not in tools:
-        return Unparsed(f"no tool called {fields['tool'][:60]!r}. Use one of: {', '.join(tools)}.")
-    return Plan(fields.get("context", ""), fields["subgoal"], fields["tool"])
+    if fields["Tool"] not in tools:
+        return Unparsed(f"no tool called {fields['Tool'][:60]!r}. Use one of: {', '.join(tools)}.")
+    return Plan(fields.get("Context", ""), fields["Sub-goal"], fields["Tool"])

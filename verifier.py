@@ -54,7 +54,7 @@ def parse(text):
     "We should not stop."                        -> False
     """
     text = after_thinking(text) or ""
-    conclusions = [without_remark(value) for _, value in labelled(text, "conclusion")]
+    conclusions = [without_remark(value) for _, value in labelled(text, {"Conclusion": "conclusion"})]
     if not conclusions:
         conclusions = [text.strip(MARKS)]
     return all(conclusion.upper() == "STOP" for conclusion in conclusions)

@@ -25,15 +25,19 @@ SECOND_CALL = r"""^[^\w\n]*\w+\(|\{{\s*["']|\b{name}\s*\("""  # the start of ano
 
 
 def labelled(text, labels):
-    """[(label as the model wrote it, the text up to the next label)], in the order of the text.
+    """[(label, the text up to the next label)], in the order of the text. labels: {label: its spellings}.
 
-    "1. **Tool:** x\\n2. Sub-Goal: y" -> [("Tool", "x"), ("Sub-Goal", "y")]    for the labels "tool|sub-goal"
+    "1. **Tool:** x\\n2. sub goal: y" -> [("Tool", "x"), ("Sub-goal", "y")]
+                                       for the labels {"Tool": "tool", "Sub-goal": "sub[- ]goal"}
 
     A code fence at the end of a value is dropped.
     """
-    parts = re.split(START + rf"({labels})[*_` \t]*:[*_`]*", text, flags=re.IGNORECASE | re.MULTILINE)
+    any_label = "|".join(f"(?:{spellings})" for spellings in labels.values())
+    parts = re.split(START + rf"({any_label})[*_` \t]*:[*_`]*", text, flags=re.IGNORECASE | re.MULTILINE)
+    found = [next(label for label in labels if re.fullmatch(labels[label], written, re.IGNORECASE))
+             for written in parts[1::2]]
     values = [value.strip().removesuffix("```").strip() for value in parts[2::2]]
-    return list(zip(parts[1::2], values))
+    return list(zip(found, values))
 
 
 def without_remark(value):
