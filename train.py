@@ -50,18 +50,9 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     cast: who plays what, a named tuple (policy, fixed, tools, judge). reference: the engine of π_ref, or
     None. state: what a checkpoint restores, or None.
 
-    `run` does the bookkeeping (logbook/run.py):
-
-        run.steps()             the numbers of the steps that are left; ends after Ctrl-C
-        run.args                the flags
-        run.step, run.moved     the last finished step; has any step changed the policy yet?
-        run.updating()          around the update: measures its time, and makes room for it in memory
-        run.log_step()          one line on the screen and in log.csv, and the rollouts in rollouts.jsonl;
-                                ends the run after three useless steps (all rollouts or updates failed)
-        run.due()               is it time to validate and save? Every --every steps, and at the end
-        run.log_evaluation()    like log_step(), for an evaluation; returns its accuracy
-        run.unvalidated()       was the run stopped between a step and its validation?
-        run.save()              step-N/, and best/ if the accuracy is the highest so far
+    `run` does the bookkeeping (logbook/run.py). run.steps(): the numbers of the steps that are left, until
+    Ctrl-C. run.step: the last finished step. run.moved: has any step changed the policy yet? run.updating():
+    measures the time of the update, and makes room for it in memory.
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
@@ -87,8 +78,9 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, cast.tools)
+            # a line on the screen and in log.csv, and rollouts.jsonl; ends the run after three useless steps
             run.log_step(row, rollouts, report)
-            if run.due():
+            if run.due():  # every --every steps, and after the last
                 validate_and_save(run, cast, valid)
         if run.step >= args.steps and test:  # not after Ctrl-C
             log_accuracy(run, cast, "test", test)
