@@ -44,11 +44,12 @@ three means of A_i ∇log π.
     objective()                      eq. 5 in plain loops: for reading, and for testing against
     token_logps()                    log π of each token
     loss()                           -J of a micro-batch (as many turns as fit into memory at once)
-    update()                         one batch of rollouts -> one or more optimiser steps
+    plain_update()                   one batch of rollouts -> optimiser steps: for reading, and for testing
+    update()                         the same, and what training needs: memory, GPUs, bad gradients
 
 They work on token ids, a number for each rollout and two language models, and know nothing of agents or text.
 All log-probs are one flat list of action tokens, (K,): there is no padding in the loss, and no mask that
-could be forgotten. Memory that runs out and several GPUs are the business of scale/passes.py.
+could be forgotten.
 
 Which choices are the paper's, the released code's and ours: docs/benchmarks.md, "Where this differs".
 """
@@ -227,7 +228,7 @@ def split_rollouts(groups, minibatches, seed):
     return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
 
-def weighted(actions, rollouts, token_mean):
+def weighted(actions, rollouts, token_mean=False):
     """The actions of a mini-batch of these rollouts, with the weight of each of their tokens: [Action].
 
     An action without any token, should an engine return one, is left out, but counts in T_i and N."""
@@ -247,6 +248,29 @@ def check(actions, num_rollouts, temperature):
         raise ValueError("an action without a prompt: nothing predicts its first token")
     if temperature <= 0:
         raise ValueError("temperature must be > 0: a greedy planner has no distribution to train")
+
+
+def plain_update(model, reference, optimizer, actions, groups, temperature, clip, beta, minibatches,
+                 max_grad_norm, seed):
+    """Train the policy on one batch of rollouts, in `minibatches` optimiser steps. The arguments are those of
+    update(), which does the same; but here everything must fit into the memory of one device.
+
+    π_θold is the model before the first step: so all mini-batches are scored before it.
+    """
+    minis = [weighted(actions, rollouts) for rollouts in split_rollouts(groups, minibatches, seed)]
+    with torch.no_grad():
+        old = [token_logps(model, mini, temperature) for mini in minis]                     # (K,) each
+    for mini, logp_old in zip(minis, old):
+        with torch.no_grad():
+            logp_ref = token_logps(reference, mini, temperature)                            # (K,)
+        logp   = token_logps(model, mini, temperature)                                      # (K,)
+        A      = per_token(mini, [a.A for a in mini]).to(logp.device)                       # (K,)
+        weight = per_token(mini, [a.weight for a in mini]).to(logp.device)                  # (K,)
+        minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
+        model.zero_grad()
+        minus_J.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
 
 
 def score_old(passes, actions, temperature):
@@ -290,16 +314,12 @@ def add_gradient(passes, micro, temperature, clip, beta):
 def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), beta=0.001, minibatches=1,
            max_grad_norm=1.0, token_mean=False, seed=0):
     """Train the policy on one batch of rollouts, in `minibatches` optimiser steps -> the metrics that
-    scale/report.py describes.
+    scale/report.py describes. This is plain_update(), but
 
-        score π_θold of the later mini-batches  # while the model is still π_θold
-        for mini in mini-batches:               # of whole rollouts
-            for micro in micro-batches:         # as much as fits into memory
-                loss(micro).backward()          # adds to .grad
-            clip the gradient; optimizer.step()
-
-    π_θold is the model before the first step. For the first mini-batch that is the current model, so its
-    log-probs, detached, serve as the old ones, and ρ is exactly 1.
+      * a mini-batch is computed in micro-batches, as much as fits into memory; their gradients add up;
+      * in the first mini-batch, the model is still π_θold: its log-probs, detached, serve as the old ones;
+      * what cannot change the gradient is not computed;
+      * a mini-batch with a bad gradient, or with none, takes no step.
 
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
     reference_logps() are token_logps() of the two models; its share() and sum_gradients(), and "all

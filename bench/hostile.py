@@ -13,6 +13,7 @@ process keeps growing.
 import argparse
 import functools
 import json
+import math
 import random
 import resource
 import sys
@@ -121,7 +122,7 @@ def problems(rollouts):
         texts += [text for step in steps for text in (step.sub_goal, step.command)]
         if max(map(len, texts)) > solve.RECORD_LIMIT:
             yield "a rollout holds more text than it may"
-        if not isinstance(rollout.answer, str) or rollout.reward not in (0.0, 1.0):
+        if not isinstance(rollout.answer, str) or not math.isfinite(rollout.reward):
             yield "a rollout ended without an answer or a reward"
         record = json.loads(json.dumps(record_of(rollout)))
         if [memory.Step(**step) for step in record["memory"]["steps"]] != steps:

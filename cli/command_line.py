@@ -90,6 +90,8 @@ def solve_arguments(tool_names):
     args = parse(solve_parser(), "put a question of several words into quotes")
     if args.question and os.path.isfile(args.question):
         raise ValueError(f"{args.question} is a file: to answer its questions, give --data {args.question}")
+    if args.question and re.fullmatch(r"\S+\.jsonl?", args.question):
+        raise ValueError(f"There is no file {args.question} here, and it is no question")
     check_counts(args)
     if args.tools and not args.question and re.search(r"[^\w, ]|\w +\w", args.tools[-1]):
         args.question = args.tools.pop()  # --tools a b "2 + 2?": argparse takes it for a third tool

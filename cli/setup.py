@@ -83,7 +83,7 @@ def plan_memory(args):
         config, *free_memory(device), given, args.token_budget, prompt=max(1, min(4096, context - new)),
         others=sum(fit.shapes(other)["parameters"] for other in others), ranks=ranks.WORLD,
         dtype=loading.pick_dtype(args.dtype, device), max_new_tokens=new,
-        frozen=1 if plays_modules(args) else bool(args.beta) / ranks.WORLD,
+        frozen=1 if plays_modules(args) else needs_reference(args) / ranks.WORLD,
         **{name: getattr(args, name) for name in choices})
     vars(args).update(changes)
     if args.lr is None:
@@ -198,7 +198,7 @@ def load_models(args, checkpoint):
     optimizer = sharding.adamw(policy.model, args.lr, host)
     if checkpoint:
         restore(checkpoint, optimizer)
-    if not args.lora and (args.beta or plays_modules(args)):
+    if not args.lora and (needs_reference(args) or plays_modules(args)):
         reference = loading.load_engine(args.model, *settings)
         reference.model.requires_grad_(False)
         loaded = {args.model: reference}
@@ -206,6 +206,11 @@ def load_models(args, checkpoint):
             sharding.shard(reference.model)
     sharding.gather(*[engine.model for engine in (policy, reference) if engine])
     return policy, reference, optimizer, loaded or {}
+
+
+def needs_reference(args):
+    """Does the objective need log π_ref? If a term of yours does, add its flag here."""
+    return args.beta > 0
 
 
 def plays_modules(args):

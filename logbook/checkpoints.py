@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 
 from logbook import code
 from logbook.folder import lock
+from logbook.log import say
 from models.batches import memory_errors
 from scale import ranks
 from scale.adapters import DAMAGED
@@ -44,7 +45,10 @@ def open_folder(args, step=0):
     folder = Path(args.out)
     beside = folder if args.resume else folder.with_name(f"{folder.name}.writing")
     if ranks.RANK == 0:
-        args.code = code.with_present(getattr(args, "code", []), step)
+        before = getattr(args, "code", [])
+        args.code = code.with_present(before, step)
+        if args.resume and args.code != before:
+            say(f"code    not that of the steps before: {args.out}/args.json has the commits")
         settings = places.all_portable(vars(args), folder) | {"out": folder.name, "resume": None}
         try:
             beside.mkdir(parents=True, exist_ok=True)  # a kill may have left one

@@ -21,7 +21,8 @@ class Stopping:
         first, self.signal = not self.signal, self.signal or number  # before say(), which may send SIGTERM
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if first:
-            say("\nStopping after this step, with a checkpoint. Ctrl-C again leaves at once.")
+            say("\nStopping after this step or evaluation; --resume goes on from there. Ctrl-C again leaves "
+                "at once.")
 
     def requested(self):
         """Must the run end? All ranks must end after the same step."""

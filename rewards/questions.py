@@ -61,7 +61,9 @@ def parse(line):
     try:
         # int("NaN") raises: NaN is an answer that is missing.
         row = json.loads(line, parse_float=Written, parse_constant=int)
-    except (ValueError, RecursionError) as why:  # also for bad bytes and numbers of many digits
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8: save the file in this encoding.") from None
+    except (ValueError, RecursionError) as why:  # also for numbers of many digits
         raise ValueError(f"not JSON ({getattr(why, 'msg', why)}). Each line must be an object, as "
                          '{"question": "...", "answer": "..."}.') from None
     if not isinstance(row, dict):

@@ -70,6 +70,7 @@ MISTAKES = {
     "why? --limits": "'--limits' is no flag (did you mean --limit?): see --help",
     "why? --wherefore": "'--wherefore' is no flag: see --help",
     "toy/test.jsonl": "toy/test.jsonl is a file: to answer its questions, give --data toy/test.jsonl",
+    "toy/tset.jsonl": "There is no file toy/tset.jsonl here, and it is no question",
     "--model=": "--model is empty: give a value, or leave it out",
     "--benchmark bamboogle nope": "invalid choice: 'nope' (choose from "}
 

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import inspect
 import math
+import re
 import statistics
 import sys
 import threading
@@ -276,6 +277,24 @@ def learn(model, actions, A, reference=None, lr=0.1, way=None, token_budget=TOKE
     settings = dict(temperature=T, max_grad_norm=1e9) | settings
     actions, groups = with_advantages(actions, A), range(len(A)) if groups is None else groups
     return flow_grpo.update(passes, optimizer, actions, groups, **settings), optimizer
+
+
+def compare_with_update(plain_update, minibatches):
+    """AssertionError if an update takes other steps than this function does."""
+    settings = dict(temperature=T, clip=(0.05, 0.1), beta=0.2, minibatches=minibatches, max_grad_norm=0.5,
+                    seed=1)
+    (actions, A), model, reference = lesson(), tiny(), tiny(1)
+    optimizer = Recorder(model, lr=1.0)
+    plain_update(model, reference, optimizer, with_advantages(actions, A), range(len(A)), **settings)
+    for way in (plain(model), None):
+        report, other = learn(tiny(), actions, A, reference, lr=1.0, way=way, token_budget=40, **settings)
+        assert report["steps"] == minibatches and same_gradients(optimizer, other)
+        assert minibatches == 1 or report["clip"] > 0 and report["ratio_max"] > 1.1
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_an_update_takes_the_steps_of_the_plain_one(minibatches):
+    compare_with_update(flow_grpo.plain_update, minibatches)
 
 
 # ---- the formula -------------------------------------------------------------------------------------------
@@ -891,6 +910,20 @@ def test_no_mutant_of_the_loops_agrees_with_the_formula(monkeypatch):
             compare_with_loops(flow_grpo)
             survivors.append(change)
     assert not survivors
+
+
+@pytest.mark.exhaustive
+def test_no_line_of_the_plain_update_can_be_left_out(monkeypatch):
+    text = inspect.getsource(flow_grpo.plain_update)
+    lines = re.findall(r"^ +((?:model|minus_J|torch|optimizer)\..*)$", text, re.M)
+    assert len(lines) == 4  # zero_grad, backward, clip_grad_norm_, step
+    for line in lines:
+        module = types.ModuleType("mutant")
+        monkeypatch.setitem(sys.modules, "mutant", module)
+        source = SOURCE.replace(text, text.replace(line, "pass"))
+        exec(compile(source, "mutant", "exec"), module.__dict__)
+        with pytest.raises((AssertionError, ValueError, RuntimeError)):
+            compare_with_update(module.plain_update, 3)
 
 
 @pytest.mark.exhaustive

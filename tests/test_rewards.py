@@ -389,7 +389,7 @@ def test_a_file_that_is_missing_empty_or_not_text_is_named(tmp_path):
     write(tmp_path / "empty.jsonl", "", " ")
     for name, sentence in (
             ("none.jsonl", "no such file"), ("empty.jsonl", "is empty"), ("", "cannot be read"),
-            ("bytes.jsonl", "line 1: not JSON")):
+            ("bytes.jsonl", "line 1: not UTF-8")):
         with pytest.raises(ValueError, match=sentence) as error:
             read_questions(tmp_path / name)
         assert str(tmp_path / name) in str(error.value)

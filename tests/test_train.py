@@ -299,6 +299,15 @@ def test_without_validation_all_questions_are_trained_on_and_the_last_checkpoint
     assert [folder.name for folder in out.glob("*/")] == ["step-2"]
 
 
+def test_a_resumed_run_says_that_its_code_is_another(tmp_path, monkeypatch, capsys):
+    folder, line = run(tmp_path / "run", steps=1, test=None), "\ncode    not that of the steps before: "
+    resume(folder, "--steps", "2")
+    assert line not in capsys.readouterr().out
+    monkeypatch.setattr(checkpoints.code, "present", lambda: "another")
+    resume(folder, "--steps", "3")
+    assert line in capsys.readouterr().out
+
+
 # Interrupted and resumed
 
 @pytest.mark.parametrize("step, signals", [
