@@ -62,8 +62,8 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        # The list gives arguments by position their names, as in python_coder("print(6)"). With `name`,
-        # read_call() can refuse a text with two calls of the tool
+        # list(tool.arguments): names for arguments given by position, as in python_coder("print(6)").
+        # name: so that a text with two calls of the tool is refused
         called, arguments = read_call(text, name, list(tool.arguments))
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")

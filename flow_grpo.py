@@ -165,8 +165,8 @@ def token_weight(action, T, N, num_tokens=None):
     its micro-batches add up to its loss.
 
     1/T_i and 1/|a| are no part of a plain policy gradient, and they depend on what was sampled: each turn of
-    a short rollout weighs more, right or wrong. If right rollouts take more turns than wrong ones, this can
-    even push the better of two turns down.
+    a short rollout weighs more, right or wrong. If the better of two turns leads to success only in longer
+    rollouts than the other, this can even favour the worse one.
 
     num_tokens: the tokens of the mini-batch, if all of them shall weigh the same, as in the released code.
     Then long plans and long rollouts weigh more.
@@ -252,8 +252,9 @@ def check(actions, num_rollouts, temperature):
 
 def plain_update(model, reference, optimizer, actions, groups, temperature, clip, beta, minibatches,
                  max_grad_norm, seed):
-    """Train the policy on one batch of rollouts, in `minibatches` optimiser steps. The arguments are those of
-    update(), which does the same; but here everything must fit into the memory of one device.
+    """Train the policy on one batch of rollouts, in `minibatches` optimiser steps. Everything must fit into
+    the memory of one device, and each mini-batch needs an action; the model and the reference are in eval
+    mode. The other arguments are those of update().
 
     π_θold is the model before the first step: so all mini-batches are scored before it.
     """

@@ -32,8 +32,8 @@ class Step:
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
     error: bool = False  # a tool-calling error: the result starts with "Error:"
-    # STOP or CONTINUE; "" before the verifier reads the step. CONTINUE after a plan that could not be parsed.
-    # The planner never reads STOP, which ends the turns; the generator does.
+    # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed, it is
+    # CONTINUE without a verifier. The planner never reads STOP, which ends the turns; the generator does.
     verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 

@@ -20,7 +20,7 @@ What can go wrong has one of two effects:
                 executor may be to blame for a call, but only the planner can learn to avoid it.)
     a failure   Not clearly the planner's mistake: a module's prompt that is too long even with a shortened
                 memory, or a model server, also the judge's, that gives no completion. The rollout breaks
-                off (`failed` says why). It counts as wrong, but is neither rewarded nor trained on.
+                off (`failed` says why). It counts as wrong, but is not trained on.
 
 The last part of this file, from run_trial() on, is the command line:
 
@@ -264,7 +264,7 @@ def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=None, 
     rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
     if watch:
         watch(rollouts, 0, "grade")  # no turn
-    grade(rollouts, judge)  # sets `right`, `undecided` and `reward` of each
+    grade(rollouts, judge)  # sets `right` and `reward`; `undecided` or `failed` where the judge was no help
     return rollouts
 
 

@@ -20,8 +20,8 @@ same result as one that was never stopped. What else a training run needs: cli/ 
 run), logbook/ (the run's folder, resuming, Ctrl-C), scale/ (GPU memory, several GPUs).
 
 With several GPUs, each process (a "rank") rolls out its share of a step's questions, with random numbers of
-its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. One rank
-does everything.
+its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. With one GPU
+or none there is one rank, and it does all questions.
 """
 from cli import early
 
@@ -121,7 +121,8 @@ def graded_rollouts(args, cast, questions, group_size, seed):
     def rolled_out(share):
         batch = [question for question in share for _ in range(group_size)]
         with Progress(len(batch)) as bar:
-            return solve.roll_out_and_grade(batch, *cast, watch=bar, **settings)
+            policy, fixed, tools, judge = cast
+            return solve.roll_out_and_grade(batch, policy, fixed, tools, judge, watch=bar, **settings)
 
     torch.manual_seed(seed + 7_919 * ranks.RANK)  # RANK: 0 with one GPU or none
     rollouts = ranks.divided(questions, rolled_out, group_size)  # rolled_out(questions), shared by the ranks
@@ -150,7 +151,8 @@ def actions_of(rollouts, A):
 def can_learn(A, beta, moved):
     """Does J have a gradient? If every group is flat, all advantages are 0, and only the KL is left, which
     pulls the planner back. Its gradient is also 0 until a step has moved the policy (`moved`): while π_θ =
-    π_ref, the KL is at its minimum. (flow_grpo.update() leaves out the same actions.)"""
+    π_ref, the KL is at its minimum. (With β = 0, update() leaves out actions with A = 0 for the same reason.)
+    """
     return A.any() or (beta > 0 and moved)
 
 

@@ -8,9 +8,9 @@
 
     budget.retry(work, items)
 
-If memory is short inside work(), all of it is done again, in smaller batches. generate(), the update and the
-log-ratios all run this loop. How the items are split into batches changes no result beyond rounding. (Except
-what is sampled with --plain: there all rows draw from one stream of random numbers.)
+If memory is short inside work(), all of it is done again, in smaller batches. generate(), the update and
+experiments/ratios.py all run this loop. How the items are split into batches changes no result beyond
+rounding. (Except what is sampled with --plain: there all rows draw from one stream of random numbers.)
 """
 import warnings
 from contextlib import contextmanager
@@ -79,22 +79,27 @@ class TokenBudget:
             self.present = len(batch), tokens, row
             yield batch
 
-    def retry(self, work, *arguments, recover=lambda: None, agree=int):
-        """work(*arguments); if memory is short, the same again, with half the tokens in a batch. MemoryError
-        if one item alone does not fit, at the second try: the first may fail because torch's cache is full of
-        small pieces.
+    def retry(self, work, *arguments, recover=lambda: None, agree=lambda number: number):
+        """work(*arguments); if memory is short, the same again, with half the tokens of the batch that
+        failed. If that was a single item, it is tried once more, since torch's cache may be full of small
+        pieces; then MemoryError.
 
         work() begins from nothing each time. What it samples does not depend on failures: the random state
         goes back to what it was before. recover() is called after a failure.
 
         agree(number): with several processes in lock-step, the largest of the numbers that they give
-        (scale/ranks.py). If memory is short in one, all halve their budgets. One that has run out sends
-        SHORT in place of the next number that the others exchange, wherever they are; they raise Elsewhere.
+        (ranks.largest). When one runs out of memory, all make the same three exchanges:
+
+          1. it gives SHORT; the others, at their next any_left() or check() (scale/ranks.py), receive this
+             and raise Elsewhere;
+          2. how often a single item did not fit: the second time, all end;
+          3. the new budget, the smallest of all.
         """
         alone = 0  # how often a single row did not fit
         states = random_states()
         while True:
-            self.present = 1, self.tokens, "the work"  # until the first batch
+            # rows, tokens and name of the batch in work; until there is one, as if it were one row
+            self.present = 1, self.tokens, "the work"
             try:
                 return work(*arguments)
             except Elsewhere:
@@ -111,7 +116,8 @@ class TokenBudget:
             torch.cuda.empty_cache()  # does nothing without a GPU
             if agree(alone) > 1:
                 raise MemoryError(f"{row} does not fit into memory") from why
-            self.tokens, self.halved = -agree(-smaller), self.halved + 1
+            self.tokens = -agree(-smaller)  # the smallest of all
+            self.halved += 1
             warnings.warn(f"Out of memory: from here on batches of at most {self.tokens} tokens.")
             torch.set_rng_state(states[0])
             torch.cuda.set_rng_state_all(states[1])

@@ -19,6 +19,8 @@ from scale import ranks, sharding
 from scale.report import Report
 
 TOKENS = 16_384  # of a micro-batch, unless the caller knows how many fit
+# a micro-batch that teaches nothing: an action of weight 0
+FILLER = [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[], A=0.0, weight=0.0, logp_old=None)]
 
 
 def length(action):
@@ -58,19 +60,19 @@ class Passes:
     def micro_batches(self, actions):
         """Yield the actions of a mini-batch in micro-batches, as many as fit into memory at once."""
         batches = self.budget.batches(actions, length, cut=self.cut)
-        return self.together(batches) if self.in_lock_step() else batches
+        return self.filled_up(batches) if self.in_lock_step() else batches
 
     def retry(self, work, *arguments):
         """work(self, *arguments); if memory is short, again from its beginning, in smaller micro-batches."""
-        agree = ranks.largest if self.in_lock_step() else int  # int leaves a number as it is
-        return self.budget.retry(work, self, *arguments, agree=agree,
+        lock_step = {"agree": ranks.largest} if self.in_lock_step() else {}
+        return self.budget.retry(work, self, *arguments, **lock_step,
                                  recover=lambda: sharding.recover(self.model, self.reference))
 
     # --------------------------------------------- several GPUs: each process ("rank") has a part of the work
     @contextmanager
     def around_update(self):
-        """Sharded weights are gathered a layer at a time in the update (sharding.py). MemoryError if there is
-        no room for the optimizer's state, which its first step makes."""
+        """Sharded weights are gathered a layer at a time in the update (sharding.py). MemoryError if memory
+        is short outside its micro-batches: for the optimiser's state, which its first step makes."""
         with sharding.released(self.model, self.reference), memory_errors("the optimiser's state"):
             yield
 
@@ -87,12 +89,14 @@ class Passes:
         sharding.add_up_gradients([p for p in self.model.parameters() if p.requires_grad])
 
     def in_lock_step(self):
-        """Do the ranks gather sharded weights from each other, a layer at a time, for each micro-batch?"""
+        """Are the weights sharded? Then the ranks gather them from each other, a layer at a time, for each
+        micro-batch, so all must have the same number of micro-batches. (A single process may shard, too.)"""
         return bool(sharding.parts(self.model))
 
-    def together(self, batches):
-        """Yield this rank's micro-batches, and then, until all ranks are done, one that teaches nothing: an
-        action of weight 0."""
-        while ranks.any_left((batch := next(batches, None)) is not None):
-            yield batch or [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[], A=0.0, weight=0.0,
-                                            logp_old=None)]
+    def filled_up(self, batches):
+        """Yield this rank's micro-batches, and then FILLER until all ranks are done."""
+        while True:
+            batch = next(batches, None)
+            if not ranks.any_left(batch is not None):
+                return
+            yield batch or FILLER
