@@ -199,7 +199,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     π_θ), which has the same minimum. And once ρ is not 1, the tokens are those of π_θold: docs/use.md,
     "Another KL".)
 
-    Add a term of your own to `terms`. If it does not depend on A, update() says what else must change.
+    Add a term of your own to `terms`. What else changes if it has a flag, does not depend on A or needs
+    π_ref: docs/use.md, "Another term in the objective".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
@@ -342,8 +343,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     minis = []                      # the actions of each mini-batch
     for rollouts in split_rollouts(groups, minibatches, seed):
         minis.append(passes.share(weighted(actions, rollouts, token_mean)))
-    # Without a KL, actions with A = 0 have no gradient, and need no forward pass. (They still count in N. If
-    # you add a term without A to J, remove this filter, `if a.A != 0` below, and can_learn() in train.py.)
+    # Without a KL, actions with A = 0 have no gradient, and need no forward pass. (They still count in N. A
+    # term of yours without A needs them: docs/use.md.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
     # passes.retry(f, x) calls f(passes, x), and again from the start, with smaller micro-batches, whenever

@@ -1,7 +1,8 @@
 """What an update reports: numbers that tell whether learning is healthy. Most are columns of log.csv.
 
     loss        -J, mean over the mini-batches; it does not measure learning, see flow_grpo.loss()
-    kl          k3, each token weighted as in the objective (loss = -gain + beta * kl); 0 if beta is 0
+    kl          k3, each token weighted as in the objective (loss = -gain + beta * kl); 0 if π_ref was not
+                scored
     clip        share of tokens whose gradient the clip removed: A > 0 and ρ > 1+ε', or A < 0 and ρ < 1-ε
     entropy     mean of -log π over the scored tokens. They were sampled from π_θold, so in the first
                 mini-batch this estimates its entropy

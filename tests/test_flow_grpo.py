@@ -135,7 +135,7 @@ def oracle_advantages(rewards, groups):
             for r, g in zip(rewards, groups)]
 
 
-def oracle(actions, A, logps, clip, beta, token_mean=False):
+def oracle(actions, A, logps, clip, beta, token_mean=False, **more):
     """The loss by the loops of eq. 5 (with gradient), and (ρ, A, -log π, KL, weight) of each token.
     logps(action): its log-probs under the policy, the old policy and the reference."""
     rollouts = {rollout: [] for rollout in sorted({a.rollout for a in actions})}
@@ -152,7 +152,7 @@ def oracle(actions, A, logps, clip, beta, token_mean=False):
         A = [a for a, turns in zip(A, rollouts) for turn in turns for _ in turn]
         rollouts = [[[token]] for turns in rollouts for turn in turns for token in turn]
         seen = [[*row[:-1], 1 / len(seen)] for row in seen]
-    return -flow_grpo.objective(rollouts, A, clip, beta), seen
+    return -flow_grpo.objective(rollouts, A, clip, beta, **more), seen
 
 
 def size(action):
@@ -184,17 +184,18 @@ def plain(model, reference=None):
     return {"token_logps": flow_grpo.token_logps}
 
 
+TERMS = {}  # {name: weight} of terms of your own: arguments of update() and of objective()
 WAYS = pytest.mark.parametrize("way", [plain, fast])
 
 
 def compare_with_the_oracle(
-        module, token_mean=False, budget=40, rows=None, batch=None, change=None, seed=1, way=fast):
+        module, token_mean=False, budget=40, rows=None, batch=None, change=None, seed=1, way=fast, beta=0.2):
     """Two optimiser steps of `module` on the same rollouts as the oracle; AssertionError at the first
     difference. rows: how many sequences fit into memory, see small_memory(); batch: other rollouts();
     change(model): is applied to the policy and the reference."""
     actions, rewards, groups = batch or rollouts()
-    clip, beta = (0.05, 0.2), 0.2
-    low, high = clip
+    terms = dict(clip=(0.05, 0.2), beta=beta) | TERMS
+    low, high = terms["clip"]
     start, reference = tiny(0), tiny(1)
     model = copy.deepcopy(start)
     for changed in (model, reference) if change else ():
@@ -205,7 +206,7 @@ def compare_with_the_oracle(
     assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-5)
     copies = [module.Action(a.prompt_ids, a.ids, a.rollout, A[a.rollout].item()) for a in actions]
     passes = Passes(model, reference, token_budget=budget, **way(model, reference))
-    got = module.update(passes, optimizer, copies, groups, temperature=T, clip=clip, beta=beta,
+    got = module.update(passes, optimizer, copies, groups, temperature=T, **terms,
                         minibatches=2, max_grad_norm=1e9, token_mean=token_mean, seed=seed)
     parts = module.split_rollouts(groups, 2, seed)
     assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
@@ -216,11 +217,13 @@ def compare_with_the_oracle(
         now.load_state_dict(weights)
         logps = lambda action: [one_by_one(policy, action) for policy in (now, start, reference)]
         learned = [a for a in actions if a.rollout in part]
-        value, tokens = oracle(learned, expected_A, logps, clip, beta, token_mean)
+        value, tokens = oracle(learned, expected_A, logps, token_mean=token_mean, **terms)
         value.backward()
         assert (gradient(now) - found).abs().max() < 1e-6 * max(1, found.norm())
         losses, seen = losses + [value.item()], seen + tokens
         norms.append(gradient(now).norm().item())
+    if not beta:  # the report then leaves out what was not computed
+        return
     up, down = ([a for r, a, *_ in seen if r > 1 + high], [a for r, a, *_ in seen if r < 1 - low])
     both = min(up) < 0 < max(up) and min(down) < 0 < max(down)
     assert both or batch                                            # the batch has both sides of both clips
@@ -309,6 +312,11 @@ def test_the_loss_is_the_formula_and_so_is_its_gradient(token_mean, way):
 @pytest.mark.filterwarnings("ignore:Out of memory")
 def test_the_plain_way_is_the_formula_where_prompts_are_shared_and_memory_is_small(rows):
     compare_with_the_oracle(flow_grpo, batch=family(), rows=rows, way=plain, budget=60)
+
+
+@WAYS
+def test_without_a_kl_the_update_is_the_formula_too(way):
+    compare_with_the_oracle(flow_grpo, beta=0, way=way)
 
 
 def test_the_loss_alone_is_the_formula_on_log_probs_drawn_by_chance():

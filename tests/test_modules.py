@@ -361,6 +361,8 @@ def test_no_text_inside_a_calls_literals_confuses_the_parser(dressing):
 
 
 def test_positional_arguments_take_their_names_in_order():
+    call = executor.parse('web_search("a", "b")', "web_search", toolset.TOOLS["web_search"])
+    assert call == Call("web_search", {"url": "a", "query": "b"})  # not in the order of the alphabet
     both = Call("join", {"left": "a", "right": "b"})
     assert read('join("a", right="b")', "join") == read('join("a", "b")', "join") == both
     assert isinstance(read('join("a", "b", "c")', "join"), str)

@@ -120,9 +120,13 @@ def test_the_stages_come_in_the_papers_order():
 
 
 def test_every_prompt_is_that_of_its_module_with_the_memory_so_far():
-    policy, fixed = Script(PLAN, PLAN), Script("a", CALL, GO_ON, 'double(number="4")', STOP, ANSWER)
-    memory = rollout_of(policy, fixed, question="Q").memory
-    assert [(step.result, step.verdict) for step in memory.steps] == [("42", "CONTINUE"), ("8", "STOP")]
+    calls = [f'double(number="{number}")' for number in (21, 4, 5, 6)]
+    verdicts = [GO_ON, GO_ON, GO_ON, STOP]
+    policy = Script(*[PLAN] * 4)
+    fixed = Script("a", *(text for pair in zip(calls, verdicts) for text in pair), ANSWER)
+    memory = rollout_of(policy, fixed, question="Q", max_turns=4).memory
+    assert [step.result for step in memory.steps] == ["42", "8", "10", "12"]
+    assert [step.verdict for step in memory.steps] == ["CONTINUE"] * 3 + ["STOP"]
 
     def shown(turns, verdict=True):
         steps = copy.deepcopy(memory.steps[:turns])
@@ -131,10 +135,11 @@ def test_every_prompt_is_that_of_its_module_with_the_memory_so_far():
         return dataclasses.replace(memory, steps=steps).render()
 
     call = executor.prompt("Q", "c", "double it", "double", TOOLS["double"])
-    assert policy.prompts == [planner.prompt("Q", TOOLS, "a", shown(turns)) for turns in (0, 1)]
-    assert fixed.prompts == [
-        planner.analysis_prompt("Q", TOOLS), call, verifier.prompt("Q", TOOLS, "a", shown(1, verdict=False)),
-        call, verifier.prompt("Q", TOOLS, "a", shown(2, verdict=False)), generator.prompt("Q", "a", shown(2))]
+    checks = [verifier.prompt("Q", TOOLS, "a", shown(turns, verdict=False)) for turns in (1, 2, 3, 4)]
+    assert policy.prompts == [planner.prompt("Q", TOOLS, "a", shown(turns)) for turns in (0, 1, 2, 3)]
+    turns = [prompt for check in checks for prompt in (call, check)]
+    assert fixed.prompts == [planner.analysis_prompt("Q", TOOLS), *turns,
+                             generator.prompt("Q", "a", shown(4))]
 
 
 def test_a_module_that_nothing_gives_a_prompt_is_one_sentence():
@@ -245,10 +250,12 @@ def test_the_seconds_of_a_batch_are_shared_by_its_rollouts_and_those_of_the_judg
 
 def test_a_long_analysis_and_long_results_do_not_make_long_prompts():
     policy = Cast()
-    fixed, tools = Cast(analysis="so " * 10**5, verifier=GO_ON), doubling(lambda number: "x" * 10**6)
+    fixed = Cast(analysis="so " * 10**5, verifier=GO_ON, generator="x" * 30_000)
+    tools = doubling(lambda number: "x" * 10**6)
     rollout = rollout_of(policy, fixed, tools=tools, max_turns=10)
     assert len(rollout.memory.analysis) <= memory.BUDGET // 4 and "characters cut" in rollout.memory.analysis
     assert max(map(len, policy.prompts)) < len(policy.prompts[0]) + memory.BUDGET < 3 * memory.BUDGET
+    assert len(rollout.answer) == solve.RECORD_LIMIT
 
 
 # ---- the record of a run

@@ -112,7 +112,8 @@ def test_an_exception_of_a_tool_is_shown_and_counted_and_not_swallowed():
 
 def test_a_result_is_cut_to_the_budget_and_is_an_error_only_if_the_tool_says_so():
     echo = {"echo": tool_of(lambda query: query)}
-    assert run_tool(echo, "echo", {"query": "No Error: here"}) == ("No Error: here", False)
+    for text in ("No Error: here", "error: in small letters", "Errors: none"):
+        assert run_tool(echo, "echo", {"query": text}) == (text, False)
     assert len(run_tool(echo, "echo", {"query": "x" * 10**6})[0]) <= tools.RESULT_BUDGET
     assert run_tool(echo, "echo", {"query": "Error: " + "x" * 10**6})[1]
 
