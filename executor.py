@@ -62,8 +62,7 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        # list(tool.arguments): names for arguments given by position, as in python_coder("print(6)").
-        # name: so that a text with two calls of the tool is refused
+        # name: to refuse a text with two calls of the tool. The list: names for arguments by position
         called, arguments = read_call(text, name, list(tool.arguments))
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")

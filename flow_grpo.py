@@ -7,8 +7,9 @@ weights.
 
   1. What we want: a larger expected reward, E[R] = Σ π(rollout) R(rollout) over all possible rollouts;
      π(rollout) is the probability of the whole rollout.
-  2. Its gradient: as ∇π = π ∇log π, it is E[R ∇log π(rollout)], a mean over sampled rollouts. log π(rollout)
-     is the sum of log π of the planner's tokens and of terms that do not depend on θ (tools, frozen modules).
+  2. Its gradient is Σ R ∇π(rollout). As ∇π = π ∇log π, this is Σ π R ∇log π = E[R ∇log π(rollout)], which a
+     mean over sampled rollouts estimates. log π(rollout) is the sum of log π of the planner's tokens and of
+     terms that do not depend on θ (tools, frozen modules).
   3. Less variance: subtracting a constant from R, the *baseline*, changes nothing on average, because
      E[∇log π] = Σ π ∇log π = Σ ∇π = ∇ Σ π = ∇1 = 0. Here it is the mean reward of the group, the rollouts of
      the same question: if all of them are right, none is pushed up. (It contains R itself: see advantages().)
@@ -216,6 +217,31 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     return -(terms * weight).sum(), ratio.detach(), kl.detach()             # -1/N Σ_i 1/T_i Σ_t 1/|a| Σ_j
 
 
+def plain_update(model, reference, optimizer, actions, groups, temperature, clip, beta, minibatches,
+                 max_grad_norm, seed):
+    """Train the policy on one batch of rollouts, in `minibatches` optimiser steps. Everything must fit into
+    the memory of one device, and each mini-batch needs an action; the model and the reference are in eval
+    mode. The other arguments are those of update().
+
+    π_θold is the model before the first step: so all mini-batches are scored before it.
+    """
+    minis = [weighted(actions, rollouts) for rollouts in split_rollouts(groups, minibatches, seed)]
+    with torch.no_grad():
+        old = [token_logps(model, mini, temperature) for mini in minis]                     # (K,) each
+    for mini, logp_old in zip(minis, old):
+        with torch.no_grad():
+            logp_ref = token_logps(reference, mini, temperature)                            # (K,)
+        logp   = token_logps(model, mini, temperature)                                      # (K,)
+        A      = per_token(mini, [a.A for a in mini]).to(logp.device)                       # (K,)
+        weight = per_token(mini, [a.weight for a in mini]).to(logp.device)                  # (K,)
+        minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
+        model.zero_grad()
+        minus_J.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
+
+
+# ------------------------------------------------ the mini-batches, and the same update for large models
 def split_rollouts(groups, minibatches, seed):
     """Rollouts 0..N-1 in `minibatches` sets of equal size (± 1). groups: the group of each, N ints.
 
@@ -249,30 +275,6 @@ def check(actions, num_rollouts, temperature):
         raise ValueError("an action without a prompt: nothing predicts its first token")
     if temperature <= 0:
         raise ValueError("temperature must be > 0: a greedy planner has no distribution to train")
-
-
-def plain_update(model, reference, optimizer, actions, groups, temperature, clip, beta, minibatches,
-                 max_grad_norm, seed):
-    """Train the policy on one batch of rollouts, in `minibatches` optimiser steps. Everything must fit into
-    the memory of one device, and each mini-batch needs an action; the model and the reference are in eval
-    mode. The other arguments are those of update().
-
-    π_θold is the model before the first step: so all mini-batches are scored before it.
-    """
-    minis = [weighted(actions, rollouts) for rollouts in split_rollouts(groups, minibatches, seed)]
-    with torch.no_grad():
-        old = [token_logps(model, mini, temperature) for mini in minis]                     # (K,) each
-    for mini, logp_old in zip(minis, old):
-        with torch.no_grad():
-            logp_ref = token_logps(reference, mini, temperature)                            # (K,)
-        logp   = token_logps(model, mini, temperature)                                      # (K,)
-        A      = per_token(mini, [a.A for a in mini]).to(logp.device)                       # (K,)
-        weight = per_token(mini, [a.weight for a in mini]).to(logp.device)                  # (K,)
-        minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
-        model.zero_grad()
-        minus_J.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-        optimizer.step()
 
 
 def score_old(passes, actions, temperature):
@@ -347,8 +349,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     # term of yours without A needs them: docs/use.md.)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # passes.retry(f, x) calls f(passes, x), and again from the start, with smaller micro-batches, whenever
-    # memory runs out
+    # passes.retry(f, x) is f(passes, x), repeated with smaller micro-batches if memory runs out
     for mini in minis[1:]:                              # while the model is still π_θold
         need_old = [a for a in mini if a.A != 0]        # the gain of the others is 0, whatever their ρ
         passes.retry(score_old, need_old, temperature)
@@ -365,5 +366,5 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
             optimizer.step()
         report.add_step(norm, skipped, taken)
     model.zero_grad()
-    model.eval()                                        # gradient checkpointing off
+    model.eval()            # begin() has set `training` in the layers that are checkpointed: off, to sample
     return report.summary()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from world.text import indented, truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
-SHORTEST = 80  # characters: shortened() leaves at least so many, "[n characters cut]" included
+SHORTEST = 80  # characters: shortened() cuts no result, command or sub-goal below this length
 
 
 @dataclass

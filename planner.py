@@ -18,7 +18,8 @@ from dataclasses import dataclass
 # computes)" -> "python_coder"
 from models.dressing import labelled, plain_name
 from models.tokens import after_thinking  # what follows a thinking model's thoughts
-from world.text import indented, show_analysis  # so that no line of a text looks like one of our labels
+# Lines of a text are indented, so that none looks like one of our labels. indented: all but the first line
+from world.text import indented, show_analysis
 
 PROMPT = """\
 You are the planner of a small team that answers a question step by step. \

@@ -34,7 +34,7 @@ The last part of this file, from run_trial() on, is the command line:
 
 from cli import early
 
-early.check(__name__, "solve.py")  # answers --help and mistakes before the imports below, which take seconds
+early.check(__name__, "solve.py")  # only so that --help and mistakes are answered before torch is imported
 
 import time
 from dataclasses import dataclass, field
@@ -71,14 +71,15 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     questions: [Question]; G copies of a question make a group.
     policy: the engine that plays the planner; it alone samples. fixed: the engine that plays all other
     modules, and base_generator; or {module: engine}, where "default" plays those that are not named.
-    max_turns: 3 as in the paper's training; the commands have defaults of their own. max_new_tokens: of each
-    completion; None: as many as the checkpoint says.
+    max_turns: 3 as in the paper's training; the commands have defaults of their own (cli/flags.py).
+    max_new_tokens: of each completion; None: as many as the checkpoint says.
     watch: watch(rollouts, turn, module) is called before each stage, to show or save what there is so far. It
     changes nothing in the rollouts.
     """
     start = time.perf_counter()
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
-    # modules.run(module, turn, rollouts) -> [(rollout, Completion)]: one batched call of a language model
+    # modules.run(module, turn, rollouts) -> [(rollout, Completion)]: one batched call of a language model. A
+    # rollout without a completion fails, and is left out
     modules = Modules(rollouts, policy, fixed, tools, temperature, max_new_tokens, watch)
 
     for rollout, completion in modules.run("analysis", 0, rollouts):

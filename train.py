@@ -25,7 +25,7 @@ or none there is one rank, and it does all questions.
 """
 from cli import early
 
-early.check(__name__, "train.py")  # answers --help and mistakes before the imports below, which take seconds
+early.check(__name__, "train.py")  # only so that --help and mistakes are answered before torch is imported
 
 import math
 import random
@@ -78,7 +78,8 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, cast.tools)
-            # a line on the screen and in log.csv, and rollouts.jsonl; ends the run after three useless steps
+            # a line on the screen and in log.csv, and rollouts.jsonl. Three steps in a row in which all
+            # rollouts failed, or all mini-batches were skipped, end the run
             run.log_step(row, rollouts, report)
             if run.due():  # every --every steps, and after the last
                 validate_and_save(run, cast, valid)

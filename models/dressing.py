@@ -14,7 +14,7 @@ MARKS = " \t\r\n-*_`'\".<>()[]{}"  # what may stand around a single word
 
 # A name, or a verdict, ends with its line, or where a remark begins. "(or a calculator)" is not a remark but
 # an alternative: it stays part of the name, and no tool has that name.
-REMARK = re.compile(r"(?:[\n(:—]| [-–]|\. )(?!\W{0,9}(?:no|not|or|and)\b)", re.IGNORECASE)
+REMARK = re.compile(r"(?:[\n(:—]| [-–]|\. )(?!\W{0,9}(?:no|not|or|and|but)\b)", re.IGNORECASE)
 
 # What may stand around a call: the prompt's last label, a fence, tags. The fence or tag may lack its end.
 WRAP = re.compile(

@@ -94,7 +94,8 @@ class HF:
 
     def sample_all(self, prompts, temperature, max_new_tokens):
         """sample() for any number of prompts, in batches that fit into memory."""
-        # The fast way is given its random numbers, so that they do not depend on the batches
+        # Drawn for all batches together, so that samples do not depend on the batches. (With --plain they are
+        # not used: generate() draws its own.)
         draws = torch.rand(len(prompts), max_new_tokens if temperature else 0, dtype=torch.float64)
         samples = {}  # {i: (ids, log π of each)}
         with sampling_mode(self.model):

@@ -502,7 +502,8 @@ NO_STOPS = ["Conclusion:\nSTOP is too early", "Conclusion: [STOP or CONTINUE]", 
             "Conclusion: CONTINUE\nConclusion: STOP", "Conclusion: yes", "STOP STOP", "S T O P", "STOP?",
             "Explanation: say STOP if it is done.", "Conclusion: if the sum is right, STOP",
             "My conclusion: STOP would be too early", "It is no conclusion: STOP",
-            "Conclusion: STOP (or CONTINUE)", "Conclusion: STOP. Not yet.", "STOP. The memory is complete."]
+            "Conclusion: STOP (or CONTINUE)", "Conclusion: STOP. Not yet.",
+            "Conclusion: STOP. But the price is missing.", "STOP. The memory is complete."]
 
 
 def test_only_a_plain_stop_stops():
