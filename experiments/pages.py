@@ -14,7 +14,7 @@ from functools import partial
 
 from experiments import curves, figures, runs
 from experiments.figures import BLUE, COLOURS, GREEN, INK, PURPLE, RED, gather, over, pm, read
-from experiments.planning import SITUATIONS, TOOLS, TRIED, TRIES
+from experiments.planning import SFT, SITUATIONS, TOOLS, TRIED, TRIES
 from rewards.metrics import markdown
 from toy.hops.questions import KINDS, MAX_TURNS
 
@@ -360,11 +360,14 @@ FITTING = {"a name not found": "base_generator", "an address": "web_search", "a 
 
 def measures(folder):
     """{what was measured: its value for each seed}, from the CSV files that study.py wrote into a folder."""
-    rows = {name: read(name, folder) for name in ("toy-tests", "hops-tests", "hops-tools", "hops-budget")}
+    names = "toy-tests", "hops-tests", "hops-tools", "hops-budget", "hops-ways"
+    rows = {name: read(name, folder) for name in names}
     toy = gather(rows["toy-tests"], "when", "accuracy")
     found = {"first toy, untrained": toy["before"], "first toy, Flow-GRPO": toy["after"]}
     of = lambda column: gather(rows["hops-tests"], "planner", column)
     found |= {f"second toy, {planner}": of("accuracy")[planner] for planner in ("untrained", "Flow-GRPO")}
+    ways = gather(rows["hops-ways"], "planner", "accuracy")
+    found |= {f"second toy, {name}": ways[name] for traces, name in SFT.items() if "-" not in traces}
     found |= {f"second toy, Flow-GRPO, {words}": of(column)["Flow-GRPO"] for column, words in (
         ("sum", "questions for a sum"), ("free", "free wordings"), ("errors", "share of errors"))}
     routed = best_router("Flow-GRPO", folder)
