@@ -73,7 +73,7 @@ STOPPING = ("import signal\nfrom logbook.stopping import Stopping\n"
 def test_a_closed_terminal_asks_a_training_to_stop_unless_nohup_ignores_it():
     code = STOPPING + ("stopping = Stopping(); signal.raise_signal(signal.SIGHUP); "
                        "signal.raise_signal(signal.SIGHUP); print(stopping.requested())")
-    assert ended(code=code, stdout=subprocess.PIPE).stdout.endswith("checkpoint. Ctrl-C again leaves at once."
+    assert ended(code=code, stdout=subprocess.PIPE).stdout.endswith("from there. Ctrl-C again leaves at once."
                                                                     "\nTrue\n")
     ignored = code.replace("SIG_DFL", "SIG_IGN")  # as nohup does
     assert ended(code=ignored, stdout=subprocess.PIPE).stdout == "False\n"
