@@ -62,7 +62,8 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        # name: to refuse a text with two calls of the tool. The list: names for arguments by position
+        # read_call() needs the name to refuse a text that calls the tool twice, and the names of arguments to
+        # accept those that are given by position
         called, arguments = read_call(text, name, list(tool.arguments))
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")

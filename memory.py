@@ -33,7 +33,7 @@ class Step:
     result: str
     error: bool = False  # a tool-calling error: the result starts with "Error:"
     # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed, it is
-    # CONTINUE without a verifier. The planner never reads STOP, which ends the turns; the generator does.
+    # CONTINUE without a verifier. STOP ends the turns, so only the generator ever reads it.
     verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 

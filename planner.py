@@ -17,7 +17,7 @@ from dataclasses import dataclass
 # labelled: the (label, value) pairs of a text, bold or not; plain_name: "the **python_coder** tool (it
 # computes)" -> "python_coder"
 from models.dressing import labelled, plain_name
-from models.tokens import after_thinking  # what follows a thinking model's thoughts
+from models.tokens import after_thinking  # what follows a thinking model's thoughts; None if they never end
 # Lines of a text are indented, so that none looks like one of our labels. indented: all but the first line
 from world.text import indented, show_analysis
 

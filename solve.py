@@ -107,7 +107,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         results = run_calls([rollout.call for rollout in acting], tools,
                             ask_model=lambda queries: modules.ask("base_generator", queries))
         for rollout, result in zip(acting, results):
-            rollout.add_result(turn, result)
+            rollout.add_result(turn, result)  # a step of the memory; may set `failed`
 
         for rollout, completion in modules.run("verifier", turn, acting):
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
@@ -128,7 +128,7 @@ def is_over(rollout):
     """Is the rollout finished after this turn? Yes, if the verifier wrote STOP.
 
     A rule of your own goes here; memory.steps[-1] is this turn's step. If the plan could not be parsed, its
-    tool, sub_goal and command are ""; if the call could not, its command is.
+    tool, sub_goal and command are ""; if only the call could not, its command is "".
     """
     return rollout.memory.steps[-1].verdict == "STOP"
 

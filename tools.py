@@ -1,8 +1,8 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
-TOOLS has all tools; the toolset K of a run is some of them (--tools). Each has a function, which lives in
-world/ (base_generator is a language model instead), and what the planner and the executor read about it.
-run_calls() runs the calls of all rollouts in a turn:
+TOOLS has all tools; the toolset K of a run is some of them (--tools), to which world/toolbox.py adds corpus
+and cache. Each has a function, which lives in world/ (base_generator is a language model instead), and what
+the planner and the executor read about it. run_calls() runs the calls of all rollouts in a turn:
 
     functions         in threads, by run_tool()
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()

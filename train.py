@@ -152,7 +152,8 @@ def actions_of(rollouts, A):
 def can_learn(A, beta, moved):
     """Does J have a gradient? If every group is flat, all advantages are 0, and only the KL is left, which
     pulls the planner back. Its gradient is also 0 until a step has moved the policy (`moved`): while π_θ =
-    π_ref, the KL is at its minimum. (With β = 0, update() leaves out actions with A = 0 for the same reason.)
+    π_ref, the KL is at its minimum. (With β = 0, actions with A = 0 have no gradient, so update() leaves
+    them out.)
     """
     return A.any() or (beta > 0 and moved)
 

@@ -3,8 +3,9 @@
 In each turn with a plan that could be parsed, the verifier reads the question, the analysis, the toolset and
 the memory with the new result. It writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t
 = 0: the planner plans another step). Anything but a clear STOP counts as CONTINUE: "we should not stop" must
-not be read as STOP, and one turn too many can be mended, one too few cannot. (A remark after STOP is not
-read, unless it begins with no, not, or, and, but.)
+not be read as STOP, and one turn too many can be mended, one too few cannot. (A remark after STOP is dropped,
+as in "STOP. All is there". One that begins with no, not, or, and, but is kept: "STOP (or CONTINUE)" counts as
+CONTINUE.)
 
 The explanation lets the model think before it decides; no parser reads it. parse() returns a bool, which
 solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE".

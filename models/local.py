@@ -61,9 +61,9 @@ def sample(model, prompts, stops, temperature, max_new_tokens):
 class HF:
     """A transformers model with its tokenizer, called with prompts.
 
-    token_budget: the most tokens of a batch. (A 7B's cache is 57 KB a token: 3.8 GB for the default.) If
-    memory is short, it is halved for all later calls, too (batches.py). think: let the model think, if it
-    can. plain: sample as sample() does, without fast/.
+    token_budget: the most tokens of a batch. (The cache of Qwen2.5-7B is 57 KB a token: 3.8 GB for the
+    default.) If memory is short, it is halved for all later calls, too (batches.py). think: let the model
+    think, if it can. plain: sample as sample() does, without fast/.
     """
 
     def __init__(self, model, tokenizer, token_budget=65_536, think=False, plain=False):

@@ -4,7 +4,7 @@
     they cannot, and there is no judge      not right       trained on
     they cannot, and the judge decides      right or not    trained on
     the judge gives no verdict              not right       `undecided`: left out of training
-    the judge is down                       not right       `failed`: left out of training
+    the judge gives no completion           not right       `failed`: left out of training
 
 To train on another reward, change reward(). Accuracy, and with it the choice of best/ and all comparisons,
 remains the share of right answers.
