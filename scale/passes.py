@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
-from models.batches import TokenBudget, by_length, memory_errors
+from models.batches import TokenBudget, memory_errors
 from models.state import ready_to_update
 from scale import ranks, sharding
 from scale.report import Report
@@ -27,18 +27,13 @@ def length(action):
     return len(action.prompt_ids) + len(action.ids)
 
 
-def similar_lengths(actions, tokens):
-    """[(micro-batch, its tokens)]: actions of similar length, at most `tokens` unless one has more."""
-    return by_length(actions, tokens, length)
-
-
 class Passes:
     """model: the policy. reference: the frozen copy, which is π_ref; `model` itself if it carries adapters;
-    or None, for no KL. token_logps(model, actions, temperature), cut(actions, tokens): the plain functions,
-    or those of fast/logps.py. Gradients add up, so how a mini-batch is cut into micro-batches changes memory
-    and nothing else."""
+    or None, for no KL. token_logps(model, actions, temperature): the plain function, or that of
+    fast/logps.py. cut(actions, tokens): how a mini-batch is cut into micro-batches; None: actions of similar
+    length together (models/batches.py). Gradients add up, so this changes memory and nothing else."""
 
-    def __init__(self, model, reference, token_logps, cut=similar_lengths, token_budget=TOKENS):
+    def __init__(self, model, reference, token_logps, cut=None, token_budget=TOKENS):
         self.model, self.reference, self.token_logps, self.cut = model, reference, token_logps, cut
         self.budget, self.report = TokenBudget(token_budget), None
 
