@@ -278,27 +278,31 @@ def evaluate(questions, policy, fixed, tools, judge=None, **settings):
 
 # ------------------------------------------------------------------------------------------- the command line
 def run_trial(trial, args, cast):
-    """Answer the questions of a trial, batch by batch: roll out, grade, save, print.
+    """Answer a set of questions once, batch by batch: roll out, grade, save, print.
 
-    trial: a logbook.records.Trial, one pass over a set of questions. Batches that an earlier, stopped run has
-    saved are skipped. cast: who plays what, a named tuple (policy, fixed, tools, judge).
+    trial: a logbook.records.Trial, which has the questions and keeps the rollouts. It skips the batches that
+    an earlier, stopped run has saved. cast: who plays what, a named tuple.
     """
-    settings = command_line.rollout_settings(args)
+    policy, fixed, tools, judge = cast
+    settings = command_line.rollout_settings(args)  # max_turns, temperature, max_new_tokens
     with watching(trial, args) as watch:  # progress bar, live trace, unfinished rollouts on disk
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
-            rollouts = roll_out_and_grade(questions, *cast, watch=watch, **settings)
+            rollouts = roll_out_and_grade(questions, policy, fixed, tools, judge, watch=watch, **settings)
             if trial.add(rollouts):  # saves them. False if a server was down: this batch comes again
-                watch.finished(rollouts)
+                watch.finished(rollouts)  # prints them
 
 
 def main():
     args = command_line.solve_arguments(TOOLS)
     # sets: {name: [Question]}, what to answer. folder: where the rollouts are saved, or None
     sets, cast, folder = answering.begin(args, TOOLS)
-    with answering.trials(args, sets, folder) as trials:  # also prints the numbers, even after Ctrl-C
-        for trial in trials:  # each set of questions, --trials times
-            run_trial(trial, args, cast)
+    for name, questions in sets.items():  # one set, or one for each benchmark
+        # with: at the end, even after Ctrl-C, the accuracy of this set is printed
+        with answering.trials(args, name, questions, folder) as trials:
+            for trial in trials:  # --trials of them
+                run_trial(trial, args, cast)
+    answering.print_end(args)
 
 
 if __name__ == "__main__":

@@ -46,30 +46,6 @@ def begin(args, table):
     return sets, Cast(policy, fixed, tools, judge), folder
 
 
-@contextmanager
-def trials(args, sets, folder):
-    """with trials(args, sets, folder) as each: for trial in each: run_trial(trial, ...)
-
-    Every trial of every set of questions; after those of a set, its numbers are printed. An error or Ctrl-C
-    inside ends the process, as in partial_results(). sets: {name: [Question]}.
-    """
-    begun = []  # the trials of the present set
-
-    def each():
-        for name, questions in sets.items():
-            start = time.perf_counter()
-            begun.clear()
-            for number in range(args.trials):
-                file = folder and folder / f"{name}-{number}.jsonl"
-                begun.append(Trial(name, questions, args.batch, args.seed * 1_009 + number, file))
-                yield begun[-1]
-            print_summary(args, name, begun, time.perf_counter() - start)
-
-    with partial_results(args, begun):
-        yield each()
-    print_end(args)
-
-
 def load_questions(args):
     """{name: [Question]} of each benchmark; or {"questions": [Question]} of the file or the one question."""
     if args.benchmark:
@@ -115,20 +91,24 @@ def open_run(args):
 
 
 @contextmanager
-def partial_results(args, trials):
-    """Ctrl-C or an error inside ends the process: with the numbers so far, and one sentence.
+def trials(args, name, questions, folder):
+    """The trials of a set of questions, [records.Trial]; at the end the numbers of all of them are printed.
 
-    trials: [records.Trial], those of a set of questions that have begun.
+    Ctrl-C or an error inside ends the process: with the numbers so far, and one sentence.
     """
+    made = [Trial(name, questions, args.batch, seed=args.seed * 1_009 + number,
+                  path=folder and folder / f"{name}-{number}.jsonl") for number in range(args.trials)]
+    start = time.perf_counter()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        yield
+        yield made
+        print_summary(args, name, made, time.perf_counter() - start)
     except BrokenPipeError:  # `| head` has ended (endings.py)
         raise
     except (ValueError, OSError, MemoryError, KeyboardInterrupt) as why:
-        rollouts = [rollout for trial in trials for rollout in trial.rollouts]
+        rollouts = [rollout for trial in made for rollout in trial.rollouts]
         if rollouts and not args.question:
-            number = len(trials[0].questions)
+            number = len(questions)
             numbers = accuracy_line(summary(rollouts), min(len(rollouts), number))
             print(f"\npartial, {len(rollouts)} of {args.trials * number} rollouts: {numbers}", flush=True)
         if isinstance(why, KeyboardInterrupt):

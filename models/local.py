@@ -26,8 +26,8 @@ from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from models.state import sampling_mode, save
 
 
-def sample(model, prompts, stops, temperature, max_new_tokens):
-    """Complete token lists: [(ids, log π of each)]. At temperature 0 there are no log-probs.
+def sample(model, token_lists, stops, temperature, max_new_tokens):
+    """Complete prompts, given as token lists: [(ids, log π of each)]. At temperature 0, no log-probs.
 
     This is the definition. It runs with --plain; otherwise fast/sampling.py samples from the same
     distribution in less time. Call it in sampling_mode(), which hides the checkpoint's own settings.
@@ -35,10 +35,11 @@ def sample(model, prompts, stops, temperature, max_new_tokens):
     stops: the tokens that end a completion; its ids end with the first of them.
     """
     pad = stops[0] if stops else 0  # any token will do, as the mask hides it
-    P = max(map(len, prompts))
+    P = max(map(len, token_lists))
     # (B, P); padded on the left, because generate() goes on at the right end of each row
-    ids = torch.tensor([[pad] * (P - len(s)) + s for s in prompts], device=model.device)
-    mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in prompts], device=model.device)  # (B, P)
+    ids = torch.tensor([[pad] * (P - len(s)) + s for s in token_lists], device=model.device)
+    mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in token_lists],
+                        device=model.device)  # (B, P)
     how = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0) if temperature else {}
 
     out = model.generate(
@@ -85,27 +86,30 @@ class HF:
             if len(c.prompt_ids) + max_new_tokens > self.context():
                 c.error = TOO_LONG
         valid = [c for c in completions if not c.error]
-        prompts = [c.prompt_ids for c in valid]
+        token_lists = [c.prompt_ids for c in valid]
         # retry: sample_all(), again in smaller batches if memory runs out
-        samples = self.budget.retry(self.sample_all, prompts, temperature, max_new_tokens)
+        samples = self.budget.retry(self.sample_all, token_lists, temperature, max_new_tokens)
         for c, (ids, logps) in zip(valid, samples):
             c.ids, c.text, c.logps = ids, self.chat.decode(ids, c.prompt_ids), logps
         return completions
 
-    def sample_all(self, prompts, temperature, max_new_tokens):
+    def sample_all(self, token_lists, temperature, max_new_tokens):
         """sample() for any number of prompts, in batches that fit into memory."""
         # Drawn for all batches together, so that samples do not depend on the batches. (With --plain they are
         # not used: generate() draws its own.)
-        draws = torch.rand(len(prompts), max_new_tokens if temperature else 0, dtype=torch.float64)
+        draws = torch.rand(len(token_lists), max_new_tokens if temperature else 0, dtype=torch.float64)
         samples = {}  # {i: (ids, log π of each)}
         with sampling_mode(self.model):
-            for rows in self.budget.batches(range(len(prompts)), lambda i: len(prompts[i]), max_new_tokens):
-                batch = self.model, [prompts[i] for i in rows], self.chat.stops, temperature, max_new_tokens
+            everything = range(len(token_lists))
+            for rows in self.budget.batches(everything, lambda i: len(token_lists[i]), max_new_tokens):
+                batch = [token_lists[i] for i in rows]
+                arguments = self.model, batch, self.chat.stops, temperature, max_new_tokens
                 if self.plain:
-                    samples |= zip(rows, sample(*batch))
+                    sampled = sample(*arguments)
                 else:
-                    samples |= zip(rows, sampling.sample(*batch, [draws[i] for i in rows]))
-        return [samples[i] for i in range(len(prompts))]
+                    sampled = sampling.sample(*arguments, [draws[i] for i in rows])
+                samples.update(zip(rows, sampled))
+        return [samples[i] for i in everything]
 
     def context(self):
         """The largest number of tokens, prompt and answer together; infinite where the model names none."""
