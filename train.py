@@ -40,7 +40,7 @@ from flow_grpo import Action, advantages, log_probs, token_logps, update
 from logbook.log import NO_UPDATE, step_row
 from logbook.run import stop_if_down, training_run
 from scale import ranks
-from scale.passes import Passes
+from scale.lockstep import make_passes
 from tools import TOOLS
 
 
@@ -94,9 +94,9 @@ def passes_of(args, policy, reference):
     and memory. Both end in log_probs()."""
     models = policy.model, (reference.model if reference else None)
     if args.plain:
-        return Passes(*models, token_logps=token_logps, token_budget=args.token_budget)
+        return make_passes(*models, token_logps=token_logps, token_budget=args.token_budget)
     scoring = fast_logps.scoring(log_probs, *models)  # also micro-batches that keep equal prompts together
-    return Passes(*models, **scoring, token_budget=args.token_budget)
+    return make_passes(*models, **scoring, token_budget=args.token_budget)
 
 
 def questions_of(step, questions, number, seed):

@@ -46,7 +46,7 @@ from fast import logps
 from flow_grpo import Action, log_probs, update
 from rewards.metrics import markdown
 from scale import fit
-from scale.passes import Passes
+from scale.lockstep import make_passes
 from world.files import replace_file
 from world.text import truncate
 
@@ -112,7 +112,7 @@ def works_of(case, model):
     draw = lambda number: random.choices(range(10, SIZES[case.size][5]), k=number)
     prompt = draw(case.prompt)
     actions = [Action(prompt, draw(case.new), row, A=(-1.0) ** row) for row in range(case.group)]
-    passes = Passes(model, None, **logps.scoring(log_probs, model))
+    passes = make_passes(model, None, **logps.scoring(log_probs, model))
 
     def learn():
         report = update(passes, nothing, actions, range(case.group), temperature=1.0)

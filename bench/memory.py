@@ -29,7 +29,7 @@ from flow_grpo import Action, log_probs, update
 from models.local import HF
 from rewards.metrics import markdown
 from scale import adapters, fit, ranks, sharding
-from scale.passes import Passes
+from scale.lockstep import make_passes
 
 logging.disable_progress_bar()
 # Public models, and some for a CPU: hidden, intermediate, layers, heads, key-value heads, vocabulary, tied
@@ -117,7 +117,8 @@ def warm_up(args, dtype, device):
     how = logps.scoring(log_probs, model)
     sharding.shard(model, bool(args.optimizer_device))
     optimizer = sharding.adamw(model, 1e-6, bool(args.optimizer_device))
-    update(Passes(model, None, **how), optimizer, [Action([1, 2], [3, 4], 0, A=1.0)], [0], temperature=0.7)
+    action = Action([1, 2], [3, 4], 0, A=1.0)
+    update(make_passes(model, None, **how), optimizer, [action], [0], temperature=0.7)
     if args.lora:
         adapters.peft()
 
@@ -148,7 +149,7 @@ def measure(args):
     optimizer = Watched(sharding.adamw(policy.model, 1e-6, host), meter, measured)
     words = lambda number: torch.randint(10, SIZES[args.model_size][5], (number,)).tolist()
     actions = [Action(words(args.prompt), words(args.new), i, A=(-1.0) ** i) for i in range(2 * args.rows)]
-    passes = Passes(policy.model, reference, token_budget=args.rows * (args.prompt + args.new), **how)
+    passes = make_passes(policy.model, reference, token_budget=args.rows * (args.prompt + args.new), **how)
 
     def learn():
         meter.reset()

@@ -103,9 +103,9 @@ def learning(model, case):
     """learn(optimizer, actions, A): an update, fast or plain, with an action a rollout."""
     import flow_grpo
     from fast import logps
-    from scale.passes import Passes
+    from scale.lockstep import make_passes
     fast = {} if case.get("plain") else logps.scoring(flow_grpo.log_probs, model)
-    passes = Passes(model, None, **{"token_logps": flow_grpo.token_logps, **fast})
+    passes = make_passes(model, None, **{"token_logps": flow_grpo.token_logps, **fast})
 
     def learn(optimizer, actions, A):
         actions = [replace(action, A=float(value)) for action, value in zip(actions, A, strict=True)]
@@ -138,12 +138,12 @@ def engine_of(model, **way):
 def ours_step(case):
     from flow_grpo import Action, advantages
     model, released = model_of(case, torch.bfloat16 if on_gpu(case) else torch.float32), nullcontext
-    learn = learning(model, case)
     if on_gpu(case):        # as train.py there
         from scale import sharding
         sharding.shard(model)
         sharding.gather(model)
         released = sharding.released
+    learn = learning(model, case)
     engine, optimizer = engine_of(model, plain=case.get("plain", False)), Watched(model, case)
     prompts = [tuple(prompt) for prompt in batch_of(case)[0]]
 

@@ -40,7 +40,7 @@ from fast import logps
 from flow_grpo import Action, log_probs, token_logps, update
 from models.loading import load_engine
 from scale import sharding
-from scale.passes import Passes
+from scale.lockstep import make_passes
 from tools import TOOLS
 from toy.hops import questions as hops_questions
 from toy.hops import teacher as hops_teacher
@@ -118,7 +118,8 @@ def learn(engine, optimizer, actions, token_budget=4096):
     """One step of cross-entropy, the mean over examples, texts and tokens: -log π a token before the step.
 
     At ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood."""
-    passes = Passes(engine.model, None, token_budget=token_budget, **logps.scoring(log_probs, engine.model))
+    scoring = logps.scoring(log_probs, engine.model)
+    passes = make_passes(engine.model, None, token_budget=token_budget, **scoring)
     rollouts = range(1 + max(action.rollout for action in actions))
     report = update(passes, optimizer, actions, rollouts, temperature=1.0)
     return report["entropy"]  # of on-policy tokens it estimates the entropy; here it is the mean -log π

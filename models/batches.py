@@ -23,13 +23,6 @@ MESSAGES = ("can't allocate memory", "could not create a primitive", "CUDA error
             "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "MPS backend out of memory")
 
 
-SHORT = 2  # what a process that has run out of memory tells the others (see scale/ranks.py: any_left)
-
-
-class Elsewhere(MemoryError):
-    """Another process that shares the work has run out of memory."""
-
-
 def is_short_of_memory(error):
     """Is this a lack of memory? That of torch's CUDA allocator has a class of its own."""
     if isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES):
@@ -79,48 +72,40 @@ class TokenBudget:
             self.present = len(batch), tokens, row
             yield batch
 
-    def retry(self, work, *arguments, recover=lambda: None, agree=lambda number: number):
+    def retry(self, work, *arguments):
         """work(*arguments); if memory is short, the same again, with half the tokens of the batch that
         failed. If that was a single item, it is tried once more, since torch's cache may be full of small
         pieces; then MemoryError.
 
         work() begins from nothing each time. What it samples does not depend on failures: the random state
-        goes back to what it was before. recover() is called after a failure.
-
-        agree(number): with several processes in lock-step, the largest of the numbers that they give
-        (ranks.largest). When one runs out of memory, all make the same three exchanges:
-
-          1. it gives SHORT; the others, at their next any_left() or check() (scale/ranks.py), receive this
-             and raise Elsewhere;
-          2. how often a single item did not fit: the second time, all end;
-          3. the new budget, the smallest of all.
+        goes back to what it was before.
         """
-        alone = 0  # how often a single row did not fit
+        self.alone = 0  # how often a single item did not fit
         states = random_states()
         while True:
-            # rows, tokens and name of the batch in work; until there is one, as if it were one row
+            # items, tokens and name of the batch in work; until there is one, as if it were one item
             self.present = 1, self.tokens, "the work"
             try:
                 return work(*arguments)
-            except Elsewhere:
-                why, smaller, row = None, self.tokens, "a row of another process"
             except (RuntimeError, MemoryError) as error:
                 if not is_short_of_memory(error):
                     raise
-                agree(SHORT)
                 why = error.with_traceback(None)  # its frames hold tensors
-                rows, tokens, row = self.present
-                smaller = tokens // 2 if rows > 1 else self.tokens
-                alone += rows == 1
-            recover()
+            self.shrink(why)
             torch.cuda.empty_cache()  # does nothing without a GPU
-            if agree(alone) > 1:
-                raise MemoryError(f"{row} does not fit into memory") from why
-            self.tokens = -agree(-smaller)  # the smallest of all
             self.halved += 1
             warnings.warn(f"Out of memory: from here on batches of at most {self.tokens} tokens.")
             torch.set_rng_state(states[0])
             torch.cuda.set_rng_state_all(states[1])
+
+    def shrink(self, why):
+        """Set the budget for the next attempt. MemoryError if a single item did not fit twice."""
+        number, tokens, name = self.present
+        self.alone += number == 1
+        if self.alone > 1:
+            raise MemoryError(f"{name} does not fit into memory") from why
+        if number > 1:
+            self.tokens = tokens // 2
 
 
 def random_states():

@@ -6,21 +6,20 @@
 
 update() asks a Passes for policy_logps() and reference_logps(), and for the micro_batches() of a mini-batch.
 If memory is short, retry() repeats a mini-batch with half the tokens in a micro-batch, and what was enough
-stays for the next update (models/batches.py). What several GPUs need is at the end.
+stays for the next update (models/batches.py).
+
+A Passes is for one device. Several GPUs need a RankPasses (lockstep.py), which overrides what comes last here
+and computes the same gradient.
 """
-from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
+from contextlib import nullcontext
 
 import torch
 
 from models.batches import TokenBudget, memory_errors
 from models.state import ready_to_update
-from scale import ranks, sharding
 from scale.report import Report
 
 TOKENS = 16_384  # of a micro-batch, unless the caller knows how many fit
-# a micro-batch that teaches nothing: an action of weight 0
-FILLER = [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[], A=0.0, weight=0.0, logp_old=None)]
 
 
 def length(action):
@@ -52,46 +51,23 @@ class Passes:
         ready_to_update(self.model, self.reference)
         self.report = Report(self.model.device, self.budget)
 
-    def micro_batches(self, actions):
-        """Yield the actions of a mini-batch in micro-batches, as many as fit into memory at once."""
-        batches = self.budget.batches(actions, length, cut=self.cut)
-        return self.filled_up(batches) if self.in_lock_step() else batches
-
     def retry(self, work, *arguments):
         """work(self, *arguments); if memory is short, again from its beginning, in smaller micro-batches."""
-        lock_step = {"agree": ranks.largest} if self.in_lock_step() else {}
-        return self.budget.retry(work, self, *arguments, **lock_step,
-                                 recover=lambda: sharding.recover(self.model, self.reference))
+        return self.budget.retry(work, self, *arguments)
 
-    # --------------------------------------------- several GPUs: each process ("rank") has a part of the work
-    @contextmanager
+    # ------------------------------------------------------------------ what RankPasses does in another way
+    def micro_batches(self, actions):
+        """Yield the actions of a mini-batch in micro-batches, as many as fit into memory at once."""
+        return self.budget.batches(actions, length, cut=self.cut)
+
     def around_update(self):
-        """Sharded weights are gathered a layer at a time in the update (sharding.py). MemoryError if memory
-        is short outside its micro-batches: for the optimiser's state, which its first step makes."""
-        with sharding.released(self.model, self.reference), memory_errors("the optimiser's state"):
-            yield
+        """MemoryError if memory is short outside the micro-batches of an update: for the optimiser's state,
+        which its first step makes."""
+        return memory_errors("the optimiser's state")
 
     def share(self, actions):
-        """This rank's part of a mini-batch (with one rank, all): whole rollouts, neighbours, because they
-        share prompts."""
-        rollouts = list(dict.fromkeys(action.rollout for action in actions))
-        n = len(rollouts)
-        own = {*rollouts[n * ranks.RANK // ranks.WORLD : n * (ranks.RANK + 1) // ranks.WORLD]}
-        return [action for action in actions if action.rollout in own]
+        """This process's part of a mini-batch: all of it."""
+        return actions
 
     def sum_gradients(self):
-        """Sum the gradients of a mini-batch over the ranks."""
-        sharding.add_up_gradients([p for p in self.model.parameters() if p.requires_grad])
-
-    def in_lock_step(self):
-        """Are the weights sharded? Then the ranks gather them from each other, a layer at a time, for each
-        micro-batch, so all must have the same number of micro-batches. (A single process may shard, too.)"""
-        return bool(sharding.parts(self.model))
-
-    def filled_up(self, batches):
-        """Yield this rank's micro-batches, and then FILLER until all ranks are done."""
-        while True:
-            batch = next(batches, None)
-            if not ranks.any_left(batch is not None):
-                return
-            yield batch or FILLER
+        """Sum the gradients of a mini-batch over all processes: there is one."""

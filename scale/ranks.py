@@ -17,9 +17,12 @@ import sys
 import torch
 import torch.distributed as dist
 
-from models.batches import SHORT, Elsewhere
-
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
+SHORT = 2  # what a rank that has run out of memory tells the others
+
+
+class Elsewhere(MemoryError):
+    """Another rank has run out of memory."""
 
 
 def start(device=None, minutes=60):
@@ -73,7 +76,7 @@ def any_rank(flag):
 
 def any_left(left):
     """Has any rank a micro-batch left? Elsewhere if one has run out of memory: it gives SHORT in place of its
-    own next answer, wherever the others are (models/batches.py: retry)."""
+    own next answer, wherever the others are (lockstep.py)."""
     state = largest(left)
     if state == SHORT:
         raise Elsewhere("another process ran out of memory")

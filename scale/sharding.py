@@ -14,7 +14,7 @@ is. Whole weights exist only while they are gathered, so that generate() runs on
 finish their rollouts at different times.
 
 The ranks must go through an update in lock-step, because every layer of every micro-batch is gathered from
-all of them. A rank that has no micro-batch left computes one of weight 0 (passes.py). And if one
+all of them. A rank that has no micro-batch left computes one of weight 0 (lockstep.py). And if one
 rank runs out of memory, wherever that happens, no other may wait for it in a collective: each collective
 begins with a word between the hosts, check(), whether a rank has failed since the last one.
 

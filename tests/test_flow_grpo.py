@@ -33,6 +33,7 @@ from models import batches
 from models.state import ready_to_update
 from scale import fit, ranks
 from scale.passes import TOKENS as TOKEN_BUDGET
+from scale.lockstep import RankPasses, make_passes
 from scale.passes import Passes
 from scale.report import Report
 
@@ -272,11 +273,11 @@ def compare_with_loops(module):
 
 def learn(model, actions, A, reference=None, lr=0.1, way=None, token_budget=TOKEN_BUDGET, groups=None,
           **settings):
-    """One update: (its report, the optimizer). way: arguments of Passes; fast(), unless given. groups: if not
-    given, each rollout is one of its own."""
+    """One update: (its report, the optimizer). way: arguments of make_passes(); fast(), unless given. groups:
+    if not given, each rollout is one of its own."""
     optimizer = Recorder(model, lr)
     how = fast(model, reference) if way is None else way
-    passes = Passes(model, reference, token_budget=token_budget, **how)
+    passes = make_passes(model, reference, token_budget=token_budget, **how)
     settings = dict(temperature=T, max_grad_norm=1e9) | settings
     actions, groups = with_advantages(actions, A), range(len(A)) if groups is None else groups
     return flow_grpo.update(passes, optimizer, actions, groups, **settings), optimizer
@@ -591,7 +592,7 @@ def test_only_several_processes_need_every_gradient_and_frozen_weights_never_get
     class Look(Recorder):
         def step(self):
             seen.append((frozen.grad is None, model.unused.grad is None))
-    passes = Passes(model, None, **plain(model))
+    passes = make_passes(model, None, **plain(model))
     actions = with_advantages(rollouts()[0], [1.0] * 7)
     flow_grpo.update(passes, Look(model), actions, range(7), temperature=T)
     assert seen == [(True, world == 1)]
@@ -663,11 +664,10 @@ def test_a_turn_that_does_not_fit_alone_says_what_to_change_and_takes_no_step():
     assert isinstance(why.value.__cause__, torch.OutOfMemoryError) and unchanged(model)
 
 
-def in_memory(work, items, length, tokens, extra=0, cut=None, **settings):
+def in_memory(work, items, length, tokens, extra=0, cut=None):
     """work(batch) for all batches of the items -> (results, last budget, halvings)."""
     budget = batches.TokenBudget(tokens)
-    results = budget.retry(
-        lambda: [work(batch) for batch in budget.batches(items, length, extra, cut)], **settings)
+    results = budget.retry(lambda: [work(batch) for batch in budget.batches(items, length, extra, cut)])
     return results, budget.tokens, budget.halved
 
 
@@ -771,9 +771,8 @@ def test_the_next_attempt_has_half_the_largest_batch_that_can_be_cut_and_the_cac
     # one alone, beyond the budget; then 2 x 6 and 2 x 2
     sized = [Action([1] * (n - 1), [2], 0) for n in (30, 6, 2, 2, 2)]
     with pytest.warns(UserWarning, match="batches of at most 6 tokens"):
-        recovered = []
-        done, tokens, halved = in_memory(work, sized, size, 12, recover=lambda: recovered.append(1))
-    assert (len(done), tokens, halved) == (3, 6, 1) and emptied == [1] and len(recovered) == 1
+        done, tokens, halved = in_memory(work, sized, size, 12)
+    assert (len(done), tokens, halved) == (3, 6, 1) and emptied == [1]
 
 
 def test_a_gradient_that_explodes_is_skipped_and_counted():
@@ -896,7 +895,7 @@ def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference, 
         rank, first = threading.current_thread(), {*list(dict.fromkeys(a.rollout for a in mini))[:2]}
         return [action for action in mini if (action.rollout in first) == (rank.name == "0")]
 
-    monkeypatch.setattr(Passes, "share", share)
+    monkeypatch.setattr(RankPasses, "share", share)
     threads = [threading.Thread(target=process, args=(rank,), name=str(rank)) for rank in (0, 1)]
     [t.start() for t in threads], [t.join() for t in threads]
     for got, optimizer in (results[0], results[1]):

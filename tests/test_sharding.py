@@ -25,7 +25,7 @@ from logbook import checkpoints
 from models.state import sampling_mode
 from scale import ranks, sharding
 from scale.masters import local
-from scale.passes import Passes
+from scale.lockstep import make_passes
 
 pytestmark = pytest.mark.exhaustive  # two processes and all their scenarios: 20 seconds
 
@@ -72,7 +72,7 @@ def learn(part, fault=None, **settings):
     optimizer = Recorder(model)
     if fault:
         fault(model, reference)
-    passes = Passes(model, reference, token_budget=BUDGET, **scoring)
+    passes = make_passes(model, reference, token_budget=BUDGET, **scoring)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Out of memory: from here on ...
         report = update(passes, optimizer, *part, **SETTINGS | settings)
