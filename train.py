@@ -91,7 +91,8 @@ def passes_of(args, policy, reference):
     """The forward passes that give update() log π of each token, in micro-batches that fit into memory.
 
     With --plain they are flow_grpo.token_logps(), else those of fast/logps.py: the same numbers in less time
-    and memory. Both end in log_probs()."""
+    and memory. Both end in log_probs(). make_passes() makes a Passes (scale/passes.py), or with several GPUs
+    its drop-in RankPasses."""
     models = policy.model, (reference.model if reference else None)
     if args.plain:
         return make_passes(*models, token_logps=token_logps, token_budget=args.token_budget)
