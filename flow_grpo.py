@@ -5,13 +5,13 @@ A rollout is one question carried through the flow, in T_i turns. In each turn t
 is 1 if the final answer is right, else 0. In the words of RL, the planner is the *policy* π_θ; θ are its
 weights.
 
-  1. What we want: a larger expected reward, E[R] = Σ π(rollout) R(rollout) over all possible rollouts;
-     π(rollout) is the probability of the whole rollout.
-  2. Its gradient is Σ R ∇π(rollout). As ∇π = π ∇log π, this is Σ π R ∇log π = E[R ∇log π(rollout)], which a
-     mean over sampled rollouts estimates. log π(rollout) is the sum of log π of the planner's tokens and of
-     terms that do not depend on θ (tools, frozen modules).
+  1. What we want: a larger expected reward, E[R] = Σ P(rollout) R(rollout) over all possible rollouts;
+     P(rollout) is the probability of the whole rollout.
+  2. Its gradient is Σ R ∇P(rollout). As ∇P = P ∇log P, this is Σ P R ∇log P = E[R ∇log P(rollout)], which a
+     mean over sampled rollouts estimates. log P(rollout) is the sum of log π_θ of the planner's tokens and
+     of terms that do not depend on θ (tools, frozen modules).
   3. Less variance: subtracting a constant from R, the *baseline*, changes nothing on average, because
-     E[∇log π] = Σ π ∇log π = Σ ∇π = ∇ Σ π = ∇1 = 0. Here it is the mean reward of the group, the rollouts of
+     E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P = ∇1 = 0. Here it is the mean reward of the group, the rollouts of
      the same question: if all of them are right, none is pushed up. (It contains R itself: see advantages().)
   4. So every token of every turn of rollout i gets the same advantage A_i, how much better this rollout ended
      than its group: as if the planner were fine-tuned on its own plans, each weighted by its A. Tokens with
@@ -20,7 +20,8 @@ weights.
 So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not follow from it:
 
   * A is divided by the group's standard deviation;
-  * tokens are averaged over a turn, and turns over a rollout;
+  * tokens are averaged over a turn, and turns over a rollout (so "on average" holds no longer exactly: see
+    token_weight());
   * PPO's clipped ratio (why: see loss()), so that one batch of rollouts can serve several optimiser steps. It
     is cut into mini-batches of whole rollouts, and each rollout is used in one step (one PPO epoch);
   * a KL that pulls the planner back towards the untrained one, π_ref.
@@ -31,11 +32,11 @@ Training maximises
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                                        over the group's G rollouts
 
-E_q, the mean over questions, and 1/G Σ_i are together one mean over all rollouts. So J has three nested
-means: over rollouts, over the turns of each, over the tokens of each turn. This code averages the KL in the
-same way. π is always the distribution at the sampling temperature, and the rollouts are sampled by π_θold,
-the planner before the update. (The paper has one ε, without a value; 0.2 below and 0.3 above are the released
-code's.)
+E_q, the mean over questions, and 1/G Σ_i are together one mean over all rollouts, as groups are of equal size
+(if no rollout fails). So J has three nested means: over rollouts, over the turns of each, over the tokens of
+each turn. This code averages the KL in the same way. π is always the distribution at the sampling
+temperature, and the rollouts are sampled by π_θold, the planner before the update. (The paper has one ε,
+without a value; 0.2 below and 0.3 above are the released code's.)
 
 With one optimiser step per batch of rollouts, our default for real models (the toy takes 4), π_θ is still
 π_θold when the gradient is taken. Then ρ is 1 and the clip never acts: apart from the KL, the gradient is the
@@ -44,7 +45,7 @@ three means of A_i ∇log π.
     advantages()                     eq. 7
     objective()                      eq. 5 in plain loops: for reading, and for testing against
     token_logps()                    log π of each token
-    loss()                           -J of a micro-batch (as many turns as fit into memory at once)
+    loss()                           a micro-batch's part of -J (as many turns as fit into memory at once)
     plain_update()                   one batch of rollouts -> optimiser steps: for reading, and for testing
     update()                         the same, and what training needs: memory, GPUs, bad gradients
 
@@ -93,7 +94,7 @@ def advantages(rewards, groups):
 
     All turns of a rollout share its A: nothing here finds the turn that mattered. So the bad turns of a lucky
     rollout are rewarded, too. But of two turns in the same state, the worse one makes success less likely, so
-    over many rollouts its mean A is lower.
+    over many rollouts its mean A is lower. (In J, a turn's length and number count, too: see token_weight().)
 
     The division by std is no part of a plain policy gradient. With it, every group that is not flat has the
     same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh more than without it.
@@ -147,7 +148,8 @@ def token_logps(model, actions, temperature):
     x = pad_sequence(sequences, batch_first=True).to(model.device)          # (B, L) padded on the right
     places = [(row, len(a.prompt_ids) + j) for row, a in enumerate(actions) for j in range(len(a.ids))]
     rows, columns = torch.tensor(places, device=model.device).T             # (K,), (K,) of the action tokens
-    logits = model(x, use_cache=False).logits                   # (B, L, V): column c - 1 predicts column c
+    logits = model(x, use_cache=False).logits                               # (B, L, V)
+    # the logits at column c - 1 are those of the token at column c
     return log_probs(logits[rows, columns - 1], x[rows, columns], temperature)   # (K, V), (K,) -> (K,)
 
 
@@ -166,8 +168,8 @@ def token_weight(action, T, N, num_tokens=None):
     its micro-batches add up to its loss.
 
     1/T_i and 1/|a| are no part of a plain policy gradient, and they depend on what was sampled: each turn of
-    a short rollout weighs more, right or wrong. If the better of two turns leads to success only in longer
-    rollouts than the other, this can even favour the worse one.
+    a short rollout weighs more, right or wrong. This can even favour the worse of two plans: if X succeeds
+    more often than Y but takes more turns, its successes are divided by a larger T, and Y may gain more.
 
     num_tokens: the tokens of the mini-batch, if all of them shall weigh the same, as in the released code.
     Then long plans and long rollouts weigh more.
@@ -186,19 +188,18 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log π.
 
     Why a ratio? We want a large mean of A over rollouts of π_θ, but these were sampled with π_θold. A rollout
-    that π_θ makes twice as likely should count twice. That factor is the product of the ratios of *all* its
-    tokens. (What tools and other modules wrote is as likely under both, so it cancels.) But a product of
-    hundreds of ratios is very noisy. So PPO gives each token only its own ratio. At π_θ = π_θold the sum of
-    these ratios has the same gradient as the product. Further away it is less and less right, so the clip
-    takes away what a token would gain by going further:
+    that π_θ makes twice as likely should count twice. That factor is the product of the ratios of all tokens
+    of its plans. But a product of hundreds of ratios is very noisy. So PPO gives each token only its own
+    ratio. At π_θ = π_θold the sum of these ratios has the same gradient as the product. Further away it is
+    less and less right, so the clip takes away what a token would gain by going further:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
-    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). (But its mean *gradient* is that of KL(π_ref ‖
-    π_θ), which has the same minimum. And once ρ is not 1, the tokens are those of π_θold: docs/use.md,
-    "Another KL".)
+    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref), if all weigh the same. (But its mean *gradient* is
+    that of KL(π_ref ‖ π_θ), which has the same minimum. And once ρ is not 1, the tokens are those of π_θold:
+    docs/use.md, "Another KL".)
 
     Add a term of your own to `terms`. What else changes if it has a flag, does not depend on A or needs
     π_ref: docs/use.md, "Another term in the objective".
@@ -290,7 +291,7 @@ def old_or_current(actions, logp):
     """log π_θold of each token, (K,): Action.logp_old, or the current log-prob, detached, where that is None.
 
     It is None in the first mini-batch, where π_θ is still π_θold, and for actions with A = 0, whose gain is 0
-    for any ρ. Both get ρ = 1."""
+    for any ρ. Both get ρ = 1. score_old() has set the others."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.logp_old is None else a.logp_old for a, new in zip(actions, now)])
 
@@ -322,15 +323,17 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
       * a mini-batch is computed in micro-batches, as much as fits into memory; their gradients add up;
       * in the first mini-batch, the model is still π_θold: its log-probs, detached, serve as the old ones;
-      * what cannot change the gradient is not computed;
-      * a mini-batch with a bad gradient, or with none, takes no step.
+      * actions with A = 0 have no gain: with a KL they are scored for it alone, at ρ = 1, without a KL not at
+        all (but they count in N);
+      * a mini-batch with a bad gradient, or with none, takes no step;
+      * the KL can be left out, and tokens can weigh the same (token_mean).
 
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
     reference_logps() are token_logps() of the two models; its share() and sum_gradients(), and "all
     processes" below, are for several GPUs: with one, they change nothing.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
-    Action.rollout is an index into it. split_rollouts() keeps a group in one mini-batch where it can: this
-    decides which rollouts share an optimiser step, and not the objective.
+    Action.rollout is an index into it. (They only decide which rollouts share an optimiser step: those of a
+    group, where possible.)
     clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it. token_mean: see
     token_weight().
 
@@ -345,13 +348,12 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     minis = []                      # the actions of each mini-batch
     for rollouts in split_rollouts(groups, minibatches, seed):
         minis.append(passes.share(weighted(actions, rollouts, token_mean)))
-    # Without a KL, actions with A = 0 have no gradient, and need no forward pass. (They still count in N. A
-    # term of yours without A needs them: docs/use.md.)
+    # no gradient, no forward pass (a term of yours without A needs them: docs/use.md)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
     # passes.retry(f, x) is f(passes, x), repeated with smaller micro-batches if memory runs out
     for mini in minis[1:]:                              # while the model is still π_θold
-        need_old = [a for a in mini if a.A != 0]        # the gain of the others is 0, whatever their ρ
+        need_old = [a for a in mini if a.A != 0]
         passes.retry(score_old, need_old, temperature)
 
     for mini in minis:                                  # one optimiser step each

@@ -41,7 +41,7 @@ def parse(text):
     """The last answer in tags, or else the whole text. The model's thinking is dropped first.
 
     "2 + 2 is 4. <answer> 4 </answer>" -> "4"        "It is 4." -> "It is 4."
-    "<answer>New Yor" -> "<answer>New Yor": it was cut off, and no rule will find this right
+    "<answer>New Yor" -> "<answer>New Yor": it was cut off, so it is graded as it is
     """
     text = after_thinking(text) or ""
     answers = ANSWER.findall(text)

@@ -68,7 +68,7 @@ class Memory:
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first. If there are so
         many steps that this is not enough, the middle of the whole text is cut, even inside a step.
-        (truncate() joins head and tail on one line: no line of a result begins at the margin, like a label.)
+        (The cut begins no new line, so it cannot put text of a result at the margin, like a label.)
         """
         steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
@@ -82,8 +82,8 @@ class Memory:
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
-    Indenting makes a text of many lines longer in the prompt. So it is cut in proportion: if it must lose a
-    fifth there, a fifth of the text goes.
+    `excess` counts characters as they stand in the prompt, where each line is indented. The text itself is
+    shorter, so it loses the same *share*: if a fifth must go there, a fifth of the text goes.
     """
     share = excess / max(1, len(indented(text)))
     return truncate(text, max(SHORTEST, int((1 - share) * len(text))))

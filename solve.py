@@ -6,9 +6,8 @@ roll_out() runs a batch of questions:
 
 A Rollout is one question on its way through the flow. The rollouts of a batch go in lock-step: all of them
 plan, then the executor writes all their calls, then the calls run, and so on. So a language model gets all
-prompts of a stage in one batch. (If fast rollouts ran ahead, batch sizes would depend on timing, and rounding
-depends on batch sizes: the same seed would not give the same rollouts.) A rollout that the verifier has
-stopped waits for the generator, which answers for all of them at the end.
+prompts of a stage in one batch. A rollout that the verifier has stopped waits for the generator, which
+answers for all of them at the end.
 
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion], with the text,
 and the token ids that training needs (models/completion.py).
@@ -76,6 +75,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     watch: watch(rollouts, turn, module) is called before each stage, to show or save what there is so far. It
     changes nothing in the rollouts.
     """
+    # Why in lock-step? If fast rollouts ran ahead, batch sizes would depend on timing. Rounding depends on
+    # batch sizes, so the same seed would not always give the same rollouts.
     start = time.perf_counter()
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
     # modules.run(module, turn, rollouts) -> [(rollout, Completion)]: one batched call of a language model. A
@@ -103,7 +104,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             rollout.call = executor.parse(completion.text, name, tools[name])
 
         acting = [rollout for rollout in planned if not rollout.failed]  # the executor may have failed
-        modules.begin("tools", turn, acting)  # only announces the stage: tools are no engine
+        modules.begin("tools", turn, acting)  # tells watch(); modules.run() is for language models alone
         results = run_calls([rollout.call for rollout in acting], tools,
                             ask_model=lambda queries: modules.ask("base_generator", queries))
         for rollout, result in zip(acting, results):
@@ -236,15 +237,16 @@ class Modules:
         return [(rollout, completion) for rollout, completion in zip(live, completions) if not rollout.failed]
 
     def ask_each(self, module, rollouts):
-        """What the module writes for each of these rollouts: [Completion]. Where its prompt is too long for
-        the model, one with less memory takes its place. (Analysis and executor read no memory: theirs stays
-        too long.)"""
-        completions = [None] * len(rollouts)
-        for budget in BUDGETS:
-            left = [i for i, completion in enumerate(completions)
-                     if completion is None or completion.error == TOO_LONG]
-            prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in left]
-            for i, completion in zip(left, self.ask(module, prompts)):
+        """What the module writes for each of these rollouts: [Completion]. Where a prompt is too long for the
+        model, the module is asked again with a smaller memory budget. (Analysis and executor read no memory:
+        their prompts stay too long.)"""
+        def ask(rollouts, budget):
+            return self.ask(module, [prompt_of(module, self.tools, rollout, budget) for rollout in rollouts])
+
+        completions = ask(rollouts, BUDGETS[0])
+        for budget in BUDGETS[1:]:
+            too_long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
+            for i, completion in zip(too_long, ask([rollouts[i] for i in too_long], budget)):
                 completions[i] = completion
         return completions
 
@@ -289,7 +291,7 @@ def run_trial(trial, args, cast):
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
             rollouts = roll_out_and_grade(questions, policy, fixed, tools, judge, watch=watch, **settings)
-            if trial.add(rollouts):  # saves them. False if a server was down: this batch comes again
+            if trial.add(rollouts):  # saves them; or False if a server was down: this batch comes again, once
                 watch.finished(rollouts)  # prints them
 
 

@@ -8,14 +8,9 @@ the planner and the executor read about it. run_calls() runs the calls of all ro
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
 
 A result that starts with "Error:" is an *error*, whether the model made the mistake (no such argument) or the
-world did (a missing page). The planner reads it in memory, and may try something else. Only one thing here is
-a *failure*, which ends the rollout (solve.py): the server of base_generator's language model gives no
-completion.
-
-To add a tool, write one function and one entry. The function gets strings and returns one; several threads
-may call it at once. To report an error, it returns "Error: unknown unit", for example, or raises
-services.ServiceError("unknown unit"); of any other exception, the planner sees type and message. It must end
-by itself, as those in world/ do: nothing here interrupts it.
+world did (a missing page). The planner reads it in memory, and may try something else. If the server of
+base_generator's language model gives no completion, that is a *failure* instead (Result.failed): it ends the
+rollout (solve.py).
 """
 
 import time
@@ -51,6 +46,10 @@ class Tool:
             raise ValueError("a tool without a function has one argument, 'query', for the language model")
 
 
+# To add a tool, write one function and one entry. The function gets strings and returns one; several threads
+# may call it at once. To report an error, it returns "Error: unknown unit", for example, or raises
+# services.ServiceError("unknown unit"); of any other exception, the planner sees type and message. It must
+# end by itself, as those in world/ do: nothing here interrupts it.
 TOOLS = {
     "base_generator": Tool(
         run=None,
@@ -112,8 +111,8 @@ class Result:
 def run_calls(calls, tools, ask_model):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    A call that cannot work becomes an error. The queries of the language model are one batch; meanwhile the
-    functions run, in eight threads.
+    A call that cannot work becomes an error. The functions start in eight threads; while they run, the
+    queries of the language model are answered, as one batch.
 
     calls: [executor.Call or planner.Unparsed]. ask_model: the language model behind the tool without a
     function, [query] -> [Completion].

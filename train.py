@@ -51,8 +51,9 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     None. state: what a checkpoint restores, or None.
 
     `run` does the bookkeeping (logbook/run.py). run.steps(): the numbers of the steps that are left, until
-    Ctrl-C. run.step: the last finished step. run.moved: has any step changed the policy yet? run.updating():
-    measures the time of the update, and makes room for it in memory.
+    Ctrl-C. run.step: the last finished step. run.moved: has any step changed the policy yet? Both are set by
+    run.log_step(). run.updating(): measures the time of the update. run.due(): is it time to validate?
+    run.unvalidated(): was the run stopped between a step and its validation?
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
@@ -78,8 +79,8 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, cast.tools)
-            # a line on the screen and in log.csv, and rollouts.jsonl. Three steps in a row in which all
-            # rollouts failed, or all mini-batches were skipped, end the run
+            # Prints a line; writes log.csv and rollouts.jsonl; sets run.step and run.moved. Three steps in a
+            # row in which all rollouts failed, or all mini-batches were skipped, end the run.
             run.log_step(row, rollouts, report)
             if run.due():  # every --every steps, and after the last
                 validate_and_save(run, cast, valid)
@@ -91,13 +92,13 @@ def passes_of(args, policy, reference):
     """The forward passes that give update() log π of each token, in micro-batches that fit into memory.
 
     With --plain they are flow_grpo.token_logps(), else those of fast/logps.py: the same numbers in less time
-    and memory. Both end in log_probs(). make_passes() makes a Passes (scale/passes.py), or with several GPUs
-    its drop-in RankPasses."""
+    and memory. Both end in log_probs(). make_passes() makes a Passes (scale/passes.py), or its drop-in for
+    several GPUs and for float32 copies of the weights."""
     models = policy.model, (reference.model if reference else None)
-    if args.plain:
-        return make_passes(*models, token_logps=token_logps, token_budget=args.token_budget)
-    scoring = fast_logps.scoring(log_probs, *models)  # also micro-batches that keep equal prompts together
-    return make_passes(*models, **scoring, token_budget=args.token_budget)
+    how = {"token_logps": token_logps}
+    if not args.plain:
+        how = fast_logps.scoring(log_probs, *models)  # also `cut`: micro-batches keep equal prompts together
+    return make_passes(*models, **how, token_budget=args.token_budget)
 
 
 def questions_of(step, questions, number, seed):
@@ -151,11 +152,8 @@ def actions_of(rollouts, A):
 
 
 def can_learn(A, beta, moved):
-    """Does J have a gradient? If every group is flat, all advantages are 0, and only the KL is left, which
-    pulls the planner back. Its gradient is also 0 until a step has moved the policy (`moved`): while π_θ =
-    π_ref, the KL is at its minimum. (With β = 0, actions with A = 0 have no gradient, so update() leaves
-    them out.)
-    """
+    """Does J have a gradient? Yes, if some A is not 0, or if the KL has one: it pulls the planner back, but
+    not before a step has moved the policy (`moved`). While π_θ = π_ref, the KL is at its minimum."""
     return A.any() or (beta > 0 and moved)
 
 

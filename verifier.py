@@ -2,18 +2,16 @@
 
 In each turn with a plan that could be parsed, the verifier reads the question, the analysis, the toolset and
 the memory with the new result. It writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t
-= 0: the planner plans another step). Anything but a clear STOP counts as CONTINUE: "we should not stop" must
-not be read as STOP, and one turn too many can be mended, one too few cannot. (A remark after STOP is dropped,
-as in "STOP. All is there". One that begins with no, not, or, and, but is kept: "STOP (or CONTINUE)" counts as
-CONTINUE.)
+= 0: the planner plans another step). What is no clear STOP counts as CONTINUE: one turn too many can be
+mended, one too few cannot.
 
 The explanation lets the model think before it decides; no parser reads it. parse() returns a bool, which
 solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE".
 """
 
-# labelled: the (label, value) pairs of a text. MARKS: quotes, asterisks, full stops and such. without_remark:
-# "STOP. All is there" -> "STOP", but "STOP (or CONTINUE)" stays
-from models.dressing import MARKS, labelled, without_remark
+# labelled: the (label, value) pairs of a text. MARKS: quotes, asterisks, full stops and such. plain_name: the
+# one of some names that a value begins with, if it names no other; else the value
+from models.dressing import MARKS, labelled, plain_name
 from models.tokens import after_thinking
 from planner import describe_all
 from world.text import indented, show_analysis
@@ -51,12 +49,12 @@ def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
     "Explanation: ...\\nConclusion: STOP"        -> True
-    "**Conclusion:** STOP. All is there."        -> True: a remark after a full stop or bracket is dropped
-    "Conclusion: STOP or CONTINUE"               -> False
+    "**Conclusion:** STOP. All is there."        -> True: a remark after a full stop or bracket is dropped,
+                                                    unless it begins with no, not, or, and, but,
+    "Conclusion: STOP. Or rather CONTINUE"       -> False   or the line has the other verdict, too
     "We should not stop."                        -> False
     """
     text = after_thinking(text) or ""
-    conclusions = [without_remark(value) for _, value in labelled(text, {"Conclusion": "conclusion"})]
-    if not conclusions:
-        conclusions = [text.strip(MARKS)]
-    return all(conclusion.upper() == "STOP" for conclusion in conclusions)
+    written = [value for _, value in labelled(text, {"Conclusion": "conclusion"})]
+    verdicts = [plain_name(value, ["STOP", "CONTINUE"]) for value in written]
+    return all(verdict == "STOP" for verdict in verdicts or [text.strip(MARKS).upper()])

@@ -80,7 +80,7 @@ def add_engines(parser):
 
 
 def add_plain(add):
-    add("--plain", "the same without fast/: slower, and nothing but what the nine scripts and models/ say",
+    add("--plain", "the same without fast/, as the nine scripts and models/local.py say: slower",
         action="store_true")
 
 

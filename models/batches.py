@@ -8,9 +8,10 @@
 
     budget.retry(work, items)
 
-If memory is short inside work(), all of it is done again, in smaller batches. generate(), the update and
-experiments/ratios.py all run this loop. How the items are split into batches changes no result beyond
-rounding. (Except what is sampled with --plain: there all rows draw from one stream of random numbers.)
+If memory is short inside work(), all of it is done again, in smaller batches. Sampling (local.py), the
+update (scale/passes.py) and experiments/ratios.py all run this loop. How the items are split into batches
+changes no result beyond rounding. (Except what is sampled with --plain: there all rows draw from one stream
+of random numbers.)
 """
 import warnings
 from contextlib import contextmanager
@@ -58,6 +59,9 @@ class TokenBudget:
 
     def __init__(self, tokens):
         self.tokens, self.halved = tokens, 0
+        # of the present retry():
+        self.present = 1, tokens, "the work"  # items, tokens and name of the batch in work
+        self.alone = 0  # how often a batch of one item did not fit
 
     def batches(self, items, length, extra=0, cut=None):
         """Yield all items, in batches that fit.
@@ -74,17 +78,15 @@ class TokenBudget:
 
     def retry(self, work, *arguments):
         """work(*arguments); if memory is short, the same again, with half the tokens of the batch that
-        failed. If that was a single item, it is tried once more, since torch's cache may be full of small
-        pieces; then MemoryError.
+        failed. The first time that this batch is a single item, all is tried once more, since torch's cache
+        may be full of small pieces; the second time it is a MemoryError.
 
-        work() begins from nothing each time. What it samples does not depend on failures: the random state
-        goes back to what it was before.
+        work() begins from nothing each time, and with the random state of the first time.
         """
-        self.alone = 0  # how often a single item did not fit
+        self.alone = 0
         states = random_states()
         while True:
-            # items, tokens and name of the batch in work; until there is one, as if it were one item
-            self.present = 1, self.tokens, "the work"
+            self.present = 1, self.tokens, "the work"  # before its first batch it counts as one item
             try:
                 return work(*arguments)
             except (RuntimeError, MemoryError) as error:
@@ -99,7 +101,7 @@ class TokenBudget:
             torch.cuda.set_rng_state_all(states[1])
 
     def shrink(self, why):
-        """Set the budget for the next attempt. MemoryError if a single item did not fit twice."""
+        """Set the budget for the next attempt. MemoryError if single items did not fit, twice."""
         number, tokens, name = self.present
         self.alone += number == 1
         if self.alone > 1:
@@ -109,4 +111,5 @@ class TokenBudget:
 
 
 def random_states():
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    """Those of the CPU and of all GPUs."""
+    return torch.get_rng_state(), (torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])

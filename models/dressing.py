@@ -40,18 +40,13 @@ def labelled(text, labels):
     return list(zip(found, values))
 
 
-def without_remark(value):
-    """The value without marks around it and without a remark after it: "**STOP** (all found)" -> "STOP"."""
-    return REMARK.split(value.strip(MARKS))[0].strip(MARKS)
-
-
 def plain_name(field, names):
     """The one of `names` that a field begins with, if the field mentions no other; else the field itself.
 
     "**python_coder** (it computes)\\n\\nI hope this helps." -> "python_coder"
     "not python_coder"                                      -> "not python_coder"
     """
-    first = without_remark(field).lower()
+    first = REMARK.split(field.strip(MARKS))[0].strip(MARKS).lower()
     first = first.removeprefix("the ").removesuffix(" tool").strip(MARKS)
     named = [name for name in names if re.search(rf"\b{re.escape(name)}\b", field, re.IGNORECASE)]
     return named[0] if [first] == [name.lower() for name in named] else field

@@ -50,7 +50,7 @@ def sample(model, token_lists, stops, temperature, max_new_tokens):
 
     new = out.sequences[:, P:]  # (B, L) the action tokens; a row that has ended is filled up with pad
     ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
-    written = ends.cumsum(1) - ends == 0  # (B, L) True up to and including the first stop token
+    written = (ends.cumsum(1) - ends) == 0  # (B, L) no stop token before this one
     if not temperature:
         return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
     logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (B, 1); scores (B, V): logits / temperature

@@ -4,9 +4,9 @@ The rules (rules.py) come first. They cannot tell whether "the author of Emma" m
 answer goes to the judge. As in the paper it analyses first and gives its verdict last; here at temperature 0.
 If the verdict does not parse, the judge gets a second prompt; if that fails, too, the rollout is *undecided*.
 
-The policy writes the answer and earns the reward, so the answer is hostile. The judge sees it as a JSON
-string, on one line and in quotes, and the verdict is the last line of the judge's completion, which must be
-exactly "Verdict: True" or "Verdict: False". So no answer can write the verdict. An answer may still
+The policy is rewarded for the answer and steers what it says, so the answer is hostile. The judge sees it as
+a JSON string, on one line and in quotes, and the verdict is the last line of the judge's completion, which
+must be exactly "Verdict: True" or "Verdict: False". So no answer can write the verdict. An answer may still
 *persuade* the judge, which no prompt can rule out: look at what was rewarded (rollouts.jsonl).
 """
 

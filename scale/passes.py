@@ -8,8 +8,8 @@ update() asks a Passes for policy_logps() and reference_logps(), and for the mic
 If memory is short, retry() repeats a mini-batch with half the tokens in a micro-batch, and what was enough
 stays for the next update (models/batches.py).
 
-A Passes is for one device. Several GPUs need a RankPasses (lockstep.py), which overrides what comes last here
-and computes the same gradient.
+A Passes is for one device. Several GPUs, and weights that are trained as float32 copies, need a RankPasses
+(lockstep.py). It overrides the last four methods, and computes the same gradient.
 """
 from contextlib import nullcontext
 
@@ -23,14 +23,18 @@ TOKENS = 16_384  # of a micro-batch, unless the caller knows how many fit
 
 
 def length(action):
+    """The tokens of an action's row."""
     return len(action.prompt_ids) + len(action.ids)
 
 
 class Passes:
-    """model: the policy. reference: the frozen copy, which is π_ref; `model` itself if it carries adapters;
-    or None, for no KL. token_logps(model, actions, temperature): the plain function, or that of
-    fast/logps.py. cut(actions, tokens): how a mini-batch is cut into micro-batches; None: actions of similar
-    length together (models/batches.py). Gradients add up, so this changes memory and nothing else."""
+    """model: the policy.
+    reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; None for no KL.
+    token_logps(model, actions, temperature): flow_grpo's plain function, or that of fast/logps.py.
+    cut(actions, tokens): cuts a mini-batch into micro-batches. None: actions of similar length together
+    (models/batches.py). Gradients add up, so a cut changes memory and nothing else.
+    token_budget: the most tokens of a micro-batch.
+    """
 
     def __init__(self, model, reference, token_logps, cut=None, token_budget=TOKENS):
         self.model, self.reference, self.token_logps, self.cut = model, reference, token_logps, cut
@@ -42,6 +46,7 @@ class Passes:
 
     def reference_logps(self, actions, temperature):
         """log π_ref of the same tokens, on the policy's device."""
+        # with adapters, π_ref is the base model under them
         adapters_off = self.model.disable_adapter() if self.reference is self.model else nullcontext()
         with torch.no_grad(), adapters_off:
             return self.token_logps(self.reference, actions, temperature).to(self.model.device)
@@ -55,14 +60,14 @@ class Passes:
         """work(self, *arguments); if memory is short, again from its beginning, in smaller micro-batches."""
         return self.budget.retry(work, self, *arguments)
 
-    # ------------------------------------------------------------------ what RankPasses does in another way
+    # ---------------------------------------------------------------------------- RankPasses overrides these
     def micro_batches(self, actions):
         """Yield the actions of a mini-batch in micro-batches, as many as fit into memory at once."""
         return self.budget.batches(actions, length, cut=self.cut)
 
     def around_update(self):
-        """MemoryError if memory is short outside the micro-batches of an update: for the optimiser's state,
-        which its first step makes."""
+        """Around a whole update: a lack of memory outside retry() becomes a MemoryError. That is mostly the
+        optimiser's state, which the first step makes."""
         return memory_errors("the optimiser's state")
 
     def share(self, actions):

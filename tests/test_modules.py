@@ -503,6 +503,7 @@ NO_STOPS = ["Conclusion:\nSTOP is too early", "Conclusion: [STOP or CONTINUE]", 
             "Explanation: say STOP if it is done.", "Conclusion: if the sum is right, STOP",
             "My conclusion: STOP would be too early", "It is no conclusion: STOP",
             "Conclusion: STOP (or CONTINUE)", "Conclusion: STOP. Not yet.",
+            "Conclusion: STOP. However, CONTINUE is safer.",
             "Conclusion: STOP. But the price is missing.", "STOP. The memory is complete."]
 
 
