@@ -3,8 +3,8 @@
 The executor reads the question, the plan's context and sub-goal, and the description of the planned tool. It
 writes one call, in Python; models that were trained on tool calls may write JSON instead. models/calls.py
 reads both, as *data*: it evaluates nothing and accepts only literal arguments. So
-`python_coder(code=open("/etc/passwd").read())` is a parse error, and the planner reads that error in its next
-prompt.
+`python_coder(code=open("/etc/passwd").read())` is a parse error. It becomes the result of the step
+(tools.run_calls), and the planner reads it in its next prompt.
 """
 
 from dataclasses import dataclass
@@ -62,8 +62,7 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        # read_call() needs the name to refuse a text that calls the tool twice, and the names of arguments to
-        # accept those that are given by position
+        # name: so that a text with a second call is refused; the argument names: for those given by position
         called, arguments = read_call(text, name, list(tool.arguments))
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")

@@ -20,10 +20,10 @@ weights.
 So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not follow from it:
 
   * A is divided by the group's standard deviation;
-  * tokens are averaged over a turn, and turns over a rollout (so "on average" holds no longer exactly: see
-    token_weight());
-  * PPO's clipped ratio (why: see loss()), so that one batch of rollouts can serve several optimiser steps. It
-    is cut into mini-batches of whole rollouts, and each rollout is used in one step (one PPO epoch);
+  * tokens are averaged over a turn, and turns over a rollout (so "changes nothing on average" in 3 is no
+    longer exact: see token_weight());
+  * PPO's clipped ratio (why: see loss()), so that one batch of rollouts can serve several optimiser steps.
+    The batch is cut into mini-batches of whole rollouts, each for one step (one PPO epoch);
   * a KL that pulls the planner back towards the untrained one, π_ref.
 
 Training maximises
@@ -64,7 +64,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 # No step if the gradient's norm is above EXPLODED * max_grad_norm: such a gradient is probably a numerical
-# accident, and clipping would keep its direction.
+# accident, and clipping would only shorten it: the step would go in a meaningless direction.
 EXPLODED = 1000
 
 
@@ -79,7 +79,7 @@ class Action:
     # sampling and scoring round differently, so ρ would not be exactly 1 in the first mini-batch.
     logps: list[float] = field(default_factory=list)
     # update() sets the next two, on a copy of its own
-    weight: float = 0.0     # of each of its tokens: token_weight()
+    weight: float = 0.0     # the weight of each of its tokens: token_weight()
     logp_old: torch.Tensor | None = None    # log π_θold of ids, (|a|,): score_old()
 
 
@@ -146,8 +146,9 @@ def token_logps(model, actions, temperature):
     """
     sequences = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
     x = pad_sequence(sequences, batch_first=True).to(model.device)          # (B, L) padded on the right
+    # (row, column) in x of each action token
     places = [(row, len(a.prompt_ids) + j) for row, a in enumerate(actions) for j in range(len(a.ids))]
-    rows, columns = torch.tensor(places, device=model.device).T             # (K,), (K,) of the action tokens
+    rows, columns = torch.tensor(places, device=model.device).T             # (K,), (K,)
     logits = model(x, use_cache=False).logits                               # (B, L, V)
     # the logits at column c - 1 are those of the token at column c
     return log_probs(logits[rows, columns - 1], x[rows, columns], temperature)   # (K, V), (K,) -> (K,)
@@ -169,7 +170,8 @@ def token_weight(action, T, N, num_tokens=None):
 
     1/T_i and 1/|a| are no part of a plain policy gradient, and they depend on what was sampled: each turn of
     a short rollout weighs more, right or wrong. This can even favour the worse of two plans: if X succeeds
-    more often than Y but takes more turns, its successes are divided by a larger T, and Y may gain more.
+    more often than Y but takes more turns to, while the failures of both last until the turns run out, the
+    successes of X are divided by a larger T, and Y may gain more.
 
     num_tokens: the tokens of the mini-batch, if all of them shall weigh the same, as in the released code.
     Then long plans and long rollouts weigh more.
@@ -224,7 +226,8 @@ def plain_update(model, reference, optimizer, actions, groups, temperature, clip
     the memory of one device, and each mini-batch needs an action; the model and the reference are in eval
     mode. The other arguments are those of update().
 
-    π_θold is the model before the first step: so all mini-batches are scored before it.
+    π_θold is the model before the first step: so all mini-batches are scored before it. (split_rollouts() and
+    weighted() follow below.)
     """
     minis = [weighted(actions, rollouts) for rollouts in split_rollouts(groups, minibatches, seed)]
     with torch.no_grad():
@@ -251,7 +254,7 @@ def split_rollouts(groups, minibatches, seed):
     groups = torch.as_tensor(groups).tolist()
     distinct, N = sorted(set(groups)), len(groups)
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
-    place = dict(zip(distinct, order))                                      # {group: its place}
+    place = dict(zip(distinct, order))                                      # {group: its shuffled place}
     rollouts = sorted(range(N), key=lambda i: place[groups[i]])             # stable: a group stays together
     return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
@@ -323,13 +326,14 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
       * a mini-batch is computed in micro-batches, as much as fits into memory; their gradients add up;
       * in the first mini-batch, the model is still π_θold: its log-probs, detached, serve as the old ones;
-      * actions with A = 0 have no gain: with a KL they are scored for it alone, at ρ = 1, without a KL not at
-        all (but they count in N);
+      * actions with A = 0 have no gain: with a KL they are scored for the KL alone, at ρ = 1; without one,
+        they are left out, but count in N and T;
       * a mini-batch with a bad gradient, or with none, takes no step;
       * the KL can be left out, and tokens can weigh the same (token_mean).
 
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
-    reference_logps() are token_logps() of the two models; its share() and sum_gradients(), and "all
+    reference_logps() are token_logps() of the two models, or the same from fast/. retry(f, x) is f(passes,
+    x), repeated with smaller micro-batches if memory runs out. share() and sum_gradients(), and "all
     processes" below, are for several GPUs: with one, they change nothing.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
     Action.rollout is an index into it. (They only decide which rollouts share an optimiser step: those of a
@@ -351,7 +355,6 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     # no gradient, no forward pass (a term of yours without A needs them: docs/use.md)
     minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
 
-    # passes.retry(f, x) is f(passes, x), repeated with smaller micro-batches if memory runs out
     for mini in minis[1:]:                              # while the model is still π_θold
         need_old = [a for a in mini if a.A != 0]
         passes.retry(score_old, need_old, temperature)
@@ -368,5 +371,5 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
             optimizer.step()
         report.add_step(norm, skipped, taken)
     model.zero_grad()
-    model.eval()            # begin() has set `training` in the layers that are checkpointed: off, to sample
+    model.eval()            # begin() has set `training` in checkpointed layers; sampling needs it off
     return report.summary()

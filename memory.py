@@ -82,8 +82,8 @@ class Memory:
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
-    `excess` counts characters as they stand in the prompt, where each line is indented. The text itself is
-    shorter, so it loses the same *share*: if a fifth must go there, a fifth of the text goes.
+    In the prompt, indentation makes the text longer than it is here. So the same share is cut, not the same
+    number: if a fifth must go there, a fifth of the text goes.
     """
     share = excess / max(1, len(indented(text)))
     return truncate(text, max(SHORTEST, int((1 - share) * len(text))))

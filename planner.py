@@ -18,7 +18,7 @@ from dataclasses import dataclass
 # computes)" -> "python_coder"
 from models.dressing import labelled, plain_name
 from models.tokens import after_thinking  # what follows a thinking model's thoughts; None if they never end
-# Lines of a text are indented, so that none looks like one of our labels. indented: all but the first line
+# indented: each line but the first gets two spaces, so that none looks like one of our labels
 from world.text import indented, show_analysis
 
 PROMPT = """\
@@ -66,7 +66,7 @@ Analysis:
 """
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, so that no huge sub-goal enters the memory
-LABELS = {  # {label: how models spell it}
+LABELS = {  # {label: a pattern for its spellings}
     "Justification": "justification", "Context": "context", "Sub-goal": "sub[-_ ]?goal",
     "Tool": "tool(?:[-_ ]name)?"}
 

@@ -14,9 +14,9 @@ and the token ids that training needs (models/completion.py).
 
 What can go wrong has one of two effects:
 
-    an error    Somebody's mistake inside the flow: a plan or call that cannot be parsed, a tool that does not
-                find what it was asked for. It costs a turn; memory says why, and the planner reads it. (The
-                executor may be to blame for a call, but only the planner can learn to avoid it.)
+    an error    A plan or call that cannot be parsed; a tool that does not find what it was asked for, or
+                whose web service is down. It costs a turn; memory says why, and the planner reads it. (It may
+                not be the planner's mistake, but only the planner can learn to avoid it.)
     a failure   Not clearly the planner's mistake: a module's prompt that is too long even with a shortened
                 memory, or a model server, also the judge's, that gives no completion. The rollout breaks
                 off (`failed` says why). It counts as wrong, but is not trained on.
@@ -33,7 +33,7 @@ The last part of this file, from run_trial() on, is the command line:
 
 from cli import early
 
-early.check(__name__, "solve.py")  # only so that --help and mistakes are answered before torch is imported
+early.check(__name__, "solve.py")  # answers --help, --compare and mistakes before torch is imported
 
 import time
 from dataclasses import dataclass, field
@@ -104,7 +104,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             rollout.call = executor.parse(completion.text, name, tools[name])
 
         acting = [rollout for rollout in planned if not rollout.failed]  # the executor may have failed
-        modules.begin("tools", turn, acting)  # tells watch(); modules.run() is for language models alone
+        modules.begin("tools", turn, acting)  # tells watch(), as modules.run() does for language models
         results = run_calls([rollout.call for rollout in acting], tools,
                             ask_model=lambda queries: modules.ask("base_generator", queries))
         for rollout, result in zip(acting, results):
@@ -240,13 +240,13 @@ class Modules:
         """What the module writes for each of these rollouts: [Completion]. Where a prompt is too long for the
         model, the module is asked again with a smaller memory budget. (Analysis and executor read no memory:
         their prompts stay too long.)"""
-        def ask(rollouts, budget):
-            return self.ask(module, [prompt_of(module, self.tools, rollout, budget) for rollout in rollouts])
+        def with_memory(budget, some):
+            return self.ask(module, [prompt_of(module, self.tools, rollout, budget) for rollout in some])
 
-        completions = ask(rollouts, BUDGETS[0])
+        completions = with_memory(BUDGETS[0], rollouts)
         for budget in BUDGETS[1:]:
             too_long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
-            for i, completion in zip(too_long, ask([rollouts[i] for i in too_long], budget)):
+            for i, completion in zip(too_long, with_memory(budget, [rollouts[i] for i in too_long])):
                 completions[i] = completion
         return completions
 
@@ -291,7 +291,7 @@ def run_trial(trial, args, cast):
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
             rollouts = roll_out_and_grade(questions, policy, fixed, tools, judge, watch=watch, **settings)
-            if trial.add(rollouts):  # saves them; or False if a server was down: this batch comes again, once
+            if trial.add(rollouts):  # saves them. False: a server was down, and this batch comes once more
                 watch.finished(rollouts)  # prints them
 
 

@@ -25,7 +25,7 @@ or none there is one rank, and it does all questions.
 """
 from cli import early
 
-early.check(__name__, "train.py")  # only so that --help and mistakes are answered before torch is imported
+early.check(__name__, "train.py")  # answers --help and mistakes before torch is imported
 
 import math
 import random
@@ -50,17 +50,15 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     cast: who plays what, a named tuple (policy, fixed, tools, judge). reference: the engine of π_ref, or
     None. state: what a checkpoint restores, or None.
 
-    `run` does the bookkeeping (logbook/run.py). run.steps(): the numbers of the steps that are left, until
-    Ctrl-C. run.step: the last finished step. run.moved: has any step changed the policy yet? Both are set by
-    run.log_step(). run.updating(): measures the time of the update. run.due(): is it time to validate?
-    run.unvalidated(): was the run stopped between a step and its validation?
+    `run` does the bookkeeping (logbook/run.py). run.step is the last finished step; run.moved: has any step
+    changed the policy yet? run.log_step() sets both.
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
     with training_run(args, cast.policy, optimizer, state) as run:
         evaluate_before(run, cast, valid, test)
 
-        for step in run.steps():
+        for step in run.steps():  # the numbers of those that are left, until Ctrl-C
             seed = args.seed * 1_000_003 + step  # differs for each --seed and step, up to a million steps
             questions = questions_of(step, train_questions, args.questions, args.seed)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
@@ -72,19 +70,19 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
             report = NO_UPDATE  # what log.csv shows for a step without an update
             if can_learn(A, args.beta, run.moved):
                 actions = actions_of(usable, A)
-                with run.updating(passes):
+                with run.timed_update(), passes.around_update():
                     report = update(
                         passes, optimizer, actions, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             row = step_row(step, rollouts, usable, len(questions), flat, report, cast.tools)
-            # Prints a line; writes log.csv and rollouts.jsonl; sets run.step and run.moved. Three steps in a
-            # row in which all rollouts failed, or all mini-batches were skipped, end the run.
+            # Prints a line; writes log.csv and rollouts.jsonl. Three steps in a row in which all rollouts
+            # failed, or all mini-batches were skipped, end the run.
             run.log_step(row, rollouts, report)
             if run.due():  # every --every steps, and after the last
                 validate_and_save(run, cast, valid)
-        if run.step >= args.steps and test:  # not after Ctrl-C
+        if run.step >= args.steps and test:  # not if it was stopped early
             log_accuracy(run, cast, "test", test)
 
 
@@ -92,12 +90,12 @@ def passes_of(args, policy, reference):
     """The forward passes that give update() log π of each token, in micro-batches that fit into memory.
 
     With --plain they are flow_grpo.token_logps(), else those of fast/logps.py: the same numbers in less time
-    and memory. Both end in log_probs(). make_passes() makes a Passes (scale/passes.py), or its drop-in for
-    several GPUs and for float32 copies of the weights."""
+    and memory (`cut` puts equal prompts into one micro-batch). Both end in log_probs(). make_passes() makes a
+    Passes (scale/passes.py), or its drop-in for several GPUs and sharded weights."""
     models = policy.model, (reference.model if reference else None)
     how = {"token_logps": token_logps}
     if not args.plain:
-        how = fast_logps.scoring(log_probs, *models)  # also `cut`: micro-batches keep equal prompts together
+        how = fast_logps.scoring(log_probs, *models)  # {"token_logps": ..., "cut": ...}
     return make_passes(*models, **how, token_budget=args.token_budget)
 
 
@@ -166,7 +164,7 @@ def evaluate_before(run, cast, valid, test):
             log_accuracy(run, cast, "test", test)
         elif valid:
             log_accuracy(run, cast, "valid", valid)
-    elif valid and run.unvalidated():
+    elif valid and run.unvalidated():  # it was stopped between a step and its validation
         validate_and_save(run, cast, valid)
 
 

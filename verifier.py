@@ -2,15 +2,15 @@
 
 In each turn with a plan that could be parsed, the verifier reads the question, the analysis, the toolset and
 the memory with the new result. It writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t
-= 0: the planner plans another step). What is no clear STOP counts as CONTINUE: one turn too many can be
+= 0: the planner plans another step). What cannot be read as STOP counts as CONTINUE: one turn too many can be
 mended, one too few cannot.
 
 The explanation lets the model think before it decides; no parser reads it. parse() returns a bool, which
 solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE".
 """
 
-# labelled: the (label, value) pairs of a text. MARKS: quotes, asterisks, full stops and such. plain_name: the
-# one of some names that a value begins with, if it names no other; else the value
+# labelled: the (label, value) pairs of a text. MARKS: quotes, asterisks, full stops and such.
+# plain_name: "STOP. All is there." -> "STOP"; a value that is not plainly one of the names stays as it is
 from models.dressing import MARKS, labelled, plain_name
 from models.tokens import after_thinking
 from planner import describe_all
@@ -48,10 +48,12 @@ def prompt(question, tools, analysis, memory_text):
 def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
+    A remark after STOP is not read, if punctuation parts the two. But if it begins with no, not, or, and or
+    but, or if the line also says CONTINUE, it is no clear STOP.
+
     "Explanation: ...\\nConclusion: STOP"        -> True
-    "**Conclusion:** STOP. All is there."        -> True: a remark after a full stop or bracket is dropped,
-                                                    unless it begins with no, not, or, and, but,
-    "Conclusion: STOP. Or rather CONTINUE"       -> False   or the line has the other verdict, too
+    "**Conclusion:** STOP. All is there."        -> True
+    "Conclusion: STOP. But a price is missing."  -> False
     "We should not stop."                        -> False
     """
     text = after_thinking(text) or ""

@@ -2,7 +2,7 @@
 
     with training_run(args, policy, optimizer, state) as run:   # state: of the checkpoint to resume from
         for step in run.steps():                                # those that are left; none after Ctrl-C
-            with run.updating(passes):                          # the seconds of the update
+            with run.timed_update():                            # the seconds of the update
                 report = update(...)
             run.log_step(row, rollouts, report)                 # log.csv, rollouts.jsonl and a line
             accuracy = run.log_evaluation("valid", rollouts)    # evals.csv
@@ -81,11 +81,10 @@ class Run:
             yield self.step + 1
 
     @contextmanager
-    def updating(self, passes):
+    def timed_update(self):
         """Around the update of a step: measures its seconds."""
         start = time.perf_counter()
-        with passes.around_update():
-            yield
+        yield
         self.update_seconds = time.perf_counter() - start
 
     def log_step(self, row, rollouts, report):

@@ -55,7 +55,7 @@ def by_length(items, budget, length, extra=0):
 
 
 class TokenBudget:
-    """How many tokens a batch may have. tokens: the limit; halved: how often memory was short."""
+    """How many tokens a batch may have. tokens: the limit; halved: how often it was lowered."""
 
     def __init__(self, tokens):
         self.tokens, self.halved = tokens, 0
@@ -93,15 +93,18 @@ class TokenBudget:
                 if not is_short_of_memory(error):
                     raise
                 why = error.with_traceback(None)  # its frames hold tensors
+            before = self.tokens
             self.shrink(why)
             torch.cuda.empty_cache()  # does nothing without a GPU
-            self.halved += 1
-            warnings.warn(f"Out of memory: from here on batches of at most {self.tokens} tokens.")
+            if self.tokens < before:
+                self.halved += 1
+                warnings.warn(f"Out of memory: from here on batches of at most {self.tokens} tokens.")
             torch.set_rng_state(states[0])
             torch.cuda.set_rng_state_all(states[1])
 
     def shrink(self, why):
-        """Set the budget for the next attempt. MemoryError if single items did not fit, twice."""
+        """Set the budget for the next attempt. If several items did not fit: half of their tokens. If one did
+        not: the budget stays, and the second time it is a MemoryError."""
         number, tokens, name = self.present
         self.alone += number == 1
         if self.alone > 1:

@@ -63,7 +63,7 @@ class HF:
     """A transformers model with its tokenizer, called with prompts.
 
     token_budget: the most tokens of a batch. (The cache of Qwen2.5-7B is 57 KB a token: 3.8 GB for the
-    default.) If memory is short, it is halved for all later calls, too (batches.py). think: let the model
+    default.) If memory is short, it shrinks, for all later calls, too (batches.py). think: let the model
     think, if it can. plain: sample as sample() does, without fast/.
     """
 
@@ -95,8 +95,8 @@ class HF:
 
     def sample_all(self, token_lists, temperature, max_new_tokens):
         """sample() for any number of prompts, in batches that fit into memory."""
-        # Drawn for all batches together, so that samples do not depend on the batches. (With --plain they are
-        # not used: generate() draws its own.)
+        # A row of random numbers for each prompt, drawn for all batches together: so samples do not depend on
+        # the batches. (With --plain they are not used: generate() draws its own.)
         draws = torch.rand(len(token_lists), max_new_tokens if temperature else 0, dtype=torch.float64)
         samples = {}  # {i: (ids, log π of each)}
         with sampling_mode(self.model):

@@ -1,4 +1,4 @@
-"""The forward passes of an update on several GPUs, or of weights that are kept as float32 masters.
+"""The forward passes of an update on several GPUs, or of weights that fully_shard has sharded.
 
     passes = make_passes(model, reference, flow_grpo.token_logps)       # a Passes, or a RankPasses
 

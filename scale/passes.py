@@ -1,15 +1,15 @@
 """The forward passes of an update, in micro-batches that fit into memory.
 
     passes = Passes(model, reference, flow_grpo.token_logps)    # once for a run
-    with passes.around_update():
-        update(passes, optimizer, actions, groups, ...)         # in each step
+    with passes.around_update():                                # in each step
+        update(passes, optimizer, actions, groups, ...)
 
 update() asks a Passes for policy_logps() and reference_logps(), and for the micro_batches() of a mini-batch.
 If memory is short, retry() repeats a mini-batch with half the tokens in a micro-batch, and what was enough
 stays for the next update (models/batches.py).
 
-A Passes is for one device. Several GPUs, and weights that are trained as float32 copies, need a RankPasses
-(lockstep.py). It overrides the last four methods, and computes the same gradient.
+A Passes is for one device. Several GPUs, and weights that fully_shard has sharded (sharding.py), need a
+RankPasses (lockstep.py). It overrides the last four methods and the budget, and computes the same gradient.
 """
 from contextlib import nullcontext
 
@@ -32,7 +32,7 @@ class Passes:
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; None for no KL.
     token_logps(model, actions, temperature): flow_grpo's plain function, or that of fast/logps.py.
     cut(actions, tokens): cuts a mini-batch into micro-batches. None: actions of similar length together
-    (models/batches.py). Gradients add up, so a cut changes memory and nothing else.
+    (models/batches.py). Gradients add up, so beyond rounding a cut changes memory alone.
     token_budget: the most tokens of a micro-batch.
     """
 
@@ -41,7 +41,7 @@ class Passes:
         self.budget, self.report = TokenBudget(token_budget), None
 
     def policy_logps(self, actions, temperature):
-        """log π_θ of every action token, (K,); without a gradient, π_θold's."""
+        """log π_θ of every action token, (K,); before the first optimiser step it is π_θold's."""
         return self.token_logps(self.model, actions, temperature)
 
     def reference_logps(self, actions, temperature):

@@ -10,7 +10,7 @@
     sampling_gap   mean |log π when sampled - log π when scored|, in the first micro-batch of this process. If
                 it is large, the scored policy is not the one that sampled; 0 if there are no log-probs
     grad_norm   norm of the gradient before clipping, mean over the mini-batches
-    halved      how often memory was short and micro-batches were halved; the gradient stays the same
+    halved      how often memory was short and micro-batches were made smaller; the gradient stays the same
     token_budget   the tokens of a micro-batch that did fit: begin the next update with it
     skipped     mini-batches without a step, because the loss or gradient was not finite or far too large
     steps       optimiser steps taken; a mini-batch whose gradient is exactly 0 takes none
