@@ -524,7 +524,8 @@ def test_readmes_sentences_on_the_second_toy_are_those_of_the_csv_files():
     tests = figures.gather(figures.read("hops-tests"), "planner", "accuracy")
     before, after = (statistics.fmean(tests[who]) for who in ("untrained", "Flow-GRPO"))
     low, high = min(tests["Flow-GRPO"]), max(tests["Flow-GRPO"])
-    assert len(tests["Flow-GRPO"]) == 5 and "Five seeds of `python train.py --model toy/hops --seed N`" in readme
+    assert len(tests["Flow-GRPO"]) == 5
+    assert "Five seeds of `python train.py --model toy/hops --seed N`" in readme
     assert f"go from {before:.2f} to {after:.2f} on average ({low:.2f} to {high:.2f}), in about" in readme
     assert f"without reading results gets {float(pages.best_router()['']['accuracy']):.2f}" in readme
 
