@@ -203,8 +203,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     that of KL(π_ref ‖ π_θ), which has the same minimum. And once ρ is not 1, the tokens are those of π_θold:
     docs/use.md, "Another KL".)
 
-    Add a term of your own to `terms`. What else changes if it has a flag, does not depend on A or needs
-    π_ref: docs/use.md, "Another term in the objective".
+    Add a term of your own to `terms`. If it is not 0 where A is 0, change two more lines: `if beta or a.A !=
+    0` in update(), and can_learn() in train.py. More, also on flags and terms with π_ref: docs/use.md,
+    "Another term in the objective".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
@@ -332,14 +333,15 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
       * the KL can be left out, and tokens can weigh the same (token_mean).
 
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
-    reference_logps() are token_logps() of the two models, or the same from fast/. retry(f, x) is f(passes,
-    x), repeated with smaller micro-batches if memory runs out. share() and sum_gradients(), and "all
+    reference_logps() are token_logps() of the two models, or the same from fast/. retry(f, *x) is f(passes,
+    *x), repeated with smaller micro-batches if memory runs out. share() and sum_gradients(), and "all
     processes" below, are for several GPUs: with one, they change nothing.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
     Action.rollout is an index into it. (They only decide which rollouts share an optimiser step: those of a
     group, where possible.)
-    clip: (ε, ε'). With beta = 0 or no reference there is no KL, and no forward pass for it. token_mean: see
-    token_weight().
+    temperature: that of sampling. clip: (ε, ε'). beta: the weight of the KL; with 0, or without a reference,
+    there is no forward pass for it. minibatches: the number of optimiser steps. max_grad_norm: longer
+    gradients are scaled down to this norm. token_mean: see token_weight(). seed: shuffles the groups.
 
     The model is left in eval mode, ready to sample.
     """
@@ -364,8 +366,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         passes.sum_gradients()                          # over all processes
         loss_value = report.end_mini_batch()            # -J of the mini-batch, over all processes
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
-        # One bad mini-batch must not end the run. A norm of nan is skipped, too: nan < x is False.
-        skipped = not (math.isfinite(loss_value) and norm < EXPLODED * max_grad_norm)
+        # one bad mini-batch must not end the run
+        skipped = not math.isfinite(loss_value + norm) or norm >= EXPLODED * max_grad_norm
         taken = norm > 0 and not skipped            # no gradient, no step: momentum alone would still move θ
         if taken:
             optimizer.step()

@@ -46,10 +46,10 @@ class Tool:
             raise ValueError("a tool without a function has one argument, 'query', for the language model")
 
 
-# To add a tool, write one function and one entry. The function gets strings and returns one; several threads
-# may call it at once. To report an error, it returns "Error: unknown unit", for example, or raises
-# services.ServiceError("unknown unit"); of any other exception, the planner sees type and message. It must
-# end by itself, as those in world/ do: nothing here interrupts it.
+# To add a tool, write one function and one entry. The function gets strings (so numbers are quoted in the
+# example: value="3") and returns one; several threads may call it at once. To report an error, it returns
+# "Error: unknown unit", for example, or raises services.ServiceError("unknown unit"); of any other exception,
+# the planner sees type and message. It must end by itself, as those in world/ do: nothing here interrupts it.
 TOOLS = {
     "base_generator": Tool(
         run=None,

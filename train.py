@@ -118,11 +118,11 @@ def graded_rollouts(args, cast, questions, group_size, seed):
     """Run each question `group_size` times through the flow and grade the answers: [Rollout], those of a
     question one after the other."""
     settings = command_line.rollout_settings(args)
+    policy, fixed, tools, judge = cast
 
     def rolled_out(share):
         batch = [question for question in share for _ in range(group_size)]
         with Progress(len(batch)) as bar:
-            policy, fixed, tools, judge = cast
             return solve.roll_out_and_grade(batch, policy, fixed, tools, judge, watch=bar, **settings)
 
     torch.manual_seed(seed + 7_919 * ranks.RANK)  # RANK: 0 with one GPU or none

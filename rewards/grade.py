@@ -20,8 +20,12 @@ from rewards.judge import verdicts_on
 def reward(rollout):
     """R of a rollout: here 1 or 0. A reward of yours may use every field of solve.Rollout but `reward`:
     `right`, `answer`, `question` (with its gold answer), `memory`, and `plans`, the planner's Completion of
-    each turn, so len(rollout.plans) turns were used. To subtract a cost for errors, turns or tokens, see
-    docs/use.md, "Grading".
+    each turn, so len(rollout.plans) turns were used. A cost of each turn after the first, for example, is
+
+        float(rollout.right) - 0.05 * (len(rollout.plans) - 1)
+
+    But such a cost also rewards giving up early, among wrong rollouts: turn-cost.diff in experiments/forks/.
+    For errors and tokens, see docs/use.md, "Grading".
     """
     return float(rollout.right)
 
