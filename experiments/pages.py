@@ -360,7 +360,8 @@ FITTING = {"a name not found": "base_generator", "an address": "web_search", "a 
 
 def measures(folder):
     """{what was measured: its value for each seed}, from the CSV files that study.py wrote into a folder."""
-    names = "toy-tests", "hops-tests", "hops-tools", "hops-budget", "hops-ways"
+    names = ("toy-tests", "hops-tests", "hops-tools", "hops-budget", "hops-ways", "hops-monolith",
+             "hops-sizes")
     rows = {name: read(name, folder) for name in names}
     toy = gather(rows["toy-tests"], "when", "accuracy")
     found = {"first toy, untrained": toy["before"], "first toy, Flow-GRPO": toy["after"]}
@@ -370,6 +371,10 @@ def measures(folder):
     found |= {f"second toy, {name}": ways[name] for traces, name in SFT.items() if "-" not in traces}
     found |= {f"second toy, Flow-GRPO, {words}": of(column)["Flow-GRPO"] for column, words in (
         ("sum", "questions for a sum"), ("free", "free wordings"), ("errors", "share of errors"))}
+    for name, run, words in (("hops-monolith", "monolith", "monolith"),
+                             ("hops-sizes", "width 64", "all modules half as wide")):
+        tests = {row["seed"]: float(row["test_after"]) for row in rows[name] if row["run"] == run}
+        found[f"second toy, {words}"] = list(tests.values())
     routed = best_router("Flow-GRPO", folder)
     found["second toy, router, Flow-GRPO's sub-goals"] = [float(row["accuracy"]) for row in routed.values()]
     by_budget = gather(rows["hops-budget"], "max_turns", "accuracy")
