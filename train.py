@@ -182,7 +182,8 @@ def validate_and_save(run, cast, valid):
 
 def main():
     args = command_line.train_arguments(TOOLS)
-    # loads the engines; makes the optimizer: AdamW, a constant --lr, no weight decay (docs/use.md has others)
+    # Loads the policy, and a frozen copy that is π_ref and plays the other modules (with --lora: the policy,
+    # its adapters off). Makes the optimizer: AdamW, a constant --lr, no weight decay (docs/use.md has others)
     cast, reference, optimizer, (train_questions, valid, test), state = setup.begin(args, TOOLS)
     train(args, cast, reference, optimizer, train_questions, valid, test, state)
 

@@ -48,8 +48,8 @@ def prompt(question, tools, analysis, memory_text):
 def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
-    A remark after STOP is not read, if punctuation parts the two. But if it begins with no, not, or, and or
-    but, or if the line also says CONTINUE, it is no clear STOP.
+    A remark after STOP is not read if it comes after ". ", ":", "(", a dash or a new line. But if it begins
+    with "no", "not", "or", "and" or "but", or says CONTINUE, this is no clear STOP.
 
     "Explanation: ...\\nConclusion: STOP"        -> True
     "**Conclusion:** STOP. All is there."        -> True
@@ -59,4 +59,6 @@ def parse(text):
     text = after_thinking(text) or ""
     written = [value for _, value in labelled(text, {"Conclusion": "conclusion"})]
     verdicts = [plain_name(value, ["STOP", "CONTINUE"]) for value in written]
-    return all(verdict == "STOP" for verdict in verdicts or [text.strip(MARKS).upper()])
+    if not verdicts:
+        return text.strip(MARKS).upper() == "STOP"
+    return all(verdict == "STOP" for verdict in verdicts)

@@ -9,7 +9,7 @@ If memory is short, retry() repeats a mini-batch with half the tokens in a micro
 stays for the next update (models/batches.py).
 
 A Passes is for one device. Several GPUs, and weights that fully_shard has sharded (sharding.py), need a
-RankPasses (lockstep.py). It overrides the last four methods and the budget, and computes the same gradient.
+RankPasses (lockstep.py). It overrides the methods below the line, and computes the same gradient.
 """
 from contextlib import nullcontext
 
