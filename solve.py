@@ -99,11 +99,12 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             else:
                 rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
+        acting = []  # those with a call; if it could not be parsed, its result is an error
         for rollout, completion in modules.run("executor", turn, planned):
             name = rollout.plan.tool
             rollout.call = executor.parse(completion.text, name, tools[name])
+            acting.append(rollout)
 
-        acting = [rollout for rollout in planned if not rollout.failed]  # the executor may have failed
         modules.begin("tools", turn, acting)  # tells watch(), as modules.run() does for language models
         results = run_calls([rollout.call for rollout in acting], tools,
                             ask_model=lambda queries: modules.ask("base_generator", queries))

@@ -15,6 +15,7 @@ of random numbers.)
 """
 import warnings
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
@@ -54,14 +55,21 @@ def by_length(items, budget, length, extra=0):
     return batches
 
 
+class Batch(NamedTuple):
+    """What is being computed, in case it does not fit: how many items, their tokens, a name for the error."""
+
+    number: int
+    tokens: int
+    name: str
+
+
 class TokenBudget:
     """How many tokens a batch may have. tokens: the limit; halved: how often it was lowered."""
 
     def __init__(self, tokens):
         self.tokens, self.halved = tokens, 0
-        # of the present retry():
-        self.present = 1, tokens, "the work"  # items, tokens and name of the batch in work
-        self.alone = 0  # how often a batch of one item did not fit
+        self.alone = 0  # how often in this retry() a batch of one item did not fit
+        self.in_work = Batch(1, tokens, "the work")
 
     def batches(self, items, length, extra=0, cut=None):
         """Yield all items, in batches that fit.
@@ -73,7 +81,7 @@ class TokenBudget:
         cut = cut or (lambda items, tokens: by_length(items, tokens, length, extra))
         for batch, tokens in cut(items, self.tokens):
             row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
-            self.present = len(batch), tokens, row
+            self.in_work = Batch(len(batch), tokens, row)
             yield batch
 
     def retry(self, work, *arguments):
@@ -86,7 +94,7 @@ class TokenBudget:
         self.alone = 0
         states = random_states()
         while True:
-            self.present = 1, self.tokens, "the work"  # before its first batch it counts as one item
+            self.in_work = Batch(1, self.tokens, "the work")  # until its first batch begins
             try:
                 return work(*arguments)
             except (RuntimeError, MemoryError) as error:
@@ -103,14 +111,18 @@ class TokenBudget:
             torch.cuda.set_rng_state_all(states[1])
 
     def shrink(self, why):
-        """Set the budget for the next attempt. If several items did not fit: half of their tokens. If one did
-        not: the budget stays, and the second time it is a MemoryError."""
-        number, tokens, name = self.present
-        self.alone += number == 1
+        """Set the budget for the next attempt, or raise MemoryError."""
+        self.tokens = self.smaller()
         if self.alone > 1:
-            raise MemoryError(f"{name} does not fit into memory") from why
-        if number > 1:
-            self.tokens = tokens // 2
+            raise MemoryError(f"{self.in_work.name} does not fit into memory") from why
+
+    def smaller(self):
+        """The budget for the next attempt: half the tokens of the batch that failed. If that was a single
+        item, the budget stays, and `alone` counts it."""
+        if self.in_work.number > 1:
+            return self.in_work.tokens // 2
+        self.alone += 1
+        return self.tokens
 
 
 def random_states():

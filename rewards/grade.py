@@ -6,6 +6,9 @@
     the judge gives no verdict              not right       `undecided`: left out of training
     the judge gives no completion           not right       `failed`: left out of training
 
+With the gold answer "26", for example, the rules call "26.0" right and "27" not right, and cannot decide on
+"about 26". With "Paris" they call "paris" right, and cannot decide on "London" (rules.py: decide).
+
 To train on another reward, change reward(). Accuracy, and with it the choice of best/ and all comparisons,
 remains the share of right answers.
 """

@@ -82,9 +82,7 @@ class LockStepBudget(TokenBudget):
             why = None
         else:
             ranks.largest(ranks.SHORT)
-            number, tokens, name = self.present
-            self.alone += number == 1
-            smaller = tokens // 2 if number > 1 else smaller
+            smaller, name = self.smaller(), self.in_work.name
         sharding.recover(*self.models)
         if ranks.largest(self.alone) > 1:
             raise MemoryError(f"{name} does not fit into memory") from why
