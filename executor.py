@@ -30,7 +30,7 @@ Sub-goal: {sub_goal}
 Call:
 """
 
-# Characters: a longer call is a parse error, because it may nest so deeply that parsing it takes long
+# Characters: a longer call is a parse error, because it may nest deeply enough to be slow to parse
 CALL_LIMIT = 20_000
 
 
@@ -62,7 +62,8 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        # name: so that a text with a second call is refused; the argument names: for those given by position
+        # It needs the name to refuse a text with a second call, and the argument names for those that are
+        # given by position
         called, arguments = read_call(text, name, list(tool.arguments))
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")

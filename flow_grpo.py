@@ -35,8 +35,8 @@ Training maximises
 E_q, the mean over questions, and 1/G Σ_i are together one mean over all rollouts, as groups are of equal size
 (if no rollout fails). So J has three nested means: over rollouts, over the turns of each, over the tokens of
 each turn. This code averages the KL in the same way. π is always the distribution at the sampling
-temperature, and the rollouts are sampled by π_θold, the planner before the update. (The paper has one ε,
-without a value; 0.2 below and 0.3 above are the released code's.)
+temperature, and the rollouts are sampled by π_θold, the planner before the update. (The paper has a single ε
+and does not give its value; 0.2 below and 0.3 above come from the released code.)
 
 With one optimiser step per batch of rollouts, our default for real models (the toy takes 4), π_θ is still
 π_θold when the gradient is taken. Then ρ is 1 and the clip never acts: apart from the KL, the gradient is the
@@ -141,22 +141,23 @@ def token_logps(model, actions, temperature):
     New, old and reference log-probs all come from one function, so a difference between them is a difference
     of models. Rows are padded on the right, where no token of a causal model looks.
 
-    This is the definition. train.py calls it with --plain; otherwise fast/logps.py computes the same numbers
-    in less time and memory. To change the log-prob itself, edit log_probs(), which both use.
+    This is the definition. train.py calls it with --plain; otherwise fast/logps.py computes the same numbers,
+    up to rounding, in less time and memory. To change the log-prob itself, edit log_probs(), which both use.
     """
     sequences = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
     x = pad_sequence(sequences, batch_first=True).to(model.device)          # (B, L) padded on the right
-    # (row, column) in x of each action token
-    places = [(row, len(a.prompt_ids) + j) for row, a in enumerate(actions) for j in range(len(a.ids))]
-    rows, columns = torch.tensor(places, device=model.device).T             # (K,), (K,)
     logits = model(x, use_cache=False).logits                               # (B, L, V)
-    # the logits at column c - 1 are those of the token at column c
-    return log_probs(logits[rows, columns - 1], x[rows, columns], temperature)   # (K, V), (K,) -> (K,)
+    logps = []
+    for a, row, row_logits in zip(actions, x, logits):                      # (L,), (L, V)
+        start, end = len(a.prompt_ids), len(a.prompt_ids) + len(a.ids)
+        # row_logits[c - 1] predict the token row[c]
+        logps.append(log_probs(row_logits[start - 1 : end - 1], row[start:end], temperature))       # (|a|,)
+    return torch.cat(logps)                                                 # (K,)
 
 
 def log_probs(logits, y, temperature):
     """log softmax(logits / temperature) at y, always in float32: (K, V), (K,) -> (K,)."""
-    logps = (logits.float() / temperature).log_softmax(-1)               # (K, V) at the sampling temperature
+    logps = (logits.float() / temperature).log_softmax(-1)                  # (K, V)
     return logps.gather(-1, y[:, None]).squeeze(-1)                         # (K,)
 
 
@@ -165,16 +166,16 @@ def token_weight(action, T, N, num_tokens=None):
 
     N: the rollouts of the mini-batch (on all GPUs together). T: the turns of this rollout. 1/N stands for
     both means, over questions and over the G rollouts of each. So every rollout weighs the same, and a group
-    that has lost a rollout weighs less than a whole one. Because N is that of the mini-batch, the losses of
-    its micro-batches add up to its loss.
+    that has lost a rollout weighs less than a whole one. As N counts the whole mini-batch, the losses of the
+    micro-batches add up to the loss of the mini-batch.
 
     1/T_i and 1/|a| are no part of a plain policy gradient, and they depend on what was sampled: each turn of
-    a short rollout weighs more, right or wrong. This can even favour the worse of two plans: if X succeeds
-    more often than Y but takes more turns to, while the failures of both last until the turns run out, the
-    successes of X are divided by a larger T, and Y may gain more.
+    a short rollout weighs more, right or wrong. This can even favour the worse of two plans. Let plan X
+    succeed with probability 0.6, after 3 turns, and Y with 0.5, after 1; failures take 3 turns. If A is 1 or
+    -1, a turn of X gets 0.6/3 - 0.4/3 = 0.07 on average, and a turn of Y 0.5/1 - 0.5/3 = 0.33.
 
-    num_tokens: the tokens of the mini-batch, if all of them shall weigh the same, as in the released code.
-    Then long plans and long rollouts weigh more.
+    num_tokens: the tokens of the mini-batch, to weigh all of them equally, as the released code does. Then
+    long plans and long rollouts weigh more.
     """
     return 1 / num_tokens if num_tokens else 1 / (N * T * len(action.ids))
 
@@ -333,9 +334,9 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
       * the KL can be left out, and tokens can weigh the same (token_mean).
 
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
-    reference_logps() are token_logps() of the two models, or the same from fast/. retry(f, *x) is f(passes,
-    *x), repeated with smaller micro-batches if memory runs out. share() and sum_gradients(), and "all
-    processes" below, are for several GPUs: with one, they change nothing.
+    reference_logps() are token_logps() of the two models, or the same from fast/. retry(f, *x) calls f(*x); if
+    memory runs out, again, with smaller micro-batches. share() and sum_gradients(), and "all processes" below,
+    are for several GPUs: with one, they change nothing.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
     Action.rollout is an index into it. (They only decide which rollouts share an optimiser step: those of a
     group, where possible.)
@@ -359,10 +360,10 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     for mini in minis[1:]:                              # while the model is still π_θold
         need_old = [a for a in mini if a.A != 0]
-        passes.retry(score_old, need_old, temperature)
+        passes.retry(score_old, passes, need_old, temperature)
 
     for mini in minis:                                  # one optimiser step each
-        passes.retry(set_gradient, mini, temperature, clip, beta)
+        passes.retry(set_gradient, passes, mini, temperature, clip, beta)
         passes.sum_gradients()                          # over all processes
         loss_value = report.end_mini_batch()            # -J of the mini-batch, over all processes
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping

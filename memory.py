@@ -83,7 +83,7 @@ def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
     In the prompt, indentation makes the text longer than it is here. So the same share is cut, not the same
-    number: if a fifth must go there, a fifth of the text goes.
+    number: if the prompt's version must lose a fifth, so does the text.
     """
     share = excess / max(1, len(indented(text)))
     return truncate(text, max(SHORTEST, int((1 - share) * len(text))))

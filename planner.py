@@ -5,8 +5,8 @@ plan: a justification, the context that the executor needs, a sub-goal, and the 
 trains the tokens of these plans and no others (flow_grpo.py).
 
 prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls a
-language model: solve.py does. In all scripts, `tools` is the toolset K, {name: tools.Tool}. Of a Tool, this
-file reads the texts that describe it: description, arguments, limits and example.
+language model: solve.py does. In all scripts, `tools` is the toolset K, {name: tools.Tool}. This file
+uses only the texts of a Tool that describe it: description, arguments, limits and example.
 
 Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner, verifier
 and generator read this analysis.
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 # computes)" -> "python_coder"
 from models.dressing import labelled, plain_name
 from models.tokens import after_thinking  # what follows a thinking model's thoughts; None if they never end
-# indented: each line but the first gets two spaces, so that none looks like one of our labels
+# indented: each line but the first gets two spaces, so that none looks like one of our labels. show_analysis:
+# the analysis as a prompt shows it, indented
 from world.text import indented, show_analysis
 
 PROMPT = """\

@@ -4,7 +4,7 @@ roll_out() runs a batch of questions:
 
     analysis -> [ planner -> executor -> tool -> verifier ] x turns -> generator
 
-A Rollout is one question on its way through the flow. The rollouts of a batch go in lock-step: all of them
+A Rollout is one question on its way through the flow. The rollouts of a batch move in lock-step: all of them
 plan, then the executor writes all their calls, then the calls run, and so on. So a language model gets all
 prompts of a stage in one batch. A rollout that the verifier has stopped waits for the generator, which
 answers for all of them at the end.
@@ -241,15 +241,12 @@ class Modules:
         """What the module writes for each of these rollouts: [Completion]. Where a prompt is too long for the
         model, the module is asked again with a smaller memory budget. (Analysis and executor read no memory:
         their prompts stay too long.)"""
-        def with_memory(budget, some):
-            return self.ask(module, [prompt_of(module, self.tools, rollout, budget) for rollout in some])
-
-        completions = with_memory(BUDGETS[0], rollouts)
-        for budget in BUDGETS[1:]:
-            too_long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
-            for i, completion in zip(too_long, with_memory(budget, [rollouts[i] for i in too_long])):
-                completions[i] = completion
-        return completions
+        completions, left = {}, range(len(rollouts))
+        for budget in BUDGETS:
+            prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in left]
+            completions |= zip(left, self.ask(module, prompts))
+            left = [i for i in left if completions[i].error == TOO_LONG]
+        return [completions[i] for i in range(len(rollouts))]
 
     def begin(self, module, turn, rollouts):
         """Tell watch() that a stage begins, unless no rollout takes part in it."""
@@ -268,7 +265,7 @@ def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=None, 
     rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
     if watch:
         watch(rollouts, 0, "grade")  # no turn
-    grade(rollouts, judge)  # sets `right` and `reward`; `undecided` or `failed` where the judge was no help
+    grade(rollouts, judge)  # sets `right`, `reward`; if the judge gives no verdict, `undecided` or `failed`
     return rollouts
 
 

@@ -1,8 +1,9 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
-TOOLS has all tools; the toolset K of a run is some of them (--tools), to which world/toolbox.py adds corpus
-and cache. Each has a function, which lives in world/ (base_generator is a language model instead), and what
-the planner and the executor read about it. run_calls() runs the calls of all rollouts in a turn:
+TOOLS has all tools; the toolset K of a run is some of them (--tools), with corpus and cache filled in
+(world/toolbox.py). Each has a function, which lives in world/ (base_generator has a language model instead),
+and the texts about it that the planner and the executor read. run_calls() runs the calls of all rollouts in a
+turn:
 
     functions         in threads, by run_tool()
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
@@ -111,13 +112,15 @@ class Result:
 def run_calls(calls, tools, ask_model):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    A call that cannot work becomes an error. The functions start in eight threads; while they run, the
-    queries of the language model are answered, as one batch.
+    A call that cannot work becomes an error. The functions run in up to eight threads; meanwhile the queries
+    of the language model are answered, as one batch.
 
     calls: [executor.Call or planner.Unparsed]. ask_model: the language model behind the tool without a
     function, [query] -> [Completion].
     """
-    results, queries, futures = {}, {}, {}  # {i: Result}, {i: query}, {i: Future of a Result} of calls[i]
+    results = {}  # {i: Result of calls[i]}
+    queries = {}  # {i: query}, for the language model
+    futures = {}  # {i: Future of a Result}, of the functions
     pool = ThreadPoolExecutor(max_workers=8)
     try:
         for i, call in enumerate(calls):

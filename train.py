@@ -3,7 +3,7 @@
     python train.py                                     the toy, on a laptop: learns which tool does what
     python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and GPU memory settings
     python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
-    python train.py --resume runs/toy-seed0             goes on where a run stopped
+    python train.py --resume runs/toy-seed0             continues a run that was stopped
     python train.py --plain                             nothing of fast/: slower
 
 Each training step takes `--questions` questions and runs each of them `--group-size` times through the flow
@@ -15,14 +15,16 @@ optimiser is AdamW. Unless flags say otherwise, the toy takes 60 training steps 
 at most two turns, four mini-batches, learning rate 2e-4. (cli/flags.py has all defaults; docs/benchmarks.md
 compares those of real models with the paper's.)
 
-All random numbers of a step come from its number and --seed, so a run that is stopped and resumed gives the
-same result as one that was never stopped. What else a training run needs: cli/ (flags, the first lines of a
-run), logbook/ (the run's folder, resuming, Ctrl-C), scale/ (GPU memory, several GPUs).
+All random numbers of a step come from its number and --seed. So a run that is stopped and resumed on the same
+machine gives the same result as one that was never stopped (on a GPU, up to rounding). What else a training
+run needs: cli/ (flags, the first lines of a run), logbook/ (the run's folder, resuming, Ctrl-C), scale/ (GPU
+memory, several GPUs).
 
 With several GPUs, each process (a "rank") rolls out its share of a step's questions, with random numbers of
-its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. With one GPU
-or none there is one rank, and it does all questions.
+its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. Without
+torchrun there is one rank, and it does all questions.
 """
+
 from cli import early
 
 early.check(__name__, "train.py")  # answers --help and mistakes before torch is imported
@@ -90,11 +92,12 @@ def passes_of(args, policy, reference):
     """The forward passes that give update() log π of each token, in micro-batches that fit into memory.
 
     With --plain they are flow_grpo.token_logps(), else those of fast/logps.py: the same numbers in less time
-    and memory (`cut` puts equal prompts into one micro-batch). Both end in log_probs(). make_passes() makes a
-    Passes (scale/passes.py), or its drop-in for several GPUs and sharded weights."""
+    and memory. Both end in log_probs(). make_passes() makes a Passes (scale/passes.py), or its drop-in for
+    several GPUs and sharded weights."""
     models = policy.model, (reference.model if reference else None)
-    how = {"token_logps": token_logps}
-    if not args.plain:
+    if args.plain:
+        how = {"token_logps": token_logps}
+    else:  # with a way of its own to cut micro-batches, which keeps equal prompts together
         how = fast_logps.scoring(log_probs, *models)  # {"token_logps": ..., "cut": ...}
     return make_passes(*models, **how, token_budget=args.token_budget)
 
@@ -126,7 +129,8 @@ def graded_rollouts(args, cast, questions, group_size, seed):
             return solve.roll_out_and_grade(batch, policy, fixed, tools, judge, watch=bar, **settings)
 
     torch.manual_seed(seed + 7_919 * ranks.RANK)  # RANK: 0 with one GPU or none
-    rollouts = ranks.divided(questions, rolled_out, group_size)  # rolled_out(questions), shared by the ranks
+    # rolled_out(questions); or with several ranks, each rolls out its share, and then they exchange them
+    rollouts = ranks.divided(questions, rolled_out, group_size)
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts
 

@@ -2,8 +2,8 @@
 
 In each turn with a plan that could be parsed, the verifier reads the question, the analysis, the toolset and
 the memory with the new result. It writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t
-= 0: the planner plans another step). What cannot be read as STOP counts as CONTINUE: one turn too many can be
-mended, one too few cannot.
+= 0: the planner plans another step). What cannot be read as STOP counts as CONTINUE: an extra turn costs
+little, but stopping too early loses the answer.
 
 The explanation lets the model think before it decides; no parser reads it. parse() returns a bool, which
 solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE".
@@ -48,12 +48,13 @@ def prompt(question, tools, analysis, memory_text):
 def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
-    A remark after STOP is not read if it comes after ". ", ":", "(", a dash or a new line. But if it begins
-    with "no", "not", "or", "and" or "but", or says CONTINUE, this is no clear STOP.
+    STOP may be followed by a remark, after a full stop, colon, bracket, dash or new line. But it is no clear
+    STOP if the remark begins with "no", "not", "or", "and" or "but", or if CONTINUE stands anywhere in it.
 
     "Explanation: ...\\nConclusion: STOP"        -> True
     "**Conclusion:** STOP. All is there."        -> True
     "Conclusion: STOP. But a price is missing."  -> False
+    "Conclusion: STOP if a price was found"      -> False
     "We should not stop."                        -> False
     """
     text = after_thinking(text) or ""

@@ -1,4 +1,4 @@
-"""Batches that fit into memory: sorted by length, bounded in tokens, halved when memory is short.
+"""Batches that fit into memory: sorted by length, bounded in tokens, made smaller if memory runs out.
 
     budget = TokenBudget(65_536)
 
@@ -8,7 +8,7 @@
 
     budget.retry(work, items)
 
-If memory is short inside work(), all of it is done again, in smaller batches. Sampling (local.py), the
+If memory runs out inside work(), all of it is done again, in smaller batches. Sampling (local.py), the
 update (scale/passes.py) and experiments/ratios.py all run this loop. How the items are split into batches
 changes no result beyond rounding. (Except what is sampled with --plain: there all rows draw from one stream
 of random numbers.)
@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 import torch
 
-# What errors without a class of their own say: the CPU's allocator; oneDNN, which multiplies
-# bfloat16 matrices on a CPU; CUDA's libraries near a full card; Apple's
+# Messages of out-of-memory errors that are plain RuntimeErrors: of the CPU's allocator; of oneDNN, which
+# multiplies bfloat16 matrices on a CPU; of CUDA's libraries near a full card; of Apple's mps
 MESSAGES = ("can't allocate memory", "could not create a primitive", "CUDA error: out of memory",
             "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "MPS backend out of memory")
 
 
 def is_short_of_memory(error):
-    """Is this a lack of memory? That of torch's CUDA allocator has a class of its own."""
+    """Has memory run out? The error of torch's CUDA allocator has a class of its own."""
     if isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES):
         return True
     return isinstance(error, (MemoryError, torch.OutOfMemoryError))
@@ -34,7 +34,7 @@ def is_short_of_memory(error):
 
 @contextmanager
 def memory_errors(what):
-    """Turn torch's RuntimeError for a lack of memory into a MemoryError that names what did not fit."""
+    """If memory runs out, turn torch's RuntimeError into a MemoryError that names what did not fit."""
     try:
         yield
     except RuntimeError as why:
@@ -85,9 +85,9 @@ class TokenBudget:
             yield batch
 
     def retry(self, work, *arguments):
-        """work(*arguments); if memory is short, the same again, with half the tokens of the batch that
-        failed. The first time that this batch is a single item, all is tried once more, since torch's cache
-        may be full of small pieces; the second time it is a MemoryError.
+        """work(*arguments); if memory runs out, the same again, with half the tokens of the batch that
+        failed. If this batch was a single item, everything is tried once more as it was, because torch's
+        cache may be fragmented; the second time it is a MemoryError.
 
         work() begins from nothing each time, and with the random state of the first time.
         """
@@ -112,13 +112,13 @@ class TokenBudget:
 
     def shrink(self, why):
         """Set the budget for the next attempt, or raise MemoryError."""
-        self.tokens = self.smaller()
+        self.tokens = self.next_budget()
         if self.alone > 1:
             raise MemoryError(f"{self.in_work.name} does not fit into memory") from why
 
-    def smaller(self):
-        """The budget for the next attempt: half the tokens of the batch that failed. If that was a single
-        item, the budget stays, and `alone` counts it."""
+    def next_budget(self):
+        """Half the tokens of the batch that failed. If that was a single item, the budget stays, and `alone`
+        counts it."""
         if self.in_work.number > 1:
             return self.in_work.tokens // 2
         self.alone += 1

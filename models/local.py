@@ -63,7 +63,7 @@ class HF:
     """A transformers model with its tokenizer, called with prompts.
 
     token_budget: the most tokens of a batch. (The cache of Qwen2.5-7B is 57 KB a token: 3.8 GB for the
-    default.) If memory is short, it shrinks, for all later calls, too (batches.py). think: let the model
+    default.) If memory runs out, it shrinks, also for all later calls (batches.py). think: let the model
     think, if it can. plain: sample as sample() does, without fast/.
     """
 
@@ -75,7 +75,8 @@ class HF:
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         """max_new_tokens None: the checkpoint's generation_config decides, or else NEW_TOKENS."""
         limit = max_new_tokens or self.model.generation_config.max_new_tokens or NEW_TOKENS
-        # At temperature 0, equal prompts are answered once. Sampled ones are not: a group must differ.
+        # At temperature 0, equal prompts are answered once. Sampled ones never: the rollouts of a group must
+        # be able to differ.
         return once_each(lambda distinct: self.answer(distinct, temperature, limit), prompts, temperature)
 
     def answer(self, prompts, temperature, max_new_tokens):
@@ -102,12 +103,12 @@ class HF:
         with sampling_mode(self.model):
             everything = range(len(token_lists))
             for rows in self.budget.batches(everything, lambda i: len(token_lists[i]), max_new_tokens):
-                batch = [token_lists[i] for i in rows]
-                arguments = self.model, batch, self.chat.stops, temperature, max_new_tokens
+                batch, stops = [token_lists[i] for i in rows], self.chat.stops
                 if self.plain:
-                    sampled = sample(*arguments)
+                    sampled = sample(self.model, batch, stops, temperature, max_new_tokens)
                 else:
-                    sampled = sampling.sample(*arguments, [draws[i] for i in rows])
+                    sampled = sampling.sample(self.model, batch, stops, temperature, max_new_tokens,
+                                              draws=[draws[i] for i in rows])
                 samples.update(zip(rows, sampled))
         return [samples[i] for i in everything]
 

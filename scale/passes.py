@@ -5,8 +5,8 @@
         update(passes, optimizer, actions, groups, ...)
 
 update() asks a Passes for policy_logps() and reference_logps(), and for the micro_batches() of a mini-batch.
-If memory is short, retry() repeats a mini-batch with half the tokens in a micro-batch, and what was enough
-stays for the next update (models/batches.py).
+If memory runs out, retry() repeats the mini-batch with smaller micro-batches, and later updates keep their
+size (models/batches.py).
 
 A Passes is for one device. Several GPUs, and weights that fully_shard has sharded (sharding.py), need a
 RankPasses (lockstep.py). It overrides the methods below the line, and computes the same gradient.
@@ -32,7 +32,8 @@ class Passes:
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; None for no KL.
     token_logps(model, actions, temperature): flow_grpo's plain function, or that of fast/logps.py.
     cut(actions, tokens): cuts a mini-batch into micro-batches. None: actions of similar length together
-    (models/batches.py). Gradients add up, so beyond rounding a cut changes memory alone.
+    (models/batches.py). Gradients add up, so a cut changes memory and time, and nothing else
+    beyond rounding.
     token_budget: the most tokens of a micro-batch.
     """
 
@@ -57,8 +58,8 @@ class Passes:
         self.report = Report(self.model.device, self.budget)
 
     def retry(self, work, *arguments):
-        """work(self, *arguments); if memory is short, again from its beginning, in smaller micro-batches."""
-        return self.budget.retry(work, self, *arguments)
+        """work(*arguments); if memory runs out, again from its beginning, with smaller micro-batches."""
+        return self.budget.retry(work, *arguments)
 
     # ---------------------------------------------------------------------------- RankPasses overrides these
     def micro_batches(self, actions):
@@ -66,8 +67,8 @@ class Passes:
         return self.budget.batches(actions, length, cut=self.cut)
 
     def around_update(self):
-        """Around a whole update: a lack of memory outside retry() becomes a MemoryError. That is mostly the
-        optimiser's state, which the first step makes."""
+        """Around a whole update. Memory that runs out outside retry() becomes a MemoryError: usually at the
+        first step, which makes the optimiser's state."""
         return memory_errors("the optimiser's state")
 
     def share(self, actions):
