@@ -334,9 +334,9 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
       * the KL can be left out, and tokens can weigh the same (token_mean).
 
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
-    reference_logps() are token_logps() of the two models, or the same from fast/. retry(f, *x) calls f(*x); if
-    memory runs out, again, with smaller micro-batches. share() and sum_gradients(), and "all processes" below,
-    are for several GPUs: with one, they change nothing.
+    reference_logps() are token_logps() of the two models, or the same from fast/. retry(f, *x) calls f(*x);
+    if memory runs out, again, with smaller micro-batches. share() and sum_gradients(), and "all processes"
+    below, are for several GPUs: with one, they change nothing.
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
     Action.rollout is an index into it. (They only decide which rollouts share an optimiser step: those of a
     group, where possible.)
