@@ -45,8 +45,8 @@ class Call:
 
 def prompt(question, context, sub_goal, name, tool):
     """context, sub_goal: of the plan. name, tool: the planned tool's name and its tools.Tool."""
-    question, context, sub_goal = indented(question), indented(context or "none"), indented(sub_goal)
-    return PROMPT.format(tool=describe(name, tool), question=question, context=context, sub_goal=sub_goal)
+    return PROMPT.format(tool=describe(name, tool), question=indented(question),
+                         context=indented(context or "none"), sub_goal=indented(sub_goal))
 
 
 def parse(text, name, tool):

@@ -20,8 +20,8 @@ weights.
 So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not follow from it:
 
   * A is divided by the group's standard deviation;
-  * tokens are averaged over a turn, and turns over a rollout (so "changes nothing on average" in 3 is no
-    longer exact: see token_weight());
+  * tokens are averaged over a turn, and turns over a rollout: so this is no longer exactly the gradient of
+    E[R], nor is the baseline free (see token_weight());
   * PPO's clipped ratio (why: see loss()), so that one batch of rollouts can serve several optimiser steps.
     The batch is cut into mini-batches of whole rollouts, each for one step (one PPO epoch);
   * a KL that pulls the planner back towards the untrained one, π_ref.
@@ -97,7 +97,8 @@ def advantages(rewards, groups):
     over many rollouts its mean A is lower. (In J, a turn's length and number count, too: see token_weight().)
 
     The division by std is no part of a plain policy gradient. With it, every group that is not flat has the
-    same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh more than without it.
+    same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh more than without it,
+    and a group whose rewards differ by a tiny cost weighs as much as one of successes and failures.
 
     For another baseline, edit the numerator. Strictly, a baseline must not contain R_i; the mean of the n - 1
     *others* does not (leave-one-out). R_i minus that is only this numerator times n / (n - 1), a constant
@@ -199,10 +200,10 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
-    The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
-    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref), if all weigh the same. (But its mean *gradient* is
-    that of KL(π_ref ‖ π_θ), which has the same minimum. And once ρ is not 1, the tokens are those of π_θold:
-    docs/use.md, "Another KL".)
+    The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative. For
+    given tokens before, its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref) of the next token. (But its
+    mean *gradient* is that of KL(π_ref ‖ π_θ), which has the same minimum. Once ρ is not 1, the tokens are
+    those of π_θold. And with the weights 1/(T |a|) it is no KL of whole plans: docs/use.md, "Another KL".)
 
     Add a term of your own to `terms`. If it is not 0 where A is 0, change two more lines: `if beta or a.A !=
     0` in update(), and can_learn() in train.py. More, also on flags and terms with π_ref: docs/use.md,
@@ -255,8 +256,8 @@ def split_rollouts(groups, minibatches, seed):
     (fast/trees.py). Their order is shuffled. A rollout is never divided."""
     groups = torch.as_tensor(groups).tolist()
     distinct, N = sorted(set(groups)), len(groups)
-    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
-    place = dict(zip(distinct, order))                                      # {group: its shuffled place}
+    places = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
+    place = dict(zip(distinct, places))                                     # {group: its shuffled place}
     rollouts = sorted(range(N), key=lambda i: place[groups[i]])             # stable: a group stays together
     return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
@@ -293,10 +294,10 @@ def score_old(passes, actions, temperature):
 
 
 def old_or_current(actions, logp):
-    """log π_θold of each token, (K,): Action.logp_old, or the current log-prob, detached, where that is None.
+    """log π_θold of each token, (K,): Action.logp_old, or where that is None, the current log-prob, detached.
 
-    It is None in the first mini-batch, where π_θ is still π_θold, and for actions with A = 0, whose gain is 0
-    for any ρ. Both get ρ = 1. score_old() has set the others."""
+    It is None in two cases, and in both ρ = 1 is right: in the first mini-batch, where π_θ is still π_θold;
+    and where A = 0, which ρ multiplies. score_old() has set the others."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.logp_old is None else a.logp_old for a, new in zip(actions, now)])
 

@@ -14,12 +14,12 @@ and the token ids that training needs (models/completion.py).
 
 What can go wrong has one of two effects:
 
-    an error    A plan or call that cannot be parsed; a tool that does not find what it was asked for, or
-                whose web service is down. It costs a turn; memory says why, and the planner reads it. (It may
-                not be the planner's mistake, but only the planner can learn to avoid it.)
-    a failure   Not clearly the planner's mistake: a module's prompt that is too long even with a shortened
-                memory, or a model server, also the judge's, that gives no completion. The rollout breaks
-                off (`failed` says why). It counts as wrong, but is not trained on.
+    an error    The rollout goes on. A plan or call could not be parsed, or a tool did not find what it was
+                asked for, or its web service is down. This costs a turn, and memory says why: the planner
+                reads it, and learns from it, even if another module made the mistake.
+    a failure   The rollout breaks off (`failed` says why), counts as wrong, and is not trained on. A language
+                model gave no completion: its server is down (the judge's, too), or the prompt does not fit
+                even with a shortened memory.
 
 The last part of this file, from run_trial() on, is the command line:
 

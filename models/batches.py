@@ -68,7 +68,7 @@ class TokenBudget:
 
     def __init__(self, tokens):
         self.tokens, self.halved = tokens, 0
-        self.alone = 0  # how often in this retry() a batch of one item did not fit
+        self.single_failures = 0  # how often in this retry() a batch of one item did not fit
         self.in_work = Batch(1, tokens, "the work")
 
     def batches(self, items, length, extra=0, cut=None):
@@ -91,7 +91,7 @@ class TokenBudget:
 
         work() begins from nothing each time, and with the random state of the first time.
         """
-        self.alone = 0
+        self.single_failures = 0
         states = random_states()
         while True:
             self.in_work = Batch(1, self.tokens, "the work")  # until its first batch begins
@@ -111,17 +111,18 @@ class TokenBudget:
             torch.cuda.set_rng_state_all(states[1])
 
     def shrink(self, why):
-        """Set the budget for the next attempt, or raise MemoryError."""
+        """Set the budget for the next attempt, or raise MemoryError. (Overridden in scale/lockstep.py, where
+        several processes agree on one.)"""
         self.tokens = self.next_budget()
-        if self.alone > 1:
+        if self.single_failures > 1:
             raise MemoryError(f"{self.in_work.name} does not fit into memory") from why
 
     def next_budget(self):
-        """Half the tokens of the batch that failed. If that was a single item, the budget stays, and `alone`
-        counts it."""
+        """Half the tokens of the batch that failed. If that was a single item, the budget stays, and
+        `single_failures` counts it."""
         if self.in_work.number > 1:
             return self.in_work.tokens // 2
-        self.alone += 1
+        self.single_failures += 1
         return self.tokens
 
 

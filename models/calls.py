@@ -33,7 +33,7 @@ def read_call(text, tool_name, names):
 def read_python(source, names):
     """The call of a text that is name(...) and nothing else. Any other text raises an error, here and in
     read_json()."""
-    match ast.parse(source).body:
+    match parsed(source).body:
         case [ast.Expr(ast.Call(ast.Name(called), args, keywords))]:
             pairs = [*zip(names, args), *((keyword.arg, keyword.value) for keyword in keywords)]
         case [ast.Expr(ast.Call())]:
@@ -51,15 +51,41 @@ def read_python(source, names):
     return called, unique_dict(literals)
 
 
+def parsed(source):
+    """ast.parse(source). Models also write programs in quotes that Python allows on a single line only: if it
+    does not parse, a line break inside of quotes is read as the two characters \\n. (Not with a code fence
+    in it, which may be the end of a call that lacks its own.)"""
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        if "```" in source:
+            raise
+        return ast.parse(with_escaped_breaks(source))
+
+
+def with_escaped_breaks(source):
+    """f(x="one<line break>two") -> f(x="one\\ntwo")"""
+    written, quote, escaped = [], "", False  # quote: the one that began the present string; "" outside
+    for c in source:
+        written.append("\\n" if c == "\n" and quote and not escaped else c)
+        if escaped or c == "\\":
+            escaped = not escaped
+        elif c == quote:
+            quote = ""
+        elif not quote and c in "'\"":
+            quote = c
+    return "".join(written)
+
+
 def read_json(source, names):
     """The same for {"tool": name, "arguments": {...}}. As in OpenAI's API, the arguments may be a string of
-    JSON."""
-    data = json.loads(source, object_pairs_hook=unique_dict)
+    JSON. strict=False: line breaks inside of strings are allowed."""
+    data = json.loads(source, object_pairs_hook=unique_dict, strict=False)
     # Renamed by KEYS: {"name": ..., "tool": ...} has the same key twice, which unique_dict() refuses.
     data = unique_dict([(KEYS.get(key, key), value) for key, value in data.items()])
     called, arguments = data.get("tool"), data.get("arguments")
     if isinstance(arguments, str):
-        arguments = json.loads(arguments, object_pairs_hook=unique_dict)
+        arguments = json.loads(arguments, object_pairs_hook=unique_dict, strict=False)
     if not isinstance(called, str) or not isinstance(arguments, dict):
         raise ValueError('JSON needs the keys "tool" and "arguments"')
     return called, arguments

@@ -1,10 +1,10 @@
 """Is the answer of a rollout right, and what is its reward R? Rules decide; what they cannot, a judge may.
 
-    the rules decide                        right or not    trained on
-    they cannot, and there is no judge      not right       trained on
-    they cannot, and the judge decides      right or not    trained on
-    the judge gives no verdict              not right       `undecided`: left out of training
-    the judge gives no completion           not right       `failed`: left out of training
+    the rules decide                             right or not    trained on
+    the rules cannot, and there is no judge      not right       trained on
+    the rules cannot, and the judge decides      right or not    trained on
+    the judge gives no verdict                   not right       `undecided`: left out of training
+    the judge gives no completion                not right       `failed`: left out of training
 
 With the gold answer "26", for example, the rules call "26.0" right and "27" not right, and cannot decide on
 "about 26". With "Paris" they call "paris" right, and cannot decide on "London" (rules.py: decide).
@@ -23,12 +23,14 @@ from rewards.judge import verdicts_on
 def reward(rollout):
     """R of a rollout: here 1 or 0. A reward of yours may use every field of solve.Rollout but `reward`:
     `right`, `answer`, `question` (with its gold answer), `memory`, and `plans`, the planner's Completion of
-    each turn, so len(rollout.plans) turns were used. A cost of each turn after the first, for example, is
+    each turn, so len(rollout.plans) turns were used. To prefer short rollouts among the right ones, for
+    example:
 
-        float(rollout.right) - 0.05 * (len(rollout.plans) - 1)
+        rollout.right * (1 - 0.05 * (len(rollout.plans) - 1))
 
-    But such a cost also rewards giving up early, among wrong rollouts: turn-cost.diff in experiments/forks/.
-    For errors and tokens, see docs/use.md, "Grading".
+    If you subtract a cost from wrong rollouts, too, the planner learns to give up early (turn-cost.diff in
+    experiments/forks/), and a smaller cost is no cure: in a group of wrong rollouts, eq. 7 divides by the
+    standard deviation, and with it by the cost. For errors and tokens, see docs/use.md, "Grading".
     """
     return float(rollout.right)
 

@@ -84,6 +84,6 @@ class LockStepBudget(TokenBudget):
             ranks.largest(ranks.SHORT)
             smaller, name = self.next_budget(), self.in_work.name
         sharding.recover(*self.models)
-        if ranks.largest(self.alone) > 1:
+        if ranks.largest(self.single_failures) > 1:
             raise MemoryError(f"{name} does not fit into memory") from why
         self.tokens = -ranks.largest(-smaller)

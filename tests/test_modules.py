@@ -322,7 +322,12 @@ def read(text, name="python_coder"):
     ('python_coder(code=r"\\d")', "\\d"), ('python_coder(\n  code="print("\n  "6)"\n)', "print(6)"),
     ('python_coder(code="x = {1: 2}; f(**x)")', "x = {1: 2}; f(**x)"),
     (JSON.replace("name", "tool"), "print(6 * 7)"), (JSON.replace("arguments", "parameters"), "print(6 * 7)"),
-    (r'{"name": "python_coder", "arguments": "{\"code\": \"print(6 * 7)\"}"}', "print(6 * 7)")])
+    (r'{"name": "python_coder", "arguments": "{\"code\": \"print(6 * 7)\"}"}', "print(6 * 7)"),
+    # a program in quotes that Python and JSON allow on a single line only
+    ('python_coder(\n  code="x = \'6\'\n\nprint(x)"\n)', "x = '6'\n\nprint(x)"),
+    ("python_coder('print(\"it\\'s\")\n')", 'print("it\'s")\n'), ('python_coder("a\\\nb\nc")', "ab\nc"),
+    ('```\npython_coder(code="x = 6\nprint(x)")\n```', "x = 6\nprint(x)"),
+    ('{"name": "python_coder", "arguments": {"code": "x = 6\nprint(x)"}}', "x = 6\nprint(x)")])
 def test_a_call_is_read_as_python_or_json(text, code):
     assert read(text) == Call("python_coder", {"code": code})
 
