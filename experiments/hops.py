@@ -1,7 +1,7 @@
 """The second toy: does a planner beat every router? Its questions, with rules in the place of the planner.
 
     python experiments/hops.py                        routers with perfect sub-goals: a minute
-    python experiments/hops.py --planner toy/hops     the same tools in this planner's plans
+    python experiments/hops.py --planner toy/hops --seed 1      the same tools in this planner's plans
 
 A router picks the tool of each plan without reading the memory:
 
@@ -10,8 +10,13 @@ A router picks the tool of each plan without reading the memory:
     sub-goal   the tool that is most often right after the sub-goal's first three words
     question   the tool that is most often right for the question's first three words
     sequence   for each kind of question the sequence of tools, one for each turn, that is right most often
-    context    the tool that is most often right for such a context: an address, a calculation, or none. This
-               one reads a part of the memory: the context line repeats what the last result said
+
+Two rules read the memory, and so are no routers. They tell what can be had by the choice of the tool alone:
+
+    context    the tool that is most often right for such a context: an address, a calculation, or none (the
+               context line repeats what the last result said)
+    result     the tool that is most often right after a last result that shows such a thing (an address, a
+               product, ...: planning.SITUATIONS), and for such a sub-goal (a sum, or not)
 
 Justification, context and sub-goal are those of a perfect planner, which reads the memory. So these routers
 are stronger than a router can be: without a planner nobody tells them what to look for. All tables count a
@@ -35,16 +40,17 @@ import planner
 import solve
 import tools as toolset
 from experiments import figures
+from experiments.planning import situation
 from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from toy.hops.make import HOPS, load_modules, quick_python
 from toy.hops.questions import KINDS, MAX_TURNS, World, for_flow, splits
-from toy.hops.teacher import TOOLS, Teacher
+from toy.hops.teacher import STEP, TOOLS, Teacher
 from world.ranking import ranked, words_of
 from world.toolbox import choose
 
 LETTERS = {"w": "wikipedia_search", "b": "web_search", "p": "python_coder", "g": "base_generator"}
-ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "context")
+ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "context", "result")
 
 
 def needed(question):
@@ -134,8 +140,10 @@ def opening(text):
 def keys(prompt, plan):
     """{route: what it looks at}"""
     address, calculation = "https:" in plan.context, bool(re.search(r"\d [*+] \d", plan.context))
+    results = [{"result": result} for *_, result in STEP.findall(prompt.split("\nMemory:\n")[1])]
     return {"frequent": (), "sub-goal": ("sub-goal", *opening(plan.sub_goal)),
-            "question": ("question", *opening(state(prompt)[0])), "context": (address, calculation)}
+            "question": ("question", *opening(state(prompt)[0])), "context": (address, calculation),
+            "result": (situation(results, len(results)), " plus " in plan.sub_goal)}
 
 
 def chooser(route, tools, train, counts):
@@ -165,6 +173,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--planner", help="a model that writes the plans; without it they are perfect")
     parser.add_argument("--route", nargs="+", choices=ROUTES, default=ROUTES)
+    parser.add_argument("--seed", type=int, default=0, help="of what a model samples")
     parser.add_argument("--out", type=Path, help="CSV file with a row for each route")
     args = parser.parse_args()
     tools, world = choose(toolset.TOOLS, list(TOOLS), HOPS / "corpus.jsonl"), World(0)
@@ -180,7 +189,7 @@ def main():
         engine = policy
         if route != "none":
             engine = Routed(policy, tools, chooser(route, tools, train, counted.counts))
-        torch.manual_seed(0)
+        torch.manual_seed(args.seed)
         metrics, rollouts = solve.evaluate(for_flow(test), engine, modules, tools, max_turns=MAX_TURNS)
         print(f"{route}: {accuracy_line(metrics, len(test))}", flush=True)
         kinds = {kind: [rollout.right for rollout in rollouts if rollout.question.kind == kind]

@@ -28,10 +28,10 @@ TOOL_COLOURS = {"base_generator": PURPLE, "python_coder": BLUE, "wikipedia_searc
 def best_router(planner="perfect", folder=None):
     """{seed: the row of hops-routers.csv with the highest accuracy}, of the routers in a planner's plans.
 
-    The rule by the context is none of them: it reads a part of the memory."""
+    The rules by the context and by the last result are none of them: they read the memory."""
     best = {}
     for row in read("hops-routers", folder):
-        if row["planner"] == planner and row["route"] not in ("none", "context"):
+        if row["planner"] == planner and row["route"] not in ("none", "context", "result"):
             best[row["seed"]] = max(best.get(row["seed"], row), row, key=lambda row: float(row["accuracy"]))
     return best
 
@@ -45,10 +45,14 @@ def tests_table():
         lines.append([planner, pm(of("accuracy")), " ".join(f"{x:.2f}" for x in of("accuracy")),
                       *(pm(of(kind), 2) for kind in (*KINDS, "free")),
                       pm(of("turns"), 2), pm(of("errors"), 1, 100)])
-    ruled = {(row["planner"], row["route"]): {"": row} for row in read("hops-routers")}
+    ruled = defaultdict(dict)  # {(planner, route): {seed: row}}
+    for row in read("hops-routers"):
+        ruled[row["planner"], row["route"]][row["seed"]] = row
     for label, best in (("best of five routers, perfect sub-goals", best_router()),
                         ("the same, sub-goals of Flow-GRPO", best_router("Flow-GRPO")),
                         ("rule by the context, perfect plans", ruled["perfect", "context"]),
+                        ("rule by the last result, perfect plans", ruled["perfect", "result"]),
+                        ("the same, plans of the untrained planner", ruled["untrained", "result"]),
                         ("perfect plans, perfect modules", ruled["perfect", "none"])):
         of = lambda column: [float(row[column]) for row in best.values()]
         seeds = " ".join(f"{x:.2f}" for x in of("accuracy")) if len(best) > 1 else ""
@@ -309,7 +313,9 @@ def speed_table(beside):
 
 PAGES = {  # {name: (the picture's text, what the caption says first, () -> table, plt -> picture)}
     "hops-tests": ("Reward and errors",
-                   "Flow-GRPO in training, means over five steps; in the table, 300 test questions",
+                   "Flow-GRPO in training, means over five steps; in the table, 300 test questions, 100 of each "
+                   "kind: one (the number of a thing), plus (this number plus a given one), sum (of the numbers "
+                   "of two things)",
                    tests_table, partial(curves_picture, name="hops-tests", csv="hops-curve")),
     "hops-ways": ("Accuracy of each planner", "Accuracy on 300 test questions", ways_table, ways_picture),
     "hops-tools": ("Shares of tools, by what memory shows last",
@@ -329,7 +335,8 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                    partial(curves_picture, name="hops-sizes", csv="hops-sizes")),
     "hops-forks": ("Difference of each fork",
                    "Accuracy on 300 test questions, and share of right rollouts in all steps of training, "
-                   "minus those of the planner as it is, seed by seed", forks_table, forks_picture),
+                   "minus those of the planner as it is, seed by seed; findable: the true difference that so "
+                   "many seeds would find in four studies of five", forks_table, forks_picture),
 }
 INTEL = figures.RESULTS / "intel"  # the CSV files of another CPU
 

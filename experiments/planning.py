@@ -98,12 +98,12 @@ def flows(name, seeds):
     return {(name, seed): training(seed) for seed in range(seeds)}
 
 
-def routers(after=(), seed=None):
-    """Routers, with perfect plans; or in the plans of the run `after`, whose tools they replace."""
+def routers(planner="", seed="", route="", after=()):
+    """The rules of hops.py that pick the tool: all with perfect plans, or `route` in the plans of a model."""
     command = ("experiments/hops.py", "--out", "{out}/routers.csv")
-    if after:
-        command += ("--planner", f"{{0}}/step-{STEPS}", "--route", "sequence")
-    return Run("hops-routers" + (f"-seed{seed}" if after else ""), command, (), after, 600)
+    if planner:
+        command += ("--planner", planner, "--route", route, "--seed", str(seed))
+    return Run(f"hops-routers-{route}{seed}", command, (), after, 600)
 
 
 def tests_and_curve(seeds=5):
@@ -114,7 +114,9 @@ def tests_and_curve(seeds=5):
     free = {("untrained", seed): solving("untrained-free", seed, HOPS, rollouts=102) for seed in range(seeds)}
     free |= {("Flow-GRPO", seed): trained(seed, name="trained-free") for seed in range(seeds)}
     routed = {("perfect", ""): routers()}
-    routed |= {("Flow-GRPO", seed): routers((training(seed),), seed) for seed in range(seeds)}
+    for seed in range(seeds):
+        routed["Flow-GRPO", seed] = routers(f"{{0}}/step-{STEPS}", seed, "sequence", (training(seed),))
+        routed["untrained", seed] = routers(HOPS, seed, "result")
     yield [*runs.values(), *tests.values(), *free.values(), *routed.values()]
     yield "hops-curve", curves(runs)
     yield "hops-routers", [row | {"seed": seed} | ({} if planner == "perfect" else {"planner": planner})

@@ -401,12 +401,25 @@ def of_planning():
     for name, mean in ways.items():
         if name.startswith("SFT"):
             yield figures.pm(mean)
-    ps = [figures.student_p([a - b for a, b in zip(ways[f"SFT, {whose} traces"], ways["Flow-GRPO"])])
-          for whose in ("perfect planner's", "foreign teacher's")]  # of the seeds that both have
-    yield "paired by seed: p = {:.2f} and {:.2f}".format(*ps)
+    more = [[a - b for a, b in zip(ways[f"SFT, {whose} traces"], ways["Flow-GRPO"])]
+            for whose in ("perfect planner's", "foreign teacher's")]  # of the seeds that both have
+    ps = map(figures.student_p, more)
+    yield "the differences are {} and {}, p = {:.2f} and {:.2f}".format(*map(figures.pm, more), *ps)
     less = [a - b for a, b in zip(ways["Flow-GRPO"], ways["SFT, its own successes"])]
     yield f"with the same seeds by {figures.pm(less)} (p = {figures.student_p(less):.3f})"
     yield f"reading the memory gets {float(pages.best_router()['']['accuracy']):.2f}"
+    ruled = {column: figures.gather([row for row in figures.read("hops-routers") if row["route"] == "result"],
+                                    "planner", column) for column in ("accuracy", "one", "plus", "sum")}
+    yield f"untrained* planner, it gets {figures.pm(ruled['accuracy']['untrained'])}"
+    kinds = [statistics.fmean(ruled[kind]["untrained"]) for kind in ("one", "plus", "sum")]
+    yield "{:.2f}, {:.2f} and {:.2f} of the three kinds".format(*kinds)
+    assert ruled["accuracy"]["perfect"] == [1.0]  # "the second rule is always right"
+    gain = statistics.fmean(ruled["accuracy"]["untrained"]) - statistics.fmean(tests["untrained"])
+    assert round(3 * gain / (statistics.fmean(tests["Flow-GRPO"]) - statistics.fmean(tests["untrained"]))) == 2
+    yield f"a rule that knows it gets {statistics.fmean(ruled['accuracy']['untrained']):.2f} in the untrained"
+    trained = statistics.fmean(float(row["sum"]) for row in figures.read("hops-tests")
+                               if row["planner"] == "Flow-GRPO")
+    yield f"finish sums: {trained:.2f} of them are right, and {kinds[2]:.2f} with the rule"
     yield f"seed 3 misses it by two questions, as it gets {lowest_seed()['sum']:.2f} of the sums"
     assert {row["at_once"] for row in figures.read("hops-tests")} == {"0"}  # "None of these ten planners ..."
 
@@ -535,6 +548,8 @@ def test_readmes_sentences_on_the_second_toy_are_those_of_the_csv_files():
     assert "Five seeds of `python train.py --model toy/hops --seed N`" in readme
     assert f"go from {before:.2f} to {after:.2f} on average ({low:.2f} to {high:.2f}), in about" in readme
     assert f"without reading results gets {float(pages.best_router()['']['accuracy']):.2f}" in readme
+    ruled = [float(row["accuracy"]) for row in figures.read("hops-routers") if row["planner"] == "untrained"]
+    assert f"last result calls for gets {statistics.fmean(ruled):.2f} in the untrained" in readme
 
 
 @pytest.mark.parametrize("name, key", [("hops-ways", "planner"), ("hops-budget", "max_turns")])
