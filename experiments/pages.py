@@ -313,9 +313,9 @@ def speed_table(beside):
 
 PAGES = {  # {name: (the picture's text, what the caption says first, () -> table, plt -> picture)}
     "hops-tests": ("Reward and errors",
-                   "Flow-GRPO in training, means over five steps; in the table, 300 test questions, 100 of each "
-                   "kind: one (the number of a thing), plus (this number plus a given one), sum (of the numbers "
-                   "of two things)",
+                   "Flow-GRPO in training, means over five steps; in the table, 300 test questions, 100 of "
+                   "each kind: one (the number of a thing), plus (this number plus a given one), sum (of the "
+                   "numbers of two things)",
                    tests_table, partial(curves_picture, name="hops-tests", csv="hops-curve")),
     "hops-ways": ("Accuracy of each planner", "Accuracy on 300 test questions", ways_table, ways_picture),
     "hops-tools": ("Shares of tools, by what memory shows last",
@@ -335,8 +335,8 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                    partial(curves_picture, name="hops-sizes", csv="hops-sizes")),
     "hops-forks": ("Difference of each fork",
                    "Accuracy on 300 test questions, and share of right rollouts in all steps of training, "
-                   "minus those of the planner as it is, seed by seed; findable: the true difference that so "
-                   "many seeds would find in four studies of five", forks_table, forks_picture),
+                   "minus those of the planner as it is, seed by seed; findable: the true difference that "
+                   "so many seeds would find in four studies of five", forks_table, forks_picture),
 }
 INTEL = figures.RESULTS / "intel"  # the CSV files of another CPU
 
