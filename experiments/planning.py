@@ -27,6 +27,7 @@ TRIES, TRIED = 64, 100  # how often the untrained planner tries each of so many 
 SFT_BATCHES, SFT_SEEDS = 50, 3  # sft.py's default; with STEPS, rollouts and updates are Flow-GRPO's
 SFT = {"own": "SFT, its own successes", f"own-{STEPS}": "SFT, its own successes, 3 x as many",
        "perfect": "SFT, perfect planner's traces", "foreign": "SFT, foreign teacher's traces"}
+ONLINE = "SFT online, its own successes"  # Flow-GRPO's loop, with A = R: forks/successes.diff
 FORKS = ("last-turn", "gigpo", "turn-cost", "dr-grpo")  # other credit for the turns; and --token-mean
 
 
@@ -148,11 +149,13 @@ def looked_up(rollouts):
 
 
 def ways(seeds=5):
-    """Table 3: the untrained planner, three kinds of supervised learning, Flow-GRPO, two teachers' plans."""
+    """Table 3: the untrained planner, four kinds of supervised learning, Flow-GRPO, two teachers' plans."""
     runs = {("frozen", seed): untrained(seed) for seed in range(seeds)}
     for traces, name in SFT.items():
         for seed in range(min(seeds, SFT_SEEDS)):
             runs[name, seed] = solving(f"sft-{traces}", seed, "{0}/best", after=(sft(seed, traces),))
+    for seed in range(min(seeds, SFT_SEEDS)):
+        runs[ONLINE, seed] = trained(seed, name="successes-trained", run=fork("successes", seed))
     runs |= {("Flow-GRPO", seed): trained(seed) for seed in range(seeds)}
     runs |= {("foreign teacher's plans", 0): sft(0, "foreign"), ("perfect planner", 0): sft(0, "perfect")}
     yield from outcomes("hops-ways", runs)

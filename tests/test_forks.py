@@ -182,6 +182,12 @@ def check_rloo():
     check_gradient(lambda new, old, A, T_i: sum(A * logp for logp in new))      # no mean, no ratio, no clip
 
 
+def check_successes():
+    import flow_grpo
+    assert flow_grpo.advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])[0].tolist() == [1, 0, 0, 1, 1]
+    check_gradient(lambda new, old, A, T_i: clipped((new - old).exp(), A, 0.2, 0.3).mean() / T_i)
+
+
 def check_gspo():
     ratio = lambda new, old: (new - old).mean().exp()  # one for the turn
     low, high = 0.03, 0.04
