@@ -360,6 +360,22 @@ def draw(plt, name):
     plt.close("all")
 
 
+def mixtures_table():
+    """Section 1: what becomes of base_generator, for each mixture of training questions that was tried."""
+    runs_of = defaultdict(dict)  # {(mixture, seed): {steps: row}}
+    for row in read("hops-mixtures"):
+        runs_of[row["training"], row["seed"]][row["steps"]] = row
+    lines = [["questions with an old name", "seed", "base_generator, steps 31-40", "steps 141-150",
+              "old names, right", "others, right", "accuracy"]]
+    for (mixture, seed), by_steps in runs_of.items():
+        early, last = by_steps["31-40"], by_steps["141-150"]
+        shares = [f"{int(row['base_generator']) / int(row['plans_after_not_found']):.1%}".replace("%", " %")
+                  for row in (early, last)]
+        lines.append([mixture, seed, *shares, f"{last['old_names_right']} of {last['old_names']}",
+                      f"{last['others_right']} of {last['others']}", f"{float(last['test_accuracy']):.2f}"])
+    return markdown(lines)
+
+
 # ------------------------------------------------------------------------------------------ another CPU
 FITTING = {"a name not found": "base_generator", "an address": "web_search", "a product": "python_coder",
            "another name": "wikipedia_search"}  # what memory shows last -> the tool that the next step needs

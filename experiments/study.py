@@ -86,6 +86,7 @@ def main():
         make_pages(args.only or list(ANALYSES))
         if not args.only:
             figures.fill("two-cpus", pages.two_cpus_table())
+            figures.fill("mixtures", pages.mixtures_table())
             for beside in ("TRL", "plain"):  # from speed.csv, which bench/speed.py writes
                 figures.fill(f"speed-{beside}", pages.speed_table(beside), [ROOT / "docs" / "speed.md"])
         return
