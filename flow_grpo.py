@@ -151,7 +151,7 @@ def token_logps(model, actions, temperature):
     logps = []
     for a, row, row_logits in zip(actions, x, logits):                      # (L,), (L, V)
         start, end = len(a.prompt_ids), len(a.prompt_ids) + len(a.ids)
-        # row_logits[c - 1] predict the token row[c]
+        # row_logits[c - 1] predicts row[c]
         logps.append(log_probs(row_logits[start - 1 : end - 1], row[start:end], temperature))       # (|a|,)
     return torch.cat(logps)                                                 # (K,)
 
