@@ -109,7 +109,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         results = run_calls([rollout.call for rollout in acting], tools,
                             ask_model=lambda queries: modules.ask("base_generator", queries))
         for rollout, result in zip(acting, results):
-            rollout.add_result(turn, result)  # a step of the memory; may set `failed`
+            rollout.add_result(turn, result)  # a step of the memory, or `failed`
+        acting = [rollout for rollout in acting if not rollout.failed]  # the others have no step of this turn
 
         for rollout, completion in modules.run("verifier", turn, acting):
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"

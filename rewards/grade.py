@@ -30,7 +30,8 @@ def reward(rollout):
 
     If you subtract a cost from wrong rollouts, too, the planner learns to give up early (turn-cost.diff in
     experiments/forks/), and a smaller cost is no cure: in a group of wrong rollouts, eq. 7 divides by the
-    standard deviation, and with it by the cost. For errors and tokens, see docs/use.md, "Grading".
+    standard deviation, and with it by the cost. `step.error`, for each step of rollout.memory.steps, says
+    whether a plan or call could not be read, or a tool answered "Error: ...". More: docs/use.md, "Grading".
     """
     return float(rollout.right)
 

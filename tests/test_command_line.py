@@ -205,7 +205,7 @@ def test_an_args_json_that_is_no_object_is_one_sentence(tmp_path, monkeypatch, c
     ("steps", ..., "it has no 'steps'"),
     ("seed", "x", "--seed: invalid int value"),
     ("think", 3, "--think: ignored explicit argument"),
-    ("entropy_bonus", 0.1, "this code has no setting 'entropy_bonus': go on with the code that made the run"),
+    ("no_such_flag", 0.1, "this code has no setting 'no_such_flag': go on with the code that made the run"),
     ("tools", ["rm"], "no tool is called 'rm'"),
     ("temperature", float("nan"), "nan does not sample"), ("lr", 1e300, "--lr 1e+300 cannot work"),
     ("group_size", 1, "has no baseline"), ("every", 0, "--every 0 does nothing"),

@@ -326,6 +326,37 @@ def test_use_md_shows_all_that_a_new_module_changes_in_the_code():
     assert new.count("+++ ") == 1 and "+++ b/critic.py" in new and "--- /dev/null" in new
 
 
+def asked(module, turns):
+    """(what a module is asked in each turn, the rollout), of one that the verifier never stops."""
+    import solve
+    from models.completion import Completion
+    from rewards.questions import Question
+    from tools import TOOLS
+    from world.toolbox import choose
+    texts = {"planner": "Sub-goal: s\nTool: python_coder", "verifier": "CONTINUE",
+             "executor": 'python_coder(code="print(6 * 7)")'}
+    seen = []
+
+    def engine(prompts, **settings):
+        name = next((name for name in texts if prompts[0].startswith(getattr(solve, name).PROMPT[:40])), "")
+        seen.extend(prompts if name == module else [])
+        return [Completion(texts.get(name, "text"), [], []) for _ in prompts]
+
+    rollout, = solve.roll_out([Question("q?", "42")], engine, engine, choose(TOOLS, ["python_coder"]), turns)
+    return seen, rollout
+
+
+def check_turns_left():
+    seen, _ = asked("planner", turns=3)
+    assert [prompt.count(f"\n\nTurns left: {3 - n}\n") for n, prompt in enumerate(seen)] == [1, 1, 1]
+
+
+def check_late_check():
+    seen, rollout = asked("verifier", turns=3)
+    assert len(seen) == 2 and "Step 2" in seen[0] and "Step 3" in seen[1]
+    assert [step.verdict for step in rollout.memory.steps] == ["CONTINUE"] * 3
+
+
 def check_log_ratios():
     from train import log_ratios
     assert log_ratios.__module__ == "experiments.ratios"
