@@ -62,8 +62,8 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        # It needs the name to refuse a text with a second call, and the argument names for those that are
-        # given by position
+        # read_call() needs the name to notice another call outside a fence or tags, and the argument names
+        # for those that are given by position
         called, arguments = read_call(text, name, list(tool.arguments))
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")

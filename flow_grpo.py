@@ -26,7 +26,7 @@ So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not f
     The batch is cut into mini-batches of whole rollouts, each for one step (one PPO epoch);
   * a KL that pulls the planner back towards the untrained one, π_ref.
 
-Training maximises
+Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a token of the plan in it)
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
@@ -63,7 +63,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-# No step if the gradient's norm is above EXPLODED * max_grad_norm: such a gradient is probably a numerical
+# No step if the gradient's norm is EXPLODED * max_grad_norm or more: such a gradient is probably a numerical
 # accident, and clipping would only shorten it: the step would go in a meaningless direction.
 EXPLODED = 1000
 
@@ -171,9 +171,10 @@ def token_weight(action, T, N, num_tokens=None):
     micro-batches add up to the loss of the mini-batch.
 
     1/T_i and 1/|a| are no part of a plain policy gradient, and they depend on what was sampled: each turn of
-    a short rollout weighs more, right or wrong. This can even favour the worse of two plans. Let plan X
-    succeed with probability 0.6, after 3 turns, and Y with 0.5, after 1; failures take 3 turns. If A is 1 or
-    -1, a turn of X gets 0.6/3 - 0.4/3 = 0.07 on average, and a turn of Y 0.5/1 - 0.5/3 = 0.33.
+    a short rollout weighs more, right or wrong. This can even favour the worse of two plans. Let X succeed
+    with probability 0.6, and take 3 turns to; Y with 0.5, and 1 turn. Failures take 3. With A = 1 or -1, the
+    turn that wrote X gets A/T = 0.6/3 - 0.4/3 = 0.07 on average, and the one that wrote Y 0.5/1 - 0.5/3 =
+    0.33: Y is pushed up more.
 
     num_tokens: the tokens of the mini-batch, to weigh all of them equally, as the released code does. Then
     long plans and long rollouts weigh more.
@@ -183,7 +184,7 @@ def token_weight(action, T, N, num_tokens=None):
 
 def per_token(actions, values):
     """One value for each action -> one for each token: (K,)."""
-    return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])
+    return torch.tensor(values).repeat_interleave(torch.tensor([len(a.ids) for a in actions]))
 
 
 def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
@@ -205,9 +206,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     mean *gradient* is that of KL(π_ref ‖ π_θ), which has the same minimum. Once ρ is not 1, the tokens are
     those of π_θold. And with the weights 1/(T |a|) it is no KL of whole plans: docs/use.md, "Another KL".)
 
-    Add a term of your own to `terms`. If it is not 0 where A is 0, change two more lines: `if beta or a.A !=
-    0` in update(), and can_learn() in train.py. More, also on flags and terms with π_ref: docs/use.md,
-    "Another term in the objective".
+    Add a term of your own to `terms`. If it is not 0 where A is 0, or has a flag or π_ref in it, other lines
+    change, too: docs/use.md, "Another term in the objective".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
@@ -296,8 +296,8 @@ def score_old(passes, actions, temperature):
 def old_or_current(actions, logp):
     """log π_θold of each token, (K,): Action.logp_old, or where that is None, the current log-prob, detached.
 
-    It is None in two cases, and in both ρ = 1 is right: in the first mini-batch, where π_θ is still π_θold;
-    and where A = 0, which ρ multiplies. score_old() has set the others."""
+    It is None in two cases: in the first mini-batch, where π_θ is still π_θold, so ρ is 1; and where A = 0,
+    as ρ is in J only as ρ A, so that its value does not matter. score_old() has set all others."""
     now = logp.detach().split([len(a.ids) for a in actions])
     return torch.cat([new if a.logp_old is None else a.logp_old for a, new in zip(actions, now)])
 

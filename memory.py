@@ -12,8 +12,7 @@ because every further line of a result is indented. So the line "Verdict: STOP" 
 like a verdict.
 """
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # truncate() keeps head and tail, and says how much is left out. indented() indents all lines but the first.
 from world.text import indented, truncate
@@ -33,7 +32,7 @@ class Step:
     result: str
     error: bool = False  # a tool-calling error: the result starts with "Error:"
     # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed, it is
-    # CONTINUE without a verifier. STOP ends the turns, so only the generator ever reads it.
+    # CONTINUE without a verifier. STOP ends the turns, unless is_over() of solve.py has another rule.
     verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
@@ -70,7 +69,7 @@ class Memory:
         many steps that this is not enough, the middle of the whole text is cut, even inside a step.
         (The cut begins no new line, so it cannot put text of a result at the margin, like a label.)
         """
-        steps = [dataclasses.replace(step) for step in self.steps]  # copies: the memory itself stays whole
+        steps = [replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
             for step in steps:
                 excess = len(join(steps)) - budget

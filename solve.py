@@ -79,8 +79,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     # batch sizes, so the same seed would not always give the same rollouts.
     start = time.perf_counter()
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
-    # modules.run(module, turn, rollouts) -> [(rollout, Completion)]: one batched call of a language model. A
-    # rollout without a completion fails, and is left out
+    # modules.run(module, turn, rollouts) -> [(rollout, Completion)]: a language model gets all prompts at
+    # once. A rollout without a completion fails, and is left out
     modules = Modules(rollouts, policy, fixed, tools, temperature, max_new_tokens, watch)
 
     for rollout, completion in modules.run("analysis", 0, rollouts):
@@ -209,7 +209,7 @@ class Rollout:
 
 
 class Modules:
-    """Which engine plays each module. run() runs one module on many rollouts, in one batched call.
+    """Which engine plays each module. run() runs one module on many rollouts at once.
 
     rollouts: all of the batch, for watch(). The other arguments are those of roll_out().
     """

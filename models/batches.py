@@ -10,8 +10,8 @@
 
 If memory runs out inside work(), all of it is done again, in smaller batches. Sampling (local.py), the
 update (scale/passes.py) and experiments/ratios.py all run this loop. How the items are split into batches
-changes no result beyond rounding. (Except what is sampled with --plain: there all rows draw from one stream
-of random numbers.)
+changes no result beyond rounding, which rarely decides which token is sampled. (With --plain, batches change
+what is sampled: there all rows draw from one stream of random numbers.)
 """
 import warnings
 from contextlib import contextmanager
@@ -68,8 +68,9 @@ class TokenBudget:
 
     def __init__(self, tokens):
         self.tokens, self.halved = tokens, 0
-        self.single_failures = 0  # how often in this retry() a batch of one item did not fit
-        self.in_work = Batch(1, tokens, "the work")
+        # of the present retry():
+        self.single_failures = 0  # how often a batch of one item did not fit; the second time ends it
+        self.in_work = Batch(1, tokens, "the work")  # what was being computed when memory ran out
 
     def batches(self, items, length, extra=0, cut=None):
         """Yield all items, in batches that fit.
@@ -85,9 +86,9 @@ class TokenBudget:
             yield batch
 
     def retry(self, work, *arguments):
-        """work(*arguments); if memory runs out, the same again, with half the tokens of the batch that
-        failed. If this batch was a single item, everything is tried once more as it was, because torch's
-        cache may be fragmented; the second time it is a MemoryError.
+        """work(*arguments). If memory runs out: again, with half the tokens of the batch that failed. A
+        single item cannot be halved: it is tried once more as it was, because torch's cache may have been
+        fragmented, and then it is a MemoryError.
 
         work() begins from nothing each time, and with the random state of the first time.
         """
@@ -113,13 +114,13 @@ class TokenBudget:
     def shrink(self, why):
         """Set the budget for the next attempt, or raise MemoryError. (Overridden in scale/lockstep.py, where
         several processes agree on one.)"""
-        self.tokens = self.next_budget()
+        self.tokens = self.after_failure()
         if self.single_failures > 1:
             raise MemoryError(f"{self.in_work.name} does not fit into memory") from why
 
-    def next_budget(self):
-        """Half the tokens of the batch that failed. If that was a single item, the budget stays, and
-        `single_failures` counts it."""
+    def after_failure(self):
+        """The budget after the batch in work did not fit: half of its tokens. If it was a single item, the
+        budget stays, and `single_failures` counts one more."""
         if self.in_work.number > 1:
             return self.in_work.tokens // 2
         self.single_failures += 1

@@ -34,7 +34,8 @@ def sample(model, token_lists, stops, temperature, max_new_tokens):
 
     stops: the tokens that end a completion; its ids end with the first of them.
     """
-    pad = stops[0] if stops else 0  # any token will do, as the mask hides it
+    # any token will do: on the left the mask hides it, on the right `written` drops it
+    pad = stops[0] if stops else 0
     P = max(map(len, token_lists))
     # (B, P); padded on the left, because generate() goes on at the right end of each row
     ids = torch.tensor([[pad] * (P - len(s)) + s for s in token_lists], device=model.device)
@@ -53,7 +54,8 @@ def sample(model, token_lists, stops, temperature, max_new_tokens):
     written = (ends.cumsum(1) - ends) == 0  # (B, L) no stop token before this one
     if not temperature:
         return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
-    logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (B, 1); scores (B, V): logits / temperature
+    # out.scores: for each new token (B, V), the logits, already divided by the temperature
+    logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (B, 1)
              for scores, token in zip(out.scores, new.T)]
     return [(row[kept].tolist(), logp[kept].tolist())
             for row, logp, kept in zip(new, torch.cat(logps, 1), written)]
@@ -96,14 +98,15 @@ class HF:
 
     def sample_all(self, token_lists, temperature, max_new_tokens):
         """sample() for any number of prompts, in batches that fit into memory."""
-        # A row of random numbers for each prompt, drawn for all batches together: so samples do not depend on
-        # the batches. (With --plain they are not used: generate() draws its own.)
+        # A row of random numbers for each prompt, drawn for all batches together: so batches change a sample
+        # only where rounding decides it. Greedy decoding needs none. (With --plain they are not used:
+        # generate() draws its own.) float64, because float32 draws are coarse beside a large vocabulary.
         draws = torch.rand(len(token_lists), max_new_tokens if temperature else 0, dtype=torch.float64)
         samples = {}  # {i: (ids, log π of each)}
         with sampling_mode(self.model):
-            everything = range(len(token_lists))
+            everything, stops = range(len(token_lists)), self.chat.stops
             for rows in self.budget.batches(everything, lambda i: len(token_lists[i]), max_new_tokens):
-                batch, stops = [token_lists[i] for i in rows], self.chat.stops
+                batch = [token_lists[i] for i in rows]
                 if self.plain:
                     sampled = sample(self.model, batch, stops, temperature, max_new_tokens)
                 else:

@@ -82,7 +82,7 @@ class LockStepBudget(TokenBudget):
             why = None
         else:
             ranks.largest(ranks.SHORT)
-            smaller, name = self.next_budget(), self.in_work.name
+            smaller, name = self.after_failure(), self.in_work.name
         sharding.recover(*self.models)
         if ranks.largest(self.single_failures) > 1:
             raise MemoryError(f"{name} does not fit into memory") from why

@@ -9,7 +9,8 @@ If memory runs out, retry() repeats the mini-batch with smaller micro-batches, a
 size (models/batches.py).
 
 A Passes is for one device. Several GPUs, and weights that fully_shard has sharded (sharding.py), need a
-RankPasses (lockstep.py). It overrides the methods below the line, and computes the same gradient.
+RankPasses (lockstep.py). It overrides the budget and the methods below the line, and computes the same
+gradient.
 """
 from contextlib import nullcontext
 
@@ -31,9 +32,8 @@ class Passes:
     """model: the policy.
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; None for no KL.
     token_logps(model, actions, temperature): flow_grpo's plain function, or that of fast/logps.py.
-    cut(actions, tokens): cuts a mini-batch into micro-batches. None: actions of similar length together
-    (models/batches.py). Gradients add up, so a cut changes memory and time, and nothing else
-    beyond rounding.
+    cut(actions, tokens) -> [(micro-batch, its tokens)]. None: by_length() of models/batches.py. Gradients add
+    up, so a cut changes only memory, time and rounding.
     token_budget: the most tokens of a micro-batch.
     """
 
