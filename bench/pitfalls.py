@@ -44,9 +44,9 @@ FAULTS = [
      "c.ids, c.text, c.logps = ids, self.chat.decode", "c.ids, c.text, c.logps = ids[:-1], self.chat.decode",
      "each_stop_token_is_an_action"),
     (6, "in-place writes into what is shared",
-     "return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])",
+     "return torch.tensor(values).repeat_interleave(torch.tensor([len(a.ids) for a in actions]))",
      "[a.ids.append(0) for a in actions]; "
-     "return torch.tensor([value for a, value in zip(actions, values) for _ in a.ids])",
+     "return torch.tensor(values).repeat_interleave(torch.tensor([len(a.ids) for a in actions]))",
      "changes_none_of_its_inputs"),
     (7, "micro-batch means averaged",
      "weight   = per_token(micro, [a.weight for a in micro])",
