@@ -154,7 +154,7 @@ def ways(seeds=5):
     for traces, name in SFT.items():
         for seed in range(min(seeds, SFT_SEEDS)):
             runs[name, seed] = solving(f"sft-{traces}", seed, "{0}/best", after=(sft(seed, traces),))
-    for seed in range(min(seeds, SFT_SEEDS)):
+    for seed in range(seeds):
         runs[ONLINE, seed] = trained(seed, name="successes-trained", run=fork("successes", seed))
     runs |= {("Flow-GRPO", seed): trained(seed) for seed in range(seeds)}
     runs |= {("foreign teacher's plans", 0): sft(0, "foreign"), ("perfect planner", 0): sft(0, "perfect")}
