@@ -147,10 +147,10 @@ def token_logps(model, actions, temperature):
     """
     sequences = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
     x = pad_sequence(sequences, batch_first=True).to(model.device)          # (B, L) padded on the right
-    before = torch.zeros_like(x, dtype=torch.bool)          # (B, L) True where the next token is one of a
-    for row, a in zip(before, actions):
+    keep = torch.zeros_like(x, dtype=torch.bool)            # (B, L) True where the next token is one of a
+    for row, a in zip(keep, actions):
         row[len(a.prompt_ids) - 1 : len(a.prompt_ids) + len(a.ids) - 1] = True
-    logits = model(x, use_cache=False).logits[before]       # (B, L, V) -> (K, V), one action after the other
+    logits = model(x, use_cache=False).logits[keep]         # (B, L, V) -> (K, V), one action after the other
     y = torch.tensor([token for a in actions for token in a.ids], device=x.device)                  # (K,)
     return log_probs(logits, y, temperature)
 

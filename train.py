@@ -128,7 +128,7 @@ def graded_rollouts(args, cast, questions, group_size, seed):
         with Progress(len(batch)) as bar:
             return solve.roll_out_and_grade(batch, policy, fixed, tools, judge, watch=bar, **settings)
 
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # RANK: 0 with one GPU or none
+    torch.manual_seed(seed + 7_919 * ranks.RANK)  # RANK: 0 without torchrun
     # rolled_out(questions); or with several ranks, each rolls out its share, and then they exchange them
     rollouts = ranks.divided(questions, rolled_out, group_size)
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them

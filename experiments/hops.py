@@ -140,7 +140,7 @@ def opening(text):
 def keys(prompt, plan):
     """{route: what it looks at}"""
     address, calculation = "https:" in plan.context, bool(re.search(r"\d [*+] \d", plan.context))
-    results = [{"result": result} for *_, result in STEP.findall(prompt.split("\nMemory:\n")[1])]
+    results = [result for *_, result in STEP.findall(prompt.split("\nMemory:\n")[1])]
     return {"frequent": (), "sub-goal": ("sub-goal", *opening(plan.sub_goal)),
             "question": ("question", *opening(state(prompt)[0])), "context": (address, calculation),
             "result": (situation(results, len(results)), " plus " in plan.sub_goal)}

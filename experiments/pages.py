@@ -14,7 +14,7 @@ from functools import partial
 
 from experiments import curves, figures, runs
 from experiments.figures import BLUE, COLOURS, GREEN, INK, PURPLE, RED, gather, over, pm, read
-from experiments.planning import SFT, SITUATIONS, TOOLS, TRIED, TRIES
+from experiments.planning import ONLINE, SFT, SITUATIONS, TOOLS, TRIED, TRIES
 from rewards.metrics import markdown
 from toy.hops.questions import KINDS, MAX_TURNS
 
@@ -153,16 +153,26 @@ def fork_pairs():
     return {name: figures.differences(rows, name, "as it is", "accuracy") for name in names}
 
 
-def result_of(change):
-    return f"{pm(change)} in accuracy, {len(change)} seeds (experiments/RESULTS.md, section 8)"
+def online_pairs():
+    """[the accuracy of SFT online minus that of Flow-GRPO, with the same seed], both on the Intel."""
+    online, flow = (gather(read(name, INTEL), "planner", "accuracy") for name in ("hops-ways", "hops-tests"))
+    return [a - b for a, b in zip(online[ONLINE], flow["Flow-GRPO"])]
+
+
+def fork_results():
+    """{fork: what its head says after "result:"}, of those that were measured."""
+    measured = {name: (change, 8) for name, change in fork_pairs().items()}
+    measured["successes"] = online_pairs(), 1
+    return {name: f"{pm(change)} in accuracy, {len(change)} seeds (experiments/RESULTS.md, section {section})"
+            for name, (change, section) in measured.items()}
 
 
 def write_results():
     """The line `result:` in the head of each fork that was measured; --token-mean is a flag and has none."""
-    for name, change in fork_pairs().items():
+    for name, result in fork_results().items():
         path = runs.path_of(f"forks/{name}")
         if path.exists():
-            line, text = f"result: {result_of(change)}", path.read_text(encoding="utf-8")
+            line, text = f"result: {result}", path.read_text(encoding="utf-8")
             path.write_text(re.sub("(?m)^result: .*$", lambda _: line, text, count=1), encoding="utf-8")
 
 
@@ -297,6 +307,22 @@ def new_picture(plt):
     figures.save(figure, figures.RESULTS / "hops-new.svg")
 
 
+def mixtures_table():
+    """Section 1: what becomes of base_generator, for each mixture of training questions that was tried."""
+    runs_of = defaultdict(dict)  # {(mixture, seed): {steps: row}}
+    for row in read("hops-mixtures"):
+        runs_of[row["training"], row["seed"]][row["steps"]] = row
+    lines = [["questions with an old name", "seed", "base_generator, steps 31-40", "steps 141-150",
+              "old names, right", "others, right", "accuracy"]]
+    for (mixture, seed), by_steps in runs_of.items():
+        early, last = by_steps["31-40"], by_steps["141-150"]
+        shares = [f"{int(row['base_generator']) / int(row['plans_after_not_found']):.1%}".replace("%", " %")
+                  for row in (early, last)]
+        lines.append([mixture, seed, *shares, f"{last['old_names_right']} of {last['old_names']}",
+                      f"{last['others_right']} of {last['others']}", f"{float(last['test_accuracy']):.2f}"])
+    return markdown(lines)
+
+
 def speed_table(beside):
     """docs/speed.md: what the same work costs the side `beside` and ours, from `bench/speed.py --out`."""
     lines = [["work", f"{beside}: s", "CPU s", "ours: s", "CPU s", "faster", "leaner (MiB)"]]
@@ -358,22 +384,6 @@ def draw(plt, name):
     plt.rcParams.update(figures.STYLE)
     PAGES[name][-1](plt)
     plt.close("all")
-
-
-def mixtures_table():
-    """Section 1: what becomes of base_generator, for each mixture of training questions that was tried."""
-    runs_of = defaultdict(dict)  # {(mixture, seed): {steps: row}}
-    for row in read("hops-mixtures"):
-        runs_of[row["training"], row["seed"]][row["steps"]] = row
-    lines = [["questions with an old name", "seed", "base_generator, steps 31-40", "steps 141-150",
-              "old names, right", "others, right", "accuracy"]]
-    for (mixture, seed), by_steps in runs_of.items():
-        early, last = by_steps["31-40"], by_steps["141-150"]
-        shares = [f"{int(row['base_generator']) / int(row['plans_after_not_found']):.1%}".replace("%", " %")
-                  for row in (early, last)]
-        lines.append([mixture, seed, *shares, f"{last['old_names_right']} of {last['old_names']}",
-                      f"{last['others_right']} of {last['others']}", f"{float(last['test_accuracy']):.2f}"])
-    return markdown(lines)
 
 
 # ------------------------------------------------------------------------------------------ another CPU

@@ -154,11 +154,12 @@ def ways(seeds=5):
     for traces, name in SFT.items():
         for seed in range(min(seeds, SFT_SEEDS)):
             runs[name, seed] = solving(f"sft-{traces}", seed, "{0}/best", after=(sft(seed, traces),))
-    for seed in range(seeds):
-        runs[ONLINE, seed] = trained(seed, name="successes-trained", run=fork("successes", seed))
+    online = {(ONLINE, seed): fork("successes", seed) for seed in range(seeds)}
+    runs |= {key: trained(key[1], name="successes-trained", run=run) for key, run in online.items()}
     runs |= {("Flow-GRPO", seed): trained(seed) for seed in range(seeds)}
     runs |= {("foreign teacher's plans", 0): sft(0, "foreign"), ("perfect planner", 0): sft(0, "perfect")}
     yield from outcomes("hops-ways", runs)
+    yield "hops-online", curves(online)
 
 
 SITUATIONS = {  # what the last result shows -> how it is recognised, in this order
@@ -168,11 +169,11 @@ SITUATIONS = {  # what the last result shows -> how it is recognised, in this or
 }
 
 
-def situation(steps, n):
+def situation(results, n):
     """What the planner saw last when it wrote its n-th plan."""
     if n == 0:
         return "nothing yet"
-    return next((name for name, pattern in SITUATIONS.items() if re.search(pattern, steps[n - 1]["result"])),
+    return next((name for name, pattern in SITUATIONS.items() if re.search(pattern, results[n - 1])),
                 "nothing of use")
 
 
@@ -183,9 +184,12 @@ def tools(seeds=5):
     yield runs.values()
     rows = []
     for (when, seed), run in runs.items():
-        plans = Counter((situation(steps, n), step["tool"] or "unreadable")
-                        for steps in (rollout["memory"]["steps"] for rollout in rollouts_of(run))
-                        for n, step in enumerate(steps))
+        plans = Counter()
+        for rollout in rollouts_of(run):
+            steps = rollout["memory"]["steps"]
+            results = [step["result"] for step in steps]
+            plans.update((situation(results, n), step["tool"] or "unreadable")
+                         for n, step in enumerate(steps))
         rows += [{"when": when, "seed": seed, "situation": what, "tool": tool, "plans": n}
                  for (what, tool), n in sorted(plans.items())]
     yield "hops-tools", rows

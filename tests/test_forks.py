@@ -270,26 +270,30 @@ def check_asymmetric():
 
 # ---- a module, a tracker, a prompt, questions, a tool ------------------------------------------------------
 
-def check_critic():
-    import critic
-
+def asked(module, turns=3, **texts):
+    """(the prompts of a module, the rollout), of a rollout in which the modules write these texts. The
+    verifier never stops it, unless its text says so."""
     import solve
     from models.completion import Completion
     from rewards.questions import Question
     from tools import TOOLS
     from world.toolbox import choose
-    texts = {solve.executor: 'python_coder(code="print(6 * 7)")', critic: "not 43", solve.verifier: "STOP"}
+    texts = {"planner": "Sub-goal: s\nTool: python_coder", "verifier": "CONTINUE",
+             "executor": 'python_coder(code="print(6 * 7)")'} | texts
+    openings = {name: getattr(solve, name).PROMPT[:40] for name in texts}
+    seen = []
 
     def engine(prompts, **settings):
-        written = []
-        for text in prompts:
-            module = next((one for one in texts if text.startswith(one.PROMPT[:40])), None)
-            seen.extend([text] if module is critic else [])
-            written.append(Completion(texts.get(module, "Sub-goal: s\nTool: python_coder"), [], []))
-        return written
+        name = next((name for name in texts if prompts[0].startswith(openings[name])), "")
+        seen.extend(prompts if name == module else [])
+        return [Completion(texts.get(name, "text"), [], []) for _ in prompts]
 
-    seen = []
-    rollout, = solve.roll_out([Question("q?", "42")], engine, engine, choose(TOOLS, ["python_coder"]))
+    rollout, = solve.roll_out([Question("q?", "42")], engine, engine, choose(TOOLS, ["python_coder"]), turns)
+    return seen, rollout
+
+
+def check_critic():
+    seen, rollout = asked("critic", critic="not 43", verifier="STOP")
     assert rollout.memory.steps[0].remark == "not 43" and rollout.stopped and not rollout.failed
     assert "\nResult: 42\nRemark: not 43\nVerdict: STOP" in rollout.memory.render()
     assert len(seen) == 1 and "\nMemory:\nStep 1\n" in seen[0] and "Result: 42\n" in seen[0]
@@ -324,26 +328,6 @@ def test_use_md_shows_all_that_a_new_module_changes_in_the_code():
     shown, new = changes.split("diff --git ")
     assert f"```diff\n{shown}```\n" in (runs.ROOT / "docs" / "use.md").read_text(encoding="utf-8")
     assert new.count("+++ ") == 1 and "+++ b/critic.py" in new and "--- /dev/null" in new
-
-
-def asked(module, turns):
-    """(what a module is asked in each turn, the rollout), of one that the verifier never stops."""
-    import solve
-    from models.completion import Completion
-    from rewards.questions import Question
-    from tools import TOOLS
-    from world.toolbox import choose
-    texts = {"planner": "Sub-goal: s\nTool: python_coder", "verifier": "CONTINUE",
-             "executor": 'python_coder(code="print(6 * 7)")'}
-    seen = []
-
-    def engine(prompts, **settings):
-        name = next((name for name in texts if prompts[0].startswith(getattr(solve, name).PROMPT[:40])), "")
-        seen.extend(prompts if name == module else [])
-        return [Completion(texts.get(name, "text"), [], []) for _ in prompts]
-
-    rollout, = solve.roll_out([Question("q?", "42")], engine, engine, choose(TOOLS, ["python_coder"]), turns)
-    return seen, rollout
 
 
 def check_turns_left():
