@@ -62,9 +62,11 @@ def parse(text, name, tool):
     if len(text) > CALL_LIMIT:
         return Unparsed(f"the call is longer than {CALL_LIMIT} characters")
     try:
-        # read_call() needs the name to notice another call outside a fence or tags, and the argument names
-        # for those that are given by position
-        called, arguments = read_call(text, name, list(tool.arguments))
+        called, arguments = read_call(
+            text,
+            tool_name=name,  # so that it notices another call outside a fence or tags
+            names=list(tool.arguments),  # for arguments that are given by position
+        )
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")
     if called != name:

@@ -21,9 +21,10 @@ So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not f
 
   * A is divided by the group's standard deviation;
   * tokens are averaged over a turn, and turns over a rollout: so this is no longer exactly the gradient of
-    E[R], nor is the baseline free (see token_weight());
-  * PPO's clipped ratio (why: see loss()), so that one batch of rollouts can serve several optimiser steps.
-    The batch is cut into mini-batches of whole rollouts, each for one step (one PPO epoch);
+    E[R], and the baseline is no longer free of bias (see token_weight());
+  * PPO's clipped ratio. The batch of rollouts is cut into mini-batches of whole rollouts, for one optimiser
+    step each (one PPO epoch). From the second step on, the policy is no longer the one that sampled: the
+    ratio corrects for that (see loss());
   * a KL that pulls the planner back towards the untrained one, π_ref.
 
 Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a token of the plan in it)
@@ -47,9 +48,10 @@ three means of A_i ∇log π.
     token_logps()                    log π of each token
     loss()                           a micro-batch's part of -J (as many turns as fit into memory at once)
     plain_update()                   one batch of rollouts -> optimiser steps: for reading, and for testing
-    update()                         the same, and what training needs: memory, GPUs, bad gradients
+    update()                         the same for real training, also with --plain: limited memory, several
+                                     GPUs, bad gradients
 
-They work on token ids, a number for each rollout and two language models, and know nothing of agents or text.
+They work on token ids, one reward per rollout and two language models, and know nothing of agents or text.
 All log-probs are one flat list of action tokens, (K,): there is no padding in the loss, and no mask that
 could be forgotten.
 
@@ -96,7 +98,7 @@ def advantages(rewards, groups):
     rollout are rewarded, too. But of two turns in the same state, the worse one makes success less likely, so
     over many rollouts its mean A is lower. (In J, a turn's length and number count, too: see token_weight().)
 
-    The division by std is no part of a plain policy gradient. With it, every group that is not flat has the
+    The division by std is not part of a plain policy gradient. With it, every group that is not flat has the
     same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh more than without it,
     and a group whose rewards differ by a tiny cost weighs as much as one of successes and failures.
 
@@ -149,7 +151,8 @@ def token_logps(model, actions, temperature):
     x = pad_sequence(sequences, batch_first=True).to(model.device)          # (B, L) padded on the right
     keep = torch.zeros_like(x, dtype=torch.bool)            # (B, L) True where the next token is one of a
     for row, a in zip(keep, actions):
-        row[len(a.prompt_ids) - 1 : len(a.prompt_ids) + len(a.ids) - 1] = True
+        first = len(a.prompt_ids)                           # where a begins; the place before predicts it
+        row[first - 1 : first - 1 + len(a.ids)] = True
     logits = model(x, use_cache=False).logits[keep]         # (B, L, V) -> (K, V), one action after the other
     y = torch.tensor([token for a in actions for token in a.ids], device=x.device)                  # (K,)
     return log_probs(logits, y, temperature)
@@ -166,19 +169,45 @@ def token_weight(action, T, N, num_tokens=None):
 
     N: the rollouts of the mini-batch (on all GPUs together). T: the turns of this rollout. 1/N stands for
     both means, over questions and over the G rollouts of each. So every rollout weighs the same, and a group
-    that has lost a rollout weighs less than a whole one. As N counts the whole mini-batch, the losses of the
+    with a failed rollout weighs less than a whole one. As N counts the whole mini-batch, the losses of the
     micro-batches add up to the loss of the mini-batch.
 
-    1/T_i and 1/|a| are no part of a plain policy gradient, and they depend on what was sampled: each turn of
-    a short rollout weighs more, right or wrong. This can even favour the worse of two plans. Let X succeed
-    with probability 0.6, and take 3 turns to; Y with 0.5, and 1 turn. Failures take 3. With A = 1 or -1, the
-    turn that wrote X gets A/T = 0.6/3 - 0.4/3 = 0.07 on average, and the one that wrote Y 0.5/1 - 0.5/3 =
-    0.33: Y is pushed up more.
+    1/T_i and 1/|a| are not part of a plain policy gradient, and they depend on what was sampled: each turn of
+    a short rollout weighs more, right or wrong. This can even favour the worse of two plans, for example if
+    A is 1 or -1:
+
+                      P(right)    turns if right    turns if not    mean A/T of its turn
+        after plan X    0.6             3                3          0.6/3 - 0.4/3 = 0.07
+        after plan Y    0.5             1                3          0.5/1 - 0.5/3 = 0.33
 
     num_tokens: the tokens of the mini-batch, to weigh all of them equally, as the released code does. Then
     long plans and long rollouts weigh more.
     """
     return 1 / num_tokens if num_tokens else 1 / (N * T * len(action.ids))
+
+
+def weighted(actions, rollouts, token_mean=False):
+    """The actions of a mini-batch of these rollouts, with the weight of each of their tokens: [Action].
+
+    An action without any token, should an engine return one, is left out, but counts in T_i and N."""
+    actions = [a for a in actions if a.rollout in rollouts]
+    turns = Counter(a.rollout for a in actions)                             # turns[i] = T_i
+    tokens = sum(len(a.ids) for a in actions) if token_mean else None
+    return [replace(a, weight=token_weight(a, turns[a.rollout], len(rollouts), tokens))
+            for a in actions if a.ids]
+
+
+def split_rollouts(groups, minibatches, seed):
+    """Rollouts 0..N-1 in `minibatches` sets of equal size (± 1). groups: the group of each, N ints.
+
+    Groups stay whole where equal sizes allow it, because copies of a prompt are cheaper together
+    (fast/trees.py). Their order is shuffled. A rollout is never divided."""
+    groups = torch.as_tensor(groups).tolist()
+    distinct, N = sorted(set(groups)), len(groups)
+    shuffled = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
+    place = dict(zip(distinct, shuffled.tolist()))                          # of each group in the new order
+    rollouts = sorted(range(N), key=lambda i: place[groups[i]])             # a group stays together
+    return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
 
 def per_token(actions, values):
@@ -194,16 +223,15 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     Why a ratio? We want a large mean of A over rollouts of π_θ, but these were sampled with π_θold. A rollout
     that π_θ makes twice as likely should count twice. That factor is the product of the ratios of all tokens
     of its plans. But a product of hundreds of ratios is very noisy. So PPO gives each token only its own
-    ratio. At π_θ = π_θold the sum of these ratios has the same gradient as the product. Further away it is
-    less and less right, so the clip takes away what a token would gain by going further:
+    ratio. At π_θ = π_θold the sum of these ratios has the same gradient as the product. Further away the
+    approximation gets worse, so the clip removes the incentive to go further:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
-    The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative. For
-    given tokens before, its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref) of the next token. (But its
-    mean *gradient* is that of KL(π_ref ‖ π_θ), which has the same minimum. Once ρ is not 1, the tokens are
-    those of π_θold. And with the weights 1/(T |a|) it is no KL of whole plans: docs/use.md, "Another KL".)
+    The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative.
+    Given the tokens so far, its mean over the next token, drawn from π_θ, is KL(π_θ ‖ π_ref) at that
+    position. (Its mean gradient is another story: docs/use.md, "Another KL".)
 
     Add a term of your own to `terms`. If it is not 0 where A is 0, or has a flag or π_ref in it, other lines
     change, too: docs/use.md, "Another term in the objective".
@@ -228,8 +256,7 @@ def plain_update(model, reference, optimizer, actions, groups, temperature, clip
     the memory of one device, and each mini-batch needs an action; the model and the reference are in eval
     mode. The other arguments are those of update().
 
-    π_θold is the model before the first step: so all mini-batches are scored before it. (split_rollouts() and
-    weighted() follow below.)
+    π_θold is the model before the first step: so all mini-batches are scored before it.
     """
     minis = [weighted(actions, rollouts) for rollouts in split_rollouts(groups, minibatches, seed)]
     with torch.no_grad():
@@ -247,31 +274,7 @@ def plain_update(model, reference, optimizer, actions, groups, temperature, clip
         optimizer.step()
 
 
-# ------------------------------------------------ the mini-batches, and the same update for large models
-def split_rollouts(groups, minibatches, seed):
-    """Rollouts 0..N-1 in `minibatches` sets of equal size (± 1). groups: the group of each, N ints.
-
-    Groups stay whole where equal sizes allow it, because copies of a prompt are cheaper together
-    (fast/trees.py). Their order is shuffled. A rollout is never divided."""
-    groups = torch.as_tensor(groups).tolist()
-    distinct, N = sorted(set(groups)), len(groups)
-    places = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
-    place = dict(zip(distinct, places))                                     # {group: its shuffled place}
-    rollouts = sorted(range(N), key=lambda i: place[groups[i]])             # stable: a group stays together
-    return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
-
-
-def weighted(actions, rollouts, token_mean=False):
-    """The actions of a mini-batch of these rollouts, with the weight of each of their tokens: [Action].
-
-    An action without any token, should an engine return one, is left out, but counts in T_i and N."""
-    actions = [a for a in actions if a.rollout in rollouts]
-    turns = Counter(a.rollout for a in actions)                             # turns[i] = T_i
-    tokens = sum(len(a.ids) for a in actions) if token_mean else None
-    return [replace(a, weight=token_weight(a, turns[a.rollout], len(rollouts), tokens))
-            for a in actions if a.ids]
-
-
+# ------------------------------------------------------------------- the same update, for large models
 def check(actions, num_rollouts, temperature):
     """ValueError for what would be a silent mistake in the objective."""
     if any(not 0 <= a.rollout < num_rollouts for a in actions):
@@ -297,8 +300,9 @@ def old_or_current(actions, logp):
 
     It is None in two cases: in the first mini-batch, where π_θ is still π_θold, so ρ is 1; and where A = 0,
     as ρ is in J only as ρ A, so that its value does not matter. score_old() has set all others."""
-    now = logp.detach().split([len(a.ids) for a in actions])
-    return torch.cat([new if a.logp_old is None else a.logp_old for a, new in zip(actions, now)])
+    current = logp.detach().split([len(a.ids) for a in actions])            # (|a|,) each
+    old = [now if a.logp_old is None else a.logp_old for a, now in zip(actions, current)]
+    return torch.cat(old)                                                   # (K,)
 
 
 def set_gradient(passes, actions, temperature, clip, beta):
@@ -343,22 +347,21 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     temperature: that of sampling. clip: (ε, ε'). beta: the weight of the KL; with 0, or without a reference,
     there is no forward pass for it. minibatches: the number of optimiser steps. max_grad_norm: longer
     gradients are scaled down to this norm. token_mean: see token_weight(). seed: shuffles the groups.
-
-    The model is left in eval mode, ready to sample.
     """
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check(actions, len(groups), temperature)
-    passes.begin()                  # no dropout; gradient checkpointing on, if asked for; a new report
-    report = passes.report          # the loss of each mini-batch, and numbers for the log (scale/report.py)
+    # dropout off, gradient checkpointing on if asked for; the report collects the loss of each mini-batch and
+    # numbers for the log (scale/report.py)
+    report = passes.begin()
 
     minis = []                      # the actions of each mini-batch
     for rollouts in split_rollouts(groups, minibatches, seed):
-        minis.append(passes.share(weighted(actions, rollouts, token_mean)))
-    # no gradient, no forward pass (a term of yours without A needs them: docs/use.md)
-    minis = [[a for a in mini if beta or a.A != 0] for mini in minis]
+        mini = passes.share(weighted(actions, rollouts, token_mean))
+        # without a KL, actions with A = 0 have no gradient (but a term of yours may need them: docs/use.md)
+        minis.append([a for a in mini if beta or a.A != 0])
 
-    for mini in minis[1:]:                              # while the model is still π_θold
+    for mini in minis[1:]:          # while the model is still π_θold, as it will be for the first one
         need_old = [a for a in mini if a.A != 0]
         passes.retry(score_old, passes, need_old, temperature)
 
@@ -368,11 +371,11 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         loss_value = report.end_mini_batch()            # -J of the mini-batch, over all processes
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping
         # one bad mini-batch must not end the run
-        skipped = not math.isfinite(loss_value + norm) or norm >= EXPLODED * max_grad_norm
+        finite = math.isfinite(loss_value) and math.isfinite(norm)
+        skipped = not finite or norm >= EXPLODED * max_grad_norm
         taken = norm > 0 and not skipped            # no gradient, no step: momentum alone would still move θ
         if taken:
             optimizer.step()
         report.add_step(norm, skipped, taken)
-    model.zero_grad()
-    model.eval()            # begin() has set `training` in checkpointed layers; sampling needs it off
+    passes.end()                                        # the model can sample again
     return report.summary()

@@ -1,7 +1,7 @@
 """Memory: the record of what has happened so far in a rollout (AgentFlow §3.1).
 
 Planner, verifier and generator read it in their prompts. Each turn adds a Step: what was planned, the tool
-call, its result, and the verdict. In the paper's letters, the plan a^t, the result e^t and the verdict v^t
+call, its result, and the verdict. In the paper's notation, the plan a^t, the result e^t and the verdict v^t
 make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). Here f_mem is `memory.steps.append(Step(...))`;
 the verdict is filled in when the verifier has read the step. No language model rewrites or summarises the
 steps, so identical turns give identical text.
@@ -72,8 +72,8 @@ class Memory:
         steps = [replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
             for step in steps:
-                excess = len(join(steps)) - budget
-                if excess > 0:
+                # more than once, if a cut was a little short of the excess
+                while (excess := len(join(steps)) - budget) > 0 and len(getattr(step, name)) > SHORTEST:
                     setattr(step, name, shortened(getattr(step, name), excess))
         return truncate(join(steps), budget)
 

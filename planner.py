@@ -130,9 +130,10 @@ def parse(text, tools):
     fields = {}
     for label, value in labelled(text, LABELS):  # value: the text up to the next label
         if label == "Tool":
-            value = plain_name(value, tools)
-        if fields.setdefault(label, value) != value:  # the same line twice is fine
+            value = plain_name(value, tools)  # or the value as it is, if it is not plainly a tool
+        if label in fields and fields[label] != value:  # the same line twice is fine
             return Unparsed(f"two different lines '{label}: ...'. Plan one step only.")
+        fields[label] = value
     for label in ("Sub-goal", "Tool"):
         if not fields.get(label):
             return Unparsed(f"no line '{label}: ...'. Answer in the four lines asked for.")

@@ -19,7 +19,7 @@ What can go wrong has one of two effects:
                 reads it, and learns from it, even if another module made the mistake.
     a failure   The rollout breaks off (`failed` says why), counts as wrong, and is not trained on. A language
                 model gave no completion: its server is down (the judge's, too), or the prompt does not fit
-                even with a shortened memory.
+                even with a shortened memory. (A query of base_generator that does not fit is an error.)
 
 The last part of this file, from run_trial() on, is the command line:
 
@@ -37,6 +37,7 @@ early.check(__name__, "solve.py")  # answers --help, --compare and mistakes befo
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -72,8 +73,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     modules, and base_generator; or {module: engine}, where "default" plays those that are not named.
     max_turns: 3 as in the paper's training; the commands have defaults of their own (cli/flags.py).
     max_new_tokens: of each completion; None: as many as the checkpoint says.
-    watch: watch(rollouts, turn, module) is called before each stage, to show or save what there is so far. It
-    changes nothing in the rollouts.
+    watch: watch(rollouts, turn, module) is called before each stage, to show or save progress. It changes
+    nothing in the rollouts.
     """
     # Why in lock-step? If fast rollouts ran ahead, batch sizes would depend on timing. Rounding depends on
     # batch sizes, so the same seed would not always give the same rollouts.
@@ -105,14 +106,14 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             rollout.call = executor.parse(completion.text, name, tools[name])
             acting.append(rollout)
 
-        modules.begin("tools", turn, acting)  # tells watch(), as modules.run() does for language models
+        modules.announce("tools", turn, acting)  # as modules.run() does for language models
         results = run_calls([rollout.call for rollout in acting], tools,
-                            ask_model=lambda queries: modules.ask("base_generator", queries))
+                            ask_model=partial(modules.ask, "base_generator"))  # a tool with a model behind it
         for rollout, result in zip(acting, results):
             rollout.add_result(turn, result)  # a step of the memory, or `failed`
-        acting = [rollout for rollout in acting if not rollout.failed]  # the others have no step of this turn
+        acted = [rollout for rollout in acting if not rollout.failed]  # those with a step of this turn
 
-        for rollout, completion in modules.run("verifier", turn, acting):
+        for rollout, completion in modules.run("verifier", turn, acted):
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
 
         for rollout in running:
@@ -185,8 +186,8 @@ class Rollout:
     def add_output(self, turn, module, text, tokens, seconds):
         """Note what a module or a tool wrote. seconds: a module's are those of its batched call, the same for
         all rollouts; a tool's are those of tools.Result."""
-        output = {"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT)}
-        self.outputs.append(output | {"tokens": tokens, "seconds": round(seconds, 3)})
+        self.outputs.append({"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT),
+                             "tokens": tokens, "seconds": round(seconds, 3)})
 
     def add_parse_error(self, turn):
         """The plan could not be parsed: the step has no tool and no call, and its result is the error.
@@ -228,7 +229,7 @@ class Modules:
         first turn, max_turns + 1 after the last.
         """
         live = [rollout for rollout in rollouts if not rollout.failed]
-        self.begin(module, turn, live)
+        self.announce(module, turn, live)
         start = time.perf_counter()
         completions = self.ask_each(module, live)
         seconds = time.perf_counter() - start
@@ -242,23 +243,27 @@ class Modules:
         """What the module writes for each of these rollouts: [Completion]. Where a prompt is too long for the
         model, the module is asked again with a smaller memory budget. (Analysis and executor read no memory:
         their prompts stay too long.)"""
-        completions, left = {}, range(len(rollouts))
+        completions = [None] * len(rollouts)
+        left = list(range(len(rollouts)))  # those whose prompt has not fitted yet
         for budget in BUDGETS:
             prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in left]
-            completions |= zip(left, self.ask(module, prompts))
+            for i, completion in zip(left, self.ask(module, prompts)):
+                completions[i] = completion
             left = [i for i in left if completions[i].error == TOO_LONG]
-        return [completions[i] for i in range(len(rollouts))]
+        return completions
 
-    def begin(self, module, turn, rollouts):
+    def announce(self, module, turn, rollouts):
         """Tell watch() that a stage begins, unless no rollout takes part in it."""
         if self.watch and rollouts:
             self.watch(self.rollouts, turn, module)
 
     def ask(self, module, prompts):
         """One call of the engine that plays a module: [Completion]. Only the planner may sample."""
+        if not prompts:
+            return []
         engine = self.engines[module if module in self.engines else "default"]
         temperature = self.temperature if module == "planner" else 0.0
-        return engine(prompts, temperature=temperature, max_new_tokens=self.max_new_tokens) if prompts else []
+        return engine(prompts, temperature=temperature, max_new_tokens=self.max_new_tokens)
 
 
 def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=None, **settings):

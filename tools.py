@@ -50,7 +50,8 @@ class Tool:
 # To add a tool, write one function and one entry. The function gets strings (so numbers are quoted in the
 # example: value="3") and returns one; several threads may call it at once. To report an error, it returns
 # "Error: unknown unit", for example, or raises services.ServiceError("unknown unit"); of any other exception,
-# the planner sees type and message. It must end by itself, as those in world/ do: nothing here interrupts it.
+# the planner sees type and message. It must return on its own (those in world/ have a timeout): nothing here
+# interrupts it.
 TOOLS = {
     "base_generator": Tool(
         run=None,
@@ -144,7 +145,7 @@ def answer_queries(queries, ask_model):
     completions = ask_model(list(queries.values()))
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
-    for i, completion in zip(queries, completions):
+    for i, completion in zip(queries.keys(), completions):
         # Without a completion (the server is down, or refuses the prompt), the rollout fails. But a query
         # that is too long is an error, from which the planner can learn.
         if completion.error and completion.error != TOO_LONG:
@@ -156,7 +157,7 @@ def answer_queries(queries, ask_model):
 
 
 def run_tool(tools, name, arguments):
-    """Run the function of a tool: Result. Any Exception becomes text."""
+    """Run the function of a tool: Result."""
     start = time.perf_counter()
     try:
         text = str(tools[name].run(**arguments))

@@ -46,11 +46,11 @@ from scale.lockstep import make_passes
 from tools import TOOLS
 
 
-def train(args, cast, reference, optimizer, train_questions, valid, test, state):
+def train(args, cast, reference, optimizer, data, state):
     """Train for args.steps steps; evaluate and save in between.
 
-    cast: who plays what, a named tuple (policy, fixed, tools, judge). reference: the engine of π_ref, or
-    None. state: what a checkpoint restores, or None.
+    cast: who plays what, a named tuple (policy, fixed, tools, judge). data: the questions, a named tuple
+    (train, valid, test). reference: the engine of π_ref, or None. state: what a checkpoint restores, or None.
 
     `run` does the bookkeeping (logbook/run.py). run.step is the last finished step; run.moved: has any step
     changed the policy yet? run.log_step() sets both.
@@ -58,34 +58,37 @@ def train(args, cast, reference, optimizer, train_questions, valid, test, state)
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
     with training_run(args, cast.policy, optimizer, state) as run:
-        evaluate_before(run, cast, valid, test)
+        if run.step == 0:
+            evaluate_untrained(run, cast, data)
+        elif data.valid and run.unvalidated():  # a resumed run, which was stopped before a validation
+            validate_and_save(run, cast, data.valid)
 
         for step in run.steps():  # the numbers of those that are left, until Ctrl-C
             seed = args.seed * 1_000_003 + step  # differs for each --seed and step, up to a million steps
-            questions = questions_of(step, train_questions, args.questions, args.seed)
+            questions = questions_of(step, data.train, args.questions, args.seed)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
             usable, groups = with_outcome(rollouts, args.group_size)  # without the failed and the undecided
             rewards = [rollout.reward for rollout in usable]  # by rewards/grade.py: 1 or 0
             A, flat = advantages(rewards, groups)
 
-            report = NO_UPDATE  # what log.csv shows for a step without an update
+            numbers = NO_UPDATE  # what log.csv shows for a step without an update
             if can_learn(A, args.beta, run.moved):
                 actions = actions_of(usable, A)
                 with run.timed_update(), passes.around_update():
-                    report = update(
+                    numbers = update(
                         passes, optimizer, actions, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
-            row = step_row(step, rollouts, usable, len(questions), flat, report, cast.tools)
+            row = step_row(step, rollouts, usable, len(questions), flat, numbers, cast.tools)
             # Prints a line; writes log.csv and rollouts.jsonl. Three steps in a row in which all rollouts
             # failed, or all mini-batches were skipped, end the run.
-            run.log_step(row, rollouts, report)
+            run.log_step(row, rollouts, numbers)
             if run.due():  # every --every steps, and after the last
-                validate_and_save(run, cast, valid)
-        if run.step >= args.steps and test:  # not if it was stopped early
-            log_accuracy(run, cast, "test", test)
+                validate_and_save(run, cast, data.valid)
+        if run.step >= args.steps and data.test:  # not if it was stopped early
+            accuracy_on(run, cast, "test", data.test)
 
 
 def passes_of(args, policy, reference):
@@ -96,10 +99,10 @@ def passes_of(args, policy, reference):
     several GPUs and sharded weights."""
     models = policy.model, (reference.model if reference else None)
     if args.plain:
-        how = {"token_logps": token_logps}
-    else:  # with a way of its own to cut micro-batches, which keeps equal prompts together
-        how = fast_logps.scoring(log_probs, *models)  # {"token_logps": ..., "cut": ...}
-    return make_passes(*models, **how, token_budget=args.token_budget)
+        return make_passes(*models, token_logps, token_budget=args.token_budget)
+    # {"token_logps": ..., "cut": ...}; it cuts micro-batches so that equal prompts stay together
+    fast = fast_logps.scoring(log_probs, *models)
+    return make_passes(*models, **fast, token_budget=args.token_budget)
 
 
 def questions_of(step, questions, number, seed):
@@ -107,14 +110,15 @@ def questions_of(step, questions, number, seed):
 
     The questions are taken in a shuffled order, and shuffled again for each epoch. (A run may be shorter than
     an epoch: the toy's takes 960 of its 2 000 questions.)"""
-    epoch, place = divmod((step - 1) * number, len(questions))  # where this step begins
+    taken = (step - 1) * number  # by the steps before
+    epoch, start = divmod(taken, len(questions))
     order = []
-    while len(order) < place + number:  # a step may reach into the next epoch, or several
+    while len(order) < start + number:  # a step may reach into the next epoch, or several
         shuffled = list(questions)
         random.Random(f"{seed}-{epoch}").shuffle(shuffled)
         order += shuffled
         epoch += 1
-    return order[place : place + number]
+    return order[start : start + number]
 
 
 def graded_rollouts(args, cast, questions, group_size, seed):
@@ -122,15 +126,13 @@ def graded_rollouts(args, cast, questions, group_size, seed):
     question one after the other."""
     settings = command_line.rollout_settings(args)
     policy, fixed, tools, judge = cast
-
-    def rolled_out(share):
-        batch = [question for question in share for _ in range(group_size)]
-        with Progress(len(batch)) as bar:
-            return solve.roll_out_and_grade(batch, policy, fixed, tools, judge, watch=bar, **settings)
-
-    torch.manual_seed(seed + 7_919 * ranks.RANK)  # RANK: 0 without torchrun
-    # rolled_out(questions); or with several ranks, each rolls out its share, and then they exchange them
-    rollouts = ranks.divided(questions, rolled_out, group_size)
+    share = ranks.share(questions)  # of this process; without torchrun, all of them
+    batch = [question for question in share for _ in range(group_size)]
+    # without the rank, which is 0 without torchrun, all processes would draw the same numbers
+    torch.manual_seed(seed + 7_919 * ranks.RANK)
+    with Progress(len(batch)) as bar:
+        rollouts = solve.roll_out_and_grade(batch, policy, fixed, tools, judge, watch=bar, **settings)
+    rollouts = ranks.joined(rollouts, group_size, len(questions))  # with those of all other processes
     stop_if_down(rollouts)  # ends the run if a model server was down for most of them
     return rollouts
 
@@ -156,31 +158,28 @@ def actions_of(rollouts, A):
 def can_learn(A, beta, moved):
     """Does J have a gradient? Yes, if some A is not 0, or if the KL has one: it pulls the planner back, but
     not before a step has moved the policy (`moved`). While π_θ = π_ref, the KL is at its minimum."""
-    return A.any() or (beta > 0 and moved)
+    return bool(A.any()) or (beta > 0 and moved)
 
 
 # ----------------------------------------------------------------------------------------------- evaluations
-def evaluate_before(run, cast, valid, test):
-    """Before the first step: how good is the planner without training? With --resume: do the validation that
-    is missing."""
-    if run.step == 0:
-        if test:
-            log_accuracy(run, cast, "test", test)
-        elif valid:
-            log_accuracy(run, cast, "valid", valid)
-    elif valid and run.unvalidated():  # it was stopped between a step and its validation
-        validate_and_save(run, cast, valid)
+def evaluate_untrained(run, cast, data):
+    """How good is the planner before the first step? On the test questions, if there are any."""
+    if data.test:
+        accuracy_on(run, cast, "test", data.test)
+    elif data.valid:
+        accuracy_on(run, cast, "valid", data.valid)
 
 
-def log_accuracy(run, cast, name, questions):
-    """The accuracy on the questions of `name`, valid or test: one rollout each, sampled as in training. Also
-    writes it to the log."""
+def accuracy_on(run, cast, name, questions):
+    """Run the questions of `name`, valid or test, once each, sampled as in training. Returns the accuracy,
+    and writes it to the log. The seed is always the same, so that evaluations differ by the planner alone."""
     return run.log_evaluation(name, graded_rollouts(run.args, cast, questions, 1, run.args.seed))
 
 
 def validate_and_save(run, cast, valid):
-    """Save a checkpoint, and best/ if the accuracy on the validation questions is the highest so far."""
-    accuracy = log_accuracy(run, cast, "valid", valid) if valid else -math.inf  # -inf: there will be no best/
+    """Save a checkpoint, and best/ if it is the first or has a higher accuracy on the validation questions
+    than those before. (The untrained planner does not compete: best/ may be worse.)"""
+    accuracy = accuracy_on(run, cast, "valid", valid) if valid else -math.inf  # -inf: there will be no best/
     run.save(accuracy)
 
 
@@ -188,8 +187,8 @@ def main():
     args = command_line.train_arguments(TOOLS)
     # Loads the policy, and a frozen copy that is π_ref and plays the other modules (with --lora: the policy,
     # its adapters off). Makes the optimizer: AdamW, a constant --lr, no weight decay (docs/use.md has others)
-    cast, reference, optimizer, (train_questions, valid, test), state = setup.begin(args, TOOLS)
-    train(args, cast, reference, optimizer, train_questions, valid, test, state)
+    cast, reference, optimizer, data, state = setup.begin(args, TOOLS)
+    train(args, cast, reference, optimizer, data, state)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ the memory with the new result. It writes the verdict: STOP (v^t = 1: the genera
 = 0: the planner plans another step). What cannot be read as STOP counts as CONTINUE: an extra turn costs
 little, but stopping too early loses the answer.
 
-The explanation lets the model think before it decides; no parser reads it. parse() returns a bool, which
+The explanation lets the model think before it decides; it is not parsed. parse() returns a bool, which
 solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE".
 """
 
@@ -48,8 +48,9 @@ def prompt(question, tools, analysis, memory_text):
 def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
-    STOP may be followed by a remark, after a full stop, colon, bracket, dash or new line. But it is no clear
-    STOP if the remark begins with "no", "not", "or", "and" or "but", or if CONTINUE stands anywhere in it.
+    A remark may follow STOP: after a new line, a colon, an opening bracket, " -", ". " or "! ". But it does
+    not count as STOP if the remark contains CONTINUE, or begins with a word that may take it back ("no",
+    "or", "but", "however" and such: models/dressing.py has the list).
 
     "Explanation: ...\\nConclusion: STOP"        -> True
     "**Conclusion:** STOP. All is there."        -> True
@@ -58,8 +59,7 @@ def parse(text):
     "We should not stop."                        -> False
     """
     text = after_thinking(text) or ""
-    written = [value for _, value in labelled(text, {"Conclusion": "conclusion"})]
-    verdicts = [plain_name(value, ["STOP", "CONTINUE"]) for value in written]
-    if not verdicts:
+    values = [value for _, value in labelled(text, {"Conclusion": "conclusion"})]
+    if not values:
         return text.strip(MARKS).upper() == "STOP"
-    return all(verdict == "STOP" for verdict in verdicts)
+    return all(plain_name(value, ["STOP", "CONTINUE"]) == "STOP" for value in values)

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import shutil
+from collections import namedtuple
 from pathlib import Path
 
 import torch
@@ -28,11 +29,14 @@ from scale import adapters, fit, ranks, sharding, threads
 from world.places import MODULES
 
 
+Data = namedtuple("Data", "train valid test")  # three lists of Question
+
+
 def begin(args, table):
     """Prepare a run, and print its first lines. A run that cannot begin ends here, with one sentence.
 
-    table: tools.TOOLS. Returns the Cast, the engine of π_ref or None, the optimizer, (questions to train,
-    valid, test), and the state of the checkpoint to resume or None.
+    table: tools.TOOLS. Returns the Cast, the engine of π_ref or None, the optimizer, the Data, and the state
+    of the checkpoint to resume or None.
     """
     with errors_leave("train.py"):
         checkpoint = last_checkpoint(args.resume) if args.resume else None
@@ -40,9 +44,9 @@ def begin(args, table):
         state = load_state(checkpoint)
         check_steps(args, state["step"] if state else 0)
         plan_memory(args)
-        questions = load_questions(args)
-        show_choices(args, *questions)
-        show_shared(dict(zip(("training", "validation", "test"), questions)))
+        data = load_questions(args)
+        show_choices(args, data)
+        show_shared(dict(zip(("training", "validation", "test"), data)))
         plan_disk(args)
         tools, without, cache = load_tools(args, table)
         policy, reference, optimizer, loaded = load_models(args, checkpoint)
@@ -51,7 +55,7 @@ def begin(args, table):
     after_loading()
     say(f"{show_engines(policy, fixed, judge, tools, without)}\nrun     {args.out}")
     say(toy_warning(policy, fixed, tools))
-    return Cast(policy, fixed, tools, judge), reference, optimizer, questions, state
+    return Cast(policy, fixed, tools, judge), reference, optimizer, data, state
 
 
 def check_steps(args, done):
@@ -101,7 +105,7 @@ def free_memory(device):
 
 
 def load_questions(args):
-    """(training, validation, test questions); "none" is an empty set.
+    """The Data; "none" is an empty set.
 
     Without --valid, up to 64 of --data are held out for validation, and training leaves out their
     near-duplicates."""
@@ -117,22 +121,22 @@ def load_questions(args):
                              "or none, or more questions")
         questions, valid, note = training.held_out(questions, min(64, len(questions) // 2), args.seed)
         say(note and f"data    {note}")
-    return questions, valid, test
+    return Data(questions, valid, test)
 
 
-def show_choices(args, train_questions, valid, test):
+def show_choices(args, data):
     """Print the lines "data", "judge" and "learn"."""
     folder = f"{Path.cwd()}{os.sep}"
     copy = " (the frozen copy)" if args.judge == args.model else ""
     judge = f"{(args.judge or '').removeprefix(folder)}{copy}, for answers that the rules cannot read"
     part = f"adapters of rank {args.lora}" if args.lora else "all weights"
-    say(f"data    {args.data.removeprefix(folder)}: {len(train_questions)} questions to train on, "
-        f"{len(valid)} to choose best/, {len(test)} to test")
+    say(f"data    {args.data.removeprefix(folder)}: {len(data.train)} questions to train on, "
+        f"{len(data.valid)} to choose best/, {len(data.test)} to test")
     if is_toy(args.model) and Path(args.data).resolve().parent != Path(args.model).resolve():
         say("        the toy only knows calculations and the facts of its corpus: for other questions, give "
             "a real --model")
     say(f"judge   {judge if args.judge else 'none: an answer that the rules cannot read is not right'}")
-    again = " (some again: there are no more)" if len(train_questions) < args.questions else ""
+    again = " (some again: there are no more)" if len(data.train) < args.questions else ""
     say(f"learn   {part}, lr {args.lr:g}, {args.steps} steps of {args.questions} questions{again} "
         f"x {args.group_size} rollouts, at most {args.max_turns} turns")
 

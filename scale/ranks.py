@@ -98,14 +98,12 @@ def share(items):
     return items[RANK::WORLD]
 
 
-def divided(items, work, copies):
-    """[result]: work() of all items, in their order. Each rank does its share() and gets the results of all.
+def joined(results, copies, number):
+    """The results of all ranks, in the order of the items that share() has divided.
 
-    work(items) gives `copies` results for each item, one after the other."""
-    own = share(items)
-    results = work(own) if own else []
+    results: of this rank's share, `copies` for each item, one after the other. number: of all items."""
     by_item = [results[i : i + copies] for i in range(0, len(results), copies)]
-    return [result for part in together(by_item, len(items)) for result in part]
+    return [result for part in together(by_item, number) for result in part]
 
 
 def together(part, number):

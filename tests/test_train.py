@@ -272,8 +272,9 @@ def test_each_question_comes_once_an_epoch_in_an_order_of_step_and_seed_alone():
 def test_without_valid_questions_some_are_held_out_and_never_trained_on(tmp_path, monkeypatch, number, held):
     monkeypatch.setattr(train, "train", Mock())
     run(tmp_path / "run", data=jsonl(tmp_path / "d.jsonl", *map(str, range(number))), valid=None, test=None)
-    questions, valid, test = train.train.call_args.args[4:7]
-    assert (len(questions), len(valid), test) == (number - held, held, []) and not set(questions) & set(valid)
+    data = train.train.call_args.args[4]
+    assert [len(questions) for questions in data] == [number - held, held, 0]
+    assert not set(data.train) & set(data.valid)
 
 
 def test_a_run_says_how_many_questions_are_too_near_to_those_held_out(tmp_path, monkeypatch, capsys):
@@ -747,14 +748,14 @@ def choices(data="ten.jsonl", model="model"):
     (str(TOY / "train.jsonl"), str(TOY), False)])
 def test_a_toy_that_gets_questions_from_elsewhere_is_said_to_know_only_its_own_world(
         capsys, data, model, warned):
-    setup.show_choices(choices(data, model), [None] * 16, [], [])
+    setup.show_choices(choices(data, model), setup.Data([None] * 16, [], []))
     assert ("the toy only knows calculations and the facts" in capsys.readouterr().out) is warned
 
 
 def test_a_step_of_more_questions_than_there_are_says_so(capsys):
     args = choices()
     for number, words in ((16, "16 questions x 8"), (10, "16 questions (some again: there are no more) x 8")):
-        setup.show_choices(args, [None] * number, [], [])
+        setup.show_choices(args, setup.Data([None] * number, [], []))
         assert f"2 steps of {words} rollouts" in capsys.readouterr().out
 
 
