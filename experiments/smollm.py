@@ -125,8 +125,10 @@ def questions_of(toy):
         made = wordings.asked()
     else:
         pool = World(0).questions(4_000, "train", seed=3, kinds=("one",))
-        made = [one | {"kind": calls} for calls in ("wb", "wp")
-                for one in [one for one in pool if needed(one) == (calls,)][:EACH]]
+        made = []
+        for calls in ("wb", "wp"):
+            fitting = [one | {"kind": calls} for one in pool if needed(one) == (calls,)]
+            made += fitting[:EACH]
     return [{key: one[key] for key in ("kind", "question", "answer")} for one in made]
 
 

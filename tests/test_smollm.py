@@ -278,11 +278,12 @@ def test_every_command_is_one_that_train_py_or_solve_py_takes(tiny, toy, fixed):
     assert all(args.model == "{0}/step-2" and args.fixed == fixed for args in parsed.values())
 
 
-def test_in_the_second_toys_world_training_asks_for_two_calls_of_which_the_result_names_the_second():
+def test_in_the_second_toys_world_training_asks_for_two_calls_and_a_result_names_the_second():
     asked, parts = smollm.questions_of("hops"), hops_splits(World(0))
     assert Counter(one["kind"] for one in asked) == {"wb": smollm.EACH, "wp": smollm.EACH}
     texts = {one["question"] for one in asked}
-    assert len(texts) == len(asked) and not texts & {one["question"] for one in parts["valid"] + parts["test"]}
+    assert len(texts) == len(asked)
+    assert not texts & {one["question"] for one in parts["valid"] + parts["test"]}
 
 
 def made_runs(monkeypatch, tiny, folder, slow, *flags):
