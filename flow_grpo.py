@@ -102,9 +102,10 @@ def advantages(rewards, groups):
     same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh more than without it,
     and a group whose rewards differ by a tiny cost weighs as much as one of successes and failures.
 
-    For another baseline, edit the numerator. Strictly, a baseline must not contain R_i; the mean of the n - 1
-    *others* does not (leave-one-out). R_i minus that is only this numerator times n / (n - 1), a constant
-    factor if all groups have n rollouts. RLOO proper has no std: rloo.diff in experiments/forks/.
+    For another baseline, edit the line that sets A. Strictly, a baseline must not contain R_i; the mean of
+    the n - 1 *others* does not. R_i minus that is this numerator times n / (n - 1), so only a constant factor
+    if all groups have n rollouts. RLOO (leave-one-out) is that without the division by the standard
+    deviation: rloo.diff in experiments/forks/.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
@@ -275,7 +276,7 @@ def plain_update(model, reference, optimizer, actions, groups, temperature, clip
 
 
 # ------------------------------------------------------------------- the same update, for large models
-def check(actions, num_rollouts, temperature):
+def check_actions(actions, num_rollouts, temperature):
     """ValueError for what would be a silent mistake in the objective."""
     if any(not 0 <= a.rollout < num_rollouts for a in actions):
         raise ValueError(f"an Action.rollout is outside 0..{num_rollouts - 1}: "
@@ -350,7 +351,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     """
     model = passes.model
     beta = beta if passes.reference is not None else 0
-    check(actions, len(groups), temperature)
+    check_actions(actions, len(groups), temperature)
     # dropout off, gradient checkpointing on if asked for; the report collects the loss of each mini-batch and
     # numbers for the log (scale/report.py)
     report = passes.begin()

@@ -22,6 +22,7 @@ from models.tokens import after_thinking  # what follows a thinking model's thou
 # the analysis as a prompt shows it, indented
 from world.text import indented, show_analysis
 
+# str.format() fills it in: to write a brace, double it
 PROMPT = """\
 You are the planner of a small team that answers a question step by step. \
 For each step that you plan, an executor calls one tool.
@@ -82,7 +83,8 @@ class Plan:
 
 
 class Unparsed(str):
-    """Why a plan or a call could not be parsed. It is a str, because it goes into the memory as an error."""
+    """Why a plan or a call could not be parsed: a text for the memory. It is a type of its own, so that
+    isinstance() tells it from a Plan or a Call."""
 
 
 def describe(name, tool):

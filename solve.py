@@ -12,7 +12,7 @@ answers for all of them at the end.
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion], with the text,
 and the token ids that training needs (models/completion.py).
 
-What can go wrong has one of two effects:
+Whatever goes wrong is one of two things:
 
     an error    The rollout goes on. A plan or call could not be parsed, or a tool did not find what it was
                 asked for, or its web service is down. This costs a turn, and memory says why: the planner
@@ -70,7 +70,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 
     questions: [Question]; G copies of a question make a group.
     policy: the engine that plays the planner; it alone samples. fixed: the engine that plays all other
-    modules, and base_generator; or {module: engine}, where "default" plays those that are not named.
+    modules, and base_generator; or {module: engine}, where "default" plays those that are not named. (The
+    planner is always the policy.)
     max_turns: 3 as in the paper's training; the commands have defaults of their own (cli/flags.py).
     max_new_tokens: of each completion; None: as many as the checkpoint says.
     watch: watch(rollouts, turn, module) is called before each stage, to show or save progress. It changes
@@ -287,7 +288,7 @@ def run_trial(trial, args, cast):
     """Answer a set of questions once, batch by batch: roll out, grade, save, print.
 
     trial: a logbook.records.Trial, which has the questions and keeps the rollouts. It skips the batches that
-    an earlier, stopped run has saved. cast: who plays what, a named tuple.
+    an earlier, stopped run has saved. cast: who plays what, a named tuple (policy, fixed, tools, judge).
     """
     policy, fixed, tools, judge = cast
     settings = command_line.rollout_settings(args)  # max_turns, temperature, max_new_tokens

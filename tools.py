@@ -105,7 +105,7 @@ class Result:
 
     text: str
     error: bool  # a tool-calling error
-    seconds: float = 0.0  # running time; for base_generator, its share of the batch's
+    seconds: float = 0.0  # running time; for base_generator, its share of the batch's time
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
     failed: str = ""  # why the language model did not answer; "" if it did, or was not asked
 

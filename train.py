@@ -105,20 +105,20 @@ def passes_of(args, policy, reference):
     return make_passes(*models, **fast, token_budget=args.token_budget)
 
 
-def questions_of(step, questions, number, seed):
-    """The questions of one step, which depend on its number and the seed alone.
+def questions_of(step, questions, count, seed):
+    """The `count` questions of a step; they depend on its number and the seed, and not on earlier steps.
 
     The questions are taken in a shuffled order, and shuffled again for each epoch. (A run may be shorter than
     an epoch: the toy's takes 960 of its 2 000 questions.)"""
-    taken = (step - 1) * number  # by the steps before
+    taken = (step - 1) * count  # by the steps before
     epoch, start = divmod(taken, len(questions))
     order = []
-    while len(order) < start + number:  # a step may reach into the next epoch, or several
+    while len(order) < start + count:  # a step may reach into the next epoch, or several
         shuffled = list(questions)
         random.Random(f"{seed}-{epoch}").shuffle(shuffled)
         order += shuffled
         epoch += 1
-    return order[start : start + number]
+    return order[start : start + count]
 
 
 def graded_rollouts(args, cast, questions, group_size, seed):
@@ -156,8 +156,8 @@ def actions_of(rollouts, A):
 
 
 def can_learn(A, beta, moved):
-    """Does J have a gradient? Yes, if some A is not 0, or if the KL has one: it pulls the planner back, but
-    not before a step has moved the policy (`moved`). While π_θ = π_ref, the KL is at its minimum."""
+    """True if J has a gradient: some A is not 0, or the KL pulls the planner back. (It does once a step has
+    moved the policy: while π_θ = π_ref, the KL is at its minimum.)"""
     return bool(A.any()) or (beta > 0 and moved)
 
 
