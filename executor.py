@@ -3,8 +3,8 @@
 The executor reads the question, the plan's context and sub-goal, and the description of the planned tool. It
 writes one call, in Python; models that were trained on tool calls may write JSON instead. models/calls.py
 reads both, as *data*: it evaluates nothing and accepts only literal arguments. So
-`python_coder(code=open("/etc/passwd").read())` is a parse error. It becomes the result of the step
-(tools.run_calls), and the planner reads it in its next prompt.
+`python_coder(code=open("/etc/passwd").read())` is a parse error, and that error becomes the result of the
+step (tools.run_calls): the planner reads it in its next prompt.
 """
 
 from dataclasses import dataclass

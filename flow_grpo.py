@@ -24,7 +24,7 @@ So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not f
     E[R], and the baseline is no longer free of bias (see token_weight());
   * PPO's clipped ratio. The batch of rollouts is cut into mini-batches of whole rollouts, for one optimiser
     step each (one PPO epoch). From the second step on, the policy is no longer the one that sampled: the
-    ratio corrects for that (see loss());
+    ratio corrects for that, approximately (see loss());
   * a KL that pulls the planner back towards the untrained one, π_ref.
 
 Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a token of the plan in it)
@@ -33,8 +33,8 @@ Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a 
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                                        over the group's G rollouts
 
-E_q, the mean over questions, and 1/G Σ_i are together one mean over all rollouts, as groups are of equal size
-(if no rollout fails). So J has three nested means: over rollouts, over the turns of each, over the tokens of
+Together, E_q and 1/G Σ_i are one mean over all rollouts, because all groups have the same size unless a
+rollout fails. So J has three nested means: over rollouts, over the turns of each, over the tokens of
 each turn. This code averages the KL in the same way. π is always the distribution at the sampling
 temperature, and the rollouts are sampled by π_θold, the planner before the update. (The paper has a single ε
 and does not give its value; 0.2 below and 0.3 above come from the released code.)
@@ -143,7 +143,7 @@ def token_logps(model, actions, temperature):
     """log π(a_j | s, a_<j) of every action token: (K,) float32, one action after the other, K = Σ |a|.
 
     New, old and reference log-probs all come from one function, so a difference between them is a difference
-    of models. Rows are padded on the right, where no token of a causal model looks.
+    of models. Rows are padded on the right, which no earlier token of a causal model can see.
 
     This is the definition. train.py calls it with --plain; otherwise fast/logps.py computes the same numbers,
     up to rounding, in less time and memory. To change the log-prob itself, edit log_probs(), which both use.
@@ -174,8 +174,8 @@ def token_weight(action, T, N, num_tokens=None):
     micro-batches add up to the loss of the mini-batch.
 
     1/T_i and 1/|a| are not part of a plain policy gradient, and they depend on what was sampled: each turn of
-    a short rollout weighs more, right or wrong. This can even favour the worse of two plans, for example if
-    A is 1 or -1:
+    a short rollout weighs more, right or wrong. (So E[∇log π / T] is not 0, and even a constant baseline
+    shifts the gradient.) This can even favour the worse of two plans, for example if A is 1 or -1:
 
                       P(right)    turns if right    turns if not    mean A/T of its turn
         after plan X    0.6             3                3          0.6/3 - 0.4/3 = 0.07
@@ -190,7 +190,7 @@ def token_weight(action, T, N, num_tokens=None):
 def weighted(actions, rollouts, token_mean=False):
     """The actions of a mini-batch of these rollouts, with the weight of each of their tokens: [Action].
 
-    An action without any token, should an engine return one, is left out, but counts in T_i and N."""
+    If an engine returns an action without tokens, it is left out, but still counts in T_i and N."""
     actions = [a for a in actions if a.rollout in rollouts]
     turns = Counter(a.rollout for a in actions)                             # turns[i] = T_i
     tokens = sum(len(a.ids) for a in actions) if token_mean else None
@@ -299,22 +299,22 @@ def score_old(passes, actions, temperature):
 def old_or_current(actions, logp):
     """log π_θold of each token, (K,): Action.logp_old, or where that is None, the current log-prob, detached.
 
-    It is None in two cases: in the first mini-batch, where π_θ is still π_θold, so ρ is 1; and where A = 0,
-    as ρ is in J only as ρ A, so that its value does not matter. score_old() has set all others."""
+    It is None in two cases: in the first mini-batch, where π_θ still is π_θold, so that ρ is 1; and where
+    A = 0, so that ρ A is 0 whatever ρ is. score_old() has set all others."""
     current = logp.detach().split([len(a.ids) for a in actions])            # (|a|,) each
     old = [now if a.logp_old is None else a.logp_old for a, now in zip(actions, current)]
     return torch.cat(old)                                                   # (K,)
 
 
-def set_gradient(passes, actions, temperature, clip, beta):
+def set_gradient(passes, report, actions, temperature, clip, beta):
     """Set .grad to the gradient of -J of a mini-batch: those of its micro-batches add up."""
     passes.model.zero_grad()
-    passes.report.begin_mini_batch()
+    report.begin_mini_batch()
     for micro in passes.micro_batches(actions):
-        add_gradient(passes, micro, temperature, clip, beta)
+        add_gradient(passes, report, micro, temperature, clip, beta)
 
 
-def add_gradient(passes, micro, temperature, clip, beta):
+def add_gradient(passes, report, micro, temperature, clip, beta):
     """Add the gradient of -J of a micro-batch to .grad."""
     logp_ref = passes.reference_logps(micro, temperature) if beta else None                 # (K,)
     logp     = passes.policy_logps(micro, temperature)                                      # (K,)
@@ -323,7 +323,7 @@ def add_gradient(passes, micro, temperature, clip, beta):
     weight   = per_token(micro, [a.weight for a in micro]).to(logp.device)                  # (K,)
     minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
     minus_J.backward()
-    passes.report.add_micro_batch(micro, minus_J, logp, ratio, kl, A, weight, clip)
+    report.add_micro_batch(micro, minus_J, logp, ratio, kl, A, weight, clip)
 
 
 def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), beta=0.001, minibatches=1,
@@ -333,15 +333,16 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
       * a mini-batch is computed in micro-batches, as much as fits into memory; their gradients add up;
       * in the first mini-batch, the model is still π_θold: its log-probs, detached, serve as the old ones;
-      * actions with A = 0 have no gain: with a KL they are scored for the KL alone, at ρ = 1; without one,
-        they are left out, but count in N and T;
+      * actions with A = 0 have no gain: with a KL, they are scored only for the KL (at ρ = 1); without one,
+        they are left out, but still count in N and T;
       * a mini-batch with a bad gradient, or with none, takes no step;
       * the KL can be left out, and tokens can weigh the same (token_mean).
 
-    passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its policy_logps() and
-    reference_logps() are token_logps() of the two models, or the same from fast/. retry(f, *x) calls f(*x);
-    if memory runs out, again, with smaller micro-batches. share() and sum_gradients(), and "all processes"
-    below, are for several GPUs: with one, they change nothing.
+    passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its methods:
+      policy_logps, reference_logps   token_logps() of the two models, or the same from fast/
+      micro_batches                   a mini-batch in parts that fit into memory
+      retry(f, *x)                    f(*x); if memory runs out, again, with smaller micro-batches
+      share, sum_gradients            for several GPUs; with one process, they change nothing
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
     Action.rollout is an index into it. (They only decide which rollouts share an optimiser step: those of a
     group, where possible.)
@@ -358,16 +359,17 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     minis = []                      # the actions of each mini-batch
     for rollouts in split_rollouts(groups, minibatches, seed):
+        # weighted() comes first: N and T count all actions, also those of other GPUs and those dropped here
         mini = passes.share(weighted(actions, rollouts, token_mean))
-        # without a KL, actions with A = 0 have no gradient (but a term of yours may need them: docs/use.md)
-        minis.append([a for a in mini if beta or a.A != 0])
+        # the others have no gradient (but a term of yours may need them: docs/use.md)
+        minis.append([a for a in mini if a.A != 0 or beta])
 
     for mini in minis[1:]:          # while the model is still π_θold, as it will be for the first one
         need_old = [a for a in mini if a.A != 0]
         passes.retry(score_old, passes, need_old, temperature)
 
     for mini in minis:                                  # one optimiser step each
-        passes.retry(set_gradient, passes, mini, temperature, clip, beta)
+        passes.retry(set_gradient, passes, report, mini, temperature, clip, beta)
         passes.sum_gradients()                          # over all processes
         loss_value = report.end_mini_batch()            # -J of the mini-batch, over all processes
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()     # before clipping

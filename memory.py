@@ -6,15 +6,15 @@ make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). Here f_mem is `memory
 the verdict is filled in when the verifier has read the step. No language model rewrites or summarises the
 steps, so identical turns give identical text.
 
-The text is bounded: render(budget) returns at most `budget` characters and shortens the oldest results
-first. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left margin,
-because every further line of a result is indented. So the line "Verdict: STOP" of a web page does not look
-like a verdict.
+The text is bounded: render(budget) returns at most `budget` characters and shortens results first, the oldest
+before newer ones. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left
+margin, because every further line of a result is indented. So the line "Verdict: STOP" of a web page does not
+look like a verdict.
 """
 
 from dataclasses import dataclass, field, replace
 
-# truncate() keeps head and tail, and says how much is left out. indented() indents all lines but the first.
+# truncate() keeps head and tail, and marks the cut. indented() indents all lines but the first.
 from world.text import indented, truncate
 
 BUDGET = 8000  # characters of memory in a prompt, about 2 000 tokens
@@ -73,7 +73,8 @@ class Memory:
         for name in ("result", "command", "sub_goal"):
             for step in steps:
                 # more than once, if a cut was a little short of the excess
-                while (excess := len(join(steps)) - budget) > 0 and len(getattr(step, name)) > SHORTEST:
+                while len(getattr(step, name)) > SHORTEST and len(join(steps)) > budget:
+                    excess = len(join(steps)) - budget
                     setattr(step, name, shortened(getattr(step, name), excess))
         return truncate(join(steps), budget)
 
@@ -81,8 +82,7 @@ class Memory:
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
-    In the prompt, indentation makes the text longer than it is here. So the same share is cut, not the same
-    number: if the prompt's version must lose a fifth, so does the text.
+    In the prompt, indentation makes the text longer. If that version must lose a fifth, so does this one.
     """
     share = excess / max(1, len(indented(text)))
     return truncate(text, max(SHORTEST, int((1 - share) * len(text))))

@@ -16,10 +16,11 @@ Whatever goes wrong is one of two things:
 
     an error    The rollout goes on. A plan or call could not be parsed, or a tool did not find what it was
                 asked for, or its web service is down. This costs a turn, and memory says why: the planner
-                reads it, and learns from it, even if another module made the mistake.
+                reads it in its next prompt, even if another module made the mistake.
     a failure   The rollout breaks off (`failed` says why), counts as wrong, and is not trained on. A language
-                model gave no completion: its server is down (the judge's, too), or the prompt does not fit
-                even with a shortened memory. (A query of base_generator that does not fit is an error.)
+                model gave no completion: its server is down (the judge's, too) or refuses the prompt, or the
+                prompt does not fit even with a shortened memory. (A query of base_generator that does not
+                fit is an error.)
 
 The last part of this file, from run_trial() on, is the command line:
 
@@ -73,7 +74,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     modules, and base_generator; or {module: engine}, where "default" plays those that are not named. (The
     planner is always the policy.)
     max_turns: 3 as in the paper's training; the commands have defaults of their own (cli/flags.py).
-    max_new_tokens: of each completion; None: as many as the checkpoint says.
+    max_new_tokens: of each completion; None: as many as the checkpoint says, or 1 024.
     watch: watch(rollouts, turn, module) is called before each stage, to show or save progress. It changes
     nothing in the rollouts.
     """
@@ -81,18 +82,19 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     # batch sizes, so the same seed would not always give the same rollouts.
     start = time.perf_counter()
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
-    # modules.run(module, turn, rollouts) -> [(rollout, Completion)]: a language model gets all prompts at
-    # once. A rollout without a completion fails, and is left out
+    # modules.run(module, turn, rollouts) -> [(rollout, Completion)], in one batch, without those that fail
     modules = Modules(rollouts, policy, fixed, tools, temperature, max_new_tokens, watch)
 
     for rollout, completion in modules.run("analysis", 0, rollouts):
         rollout.memory.analysis = truncate(after_thinking(completion.text) or "", ANALYSIS_LIMIT)
 
     for turn in range(1, max_turns + 1):
+        # Each is a part of the one before: running, planned (the plan could be parsed), called (the executor
+        # answered), acted (the call has a result)
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         if not running:
             break
-        planned = []  # those whose plan could be parsed
+        planned = []
         for rollout, completion in modules.run("planner", turn, running):
             rollout.plans.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
@@ -101,18 +103,18 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             else:
                 rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
-        acting = []  # those with a call; if it could not be parsed, its result is an error
+        called = []  # also with a call that could not be parsed: its result is an error
         for rollout, completion in modules.run("executor", turn, planned):
             name = rollout.plan.tool
             rollout.call = executor.parse(completion.text, name, tools[name])
-            acting.append(rollout)
+            called.append(rollout)
 
-        modules.announce("tools", turn, acting)  # as modules.run() does for language models
-        results = run_calls([rollout.call for rollout in acting], tools,
-                            ask_model=partial(modules.ask, "base_generator"))  # a tool with a model behind it
-        for rollout, result in zip(acting, results):
+        modules.announce("tools", turn, called)  # as modules.run() does for language models
+        results = run_calls([rollout.call for rollout in called], tools,
+                            ask_model=partial(modules.ask, "base_generator"))  # the tool that is a model
+        for rollout, result in zip(called, results):
             rollout.add_result(turn, result)  # a step of the memory, or `failed`
-        acted = [rollout for rollout in acting if not rollout.failed]  # those with a step of this turn
+        acted = [rollout for rollout in called if not rollout.failed]
 
         for rollout, completion in modules.run("verifier", turn, acted):
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
@@ -139,8 +141,8 @@ def is_over(rollout):
 
 
 def prompt_of(module, tools, rollout, budget=BUDGET):
-    """The prompt of a module, made from the parts of question, toolset and memory that it reads. budget:
-    characters of memory."""
+    """The prompt of a module. Each reads only some of question, toolset, plan and memory. budget: characters
+    of memory."""
     question, analysis, plan = rollout.memory.question, rollout.memory.analysis, rollout.plan
     if module == "analysis":
         return planner.analysis_prompt(question, tools)
@@ -165,7 +167,7 @@ class Rollout:
     memory: Memory
 
     # What the planner wrote, with the ids of s^t and a^t: Flow-GRPO trains on it, and train.py makes a
-    # flow_grpo.Action of each. plans[k] led to memory.steps[k], unless the rollout has failed.
+    # flow_grpo.Action of each. plans[k] led to memory.steps[k]. (A failed rollout may lack the last step.)
     plans: list[Completion] = field(default_factory=list)
 
     # of the present turn
@@ -199,7 +201,7 @@ class Rollout:
                                       error=True, verdict="CONTINUE"))
 
     def add_result(self, turn, result):
-        """Add this turn's step to the memory, still without a verdict. If the tool's engine is down, fail."""
+        """Add this turn's step to the memory, still without a verdict; fail if base_generator did."""
         if result.failed:
             self.failed = f"{self.plan.tool}: {result.failed}"
             return
@@ -245,12 +247,11 @@ class Modules:
         model, the module is asked again with a smaller memory budget. (Analysis and executor read no memory:
         their prompts stay too long.)"""
         completions = [None] * len(rollouts)
-        left = list(range(len(rollouts)))  # those whose prompt has not fitted yet
         for budget in BUDGETS:
+            left = [i for i, done in enumerate(completions) if done is None or done.error == TOO_LONG]
             prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in left]
             for i, completion in zip(left, self.ask(module, prompts)):
                 completions[i] = completion
-            left = [i for i in left if completions[i].error == TOO_LONG]
         return completions
 
     def announce(self, module, turn, rollouts):
@@ -296,7 +297,7 @@ def run_trial(trial, args, cast):
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
             rollouts = roll_out_and_grade(questions, policy, fixed, tools, judge, watch=watch, **settings)
-            if trial.add(rollouts):  # saves them. False: a server was down, and this batch comes once more
+            if trial.add(rollouts):  # saves them. False: a server was down, and this batch will be run again
                 watch.finished(rollouts)  # prints them
 
 

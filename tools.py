@@ -9,9 +9,9 @@ turn:
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
 
 A result that starts with "Error:" is an *error*, whether the model made the mistake (no such argument) or the
-world did (a missing page). The planner reads it in memory, and may try something else. If the server of
-base_generator's language model gives no completion, that is a *failure* instead (Result.failed): it ends the
-rollout (solve.py).
+world did (a missing page). The planner reads it in memory, and may try something else. If base_generator's
+language model gives no completion, that is a *failure* instead (Result.failed): it ends the rollout
+(solve.py). But a query that is too long for it is an error.
 """
 
 import time
@@ -34,7 +34,7 @@ RESULT_BUDGET = 4000  # characters of a result that reach memory
 class Tool:
     """One tool: its function, and what the modules read about it."""
 
-    run: Callable[..., str] | None  # None: a language model answers; the one argument is then "query"
+    run: Callable[..., str] | None  # None: a language model answers the one argument, "query"
     description: str  # what it does, for the planner
     arguments: dict[str, str]  # name -> meaning; all are strings, all are required
     limits: str  # what to know before choosing it
@@ -47,11 +47,12 @@ class Tool:
             raise ValueError("a tool without a function has one argument, 'query', for the language model")
 
 
-# To add a tool, write one function and one entry. The function gets strings (so numbers are quoted in the
-# example: value="3") and returns one; several threads may call it at once. To report an error, it returns
-# "Error: unknown unit", for example, or raises services.ServiceError("unknown unit"); of any other exception,
-# the planner sees type and message. It must return on its own (those in world/ have a timeout): nothing here
-# interrupts it.
+# To add a tool, write one function and one entry. The function
+#   gets strings (so numbers are quoted in the example: value="3") and returns one;
+#   may be called by several threads at once;
+#   reports an error by returning "Error: unknown unit", for example, or by raising ServiceError("unknown
+#   unit"), from world/services.py; for any other exception, the planner sees its type and message;
+#   must return on its own (those in world/ have a timeout): nothing here interrupts it.
 TOOLS = {
     "base_generator": Tool(
         run=None,
@@ -132,7 +133,7 @@ def run_calls(calls, tools, ask_model):
             else:
                 futures[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
         if queries:
-            results |= answer_queries(queries, ask_model)  # while the functions run
+            results |= answer_queries(queries, ask_model)  # meanwhile, the functions run
         results |= {i: future.result() for i, future in futures.items()}
     finally:
         pool.shutdown(cancel_futures=True)  # waits for running calls; drops queued ones, after an exception
@@ -151,6 +152,7 @@ def answer_queries(queries, ask_model):
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue
+        # without a text: too long, which `error` says, or nothing but thoughts
         text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
         results[i] = result_of(text, seconds, completion.tokens)
     return results

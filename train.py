@@ -60,7 +60,7 @@ def train(args, cast, reference, optimizer, data, state):
     with training_run(args, cast.policy, optimizer, state) as run:
         if run.step == 0:
             evaluate_untrained(run, cast, data)
-        elif data.valid and run.unvalidated():  # a resumed run, which was stopped before a validation
+        elif data.valid and run.lacks_validation():  # resumed between a step and its validation
             validate_and_save(run, cast, data.valid)
 
         for step in run.steps():  # the numbers of those that are left, until Ctrl-C
@@ -69,7 +69,7 @@ def train(args, cast, reference, optimizer, data, state):
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
             usable, groups = with_outcome(rollouts, args.group_size)  # without the failed and the undecided
-            rewards = [rollout.reward for rollout in usable]  # by rewards/grade.py: 1 or 0
+            rewards = [rollout.reward for rollout in usable]  # of rewards/grade.py: as it is, 1 or 0
             A, flat = advantages(rewards, groups)
 
             numbers = NO_UPDATE  # what log.csv shows for a step without an update
@@ -81,7 +81,8 @@ def train(args, cast, reference, optimizer, data, state):
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
-            row = step_row(step, rollouts, usable, len(questions), flat, numbers, cast.tools)
+            row = step_row(step, rollouts, usable, groups=len(questions), flat=flat, numbers=numbers,
+                           tools=cast.tools)
             # Prints a line; writes log.csv and rollouts.jsonl. Three steps in a row in which all rollouts
             # failed, or all mini-batches were skipped, end the run.
             run.log_step(row, rollouts, numbers)
@@ -99,10 +100,10 @@ def passes_of(args, policy, reference):
     several GPUs and sharded weights."""
     models = policy.model, (reference.model if reference else None)
     if args.plain:
-        return make_passes(*models, token_logps, token_budget=args.token_budget)
-    # {"token_logps": ..., "cut": ...}; it cuts micro-batches so that equal prompts stay together
-    fast = fast_logps.scoring(log_probs, *models)
-    return make_passes(*models, **fast, token_budget=args.token_budget)
+        how = {"token_logps": token_logps}
+    else:  # {"token_logps": ..., "cut": ...}; it cuts micro-batches so that equal prompts stay together
+        how = fast_logps.scoring(log_probs, *models)
+    return make_passes(*models, **how, token_budget=args.token_budget)
 
 
 def questions_of(step, questions, count, seed):
@@ -110,15 +111,14 @@ def questions_of(step, questions, count, seed):
 
     The questions are taken in a shuffled order, and shuffled again for each epoch. (A run may be shorter than
     an epoch: the toy's takes 960 of its 2 000 questions.)"""
-    taken = (step - 1) * count  # by the steps before
-    epoch, start = divmod(taken, len(questions))
-    order = []
-    while len(order) < start + count:  # a step may reach into the next epoch, or several
+
+    def question(n):  # the n-th of the run, counted from 0
+        epoch, place = divmod(n, len(questions))
         shuffled = list(questions)
         random.Random(f"{seed}-{epoch}").shuffle(shuffled)
-        order += shuffled
-        epoch += 1
-    return order[start : start + count]
+        return shuffled[place]
+
+    return [question(n) for n in range((step - 1) * count, step * count)]
 
 
 def graded_rollouts(args, cast, questions, group_size, seed):
@@ -128,7 +128,7 @@ def graded_rollouts(args, cast, questions, group_size, seed):
     policy, fixed, tools, judge = cast
     share = ranks.share(questions)  # of this process; without torchrun, all of them
     batch = [question for question in share for _ in range(group_size)]
-    # without the rank, which is 0 without torchrun, all processes would draw the same numbers
+    # each process draws random numbers of its own: hence the rank, which is 0 without torchrun
     torch.manual_seed(seed + 7_919 * ranks.RANK)
     with Progress(len(batch)) as bar:
         rollouts = solve.roll_out_and_grade(batch, policy, fixed, tools, judge, watch=bar, **settings)
@@ -156,8 +156,8 @@ def actions_of(rollouts, A):
 
 
 def can_learn(A, beta, moved):
-    """True if J has a gradient: some A is not 0, or the KL pulls the planner back. (It does once a step has
-    moved the policy: while π_θ = π_ref, the KL is at its minimum.)"""
+    """True if J has a gradient: some A is not 0, or the policy has left π_ref, so that the KL pulls it back.
+    (Without a gradient, update() would take no step, either: this saves its passes.)"""
     return bool(A.any()) or (beta > 0 and moved)
 
 

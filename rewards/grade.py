@@ -29,7 +29,8 @@ def reward(rollout):
 
         rollout.right * (1 - 0.05 * (len(rollout.plans) - 1))
 
-    Beware of costs: eq. 7 divides by the standard deviation of a group, and so by the cost. If seven rollouts
+    Beware of costs: eq. 7 divides by the standard deviation of a group, so the size of a cost cancels out. If
+    seven rollouts
     are right in one turn and the eighth in two, it gets A = -2.475, as if it were the only wrong one. And if
     wrong rollouts have a cost, too, the planner learns to give up early (turn-cost.diff in experiments/forks/
     has 0.1 a turn). Without that division (dr-grpo.diff), a small cost stays small. More: docs/use.md,

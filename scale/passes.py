@@ -9,8 +9,7 @@ If memory runs out, retry() repeats the mini-batch with smaller micro-batches, a
 size (models/batches.py).
 
 A Passes is for one device. Several GPUs, and weights that fully_shard has sharded (sharding.py), need a
-RankPasses (lockstep.py). It overrides the budget and the methods below the line, and computes the same
-gradient.
+RankPasses (lockstep.py). It overrides the methods below the line, and computes the same gradient.
 """
 from contextlib import nullcontext
 
@@ -39,10 +38,10 @@ class Passes:
 
     def __init__(self, model, reference, token_logps, cut=None, token_budget=TOKENS):
         self.model, self.reference, self.token_logps, self.cut = model, reference, token_logps, cut
-        self.budget, self.report = TokenBudget(token_budget), None
+        self.budget = TokenBudget(token_budget)
 
     def policy_logps(self, actions, temperature):
-        """log π_θ of every action token, (K,); before the first optimiser step it is π_θold's."""
+        """log π_θ of every action token, (K,); before the first optimiser step, π_θ is π_θold."""
         return self.token_logps(self.model, actions, temperature)
 
     def reference_logps(self, actions, temperature):
@@ -54,11 +53,9 @@ class Passes:
             return self.token_logps(self.reference, actions, temperature).to(self.model.device)
 
     def begin(self):
-        """An update begins: dropout off, gradient checkpointing on if asked for. Returns a new Report, which
-        is `report`, too."""
+        """An update begins: dropout off, gradient checkpointing on if asked for. Returns a new Report."""
         ready_to_update(self.model, self.reference)
-        self.report = Report(self.model.device, self.budget)
-        return self.report
+        return Report(self.model.device, self.budget)
 
     def end(self):
         """The update is over: free the gradients, and leave the model ready to sample."""
@@ -75,8 +72,8 @@ class Passes:
         return self.budget.batches(actions, length, cut=self.cut)
 
     def around_update(self):
-        """Around a whole update. Memory that runs out outside retry() becomes a MemoryError: usually at the
-        first step, which makes the optimiser's state."""
+        """Around a whole update. Running out of memory outside retry() is a MemoryError. It usually happens
+        in the first optimiser step, which makes AdamW's state, so this is what the error names."""
         return memory_errors("the optimiser's state")
 
     def share(self, actions):

@@ -307,6 +307,13 @@ def test_the_p_of_a_paired_test_is_that_of_students_t(values, p):
     assert figures.student_p(values) == pytest.approx(p, abs=1e-6)
 
 
+def test_welchs_p_is_students_of_equal_variances_and_that_of_tables():
+    some, others = [1.0, 2.0, 3.0, 4.0], [3.0, 4.0, 5.0, 6.0]  # t = -2.191, with 6 degrees of freedom
+    assert figures.welch_p(some, others) == pytest.approx(0.0710, abs=1e-4)
+    # Welch (1938) by another route: t = -2.2192, 5.1896 degrees of freedom, integrated numerically
+    assert figures.welch_p(others, some) == figures.welch_p(some, others)
+
+
 def test_holm_multiplies_the_smallest_p_by_the_number_of_tests_and_keeps_the_order():
     assert figures.holm([0.02, 0.01, 0.9, 0.03]) == pytest.approx([0.06, 0.04, 0.9, 0.06])
     assert figures.holm([0.6, 0.5]) == [1.0, 1.0]
@@ -410,13 +417,21 @@ def of_planning():
             for whose in ("perfect planner's", "foreign teacher's")]  # of the seeds that both have
     ps = map(figures.student_p, more)
     yield "the differences are {} and {}, p = {:.2f} and {:.2f}".format(*map(figures.pm, more), *ps)
+    ten = [accuracy for name in ("hops-tests", "hops-fresh") for accuracy in
+           figures.gather(figures.read(name, pages.INTEL), "planner", "accuracy")["Flow-GRPO"]]
+    good = figures.gather(figures.read("hops-ways", pages.INTEL), "planner", "accuracy")
+    good = [good[f"SFT, {whose} traces"] for whose in ("perfect planner's", "foreign teacher's")]
+    assert len(ten) == 10
+    yield "get {:.3f}, less by {:.3f} and {:.3f} (Welch's p = {:.2f} and {:.2f})".format(
+        statistics.fmean(ten), *(statistics.fmean(values) - statistics.fmean(ten) for values in good),
+        *(figures.welch_p(values, ten) for values in good))
     online = ways[planning.ONLINE]
     intel = figures.gather(figures.read("hops-tests", pages.INTEL), "planner", "accuracy")["Flow-GRPO"]
     yield f"it gets {listed(online)}, and Flow-GRPO with the same seeds {listed(intel[:len(online)])}"
     change = pages.online_pairs()
     assert change == [a - b for a, b in zip(online, intel)]
     yield f"({figures.pm(change)}, p = {figures.student_p(change):.2f})"
-    yield f"these give {statistics.fmean(online):.2f} ({min(online):.2f} to {max(online):.2f})"
+    yield f"it gets {statistics.fmean(online):.2f} ({min(online):.2f} to {max(online):.2f})"
     curves = [figures.over(figures.read(name, pages.INTEL), run, *steps, "reward")
               for steps in ((1, 150), (141, 150))
               for name, run in (("hops-online", planning.ONLINE), ("hops-curve", "Flow-GRPO"))]
@@ -431,14 +446,16 @@ def of_planning():
     yield f"{statistics.fmean(fresh):.2f} on average)"
     less = [a - b for a, b in zip(ways["Flow-GRPO"], ways["SFT, its own successes"])]
     yield f"with the same seeds by {figures.pm(less)} (p = {figures.student_p(less):.3f})"
-    yield f"do not read the memory get at most {float(pages.best_router()['']['accuracy']):.2f}"
+    yield f"read neither memory nor context get at most {float(pages.best_router()['']['accuracy']):.2f}"
     ruled = {column: figures.gather([row for row in figures.read("hops-routers") if row["route"] == "result"],
                                     "planner", column) for column in ("accuracy", "one", "plus", "sum")}
     yield f"untrained* planner, it gets {figures.pm(ruled['accuracy']['untrained'])}"
     kinds = [statistics.fmean(ruled[kind]["untrained"]) for kind in ("one", "plus", "sum")]
     yield "{:.2f}, {:.2f} and {:.2f} of the three kinds".format(*kinds)
     assert ruled["accuracy"]["perfect"] == [1.0]  # "the second rule is always right"
-    yield f"knows the first gets {statistics.fmean(ruled['accuracy']['untrained']):.2f} in the untrained"
+    yield f"the untrained planner gets {statistics.fmean(ruled['accuracy']['untrained']):.2f}: its warm"
+    context = next(row for row in figures.read("hops-routers") if row["route"] == "context")
+    yield f"which repeats the last result, {float(context['accuracy']):.2f}."
     trained = [statistics.fmean(float(row[kind]) for row in figures.read("hops-tests")
                                 if row["planner"] == "Flow-GRPO") for kind in ("one", "plus", "sum")]
     yield f"sums: {trained[2]:.2f} of them are right, and {kinds[2]:.2f} with the rule"
@@ -469,6 +486,8 @@ def of_base_generator():
     fewer = [row for row in mixtures if row["training"] == "38 %"]
     early = [row["share"] for row in fewer if int(row["seed"]) < 2 and row["end"] <= 40]
     yield f"in {100 * min(early):.0f} to {100 * max(early):.0f} % in the first 40 steps"
+    alike = {row["seed"]: 100 * row["share"] for row in fewer if row["end"] == 30}
+    yield f"seed 1 has {alike['1']:.1f} % and seed 2 has {alike['2']:.1f} %"
     late = max(row["share"] for row in fewer if int(row["seed"]) >= 2 and row["end"] > 30)
     yield f"at most {100 * late:.1f} % of their plans from step 31 on"
     assert all(row["share"] > 0.9 for row in last["48 %"])  # "none of five seeds did"
@@ -490,7 +509,10 @@ def of_forks():
         yield f"{words} {min(forks[name]):.2f} to {max(forks[name]):.2f}"
     for name in ("gigpo", "dr-grpo"):
         yield f"a difference of {figures.pm(pages.fork_pairs()[name])}"
-    yield f"GiGPO) adds {figures.pm(pages.fork_pairs()['gigpo'], 2)}"
+    left = 1 - statistics.fmean(float(row["accuracy"]) for row in as_it_is)
+    found = figures.findable(pages.fork_pairs()["gigpo"])
+    yield f"only {left:.2f} are left to gain, and five seeds would find {found:.2f}"
+    yield f"more than {left:.2f} is impossible"
     scatter = [pages.fork_pairs()[name] for name in ("gigpo", "dr-grpo", "token-mean")]
     five, nine = ([f"{figures.findable(pairs, n):.2f}" for pairs in scatter] for n in (5, 9))
     yield "{} for GiGPO, {} for Dr. GRPO and {} for the token mean".format(*five)
@@ -503,8 +525,12 @@ def of_forks():
     training = {name: figures.differences(rows, name, "as it is", "reward") for name in pages.fork_pairs()}
     ps = {name: figures.student_p(change) for name, change in training.items()}
     holm = dict(zip(ps, figures.holm(list(ps.values()))))
-    yield "right, by {} (p = {:.2f}, with Holm {:.2f})".format(
-        figures.pm([-x for x in training["dr-grpo"]]), ps["dr-grpo"], holm["dr-grpo"])
+    rewards = figures.gather(rows, "run", "reward")
+    welch = {name: figures.welch_p(rewards[name], rewards["as it is"]) for name in training}
+    welch_holm = dict(zip(welch, figures.holm(list(welch.values()))))
+    yield "right, by {} (p = {:.2f}, with Holm {:.2f}; by Welch's test, {:.3f} and {:.2f})".format(
+        figures.pm([-x for x in training["dr-grpo"]]), ps["dr-grpo"], holm["dr-grpo"], welch["dr-grpo"],
+        welch_holm["dr-grpo"])
 
 
 def of_other_designs():
@@ -518,6 +544,10 @@ def of_other_designs():
     tests = figures.differences(curve, "monolith", "flow", "test_after")
     for change, words in ((tests, "this difference ("), (rewards, "over all steps, ")):
         yield f"{words}{figures.pm(change)}, p = {figures.student_p(change):.2f}"
+    faster = [a - b for a, b in zip(*(figures.over(figures.read(name, pages.INTEL), run, 1, 150, "reward")[:3]
+                                      for name, run in (("hops-monolith", "monolith"),
+                                                        ("hops-curve", "Flow-GRPO"))))]
+    yield f"(over all steps, by {figures.pm(faster)})"
     sizes = figures.read("hops-sizes")
     yield "ends at {:.2f}, {:.2f} and {:.2f} of the test questions".format(
         *figures.over(sizes, "width 64", 1, 1, "test_after"))
@@ -580,7 +610,7 @@ def test_readmes_sentences_on_the_second_toy_are_those_of_the_csv_files():
     low, high = min(tests["Flow-GRPO"]), max(tests["Flow-GRPO"])
     assert len(tests["Flow-GRPO"]) == 5
     assert "Five seeds of `python train.py --model toy/hops --seed N`" in readme
-    assert f"go from {before:.2f} to {after:.2f} on average ({low:.2f} to {high:.2f}), in about" in readme
+    assert f"go from {before:.2f} to {after:.2f} on average ({low:.2f} to {high:.2f}), in 13 to 27" in readme
     assert f"without reading results gets {float(pages.best_router()['']['accuracy']):.2f} at most" in readme
     ruled = [float(row["accuracy"]) for row in figures.read("hops-routers") if row["planner"] == "untrained"]
     assert f"(or a sum in the sub-goal) calls for, accuracy is {statistics.fmean(ruled):.2f}" in readme

@@ -22,7 +22,6 @@ from models.local import HF
 from rewards.questions import Question
 from scale import sharding
 from toy.hops.questions import World
-from toy.hops.questions import splits as hops_splits
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, splits
 from toy.teacher import Teacher
 
@@ -279,11 +278,12 @@ def test_every_command_is_one_that_train_py_or_solve_py_takes(tiny, toy, fixed):
 
 
 def test_in_the_second_toys_world_training_asks_for_two_calls_and_a_result_names_the_second():
-    asked, parts = smollm.questions_of("hops"), hops_splits(World(0))
-    assert Counter(one["kind"] for one in asked) == {"wb": smollm.EACH, "wp": smollm.EACH}
-    texts = {one["question"] for one in asked}
-    assert len(texts) == len(asked)
-    assert not texts & {one["question"] for one in parts["valid"] + parts["test"]}
+    asked, tested = smollm.questions_of("hops"), smollm.two_calls("test", 60, 500)
+    assert Counter(one["kind"] for one in asked) == {"wb": 150, "wp": 150}
+    assert Counter(one["kind"] for one in tested) == {"wb": 60, "wp": 60}
+    of_test = {name for things in World(0).things["test"].values() for name, _, _ in things}
+    names = [{word.strip(".?") for word in one["question"].split()} & of_test for one in asked + tested]
+    assert [len(found) for found in names] == [0] * len(asked) + [1] * len(tested)
 
 
 def made_runs(monkeypatch, tiny, folder, slow, *flags):

@@ -253,7 +253,7 @@ def test_a_long_analysis_and_long_results_do_not_make_long_prompts():
     fixed = Cast(analysis="so " * 10**5, verifier=GO_ON, generator="x" * 30_000)
     tools = doubling(lambda number: "x" * 10**6)
     rollout = rollout_of(policy, fixed, tools=tools, max_turns=10)
-    assert len(rollout.memory.analysis) <= memory.BUDGET // 4 and "characters cut" in rollout.memory.analysis
+    assert len(rollout.memory.analysis) <= memory.BUDGET // 4 and "[cut]" in rollout.memory.analysis
     assert max(map(len, policy.prompts)) < len(policy.prompts[0]) + memory.BUDGET < 3 * memory.BUDGET
     assert len(rollout.answer) == solve.RECORD_LIMIT
 

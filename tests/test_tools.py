@@ -170,7 +170,7 @@ def test_a_wrong_call_is_never_sent_to_the_language_model_and_an_empty_query_is_
 def test_what_the_language_model_writes_is_cut_to_the_budget_too():
     box, long = {"base_generator": TOOLS["base_generator"]}, Completion("Error: " + "x" * 10**6, [1], [2])
     [result] = tools.run_calls([Call("base_generator", {"query": "q"})], box, lambda queries: [long])
-    assert len(result.text) <= tools.RESULT_BUDGET and "characters cut" in result.text and result.error
+    assert len(result.text) <= tools.RESULT_BUDGET and "[cut]" in result.text and result.error
 
 
 def test_if_the_engine_fails_the_calls_that_wait_are_not_begun(monkeypatch):

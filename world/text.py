@@ -4,15 +4,19 @@ import unicodedata
 ANALYSED = "Objective:", "Skills:"  # lines of an analysis that are not indented
 
 
+# It does not say how much is cut: a text may be cut more than once
+CUT = " ... [cut] ... "
+
+
 def truncate(text, budget):
-    """Head and tail of a text, `budget` characters at most: 'aaaa ... [920 characters cut] ... zzzz'."""
+    """Head and tail of a text, `budget` characters at most: 'aaaa ... [cut] ... zzzz'."""
     if len(text) <= budget:
         return text
-    room = budget - len(f" ... [{len(text)} characters cut] ... ")  # the notice at its longest
+    room = budget - len(CUT)
     if room < 2:
         return text[:max(budget, 0)]
     head, tail = room - room // 2, room // 2
-    return f"{text[:head]} ... [{len(text) - room} characters cut] ... {text[-tail:]}"
+    return text[:head] + CUT + text[-tail:]
 
 
 def indented(text):
