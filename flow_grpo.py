@@ -65,8 +65,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-# No step if the gradient's norm is EXPLODED * max_grad_norm or more: such a gradient is probably a numerical
-# accident, and clipping would only shorten it: the step would go in a meaningless direction.
+# No step if the gradient's norm is EXPLODED * max_grad_norm or more. Such a gradient is probably a numerical
+# accident, and clipping would only shorten it, but keep its meaningless direction.
 EXPLODED = 1000
 
 
@@ -80,7 +80,7 @@ class Action:
     # log π of ids as the engine computed it while sampling, for the report only. It is not used as π_θold:
     # sampling and scoring round differently, so ρ would not be exactly 1 in the first mini-batch.
     logps: list[float] = field(default_factory=list)
-    # update() sets the next two, on a copy of its own
+    # set later, on a copy: by weighted() and by score_old()
     weight: float = 0.0     # the weight of each of its tokens: token_weight()
     logp_old: torch.Tensor | None = None    # log π_θold of ids, (|a|,): score_old()
 
@@ -175,9 +175,10 @@ def token_weight(action, T, N, num_tokens=None):
 
     1/T_i and 1/|a| are not part of a plain policy gradient, and they depend on what was sampled: each turn of
     a short rollout weighs more, right or wrong. (So E[∇log π / T] is not 0, and even a constant baseline
-    shifts the gradient.) This can even favour the worse of two plans, for example if A is 1 or -1:
+    shifts the gradient.) This can even favour the worse of two plans. Suppose one of them is written in turn
+    1, and A is 1 or -1:
 
-                      P(right)    turns if right    turns if not    mean A/T of its turn
+                      P(right)    turns if right    turns if not    mean of A/T
         after plan X    0.6             3                3          0.6/3 - 0.4/3 = 0.07
         after plan Y    0.5             1                3          0.5/1 - 0.5/3 = 0.33
 
@@ -234,8 +235,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     Given the tokens so far, its mean over the next token, drawn from π_θ, is KL(π_θ ‖ π_ref) at that
     position. (Its mean gradient is another story: docs/use.md, "Another KL".)
 
-    Add a term of your own to `terms`. If it is not 0 where A is 0, or has a flag or π_ref in it, other lines
-    change, too: docs/use.md, "Another term in the objective".
+    Add a term of your own to `terms`. update() may leave out actions with A = 0, and scores π_ref only if
+    beta > 0: a term that needs either, or a flag, has changes there, too: docs/use.md, "Another term in the
+    objective".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
@@ -361,8 +363,9 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     for rollouts in split_rollouts(groups, minibatches, seed):
         # weighted() comes first: N and T count all actions, also those of other GPUs and those dropped here
         mini = passes.share(weighted(actions, rollouts, token_mean))
-        # the others have no gradient (but a term of yours may need them: docs/use.md)
-        minis.append([a for a in mini if a.A != 0 or beta])
+        if not beta:  # then actions with A = 0 have no gradient (for a term of yours, see docs/use.md)
+            mini = [a for a in mini if a.A != 0]
+        minis.append(mini)
 
     for mini in minis[1:]:          # while the model is still π_θold, as it will be for the first one
         need_old = [a for a in mini if a.A != 0]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from models.dressing import labelled, plain_name
 from models.tokens import after_thinking  # what follows a thinking model's thoughts; None if they never end
 # indented: each line but the first gets two spaces, so that none looks like one of our labels. show_analysis:
-# the analysis as a prompt shows it, indented
+# the analysis as a prompt shows it
 from world.text import indented, show_analysis
 
 # str.format() fills it in: to write a brace, double it

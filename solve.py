@@ -17,10 +17,10 @@ Whatever goes wrong is one of two things:
     an error    The rollout goes on. A plan or call could not be parsed, or a tool did not find what it was
                 asked for, or its web service is down. This costs a turn, and memory says why: the planner
                 reads it in its next prompt, even if another module made the mistake.
-    a failure   The rollout breaks off (`failed` says why), counts as wrong, and is not trained on. A language
-                model gave no completion: its server is down (the judge's, too) or refuses the prompt, or the
-                prompt does not fit even with a shortened memory. (A query of base_generator that does not
-                fit is an error.)
+    a failure   The rollout breaks off (`failed` says why), counts as wrong, and is not trained on. A module
+                or the judge got no completion from its language model: the server is down or refuses the
+                prompt, or the prompt is too long even with a shortened memory. (But a base_generator query
+                that is too long is an error.)
 
 The last part of this file, from run_trial() on, is the command line:
 
@@ -89,12 +89,11 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         rollout.memory.analysis = truncate(after_thinking(completion.text) or "", ANALYSIS_LIMIT)
 
     for turn in range(1, max_turns + 1):
-        # Each is a part of the one before: running, planned (the plan could be parsed), called (the executor
-        # answered), acted (the call has a result)
+        # running, planned, called, acted: each list is a subset of the one before
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         if not running:
             break
-        planned = []
+        planned = []  # the plan could be parsed
         for rollout, completion in modules.run("planner", turn, running):
             rollout.plans.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
@@ -103,7 +102,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             else:
                 rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
-        called = []  # also with a call that could not be parsed: its result is an error
+        called = []  # the executor answered; if its call cannot be parsed, the result is an error
         for rollout, completion in modules.run("executor", turn, planned):
             name = rollout.plan.tool
             rollout.call = executor.parse(completion.text, name, tools[name])
@@ -114,7 +113,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
                             ask_model=partial(modules.ask, "base_generator"))  # the tool that is a model
         for rollout, result in zip(called, results):
             rollout.add_result(turn, result)  # a step of the memory, or `failed`
-        acted = [rollout for rollout in called if not rollout.failed]
+        acted = [rollout for rollout in called if not rollout.failed]  # the call has a result
 
         for rollout, completion in modules.run("verifier", turn, acted):
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"

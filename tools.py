@@ -1,9 +1,8 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
-TOOLS has all tools; the toolset K of a run is some of them (--tools), with corpus and cache filled in
-(world/toolbox.py). Each has a function, which lives in world/ (base_generator has a language model instead),
-and the texts about it that the planner and the executor read. run_calls() runs the calls of all rollouts in a
-turn:
+TOOLS has all tools. A run uses some of them (--tools): they are its toolset K. Each has a function, which
+lives in world/ (base_generator has a language model instead), and the texts about it that the planner and the
+executor read. run_calls() runs the calls of all rollouts in a turn:
 
     functions         in threads, by run_tool()
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
@@ -152,9 +151,8 @@ def answer_queries(queries, ask_model):
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue
-        # without a text: too long, which `error` says, or nothing but thoughts
-        text = after_thinking(completion.text) or f"Error: {completion.error or 'no answer'}"
-        results[i] = result_of(text, seconds, completion.tokens)
+        text = f"Error: {completion.error}" if completion.error else after_thinking(completion.text)
+        results[i] = result_of(text or "Error: no answer", seconds, completion.tokens)
     return results
 
 

@@ -68,7 +68,7 @@ def train(args, cast, reference, optimizer, data, state):
             questions = questions_of(step, data.train, args.questions, args.seed)
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
-            usable, groups = with_outcome(rollouts, args.group_size)  # without the failed and the undecided
+            usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
             rewards = [rollout.reward for rollout in usable]  # of rewards/grade.py: as it is, 1 or 0
             A, flat = advantages(rewards, groups)
 

@@ -1,7 +1,7 @@
 """Verifier: does the memory hold all that the answer needs? (AgentFlow §3.1). Not trained.
 
-In each turn with a plan that could be parsed (and a tool that did not fail), the verifier reads the question,
-the analysis, the toolset and the memory with the new result. It writes the verdict: STOP (v^t = 1: the
+In each turn whose plan could be parsed, also after a tool's error, the verifier reads the question, the
+analysis, the toolset and the memory with the new result. It writes the verdict: STOP (v^t = 1: the
 generator answers) or CONTINUE (v^t = 0: the planner plans another step). What cannot be read as STOP counts
 as CONTINUE: an extra turn costs little, but stopping too early may lose the answer.
 
@@ -48,9 +48,9 @@ def prompt(question, tools, analysis, memory_text):
 def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
-    STOP may be followed by a remark that does not limit it (REMARK in models/dressing.py), as in "STOP. All
-    is there." Anything else is CONTINUE: a remark with "but" or "unless", for example, or none that is set
-    off.
+    STOP may be followed by a remark, set off by a full stop, colon, dash, bracket or new line. But if the
+    remark begins with a word of doubt ("but", "unless", ...: DOUBT in models/dressing.py) or names CONTINUE,
+    the verdict is CONTINUE. So it is if the remark is not set off.
 
     "Explanation: ...\\nConclusion: STOP"        -> True
     "**Conclusion:** STOP. All is there."        -> True

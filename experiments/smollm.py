@@ -54,14 +54,13 @@ GROUP = 8
 WORLDS = {  # in which toy's world; tests: {set: its file}
     "first": {
         "flow": {"fixed": "toy", "corpus": "toy/corpus.jsonl", "max-turns": 2, "max-new-tokens": 80},
-        "tools": TOY_TOOLS, "beta": 0, "questions": 14,  # so that each kind has its whole share in each step
+        "tools": TOY_TOOLS, "questions": 14,  # so that each kind has its whole share in each step
         "tests": {"toy": "toy/test.jsonl", "free": "experiments/freely.jsonl"},  # free: written by hand
     },
     "hops": {
         "flow": {"fixed": "toy/hops", "base-generator": "toy/hops/base_generator",
                  "corpus": "toy/hops/corpus.jsonl", "max-turns": 3, "max-new-tokens": 64},
         "tools": list(HOPS_TOOLS), "questions": 4,
-        "beta": 0.1,  # without a KL, web_search is unlearnt in the first steps, before it can pay off
         "tests": {"two": "../smollm-two-calls.jsonl"},  # two_calls() of other names
     },
 }
@@ -167,7 +166,7 @@ def train(args, seed):
     settings = world["flow"] | {
         "model": "{0}/best", "judge": "none", "data": f"../{data_file(args.toy)}", "valid": "none",
         "test": "none", "questions": world["questions"], "group-size": GROUP, "minibatches": 1,
-        "steps": args.steps, "lora": 16, "lr": args.lr, "beta": world["beta"], "token-budget": 4096,
+        "steps": args.steps, "lora": 16, "lr": args.lr, "beta": args.beta, "token-budget": 4096,
         "every": 5, "keep": 1, "seed": seed, "device": args.device, "dtype": args.dtype, "out": "{out}"}
     command = ("train.py", *as_flags(settings), "--tools", *world["tools"])
     return Run(name_of(args, f"train-seed{seed}"), command, ("edits/kinds-spread",), (warm(args),),
@@ -198,6 +197,7 @@ def main():
     add("--warm-steps", type=int, default=40, help="steps of the warm start")
     add("--steps", type=int, default=30, help="steps of Flow-GRPO")
     add("--lr", type=float, default=2e-4, help="learning rate of Flow-GRPO")
+    add("--beta", type=float, default=0, help="weight of the KL of Flow-GRPO")
     add("--device", help="cuda, mps or cpu; None: the first there is")
     add("--dtype", help="of all weights; None: bfloat16 where that is faster")
     args = parser.parse_args()

@@ -55,27 +55,26 @@ def by_length(items, budget, length, extra=0):
     return batches
 
 
-class Batch(NamedTuple):
-    """What is being computed, in case it does not fit: how many items, their tokens, a name for the error."""
+class InWork(NamedTuple):
+    """The batch that is being computed, in case it does not fit."""
 
-    number: int
+    items: int
     tokens: int
-    name: str
+    name: str  # for the error
 
 
 class TokenBudget:
     """The most tokens that a batch may hold. tokens: this limit; halved: how often it was lowered.
 
-    A generator cannot see that its consumer has failed. So batches() notes in `in_work` which batch it has
-    just handed out. If work() runs out of memory, retry() calls shrink(), which makes half of that batch's
-    tokens the limit (note_failure), and begins again.
+    batches() hands out batches, and retry() must know which one failed: so batches() notes it in `in_work`.
+    If work() runs out of memory, half of that batch's tokens become the limit, and retry() begins again.
     """
 
     def __init__(self, tokens):
         self.tokens, self.halved = tokens, 0
         # of the present retry():
         self.single_failures = 0  # how often a batch of one item did not fit; the second time ends it
-        self.in_work = Batch(1, tokens, "the work")  # what was being computed when memory ran out
+        self.in_work = InWork(1, tokens, "the work")  # what was being computed when memory ran out
 
     def batches(self, items, length, extra=0, cut=None):
         """Yield all items, in batches that fit.
@@ -87,21 +86,21 @@ class TokenBudget:
         parts = cut(items, self.tokens) if cut else by_length(items, self.tokens, length, extra)
         for batch, tokens in parts:
             name = f"one row of {length(batch[0])} tokens" + (f" and {extra} new ones" if extra else "")
-            self.in_work = Batch(len(batch), tokens, name)
+            self.in_work = InWork(len(batch), tokens, name)
             yield batch
 
     def retry(self, work, *arguments):
         """work(*arguments). If memory runs out: again, with half the tokens of the batch that failed. A
-        single item cannot be halved. One such failure is forgiven, because torch's cache may have been
-        fragmented; the second, of this or another item, is a MemoryError.
+        batch of one item cannot be halved: it is tried once more, because torch's cache may have been
+        fragmented. A second such failure, of this or another item, is a MemoryError.
 
-        work() begins from nothing each time, and with the random state of the first time.
+        work() begins from nothing each time, and with the random state of the first time (but for mps).
         """
         self.single_failures = 0
         states = random_states()
         while True:
             # before the first batch, nothing can be halved: this counts as a single item
-            self.in_work = Batch(1, self.tokens, "the work")
+            self.in_work = InWork(1, self.tokens, "the work")
             try:
                 return work(*arguments)
             except (RuntimeError, MemoryError) as error:
@@ -127,7 +126,7 @@ class TokenBudget:
     def note_failure(self):
         """The batch in work did not fit: the budget is now half of its tokens. But a single item cannot be
         halved: the budget stays, and one more of `single_failures` is counted."""
-        if self.in_work.number > 1:
+        if self.in_work.items > 1:
             self.tokens = self.in_work.tokens // 2
         else:
             self.single_failures += 1

@@ -77,8 +77,7 @@ class HF:
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
         """max_new_tokens None: the checkpoint's generation_config decides, or else NEW_TOKENS."""
-        own = getattr(self.chat.generation_config, "max_new_tokens", None)
-        limit = max_new_tokens or own or NEW_TOKENS
+        limit = max_new_tokens or getattr(self.model.generation_config, "max_new_tokens", None) or NEW_TOKENS
         # At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of a group
         # must be able to differ.
         return once_each(lambda some: self.answer(some, temperature, limit), prompts, temperature)

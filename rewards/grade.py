@@ -1,4 +1,4 @@
-"""Is the answer of a rollout right, and what is its reward R? Rules decide; what they cannot, a judge may.
+"""Is the answer of a rollout right, and what is its reward R? Rules decide clear cases, a judge the others.
 
     the rules decide                             right or not    trained on
     the rules cannot, and there is no judge      not right       trained on
@@ -29,12 +29,11 @@ def reward(rollout):
 
         rollout.right * (1 - 0.05 * (len(rollout.plans) - 1))
 
-    Beware of costs: eq. 7 divides by the standard deviation of a group, so the size of a cost cancels out. If
-    seven rollouts
-    are right in one turn and the eighth in two, it gets A = -2.475, as if it were the only wrong one. And if
-    wrong rollouts have a cost, too, the planner learns to give up early (turn-cost.diff in experiments/forks/
-    has 0.1 a turn). Without that division (dr-grpo.diff), a small cost stays small. More: docs/use.md,
-    "Grading".
+    Beware of costs: where the rewards of a group differ only by a cost, its size cancels out, because eq. 7
+    divides by their standard deviation. If seven rollouts are right in one turn and the eighth in two, the
+    eighth gets A = -2.475, as if it were the only wrong one. And if wrong rollouts have a cost, too, the
+    planner learns to give up early (turn-cost.diff in experiments/forks/ has 0.1 a turn). Without that
+    division (dr-grpo.diff), a small cost stays small. More: docs/use.md, "Grading".
     """
     return float(rollout.right)
 

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import statistics
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -14,7 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cli.flags import TOY, TOY_TOOLS, solve_parser, train_parser
-from experiments import planning, runs, smollm, warm, wordings
+from experiments import figures, planning, runs, smollm, warm, wordings
 from fast import upcast
 from models.completion import Completion
 from models.loading import load_engine
@@ -22,6 +23,7 @@ from models.local import HF
 from rewards.questions import Question
 from scale import sharding
 from toy.hops.questions import World
+from toy.hops.teacher import TOOLS as HOPS_TOOLS
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, splits
 from toy.teacher import Teacher
 
@@ -262,7 +264,7 @@ def test_a_run_that_a_signal_stopped_is_not_finished(tmp_path, monkeypatch, ends
 
 def settings(tiny, toy):
     return Namespace(model=str(tiny), toy=toy, device=None, dtype="bfloat16", threads=1, warm_steps=3,
-                     steps=2, lr=2e-5)
+                     steps=2, lr=2e-5, beta=0)
 
 
 @pytest.mark.parametrize("toy, fixed", [("first", "toy"), ("hops", "toy/hops")])
@@ -284,6 +286,21 @@ def test_in_the_second_toys_world_training_asks_for_two_calls_and_a_result_names
     of_test = {name for things in World(0).things["test"].values() for name, _, _ in things}
     names = [{word.strip(".?") for word in one["question"].split()} & of_test for one in asked + tested]
     assert [len(found) for found in names] == [0] * len(asked) + [1] * len(tested)
+
+
+def test_the_page_says_what_the_runs_on_questions_of_two_calls_have_learnt():
+    page = (runs.ROOT / "docs" / "smollm.md").read_text(encoding="utf-8")
+    rows = figures.read("smollm-two-calls")
+    number = lambda row, *names: sum(float(row[name]) for name in names)
+    for beta, first in (("0", 11), ("0.1", 9)):
+        own = [row for row in rows if row["beta"] == beta]
+        early, late = own[:3], [row for row in own if int(row["step"]) >= first]
+        means = [statistics.fmean(number(row, "reward") for row in part) for part in (early, late)]
+        web, plans = (sum(number(row, *names) for row in own[5:])
+                      for names in (["web_search"], [*HOPS_TOOLS, "unreadable"]))
+        shown = f"{plans:,.0f}".replace(",", " ")
+        assert re.search(rf"\| {beta} \| {len(own)} \| \d+ s \| {means[0]:.2f} \| {means[1]:.2f} "
+                         rf"\(steps {first}-{len(own)}\) \| {web:.0f} of {shown} plans \|", page)
 
 
 def made_runs(monkeypatch, tiny, folder, slow, *flags):
