@@ -87,6 +87,22 @@ def test_the_oldest_results_shrink_first_and_the_newest_stay():
     assert shown.count("[cut]") == 3 and "11 ... [" in shown and "] ... 11" in shown
 
 
+def test_no_newer_result_is_cut_while_an_older_one_is_longer_than_the_shortest():
+    r = random.Random(0)
+    text = lambda: "".join(r.choice(["x", "y", "\n", "\r\n"]) for _ in range(r.randrange(40, 2000)))
+    cuts = 0
+    for _ in range(300):
+        memory = Memory("q", "a", [Step(t, "double", "s", "c", text()) for t in (1, 2)])
+        whole = memory.steps[1].render()
+        budget = len(memory.render(10**6)) - r.randrange(1, 1500)
+        shown = memory.render(budget)
+        if budget > 1000 and not shown.endswith(whole):  # below, the whole text may have to be cut
+            cuts += 1
+            older = shown.partition("Result: ")[2].partition("\n\nStep 2\n")[0]
+            assert len(older.replace("\n  ", "\n")) <= 80
+    assert cuts > 30
+
+
 def test_commands_shrink_after_all_results_and_sub_goals_last():
     memory = Memory("q", "a", [Step(t, "double", "s" * 300, "c" * 300, "r" * 300) for t in (1, 2)])
     count = lambda budget: [memory.render(budget).count(letter * 300) for letter in "scr"]
@@ -500,7 +516,8 @@ STOPS = ["Explanation: all there.\nConclusion: STOP", "STOP", "stop.", " **STOP*
          "Explanation: we should not continue.\r\nConclusion: STOP\r\n", "Conclusion: STOP\nConclusion: stop",
          "Conclusion: [STOP]", "```\nExplanation: x\nConclusion: STOP\n```", "Conclusion: <STOP>\n---\nDone.",
          "Conclusion: STOP. The memory is complete.", "Conclusion: **STOP** (all found)",
-         "Conclusion: STOP - nothing is missing", "Conclusion: (STOP)"]
+         "Conclusion: STOP - nothing is missing", "Conclusion: (STOP)", "Conclusion: STOP! All is there.",
+         "Conclusion: STOP [all is there]", "STOP!", "Conclusion: STOP—all is there"]
 NO_STOPS = ["Conclusion:\nSTOP is too early", "Conclusion: [STOP or CONTINUE]", "", "CONTINUE", "Conclusion:",
             "Conclusion: CONTINUE", "We should not stop.", "Conclusion: not STOP yet", "STOP or CONTINUE",
             "Conclusion: STOPPED", "Conclusion: STOP\nConclusion: CONTINUE", "Conclusion: NON-STOP",
@@ -509,7 +526,9 @@ NO_STOPS = ["Conclusion:\nSTOP is too early", "Conclusion: [STOP or CONTINUE]", 
             "My conclusion: STOP would be too early", "It is no conclusion: STOP",
             "Conclusion: STOP (or CONTINUE)", "Conclusion: STOP. Not yet.",
             "Conclusion: STOP. However, CONTINUE is safer.",
-            "Conclusion: STOP. But the price is missing.", "STOP. The memory is complete."]
+            "Conclusion: STOP. But the price is missing.", "STOP. The memory is complete.",
+            "Conclusion: STOP. However, the price is missing.", "Conclusion: STOP (unless it changed)",
+            "Conclusion: STOP, all is there", "Conclusion: STOP! Although the price is missing."]
 
 
 def test_only_a_plain_stop_stops():
