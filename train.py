@@ -112,13 +112,15 @@ def questions_of(step, questions, count, seed):
     The questions are taken in a shuffled order, and shuffled again for each epoch. (A run may be shorter than
     an epoch: the toy's takes 960 of its 2 000 questions.)"""
 
-    def question(n):  # the n-th of the run, counted from 0
-        epoch, place = divmod(n, len(questions))
-        shuffled = list(questions)
-        random.Random(f"{seed}-{epoch}").shuffle(shuffled)
-        return shuffled[place]
+    def shuffled(epoch):
+        order = list(questions)
+        random.Random(f"{seed}-{epoch}").shuffle(order)
+        return order
 
-    return [question(n) for n in range((step - 1) * count, step * count)]
+    # (epoch, place in its order) of each question of this step, which may reach into the next epoch
+    places = [divmod(n, len(questions)) for n in range((step - 1) * count, step * count)]
+    orders = {epoch: shuffled(epoch) for epoch in {epoch for epoch, _ in places}}
+    return [orders[epoch][place] for epoch, place in places]
 
 
 def graded_rollouts(args, cast, questions, group_size, seed):
