@@ -94,7 +94,7 @@ def two_sided_p(difference, error, nu):
     if error == 0:
         return float(difference == 0)
 
-    def integral(end, pieces=2000):
+    def integral(end, pieces=2000):  # max: at π/2, rounding can make the cosine negative
         heights = [max(0.0, math.cos(end * i / pieces)) ** (nu - 1) for i in range(pieces + 1)]
         inner = 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
         return end / pieces / 3 * (heights[0] + inner + heights[-1])

@@ -310,8 +310,21 @@ def test_the_p_of_a_paired_test_is_that_of_students_t(values, p):
 def test_welchs_p_is_students_of_equal_variances_and_that_of_tables():
     some, others = [1.0, 2.0, 3.0, 4.0], [3.0, 4.0, 5.0, 6.0]  # t = -2.191, with 6 degrees of freedom
     assert figures.welch_p(some, others) == pytest.approx(0.0710, abs=1e-4)
-    # Welch (1938) by another route: t = -2.2192, 5.1896 degrees of freedom, integrated numerically
     assert figures.welch_p(others, some) == figures.welch_p(some, others)
+
+
+def test_welchs_p_weighs_unequal_variances():
+    # A set without scatter leaves Student's test of the other; with 2 degrees of freedom p has a closed form.
+    values = [1.0, 2.0, 4.0]
+    t = statistics.fmean(values) / (statistics.stdev(values) / 3**0.5)
+    assert figures.welch_p(values, [0.0, 0.0]) == pytest.approx(1 - t / (t * t + 2) ** 0.5, abs=1e-6)
+    # n = 3 and 4, s² = 1 and 80/3: t = -8 / √7 = -3.0237, and ν = 7² / (1/9/2 + (20/3)²/3) = 3.2952
+    nu, t = 49 / (1 / 18 + 400 / 27), 8 / 7**0.5
+    scale = math.gamma((nu + 1) / 2) / (math.gamma(nu / 2) * (nu * math.pi) ** 0.5)
+    width = t / 100_000  # midpoints of Student's density
+    inside = sum((1 + ((k + 0.5) * width) ** 2 / nu) ** (-(nu + 1) / 2) for k in range(100_000)) * width
+    assert figures.welch_p([1.0, 2.0, 3.0], [4.0, 8.0, 12.0, 16.0]) == pytest.approx(
+        1 - 2 * scale * inside, abs=1e-6)
 
 
 def test_holm_multiplies_the_smallest_p_by_the_number_of_tests_and_keeps_the_order():
@@ -370,7 +383,8 @@ def lowest_seed():
 
 def sentences():
     """Numbers that RESULTS.md must say between its tables, from the CSV files."""
-    for section in (of_another_cpu, of_planning, of_base_generator, of_other_designs, of_forks, of_smollm):
+    for section in (of_another_cpu, of_planning, of_supervised_learning, of_base_generator,
+                    of_sections_3_to_5, of_other_designs, of_forks, of_smollm):
         yield from section()
 
 
@@ -390,25 +404,36 @@ def of_another_cpu():
 
 
 def of_planning():
-    """Sections 1 to 5."""
+    """Section 1: what does Flow-GRPO learn?"""
     tests = figures.gather(figures.read("hops-tests"), "planner", "accuracy")
     yield figures.pm([100 * (a - b) for a, b in zip(tests["Flow-GRPO"], tests["untrained"])], 0)
-    curve = figures.read("hops-curve")
-    end = max(int(row["step"]) for row in curve)
-    for column, scale, digits in (("reward", 1, 2), ("errors", 100, 0), ("plan_tokens", 1, 2)):
-        for first in (1, end - 9):
-            yield figures.pm(figures.over(curve, "Flow-GRPO", first, first + 9, column), digits, scale)
-    middle = figures.over(curve, "Flow-GRPO", 41, 50, "plan_tokens")
-    yield f"in steps 41-50, they have {figures.pm(middle, 2)}"
-    accuracy = figures.gather(figures.read("hops-budget"), "max_turns", "accuracy")
-    yield figures.pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
-    yield f"{pages.bins()[0][1]} of the {planning.TRIED}"
-    assert set(accuracy["1"]) == {0}  # "No question is answered in one turn."
-    never = [row for row in figures.read("hops-new") if row["solved"] == "0"]
-    by_kind = {kind: [int(row[f"seed {n}"]) for row in never if row["kind"] == kind for n in range(5)]
-               for kind in ("sum", "plus", "one")}
-    yield "They are {} sums, {} plus and {} one".format(*(len(tries) // 5 for tries in by_kind.values()))
-    yield "{:.2f}, {:.2f} and {:.2f} of them are right, much".format(*map(statistics.fmean, by_kind.values()))
+    fresh = figures.gather(figures.read("hops-fresh", pages.INTEL), "planner", "accuracy")["Flow-GRPO"]
+    yield f"get {listed(fresh)} on the Intel Xeon ({figures.pm(fresh)}"
+    yield f"{statistics.fmean(fresh):.2f} on average)"
+    yield f"read neither memory nor context get at most {float(pages.best_router()['']['accuracy']):.2f}"
+    ruled = {column: figures.gather([row for row in figures.read("hops-routers") if row["route"] == "result"],
+                                    "planner", column) for column in ("accuracy", "one", "plus", "sum")}
+    yield f"untrained* planner, it gets {figures.pm(ruled['accuracy']['untrained'])}"
+    kinds = [statistics.fmean(ruled[kind]["untrained"]) for kind in ("one", "plus", "sum")]
+    yield "{:.2f}, {:.2f} and {:.2f} of the three kinds".format(*kinds)
+    assert ruled["accuracy"]["perfect"] == [1.0]  # "the second rule is always right"
+    yield f"the untrained planner gets {statistics.fmean(ruled['accuracy']['untrained']):.2f}: its warm"
+    context = next(row for row in figures.read("hops-routers") if row["route"] == "context")
+    yield f"which repeats the last result, {float(context['accuracy']):.2f}."
+    trained = [statistics.fmean(float(row[kind]) for row in figures.read("hops-tests")
+                                if row["planner"] == "Flow-GRPO") for kind in ("one", "plus", "sum")]
+    yield f"sums: {trained[2]:.2f} of them are right, and {kinds[2]:.2f} with the rule"
+    yield "gains {:.2f}, {:.2f} and {:.2f} of the three kinds".format(
+        *(after - rule for after, rule in zip(trained, kinds)))
+    routers = [row for row in figures.read("hops-routers") if row["planner"] == "perfect"]
+    routers = [float(row["accuracy"]) for row in routers if row["route"] in hops.ROUTES[1:6]]
+    assert sorted(routers)[:4] == [0] * 4 and len(routers) == 5  # "Of the five ..., four are never right"
+    yield f"seed 3 misses it by two questions, as it gets {lowest_seed()['sum']:.2f} of the sums"
+    assert {row["at_once"] for row in figures.read("hops-tests")} == {"0"}  # "In none of these ten tests ..."
+
+
+def of_supervised_learning():
+    """Section 1: SFT on traces, and online."""
     ways = figures.gather(figures.read("hops-ways"), "planner", "accuracy")
     for name, mean in ways.items():
         if name.startswith("SFT,"):
@@ -441,31 +466,28 @@ def of_planning():
     yield "by {}, Flow-GRPO's by {}".format(*map(figures.pm, gaps))
     wider = [a - b for a, b in zip(*gaps)]
     yield f"a difference of {figures.pm(wider)}, p = {figures.student_p(wider):.3f}"
-    fresh = figures.gather(figures.read("hops-fresh", pages.INTEL), "planner", "accuracy")["Flow-GRPO"]
-    yield f"get {listed(fresh)} on the Intel Xeon ({figures.pm(fresh)}"
-    yield f"{statistics.fmean(fresh):.2f} on average)"
     less = [a - b for a, b in zip(ways["Flow-GRPO"], ways["SFT, its own successes"])]
     yield f"with the same seeds by {figures.pm(less)} (p = {figures.student_p(less):.3f})"
-    yield f"read neither memory nor context get at most {float(pages.best_router()['']['accuracy']):.2f}"
-    ruled = {column: figures.gather([row for row in figures.read("hops-routers") if row["route"] == "result"],
-                                    "planner", column) for column in ("accuracy", "one", "plus", "sum")}
-    yield f"untrained* planner, it gets {figures.pm(ruled['accuracy']['untrained'])}"
-    kinds = [statistics.fmean(ruled[kind]["untrained"]) for kind in ("one", "plus", "sum")]
-    yield "{:.2f}, {:.2f} and {:.2f} of the three kinds".format(*kinds)
-    assert ruled["accuracy"]["perfect"] == [1.0]  # "the second rule is always right"
-    yield f"the untrained planner gets {statistics.fmean(ruled['accuracy']['untrained']):.2f}: its warm"
-    context = next(row for row in figures.read("hops-routers") if row["route"] == "context")
-    yield f"which repeats the last result, {float(context['accuracy']):.2f}."
-    trained = [statistics.fmean(float(row[kind]) for row in figures.read("hops-tests")
-                                if row["planner"] == "Flow-GRPO") for kind in ("one", "plus", "sum")]
-    yield f"sums: {trained[2]:.2f} of them are right, and {kinds[2]:.2f} with the rule"
-    yield "gains {:.2f}, {:.2f} and {:.2f} of the three kinds".format(
-        *(after - rule for after, rule in zip(trained, kinds)))
-    routers = [row for row in figures.read("hops-routers") if row["planner"] == "perfect"]
-    routers = [float(row["accuracy"]) for row in routers if row["route"] in hops.ROUTES[1:6]]
-    assert sorted(routers)[:4] == [0] * 4 and len(routers) == 5  # "Of the five ..., four are never right"
-    yield f"seed 3 misses it by two questions, as it gets {lowest_seed()['sum']:.2f} of the sums"
-    assert {row["at_once"] for row in figures.read("hops-tests")} == {"0"}  # "In none of these ten tests ..."
+
+
+def of_sections_3_to_5():
+    """Errors, turns, and new solutions."""
+    curve = figures.read("hops-curve")
+    end = max(int(row["step"]) for row in curve)
+    for column, scale, digits in (("reward", 1, 2), ("errors", 100, 0), ("plan_tokens", 1, 2)):
+        for first in (1, end - 9):
+            yield figures.pm(figures.over(curve, "Flow-GRPO", first, first + 9, column), digits, scale)
+    middle = figures.over(curve, "Flow-GRPO", 41, 50, "plan_tokens")
+    yield f"in steps 41-50, they have {figures.pm(middle, 2)}"
+    accuracy = figures.gather(figures.read("hops-budget"), "max_turns", "accuracy")
+    yield figures.pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
+    yield f"{pages.bins()[0][1]} of the {planning.TRIED}"
+    assert set(accuracy["1"]) == {0}  # "No question is answered in one turn."
+    never = [row for row in figures.read("hops-new") if row["solved"] == "0"]
+    by_kind = {kind: [int(row[f"seed {n}"]) for row in never if row["kind"] == kind for n in range(5)]
+               for kind in ("sum", "plus", "one")}
+    yield "They are {} sums, {} plus and {} one".format(*(len(tries) // 5 for tries in by_kind.values()))
+    yield "{:.2f}, {:.2f} and {:.2f} of them are right, much".format(*map(statistics.fmean, by_kind.values()))
 
 
 def listed(values):
