@@ -200,7 +200,7 @@ def weighted(actions, rollouts, token_mean=False):
 
 
 def split_rollouts(groups, minibatches, seed):
-    """Rollouts 0..N-1 in `minibatches` sets of equal size (± 1). groups: the group of each, N ints.
+    """Rollouts 0..N-1 as `minibatches` lists of equal size (± 1). groups: the group of each, N ints.
 
     Groups stay whole where equal sizes allow it, because copies of a prompt are cheaper together
     (fast/trees.py). Their order is shuffled. A rollout is never divided."""
@@ -361,13 +361,13 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     minis = []                      # the actions of each mini-batch
     for rollouts in split_rollouts(groups, minibatches, seed):
-        # weighted() comes first: N and T count all actions, also those of other GPUs and those dropped here
+        # weighted() comes first: N and T also count what is on other GPUs or dropped here
         mini = passes.share(weighted(actions, rollouts, token_mean))
         if not beta:  # then actions with A = 0 have no gradient (for a term of yours, see docs/use.md)
             mini = [a for a in mini if a.A != 0]
         minis.append(mini)
 
-    for mini in minis[1:]:          # while the model is still π_θold, as it will be for the first one
+    for mini in minis[1:]:          # now, before the first step; minis[0] is scored as it learns
         need_old = [a for a in mini if a.A != 0]
         passes.retry(score_old, passes, need_old, temperature)
 

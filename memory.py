@@ -73,8 +73,7 @@ class Memory:
         for name in ("result", "command", "sub_goal"):
             for step in steps:
                 # more than once, if a cut was a little short of the excess
-                while len(getattr(step, name)) > SHORTEST and len(join(steps)) > budget:
-                    excess = len(join(steps)) - budget
+                while len(getattr(step, name)) > SHORTEST and (excess := len(join(steps)) - budget) > 0:
                     setattr(step, name, shortened(getattr(step, name), excess))
         return truncate(join(steps), budget)
 

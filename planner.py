@@ -69,7 +69,7 @@ Analysis:
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, so that no huge sub-goal enters the memory
 LABELS = {  # {label: a pattern for its spellings}
-    "Justification": "justification", "Context": "context", "Sub-goal": "sub[-_ ]?goal",
+    "Justification": "justification", "Context": "context", "Sub-goal": r"sub[-_ ‐‑]?goal",
     "Tool": "tool(?:[-_ ]name)?"}
 
 

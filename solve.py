@@ -34,7 +34,7 @@ The last part of this file, from run_trial() on, is the command line:
 
 from cli import early
 
-early.check(__name__, "solve.py")  # answers --help, --compare and mistakes before torch is imported
+early.check(__name__, "solve.py")  # for speed only: --help, --compare and mistakes need no torch
 
 import time
 from dataclasses import dataclass, field

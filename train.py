@@ -27,7 +27,7 @@ torchrun there is one rank, and it does all questions.
 
 from cli import early
 
-early.check(__name__, "train.py")  # answers --help and mistakes before torch is imported
+early.check(__name__, "train.py")  # for speed only: --help and mistakes need no torch
 
 import math
 import random
@@ -60,7 +60,7 @@ def train(args, cast, reference, optimizer, data, state):
     with training_run(args, cast.policy, optimizer, state) as run:
         if run.step == 0:
             evaluate_untrained(run, cast, data)
-        elif data.valid and run.lacks_validation():  # resumed between a step and its validation
+        elif data.valid and run.lacks("valid"):  # resumed between a step and its validation
             validate_and_save(run, cast, data.valid)
 
         for step in run.steps():  # the numbers of those that are left, until Ctrl-C
@@ -81,14 +81,14 @@ def train(args, cast, reference, optimizer, data, state):
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
-            row = step_row(step, rollouts, usable, groups=len(questions), flat=flat, numbers=numbers,
-                           tools=cast.tools)
+            row = step_row(step, rollouts, usable, groups, flat, numbers, cast.tools)
             # Prints a line; writes log.csv and rollouts.jsonl. Three steps in a row in which all rollouts
             # failed, or all mini-batches were skipped, end the run.
             run.log_step(row, rollouts, numbers)
             if run.due():  # every --every steps, and after the last
                 validate_and_save(run, cast, data.valid)
-        if run.step >= args.steps and data.test:  # not if it was stopped early
+        # not if it was stopped early, nor if it was resumed after all of this
+        if data.test and run.step >= args.steps and run.lacks("test"):
             accuracy_on(run, cast, "test", data.test)
 
 
@@ -98,12 +98,11 @@ def passes_of(args, policy, reference):
     With --plain they are flow_grpo.token_logps(), else those of fast/logps.py: the same numbers in less time
     and memory. Both end in log_probs(). make_passes() makes a Passes (scale/passes.py), or its drop-in for
     several GPUs and sharded weights."""
-    models = policy.model, (reference.model if reference else None)
+    model, frozen = policy.model, reference and reference.model
     if args.plain:
-        how = {"token_logps": token_logps}
-    else:  # {"token_logps": ..., "cut": ...}; it cuts micro-batches so that equal prompts stay together
-        how = fast_logps.scoring(log_probs, *models)
-    return make_passes(*models, **how, token_budget=args.token_budget)
+        return make_passes(model, frozen, token_logps, token_budget=args.token_budget)
+    fast_token_logps, cut = fast_logps.scoring(log_probs, model, frozen)
+    return make_passes(model, frozen, fast_token_logps, cut, token_budget=args.token_budget)
 
 
 def questions_of(step, questions, count, seed):

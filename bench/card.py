@@ -112,7 +112,7 @@ def works_of(case, model):
     draw = lambda number: random.choices(range(10, SIZES[case.size][5]), k=number)
     prompt = draw(case.prompt)
     actions = [Action(prompt, draw(case.new), row, A=(-1.0) ** row) for row in range(case.group)]
-    passes = make_passes(model, None, **logps.scoring(log_probs, model))
+    passes = make_passes(model, None, *logps.scoring(log_probs, model))
 
     def learn():
         report = update(passes, nothing, actions, range(case.group), temperature=1.0)

@@ -118,7 +118,7 @@ def warm_up(args, dtype, device):
     sharding.shard(model, bool(args.optimizer_device))
     optimizer = sharding.adamw(model, 1e-6, bool(args.optimizer_device))
     action = Action([1, 2], [3, 4], 0, A=1.0)
-    update(make_passes(model, None, **how), optimizer, [action], [0], temperature=0.7)
+    update(make_passes(model, None, *how), optimizer, [action], [0], temperature=0.7)
     if args.lora:
         adapters.peft()
 
@@ -149,7 +149,7 @@ def measure(args):
     optimizer = Watched(sharding.adamw(policy.model, 1e-6, host), meter, measured)
     words = lambda number: torch.randint(10, SIZES[args.model_size][5], (number,)).tolist()
     actions = [Action(words(args.prompt), words(args.new), i, A=(-1.0) ** i) for i in range(2 * args.rows)]
-    passes = make_passes(policy.model, reference, token_budget=args.rows * (args.prompt + args.new), **how)
+    passes = make_passes(policy.model, reference, *how, token_budget=args.rows * (args.prompt + args.new))
 
     def learn():
         meter.reset()

@@ -104,8 +104,9 @@ def learning(model, case):
     import flow_grpo
     from fast import logps
     from scale.lockstep import make_passes
-    fast = {} if case.get("plain") else logps.scoring(flow_grpo.log_probs, model)
-    passes = make_passes(model, None, **{"token_logps": flow_grpo.token_logps, **fast})
+    plain = case.get("plain")
+    how = (flow_grpo.token_logps,) if plain else logps.scoring(flow_grpo.log_probs, model)
+    passes = make_passes(model, None, *how)
 
     def learn(optimizer, actions, A):
         actions = [replace(action, A=float(value)) for action, value in zip(actions, A, strict=True)]

@@ -174,7 +174,10 @@ def check_numbers(args):
 
 def check_counts(args):
     """Refuse an empty value, as of --model "$MODEL" where MODEL is not set, and integers below 1: every flag
-    that takes an integer, except --seed, counts something."""
+    that takes an integer, except --seed, counts something. Seeds of torch have 64 bits, and ours are made of
+    --seed and the number of the step or trial."""
+    if not abs(args.seed) < 2**31:
+        raise ValueError(f"--seed {args.seed} is too large: give one below {2**31}")
     for name, value in vars(args).items():
         flag = "the question" if name == "question" else flag_of(name)
         if isinstance(value, str) and not value.strip():

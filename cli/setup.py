@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -77,24 +78,38 @@ def plan_memory(args):
                          "on the CPU all the same")
     config = loading.config_of(args.model)
     loading.refuse_to_train(config)
-    context, new = fit.context(config, args.max_new_tokens), args.max_new_tokens or NEW_TOKENS
-    choices = "lora", "optimizer_device", "gradient_checkpointing"  # a resumed run has made them
-    given = [name for name in choices if args.resume or getattr(args, name) is not None]
+    given = [name for name in ("lora", "optimizer_device", "gradient_checkpointing")
+             if args.resume or getattr(args, name) is not None]  # a resumed run has made these choices
     if args.gradient_checkpointing is None:
         args.gradient_checkpointing = device.type == "cuda"
-    others = [loading.config_of(name) for name in local_models(args) if name != args.model]
+    new_tokens = args.max_new_tokens or NEW_TOKENS
+    longest_prompt = max(1, min(4096, fit.context(config, args.max_new_tokens) - new_tokens))
+    gpu, host = free_memory(device)
     changes, text = fit.plan(
-        config, *free_memory(device), given, args.token_budget, prompt=max(1, min(4096, context - new)),
-        others=sum(fit.shapes(other)["parameters"] for other in others), ranks=ranks.WORLD,
-        dtype=loading.pick_dtype(args.dtype, device), max_new_tokens=new,
-        frozen=1 if plays_modules(args) else needs_reference(args) / ranks.WORLD,
-        **{name: getattr(args, name) for name in choices})
+        config, gpu, host, given, args.token_budget, prompt=longest_prompt, max_new_tokens=new_tokens,
+        frozen=copies_on_a_rank(args), others=parameters_of_others(args), ranks=ranks.WORLD,
+        dtype=loading.pick_dtype(args.dtype, device), lora=args.lora,
+        optimizer_device=args.optimizer_device, gradient_checkpointing=args.gradient_checkpointing)
     vars(args).update(changes)
     if args.lr is None:
         args.lr = 1e-5 if args.lora else 1e-6
     say(f"memory  {text}")
     if args.lora:
         adapters.peft()  # ValueError if it is not installed, before the weights are downloaded
+
+
+def copies_on_a_rank(args):
+    """How much of a frozen copy of --model each rank holds: all of it if it plays modules, because sampling
+    needs whole weights. If it is only π_ref, it is sharded."""
+    if plays_modules(args):
+        return 1
+    return 1 / ranks.WORLD if needs_reference(args) else 0
+
+
+def parameters_of_others(args):
+    """The number of parameters of all other models that are loaded here."""
+    configs = [loading.config_of(name) for name in local_models(args) if name != args.model]
+    return sum(fit.shapes(config)["parameters"] for config in configs)
 
 
 def free_memory(device):
@@ -156,27 +171,34 @@ def plan_disk(args):
 
     ValueError if they do not fit, or nothing can be written there. A resumed run, whose settings stay, is
     only warned that they do not fit."""
-    of, folder = fit.shapes(loading.config_of(args.model)), Path(args.out).resolve()
-    s = loading.pick_dtype(args.dtype, loading.pick_device(args.device)).itemsize
-    weights = s * of["parameters"] + 4 * of["adapter"] * (args.lora or 0)
-    checkpoint = weights + fit.state_bytes(of, args.lora)
+    folder = Path(args.out).resolve()
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise ValueError(f"{args.out} can't be made: {parent} is not a folder that you may write to. Give "
+                         "another --out")
+    in_use = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    free = shutil.disk_usage(parent).free + in_use  # what a resumed run has there is part of `need`, too
+
+    shapes = fit.shapes(loading.config_of(args.model))
+    itemsize = loading.pick_dtype(args.dtype, loading.pick_device(args.device)).itemsize
+    weights = itemsize * shapes["parameters"] + 4 * shapes["adapter"] * (args.lora or 0)
+    checkpoint = weights + fit.state_bytes(shapes, args.lora)
     number = min(math.ceil(args.steps / args.every), args.keep + 1 if args.keep else args.steps)
     best = 0 if args.valid == "none" else weights
     need = number * checkpoint + best
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    old = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise ValueError(f"{args.out} can't be made: {there} is no folder that you may write to. Give "
-                         "another --out")
-    free = shutil.disk_usage(there).free + old  # the checkpoints that a resumed run has already
-    gigabytes = [f"{size / 1e9:.3g}" for size in (need, free, checkpoint, best)]
-    say("disk    {} of {} GB, for at most {number} checkpoints of {} GB and best/ of {} GB".format(
-        *gigabytes, number=number))
+
+    say(f"disk    {gigabytes(need)} of {gigabytes(free)} GB, for at most {number} checkpoints of "
+        f"{gigabytes(checkpoint)} GB and best/ of {gigabytes(best)} GB")
     if need > free:
-        why = f"the checkpoints need {gigabytes[0]} GB of disk, and {gigabytes[1]} are free for {args.out}"
+        why = (f"the checkpoints need {gigabytes(need)} GB of disk, and {gigabytes(free)} are free for "
+               f"{args.out}")
         if not args.resume:
             raise ValueError(f"{why}: give --keep 1, a larger --every, --lora 32 or --out on a larger disk")
         say(f"warning: {why}: free some, or the run will end with the last checkpoint that fits")
+
+
+def gigabytes(size):
+    return f"{size / 1e9:.3g}"
 
 
 def load_models(args, checkpoint):
@@ -186,30 +208,33 @@ def load_models(args, checkpoint):
     not loaded. With adapters, the copy is the policy with its adapters off."""
     if loading.pick_device(args.device).type != "cuda":
         fit.bound_host_memory()
-    settings, host = (args.device, args.dtype, args.think, args.plain), args.optimizer_device == "cpu"
-    reference = loaded = None
+    load = partial(loading.load_engine, device=args.device, dtype=args.dtype, think=args.think,
+                   plain=args.plain)
+    reference, loaded = None, {}
     if args.lora:
         torch.manual_seed(args.seed)  # the adapters begin with random numbers
-        policy, frozen = adapters.adapted(loading.load_engine(args.model, *settings), args.lora, checkpoint)
+        policy, frozen = adapters.adapted(load(args.model), args.lora, checkpoint)
         reference, loaded = policy, {args.model: frozen}
     else:
-        policy = loading.load_engine(checkpoint or args.model, *settings)
-    args.dtype = str(loading.pick_dtype(args.dtype, loading.pick_device(args.device))).removeprefix("torch.")
+        policy = load(checkpoint or args.model)
     say(threads.choose(policy))
     if args.gradient_checkpointing:
         policy.model.activation_checkpointing_enable()
+    host = args.optimizer_device == "cpu"
     sharding.shard(policy.model, host)
     optimizer = sharding.adamw(policy.model, args.lr, host)
     if checkpoint:
         restore(checkpoint, optimizer)
     if not args.lora and (needs_reference(args) or plays_modules(args)):
-        reference = loading.load_engine(args.model, *settings)
+        reference = load(args.model)
         reference.model.requires_grad_(False)
         loaded = {args.model: reference}
         if not plays_modules(args):  # π_ref alone
             sharding.shard(reference.model)
     sharding.gather(*[engine.model for engine in (policy, reference) if engine])
-    return policy, reference, optimizer, loaded or {}
+    # the checkpoint records which type was chosen
+    args.dtype = str(loading.pick_dtype(args.dtype, loading.pick_device(args.device))).removeprefix("torch.")
+    return policy, reference, optimizer, loaded
 
 
 def needs_reference(args):

@@ -11,6 +11,7 @@ import re
 import statistics
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results"
@@ -73,17 +74,41 @@ def pm(values, digits=3, scale=1):
     return f"{middle:.{digits}f} ± {half:.{digits}f}" if len(values) > 1 else f"{middle:.{digits}f}"
 
 
-def student_p(values):
-    """The two-sided p of Student's t-test: could values with a mean of 0 lie as far from 0 by chance?"""
-    return two_sided_p(statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5,
-                       len(values) - 1)
+class Difference(NamedTuple):
+    mean: float  # of some values, minus that of others
+    half: float  # of its 95 % interval
+    p: float  # could two sets with the same true mean lie as far apart by chance?
+
+    def __str__(self):
+        return f"{self.mean:.3f} ± {self.half:.3f}"
 
 
-def welch_p(some, others):
-    """The two-sided p of Welch's t-test: could two sets with the same mean lie as far apart by chance?"""
-    parts = [statistics.variance(values) / len(values) for values in (some, others)]
-    nu = sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (some, others)))
-    return two_sided_p(statistics.fmean(some) - statistics.fmean(others), sum(parts) ** 0.5, nu)
+def difference(some, others):
+    """Welch's t-test of two sets of seeds. (Not of pairs: runs with the same seed soon part.)"""
+    error, nu = error_and_nu(*map(statistics.variance, (some, others)), len(some), len(others))
+    change = statistics.fmean(some) - statistics.fmean(others)
+    return Difference(change, t_of(nu) * error, two_sided_p(change, error, nu))
+
+
+def error_and_nu(variance, other, n, m):
+    """The standard error of a difference of means of n and m values, and its degrees of freedom (Welch)."""
+    one, two = variance / n, other / m
+    if not one + two:
+        return 0.0, 1.0
+    return (one + two) ** 0.5, (one + two) ** 2 / (one**2 / (n - 1) + two**2 / (m - 1))
+
+
+def t_of(nu):
+    """t(0.975) of ν degrees of freedom."""
+    return bisected(lambda t: two_sided_p(t, 1, nu) > 0.05)
+
+
+def bisected(below, low=0.0, high=100.0):
+    """The place from which on below() is False."""
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return low
 
 
 def two_sided_p(difference, error, nu):
@@ -103,26 +128,22 @@ def two_sided_p(difference, error, nu):
     return max(0.0, 1 - integral(math.atan(abs(difference) / error / nu**0.5)) / whole)
 
 
-def findable(values, seeds=None):
-    """How large a true mean must be for so many seeds to find it (p < 0.05) in four studies of five, if they
-    scatter as these values do.
+def findable(some, others, seeds=None):
+    """How large a true difference must be for so many seeds each to find it (p < 0.05) in four studies of
+    five, if they scatter as these two sets do.
 
-    With a true mean m, t = (z + m √n / σ) / s, with z normal and s = √(χ²_ν / ν) the error of the estimated
-    deviation. So the chance of t > T is the mean of Φ(m √n / σ - T s) over s, here over its density on a
-    grid. (A t below -T adds nothing that counts.)"""
-    n, sigma = seeds or len(values), statistics.stdev(values)
-    nu, grid = n - 1, [0.002 + 0.004 * k for k in range(1000)]
+    With a true difference of d standard errors, t = (z + d) / s, with z normal and s = √(χ²_ν / ν) the error
+    of the estimated deviation. So the chance of t > T is the mean of Φ(d - T s) over s, here over its density
+    on a grid. (A t below -T adds nothing that counts.)"""
+    n = seeds or len(some)
+    error, nu = error_and_nu(*map(statistics.variance, (some, others)), n, n)
+    grid, limit, normal = [0.002 + 0.004 * k for k in range(1000)], t_of(nu), statistics.NormalDist().cdf
     density = [s ** (nu - 1) * math.exp(-nu * s * s / 2) for s in grid]
-    normal = statistics.NormalDist().cdf
 
-    def power(shift):
-        return sum(d * normal(shift - T[n] * s) for s, d in zip(grid, density)) / sum(density)
+    def power(d):
+        return sum(height * normal(d - limit * s) for s, height in zip(grid, density)) / sum(density)
 
-    low, high = 0.0, 100.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(middle) < 0.8 else (low, middle)
-    return low * sigma / n**0.5
+    return error * bisected(lambda d: power(d) < 0.8)
 
 
 def holm(ps):
@@ -152,13 +173,6 @@ def over(rows, run, first, last, value):
     """The mean of a column over these steps, for each seed of a run."""
     rows = [row for row in rows if row["run"] == run and first <= int(row["step"]) <= last]
     return [statistics.fmean(values) for values in gather(rows, "seed", value).values()]
-
-
-def differences(rows, name, base, column):
-    """name's value minus base's, for each seed that both have."""
-    values = {(row["run"], row["seed"]): float(row[column]) for row in rows}
-    seeds = [seed for run, seed in values if run == base and (name, seed) in values]
-    return [values[name, seed] - values[base, seed] for seed in seeds]
 
 
 def number_of_seeds(rows):

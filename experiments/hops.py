@@ -10,6 +10,8 @@ A router picks the tool of each plan without reading the memory:
     sub-goal   the tool that is most often right after the sub-goal's first three words
     question   the tool that is most often right for the question's first three words
     sequence   for each kind of question the sequence of tools, one for each turn, that is right most often
+    plan       a tool for each kind of question, turn and sub-goal (the first thing, the second, a new name,
+               the sum), so that as many training questions as possible are right
 
 Two rules read the memory, and so are no routers. They tell what can be had by the choice of the tool alone:
 
@@ -26,6 +28,7 @@ their tools are replaced.
 
 import argparse
 import itertools
+import random
 import re
 import sys
 from collections import Counter, defaultdict
@@ -45,12 +48,15 @@ from models.loading import load_engine
 from rewards.metrics import accuracy_line
 from toy.hops.make import HOPS, load_modules, quick_python
 from toy.hops.questions import KINDS, MAX_TURNS, World, for_flow, splits
-from toy.hops.teacher import STEP, TOOLS, Teacher
+from toy.hops.teacher import GOAL, STEP, TOOLS, Teacher
 from world.ranking import ranked, words_of
 from world.toolbox import choose
 
 LETTERS = {"w": "wikipedia_search", "b": "web_search", "p": "python_coder", "g": "base_generator"}
-ROUTES = ("none", "frequent", "bm25", "sub-goal", "question", "sequence", "context", "result")
+ROUTERS = ("frequent", "bm25", "sub-goal", "question", "sequence", "plan")
+ROUTES = ("none", *ROUTERS, "context", "result")
+GOALS = ("first", "second", "new", "sum")  # what a sub-goal asks for
+RESTARTS = 20  # of the search for the table of "plan"
 
 
 def needed(question):
@@ -58,14 +64,15 @@ def needed(question):
     return (*question["paths"], *("p" * (question["kind"] != "one")))
 
 
-def finishes(paths, sequence):
-    """Does this sequence of tools find the number, if everything else in the plans is perfect?
+def finishes(paths, tool_at):
+    """Do the tools that tool_at(turn, goal) picks find the number, if all else in the plans is perfect?
 
     A tool that does not fit costs a turn. Two of them do more: base_generator makes a number up, which the
     verifier believes; and a search shows again what it has shown, so what was read since must be read again.
     """
     left, step = list(paths), 0  # step: of left[0]
-    for letter in sequence:
+    for turn in range(MAX_TURNS):
+        letter = tool_at(turn, goal_at(left[0], step, first=len(left) == len(paths)))
         if letter == left[0][step]:
             step += 1
         elif letter == "g":
@@ -79,11 +86,54 @@ def finishes(paths, sequence):
     return False
 
 
+def goal_at(path, step, first):
+    """What a perfect planner's sub-goal asks for: one of GOALS. first: is this the first thing's path?"""
+    if path == "p":
+        return "sum"
+    if "g" in path[:step] or "bw" in path[: step + 1]:  # an old name, or a page that says another one
+        return "new"
+    return "first" if first else "second"
+
+
+def goal_in(plan, question):
+    """The same, from a plan and the text of its question."""
+    name = plan.sub_goal.removeprefix(GOAL)
+    if " plus " in name:
+        return "sum"
+    if name not in question:
+        return "new"
+    before = question.partition(name)[0]
+    second = kind_of(question) == "sum" and before.endswith((" and ", "plus the number of "))
+    return "second" if second else "first"
+
+
 def best_sequence(made):
     """The sequence of tools that is right for most of these questions."""
     counts = Counter(map(needed, made))
-    score = lambda sequence: sum(n for paths, n in counts.items() if finishes(paths, sequence))
+    score = lambda sequence: sum(n for paths, n in counts.items()
+                                 if finishes(paths, lambda turn, goal: sequence[turn]))
     return max(itertools.product(LETTERS, repeat=MAX_TURNS), key=score)
+
+
+def best_table(made, seed=0):
+    """{(turn, goal): tool}: one place after the other is changed as long as more of these questions are
+    right. That is the best of RESTARTS such searches, but perhaps not the best table."""
+    rng, counts = random.Random(seed), Counter(map(needed, made))
+
+    def score(table):
+        tool_at = lambda turn, goal: table[turn, goal]
+        return sum(n for paths, n in counts.items() if finishes(paths, tool_at))
+
+    def climbed():
+        table = {place: rng.choice(list(LETTERS)) for place in itertools.product(range(MAX_TURNS), GOALS)}
+        reached, before = score(table), -1
+        while reached > before:
+            before = reached
+            for place in rng.sample(list(table), len(table)):
+                table = max(({**table, place: letter} for letter in LETTERS), key=score)
+            reached = score(table)
+        return table
+    return max((climbed() for _ in range(RESTARTS)), key=score)
 
 
 def state(prompt):
@@ -158,6 +208,13 @@ def chooser(route, tools, train, counts):
             text, turn = state(prompt)
             return LETTERS[sequences[kind_of(text)][turn - 1]]
         return by_turn
+    if route == "plan":
+        tables = {kind: best_table([row for row in train if row["kind"] == kind]) for kind in KINDS}
+
+        def by_plan(prompt, plan):
+            text, turn = state(prompt)
+            return LETTERS[tables[kind_of(text)][turn - 1, goal_in(plan, text)]]
+        return by_plan
     most = lambda key: counts.get(key, counts[()]).most_common(1)[0][0]
     return lambda prompt, plan: most(keys(prompt, plan)[route])
 

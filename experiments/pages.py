@@ -12,9 +12,10 @@ import statistics
 from collections import defaultdict
 from functools import partial
 
+from cli.flags import FOR_HOPS
 from experiments import curves, figures, runs
 from experiments.figures import BLUE, COLOURS, GREEN, INK, PURPLE, RED, gather, over, pm, read
-from experiments.planning import ONLINE, SFT, SITUATIONS, TOOLS, TRIED, TRIES
+from experiments.planning import ONLINE, SFT, SFT_BATCHES, SITUATIONS, STEPS, TOOLS, TRIED, TRIES
 from rewards.metrics import markdown
 from toy.hops.questions import KINDS, MAX_TURNS
 
@@ -48,8 +49,9 @@ def tests_table():
     ruled = defaultdict(dict)  # {(planner, route): {seed: row}}
     for row in read("hops-routers"):
         ruled[row["planner"], row["route"]][row["seed"]] = row
-    for label, best in (("best of five routers, perfect sub-goals", best_router()),
-                        ("the same, sub-goals of Flow-GRPO", best_router("Flow-GRPO")),
+    for label, best in (("best of six routers, perfect sub-goals", best_router()),
+                        ("tools in a fixed sequence, perfect sub-goals", ruled["perfect", "sequence"]),
+                        ("the same, sub-goals of Flow-GRPO", ruled["Flow-GRPO", "sequence"]),
                         ("rule by the context, perfect plans", ruled["perfect", "context"]),
                         ("rule by the last result, perfect plans", ruled["perfect", "result"]),
                         ("the same, plans of the untrained planner", ruled["untrained", "result"]),
@@ -107,15 +109,30 @@ def curves_picture(plt, name, csv):
 def levels():
     """{words: accuracy on the test questions} of what Flow-GRPO is compared with."""
     untrained = gather(read("hops-tests"), "planner", "accuracy")["untrained"]
-    return {"best of five routers": float(best_router()[""]["accuracy"]),
+    return {"best of six routers": float(best_router()[""]["accuracy"]),
             "untrained planner": statistics.fmean(untrained)}
 
 
 # ------------------------------------------------------------------------------------------ planners, forks
+FLOW = "Flow-GRPO, ten seeds, Intel"
+LEARNS = {  # planner: what it learns from, and the steps of 128 rollouts
+    SFT["own"]: ("right rollouts", SFT_BATCHES), SFT[f"own-{STEPS}"]: ("right rollouts", STEPS),
+    ONLINE: ("right rollouts", STEPS), SFT["perfect"]: ("right plans", SFT_BATCHES),
+    SFT["foreign"]: ("right plans", SFT_BATCHES), "Flow-GRPO": ("right or wrong", STEPS),
+    FLOW: ("right or wrong", STEPS)}
+
+
 def ways_table():
-    accuracy = gather(read("hops-ways"), "planner", "accuracy")
-    return markdown([["planner", "accuracy", "seeds"],
-                     *([who, pm(values), str(len(values))] for who, values in accuracy.items())])
+    """What each planner has learnt from, how much of it, and its accuracy."""
+    lines = [["planner", "learns from", "rollouts", "updates", "accuracy", "seeds", "minus the ten seeds"]]
+    accuracies = gather(read("hops-ways"), "planner", "accuracy")
+    accuracies[FLOW] = ten_seeds()
+    for who, values in accuracies.items():
+        source, steps = LEARNS.get(who, ("", 0))
+        amounts = [str(n * steps or "") for n in (128, FOR_HOPS["minibatches"])]
+        change = str(figures.difference(values, ten_seeds())) if steps and who != FLOW else ""
+        lines.append([who, source, *amounts, pm(values), str(len(values)), change])
+    return markdown(lines)
 
 
 def rows_picture(plt, rows, label):
@@ -144,27 +161,29 @@ def ways_picture(plt):
     figures.save(figure, figures.RESULTS / "hops-ways.svg")
 
 
-def fork_pairs():
-    """{fork: [its accuracy minus that of the planner as it is, with the same seed]}; {} before they ran."""
-    if not figures.path_of("hops-forks").exists():
-        return {}
-    rows = read("hops-forks")
-    names = dict.fromkeys(row["run"] for row in rows if row["run"] != "as it is")
-    return {name: figures.differences(rows, name, "as it is", "accuracy") for name in names}
+def forked(column):
+    """({fork: the values of its seeds}, those of the planner as it is); column: of hops-forks.csv."""
+    rows = read("hops-forks") if figures.path_of("hops-forks").exists() else []  # none before they ran
+    values = dict(gather(rows, "run", column))
+    as_it_is = values.pop("as it is", [])
+    return values, as_it_is
 
 
-def online_pairs():
-    """[the accuracy of SFT online minus that of Flow-GRPO, with the same seed], both on the Intel."""
-    online, flow = (gather(read(name, INTEL), "planner", "accuracy") for name in ("hops-ways", "hops-tests"))
-    return [a - b for a, b in zip(online[ONLINE], flow["Flow-GRPO"])]
+def ten_seeds():
+    """The accuracies of all ten seeds of Flow-GRPO on the Intel."""
+    return [accuracy for name in ("hops-tests", "hops-fresh")
+            for accuracy in gather(read(name, INTEL), "planner", "accuracy")["Flow-GRPO"]]
 
 
 def fork_results():
     """{fork: what its head says after "result:"}, of those that were measured."""
-    measured = {name: (change, 8) for name, change in fork_pairs().items()}
-    measured["successes"] = online_pairs(), 1
-    return {name: f"{pm(change)} in accuracy, {len(change)} seeds (experiments/RESULTS.md, section {section})"
-            for name, (change, section) in measured.items()}
+    values, as_it_is = forked("accuracy")
+    measured = {name: (seeds, as_it_is, 8) for name, seeds in values.items()}
+    online = gather(read("hops-ways", INTEL), "planner", "accuracy")[ONLINE]
+    measured["successes"] = online, ten_seeds(), 1
+    return {name: f"{figures.difference(seeds, base)} in accuracy, {len(seeds)} seeds "
+                  f"(experiments/RESULTS.md, section {section})"
+            for name, (seeds, base, section) in measured.items()}
 
 
 def write_results():
@@ -177,26 +196,36 @@ def write_results():
 
 
 def forks_table():
-    """Each fork minus the planner as it is, with the same seed: in accuracy and in training."""
-    rows, changes = read("hops-forks"), fork_pairs()
-    lines = [["fork, minus as it is", "accuracy", "seeds", "p", "p, Holm", "findable", "right in training"]]
-    ps = [figures.student_p(change) for change in changes.values()]
-    for (name, change), p, adjusted in zip(changes.items(), ps, figures.holm(ps)):
-        training = figures.differences(rows, name, "as it is", "reward")
-        lines.append([name, pm(change), " ".join(f"{x:+.2f}" for x in change),
-                      *map(figures.shown_p, (p, adjusted)), f"{figures.findable(change):.3f}", pm(training)])
+    """Each fork's accuracy, minus that of the planner as it is, and the same of its success in training."""
+    accuracies, as_it_is = forked("accuracy")
+    tested, training = with_holm(accuracies, as_it_is), with_holm(*forked("reward"))
+    lines = [["fork", "accuracy of each seed", "minus as it is", "p, Holm", "findable",
+              "right in training, minus as it is", "p, Holm"],
+             ["as it is", seeds_of(as_it_is), *[""] * 5]]
+    for name, seeds in accuracies.items():
+        found = f"{figures.findable(seeds, as_it_is):.2f}"
+        lines.append([name, seeds_of(seeds), *tested[name], found, *training[name]])
     return markdown(lines)
 
 
+def seeds_of(values):
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+def with_holm(values, base):
+    """{name: (its difference from base, Holm's p)}, as text."""
+    changes = [figures.difference(seeds, base) for seeds in values.values()]
+    adjusted = figures.holm([change.p for change in changes])
+    return {name: (str(change), figures.shown_p(p)) for name, change, p in zip(values, changes, adjusted)}
+
+
 def forks_picture(plt):
-    """The differences seed by seed; the line at 0 is no difference; red: told apart, by Holm's p."""
-    changes = fork_pairs()
-    adjusted = figures.holm([figures.student_p(change) for change in changes.values()])
-    rows = {name: (change, RED if p < 0.05 else BLUE) for (name, change), p in zip(changes.items(), adjusted)}
-    label = "accuracy on the test questions,\nminus that of the planner as it is"
-    figure, axis = rows_picture(plt, rows, label)
-    axis.axvline(0, color=INK, linewidth=1, zorder=0)
-    axis.locator_params(axis="x", nbins=4)
+    """The accuracies; the line is the mean of the planner as it is."""
+    values, as_it_is = forked("accuracy")
+    rows = {"as it is": (as_it_is, INK)} | {name: (seeds, BLUE) for name, seeds in values.items()}
+    figure, axis = rows_picture(plt, rows, "accuracy (share of test questions)")
+    axis.axvline(statistics.fmean(as_it_is), color=INK, linewidth=1, linestyle=":", zorder=0)
+    axis.set_xlim(0, 1)
     figures.save(figure, figures.RESULTS / "hops-forks.svg")
 
 
@@ -359,10 +388,10 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                    "Two sizes of all modules in training; in the picture, means over five steps",
                    partial(compared_table, "hops-sizes"),
                    partial(curves_picture, name="hops-sizes", csv="hops-sizes")),
-    "hops-forks": ("Difference of each fork",
-                   "Accuracy on 300 test questions, and share of right rollouts in all steps of training, "
-                   "minus those of the planner as it is, seed by seed; findable: the true difference that "
-                   "so many seeds would find in four studies of five", forks_table, forks_picture),
+    "hops-forks": ("Accuracy of each fork",
+                   "Accuracy on 300 test questions, and share of right rollouts in all steps of training; "
+                   "findable: the smallest true difference in accuracy that five seeds each would find in "
+                   "four studies of five", forks_table, forks_picture),
 }
 INTEL = figures.RESULTS / "intel"  # the CSV files of another CPU
 

@@ -87,7 +87,7 @@ def collect(planner, fixed, tools, questions, steps, seed):
 def imitate(engine, rollouts, steps, seed):
     """Supervised learning on random samples of the rollouts, each as large as a mini-batch of Flow-GRPO."""
     print(f"{len(rollouts)} rollouts to imitate", flush=True)
-    passes = Passes(engine.model, None, **logps.scoring(log_probs, engine.model))
+    passes = Passes(engine.model, None, *logps.scoring(log_probs, engine.model))
     optimizer, rng = sharding.adamw(engine.model, FOR_HOPS["lr"]), random.Random(seed)
     size = QUESTIONS * GROUP // MINIBATCHES
     for step in range(1, steps * MINIBATCHES + 1):

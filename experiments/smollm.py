@@ -168,8 +168,9 @@ def train(args, seed):
     settings = world["flow"] | {
         "model": "{0}/best", "judge": "none", "data": f"../{data_file(args.toy)}", "valid": "none",
         "test": "none", "questions": world["questions"], "group-size": GROUP, "minibatches": 1,
-        "steps": args.steps, "lora": 16, "lr": args.lr, "beta": args.beta, "token-budget": 4096,
-        "every": 5, "keep": 1, "seed": seed, "device": args.device, "dtype": args.dtype, "out": "{out}"}
+        "max-turns": args.max_turns or world["flow"]["max-turns"], "steps": args.steps, "lora": 16,
+        "lr": args.lr, "beta": args.beta, "token-budget": 4096, "every": 5, "keep": 1, "seed": seed,
+        "device": args.device, "dtype": args.dtype, "out": "{out}"}
     command = ("train.py", *as_flags(settings), "--tools", *world["tools"])
     return Run(name_of(args, f"train-seed{seed}"), command, ("edits/kinds-spread",), (warm(args),),
                args.steps * world["questions"] * GROUP, ("train.py", "--resume", "{out}"), args.threads)
@@ -200,6 +201,7 @@ def main():
     add("--steps", type=int, default=30, help="steps of Flow-GRPO")
     add("--lr", type=float, default=2e-4, help="learning rate of Flow-GRPO")
     add("--beta", type=float, default=0, help="weight of the KL of Flow-GRPO")
+    add("--max-turns", type=int, help="of Flow-GRPO; None: as many as the world's tests have")
     add("--device", help="cuda, mps or cpu; None: the first there is")
     add("--dtype", help="of all weights; None: bfloat16 where that is faster")
     args = parser.parse_args()

@@ -3,7 +3,7 @@
 Measured on one core (hidden size 128, 2 groups of 8 x (512 + 64) tokens, a vocabulary of 1k): an update is
 3.2 times as fast as the plain one, and needs a quarter of its memory (docs/speed.md).
 
-    Passes(model, reference, **logps.scoring(log_probs, model, reference))      # log_probs: flow_grpo's
+    Passes(model, reference, *logps.scoring(log_probs, model, reference))      # log_probs: flow_grpo's
 
 A prefix that sequences of a micro-batch share, such as the prompt of a group, is computed once (trees.py).
 Logits are computed only where an action token is predicted, and a chunk at a time, so that no (K, V) matrix
@@ -19,15 +19,14 @@ from fast import head, trees
 
 @torch.no_grad()
 def scoring(log_probs, model, reference=None):
-    """The two functions, as arguments of scale.passes.Passes.
+    """(token_logps, cut), as arguments of scale.passes.Passes. cut() keeps equal prompts together.
 
     A dry run on one token: fast/trees.py and fast/head.py find out, and remember, how each model can be
     computed. That must be before sharded weights force the ranks into lock-step."""
     for each in filter(None, (model, reference)):
         for batch, _ in micro_batches(each, [SimpleNamespace(prompt_ids=[0], ids=[0])], 1):
             token_logps(each, batch, 1.0, log_probs)
-    return dict(token_logps=partial(token_logps, log_probs=log_probs),
-                cut=partial(micro_batches, model))
+    return partial(token_logps, log_probs=log_probs), partial(micro_batches, model)
 
 
 def micro_batches(model, actions, budget):

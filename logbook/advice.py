@@ -7,6 +7,7 @@ thinking), or if every question is too easy or too hard.
 from collections import Counter
 from itertools import takewhile
 
+from rewards.metrics import summary
 from world.text import printable, truncate
 
 FEW = 0.1  # if a smaller fraction of the plans parses, the model does not know the format
@@ -28,18 +29,24 @@ def unparsed(rollouts):
     errors = [step.result.removeprefix("Error: ") for step in steps if not step.tool]
     if not errors or len(errors) < (1 - FEW) * len(steps):
         return ""
-    plans = [output["text"] for rollout in rollouts for output in rollout.outputs
-             if output["module"] == "planner"]
-    lines = printable(truncate(plans[0], 600)).splitlines() or ["(empty)"]
+    lines = printable(truncate(unread_plan(rollouts), 600)).splitlines() or ["(empty)"]
     example = "\n".join(f"    {line}" for line in lines)
     reasons = "\n".join(f"  {times} x {printable(why)}" for why, times in Counter(errors).most_common(3))
     return (
         f"{len(steps) - len(errors)} of {len(steps)} plans could be parsed. The commonest reasons:\n{reasons}"
-        f"\nThe first plan:\n{example}\n"
+        f"\nThe first of the others:\n{example}\n"
         "Hardly anything can be learnt from such rollouts. What helps: a larger or better instruct model;\n"
         "supervised training on the format first (python experiments/smollm.py warm --model MODEL, see\n"
         "docs/smollm.md); a larger --max-new-tokens if plans are cut off, and no --think if thoughts are;\n"
         "a tenth of this --lr if plans could be parsed before.")
+
+
+def unread_plan(rollouts):
+    """The text of the first plan that could not be parsed."""
+    turns = [(rollout, step.turn) for rollout in rollouts for step in rollout.memory.steps if not step.tool]
+    rollout, turn = turns[0]
+    return next(output["text"] for output in rollout.outputs
+                if (output["module"], output["turn"]) == ("planner", turn))
 
 
 def dead_tools(rollouts):
@@ -60,18 +67,22 @@ def commonest(steps):
 
 def flat_steps(rows, rollouts, temperature):
     """After the third step in a row with only flat groups: the likely cause, and what to change."""
-    streak = list(takewhile(lambda row: row["flat"] == row["groups"], reversed(rows)))
+    streak = list(takewhile(lambda row: 0 < row["groups"] == row["flat"], reversed(rows)))
     if len(streak) != FLAT_STEPS:
         return ""
     reward, drift = sum(row["reward"] for row in streak) / len(streak), max(row["kl"] for row in streak)
+    right = summary(rollouts)["accuracy"]
     if not (why := unparsed(rollouts)):
         if temperature < 0.2:
             why = f"At --temperature {temperature} the rollouts of a group hardly differ: give e.g. 0.7."
-        elif 2 * sum(rollout.right for rollout in rollouts) > len(rollouts):
+        elif right > 0.75:
             why = "The questions are too easy for this planner: give harder ones in --data, or stop."
-        else:
-            why = ("Hardly an answer is right: give easier questions in --data, a larger --group-size, "
+        elif right < 0.25:
+            why = ("Few answers are right: give easier questions in --data, a larger --group-size, "
                    "a larger model, or a --judge if right answers are worded freely.")
+        else:
+            why = ("Each question is answered always or never: give others in --data, a larger --group-size, "
+                   "or a higher --temperature.")
     if drift > 1:
         why += f" The KL to the untrained planner is {drift:.3g}: a --lr that is too high does that."
     return f"3 steps in a row had flat groups only, which teach nothing (mean reward {reward:.2f}). {why}"

@@ -26,7 +26,7 @@ FIRST = "step reward right turns errors flat groups failed undecided plan_tokens
 COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()
 NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
 # How a row of the three files begins: 3,0.5 or 3,test,0.97 or {"step": 3, "id"
-ROW = re.compile(rb'(?:\{"step": )?(\d+),(test,)?')
+ROW = re.compile(rb'(?:\{"step": )?(\d+),')
 
 
 def say(text):
@@ -48,8 +48,8 @@ def columns(tools):
 
 
 def step_row(step, rollouts, usable, groups, flat, numbers, tools):
-    """The row of log.csv. usable: the rollouts with an outcome; groups, flat: how many there were, and how
-    many of them were flat; numbers: what update() returned, or NO_UPDATE."""
+    """The row of log.csv. usable: the rollouts with an outcome. groups: the group of each of these. flat: how
+    many groups were flat. numbers: what update() returned, or NO_UPDATE."""
     metrics = summary(rollouts)
     plans = [len(plan.ids) for rollout in usable for plan in rollout.plans]
     row = {
@@ -57,7 +57,7 @@ def step_row(step, rollouts, usable, groups, flat, numbers, tools):
         "reward": sum(rollout.reward for rollout in usable) / max(1, len(usable)),
         "right": sum(rollout.right for rollout in usable) / max(1, len(usable)),
         "turns": metrics["turns"], "errors": metrics["errors"],
-        "flat": flat, "groups": groups,
+        "flat": flat, "groups": len(set(groups)),
         "failed": metrics["failed"], "undecided": metrics["undecided"],
         "plan_tokens": sum(plans) / max(1, len(plans)),
     }
@@ -81,12 +81,12 @@ def step_line(row, steps, rollout_seconds, update_seconds):
 
 
 def stays(line, step):
-    """Was this row written before the checkpoint of `step` was saved? Of the rows of this very step, the test
-    after the last step was not; nor, of a run from step 0, was the evaluation before step 1."""
+    """Does this row belong to the model of the checkpoint of `step`? A run from step 0 writes all rows anew,
+    also the evaluation before step 1."""
     found = ROW.match(line)
     if not found:
         raise ValueError("a row does not begin with its step")
-    return int(found[1]) < step or int(found[1]) == step > 0 and not found[2]
+    return step > 0 and int(found[1]) <= step
 
 
 class Log:

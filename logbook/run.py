@@ -128,9 +128,9 @@ class Run:
         """Is it time to validate and save? Every --every steps, and after the last one."""
         return self.step > 0 and (self.step % self.args.every == 0 or self.step == self.args.steps)
 
-    def lacks_validation(self):
-        """Was the run stopped between a step and its validation?"""
-        return self.due() and not self.log.evaluated("valid", self.step)
+    def lacks(self, name):
+        """Is an evaluation on `name` (valid or test) due that is not in evals.csv yet?"""
+        return self.due() and not self.log.evaluated(name, self.step)
 
     def save(self, accuracy):
         """Save step-N/, and best/ if this accuracy is the highest so far; delete old checkpoints (--keep)."""

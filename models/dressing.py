@@ -14,7 +14,7 @@ MARKS = " \t\r\n-*_`'\".!<>()[]{}"  # what may stand around a single word
 
 # A name, or a verdict, ends with its line, or where a remark begins. "(or a calculator)" is not a remark but
 # an alternative: it stays part of the name, and no tool has that name.
-DOUBT = "no|not|or|and|but|however|though|although|unless|except"
+DOUBT = "no(?=[,.!:;])|not|or|and|but|however|though|although|unless|except"
 REMARK = re.compile(rf"(?:[\n(\[:—]| [-–]|[.!] )(?!\W{{0,9}}(?:{DOUBT})\b)", re.IGNORECASE)
 
 # What may stand around a call: the prompt's last label, a fence, tags. The fence or tag may lack its end.
@@ -34,7 +34,8 @@ def labelled(text, labels):
     A code fence at the end of a value is dropped.
     """
     any_label = "|".join(f"(?:{spellings})" for spellings in labels.values())
-    parts = re.split(START + rf"({any_label})[*_` \t]*:[*_`]*", text, flags=re.IGNORECASE | re.MULTILINE)
+    # ：is the colon of Chinese text
+    parts = re.split(START + rf"({any_label})[*_` \t]*[:：][*_`]*", text, flags=re.IGNORECASE | re.MULTILINE)
     found = [next(label for label in labels if re.fullmatch(labels[label], written, re.IGNORECASE))
              for written in parts[1::2]]
     values = [value.strip().removesuffix("```").strip() for value in parts[2::2]]

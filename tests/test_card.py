@@ -157,7 +157,7 @@ def lesson(device):
     A = 1.0, -1.0, 0.5
     actions = [Action(one.prompt_ids, one.ids, i, A[i], one.logps) for i, one in enumerate(answers)]
     optimizer = sharding.adamw(engine.model, lr=1e-3)
-    passes = Passes(engine.model, None, **logps.scoring(flow_grpo.log_probs, engine.model))
+    passes = Passes(engine.model, None, *logps.scoring(flow_grpo.log_probs, engine.model))
     assert trees.shares(engine.model)  # else an error of the GPU was taken for a model that takes no mask
     learned = flow_grpo.update(passes, optimizer, actions, range(3), temperature=1.0, minibatches=2)
     return [answer.ids for answer in answers], learned, [weight.cpu() for weight in engine.model.parameters()]

@@ -127,6 +127,7 @@ REFUSED = {
     "--minibatches 17 --questions 2": "--minibatches 17 is more than the 16 rollouts of a step",
     "--group-size 1": "--group-size 1 has no baseline",
     "--max-turns 0": "--max-turns 0 does nothing",
+    "--seed 20240101123456": "--seed 20240101123456 is too large: give one below 2147483648",
     "--lora 0": "--lora 0 does nothing",
     "--temperature 0": "--temperature 0.0 does not sample",
     "--temperature inf": "--temperature inf does not sample",

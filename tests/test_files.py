@@ -152,9 +152,9 @@ def test_a_damaged_log_is_one_sentence_and_stays_as_it_is(tmp_path, name):
 def test_what_came_after_the_checkpoint_is_dropped_and_half_a_line_with_it(tmp_path):
     rows = {"log.csv": "step,reward\n1,0\n2,0\n",
             "rollouts.jsonl": '{"step": 1, "id": ""}\n' * 2 + '{"step": 2, "id": ""}\n',
-            "evals.csv": "step,questions,accuracy\n0,test,0\n2,valid,0\n"}
+            "evals.csv": "step,questions,accuracy\n0,test,0\n2,valid,0\n2,test,0\n"}
     later = {"log.csv": "3,0\n4,", "rollouts.jsonl": '{"step": 3, "id": ""}\n{"st',
-             "evals.csv": "2,test,0\n3,valid,0\n"}
+             "evals.csv": "3,valid,0\n"}
     for name in rows:
         (tmp_path / name).write_text(rows[name] + later[name])
     log.Log(tmp_path, 2, HEADERS)
@@ -164,7 +164,7 @@ def test_what_came_after_the_checkpoint_is_dropped_and_half_a_line_with_it(tmp_p
 def test_the_columns_that_are_checked_are_those_that_are_written():
     rollout = SimpleNamespace(memory=SimpleNamespace(steps=[]), outputs=[], plans=[], right=True,
                               reward=1.0, failed="", undecided=False)
-    assert list(log.step_row(1, [rollout], [rollout], 1, 0, log.NO_UPDATE, ["a"])) == log.columns(["a"])
+    assert list(log.step_row(1, [rollout], [rollout], [0], 0, log.NO_UPDATE, ["a"])) == log.columns(["a"])
 
 
 REMEMBERED = {
@@ -476,7 +476,8 @@ def test_a_run_that_goes_on_with_other_code_records_both(repository):
 
 def test_no_text_of_a_model_a_server_or_a_data_set_reaches_the_terminal_raw(capsys):
     failed = SimpleNamespace(failed="\x1b[31m server", memory=SimpleNamespace(steps=[SimpleNamespace(
-        tool="", result="Error: \x1b[2J")]), outputs=[{"module": "planner", "text": "\x1b]0;x\x07"}])
+        tool="", turn=1, result="Error: \x1b[2J")]), outputs=[
+            {"module": "planner", "turn": 1, "text": "\x1b]0;x\x07"}])
     log.say("\x1b[31m data")
     assert "\x1b" not in advice.failures([failed]) + advice.unparsed([failed]) + capsys.readouterr().out
 

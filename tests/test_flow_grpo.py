@@ -182,7 +182,7 @@ def fast(model, reference=None):
 
 
 def plain(model, reference=None):
-    return {"token_logps": flow_grpo.token_logps}
+    return (flow_grpo.token_logps,)
 
 
 TERMS = {}  # {name: weight} of terms of your own: arguments of update() and of objective()
@@ -206,7 +206,7 @@ def compare_with_the_oracle(
     expected_A = oracle_advantages(rewards, groups)
     assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-5)
     copies = [module.Action(a.prompt_ids, a.ids, a.rollout, A[a.rollout].item()) for a in actions]
-    passes = Passes(model, reference, token_budget=budget, **way(model, reference))
+    passes = Passes(model, reference, *way(model, reference), token_budget=budget)
     got = module.update(passes, optimizer, copies, groups, temperature=T, **terms,
                         minibatches=2, max_grad_norm=1e9, token_mean=token_mean, seed=seed)
     parts = module.split_rollouts(groups, 2, seed)
@@ -277,7 +277,7 @@ def learn(model, actions, A, reference=None, lr=0.1, way=None, token_budget=TOKE
     if not given, each rollout is one of its own."""
     optimizer = Recorder(model, lr)
     how = fast(model, reference) if way is None else way
-    passes = make_passes(model, reference, token_budget=token_budget, **how)
+    passes = make_passes(model, reference, *how, token_budget=token_budget)
     settings = dict(temperature=T, max_grad_norm=1e9) | settings
     actions, groups = with_advantages(actions, A), range(len(A)) if groups is None else groups
     return flow_grpo.update(passes, optimizer, actions, groups, **settings), optimizer
@@ -387,7 +387,7 @@ def test_the_scored_policy_is_the_one_generate_samples_from(way):
     new = out.sequences[:, 4:]
     sampled = torch.stack(out.scores, 1).log_softmax(-1).gather(-1, new[..., None]).flatten()
     actions = [Action(p.tolist(), a.tolist(), 0) for p, a in zip(prompts, new)]
-    scored = way(model)["token_logps"](model, actions, T)
+    scored = way(model)[0](model, actions, T)
     assert (sampled - scored).abs().max() < 1e-4
 
 
@@ -413,7 +413,7 @@ def test_log_probs_are_those_of_any_architectures_full_logits_divided_by_the_tem
     config = getattr(transformers, f"{name}Config")(**size, **CONFIGS[name])
     model, (actions, _, _) = AutoModelForCausalLM.from_config(config).double().eval(), rollouts()
     expected = torch.stack([x for a in actions for x in one_by_one(model, a)])
-    score = fast(model)["token_logps"]
+    score = fast(model)[0]
     found = [flow_grpo.token_logps(model, actions, T),
              *whole_and_in_chunks(lambda: score(model, actions, T), monkeypatch)]
     assert all((expected - logp).abs().max() < 1e-5 for logp in found)
@@ -440,7 +440,7 @@ def test_an_update_in_the_fast_way_reports_what_the_plain_one_does(name):
 def test_chunks_change_log_probs_and_gradient_by_rounding_only(dtype, monkeypatch):
     def score():
         model = tiny().to(dtype)
-        logp = fast(model)["token_logps"](model, rollouts()[0], T)
+        logp = fast(model)[0](model, rollouts()[0], T)
         logp.sum().backward()
         return logp, gradient(model)
     (whole, g), (chunked, h) = whole_and_in_chunks(score, monkeypatch)
@@ -452,7 +452,7 @@ def test_chunks_change_log_probs_and_gradient_by_rounding_only(dtype, monkeypatc
     (10 * 64, 10, 2), (1, 1, 2), (64 * TOKENS - 1, TOKENS - 1, 2), (64 * TOKENS, TOKENS, 1)])
 def test_the_whole_vocabulary_is_in_float32_for_one_chunk_at_a_time(chunk, rows, times, monkeypatch):
     model, seen = tiny(), []
-    score = fast(model)["token_logps"]                          # the model's head is found to be plain
+    score = fast(model)[0]                          # the model's head is found to be plain
     for module, name in ((head, "linear"), (torch.nn.functional, "linear")):
         def linear(states, weight, bias=None, original=getattr(module, name)):
             seen.extend([len(states)] * (len(weight) == 64 and states.dim() == 2))
@@ -472,7 +472,7 @@ def test_half_precision_logits_are_divided_by_the_temperature_in_float32():
 
 def test_a_model_that_keeps_a_cache_is_refused_by_the_update():
     model = tiny()
-    score, forward = fast(model)["token_logps"], model.forward
+    score, forward = fast(model)[0], model.forward
     model.forward = lambda *args, use_cache, **more: forward(*args, use_cache=True, **more)
     with pytest.raises(AssertionError, match="cache"):
         score(model, [Action([1, 2], [3], 0)], T)
@@ -481,7 +481,7 @@ def test_a_model_that_keeps_a_cache_is_refused_by_the_update():
 @WAYS
 def test_the_stop_token_is_an_action_and_a_cut_plan_has_none(way):
     model = tiny()
-    score = way(model)["token_logps"]
+    score = way(model)[0]
     ended, cut = Action([1, 2, 3], [4, 5, STOP], 0), Action([1, 2, 3], [4, 5], 0)
     logp = score(model, [ended], T)
     assert len(logp) == 3 and len(score(model, [cut], T)) == 2
@@ -575,7 +575,7 @@ def test_the_first_mini_batch_is_scored_while_it_is_learned_and_only_later_ones_
         model, calls = tiny(), []
         scoring = way(model)  # what must be found out once about a model is known
         model.register_forward_pre_hook(lambda *_: calls.append(1))
-        flow_grpo.update(Passes(model, None, **scoring), Recorder(model),
+        flow_grpo.update(Passes(model, None, *scoring), Recorder(model),
                          with_advantages(rollouts()[0], [1.0] * 7), range(7),
                          temperature=T, minibatches=minibatches)
         assert len(calls) == forward
@@ -592,7 +592,7 @@ def test_only_several_processes_need_every_gradient_and_frozen_weights_never_get
     class Look(Recorder):
         def step(self):
             seen.append((frozen.grad is None, model.unused.grad is None))
-    passes = make_passes(model, None, **plain(model))
+    passes = make_passes(model, None, *plain(model))
     actions = with_advantages(rollouts()[0], [1.0] * 7)
     flow_grpo.update(passes, Look(model), actions, range(7), temperature=T)
     assert seen == [(True, world == 1)]
@@ -700,7 +700,7 @@ def test_only_an_error_of_memory_is_taken_for_one(text, memory):
     actions = with_advantages(*lesson())
     sentence = "^the optimiser's state does not fit into memory$"
     model = tiny()
-    passes = Passes(model, None, **plain(model))
+    passes = Passes(model, None, *plain(model))
     with pytest.raises(MemoryError if memory else RuntimeError, match=sentence if memory else text):
         with passes.around_update():
             flow_grpo.update(passes, Failing(), actions, range(7), temperature=T)

@@ -97,15 +97,14 @@ def test_the_log_ratios_are_the_difference_of_the_log_probs_and_only_of_one_grou
     A = torch.tensor([0.0, 0, 1, -1, 1, -1])  # the first group is flat, the second is the sample
     apart = lambda: [token_logps(policy.model, [turn], 0.7).detach() for rollout in rollouts[2:4]
                      for turn in rollout.plans if turn.ids]
-    token_logps = logps.scoring(log_probs, policy.model)["token_logps"]
+    token_logps = logps.scoring(log_probs, policy.model)[0]
     before = apart()
 
     def without_gradient(*args):
         assert not torch.is_grad_enabled()
         return token_logps(*args)
 
-    scoring = logps.scoring(log_probs, policy.model) | {"token_logps": without_gradient}
-    passes = Passes(policy.model, None, token_budget=16, **scoring)
+    passes = Passes(policy.model, None, without_gradient, logps.scoring(log_probs, policy.model)[1], 16)
     with ratios.log_ratios(policy, rollouts, [0, 0, 1, 1, 2, 2], A, 0.7, passes), torch.no_grad():
         policy.model.lm_head.weight.add_(torch.randn_like(policy.model.lm_head.weight) / 10)
     noted = [output.get("log_ratios") for rollout in rollouts for output in rollout.outputs]
@@ -120,7 +119,7 @@ def test_scoring_the_sample_draws_no_random_number_and_changes_no_mode_and_no_gr
                      [p.grad for p in policy.model.parameters()])
     before = state()
     rollouts = [acted(([5, 6], [7, 8])), acted(([5, 6], [9]))]
-    passes = Passes(policy.model, None, token_budget=16, **logps.scoring(log_probs, policy.model))
+    passes = Passes(policy.model, None, *logps.scoring(log_probs, policy.model), token_budget=16)
     with ratios.log_ratios(policy, rollouts, [0, 0], torch.tensor([1.0, -1]), 0.7, passes):
         pass
     assert state() == before and rollouts[0].outputs[0]["log_ratios"]

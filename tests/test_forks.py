@@ -162,11 +162,11 @@ def check_full_entropy():
     A = flow_grpo.advantages(rewards, groups)[0]
     actions = [flow_grpo.Action(a.prompt_ids, a.ids, a.rollout, A[a.rollout].item()) for a in turns_of]
     recorders = []
-    for scoring in (lambda model: {"token_logps": flow_grpo.token_logps},
+    for scoring in (lambda model: (flow_grpo.token_logps,),
                     lambda model: logps.scoring(flow_grpo.log_probs, model)):
         model = tiny()
         recorders.append(Recorder(model, lr=0.3))
-        passes = Passes(model, None, **scoring(model), token_budget=40)
+        passes = Passes(model, None, *scoring(model), token_budget=40)
         flow_grpo.update(passes, recorders[-1], actions, groups, temperature=T, minibatches=2,
                          max_grad_norm=1e6)
     assert same_gradients(*recorders)

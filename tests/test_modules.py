@@ -214,7 +214,9 @@ PLANS = [
     LINES.replace("Tool: ", "**Tool: python_coder**"),
     LINES.replace("Tool: ", "### 4. **Tool name:** [python_coder]\n\n---\n"),
     "Tool: [python_coder]\nSub-goal: compute 6 * 7\nContext: none\n```",
-    "Context: none\n```\nSub-goal: compute 6 * 7\n```\nTool: python_coder"]
+    "Context: none\n```\nSub-goal: compute 6 * 7\n```\nTool: python_coder",
+    LINES.replace("Sub-goal:", "Sub\u2011goal：").replace("Tool:", "Tool：") + "python_coder",
+    f"{PLAN}. No search is needed."]
 
 
 def test_a_plan_is_read_in_the_dressing_that_real_models_give_it():
@@ -517,7 +519,9 @@ STOPS = ["Explanation: all there.\nConclusion: STOP", "STOP", "stop.", " **STOP*
          "Conclusion: [STOP]", "```\nExplanation: x\nConclusion: STOP\n```", "Conclusion: <STOP>\n---\nDone.",
          "Conclusion: STOP. The memory is complete.", "Conclusion: **STOP** (all found)",
          "Conclusion: STOP - nothing is missing", "Conclusion: (STOP)", "Conclusion: STOP! All is there.",
-         "Conclusion: STOP [all is there]", "STOP!", "Conclusion: STOP—all is there"]
+         "Conclusion: STOP [all is there]", "STOP!", "Conclusion: STOP—all is there",
+         "Conclusion: STOP. No further steps are needed.", "Conclusion：STOP",
+         "Conclusion: STOP\n\nNo contradictions were found."]
 NO_STOPS = ["Conclusion:\nSTOP is too early", "Conclusion: [STOP or CONTINUE]", "", "CONTINUE", "Conclusion:",
             "Conclusion: CONTINUE", "We should not stop.", "Conclusion: not STOP yet", "STOP or CONTINUE",
             "Conclusion: STOPPED", "Conclusion: STOP\nConclusion: CONTINUE", "Conclusion: NON-STOP",
@@ -528,7 +532,8 @@ NO_STOPS = ["Conclusion:\nSTOP is too early", "Conclusion: [STOP or CONTINUE]", 
             "Conclusion: STOP. However, CONTINUE is safer.",
             "Conclusion: STOP. But the price is missing.", "STOP. The memory is complete.",
             "Conclusion: STOP. However, the price is missing.", "Conclusion: STOP (unless it changed)",
-            "Conclusion: STOP, all is there", "Conclusion: STOP! Although the price is missing."]
+            "Conclusion: STOP, all is there", "Conclusion: STOP! Although the price is missing.",
+            "Conclusion: STOP. No, wait."]
 
 
 def test_only_a_plain_stop_stops():

@@ -72,7 +72,7 @@ def learn(part, fault=None, **settings):
     optimizer = Recorder(model)
     if fault:
         fault(model, reference)
-    passes = make_passes(model, reference, token_budget=BUDGET, **scoring)
+    passes = make_passes(model, reference, *scoring, token_budget=BUDGET)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Out of memory: from here on ...
         report = update(passes, optimizer, *part, **SETTINGS | settings)

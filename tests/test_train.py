@@ -395,9 +395,14 @@ def test_the_newest_checkpoints_are_kept_and_none_counts_on_a_best_that_is_not_o
 
 
 @pytest.mark.exhaustive
-def test_a_finished_run_given_more_steps_equals_a_longer_run_and_without_them_nothing_changes(whole):
-    assert everything(resume(run("short", steps=2), "--steps", "4")) == everything(whole)
-    assert everything(resume("short")) == everything(whole)
+def test_a_finished_run_given_more_steps_equals_a_longer_run_but_for_its_first_test(whole):
+    longer = everything(resume(run("short", steps=2), "--steps", "4"))
+    assert everything(resume("short")) == longer  # without more steps, nothing changes
+    evals = Path("short", "evals.csv")
+    tested = [line for line in evals.read_text().splitlines() if line.startswith("2,test,")]
+    assert len(tested) == 1
+    evals.write_text(evals.read_text().replace(f"{tested[0]}\n", ""))
+    assert everything(Path("short")) == everything(whole)
 
 
 # Checkpoints
@@ -667,7 +672,8 @@ def rollout_of(*errors, failed="", plan="no plan at all"):
     steps = [Step(n, "" if why else "python_coder", "", "", f"Error: {why}" if why else "4", error=bool(why))
              for n, why in enumerate(errors, 1)]
     rollout = solve.Rollout(Question("q", "a"), Memory("q", "", steps), failed=failed)
-    rollout.add_output(1, "planner", plan, 3, 0.1)
+    for step in steps:
+        rollout.add_output(step.turn, "planner", plan if not step.tool else "a good plan", 3, 0.1)
     return rollout
 
 
@@ -677,6 +683,10 @@ def test_plans_that_cannot_be_parsed_are_counted_with_the_commonest_reasons_and_
     assert text.startswith("0 of 3 plans could be parsed.") and "\x1b" not in text
     assert "  2 x no line 'Tool: ...'\n  1 x two plans" in text and "    no plan at all\n" in text
     assert advice.unparsed([rollout_of("", "", "two plans")]) == "" == advice.unparsed([rollout_of()])
+    unread = rollout_of("", *["two plans"] * 9, plan="plan A, plan B")
+    broken_off = rollout_of(failed="planner: the prompt is too long")  # its plan is no example
+    broken_off.add_output(1, "planner", "", 0, 0.1)
+    assert "The first of the others:\n    plan A, plan B\n" in advice.unparsed([broken_off, unread])
 
 
 def test_a_tool_whose_calls_all_fail_is_named_with_its_commonest_result():
@@ -694,19 +704,29 @@ def test_a_tool_whose_calls_all_fail_is_named_with_its_commonest_result():
 
 def test_three_flat_steps_in_a_row_are_told_once_with_what_they_mean():
     flat, lesson = ({"flat": n, "groups": 4, "reward": 0.0, "kl": 0.0} for n in (4, 3))
-    steps = [[flat] * 2, [flat] * 3, [flat] * 4, [flat, lesson, flat, flat], [lesson] + [flat] * 3]
-    assert [advice.flat_steps(rows, [], 0.7) != "" for rows in steps] == [False, True, False, False, True]
+    none = flat | {"flat": 0, "groups": 0}  # no rollout had an outcome
+    steps = [[flat] * 2, [flat] * 3, [flat] * 4, [flat, lesson, flat, flat], [lesson] + [flat] * 3,
+             [none] * 3]
+    told = [advice.flat_steps(rows, [rollout_of("")], 0.7) != "" for rows in steps]
+    assert told == [False, True, False, False, True, False]
 
 
 @pytest.mark.parametrize("kl, right, error, temperature, sentence", [
-    (0.0, False, "", 0.7, "easier questions"), (0.0, False, "why", 0.7, "0 of 1 plans could be parsed"),
-    (0.0, True, "", 0.7, "too easy"), (0.0, False, "", 0.01, "--temperature 0.01"),
-    (4000.0, False, "why", 0.7, "--lr that is too high")])
+    (0.0, 0, "", 0.7, "easier questions"), (0.0, 0, "why", 0.7, "0 of 4 plans could be parsed"),
+    (0.0, 4, "", 0.7, "too easy"), (0.0, 2, "", 0.7, "answered always or never"),
+    (0.0, 0, "", 0.01, "--temperature 0.01"), (4000.0, 0, "why", 0.7, "--lr that is too high")])
 def test_the_advice_for_flat_steps_fits_the_run(kl, right, error, temperature, sentence):
     row = {"flat": 4, "groups": 4, "reward": 0.5, "kl": kl}  # whatever the reward is: a fork may change it
-    rollout = rollout_of(error)
-    rollout.right = right
-    assert sentence in advice.flat_steps([row] * 3, [rollout], temperature)
+    rollouts = [rollout_of(error) for _ in range(4)]
+    for rollout in rollouts[:right]:
+        rollout.right = True
+    assert sentence in advice.flat_steps([row] * 3, rollouts, temperature)
+
+
+def test_a_group_without_an_outcome_is_not_counted():
+    rollouts = [rollout_of("", failed="x"), rollout_of("")]
+    row = log.step_row(1, rollouts, rollouts[1:], [1], 1, log.NO_UPDATE, [])
+    assert (row["flat"], row["groups"]) == (1, 1)
 
 
 def test_the_commonest_reasons_of_failed_rollouts_come_first():

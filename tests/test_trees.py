@@ -45,8 +45,8 @@ def rows_of(model):
 def score(model, budget=10_000):
     """The log-probs of the actions of family(), in their order, computed in micro-batches."""
     actions, found, scoring = family()[0], {}, fast(model)
-    for batch, _ in scoring["cut"](actions, budget):
-        parts = scoring["token_logps"](model, batch, T).split([len(a.ids) for a in batch])
+    for batch, _ in scoring[1](actions, budget):
+        parts = scoring[0](model, batch, T).split([len(a.ids) for a in batch])
         found |= dict(zip(map(id, batch), parts))
     return torch.cat([found[id(a)] for a in actions])
 
@@ -179,14 +179,13 @@ def test_a_flat_group_has_no_old_log_probs_and_with_beta_its_kl_alone():
     A, _ = flow_grpo.advantages(rewards, groups)                    # rollouts 7 and 8 are flat
     for beta in (0, 0.1):
         model, reference = tiny(), tiny(1)
-        scoring = fast(model, reference)
+        scored_fast, cut = fast(model, reference)
 
         def token_logps(model, actions, temperature):
             scored.append((model, {a.rollout for a in actions}, torch.is_grad_enabled()))
-            return scoring["token_logps"](model, actions, temperature)
+            return scored_fast(model, actions, temperature)
         scored.clear()
-        way = scoring | {"token_logps": token_logps}
-        learn(model, actions, A, reference, groups=groups, minibatches=3, beta=beta, way=way)
+        learn(model, actions, A, reference, groups=groups, minibatches=3, beta=beta, way=(token_logps, cut))
         union = lambda rows: {rollout for _, rollouts, _ in rows for rollout in rollouts}
         assert union(row for row in scored if row[2]) == set(range(9 if beta else 7))
         assert union(row for row in scored if row[0] is reference) == (set(range(9)) if beta else set())
