@@ -302,7 +302,8 @@ def budget_picture(plt):
         axis.set_ylabel(label)
         axis.set_xlim(places[0] - 0.9, None)
         axis.set_ylim(0, 1.15 if column == "accuracy" else 4)
-    figures.rule(axes[0], levels()["untrained planner"][0], f"untrained planner, {MAX_TURNS} turns", place=0.45)
+    untrained, _ = levels()["untrained planner"]
+    figures.rule(axes[0], untrained, f"untrained planner, {MAX_TURNS} turns", place=0.45)
     figures.save(figure, figures.RESULTS / "hops-budget.svg")
 
 
