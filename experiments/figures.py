@@ -6,6 +6,7 @@ most 4.8 inches wide, so that a phone does not shrink their words too much.
 """
 
 import csv
+import functools
 import math
 import re
 import statistics
@@ -15,10 +16,6 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results"
-# n -> t(0.975) of n - 1 degrees of freedom
-T = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764, 6: 2.5706, 7: 2.4469, 8: 2.3646, 9: 2.3060, 10: 2.2622,
-     11: 2.2281, 12: 2.2010, 13: 2.1788, 14: 2.1604, 15: 2.1448, 16: 2.1314, 17: 2.1199, 18: 2.1098,
-     19: 2.1009, 20: 2.0930}
 # One palette for all pictures, after Okabe and Ito: told apart by the colour-blind, and at least 3.6 : 1
 # against white and against the dark page of GitHub. INK, for texts and axes, has at least 4.2 : 1 there.
 COLOURS = BLUE, RED, GREEN, PURPLE = "#1b7fc4", "#d55e00", "#00926a", "#b565a7"
@@ -64,7 +61,7 @@ def mean(values):
     values = list(values)
     if len(values) == 1:
         return values[0], 0.0
-    return statistics.fmean(values), T[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    return statistics.fmean(values), t_of(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
 
 
 def pm(values, digits=3, scale=1):
@@ -98,6 +95,7 @@ def error_and_nu(variance, other, n, m):
     return (one + two) ** 0.5, (one + two) ** 2 / (one**2 / (n - 1) + two**2 / (m - 1))
 
 
+@functools.cache
 def t_of(nu):
     """t(0.975) of ν degrees of freedom."""
     return bisected(lambda t: two_sided_p(t, 1, nu) > 0.05)

@@ -43,7 +43,7 @@ def tests_table():
     lines = [["planner", "all", "seeds", *KINDS, "free wordings", "turns", "errors, %"]]
     for planner in ("untrained", "Flow-GRPO"):
         of = lambda column: gather(rows, "planner", column)[planner]
-        lines.append([planner, pm(of("accuracy")), " ".join(f"{x:.2f}" for x in of("accuracy")),
+        lines.append([planner, pm(of("accuracy")), seeds_of(of("accuracy")),
                       *(pm(of(kind), 2) for kind in (*KINDS, "free")),
                       pm(of("turns"), 2), pm(of("errors"), 1, 100)])
     ruled = defaultdict(dict)  # {(planner, route): {seed: row}}
@@ -57,7 +57,7 @@ def tests_table():
                         ("the same, plans of the untrained planner", ruled["untrained", "result"]),
                         ("perfect plans, perfect modules", ruled["perfect", "none"])):
         of = lambda column: [float(row[column]) for row in best.values()]
-        seeds = " ".join(f"{x:.2f}" for x in of("accuracy")) if len(best) > 1 else ""
+        seeds = seeds_of(of("accuracy")) if len(best) > 1 else ""
         lines.append([label, pm(of("accuracy")), seeds, *(pm(of(kind), 2) for kind in KINDS), "", "", ""])
     return markdown(lines)
 
@@ -126,11 +126,11 @@ def ways_table():
     """What each planner has learnt from, how much of it, and its accuracy."""
     lines = [["planner", "learns from", "rollouts", "updates", "accuracy", "seeds", "minus the ten seeds"]]
     accuracies = gather(read("hops-ways"), "planner", "accuracy")
-    accuracies[FLOW] = ten_seeds()
+    accuracies[FLOW] = ten = ten_seeds()
     for who, values in accuracies.items():
         source, steps = LEARNS.get(who, ("", 0))
         amounts = [str(n * steps or "") for n in (128, FOR_HOPS["minibatches"])]
-        change = str(figures.difference(values, ten_seeds())) if steps and who != FLOW else ""
+        change = str(figures.difference(values, ten)) if steps and who != FLOW else ""
         lines.append([who, source, *amounts, pm(values), str(len(values)), change])
     return markdown(lines)
 

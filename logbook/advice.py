@@ -43,8 +43,8 @@ def unparsed(rollouts):
 
 def unread_plan(rollouts):
     """The text of the first plan that could not be parsed."""
-    turns = [(rollout, step.turn) for rollout in rollouts for step in rollout.memory.steps if not step.tool]
-    rollout, turn = turns[0]
+    rollout, turn = next((rollout, step.turn) for rollout in rollouts for step in rollout.memory.steps
+                         if not step.tool)
     return next(output["text"] for output in rollout.outputs
                 if (output["module"], output["turn"]) == ("planner", turn))
 
