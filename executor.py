@@ -64,8 +64,8 @@ def parse(text, name, tool):
     try:
         called, arguments = read_call(
             text,
-            tool_name=name,  # so that it notices another call outside a fence or tags
-            names=list(tool.arguments),  # for arguments that are given by position
+            tool_name=name,  # ValueError if this tool is also called outside the code fence or tags
+            names=list(tool.arguments),  # "python_coder('print(6)')" gives the first of them
         )
     except ValueError as why:
         return Unparsed(f"the call could not be read ({why}). Write it as {tool.example}")

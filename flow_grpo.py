@@ -10,9 +10,10 @@ weights.
   2. Its gradient is Σ R ∇P(rollout). As ∇P = P ∇log P, this is Σ P R ∇log P = E[R ∇log P(rollout)], which a
      mean over sampled rollouts estimates. log P(rollout) is the sum of log π_θ of the planner's tokens and
      of terms that do not depend on θ (tools, frozen modules).
-  3. Less variance: subtracting a constant from R, the *baseline*, changes nothing on average, because
-     E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P = ∇1 = 0. Here it is the mean reward of the group, the rollouts of
-     the same question: if all of them are right, none is pushed up. (It contains R itself: see advantages().)
+  3. Less variance: we may subtract a *baseline* from R, any number that does not depend on this rollout's
+     plans. On average it changes nothing, because E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P = ∇1 = 0. Here it is
+     the mean reward of the group, the rollouts of the same question: if all of them are right, none is
+     pushed up. (Strictly, this mean depends on R itself: advantages() says why that is harmless.)
   4. So every token of every turn of rollout i gets the same advantage A_i, how much better this rollout ended
      than its group: as if the planner were fine-tuned on its own plans, each weighted by its A. Tokens with
      A > 0 are pushed up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
@@ -47,9 +48,9 @@ three means of A_i ∇log π.
     objective()                      eq. 5 in plain loops: for reading, and for testing against
     token_logps()                    log π of each token
     loss()                           a micro-batch's part of -J (as many turns as fit into memory at once)
-    plain_update()                   one batch of rollouts -> optimiser steps: for reading, and for testing
-    update()                         the same for real training, also with --plain: limited memory, several
-                                     GPUs, bad gradients
+    simple_update()                  one batch of rollouts -> optimiser steps: for reading, and for testing
+    update()                         the same for training, also with --plain: for limited memory, several
+                                     GPUs and bad gradients
 
 They work on token ids, one reward per rollout and two language models, and know nothing of agents or text.
 All log-probs are one flat list of action tokens, (K,): there is no padding in the loss, and no mask that
@@ -100,7 +101,8 @@ def advantages(rewards, groups):
 
     The division by std is not part of a plain policy gradient. With it, every group that is not flat has the
     same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh more than without it,
-    and a group whose rewards differ by a tiny cost weighs as much as one of successes and failures.
+    and a group whose rewards differ by a tiny cost weighs as much as one of successes and failures. (With
+    rewards of 0 and 1, it changes only the size of a question's expected gradient, and not its direction.)
 
     For another baseline, edit the line that sets A. Strictly, a baseline must not contain R_i; the mean of
     the n - 1 *others* does not. R_i minus that is this numerator times n / (n - 1), so only a constant factor
@@ -126,7 +128,7 @@ def objective(rollouts, A, clip, beta):
     rollouts[i][t][j]: log π_θ, log π_θold and log π_ref of token j of turn t of rollout i, each a tensor ().
     A: A_i of each rollout. clip: (ε, ε')."""
     J = 0.0
-    N = len(rollouts)                                   # 1/N is E_q 1/G, if groups are of equal size
+    N = len(rollouts)                                   # 1/N: the mean over q and over the G rollouts of each
     low, high = clip                                    # ε, ε'
     for turns, A_i in zip(rollouts, A):                                     # 1/N Σ_i
         for tokens in turns:                                                # 1/T_i Σ_t
@@ -142,11 +144,12 @@ def objective(rollouts, A, clip, beta):
 def token_logps(model, actions, temperature):
     """log π(a_j | s, a_<j) of every action token: (K,) float32, one action after the other, K = Σ |a|.
 
-    New, old and reference log-probs all come from one function, so a difference between them is a difference
-    of models. Rows are padded on the right, which no earlier token of a causal model can see.
+    New, old and reference log-probs all come from one function, so they differ only if the models do (and by
+    rounding). Rows are padded on the right, which no earlier token of a causal model can see.
 
     This is the definition. train.py calls it with --plain; otherwise fast/logps.py computes the same numbers,
-    up to rounding, in less time and memory. To change the log-prob itself, edit log_probs(), which both use.
+    up to rounding, in less time and memory. To change the log-prob itself, edit log_probs(). (fast/ calls it,
+    or computes the plain log-softmax a chunk at a time, if a test at the start shows that it is one.)
     """
     sequences = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
     x = pad_sequence(sequences, batch_first=True).to(model.device)          # (B, L) padded on the right
@@ -173,14 +176,16 @@ def token_weight(action, T, N, num_tokens=None):
     with a failed rollout weighs less than a whole one. As N counts the whole mini-batch, the losses of the
     micro-batches add up to the loss of the mini-batch.
 
-    1/T_i and 1/|a| are not part of a plain policy gradient, and they depend on what was sampled: each turn of
-    a short rollout weighs more, right or wrong. (So E[∇log π / T] is not 0, and even a constant baseline
-    shifts the gradient.) This can even favour the worse of two plans. Suppose one of them is written in turn
-    1, and A is 1 or -1:
+    1/T_i and 1/|a| are not part of a plain policy gradient: each turn of a short rollout, and each token of a
+    short plan, weighs more, right or wrong. So the planner is punished less for long failures. And because T
+    depends on the sampled plans, E[∇log π / T] is not 0: even a constant baseline shifts the gradient. This
+    can favour the worse of two plans. Suppose that one of them is written in turn 1, and that A is 1 or -1:
 
-                      P(right)    turns if right    turns if not    mean of A/T
+                      P(right)    turns if right    turns if not    mean push A/T
         after plan X    0.6             3                3          0.6/3 - 0.4/3 = 0.07
         after plan Y    0.5             1                3          0.5/1 - 0.5/3 = 0.33
+
+    X is right more often, but Y is pushed up five times as hard.
 
     num_tokens: the tokens of the mini-batch, to weigh all of them equally, as the released code does. Then
     long plans and long rollouts weigh more.
@@ -253,11 +258,12 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     return -(terms * weight).sum(), ratio.detach(), kl.detach()             # -1/N Σ_i 1/T_i Σ_t 1/|a| Σ_j
 
 
-def plain_update(model, reference, optimizer, actions, groups, temperature, clip, beta, minibatches,
-                 max_grad_norm, seed):
-    """Train the policy on one batch of rollouts, in `minibatches` optimiser steps. Everything must fit into
-    the memory of one device, and each mini-batch needs an action; the model and the reference are in eval
-    mode. The other arguments are those of update().
+def simple_update(model, reference, optimizer, actions, groups, temperature, clip, beta, minibatches,
+                  max_grad_norm, seed):
+    """Train the policy on one batch of rollouts, in `minibatches` optimiser steps. (Only tests call this:
+    train.py calls update(), also with --plain.) Everything must fit into the memory of one device, and each
+    mini-batch needs an action; the model and the reference are in eval mode. The other arguments are those of
+    update().
 
     π_θold is the model before the first step: so all mini-batches are scored before it.
     """
@@ -301,8 +307,8 @@ def score_old(passes, actions, temperature):
 def old_or_current(actions, logp):
     """log π_θold of each token, (K,): Action.logp_old, or where that is None, the current log-prob, detached.
 
-    It is None in two cases: in the first mini-batch, where π_θ still is π_θold, so that ρ is 1; and where
-    A = 0, so that ρ A is 0 whatever ρ is. score_old() has set all others."""
+    Where it is None, ρ becomes 1. That is exact in the first mini-batch, where π_θ still is π_θold; and it
+    does no harm where A = 0, because ρ A is 0 whatever ρ is. score_old() has set all others."""
     current = logp.detach().split([len(a.ids) for a in actions])            # (|a|,) each
     old = [now if a.logp_old is None else a.logp_old for a, now in zip(actions, current)]
     return torch.cat(old)                                                   # (K,)
@@ -331,7 +337,7 @@ def add_gradient(passes, report, micro, temperature, clip, beta):
 def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), beta=0.001, minibatches=1,
            max_grad_norm=1.0, token_mean=False, seed=0):
     """Train the policy on one batch of rollouts, in `minibatches` optimiser steps -> the metrics that
-    scale/report.py describes. This is plain_update(), but
+    scale/report.py describes. This is simple_update(), but
 
       * a mini-batch is computed in micro-batches, as much as fits into memory; their gradients add up;
       * in the first mini-batch, the model is still π_θold: its log-probs, detached, serve as the old ones;
@@ -340,14 +346,16 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
       * a mini-batch with a bad gradient, or with none, takes no step;
       * the KL can be left out, and tokens can weigh the same (token_mean).
 
-    passes: Passes(model, reference, token_logps, ...) of scale/passes.py. Its methods:
+    passes: Passes(model, reference, token_logps, ...) of scale/passes.py. It has
+      model, reference                the policy, and π_ref or None
+      begin, end                      prepare the models for training, and for sampling again
       policy_logps, reference_logps   token_logps() of the two models, or the same from fast/
       micro_batches                   a mini-batch in parts that fit into memory
       retry(f, *x)                    f(*x); if memory runs out, again, with smaller micro-batches
       share, sum_gradients            for several GPUs; with one process, they change nothing
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
-    Action.rollout is an index into it. (They only decide which rollouts share an optimiser step: those of a
-    group, where possible.)
+    Action.rollout is an index into it. (Its length is N. The numbers in it only decide which rollouts share
+    an optimiser step: those of a group, where possible.)
     temperature: that of sampling. clip: (ε, ε'). beta: the weight of the KL; with 0, or without a reference,
     there is no forward pass for it. minibatches: the number of optimiser steps. max_grad_norm: longer
     gradients are scaled down to this norm. token_mean: see token_weight(). seed: shuffles the groups.
@@ -355,20 +363,23 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check_actions(actions, len(groups), temperature)
-    # dropout off, gradient checkpointing on if asked for; the report collects the loss of each mini-batch and
-    # numbers for the log (scale/report.py)
+    # Dropout off, gradient checkpointing on if asked for. The report (scale/report.py) sums up the loss of
+    # each mini-batch, which says below if it is finite; the rest of it is only for the log.
     report = passes.begin()
 
     minis = []                      # the actions of each mini-batch
     for rollouts in split_rollouts(groups, minibatches, seed):
-        # weighted() comes first: N and T also count what is on other GPUs or dropped here
+        # weighted() comes first, so N and T are those of the whole mini-batch: they also count actions that
+        # are on other GPUs, or left out here
         mini = passes.share(weighted(actions, rollouts, token_mean))
         if not beta:  # then actions with A = 0 have no gradient (for a term of yours, see docs/use.md)
             mini = [a for a in mini if a.A != 0]
         minis.append(mini)
 
-    for mini in minis[1:]:          # now, before the first step; minis[0] is scored as it learns
-        need_old = [a for a in mini if a.A != 0]
+    # Before the first step, because they need π_θold. minis[0] needs no pass of its own: in its step, the
+    # current log-probs are the old ones.
+    for mini in minis[1:]:
+        need_old = [a for a in mini if a.A != 0]        # at A = 0, there is no ρ in the loss
         passes.retry(score_old, passes, need_old, temperature)
 
     for mini in minis:                                  # one optimiser step each
@@ -379,7 +390,9 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         # one bad mini-batch must not end the run
         finite = math.isfinite(loss_value) and math.isfinite(norm)
         skipped = not finite or norm >= EXPLODED * max_grad_norm
-        taken = norm > 0 and not skipped            # no gradient, no step: momentum alone would still move θ
+        # Without a gradient no step, because AdamW's momentum alone would move θ. (Once the policy has left
+        # π_ref, a KL always has a gradient: then a mini-batch of flat groups moves θ, mostly by momentum.)
+        taken = norm > 0 and not skipped
         if taken:
             optimizer.step()
         report.add_step(norm, skipped, taken)

@@ -31,8 +31,7 @@ class Step:
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
     error: bool = False  # a tool-calling error: the result starts with "Error:"
-    # STOP or CONTINUE; "" before the verifier reads the step. After a plan that could not be parsed, it is
-    # CONTINUE without a verifier. STOP ends the turns, unless is_over() of solve.py has another rule.
+    # STOP or CONTINUE, of the verifier; "" before. (CONTINUE without it, if the plan could not be parsed.)
     verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
@@ -72,7 +71,7 @@ class Memory:
         steps = [replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
             for step in steps:
-                # more than once, if a cut was a little short of the excess
+                # a loop, because a cut may fall a little short of the excess
                 while len(getattr(step, name)) > SHORTEST and (excess := len(join(steps)) - budget) > 0:
                     setattr(step, name, shortened(getattr(step, name), excess))
         return truncate(join(steps), budget)
@@ -81,7 +80,8 @@ class Memory:
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
-    In the prompt, indentation makes the text longer. If that version must lose a fifth, so does this one.
+    `excess` counts characters of the prompt, where the text is indented and so a little longer than here:
+    the same *share* of this text is cut.
     """
     share = excess / max(1, len(indented(text)))
     return truncate(text, max(SHORTEST, int((1 - share) * len(text))))

@@ -14,13 +14,15 @@ and generator read this analysis.
 
 from dataclasses import dataclass
 
-# labelled: the (label, value) pairs of a text, bold or not; plain_name: "the **python_coder** tool (it
-# computes)" -> "python_coder"
 from models.dressing import labelled, plain_name
-from models.tokens import after_thinking  # what follows a thinking model's thoughts; None if they never end
-# indented: each line but the first gets two spaces, so that none looks like one of our labels. show_analysis:
-# the analysis as a prompt shows it
+from models.tokens import after_thinking
 from world.text import indented, show_analysis
+
+# labelled(text, labels)    the (label, value) pairs of a text, bold or not
+# plain_name(text, names)   "the **python_coder** tool (it computes)" -> "python_coder"
+# after_thinking(text)      what follows a thinking model's thoughts; None if they never end
+# indented(text)            two spaces before each line but the first: so none looks like one of our labels
+# show_analysis(text)       the analysis as a prompt shows it
 
 # str.format() fills it in: to write a brace, double it
 PROMPT = """\
@@ -67,9 +69,9 @@ Question: {question}
 Analysis:
 """
 
-PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, so that no huge sub-goal enters the memory
+PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, to keep huge sub-goals out of memory
 LABELS = {  # {label: a pattern for its spellings}
-    "Justification": "justification", "Context": "context", "Sub-goal": r"sub[-_ ‐‑]?goal",
+    "Justification": "justification", "Context": "context", "Sub-goal": r"sub[-_ \u2010\u2011]?goal",
     "Tool": "tool(?:[-_ ]name)?"}
 
 
@@ -106,7 +108,7 @@ def analysis_prompt(question, tools):
 def prompt(question, tools, analysis, memory_text):
     """The state s^t as text. memory_text: the steps, from Memory.render().
 
-    What all rollouts of a question share comes first, the memory last: fast/ computes the beginning once."""
+    The parts that all rollouts of a question share come first, so that fast/ can compute them once."""
     return PROMPT.format(tools=describe_all(tools), question=indented(question),
                          analysis=show_analysis(analysis), memory=memory_text)
 
@@ -136,7 +138,7 @@ def parse(text, tools):
         if label in fields and fields[label] != value:  # the same line twice is fine
             return Unparsed(f"two different lines '{label}: ...'. Plan one step only.")
         fields[label] = value
-    for label in ("Sub-goal", "Tool"):
+    for label in ("Sub-goal", "Tool"):  # the other two may be missing
         if not fields.get(label):
             return Unparsed(f"no line '{label}: ...'. Answer in the four lines asked for.")
     if fields["Tool"] not in tools:

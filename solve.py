@@ -29,7 +29,7 @@ The last part of this file, from run_trial() on, is the command line:
     python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
     python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
-    python solve.py --plain                  nothing of fast/: slower
+    python solve.py --plain                  without fast/ (slower)
 """
 
 from cli import early
@@ -82,14 +82,16 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     # batch sizes, so the same seed would not always give the same rollouts.
     start = time.perf_counter()
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
-    # modules.run(module, turn, rollouts) -> [(rollout, Completion)], in one batch, without those that fail
+    # modules.run(module, turn, rollouts) asks a module for all of these rollouts in one batch, and gives
+    # [(rollout, Completion)]. A rollout that fails is marked, and missing in the list.
     modules = Modules(rollouts, policy, fixed, tools, temperature, max_new_tokens, watch)
 
     for rollout, completion in modules.run("analysis", 0, rollouts):
         rollout.memory.analysis = truncate(after_thinking(completion.text) or "", ANALYSIS_LIMIT)
 
     for turn in range(1, max_turns + 1):
-        # running, planned, called, acted: each list is a subset of the one before
+        # rollouts ⊇ running ⊇ planned ⊇ called ⊇ acted. Each rollout of `running` gets one Step in this turn,
+        # unless it fails: so plans[k] led to memory.steps[k].
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         if not running:
             break
@@ -102,15 +104,15 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             else:
                 rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
-        called = []  # the executor answered; if its call cannot be parsed, the result is an error
+        called = []  # also those whose call could not be parsed: their result will be an error
         for rollout, completion in modules.run("executor", turn, planned):
             name = rollout.plan.tool
             rollout.call = executor.parse(completion.text, name, tools[name])
             called.append(rollout)
 
-        modules.announce("tools", turn, called)  # as modules.run() does for language models
-        results = run_calls([rollout.call for rollout in called], tools,
-                            ask_model=partial(modules.ask, "base_generator"))  # the tool that is a model
+        modules.announce("tools", turn, called)  # modules.run() does this for language models
+        ask_base_generator = partial(modules.ask, "base_generator")  # the tool that is a language model
+        results = run_calls([rollout.call for rollout in called], tools, ask_base_generator)
         for rollout, result in zip(called, results):
             rollout.add_result(turn, result)  # a step of the memory, or `failed`
         acted = [rollout for rollout in called if not rollout.failed]  # the call has a result
@@ -169,7 +171,7 @@ class Rollout:
     # flow_grpo.Action of each. plans[k] led to memory.steps[k]. (A failed rollout may lack the last step.)
     plans: list[Completion] = field(default_factory=list)
 
-    # of the present turn
+    # of the present turn; the next turn overwrites them
     plan: Plan | Unparsed | None = None
     call: Call | Unparsed | None = None
 
@@ -246,7 +248,7 @@ class Modules:
         model, the module is asked again with a smaller memory budget. (Analysis and executor read no memory:
         their prompts stay too long.)"""
         completions = [None] * len(rollouts)
-        for budget in BUDGETS:
+        for budget in BUDGETS:  # after the first, hardly ever any is left
             left = [i for i, done in enumerate(completions) if done is None or done.error == TOO_LONG]
             prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in left]
             for i, completion in zip(left, self.ask(module, prompts)):
@@ -272,7 +274,8 @@ def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=None, 
     rollouts = roll_out(questions, policy, fixed, tools, watch=watch, **settings)
     if watch:
         watch(rollouts, 0, "grade")  # no turn
-    grade(rollouts, judge)  # sets `right`, `reward`; if the judge gives no verdict, `undecided` or `failed`
+    # sets `right` and `reward`; `undecided` if the judge answers without a verdict, `failed` if not at all
+    grade(rollouts, judge)
     return rollouts
 
 

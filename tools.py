@@ -47,7 +47,7 @@ class Tool:
 
 
 # To add a tool, write one function and one entry. The function
-#   gets strings (so numbers are quoted in the example: value="3") and returns one;
+#   receives every argument as a string (write numbers in quotes in `example`: value="3") and returns one;
 #   may be called by several threads at once;
 #   reports an error by returning "Error: unknown unit", for example, or by raising ServiceError("unknown
 #   unit"), from world/services.py; for any other exception, the planner sees its type and message;
@@ -116,8 +116,8 @@ def run_calls(calls, tools, ask_model):
     A call that cannot work becomes an error. The functions run in up to eight threads; meanwhile the queries
     of the language model are answered, as one batch.
 
-    calls: [executor.Call or planner.Unparsed]. ask_model: the language model behind the tool without a
-    function, [query] -> [Completion].
+    calls: [executor.Call or planner.Unparsed]. ask_model: [query] -> [Completion], the language model behind
+    base_generator; solve.py passes modules.ask().
     """
     results = {}  # {i: Result of calls[i]}
     queries = {}  # {i: query}, for the language model
@@ -135,7 +135,7 @@ def run_calls(calls, tools, ask_model):
             results |= answer_queries(queries, ask_model)  # meanwhile, the functions run
         results |= {i: future.result() for i, future in futures.items()}
     finally:
-        pool.shutdown(cancel_futures=True)  # waits for running calls; drops queued ones, after an exception
+        pool.shutdown(cancel_futures=True)  # after an exception, drops queued calls; waits for those that run
     return [results[i] for i in range(len(calls))]
 
 
@@ -146,8 +146,8 @@ def answer_queries(queries, ask_model):
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
     for i, completion in zip(queries.keys(), completions):
-        # Without a completion (the server is down, or refuses the prompt), the rollout fails. But a query
-        # that is too long is an error, from which the planner can learn.
+        # A query that is too long is an error, from which the planner can learn. Any other missing completion
+        # is a failure.
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue
@@ -160,16 +160,18 @@ def run_tool(tools, name, arguments):
     """Run the function of a tool: Result."""
     start = time.perf_counter()
     try:
-        text = str(tools[name].run(**arguments))
+        result = tools[name].run(**arguments)
+        text = "Error: no result" if result is None else str(result)
     except services.ServiceError as why:
         text = f"Error: {why}"
-    except Exception as why:  # any bug of a tool becomes text: the planner reads it, and it is counted
+    except (Exception, SystemExit) as why:  # a bug of a tool: the planner reads it, too
         text = f"Error: {name} failed: {type(why).__name__}: {why}"
     return result_of(text, time.perf_counter() - start)
 
 
 def result_of(text, seconds, tokens=0):
-    """The Result of a call that has finished. (A program that prints "Error: ..." counts as an error.)"""
+    """The Result of a call that has finished. (If python_coder's program prints "Error: ...", that counts as
+    an error, too.)"""
     return Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds, tokens)
 
 

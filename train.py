@@ -4,7 +4,7 @@
     python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and GPU memory settings
     python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
     python train.py --resume runs/toy-seed0             continues a run that was stopped
-    python train.py --plain                             nothing of fast/: slower
+    python train.py --plain                             without fast/ (slower)
 
 Each training step takes `--questions` questions and runs each of them `--group-size` times through the flow
 (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0. The
@@ -16,9 +16,9 @@ at most two turns, four mini-batches, learning rate 2e-4. (cli/flags.py has all 
 compares those of real models with the paper's.)
 
 All random numbers of a step come from its number and --seed. So a run that is stopped and resumed on the same
-machine gives the same result as one that was never stopped (on a GPU, up to rounding). What else a training
-run needs: cli/ (flags, the first lines of a run), logbook/ (the run's folder, resuming, Ctrl-C), scale/ (GPU
-memory, several GPUs).
+machine gives the same result as one that was never stopped (on a GPU, up to rounding). The rest of a training
+run is in cli/ (flags, the first lines of a run), logbook/ (the run's folder, resuming, Ctrl-C) and scale/
+(GPU memory, several GPUs).
 
 With several GPUs, each process (a "rank") rolls out its share of a step's questions, with random numbers of
 its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. Without
@@ -52,15 +52,16 @@ def train(args, cast, reference, optimizer, data, state):
     cast: who plays what, a named tuple (policy, fixed, tools, judge). data: the questions, a named tuple
     (train, valid, test). reference: the engine of π_ref, or None. state: what a checkpoint restores, or None.
 
-    `run` does the bookkeeping (logbook/run.py). run.step is the last finished step; run.moved: has any step
-    changed the policy yet? run.log_step() sets both.
+    `run` (logbook/run.py) keeps the books: run.steps() counts the steps, run.log_step() and
+    run.log_evaluation() write the log, run.save() writes checkpoints, run.due() and run.lacks() say what is
+    still to do. run.step is the last finished step; run.moved: has any step changed the policy yet?
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
     with training_run(args, cast.policy, optimizer, state) as run:
         if run.step == 0:
             evaluate_untrained(run, cast, data)
-        elif data.valid and run.lacks("valid"):  # resumed between a step and its validation
+        elif data.valid and run.lacks("valid"):  # it was stopped after a step, before the step's validation
             validate_and_save(run, cast, data.valid)
 
         for step in run.steps():  # the numbers of those that are left, until Ctrl-C
@@ -69,25 +70,25 @@ def train(args, cast, reference, optimizer, data, state):
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
             usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
-            rewards = [rollout.reward for rollout in usable]  # of rewards/grade.py: as it is, 1 or 0
+            rewards = [rollout.reward for rollout in usable]  # 1 or 0, if rewards/grade.py is as it is
             A, flat = advantages(rewards, groups)
 
-            numbers = NO_UPDATE  # what log.csv shows for a step without an update
+            metrics = NO_UPDATE  # what log.csv shows for a step without an update
             if can_learn(A, args.beta, run.moved):
                 actions = actions_of(usable, A)
                 with run.timed_update(), passes.around_update():
-                    numbers = update(
+                    metrics = update(
                         passes, optimizer, actions, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
-            row = step_row(step, rollouts, usable, groups, flat, numbers, cast.tools)
+            row = step_row(step, rollouts, usable, groups, flat, metrics, cast.tools)
             # Prints a line; writes log.csv and rollouts.jsonl. Three steps in a row in which all rollouts
             # failed, or all mini-batches were skipped, end the run.
-            run.log_step(row, rollouts, numbers)
+            run.log_step(row, rollouts, metrics)
             if run.due():  # every --every steps, and after the last
                 validate_and_save(run, cast, data.valid)
-        # not if it was stopped early, nor if it was resumed after all of this
+        # all steps are done, and the test is not (it is, if a finished run was resumed)
         if data.test and run.step >= args.steps and run.lacks("test"):
             accuracy_on(run, cast, "test", data.test)
 
@@ -95,10 +96,10 @@ def train(args, cast, reference, optimizer, data, state):
 def passes_of(args, policy, reference):
     """The forward passes that give update() log π of each token, in micro-batches that fit into memory.
 
-    With --plain they are flow_grpo.token_logps(), else those of fast/logps.py: the same numbers in less time
-    and memory. Both end in log_probs(). make_passes() makes a Passes (scale/passes.py), or its drop-in for
+    With --plain they are flow_grpo.token_logps(), else those of fast/logps.py: the same numbers, up to
+    rounding, in less time and memory. make_passes() makes a Passes (scale/passes.py), or its drop-in for
     several GPUs and sharded weights."""
-    model, frozen = policy.model, reference and reference.model
+    model, frozen = policy.model, reference.model if reference else None
     if args.plain:
         return make_passes(model, frozen, token_logps, token_budget=args.token_budget)
     fast_token_logps, cut = fast_logps.scoring(log_probs, model, frozen)
@@ -118,7 +119,8 @@ def questions_of(step, questions, count, seed):
 
     # (epoch, place in its order) of each question of this step, which may reach into the next epoch
     places = [divmod(n, len(questions)) for n in range((step - 1) * count, step * count)]
-    orders = {epoch: shuffled(epoch) for epoch in {epoch for epoch, _ in places}}
+    epochs = {epoch for epoch, _ in places}
+    orders = {epoch: shuffled(epoch) for epoch in epochs}
     return [orders[epoch][place] for epoch, place in places]
 
 
@@ -142,7 +144,11 @@ def with_outcome(rollouts, group_size):
     """(usable, groups). usable: the rollouts with an outcome, which neither failed nor are undecided.
 
     groups[i] is the group of usable[i]: the number of its question in the batch, from 0. (Not the question's
-    text: a question that comes twice in a batch makes two groups.)"""
+    text: a question that comes twice in a batch makes two groups.)
+
+    The others are left out because their reward would be that of a server, not of the planner. But if the
+    planner has an influence on it (plans that lead to answers without a verdict, say), leaving them out is a
+    bias: it is not taught to avoid what accuracy counts as wrong. So watch their number in the log."""
     # The rollouts of a question are neighbours, so rollout n belongs to question n // group_size.
     numbers = [n for n, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
     return [rollouts[n] for n in numbers], [n // group_size for n in numbers]
@@ -157,8 +163,8 @@ def actions_of(rollouts, A):
 
 
 def can_learn(A, beta, moved):
-    """True if J has a gradient: some A is not 0, or the policy has left π_ref, so that the KL pulls it back.
-    (Without a gradient, update() would take no step, either: this saves its passes.)"""
+    """True if J can have a gradient: some A is not 0, or the policy has left π_ref, so that the KL pulls it
+    back. (Without a gradient, update() would take no step, either: this saves its passes.)"""
     return bool(A.any()) or (beta > 0 and moved)
 
 

@@ -48,15 +48,15 @@ def prompt(question, tools, analysis, memory_text):
 def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
-    STOP may be followed by a remark, set off by a full stop, colon, dash, bracket or new line. But if the
-    remark begins with a word of doubt ("but", "unless", ...: DOUBT in models/dressing.py) or names CONTINUE,
-    the verdict is CONTINUE. So it is if the remark is not set off.
+    A remark may follow STOP after a full stop, exclamation mark, colon, dash, bracket or new line. Any other
+    text after STOP makes the verdict CONTINUE, because it may be a condition. So does a remark that begins
+    with a word of doubt ("but", "unless", ...: DOUBT in models/dressing.py) or names CONTINUE.
 
     "Explanation: ...\\nConclusion: STOP"        -> True
     "**Conclusion:** STOP. All is there."        -> True
     "Conclusion: STOP. But a price is missing."  -> False
     "Conclusion: STOP if a price was found"      -> False
-    "Conclusion: STOP, all is there"             -> False, because of the comma
+    "Conclusion: STOP, all is there"             -> False: after a comma, it could be a condition
     "We should not stop."                        -> False
     """
     text = after_thinking(text) or ""  # thinking that never ended is not STOP

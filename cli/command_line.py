@@ -159,12 +159,13 @@ def check_numbers(args):
     if args.group_size < 2:
         raise ValueError(f"--group-size {args.group_size} has no baseline: use 2 or more")
     check_counts(args)
+    if args.lr == 0:
+        raise ValueError("--lr 0 learns nothing: use more than 0, e.g. 1e-6")
     for name, low, high in (("lr", 0, 1), ("beta", 0, 1e6), ("clip_low", 0, 1), ("clip_high", 0, 1e6)):
         value = getattr(args, name)
         if value is not None and not low <= value <= high:  # refuses nan, too
-            raise ValueError(f"{flag_of(name)} {value} cannot work: use {low} to {high:g}")
-    if args.lr == 0:
-        raise ValueError("--lr 0 learns nothing: use more than 0, e.g. 1e-6")
+            least = "more than 0, at most" if name == "lr" else f"{low} to"
+            raise ValueError(f"{flag_of(name)} {value} cannot work: use {least} {high:g}")
     if args.minibatches > (rollouts := args.questions * args.group_size):
         raise ValueError(f"--minibatches {args.minibatches} is more than the {rollouts} rollouts of a step")
     if not 1e-3 <= args.temperature < 1e6:

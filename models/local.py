@@ -51,7 +51,7 @@ def sample(model, token_lists, stops, temperature, max_new_tokens):
 
     new = out.sequences[:, P:]  # (B, L) the action tokens; a row that has ended is filled up with pad
     ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
-    ended_before = ends.cumsum(1) - ends  # (B, L) the number of stop tokens before this one
+    ended_before = ends.cumsum(1) - ends  # (B, L) how many stop tokens came before this one
     written = ended_before == 0  # True up to the first stop token, and there
     if not temperature:
         return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
@@ -99,9 +99,9 @@ class HF:
 
     def sample_all(self, token_lists, temperature, max_new_tokens):
         """sample() for any number of prompts, in batches that fit into memory."""
-        # A row of random numbers for each prompt, drawn for all batches together: so batches change a sample
-        # only where rounding decides it. Greedy decoding needs none. (With --plain they are not used:
-        # generate() draws its own.) float64, because float32 draws are coarse beside a large vocabulary.
+        # Draw the random numbers of all prompts before the batches are cut: so smaller batches do not change
+        # a sample (apart from rounding). --plain ignores them, as generate() draws its own. float64, because
+        # float32 is too coarse for a large vocabulary. Greedy decoding needs none.
         needed = max_new_tokens if temperature else 0
         draws = torch.rand(len(token_lists), needed, dtype=torch.float64)
         everything = range(len(token_lists))

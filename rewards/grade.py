@@ -3,8 +3,8 @@
     the rules decide                             right or not    trained on
     the rules cannot, and there is no judge      not right       trained on
     the rules cannot, and the judge decides      right or not    trained on
-    the judge gives no verdict                   not right       `undecided`: left out of training
-    the judge gives no completion                not right       `failed`: left out of training
+    the judge answers without a verdict          not right       `undecided`: left out of training
+    the judge does not answer                    not right       `failed`: left out of training
 
 With the gold answer "26", for example, the rules call "26.0" right and "27" not right, and cannot decide on
 "about 26". With "Paris" they call "paris" right, and cannot decide on "London" (rules.py: decide).
@@ -29,11 +29,8 @@ def reward(rollout):
 
         rollout.right * (1 - 0.05 * (len(rollout.plans) - 1))
 
-    Beware of costs: where the rewards of a group differ only by a cost, its size cancels out, because eq. 7
-    divides by their standard deviation. If seven rollouts are right in one turn and the eighth in two, the
-    eighth gets A = -2.475, as if it were the only wrong one. And if wrong rollouts have a cost, too, the
-    planner learns to give up early (turn-cost.diff in experiments/forks/ has 0.1 a turn). Without that
-    division (dr-grpo.diff), a small cost stays small. More: docs/use.md, "Grading".
+    Beware: where the rewards of a group differ only by such a cost, its size cancels out, because eq. 7
+    divides by their standard deviation. docs/use.md, "Grading", has an example and other costs.
     """
     return float(rollout.right)
 

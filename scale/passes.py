@@ -31,8 +31,9 @@ class Passes:
     """model: the policy.
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; None for no KL.
     token_logps(model, actions, temperature): flow_grpo's plain function, or that of fast/logps.py.
-    cut(actions, tokens) splits a mini-batch into [(micro-batch, its tokens)]; None: by_length() of
-    models/batches.py. Gradients add up, so a cut changes only memory, time and rounding.
+    cut(actions, tokens) splits a mini-batch into [(micro-batch, its tokens)]. None: by_length() of
+    models/batches.py; fast/logps.py has another, which keeps equal prompts together. Gradients add up, so a
+    cut changes only memory, time and rounding.
     token_budget: the most tokens of a micro-batch.
     """
 
@@ -68,7 +69,7 @@ class Passes:
 
     # ---------------------------------------------------------------------------- RankPasses overrides these
     def micro_batches(self, actions):
-        """Yield the actions of a mini-batch in micro-batches, as many as fit into memory at once."""
+        """Yield the actions of a mini-batch in micro-batches, each with as many as fit into memory."""
         return self.budget.batches(actions, length, cut=self.cut)
 
     def around_update(self):

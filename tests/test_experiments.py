@@ -400,7 +400,7 @@ def of_another_cpu():
     for (seed, step), row in steps[0].items():
         if steps[1][seed, step] != row:
             parted.setdefault(seed, int(step) - 1)
-    yield f"the first {min(parted.values())} to {max(parted.values())} steps are the same"
+    yield f"the first {min(parted.values())} to {max(parted.values())} steps of Flow-GRPO are the same"
     accuracy = figures.gather(figures.read("hops-tests", pages.INTEL), "planner", "accuracy")["Flow-GRPO"]
     assert min(accuracy) >= 0.85 and len(accuracy) == 5  # "all five reach it"
     seconds = [float(row["cpu_seconds"]) for row in figures.read("cost", pages.INTEL) if row["run"] == "hops"]
@@ -446,6 +446,9 @@ def of_supervised_learning():
                         for whose in ("perfect planner's", "foreign teacher's"))
     yield f"by {perfect} with the perfect planner's (p = {perfect.p:.2f})"
     yield f"by {foreign} with the foreign teacher's (p = {foreign.p:.2f})"
+    beside = [figures.difference(ways[f"SFT, {whose} traces"], ways["Flow-GRPO"]).p
+              for whose in ("perfect planner's", "foreign teacher's")]
+    yield "(Against the five seeds of the same CPU: p = {:.2f} and {:.2f}.)".format(*beside)
     own, more = (statistics.fmean(ways[planning.SFT[name]]) for name in ("own", f"own-{planning.STEPS}"))
     yield f"One round gets {own:.2f}. With as many rollouts and updates as Flow-GRPO, it gets {more:.2f}"
     online = ways[planning.ONLINE]
@@ -453,6 +456,7 @@ def of_supervised_learning():
     assert sum(value < min(ten) for value in online) == 4
     less = figures.difference(online, ten)
     yield f"The interval, {less}, p = {less.p:.2f}, is wide"
+    yield f"against online SFT, p = {less.p:.2f}"
     intel = figures.gather(figures.read("hops-tests", pages.INTEL), "planner", "accuracy")["Flow-GRPO"]
     curves = [figures.over(figures.read(name, pages.INTEL), run, *steps, "reward")
               for steps in ((1, 150), (141, 150))
@@ -470,6 +474,13 @@ def of_sections_3_to_5():
     for column, scale, digits in (("reward", 1, 2), ("errors", 100, 0), ("plan_tokens", 1, 2)):
         for first in (1, end - 9):
             yield figures.pm(figures.over(curve, "Flow-GRPO", first, first + 9, column), digits, scale)
+    lengths = {first: figures.over(curve, "Flow-GRPO", first, first + 9, "plan_tokens")
+               for first in range(1, end, 10)}
+    longest = max(lengths, key=lambda first: statistics.fmean(lengths[first]))
+    *others, one = sorted(lengths[longest])
+    yield f"in steps {longest}-{longest + 9}, with {statistics.fmean(lengths[longest]):.2f} on average"
+    yield f"one seed ({one:.2f}; the others have {max(others):.2f} at most)"
+    yield f"they change by {figures.pm([b - a for a, b in zip(lengths[longest], lengths[end - 9])], 2)}"
     accuracy = figures.gather(figures.read("hops-budget"), "max_turns", "accuracy")
     yield figures.pm([100 * (a - b) for a, b in zip(accuracy["8"], accuracy["5"])], 1)
     yield f"{pages.bins()[0][1]} of the {planning.TRIED}"
@@ -497,13 +508,14 @@ def of_base_generator():
     assert after == [False, False, True, True]  # "two of four seeds ... ended below 0.6"
     fewer = [row for row in mixtures if row["training"] == "38 %"]
     alike = {row["seed"]: 100 * row["share"] for row in fewer if row["end"] == 30}
-    yield f"seed 1 has {alike['1']:.1f} % and seed 2 has {alike['2']:.1f} %"
+    yield f"seed 1, which recovered, has {alike['1']:.1f} %, and seed 2, which did not, {alike['2']:.1f} %"
     late = max(row["share"] for row in fewer if int(row["seed"]) >= 2 and row["end"] > 30)
     yield f"at most {100 * late:.1f} % of their plans from step 31 on"
     assert all(row["share"] > 0.9 for row in last["48 %"])  # "none of five seeds did"
     fresh = [row for row in figures.read("hops-fresh", pages.INTEL) if row["planner"] == "Flow-GRPO"]
     shares = [int(row["base_generator"]) / int(row["plans_after_not_found"]) for row in fresh]
     assert len(shares) == 5 and min(shares) > 0.9  # "nor did the five fresh seeds"
+    yield f"Fisher's exact p = {math.comb(4, 2) / math.comb(14, 2):.2f}"  # both failures among the four
 
 
 def of_forks():
@@ -513,7 +525,8 @@ def of_forks():
     left = 1 - statistics.fmean(as_it_is)
     five, nine = (figures.findable(forks["gigpo"], as_it_is, n) for n in (5, 9))
     yield f"no more than {left:.2f} is left to gain"
-    yield f"{left:.2f} are left to gain, and five seeds would find {five:.2f} for GiGPO ({nine:.2f} if there"
+    yield f"{left:.2f} are left to gain. Five seeds would find a true gain of {five:.2f} by GiGPO"
+    yield f"(nine seeds: {nine:.2f})"
     yield f"takes {min(turns):.2f} to {max(turns):.2f} turns"
     assert max(forks["turn-cost"]) < 1.5 / 300  # "right in at most 1 of 300 questions"
     yield f"fewer of its rollouts are right, by {figures.difference(base, rewards['dr-grpo'])}"
@@ -541,10 +554,11 @@ def of_other_designs():
     yield f"(by {less}, p = {less.p:.2f})"
     flow = figures.over(figures.read("hops-curve", pages.INTEL), "Flow-GRPO", 1, 1, "test_after")
     assert len(flow) == 5  # "the flow's five seeds"
-    for name, run, words in (("hops-monolith", "monolith", "it gets {}, the difference from the flow's five "
-                              "seeds is {}."), ("hops-sizes", "width 64", "on the Intel it gets {} ({})")):
-        other = figures.over(figures.read(name, pages.INTEL), run, 1, 1, "test_after")
-        yield words.format(listed(other), figures.difference(other, flow))
+    one, small = (figures.over(figures.read(name, pages.INTEL), run, 1, 1, "test_after")
+                  for name, run in (("hops-monolith", "monolith"), ("hops-sizes", "width 64")))
+    yield (f"it gets {listed(one)}, the difference from the flow's five seeds is "
+           f"{figures.difference(one, flow)}.")
+    yield f"on the Intel it gets {listed(small)}, less by only {figures.difference(flow, small)}"
 
 
 def of_smollm():
@@ -597,7 +611,7 @@ def test_readmes_sentences_on_the_second_toy_are_those_of_the_csv_files():
     low, high = min(tests["Flow-GRPO"]), max(tests["Flow-GRPO"])
     assert len(tests["Flow-GRPO"]) == 5
     assert "Five seeds of `python train.py --model toy/hops --seed N`" in readme
-    assert f"go from {before:.2f} to {after:.2f} on average ({low:.2f} to {high:.2f}), in 13 to 27" in readme
+    assert f"go from {before:.2f} to {after:.2f} on average ({low:.2f} to {high:.2f}), in 20 to 27" in readme
     best = float(pages.best_router()[""]["accuracy"])
     assert f"Of six rules that choose the tool without reading results, the best gets {best:.2f}" in readme
     ruled = [float(row["accuracy"]) for row in figures.read("hops-routers") if row["planner"] == "untrained"]

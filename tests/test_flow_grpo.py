@@ -283,13 +283,13 @@ def learn(model, actions, A, reference=None, lr=0.1, way=None, token_budget=TOKE
     return flow_grpo.update(passes, optimizer, actions, groups, **settings), optimizer
 
 
-def compare_with_update(plain_update, minibatches):
+def compare_with_update(simple_update, minibatches):
     """AssertionError if an update takes other steps than this function does."""
     settings = dict(temperature=T, clip=(0.05, 0.1), beta=0.2, minibatches=minibatches, max_grad_norm=0.5,
                     seed=1)
     (actions, A), model, reference = lesson(), tiny(), tiny(1)
     optimizer = Recorder(model, lr=1.0)
-    plain_update(model, reference, optimizer, with_advantages(actions, A), range(len(A)), **settings)
+    simple_update(model, reference, optimizer, with_advantages(actions, A), range(len(A)), **settings)
     for way in (plain(model), None):
         report, other = learn(tiny(), actions, A, reference, lr=1.0, way=way, token_budget=40, **settings)
         assert report["steps"] == minibatches and same_gradients(optimizer, other)
@@ -298,7 +298,7 @@ def compare_with_update(plain_update, minibatches):
 
 @pytest.mark.parametrize("minibatches", [1, 3])
 def test_an_update_takes_the_steps_of_the_plain_one(minibatches):
-    compare_with_update(flow_grpo.plain_update, minibatches)
+    compare_with_update(flow_grpo.simple_update, minibatches)
 
 
 # ---- the formula -------------------------------------------------------------------------------------------
@@ -919,8 +919,8 @@ def test_no_mutant_of_the_loops_agrees_with_the_formula(monkeypatch):
 
 
 @pytest.mark.exhaustive
-def test_no_line_of_the_plain_update_can_be_left_out(monkeypatch):
-    text = inspect.getsource(flow_grpo.plain_update)
+def test_no_line_of_the_simple_update_can_be_left_out(monkeypatch):
+    text = inspect.getsource(flow_grpo.simple_update)
     lines = re.findall(r"^ +((?:model|minus_J|torch|optimizer)\..*)$", text, re.M)
     assert len(lines) == 4  # zero_grad, backward, clip_grad_norm_, step
     for line in lines:
@@ -929,7 +929,7 @@ def test_no_line_of_the_plain_update_can_be_left_out(monkeypatch):
         source = SOURCE.replace(text, text.replace(line, "pass"))
         exec(compile(source, "mutant", "exec"), module.__dict__)
         with pytest.raises((AssertionError, ValueError, RuntimeError)):
-            compare_with_update(module.plain_update, 3)
+            compare_with_update(module.simple_update, 3)
 
 
 @pytest.mark.exhaustive

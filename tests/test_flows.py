@@ -158,9 +158,9 @@ def test_a_run_that_keeps_log_ratios_learns_the_same_as_one_that_does_not(tmp_pa
     command(*words("without", **settings))
     learnt, policy = [], SimpleNamespace(tokenizer=wordy(CHATML))
 
-    def actions_of(rollouts, A, original=train.actions_of):
-        learnt[:] = rollouts, A
-        return original(rollouts, A)
+    def actions_of(*arguments, original=train.actions_of):
+        learnt[:] = arguments[:2]
+        return original(*arguments)
 
     def update(passes, optimizer, actions, groups, original=train.update, **settings):
         with ratios.log_ratios(policy, learnt[0], groups, learnt[1], settings["temperature"], passes):

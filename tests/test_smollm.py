@@ -140,13 +140,21 @@ def found():
     """The examples of a dozen rollouts of the blind teacher."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         lessons = lessons_of("first", monkeypatch)
-    return warm.examples(lessons, Teacher(lessons.made, blind=random.Random(1)))
+    return warm.examples(lessons, lessons.made, Teacher(lessons.made, blind=random.Random(1)))["planner"]
+
+
+def with_each_tool(plans):
+    """[(prompt, plan)] as a step of the warm start shows them."""
+    lessons = SimpleNamespace(tools=TOY_TOOLS, with_context=None)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(warm, "PLANS", len(plans))
+        return sorted(warm.shown_in_a_step({"planner": plans}, "planner", lessons, random.Random(0)))
 
 
 def test_the_loss_is_the_cross_entropy_of_the_plans_tokens_alone(tiny, found):
     engine, gradients = load_engine(str(tiny)), []
     watch = SimpleNamespace(step=lambda: gradients.extend(p.grad.clone() for p in engine.model.parameters()))
-    actions = warm.actions_of(engine, found[:2], TOY_TOOLS)
+    actions = warm.actions_of(engine, with_each_tool(found[:2]))
     warm.learn(engine, watch, actions)
     for action in actions:  # transformers' own loss, in which a label of -100 counts nothing
         labels = torch.tensor([[-100] * len(action.prompt_ids) + action.ids])
@@ -159,7 +167,7 @@ def test_the_loss_is_the_cross_entropy_of_the_plans_tokens_alone(tiny, found):
 
 def test_the_warm_start_teaches_every_plan_with_each_tool_and_its_stop_token(tiny, found):
     engine, (prompt, plan) = load_engine(str(tiny)), found[0]
-    actions = warm.actions_of(engine, found[:1], TOY_TOOLS)
+    actions = warm.actions_of(engine, with_each_tool(found[:1]))
     texts = [engine.tokenizer.decode(action.ids) for action in actions]
     rest, end = plan.rpartition("Tool: ")[0], engine.tokenizer.eos_token
     assert texts == [f"{rest}Tool: {tool}{end}" for tool in sorted(TOY_TOOLS)]
@@ -171,7 +179,7 @@ def test_the_warm_start_teaches_every_plan_with_each_tool_and_its_stop_token(tin
 def test_a_model_that_has_learnt_one_plan_is_blind_and_knows_its_text(tiny, found):
     engine = load_engine(str(tiny))
     optimizer = sharding.adamw(engine.model, lr=2e-2)
-    actions = warm.actions_of(engine, found[:1], TOY_TOOLS)
+    actions = warm.actions_of(engine, with_each_tool(found[:1]))
     loss = math.inf
     for _ in range(100):
         loss = loss if loss < 0.1 else warm.learn(engine, optimizer, actions)
@@ -191,7 +199,7 @@ def test_the_planners_prompts_show_what_the_toy_wrote_as_the_other_modules(toy, 
         written.extend(completion.text for completion in completions)
         return completions
 
-    for prompt, plan in warm.examples(lessons, listening):
+    for prompt, plan in warm.examples(lessons, lessons.made, listening)["planner"]:
         assert "\nSub-goal: " in plan
         assert any(f"Query analysis:\n{text}\n" in prompt for text in written)
 
@@ -212,7 +220,7 @@ def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(tiny,
 @pytest.mark.exhaustive
 def test_in_the_second_toys_world_the_warm_start_shows_what_sources_say_and_no_thing_of_its_test(monkeypatch):
     lessons = lessons_of("hops", monkeypatch)
-    prompts, plans = zip(*warm.examples(lessons, lessons.modules()))
+    prompts, plans = zip(*warm.examples(lessons, lessons.made, lessons.modules())["planner"])
     memories = "".join(prompt.split("\nMemory:\n")[1] for prompt in prompts)
     for source in ("The number of ", " is at https://hops.org/", "It is now called "):
         assert source in memories
@@ -224,7 +232,8 @@ def test_in_the_second_toys_world_the_warm_start_shows_what_sources_say_and_no_t
 def test_a_warm_start_is_good_enough_if_plans_parse_and_the_tools_are_blind():
     good = {"plans": 0.9} | dict.fromkeys(TOY_TOOLS, 1 / 3)
     assert warm.good_enough(good, TOY_TOOLS)
-    for worse in ({"plans": 0.8}, {TOY_TOOLS[0]: 0.5}):
+    assert warm.good_enough(good | {"executor": 0.9, "verifier": 1.0}, TOY_TOOLS)
+    for worse in ({"plans": 0.8}, {TOY_TOOLS[0]: 0.5}, {"verifier": 0.8}):
         assert not warm.good_enough(good | worse, TOY_TOOLS)
 
 
@@ -236,6 +245,45 @@ def test_half_of_a_steps_plans_have_a_context_if_the_lessons_ask_for_it():
     assert len(set(plans)) == 8 and plans != warm.taken(found, 8, 0.5, rng)
     assert warm.taken(found, 40, None, rng) != found  # as they come
     assert sorted(warm.taken(found, 40, None, rng)) == found
+
+
+@pytest.mark.parametrize("toy", warm.LESSONS)
+def test_for_all_roles_a_step_shows_what_each_module_reads_and_writes(toy, monkeypatch):
+    lessons = lessons_of(toy, monkeypatch)
+    modules = {"default": lessons.teacher, "base_generator": lessons.teacher}
+    found = warm.examples(lessons, lessons.made, modules)
+    assert found.keys() == warm.PROMPTS.keys() == warm.ALL.keys()
+    shown = warm.shown_in_a_step(found, "all", lessons, random.Random(0))
+    module_of = {prompt: module for module, examples in found.items() for prompt, _ in examples}
+    assert Counter(module_of[prompt] for prompt, _ in shown) == warm.ALL
+    for prompt, texts in shown:
+        if module_of[prompt] == "planner":
+            assert [text.rpartition("Tool: ")[2] for text in texts] == sorted(lessons.tools)
+        else:
+            assert [(prompt, text) for text in texts] in [[example] for example in found[module_of[prompt]]]
+
+
+def test_rare_verdicts_are_shown_as_often_as_common_ones():
+    found = [(n, "Explanation: yes.\nConclusion: STOP" if n < 5 else "Explanation: no.\nConclusion: CONTINUE")
+             for n in range(100)]
+    drawn = warm.spread(found, 1_000, random.Random(0))
+    assert set(drawn) <= set(found)
+    stops = sum(text.endswith("STOP") for _, text in drawn)
+    assert abs(stops - 500) < 80  # five standard deviations of a binomial distribution
+
+
+def test_the_check_of_the_other_modules_compares_their_texts_with_the_teachers(monkeypatch):
+    lessons = lessons_of("hops", monkeypatch)
+    found = warm.examples(lessons, lessons.others, {"default": lessons.teacher,
+                                                    "base_generator": lessons.teacher})
+    others = ["analysis", "executor", "generator", "verifier"]
+    assert warm.check_others(lessons.teacher, found) == dict.fromkeys(others, 1)
+
+    def without_calls(prompts, **settings):
+        return [c if "\nCall:\n" not in prompt else Completion("none", [], [])
+                for prompt, c in zip(prompts, lessons.teacher(prompts))]
+
+    assert warm.check_others(without_calls, found) == dict.fromkeys(others, 1) | {"executor": 0}
 
 
 def test_the_check_counts_the_plans_that_parse(monkeypatch):
@@ -271,8 +319,8 @@ def test_a_run_that_a_signal_stopped_is_not_finished(tmp_path, monkeypatch, ends
     assert run.finished
 
 
-def settings(tiny, toy):
-    return Namespace(model=str(tiny), toy=toy, device=None, dtype="bfloat16", threads=1, warm_steps=3,
+def settings(tiny, toy, roles="planner"):
+    return Namespace(model=str(tiny), toy=toy, roles=roles, device=None, dtype="bfloat16", threads=1, warm_steps=3,
                      steps=2, lr=2e-5, beta=0)
 
 
@@ -286,6 +334,22 @@ def test_every_command_is_one_that_train_py_or_solve_py_takes(tiny, toy, fixed):
     parsed = {name: solve_parser().parse_args(run.command[1:]) for name, run in tests.items()}
     assert {name: args.data for name, args in parsed.items()} == world["tests"]
     assert all(args.model == "{0}/step-2" and args.fixed == fixed for args in parsed.values())
+
+
+@pytest.mark.parametrize("toy", smollm.WORLDS)
+def test_with_all_roles_the_toy_plays_none_and_a_second_warm_start_follows_the_planners(tiny, toy):
+    trained = smollm.train(settings(tiny, toy, "all"), 0)
+    assert train_parser().parse_args(trained.command[1:]).fixed is None
+    (second,) = trained.after
+    assert second.command[-4:-2] == ("--roles", "all") and "{0}/best" in second.command
+    assert second.after == smollm.train(settings(tiny, toy), 0).after
+    tested = smollm.tests_of(settings(tiny, toy, "all"), "best", trained.after, "warm")
+    assert all(solve_parser().parse_args(run.command[1:]).fixed is None for run in tested.values())
+    names = [{run.name for run in [trained, *trained.after, *tests.values()]} for trained, tests in
+             [(smollm.train(settings(tiny, toy, roles), 0), smollm.tests_of(settings(tiny, toy, roles), "best",
+                                                                            (), "warm"))
+              for roles in ("planner", "all")]]
+    assert not names[0] & names[1]
 
 
 def test_in_the_second_toys_world_training_asks_for_two_calls_and_a_result_names_the_second():
