@@ -90,8 +90,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
         rollout.memory.analysis = truncate(after_thinking(completion.text) or "", ANALYSIS_LIMIT)
 
     for turn in range(1, max_turns + 1):
-        # rollouts ⊇ running ⊇ planned ⊇ called ⊇ acted. Each rollout of `running` gets one Step in this turn,
-        # unless it fails: so plans[k] led to memory.steps[k].
+        # running, planned, called, acted: each list is a subset of the one before. Each rollout of `running`
+        # gets one Step in this turn, unless it fails: so plans[k] led to memory.steps[k].
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         if not running:
             break
