@@ -1,5 +1,6 @@
 """The toolbox: what each tool promises, and that nothing a model writes can break the flow."""
 import ast
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -108,6 +109,14 @@ def test_an_exception_of_a_tool_is_shown_and_counted_and_not_swallowed():
     assert run_tool(box, "broken", {"query": "x"}) == (text, True)
     for name, arguments in ((None, {}), ("broken", None), ([], {})):  # what no parser lets through
         assert tools.run_tool(box, name, arguments).error
+
+
+def test_a_tool_that_returns_nothing_or_ends_the_process_is_an_error_that_the_planner_reads():
+    box = {"nothing": tool_of(lambda query: None), "ends": tool_of(lambda query: sys.exit("no licence"))}
+    calls = [Call(name, {"query": "x"}) for name in box]
+    results = tools.run_calls(calls, box, ask_model=None)
+    assert [(result.text, result.error) for result in results] == [
+        ("Error: no result", True), ("Error: ends failed: SystemExit: no licence", True)]
 
 
 def test_a_result_is_cut_to_the_budget_and_is_an_error_only_if_the_tool_says_so():
