@@ -110,10 +110,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             rollout.call = executor.parse(completion.text, name, tools[name])
             called.append(rollout)
 
-        modules.announce("tools", turn, called)  # modules.run() does this for language models
-        ask_base_generator = partial(modules.ask, "base_generator")  # the tool that is a language model
-        results = run_calls([rollout.call for rollout in called], tools, ask_base_generator)
-        for rollout, result in zip(called, results):
+        for rollout, result in modules.run_tools(turn, called):
             rollout.add_result(turn, result)  # a step of the memory, or `failed`
         acted = [rollout for rollout in called if not rollout.failed]  # the call has a result
 
@@ -254,6 +251,13 @@ class Modules:
             for i, completion in zip(left, self.ask(module, prompts)):
                 completions[i] = completion
         return completions
+
+    def run_tools(self, turn, rollouts):
+        """Run the call of each of these rollouts: [(rollout, tools.Result)]."""
+        self.announce("tools", turn, rollouts)
+        ask_base_generator = partial(self.ask, "base_generator")  # the tool that is a language model
+        calls = [rollout.call for rollout in rollouts]
+        return list(zip(rollouts, run_calls(calls, self.tools, ask_base_generator)))
 
     def announce(self, module, turn, rollouts):
         """Tell watch() that a stage begins, unless no rollout takes part in it."""

@@ -117,7 +117,7 @@ def run_calls(calls, tools, ask_model):
     of the language model are answered, as one batch.
 
     calls: [executor.Call or planner.Unparsed]. ask_model: [query] -> [Completion], the language model behind
-    base_generator; solve.py passes modules.ask().
+    base_generator, which solve.py passes.
     """
     results = {}  # {i: Result of calls[i]}
     queries = {}  # {i: query}, for the language model

@@ -54,15 +54,12 @@ def train(args, cast, reference, optimizer, data, state):
 
     `run` (logbook/run.py) keeps the books: run.steps() counts the steps, run.log_step() and
     run.log_evaluation() write the log, run.save() writes checkpoints, run.due() and run.lacks() say what is
-    still to do. run.step is the last finished step; run.moved: has any step changed the policy yet?
+    still to do. run.moved: has any step changed the policy yet?
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
     with training_run(args, cast.policy, optimizer, state) as run:
-        if run.step == 0:
-            evaluate_untrained(run, cast, data)
-        elif data.valid and run.lacks("valid"):  # it was stopped after a step, before the step's validation
-            validate_and_save(run, cast, data.valid)
+        evaluate_first(run, cast, data)
 
         for step in run.steps():  # the numbers of those that are left, until Ctrl-C
             seed = args.seed * 1_000_003 + step  # differs for each --seed and step, up to a million steps
@@ -88,9 +85,7 @@ def train(args, cast, reference, optimizer, data, state):
             run.log_step(row, rollouts, metrics)
             if run.due():  # every --every steps, and after the last
                 validate_and_save(run, cast, data.valid)
-        # all steps are done, and the test is not (it is, if a finished run was resumed)
-        if data.test and run.step >= args.steps and run.lacks("test"):
-            accuracy_on(run, cast, "test", data.test)
+        evaluate_last(run, cast, data)
 
 
 def passes_of(args, policy, reference):
@@ -169,12 +164,23 @@ def can_learn(A, beta, moved):
 
 
 # ----------------------------------------------------------------------------------------------- evaluations
-def evaluate_untrained(run, cast, data):
-    """How good is the planner before the first step? On the test questions, if there are any."""
-    if data.test:
+def evaluate_first(run, cast, data):
+    """Before the first step of a new run: how good is the planner? On the test questions, if there are any.
+
+    A resumed run may have been stopped after a step, and before its validation, which is done here."""
+    if run.step == 0:  # the last finished step
+        if data.test:
+            accuracy_on(run, cast, "test", data.test)
+        elif data.valid:
+            accuracy_on(run, cast, "valid", data.valid)
+    elif data.valid and run.lacks("valid"):
+        validate_and_save(run, cast, data.valid)
+
+
+def evaluate_last(run, cast, data):
+    """The test, if all steps are done. (A finished run that is resumed has it already.)"""
+    if data.test and run.step >= run.args.steps and run.lacks("test"):
         accuracy_on(run, cast, "test", data.test)
-    elif data.valid:
-        accuracy_on(run, cast, "valid", data.valid)
 
 
 def accuracy_on(run, cast, name, questions):

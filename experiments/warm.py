@@ -22,6 +22,7 @@ copies it into every plan. The second toy's are about a world that is drawn for 
 
 import argparse
 import random
+import re
 import sys
 import tempfile
 from collections import defaultdict
@@ -60,7 +61,7 @@ from world.toolbox import choose
 ROLLOUTS, PLANS, CHECKED = 400, 8, 24  # of the teacher; plans of a step; questions of the check
 PROMPTS = {"planner": planner.PROMPT, "executor": executor.PROMPT, "verifier": verifier.PROMPT,
            "generator": generator.PROMPT, "analysis": planner.ANALYSIS_PROMPT}
-ALL = {"planner": 4, "executor": 4, "verifier": 4, "generator": 3, "analysis": 1}  # --roles all: of a step
+ALL = {"planner": 3, "executor": 3, "verifier": 6, "generator": 3, "analysis": 1}  # --roles all: of a step
 ENOUGH = 0.9  # share of the sampled plans that should parse, and of the other texts that should be right
 BLIND = 0.07  # how far the share of each tool may be from an equal one
 
@@ -150,11 +151,14 @@ def taken(found, count, with_context, rng):
 
 
 def spread(found, count, rng):
-    """`count` examples, in which each tool of a call, and each first line of other texts, is as likely as any
-    other. (Taken as they come, few verdicts would be STOP.)"""
+    """`count` examples, in which rare cases are as likely as common ones. A case: the tool of a call, or the
+    first line of another text, with the objective and the last tool that its prompt shows. (Taken as they
+    come, few verdicts would be STOP, and hardly any about one number that has just been calculated: there
+    SmolLM2 wrote CONTINUE, and then "unknown" as the answer.)"""
     alike = defaultdict(list)
     for prompt, text in found:
-        alike[text.splitlines()[0].partition("(")[0]].append((prompt, text))
+        shown = re.findall(r"\n(?:Objective|Tool): (.*)", prompt)
+        alike[text.splitlines()[0].partition("(")[0], *shown[:1], *shown[-1:]].append((prompt, text))
     return [rng.choice(alike[rng.choice(sorted(alike))]) for _ in range(count)]
 
 

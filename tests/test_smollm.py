@@ -263,13 +263,15 @@ def test_for_all_roles_a_step_shows_what_each_module_reads_and_writes(toy, monke
             assert [(prompt, text) for text in texts] in [[example] for example in found[module_of[prompt]]]
 
 
-def test_rare_verdicts_are_shown_as_often_as_common_ones():
-    found = [(n, "Explanation: yes.\nConclusion: STOP" if n < 5 else "Explanation: no.\nConclusion: CONTINUE")
-             for n in range(100)]
-    drawn = warm.spread(found, 1_000, random.Random(0))
-    assert set(drawn) <= set(found)
-    stops = sum(text.endswith("STOP") for _, text in drawn)
-    assert abs(stops - 500) < 80  # five standard deviations of a binomial distribution
+def test_rare_cases_are_shown_as_often_as_common_ones():
+    memory = "\nObjective: {}\nMemory:\nStep 1\nTool: web_search\nStep 2\nTool: {}\n"
+    stop, go_on = "Explanation: yes.\nConclusion: STOP", "Explanation: no.\nConclusion: CONTINUE"
+    cases = [(memory.format(objective, tool), text) for objective in ("a sum.", "a number.")
+             for tool in ("python_coder", "wikipedia_search") for text in (stop, go_on)]
+    found = [case for n, case in enumerate(cases) for _ in range(1 + 10 * n)]
+    drawn = Counter(warm.spread(found, 8_000, random.Random(0)))
+    assert drawn.keys() == set(cases)
+    assert all(abs(count - 1_000) < 150 for count in drawn.values())  # five deviations of a binomial
 
 
 def test_the_check_of_the_other_modules_compares_their_texts_with_the_teachers(monkeypatch):
