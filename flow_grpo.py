@@ -104,10 +104,10 @@ def advantages(rewards, groups):
     and a group whose rewards differ by a tiny cost weighs as much as one of successes and failures. (With
     rewards of 0 and 1, it changes only the size of a question's expected gradient, and not its direction.)
 
-    For another baseline, edit the line that sets A. Strictly, a baseline must not contain R_i; the mean of
-    the n - 1 *others* does not. R_i minus that is this numerator times n / (n - 1), so only a constant factor
-    if all groups have n rollouts. RLOO (leave-one-out) is that without the division by the standard
-    deviation: rloo.diff in experiments/forks/.
+    For another baseline, edit the line that sets A. Strictly, a baseline must not contain R_i: R_i should be
+    compared with the mean of the n - 1 *others*. But R_i - mean of the others = n / (n - 1) (R_i - mean of
+    all): only a constant factor, if all groups have n rollouts. The difference from the others, without the
+    division by the standard deviation, is RLOO (leave-one-out): rloo.diff in experiments/forks/.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
@@ -181,11 +181,11 @@ def token_weight(action, T, N, num_tokens=None):
     depends on the sampled plans, E[∇log π / T] is not 0: even a constant baseline shifts the gradient. This
     can favour the worse of two plans. Suppose that one of them is written in turn 1, and that A is 1 or -1:
 
-                      P(right)    turns if right    turns if not    mean push A/T
+                      P(right)    turns if right    turns if wrong  mean push A/T
         after plan X    0.6             3                3          0.6/3 - 0.4/3 = 0.07
         after plan Y    0.5             1                3          0.5/1 - 0.5/3 = 0.33
 
-    X is right more often, but Y is pushed up five times as hard.
+    X is right more often, but Y is pushed up five times as hard, and wins: they compete for probability.
 
     num_tokens: the tokens of the mini-batch, to weigh all of them equally, as the released code does. Then
     long plans and long rollouts weigh more.
@@ -238,7 +238,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative.
     Given the tokens so far, its mean over the next token, drawn from π_θ, is KL(π_θ ‖ π_ref) at that
-    position. (Its mean gradient is another story: docs/use.md, "Another KL".)
+    position. But its gradient, (1 - r) ∇log π, is on average that of KL(π_ref ‖ π_θ), which has the same
+    minimum. (Both are exact at ρ = 1 only: docs/use.md, "Another KL".)
 
     Add a term of your own to `terms`. update() may leave out actions with A = 0, and scores π_ref only if
     beta > 0: a term that needs either, or a flag, has changes there, too: docs/use.md, "Another term in the
@@ -307,8 +308,8 @@ def score_old(passes, actions, temperature):
 def old_or_current(actions, logp):
     """log π_θold of each token, (K,): Action.logp_old, or where that is None, the current log-prob, detached.
 
-    Where it is None, ρ becomes 1. That is exact in the first mini-batch, where π_θ still is π_θold; and it
-    does no harm where A = 0, because ρ A is 0 whatever ρ is. score_old() has set all others."""
+    It is None in two cases, and then ρ becomes 1: in the first mini-batch, where this is exact, because π_θ
+    still is π_θold; and at A = 0, where it does no harm, because ρ A is 0 anyway."""
     current = logp.detach().split([len(a.ids) for a in actions])            # (|a|,) each
     old = [now if a.logp_old is None else a.logp_old for a, now in zip(actions, current)]
     return torch.cat(old)                                                   # (K,)
@@ -390,8 +391,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         # one bad mini-batch must not end the run
         finite = math.isfinite(loss_value) and math.isfinite(norm)
         skipped = not finite or norm >= EXPLODED * max_grad_norm
-        # Without a gradient no step, because AdamW's momentum alone would move θ. (Once the policy has left
-        # π_ref, a KL always has a gradient: then a mini-batch of flat groups moves θ, mostly by momentum.)
+        # Take no step without a gradient: AdamW's momentum alone would still move θ. (With a KL, once the
+        # policy has left π_ref, there is always one: a mini-batch of flat groups then moves θ by momentum.)
         taken = norm > 0 and not skipped
         if taken:
             optimizer.step()

@@ -4,7 +4,7 @@ Planner, verifier and generator read it in their prompts. Each turn adds a Step:
 call, its result, and the verdict. In the paper's notation, the plan a^t, the result e^t and the verdict v^t
 make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). Here f_mem is `memory.steps.append(Step(...))`;
 the verdict is filled in when the verifier has read the step. No language model rewrites or summarises the
-steps, so identical turns give identical text.
+steps, so rollouts with the same steps have the same memory.
 
 The text is bounded: render(budget) returns at most `budget` characters and shortens results first, the oldest
 before newer ones. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left
@@ -31,7 +31,8 @@ class Step:
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
     error: bool = False  # a tool-calling error: the result starts with "Error:"
-    # STOP or CONTINUE, of the verifier; "" before. (CONTINUE without it, if the plan could not be parsed.)
+    # The verifier's STOP or CONTINUE; "" until it has read the step. After a plan that could not be parsed,
+    # CONTINUE is set without asking it.
     verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
@@ -80,8 +81,8 @@ class Memory:
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
-    `excess` counts characters of the prompt, where the text is indented and so a little longer than here:
-    the same *share* of this text is cut.
+    `excess` is measured in the rendered steps, where indentation makes the text longer. So we cut the same
+    *share* of the text, not the same number of characters.
     """
     share = excess / max(1, len(indented(text)))
     return truncate(text, max(SHORTEST, int((1 - share) * len(text))))

@@ -24,7 +24,7 @@ from world.text import indented, show_analysis
 # indented(text)            two spaces before each line but the first: so none looks like one of our labels
 # show_analysis(text)       the analysis as a prompt shows it
 
-# str.format() fills it in: to write a brace, double it
+# Filled in with str.format(): for a literal brace, write {{ or }}
 PROMPT = """\
 You are the planner of a small team that answers a question step by step. \
 For each step that you plan, an executor calls one tool.

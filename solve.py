@@ -168,7 +168,7 @@ class Rollout:
     # flow_grpo.Action of each. plans[k] led to memory.steps[k]. (A failed rollout may lack the last step.)
     plans: list[Completion] = field(default_factory=list)
 
-    # of the present turn; the next turn overwrites them
+    # of the current turn; the next turn overwrites them
     plan: Plan | Unparsed | None = None
     call: Call | Unparsed | None = None
 
@@ -245,7 +245,7 @@ class Modules:
         model, the module is asked again with a smaller memory budget. (Analysis and executor read no memory:
         their prompts stay too long.)"""
         completions = [None] * len(rollouts)
-        for budget in BUDGETS:  # after the first, hardly ever any is left
+        for budget in BUDGETS:  # after the first, only where the prompt was too long: hardly ever
             left = [i for i, done in enumerate(completions) if done is None or done.error == TOO_LONG]
             prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in left]
             for i, completion in zip(left, self.ask(module, prompts)):
@@ -303,7 +303,7 @@ def run_trial(trial, args, cast):
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
             rollouts = roll_out_and_grade(questions, policy, fixed, tools, judge, watch=watch, **settings)
-            if trial.add(rollouts):  # saves them. False: a server was down, and this batch will be run again
+            if trial.add(rollouts):  # saves them. False: a server was down; the batch is run a second time
                 watch.finished(rollouts)  # prints them
 
 

@@ -79,8 +79,8 @@ TOOLS = {
         example='google_search(query="2024 Nobel Prize in Physics winners")',
         needs=("SERPER_API_KEY",), from_web=True,
     ),
-    "wikipedia_search": Tool(  # world/toolbox.py gives it the corpus, and sets from_web if that is live
-        run=wikipedia_search,
+    "wikipedia_search": Tool(
+        run=wikipedia_search,  # world/toolbox.py binds the corpus, or makes it search the live Wikipedia
         description="Searches Wikipedia and returns the best matching passages.",
         arguments={"query": "a few specific key words, such as a name and what to know about it"},
         limits="Wikipedia only. Use a specific query, one fact at a time. It cannot calculate.",
@@ -164,7 +164,7 @@ def run_tool(tools, name, arguments):
         text = "Error: no result" if result is None else str(result)
     except services.ServiceError as why:
         text = f"Error: {why}"
-    except (Exception, SystemExit) as why:  # a bug of a tool: the planner reads it, too
+    except (Exception, SystemExit) as why:  # a bug in a tool is shown to the planner, too
         text = f"Error: {name} failed: {type(why).__name__}: {why}"
     return result_of(text, time.perf_counter() - start)
 

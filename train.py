@@ -53,8 +53,8 @@ def train(args, cast, reference, optimizer, data, state):
     (train, valid, test). reference: the engine of π_ref, or None. state: what a checkpoint restores, or None.
 
     `run` (logbook/run.py) keeps the books: run.steps() counts the steps, run.log_step() and
-    run.log_evaluation() write the log, run.save() writes checkpoints, run.due() and run.lacks() say what is
-    still to do. run.moved: has any step changed the policy yet?
+    run.log_evaluation() write the log, run.timed_update() its times, run.save() checkpoints; run.due() and
+    run.lacks() say what is still to do. run.moved: has any step changed the policy yet?
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
@@ -67,7 +67,7 @@ def train(args, cast, reference, optimizer, data, state):
             rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
 
             usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
-            rewards = [rollout.reward for rollout in usable]  # 1 or 0, if rewards/grade.py is as it is
+            rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
             A, flat = advantages(rewards, groups)
 
             metrics = NO_UPDATE  # what log.csv shows for a step without an update
@@ -97,6 +97,7 @@ def passes_of(args, policy, reference):
     model, frozen = policy.model, reference.model if reference else None
     if args.plain:
         return make_passes(model, frozen, token_logps, token_budget=args.token_budget)
+    # cut: how to split a mini-batch into micro-batches
     fast_token_logps, cut = fast_logps.scoring(log_probs, model, frozen)
     return make_passes(model, frozen, fast_token_logps, cut, token_budget=args.token_budget)
 
@@ -192,7 +193,7 @@ def accuracy_on(run, cast, name, questions):
 def validate_and_save(run, cast, valid):
     """Save a checkpoint, and best/ if it is the first or has a higher accuracy on the validation questions
     than those before. (The untrained planner does not compete: best/ may be worse.)"""
-    accuracy = accuracy_on(run, cast, "valid", valid) if valid else -math.inf  # -inf: there will be no best/
+    accuracy = accuracy_on(run, cast, "valid", valid) if valid else -math.inf  # -inf: best/ is not written
     run.save(accuracy)
 
 

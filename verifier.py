@@ -1,6 +1,6 @@
 """Verifier: does the memory hold all that the answer needs? (AgentFlow §3.1). Not trained.
 
-In each turn whose plan could be parsed, also after a tool's error, the verifier reads the question, the
+Whenever the plan could be parsed, even if the tool failed, the verifier reads the question, the
 analysis, the toolset and the memory with the new result. It writes the verdict: STOP (v^t = 1: the
 generator answers) or CONTINUE (v^t = 0: the planner plans another step). What cannot be read as STOP counts
 as CONTINUE: an extra turn costs little, but stopping too early may lose the answer.
@@ -50,7 +50,7 @@ def parse(text):
 
     A remark may follow STOP after a full stop, exclamation mark, colon, dash, bracket or new line. Any other
     text after STOP makes the verdict CONTINUE, because it may be a condition. So does a remark that begins
-    with a word of doubt ("but", "unless", ...: DOUBT in models/dressing.py) or names CONTINUE.
+    with a word such as "but", "and" or "unless" (DOUBT in models/dressing.py) or names CONTINUE.
 
     "Explanation: ...\\nConclusion: STOP"        -> True
     "**Conclusion:** STOP. All is there."        -> True
