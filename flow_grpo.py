@@ -364,8 +364,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
     model = passes.model
     beta = beta if passes.reference is not None else 0
     check_actions(actions, len(groups), temperature)
-    # Dropout off, gradient checkpointing on if asked for. The report (scale/report.py) sums up the loss of
-    # each mini-batch, which says below if it is finite; the rest of it is only for the log.
+    # Dropout off, gradient checkpointing on if asked for. The report (scale/report.py) adds up the loss of
+    # each mini-batch, which must be finite for a step (below); all else in it is only for the log.
     report = passes.begin()
 
     minis = []                      # the actions of each mini-batch
@@ -392,7 +392,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         finite = math.isfinite(loss_value) and math.isfinite(norm)
         skipped = not finite or norm >= EXPLODED * max_grad_norm
         # Take no step without a gradient: AdamW's momentum alone would still move θ. (With a KL, once the
-        # policy has left π_ref, there is always one: a mini-batch of flat groups then moves θ by momentum.)
+        # policy has left π_ref, there is always one: then even a mini-batch of flat groups takes a step.)
         taken = norm > 0 and not skipped
         if taken:
             optimizer.step()

@@ -142,9 +142,9 @@ def with_outcome(rollouts, group_size):
     groups[i] is the group of usable[i]: the number of its question in the batch, from 0. (Not the question's
     text: a question that comes twice in a batch makes two groups.)
 
-    The others are left out because their reward would be that of a server, not of the planner. But if the
-    planner has an influence on it (plans that lead to answers without a verdict, say), leaving them out is a
-    bias: it is not taught to avoid what accuracy counts as wrong. So watch their number in the log."""
+    The others have no outcome, mostly through no fault of the planner. Where it has an influence (on prompts
+    that become too long, or answers without a verdict), leaving them out is a bias: it is not taught to avoid
+    what accuracy counts as wrong. So watch their number in the log."""
     # The rollouts of a question are neighbours, so rollout n belongs to question n // group_size.
     numbers = [n for n, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
     return [rollouts[n] for n in numbers], [n // group_size for n in numbers]

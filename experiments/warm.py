@@ -14,7 +14,8 @@ the balance between the tools. At the end a check on other questions says if nin
 parse and all tools are about equally likely.
 
 With --roles all the model also learns to play the other modules, which the teacher plays without mistakes:
-then one model can be the planner, its frozen copy all other modules, and no toy is needed.
+then one model can be the planner, and its frozen copy the other modules. (base_generator is not taught: in
+the second toy's world, the toy's small model for that tool goes on.)
 
 The first toy's questions come in many wordings (wordings.py): a planner that is warm-started in one wording
 copies it into every plan. The second toy's are about a world that is drawn for the warm start alone.

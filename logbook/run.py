@@ -3,8 +3,8 @@
     with training_run(args, policy, optimizer, state) as run:   # state: of the checkpoint to resume from
         for step in run.steps():                                # those that are left; none after Ctrl-C
             with run.timed_update():                            # the seconds of the update
-                numbers = update(...)
-            run.log_step(row, rollouts, numbers)                # log.csv, rollouts.jsonl and a line
+                metrics = update(...)
+            run.log_step(row, rollouts, metrics)                # log.csv, rollouts.jsonl and a line
             accuracy = run.log_evaluation("valid", rollouts)    # evals.csv
             run.save(accuracy)                                  # step-N/, and best/ if it is the highest
 """
@@ -87,16 +87,16 @@ class Run:
         yield
         self.update_seconds = time.perf_counter() - start
 
-    def log_step(self, row, rollouts, numbers):
+    def log_step(self, row, rollouts, metrics):
         """Write and show a step. SystemExit, with a checkpoint, if the last steps were of no use.
 
-        row: of log.csv. numbers: what update() returned, or log.NO_UPDATE."""
+        row: of log.csv. metrics: what update() returned, or log.NO_UPDATE."""
         rollout_seconds = time.perf_counter() - self.started - self.update_seconds
-        budget = int(numbers.get("token_budget", self.args.token_budget))
+        budget = int(metrics.get("token_budget", self.args.token_budget))
         say(advice.smaller_budget(self.args.token_budget, budget))
         self.args.token_budget = budget  # so it is said once
         all_skipped = row["skipped"] == self.args.minibatches
-        self.step, self.moved = row["step"], self.moved or numbers.get("steps", 0) > 0
+        self.step, self.moved = row["step"], self.moved or metrics.get("steps", 0) > 0
         self.rows.append(row)
         self.log.add_row("log.csv", row)
         self.log.add_rollouts(self.step, rollouts)

@@ -205,15 +205,26 @@ def test_the_planners_prompts_show_what_the_toy_wrote_as_the_other_modules(toy, 
 
 
 @pytest.mark.exhaustive
-def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(tiny, tmp_path, monkeypatch):
-    rates, rate_of = [], lambda optimizer: optimizer.param_groups[0]["lr"]
+@pytest.mark.parametrize("roles", ["planner", "all"])
+def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(roles, tiny, tmp_path,
+                                                                          monkeypatch, capsys):
+    rates, rollouts = [], []
+
+    def learn(engine, optimizer, actions):
+        rates.append(optimizer.param_groups[0]["lr"])
+        rollouts.append(len({action.rollout for action in actions}))
+        return 0
+
     monkeypatch.setattr(warm, "ROLLOUTS", 8)
+    monkeypatch.setattr(warm, "CHECKED", 2)
     monkeypatch.setattr(warm, "check", lambda *anything: {"plans": 0.0})
-    monkeypatch.setattr(warm, "learn", lambda _, optimizer, *rest: rates.append(rate_of(optimizer)) or 0)
-    words = f"warm.py --model {tiny} --steps 4 --lr 1e-3 --device cpu --out {tmp_path}"
+    monkeypatch.setattr(warm, "learn", learn)
+    words = f"warm.py --model {tiny} --steps 4 --lr 1e-3 --roles {roles} --device cpu --out {tmp_path}"
     monkeypatch.setattr(sys, "argv", words.split())
     warm.main()
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    assert rollouts == 4 * [16 if roles == "all" else 8]
+    assert ("verifier 0" in capsys.readouterr().out) == (roles == "all")
     assert (tmp_path / "best" / "config.json").exists()
 
 
@@ -274,8 +285,9 @@ def test_rare_cases_are_shown_as_often_as_common_ones():
     assert all(abs(count - 1_000) < 150 for count in drawn.values())  # five deviations of a binomial
 
 
-def test_the_check_of_the_other_modules_compares_their_texts_with_the_teachers(monkeypatch):
-    lessons = lessons_of("hops", monkeypatch)
+@pytest.mark.parametrize("toy", warm.LESSONS)
+def test_the_check_of_the_other_modules_compares_their_texts_with_the_teachers(toy, monkeypatch):
+    lessons = lessons_of(toy, monkeypatch)
     found = warm.examples(lessons, lessons.others, {"default": lessons.teacher,
                                                     "base_generator": lessons.teacher})
     others = ["analysis", "executor", "generator", "verifier"]
@@ -339,15 +351,18 @@ def test_every_command_is_one_that_train_py_or_solve_py_takes(tiny, toy, fixed):
 
 
 @pytest.mark.parametrize("toy", smollm.WORLDS)
-def test_with_all_roles_the_toy_plays_none_and_a_second_warm_start_follows_the_planners(tiny, toy):
+def test_with_all_roles_the_toy_is_base_generator_alone_and_a_second_warm_start_follows(tiny, toy):
     trained = smollm.train(settings(tiny, toy, "all"), 0)
-    assert train_parser().parse_args(trained.command[1:]).fixed is None
+    args = train_parser().parse_args(trained.command[1:])
+    assert args.base_generator == {"first": None, "hops": "toy/hops/base_generator"}[toy]
+    assert {args.fixed, args.executor, args.verifier, args.generator} == {None}
     (second,) = trained.after
     assert second.command[-4:-2] == ("--roles", "all") and "{0}/best" in second.command
     assert second.after == smollm.train(settings(tiny, toy), 0).after
     tested = smollm.tests_of(settings(tiny, toy, "all"), "best", trained.after, "warm")
     assert all(solve_parser().parse_args(run.command[1:]).fixed is None for run in tested.values())
-    assert all("-all-" in run.name for run in (trained, second, *tested.values()))  # others than without
+    for run in (trained, second, *tested.values()):  # other runs than without, and than of other models
+        assert f"{tiny.name}-{toy}-all-" in run.name
 
 
 def test_in_the_second_toys_world_training_asks_for_two_calls_and_a_result_names_the_second():
@@ -388,6 +403,7 @@ def test_the_page_says_what_earlier_settings_have_learnt():
     first = [rows[:3] for rows in found.values()]
     assert share(first[0], "address_copied", "address_plans") == "9 of 30"
     assert share(first[3], "address_copied", "address_plans") == "20 of 20"
+    assert share(first[2], "address_copied", "address_plans") == "32 of 34"
 
 
 def test_the_page_says_what_each_seed_has_learnt_in_the_second_toys_world():
