@@ -76,14 +76,29 @@ def compared_table(name):
     return markdown(lines)
 
 
-def smoothed(rows, width=5):
-    """The rows of one run with means over `width` steps: the 16 questions of a step make a ragged line."""
+def trailing(rows, width=5):
+    """(row, the last `width` rows of its seed, up to it), for each row of one run. The few questions of a
+    step make a ragged line, so the pictures show each step together with those before it."""
     by_seed = defaultdict(list)
     for row in rows:
         by_seed[row["seed"]].append(row)
-    return [row | {column: statistics.fmean(float(r[column]) for r in mine[max(0, i - width + 1) : i + 1])
-                   for column in CURVES}
-            for mine in by_seed.values() for i, row in enumerate(mine)]
+        yield row, by_seed[row["seed"]][-width:]
+
+
+def smoothed(rows, columns):
+    """The rows of one run, with means over five steps in these columns."""
+    return [row | {column: statistics.fmean(float(r[column]) for r in last) for column in columns}
+            for row, last in trailing(rows)]
+
+
+def shares_of(rows, right, of):
+    """[{"seed", "step", "share"}]: of the plans of five steps that `of` counts, how many `right` counts."""
+    shares = []
+    for row, last in trailing(rows):
+        some, all_of_them = (sum(int(r[name]) for r in last) for name in (right, of))
+        if all_of_them:
+            shares.append({"seed": row["seed"], "step": row["step"], "share": some / all_of_them})
+    return shares
 
 
 def curves_picture(plt, name, csv):
@@ -92,8 +107,10 @@ def curves_picture(plt, name, csv):
     names = dict.fromkeys(row["run"] for row in rows)
     figure, axes = figures.panels(plt, 2, 2.4)
     for axis, (column, label) in zip(axes, CURVES.items()):
-        ends = [figures.band(axis, smoothed([row for row in rows if row["run"] == run]), column, run, look)
-                for run, look in zip(names, LINES)]
+        ends = []
+        for run, look in zip(names, LINES):
+            mine = smoothed([row for row in rows if row["run"] == run], CURVES)
+            ends.append(figures.band(axis, mine, column, run, look))
         figures.annotate_ends(axis, ends, 0.09)
         axis.set_xlabel("step (128 rollouts each)")
         axis.set_ylabel(label)
@@ -104,6 +121,29 @@ def curves_picture(plt, name, csv):
         for words, (value, place) in levels().items():
             figures.rule(axes[0], value, words, place)
     figures.save(figure, figures.RESULTS / f"{name}.svg")
+
+
+def smollm_picture(plt):
+    """SmolLM2 in the second toy's world: its reward, and how often it names the right tool after each of the
+    two kinds of result."""
+    rows = read("smollm-hops-curve")
+    figure, axes = figures.panels(plt, 2, 2.4)
+    ends = [figures.band(axes[0], smoothed(rows, ["reward"]), "reward", "SmolLM2 plans", LINES[0])]
+    if figures.path_of("smollm-hops-all-curve").exists():
+        alone = smoothed(read("smollm-hops-all-curve"), ["reward"])
+        ends.append(figures.band(axes[0], alone, "reward", "SmolLM2 plays all modules (one seed)", LINES[1]))
+    figures.annotate_ends(axes[0], ends, 0.09)
+    figures.rule(axes[0], 0.5, "the best that a router can do", 0.02)
+    ends = [figures.band(axes[1], shares_of(rows, f"{seen}_right", f"{seen}_plans"), "share", words, look)
+            for (seen, words), look in zip((("address", "web_search after an address"),
+                                            ("product", "python_coder after a product")), LINES)]
+    figures.annotate_ends(axes[1], ends, 0.09)
+    for axis, label in zip(axes, ("reward (share right)", "right tool (share of plans)")):
+        axis.set_xlabel("step (32 rollouts each)")
+        axis.set_ylabel(label)
+        axis.set_ylim(0, 1)
+        axis.legend(frameon=False, loc="lower right", fontsize=8)
+    figures.save(figure, figures.RESULTS / "smollm-hops.svg")
 
 
 def levels():

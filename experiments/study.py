@@ -87,6 +87,10 @@ def main():
         if not args.only:
             figures.fill("two-cpus", pages.two_cpus_table())
             figures.fill("mixtures", pages.mixtures_table())
+            if find_spec("matplotlib"):
+                import matplotlib.pyplot as plt
+
+                pages.smollm_picture(plt)
             for beside in ("TRL", "plain"):  # from speed.csv, which bench/speed.py writes
                 figures.fill(f"speed-{beside}", pages.speed_table(beside), [ROOT / "docs" / "speed.md"])
         return
