@@ -573,6 +573,8 @@ def of_smollm():
     assert len(seeds) == 3
     yield (f"goes from {warm:.2f} to {statistics.fmean(seeds):.2f} (three seeds, {min(seeds):.2f} to "
            f"{max(seeds):.2f}; 120 test questions about 20 other things)")
+    alone = figures.gather(figures.read("smollm-hops-all"), "planner", "right")
+    yield "one seed goes from {:.2f} to {:.2f} in 25 steps".format(*map(statistics.fmean, alone.values()))
 
 
 @pytest.mark.parametrize("number", list(sentences()))
@@ -618,6 +620,8 @@ def test_readmes_sentences_on_the_second_toy_are_those_of_the_csv_files():
     smollm = figures.gather(figures.read("smollm-hops"), "planner", "right")
     warm, *seeds = map(statistics.fmean, smollm.values())
     assert f"from {warm:.2f} to {statistics.fmean(seeds):.2f} (three seeds)" in readme
+    alone = figures.gather(figures.read("smollm-hops-all"), "planner", "right")
+    assert "from {:.2f} to {:.2f} (one seed)".format(*map(statistics.fmean, alone.values())) in readme
 
 
 @pytest.mark.parametrize("name, key", [("hops-ways", "planner"), ("hops-budget", "max_turns")])

@@ -391,7 +391,7 @@ def cells_of(rows):
 
 def page_has(*cells):
     page = (runs.ROOT / "docs" / "smollm.md").read_text(encoding="utf-8")
-    assert f"| {' | '.join(cells)} |" in page
+    assert re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(cells)} |") in page
 
 
 def test_the_page_says_what_earlier_settings_have_learnt():
@@ -406,17 +406,31 @@ def test_the_page_says_what_earlier_settings_have_learnt():
     assert share(first[2], "address_copied", "address_plans") == "32 of 34"
 
 
-def test_the_page_says_what_each_seed_has_learnt_in_the_second_toys_world():
+@pytest.mark.parametrize("file, label, number", [("smollm-hops", "", 30),
+                                                 ("smollm-hops-all", "all modules, ", 25)])
+def test_the_page_says_what_each_seed_has_learnt_in_the_second_toys_world(file, label, number):
     steps, tests = {}, {}
-    for row in figures.read("smollm-hops-curve"):
+    for row in figures.read(f"{file}-curve"):
         steps.setdefault(row["seed"], []).append(row)
-    for row in figures.read("smollm-hops"):
+    for row in figures.read(file):
         tests.setdefault(row["planner"], []).append(row)
+    right = {name: [f"{statistics.fmean(int(row['right']) for row in rows if kind in ('', row['kind'])):.3f}"
+                    for kind in ("", "wb", "wp")] for name, rows in tests.items()}
+    page_has(f"{label}warm-started", *4 * [""], *right.pop("warm"))
+    assert right.keys() == steps.keys()
     for seed, rows in steps.items():
-        right = [statistics.fmean(int(row["right"]) for row in tests[seed] if kind in ("", row["kind"]))
-                 for kind in ("", "wb", "wp") if seed in tests]
-        page_has(seed, *cells_of(rows), *(f"{accuracy:.3f}" for accuracy in right))
-        assert len(rows) == 30 and len(tests.get(seed, ())) in (0, 120)
+        page_has(label + seed, *cells_of(rows), *right[seed])
+        assert len(rows) == number and len(tests[seed]) == 120
+
+
+def test_the_page_says_how_many_right_answers_had_no_second_call():
+    needed = {"wb": "web_search", "wp": "python_coder"}
+    right = [row for row in figures.read("smollm-hops-all")
+             if (row["planner"], row["right"]) == ("seed0", "1")]
+    lucky = [row for row in right if needed[row["kind"]] not in row["tools"].split()[1:]]
+    page = " ".join((runs.ROOT / "docs" / "smollm.md").read_text(encoding="utf-8").split())
+    assert f"In {len(lucky)} of the {len(right)} right answers the planner made no second call" in page
+    assert all(row["tools"] == "wikipedia_search" for row in lucky)
 
 
 def test_the_steps_of_a_run_count_the_plans_after_an_address_and_after_a_product(tmp_path):
