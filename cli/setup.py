@@ -210,8 +210,8 @@ def load_models(args, checkpoint):
     A frozen copy of the model is π_ref and, by default, plays all fixed modules; if nobody needs it, it is
     not loaded. With adapters, the copy is the policy with its adapters off.
 
-    Several GPUs, and bfloat16, make most policies sharded ones (scale/sharding.py). That comes before
-    the optimizer, which keeps its state for the shards, and the optimizer before the state of a checkpoint.
+    With several GPUs or in bfloat16, most policies are sharded (scale/sharding.py). That comes before the
+    optimizer, which keeps its state for the shards, and the optimizer before the state of a checkpoint.
     At the end, the weights are gathered, because the run begins with sampling."""
     if loading.pick_device(args.device).type != "cuda":
         fit.bound_host_memory()  # running out of memory becomes an error, and does not kill the process

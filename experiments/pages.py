@@ -167,12 +167,12 @@ def ways_table():
     """What each planner has learnt from, how much of it, and its accuracy."""
     lines = [["planner", "learns from", "rollouts", "updates", "accuracy", "seeds (Intel)",
               "minus the ten seeds", "p, Holm"]]
-    rows = read("hops-ways")
+    rows, ten = read("hops-ways"), ten_seeds()
     accuracies = gather(rows, "planner", "accuracy")
-    compared = with_holm({who: values for who, values in accuracies.items() if who in SFTS}, ten_seeds())
-    compared["Flow-GRPO"] = str(figures.difference(accuracies["Flow-GRPO"], ten_seeds())), ""
+    compared = with_holm({who: values for who, values in accuracies.items() if who in SFTS}, ten)
+    compared["Flow-GRPO"] = str(figures.difference(accuracies["Flow-GRPO"], ten)), ""
     on_intel = Counter(row["planner"] for row in rows if "(Intel)" in row["seed"])
-    for who, values in [*accuracies.items(), (FLOW, ten_seeds())]:
+    for who, values in [*accuracies.items(), (FLOW, ten)]:
         source, steps = LEARNS.get(who, ("", 0))
         amounts = [str(n * steps or "") for n in (128, FOR_HOPS["minibatches"])]
         intel = len(values) if who == FLOW else on_intel[who]

@@ -69,6 +69,7 @@ def make_pages(names):
 
     for name in names:
         pages.toy_picture(plt) if name == "toy" else pages.draw(plt, name)
+    pages.smollm_picture(plt)  # its rows are smollm.py's
 
 
 def main():
@@ -87,10 +88,6 @@ def main():
         if not args.only:
             figures.fill("two-cpus", pages.two_cpus_table())
             figures.fill("mixtures", pages.mixtures_table())
-            if find_spec("matplotlib"):
-                import matplotlib.pyplot as plt
-
-                pages.smollm_picture(plt)
             for beside in ("TRL", "plain"):  # from speed.csv, which bench/speed.py writes
                 figures.fill(f"speed-{beside}", pages.speed_table(beside), [ROOT / "docs" / "speed.md"])
         return
