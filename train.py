@@ -39,7 +39,6 @@ from cli import command_line, setup
 from cli.progress import Progress
 from fast import logps as fast_logps
 from flow_grpo import Action, advantages, log_probs, token_logps, update
-from logbook.log import NO_UPDATE, step_row
 from logbook.run import stop_if_down, training_run
 from scale import ranks
 from scale.lockstep import make_passes
@@ -52,8 +51,8 @@ def train(args, cast, reference, optimizer, data, state):
     cast: who plays what, a named tuple (policy, fixed, tools, judge). data: the questions, a named tuple
     (train, valid, test). reference: the engine of π_ref, or None. state: what a checkpoint restores, or None.
 
-    `run` (logbook/run.py) keeps the books: run.steps() counts the steps, run.log_step() and
-    run.log_evaluation() write the log, run.timed_update() its times, run.save() checkpoints; run.due() and
+    `run` (logbook/run.py) keeps the books: run.steps() counts the steps, run.updating() times an update,
+    run.log_step() and run.log_evaluation() write the log, run.save() writes checkpoints; run.due() and
     run.lacks() say what is still to do. run.moved: has any step changed the policy yet?
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
@@ -70,19 +69,18 @@ def train(args, cast, reference, optimizer, data, state):
             rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
             A, flat = advantages(rewards, groups)
 
-            metrics = NO_UPDATE  # what log.csv shows for a step without an update
+            metrics = {}  # those of update(), for the log
             if can_learn(A, args.beta, run.moved):
                 actions = actions_of(usable, A)
-                with run.timed_update(), passes.around_update():
+                with run.updating(passes):
                     metrics = update(
                         passes, optimizer, actions, groups,
                         temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
                         minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
-            row = step_row(step, rollouts, usable, groups, flat, metrics, cast.tools)
             # Prints a line; writes log.csv and rollouts.jsonl. Three steps in a row in which all rollouts
             # failed, or all mini-batches were skipped, end the run.
-            run.log_step(row, rollouts, metrics)
+            run.log_step(step, rollouts, usable, groups, flat, metrics)
             if run.due():  # every --every steps, and after the last
                 validate_and_save(run, cast, data.valid)
         evaluate_last(run, cast, data)

@@ -2,9 +2,9 @@
 
     with training_run(args, policy, optimizer, state) as run:   # state: of the checkpoint to resume from
         for step in run.steps():                                # those that are left; none after Ctrl-C
-            with run.timed_update():                            # the seconds of the update
+            with run.updating(passes):                          # measures the seconds of the update
                 metrics = update(...)
-            run.log_step(row, rollouts, metrics)                # log.csv, rollouts.jsonl and a line
+            run.log_step(step, rollouts, ..., metrics)          # log.csv, rollouts.jsonl and a line
             accuracy = run.log_evaluation("valid", rollouts)    # evals.csv
             run.save(accuracy)                                  # step-N/, and best/ if it is the highest
 """
@@ -81,22 +81,25 @@ class Run:
             yield self.step + 1
 
     @contextmanager
-    def timed_update(self):
-        """Around the update of a step: measures its seconds."""
+    def updating(self, passes):
+        """Around the update of a step: measures its seconds. passes: of scale/passes.py."""
         start = time.perf_counter()
-        yield
+        with passes.around_update():
+            yield
         self.update_seconds = time.perf_counter() - start
 
-    def log_step(self, row, rollouts, metrics):
+    def log_step(self, step, rollouts, usable, groups, flat, metrics):
         """Write and show a step. SystemExit, with a checkpoint, if the last steps were of no use.
 
-        row: of log.csv. metrics: what update() returned, or log.NO_UPDATE."""
+        usable: the rollouts with an outcome. groups: the group of each of these. flat: how many groups were
+        flat. metrics: what update() returned; {} without an update."""
+        row = log.step_row(step, rollouts, usable, groups, flat, metrics, self.args.tools)
         rollout_seconds = time.perf_counter() - self.started - self.update_seconds
         budget = int(metrics.get("token_budget", self.args.token_budget))
         say(advice.smaller_budget(self.args.token_budget, budget))
         self.args.token_budget = budget  # so it is said once
         all_skipped = row["skipped"] == self.args.minibatches
-        self.step, self.moved = row["step"], self.moved or metrics.get("steps", 0) > 0
+        self.step, self.moved = step, self.moved or metrics.get("steps", 0) > 0
         self.rows.append(row)
         self.log.add_row("log.csv", row)
         self.log.add_rollouts(self.step, rollouts)
