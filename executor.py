@@ -50,7 +50,7 @@ def prompt(question, context, sub_goal, name, tool):
 
 
 def parse(text, name, tool):
-    """Read what the executor wrote: a Call of the planned tool, or an Unparsed. If it was python_coder:
+    """Read what the executor wrote: a Call of the planned tool, or an Unparsed. If the plan was python_coder:
 
     'python_coder(code="print(6)")'    -> Call("python_coder", {"code": "print(6)"})
     'python_coder(code=secret)'        -> Unparsed("the call could not be read (the arguments must ...")
@@ -64,7 +64,7 @@ def parse(text, name, tool):
     try:
         called, arguments = read_call(
             text,
-            tool_name=name,  # if this tool is called both inside and outside a code fence: ValueError
+            tool_name=name,  # to notice a second call of it outside a code fence: ValueError
             names=list(tool.arguments),  # positional arguments get these names, in this order
         )
     except ValueError as why:

@@ -13,7 +13,7 @@ weights.
   3. Less variance: we may subtract a *baseline* from R, any number that does not depend on this rollout's
      plans. On average it changes nothing, because E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P = ∇1 = 0. Here it is
      the mean reward of the group, the rollouts of the same question: if all of them are right, none is
-     pushed up. (Strictly, this mean depends on R itself: advantages() says why that is harmless.)
+     pushed up.
   4. So every token of every turn of rollout i gets the same advantage A_i, how much better this rollout ended
      than its group: as if the planner were fine-tuned on its own plans, each weighted by its A. Tokens with
      A > 0 are pushed up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
@@ -21,8 +21,7 @@ weights.
 So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not follow from it:
 
   * A is divided by the group's standard deviation;
-  * tokens are averaged over a turn, and turns over a rollout: so this is no longer exactly the gradient of
-    E[R], and the baseline is no longer free of bias (see token_weight());
+  * tokens are averaged over a turn, and turns over a rollout, which biases the gradient (see token_weight());
   * PPO's clipped ratio. The batch of rollouts is cut into mini-batches of whole rollouts, for one optimiser
     step each (one PPO epoch). From the second step on, the policy is no longer the one that sampled: the
     ratio corrects for that, approximately (see loss());
@@ -34,23 +33,26 @@ Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a 
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                                        over the group's G rollouts
 
+π_θold is the planner before the update, which has sampled the rollouts. π is always the distribution at the
+sampling temperature. The paper has a single ε and does not give its value; 0.2 below and 0.3 above come from
+the released code.
+
 Together, E_q and 1/G Σ_i are one mean over all rollouts, because all groups have the same size unless a
 rollout fails. So J has three nested means: over rollouts, over the turns of each, over the tokens of
-each turn. This code averages the KL in the same way. π is always the distribution at the sampling
-temperature, and the rollouts are sampled by π_θold, the planner before the update. (The paper has a single ε
-and does not give its value; 0.2 below and 0.3 above come from the released code.)
+each turn. This code averages the KL in the same way.
 
 With one optimiser step per batch of rollouts, our default for real models (the toy takes 4), π_θ is still
 π_θold when the gradient is taken. Then ρ is 1 and the clip never acts: apart from the KL, the gradient is the
 three means of A_i ∇log π.
 
-    advantages()                     eq. 7
-    objective()                      eq. 5 in plain loops: for reading, and for testing against
-    token_logps()                    log π of each token
-    loss()                           a micro-batch's part of -J (as many turns as fit into memory at once)
-    simple_update()                  one batch of rollouts -> optimiser steps: for reading, and for testing
-    update()                         the same for training, also with --plain: for limited memory, several
-                                     GPUs and bad gradients
+    advantages()        eq. 7
+    objective()         eq. 5 in plain loops: for reading, and for testing against
+    token_logps()       log π of each token
+    token_weight()      1/N 1/T_i 1/|a|: the three means, as the weight of a token
+    split_rollouts()    rollouts -> mini-batches, one optimiser step each
+    loss()              -J of these tokens
+    simple_update()     one batch of rollouts -> optimiser steps: for reading, and for testing against
+    update()            what train.py runs: the same, for limited memory, several GPUs and bad gradients
 
 They work on token ids, one reward per rollout and two language models, and know nothing of agents or text.
 All log-probs are one flat list of action tokens, (K,): there is no padding in the loss, and no mask that
@@ -81,7 +83,7 @@ class Action:
     # log π of ids as the engine computed it while sampling, for the report only. It is not used as π_θold:
     # sampling and scoring round differently, so ρ would not be exactly 1 in the first mini-batch.
     logps: list[float] = field(default_factory=list)
-    # set later, on a copy: by weighted() and by score_old()
+    # filled in during an update, on a copy
     weight: float = 0.0     # the weight of each of its tokens: token_weight()
     logp_old: torch.Tensor | None = None    # log π_θold of ids, (|a|,): score_old()
 
@@ -101,8 +103,7 @@ def advantages(rewards, groups):
 
     The division by std is not part of a plain policy gradient. With it, every group that is not flat has the
     same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh more than without it,
-    and a group whose rewards differ by a tiny cost weighs as much as one of successes and failures. (With
-    rewards of 0 and 1, it changes only the size of a question's expected gradient, and not its direction.)
+    and a group whose rewards differ by a tiny cost weighs as much as one of successes and failures.
 
     For another baseline, edit the line that sets A. Strictly, a baseline must not contain R_i: R_i should be
     compared with the mean of the n - 1 *others*. But R_i - mean of the others = n / (n - 1) (R_i - mean of
@@ -148,8 +149,8 @@ def token_logps(model, actions, temperature):
     rounding). Rows are padded on the right, which no earlier token of a causal model can see.
 
     This is the definition. train.py calls it with --plain; otherwise fast/logps.py computes the same numbers,
-    up to rounding, in less time and memory. To change the log-prob itself, edit log_probs(). (fast/ calls it,
-    or computes the plain log-softmax a chunk at a time, if a test at the start shows that it is one.)
+    up to rounding, in less time and memory. To change the log-prob itself, edit log_probs(): fast/ notices if
+    it is no longer the plain log-softmax, and then calls it.
     """
     sequences = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
     x = pad_sequence(sequences, batch_first=True).to(model.device)          # (B, L) padded on the right
@@ -179,7 +180,7 @@ def token_weight(action, T, N, num_tokens=None):
     1/T_i and 1/|a| are not part of a plain policy gradient: each turn of a short rollout, and each token of a
     short plan, weighs more, right or wrong. So the planner is punished less for long failures. And because T
     depends on the sampled plans, E[∇log π / T] is not 0: even a constant baseline shifts the gradient. This
-    can favour the worse of two plans. Suppose that one of them is written in turn 1, and that A is 1 or -1:
+    can favour the worse of two plans. Say the first plan is X or Y, and A is 1 if right, -1 if wrong:
 
                       P(right)    turns if right    turns if wrong  mean push A/T
         after plan X    0.6             3                3          0.6/3 - 0.4/3 = 0.07
@@ -211,8 +212,8 @@ def split_rollouts(groups, minibatches, seed):
     (fast/trees.py). Their order is shuffled. A rollout is never divided."""
     groups = torch.as_tensor(groups).tolist()
     distinct, N = sorted(set(groups)), len(groups)
-    shuffled = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
-    place = dict(zip(distinct, shuffled.tolist()))                          # of each group in the new order
+    places = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
+    place = dict(zip(distinct, places))                                     # of each group in the new order
     rollouts = sorted(range(N), key=lambda i: place[groups[i]])             # a group stays together
     return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
@@ -236,14 +237,12 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
-    The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative.
-    Given the tokens so far, its mean over the next token, drawn from π_θ, is KL(π_θ ‖ π_ref) at that
-    position. But its gradient, (1 - r) ∇log π, is on average that of KL(π_ref ‖ π_θ), which has the same
-    minimum. (Both are exact at ρ = 1 only: docs/use.md, "Another KL".)
+    The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
+    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Its gradient is on average that of the reverse,
+    KL(π_ref ‖ π_θ), which has the same minimum (docs/use.md, "Another KL").
 
-    Add a term of your own to `terms`. update() may leave out actions with A = 0, and scores π_ref only if
-    beta > 0: a term that needs either, or a flag, has changes there, too: docs/use.md, "Another term in the
-    objective".
+    Add a term of your own to `terms`. If it needs π_ref, or tokens with A = 0, or a flag: docs/use.md,
+    "Another term in the objective".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
     ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
@@ -261,10 +260,11 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
 def simple_update(model, reference, optimizer, actions, groups, temperature, clip, beta, minibatches,
                   max_grad_norm, seed):
-    """Train the policy on one batch of rollouts, in `minibatches` optimiser steps. (Only tests call this:
-    train.py calls update(), also with --plain.) Everything must fit into the memory of one device, and each
-    mini-batch needs an action; the model and the reference are in eval mode. The other arguments are those of
-    update().
+    """Train the policy on one batch of rollouts, in `minibatches` optimiser steps.
+
+    Read this first: update(), which train.py calls, also with --plain, takes the same steps, as a test shows.
+    Here, a whole mini-batch must fit into memory, on one device. model and reference: in eval mode. The other
+    arguments are those of update().
 
     π_θold is the model before the first step: so all mini-batches are scored before it.
     """
@@ -355,8 +355,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
       retry(f, *x)                    f(*x); if memory runs out, again, with smaller micro-batches
       share, sum_gradients            for several GPUs; with one process, they change nothing
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
-    Action.rollout is an index into it. (Its length is N. The numbers in it only decide which rollouts share
-    an optimiser step: those of a group, where possible.)
+    Action.rollout is an index into it. A group stays in one mini-batch, where possible.
     temperature: that of sampling. clip: (ε, ε'). beta: the weight of the KL; with 0, or without a reference,
     there is no forward pass for it. minibatches: the number of optimiser steps. max_grad_norm: longer
     gradients are scaled down to this norm. token_mean: see token_weight(). seed: shuffles the groups.
@@ -391,8 +390,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         # one bad mini-batch must not end the run
         finite = math.isfinite(loss_value) and math.isfinite(norm)
         skipped = not finite or norm >= EXPLODED * max_grad_norm
-        # Take no step without a gradient: AdamW's momentum alone would still move θ. (With a KL, once the
-        # policy has left π_ref, there is always one: then even a mini-batch of flat groups takes a step.)
+        # No step without a gradient, as of flat groups only: AdamW's momentum would move θ all the same.
+        # (With a KL, there is always one, once the policy has left π_ref.)
         taken = norm > 0 and not skipped
         if taken:
             optimizer.step()

@@ -2,9 +2,9 @@
 
 Planner, verifier and generator read it in their prompts. Each turn adds a Step: what was planned, the tool
 call, its result, and the verdict. In the paper's notation, the plan a^t, the result e^t and the verdict v^t
-make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). Here f_mem is `memory.steps.append(Step(...))`;
-the verdict is filled in when the verifier has read the step. No language model rewrites or summarises the
-steps, so rollouts with the same steps have the same memory.
+make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). Here f_mem appends a Step; its verdict is filled in
+when the verifier has read it. No language model rewrites or summarises the steps, so rollouts with the same
+steps have the same memory.
 
 The text is bounded: render(budget) returns at most `budget` characters and shortens results first, the oldest
 before newer ones. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left
@@ -31,8 +31,8 @@ class Step:
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
     error: bool = False  # a tool-calling error: the result starts with "Error:"
-    # The verifier's STOP or CONTINUE; "" until it has read the step. After a plan that could not be parsed,
-    # CONTINUE is set without asking it.
+    # The verifier's STOP or CONTINUE; "" until it has read the step. If the plan could not be parsed, the
+    # verifier is not asked, and this is CONTINUE.
     verdict: str = ""
     seconds: float = 0.0  # how long the tool ran; never rendered, so that equal turns give equal prompts
 
@@ -72,17 +72,18 @@ class Memory:
         steps = [replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
             for step in steps:
-                # a loop, because a cut may fall a little short of the excess
-                while len(getattr(step, name)) > SHORTEST and (excess := len(join(steps)) - budget) > 0:
-                    setattr(step, name, shortened(getattr(step, name), excess))
+                while True:  # a cut may fall a little short of the excess
+                    text, excess = getattr(step, name), len(join(steps)) - budget
+                    if excess <= 0 or len(text) <= SHORTEST:
+                        break
+                    setattr(step, name, shortened(text, excess))
         return truncate(join(steps), budget)
 
 
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
-    `excess` is measured in the rendered steps, where indentation makes the text longer. So we cut the same
-    *share* of the text, not the same number of characters.
+    In the prompt, indentation makes the text longer. So a *share* is cut: excess / its length there.
     """
     share = excess / max(1, len(indented(text)))
     return truncate(text, max(SHORTEST, int((1 - share) * len(text))))

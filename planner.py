@@ -85,8 +85,7 @@ class Plan:
 
 
 class Unparsed(str):
-    """Why a plan or a call could not be parsed: a text for the memory. It is a type of its own, so that
-    isinstance() tells it from a Plan or a Call."""
+    """Why a plan or a call could not be parsed: a text for the memory, in place of the Plan or Call."""
 
 
 def describe(name, tool):
@@ -122,8 +121,8 @@ def parse(text, tools):
                          -> Plan("", "add 2\\nand 2", "python_coder")
     "I would search."    -> Unparsed("no line 'Sub-goal: ...'. Answer in the four lines asked for.")
 
-    A value goes on up to the next label. A plan that was cut off at the token limit is read like any other:
-    if the tool's name is still there, it can be carried out.
+    A value goes on up to the next label. A plan that was cut off at the token limit is valid if its sub-goal
+    and tool are there.
     """
     text = after_thinking(text)
     if text is None:
@@ -134,7 +133,7 @@ def parse(text, tools):
     fields = {}
     for label, value in labelled(text, LABELS):  # value: the text up to the next label
         if label == "Tool":
-            value = plain_name(value, tools)  # or the value as it is, if it is not plainly a tool
+            value = plain_name(value, tools)  # unchanged if it names no single tool: rejected below
         if label in fields and fields[label] != value:  # the same line twice is fine
             return Unparsed(f"two different lines '{label}: ...'. Plan one step only.")
         fields[label] = value

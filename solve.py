@@ -59,8 +59,8 @@ from rewards.questions import Question
 from tools import TOOLS, run_calls
 from world.text import truncate
 
-# Characters of memory in a prompt. The smaller ones are tried when the prompt is too long for the model.
-BUDGETS = BUDGET, BUDGET // 4, BUDGET // 16
+# Characters of memory in a prompt; they are tried in turn where the prompt is too long for the model.
+SMALLER_BUDGETS = BUDGET // 4, BUDGET // 16
 ANALYSIS_LIMIT = BUDGET // 4  # characters of the analysis, which is shown beside the memory
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated
 
@@ -71,8 +71,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 
     questions: [Question]; G copies of a question make a group.
     policy: the engine that plays the planner; it alone samples. fixed: the engine that plays all other
-    modules, and base_generator; or {module: engine}, where "default" plays those that are not named. (The
-    planner is always the policy.)
+    modules, and base_generator; or an engine for some of them, {"executor": engine, "default": engine}.
     max_turns: 3 as in the paper's training; the commands have defaults of their own (cli/flags.py).
     max_new_tokens: of each completion; None: as many as the checkpoint says, or 1 024.
     watch: watch(rollouts, turn, module) is called before each stage, to show or save progress. It changes
@@ -83,19 +82,18 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     start = time.perf_counter()
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
     # modules.run(module, turn, rollouts) asks a module for all of these rollouts in one batch, and gives
-    # [(rollout, Completion)]. A rollout that fails is marked, and missing in the list.
+    # [(rollout, Completion)]. Rollouts that fail, or have failed before, are missing in the list.
     modules = Modules(rollouts, policy, fixed, tools, temperature, max_new_tokens, watch)
 
     for rollout, completion in modules.run("analysis", 0, rollouts):
         rollout.memory.analysis = truncate(after_thinking(completion.text) or "", ANALYSIS_LIMIT)
 
     for turn in range(1, max_turns + 1):
-        # running, planned, called, acted: each list is a subset of the one before. Each rollout of `running`
-        # gets one Step in this turn, unless it fails: so plans[k] led to memory.steps[k].
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         if not running:
             break
-        planned = []  # the plan could be parsed
+
+        planned = []  # those of `running` whose plan could be parsed
         for rollout, completion in modules.run("planner", turn, running):
             rollout.plans.append(completion)
             rollout.plan = planner.parse(completion.text, tools)
@@ -104,7 +102,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             else:
                 rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
-        called = []  # also those whose call could not be parsed: their result will be an error
+        called = []  # those of `planned` with a call; if it could not be parsed, its result will be an error
         for rollout, completion in modules.run("executor", turn, planned):
             name = rollout.plan.tool
             rollout.call = executor.parse(completion.text, name, tools[name])
@@ -112,14 +110,13 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 
         for rollout, result in modules.run_tools(turn, called):
             rollout.add_result(turn, result)  # a step of the memory, or `failed`
-        acted = [rollout for rollout in called if not rollout.failed]  # the call has a result
 
-        for rollout, completion in modules.run("verifier", turn, acted):
+        for rollout, completion in modules.run("verifier", turn, called):
             rollout.memory.steps[-1].verdict = "STOP" if verifier.parse(completion.text) else "CONTINUE"
 
+        # Now each rollout of `running` has one more Step, unless it failed: plans[k] led to memory.steps[k].
         for rollout in running:
-            if not rollout.failed:
-                rollout.stopped = is_over(rollout)
+            rollout.stopped = not rollout.failed and is_over(rollout)
 
     for rollout, completion in modules.run("generator", max_turns + 1, rollouts):
         rollout.answer = truncate(generator.parse(completion.text), RECORD_LIMIT)
@@ -185,8 +182,7 @@ class Rollout:
     seconds: float = 0.0  # its share of the batch's time, plus the judge's
 
     def add_output(self, turn, module, text, tokens, seconds):
-        """Note what a module or a tool wrote. seconds: a module's are those of its batched call, the same for
-        all rollouts; a tool's are those of tools.Result."""
+        """Note what a module or a tool wrote. seconds: of the whole batch, if it is a module."""
         self.outputs.append({"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT),
                              "tokens": tokens, "seconds": round(seconds, 3)})
 
@@ -244,11 +240,11 @@ class Modules:
         """What the module writes for each of these rollouts: [Completion]. Where a prompt is too long for the
         model, the module is asked again with a smaller memory budget. (Analysis and executor read no memory:
         their prompts stay too long.)"""
-        completions = [None] * len(rollouts)
-        for budget in BUDGETS:  # after the first, only where the prompt was too long: hardly ever
-            left = [i for i, done in enumerate(completions) if done is None or done.error == TOO_LONG]
-            prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in left]
-            for i, completion in zip(left, self.ask(module, prompts)):
+        completions = self.ask(module, [prompt_of(module, self.tools, rollout) for rollout in rollouts])
+        for budget in SMALLER_BUDGETS:
+            too_long = [i for i, completion in enumerate(completions) if completion.error == TOO_LONG]
+            prompts = [prompt_of(module, self.tools, rollouts[i], budget) for i in too_long]
+            for i, completion in zip(too_long, self.ask(module, prompts)):
                 completions[i] = completion
         return completions
 
@@ -303,7 +299,7 @@ def run_trial(trial, args, cast):
         for seed, questions in trial.batches():
             torch.manual_seed(seed)
             rollouts = roll_out_and_grade(questions, policy, fixed, tools, judge, watch=watch, **settings)
-            if trial.add(rollouts):  # saves them. False: a server was down; the batch is run a second time
+            if trial.add(rollouts):  # saves them. False: a server was down; batches() gives this batch again
                 watch.finished(rollouts)  # prints them
 
 

@@ -10,7 +10,7 @@ executor read. run_calls() runs the calls of all rollouts in a turn:
 A result that starts with "Error:" is an *error*, whether the model made the mistake (no such argument) or the
 world did (a missing page). The planner reads it in memory, and may try something else. If base_generator's
 language model gives no completion, that is a *failure* instead (Result.failed): it ends the rollout
-(solve.py). But a query that is too long for it is an error.
+(solve.py).
 """
 
 import time

@@ -29,6 +29,7 @@ from cli import early
 
 early.check(__name__, "train.py")  # for speed only: --help and mistakes need no torch
 
+import functools
 import math
 import random
 
@@ -53,7 +54,7 @@ def train(args, cast, reference, optimizer, data, state):
 
     `run` (logbook/run.py) keeps the books: run.steps() counts the steps, run.updating() times an update,
     run.log_step() and run.log_evaluation() write the log, run.save() writes checkpoints; run.due() and
-    run.lacks() say what is still to do. run.moved: has any step changed the policy yet?
+    run.lacks() say what is still to do.
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
@@ -68,15 +69,13 @@ def train(args, cast, reference, optimizer, data, state):
             usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
             rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
             A, flat = advantages(rewards, groups)
+            actions = actions_of(usable, A)
 
-            metrics = {}  # those of update(), for the log
-            if can_learn(A, args.beta, run.moved):
-                actions = actions_of(usable, A)
-                with run.updating(passes):
-                    metrics = update(
-                        passes, optimizer, actions, groups,
-                        temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
-                        minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
+            with run.updating(passes):
+                metrics = update(
+                    passes, optimizer, actions, groups,
+                    temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
+                    minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
 
             # Prints a line; writes log.csv and rollouts.jsonl. Three steps in a row in which all rollouts
             # failed, or all mini-batches were skipped, end the run.
@@ -106,16 +105,15 @@ def questions_of(step, questions, count, seed):
     The questions are taken in a shuffled order, and shuffled again for each epoch. (A run may be shorter than
     an epoch: the toy's takes 960 of its 2 000 questions.)"""
 
+    @functools.cache
     def shuffled(epoch):
         order = list(questions)
         random.Random(f"{seed}-{epoch}").shuffle(order)
         return order
 
-    # (epoch, place in its order) of each question of this step, which may reach into the next epoch
-    places = [divmod(n, len(questions)) for n in range((step - 1) * count, step * count)]
-    epochs = {epoch for epoch, _ in places}
-    orders = {epoch: shuffled(epoch) for epoch in epochs}
-    return [orders[epoch][place] for epoch, place in places]
+    # Question n of the run is in epoch n // len(questions). A step may reach into the next epoch.
+    numbers = range((step - 1) * count, step * count)
+    return [shuffled(n // len(questions))[n % len(questions)] for n in numbers]
 
 
 def graded_rollouts(args, cast, questions, group_size, seed):
@@ -140,9 +138,8 @@ def with_outcome(rollouts, group_size):
     groups[i] is the group of usable[i]: the number of its question in the batch, from 0. (Not the question's
     text: a question that comes twice in a batch makes two groups.)
 
-    The others have no outcome, mostly through no fault of the planner. Where it has an influence (on prompts
-    that become too long, or answers without a verdict), leaving them out is a bias: it is not taught to avoid
-    what accuracy counts as wrong. So watch their number in the log."""
+    The others have no outcome, mostly through no fault of the planner. But where its plans are the cause, say
+    of prompts that become too long, it is not taught to avoid them: so watch their number in the log."""
     # The rollouts of a question are neighbours, so rollout n belongs to question n // group_size.
     numbers = [n for n, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
     return [rollouts[n] for n in numbers], [n // group_size for n in numbers]
@@ -154,12 +151,6 @@ def actions_of(rollouts, A):
     experiments/forks/."""
     return [Action(completion.prompt_ids, completion.ids, i, A[i].item(), completion.logps)
             for i, rollout in enumerate(rollouts) for completion in rollout.plans]
-
-
-def can_learn(A, beta, moved):
-    """True if J can have a gradient: some A is not 0, or the policy has left π_ref, so that the KL pulls it
-    back. (Without a gradient, update() would take no step, either: this saves its passes.)"""
-    return bool(A.any()) or (beta > 0 and moved)
 
 
 # ----------------------------------------------------------------------------------------------- evaluations
@@ -190,7 +181,7 @@ def accuracy_on(run, cast, name, questions):
 
 def validate_and_save(run, cast, valid):
     """Save a checkpoint, and best/ if it is the first or has a higher accuracy on the validation questions
-    than those before. (The untrained planner does not compete: best/ may be worse.)"""
+    than those before: it is the best of the trained planners, and may be worse than the untrained one."""
     accuracy = accuracy_on(run, cast, "valid", valid) if valid else -math.inf  # -inf: best/ is not written
     run.save(accuracy)
 

@@ -48,9 +48,7 @@ def prompt(question, tools, analysis, memory_text):
 def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
-    A remark may follow STOP after a full stop, exclamation mark, colon, dash, bracket or new line. Any other
-    text after STOP makes the verdict CONTINUE, because it may be a condition. So does a remark that begins
-    with a word such as "but", "and" or "unless" (DOUBT in models/dressing.py) or names CONTINUE.
+    A remark may follow STOP, but no condition: in doubt, it is CONTINUE (REMARK in models/dressing.py).
 
     "Explanation: ...\\nConclusion: STOP"        -> True
     "**Conclusion:** STOP. All is there."        -> True

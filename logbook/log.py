@@ -22,9 +22,8 @@ from world.text import printable
 
 # The first columns of log.csv
 FIRST = "step reward right turns errors flat groups failed undecided plan_tokens".split()
-# The metrics of flow_grpo.update() that log.csv holds, and their values in a step without an update
+# The metrics of flow_grpo.update() that log.csv holds
 COLUMNS = "kl clip entropy ratio_min ratio_max sampling_gap grad_norm skipped halved loss".split()
-NO_UPDATE = dict.fromkeys(COLUMNS, 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
 # How a row of the three files begins: 3,0.5 or 3,test,0.97 or {"step": 3, "id"
 ROW = re.compile(rb'(?:\{"step": )?(\d+),')
 
@@ -49,7 +48,7 @@ def columns(tools):
 
 def step_row(step, rollouts, usable, groups, flat, metrics, tools):
     """The row of log.csv. usable: the rollouts with an outcome. groups: the group of each of these. flat: how
-    many groups were flat. metrics: what update() returned, or {}."""
+    many groups were flat. metrics: what update() returned."""
     found = summary(rollouts)
     plans = [len(plan.ids) for rollout in usable for plan in rollout.plans]
     row = {
@@ -61,7 +60,7 @@ def step_row(step, rollouts, usable, groups, flat, metrics, tools):
         "failed": found["failed"], "undecided": found["undecided"],
         "plan_tokens": sum(plans) / max(1, len(plans)),
     }
-    row |= {name: metrics.get(name, NO_UPDATE[name]) for name in COLUMNS}
+    row |= {name: metrics[name] for name in COLUMNS}
     for name in [*tools, "unreadable"]:
         row[name], row[f"{name}_errors"], _ = found["calls"].get(name, (0, 0, 0.0))
     return row

@@ -92,14 +92,14 @@ class Run:
         """Write and show a step. SystemExit, with a checkpoint, if the last steps were of no use.
 
         usable: the rollouts with an outcome. groups: the group of each of these. flat: how many groups were
-        flat. metrics: what update() returned; {} without an update."""
+        flat. metrics: what update() returned."""
         row = log.step_row(step, rollouts, usable, groups, flat, metrics, self.args.tools)
         rollout_seconds = time.perf_counter() - self.started - self.update_seconds
-        budget = int(metrics.get("token_budget", self.args.token_budget))
+        budget = int(metrics["token_budget"])
         say(advice.smaller_budget(self.args.token_budget, budget))
         self.args.token_budget = budget  # so it is said once
         all_skipped = row["skipped"] == self.args.minibatches
-        self.step, self.moved = step, self.moved or metrics.get("steps", 0) > 0
+        self.step, self.moved = step, self.moved or metrics["steps"] > 0
         self.rows.append(row)
         self.log.add_row("log.csv", row)
         self.log.add_rollouts(self.step, rollouts)

@@ -14,7 +14,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it; .ci/run 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it: no test leaves the machine
 
 from bench import faults
+from logbook.log import COLUMNS
 from world import services
+
+# the metrics of an update in which nothing had a gradient
+NO_UPDATE = dict.fromkeys([*COLUMNS, "steps", "token_budget"], 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
 
 
 def pytest_configure(config):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import NO_UPDATE
 from safetensors.torch import load_file, save_file
 from test_models import tokenizer, write
 
@@ -164,7 +165,7 @@ def test_what_came_after_the_checkpoint_is_dropped_and_half_a_line_with_it(tmp_p
 def test_the_columns_that_are_checked_are_those_that_are_written():
     rollout = SimpleNamespace(memory=SimpleNamespace(steps=[]), outputs=[], plans=[], right=True,
                               reward=1.0, failed="", undecided=False)
-    assert list(log.step_row(1, [rollout], [rollout], [0], 0, log.NO_UPDATE, ["a"])) == log.columns(["a"])
+    assert list(log.step_row(1, [rollout], [rollout], [0], 0, NO_UPDATE, ["a"])) == log.columns(["a"])
 
 
 REMEMBERED = {

@@ -34,7 +34,7 @@ from rewards import rules
 from rewards.metrics import accuracy_line, summary
 from rewards.questions import Question
 from scale import fit
-from solve import BUDGETS
+from solve import SMALLER_BUDGETS
 from tools import Tool
 
 PROMPTS = {"analysis": planner.ANALYSIS_PROMPT, "planner": planner.PROMPT, "executor": executor.PROMPT,
@@ -417,7 +417,7 @@ def wordy(prompt):
     return PLAN.replace("double it", "double " + "it " * 2000)
 
 
-@pytest.mark.parametrize("tries, budget", list(enumerate(BUDGETS[1:], 2)))
+@pytest.mark.parametrize("tries, budget", list(enumerate(SMALLER_BUDGETS, 2)))
 def test_a_prompt_that_is_too_long_is_made_again_with_less_memory(tries, budget):
     room = len(planner.prompt("long?", TOOLS, "a", "")) + budget
     plan = lambda prompt: NO_ROOM if len(prompt) > room else wordy(prompt) if "long?" in prompt else PLAN
@@ -457,11 +457,11 @@ def test_a_rollout_whose_prompt_never_fits_fails_and_leaves_and_the_others_go_on
         assert (rollout.failed, rollout.answer, rollout.right) == ("", "42", True)
     assert metrics["failed"] == 1 and metrics["accuracy"] == pytest.approx(2 / 3)
     tries = sum("bad?" in prompt for prompt in policy.prompts_of(module) + fixed.prompts_of(module))
-    assert tries == len(BUDGETS)
+    assert tries == 1 + len(SMALLER_BUDGETS)
 
 
 def test_a_rollout_that_fails_in_a_later_turn_does_not_act_on_its_old_plan():
-    rollout = rollout_of(Script(PLAN, *[NO_ROOM] * len(BUDGETS)), Script("a", CALL, GO_ON))
+    rollout = rollout_of(Script(PLAN, *[NO_ROOM] * (1 + len(SMALLER_BUDGETS))), Script("a", CALL, GO_ON))
     assert rollout.failed == f"planner: {TOO_LONG}" and len(rollout.memory.steps) == len(rollout.plans) == 1
 
 

@@ -20,6 +20,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from conftest import NO_UPDATE
 from safetensors.torch import load_file
 from test_models import CHATML, tokenizer, write
 
@@ -636,7 +637,7 @@ def test_the_token_budget_that_was_enough_serves_the_next_step_and_is_named(tmp_
 @pytest.mark.parametrize("temperature, change", [(0.7, "a lower --lr than 0.003."),
                                                  (0.01, "a higher --temperature than 0.01.")])
 def test_gradients_that_stay_useless_end_the_run_with_advice(tmp_path, monkeypatch, temperature, change):
-    monkeypatch.setattr(train, "update", lambda *a, **k: log.NO_UPDATE | {"skipped": 2.0, "token_budget": 9})
+    monkeypatch.setattr(train, "update", lambda *a, **k: NO_UPDATE | {"skipped": 2.0, "token_budget": 9})
     monkeypatch.setattr(train, "advantages", lambda R, groups: (torch.ones(len(R)), 0))
     code = command(*words(tmp_path / "run", **QUICK | {"steps": 9}, every=9, temperature=temperature))
     assert code.startswith("train.py: the last steps taught nothing: their gradients were not finite or far")
@@ -650,15 +651,15 @@ def test_a_step_of_which_one_mini_batch_exploded_has_moved_the_policy(tmp_path, 
     assert "nothing was learnt" not in capsys.readouterr().out
 
 
-def test_a_model_that_writes_no_plan_is_called_so_and_no_update_is_run(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("beta", [0, 0.1])
+def test_a_model_that_writes_no_plan_is_called_so_and_never_changed(tmp_path, monkeypatch, capsys, beta):
     monkeypatch.setattr(solve, "roll_out", ROLLOUT)
-    update = spy(monkeypatch, "update")
-    out = run(tmp_path / "run", steps=3, group_size=2, max_turns=2)
+    out = run(tmp_path / "run", steps=3, group_size=2, max_turns=2, beta=beta)
     text = capsys.readouterr().out
     assert "\n0 of 4 plans could be parsed. The commonest reasons:\n  4 x no line 'Sub-goal: ...'" in text
     assert text.count("plans could be parsed. The") == 2  # before the first step, after the third flat step
     assert "\n3 steps in a row had flat groups only" in text and "Done, but nothing was learnt" in text
-    assert [row["ratio_max"] for row in rows(out)] == ["1.0"] * 3 and not update.called
+    assert {(row["ratio_max"], row["grad_norm"], row["kl"]) for row in rows(out)} == {("1.0", "0.0", "0.0")}
 
 
 def test_a_run_of_which_no_first_rollout_comes_to_an_end_stops_there(tmp_path, monkeypatch, capsys):
@@ -725,7 +726,7 @@ def test_the_advice_for_flat_steps_fits_the_run(kl, right, error, temperature, s
 
 def test_a_group_without_an_outcome_is_not_counted():
     rollouts = [rollout_of("", failed="x"), rollout_of("")]
-    row = log.step_row(1, rollouts, rollouts[1:], [1], 1, log.NO_UPDATE, [])
+    row = log.step_row(1, rollouts, rollouts[1:], [1], 1, NO_UPDATE, [])
     assert (row["flat"], row["groups"]) == (1, 1)
 
 

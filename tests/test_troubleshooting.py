@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import NO_UPDATE
 
 from logbook import log
 
@@ -15,7 +16,7 @@ ROLLOUT = SimpleNamespace(  # without a turn: all that a row of log.csv needs
     memory=SimpleNamespace(steps=[]), outputs=[], plans=[], right=True, reward=1.0, failed="",
     undecided=False)
 TOOLS = ["base_generator", "python_coder", "wikipedia_search"]
-ROW = log.step_row(1, [ROLLOUT], [ROLLOUT], [0], 0, log.NO_UPDATE, TOOLS)
+ROW = log.step_row(1, [ROLLOUT], [ROLLOUT], [0], 0, NO_UPDATE, TOOLS)
 
 
 def page(name):
