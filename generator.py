@@ -10,6 +10,7 @@ import re
 from models.tokens import after_thinking  # what follows a thinking model's thoughts
 from world.text import indented, show_analysis  # so that no line of a text looks like one of our labels
 
+# For other tags, also edit OURS in models/tokens.py: what looks like a control token is changed.
 PROMPT = """\
 You write the final answer of a small team that has worked on a question step by step. \
 Rely on the results in its memory.

@@ -95,7 +95,7 @@ def passes_of(args, policy, reference):
     if args.plain:
         return make_passes(model, frozen, token_logps, token_budget=args.token_budget)
     # cut: how to split a mini-batch into micro-batches
-    fast_token_logps, cut = fast_logps.scoring(log_probs, model, frozen)
+    fast_token_logps, cut = fast_logps.scoring(log_probs, model, frozen, plain=token_logps)
     return make_passes(model, frozen, fast_token_logps, cut, token_budget=args.token_budget)
 
 

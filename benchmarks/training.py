@@ -111,20 +111,28 @@ def held_out(questions, number, seed):
     """(train, valid, note): `number` questions for validation, and the rest for training.
 
     A question that shares four fifths of its words with one for validation is in neither: "Who wrote Emma?"
-    and "who wrote the emma" count as the same, and so do "What is 3 + 5?" and "What is 5 + 3?". note: a
-    sentence that says how many questions are left out, or "".
+    and "who wrote the emma" count as the same, and so do "What is 3 + 5?" and "What is 5 + 3?". If this would
+    leave less than a quarter of the questions, as of those made by a template, only those that share all
+    words are left out. note: a sentence that says how many, or "".
     """
-    words = [frozenset(words_of(question.question)) for question in questions]
+    words = [frozenset(words_of(question.question) or [question.question]) for question in questions]
     order, valid = list(range(len(questions))), {}  # valid: {words: index}
     random.Random(f"held out {seed}").shuffle(order)
     for i in order:
         if len(valid) < number:
             valid.setdefault(words[i], i)
-    train = [question for question, a in zip(questions, words)
-             if not any(len(a & b) >= NEAR * len(a | b) for b in valid)]
+
+    def unlike(share):
+        """The questions that share less than this with each of those for validation."""
+        return [question for question, a in zip(questions, words)
+                if not any(len(a & b) >= share * len(a | b) for b in valid)]
+
+    train, shared = unlike(NEAR), "four fifths of their"
+    if 4 * len(train) < len(questions) - len(valid):
+        train, shared = unlike(1), "all"
     dropped = len(questions) - len(train) - len(valid)
-    note = (f"{dropped} of {len(questions)} questions are left out, because they share four fifths of their "
-            f"words with one of the {len(valid)} held out for validation: --valid FILE.jsonl keeps them")
+    note = (f"{dropped} of {len(questions)} questions are left out, because they share {shared} words with "
+            f"one of the {len(valid)} held out for validation: --valid FILE.jsonl keeps them")
     if not train:
         raise ValueError(f"no question is left to train on: {note}.")
     return train, [questions[i] for i in valid.values()], note if dropped else ""

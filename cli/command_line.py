@@ -126,6 +126,9 @@ def parse(parser, hint):
         near = difflib.get_close_matches(more[0].split("=")[0], flags, 1)
         meant = f" (did you mean {near[0]}?)" if near else "" if more[0].startswith("-") else f" ({hint})"
         raise ValueError(f"{more[0]!r} is no flag{meant}: see --help")
+    for name, value in vars(args).items():
+        if isinstance(value, str) and value.startswith("~/"):  # bash expands `--out ~/x`, and not `--out=~/x`
+            setattr(args, name, os.path.expanduser(value))
     return args
 
 

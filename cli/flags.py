@@ -138,8 +138,9 @@ def train_parser():
     add("--lr", f"default: 1e-6, with adapters 1e-5; the toy {FOR_TOY['lr']}", type=float)
     add("--beta", "weight of the KL to the untrained planner; 0 saves a pass", type=float, default=0.001)
     add("--minibatches", f"optimiser steps a batch of rollouts {default('minibatches')}", type=int)
-    add("--clip-low", "the ratio is clipped below 1 - this", type=float, default=0.2)
-    add("--clip-high", "the ratio is clipped above 1 + this", type=float, default=0.3)
+    add("--clip-low", "the ratio is clipped below 1 - this (needs --minibatches 2 or more)", type=float,
+        default=0.2)
+    add("--clip-high", "the ratio is clipped above 1 + this (likewise)", type=float, default=0.3)
     add("--token-mean", "one mean over all tokens, not the three nested means", action="store_true")
     add = flag_group(parser, "the machine's memory")
     add("--lora", "train adapters of this rank (needs peft); None: all weights, or 32 if these do not fit",

@@ -79,18 +79,24 @@ def is_linear(model, definition, head):
 def is_log_softmax(definition, like):
     """Is the definition log softmax(logits / temperature) at y, in value and in the gradient of each logit?
 
-    Tried with random logits (4, V), like those of the model in all else: a fork may filter or mask any id."""
+    Tried with random logits (4, V), like those of the model in all else, small and large, at two
+    temperatures: a fork may mask any id, or bound a number."""
+    return all(is_log_softmax_at(definition, like, scale, temperature)
+               for scale, temperature in ((4, 0.7), (40, 0.2)))
+
+
+def is_log_softmax_at(definition, like, scale, temperature):
     numbers, V = torch.Generator().manual_seed(0), like.shape[-1]
-    logits = (4 * torch.randn(4, V, generator=numbers)).to(like).requires_grad_()
+    logits = (scale * torch.randn(4, V, generator=numbers)).to(like).requires_grad_()
     y = torch.randint(V, (4,), generator=numbers).to(like.device)
     with torch.enable_grad():
-        logps = definition(logits, y, 0.7)
+        logps = definition(logits, y, temperature)
         if logps.shape != y.shape:  # it returns more than log-probs
             return False
         found, = torch.autograd.grad(logps.sum(), logits)
-    log_softmax = (logits.detach().float() / 0.7).log_softmax(-1)
-    gradient = -log_softmax.exp() / 0.7
-    gradient[range(4), y] += 1 / 0.7
+    log_softmax = (logits.detach().float() / temperature).log_softmax(-1)
+    gradient = -log_softmax.exp() / temperature
+    gradient[range(4), y] += 1 / temperature
     return (torch.allclose(logps, log_softmax[range(4), y], atol=1e-5)
             and torch.allclose(found.float(), gradient, rtol=1e-2, atol=torch.finfo(like.dtype).tiny))
 

@@ -18,14 +18,20 @@ from fast import head, trees
 
 
 @torch.no_grad()
-def scoring(log_probs, model, reference=None):
+def scoring(log_probs, model, reference=None, plain=None):
     """(token_logps, cut), as arguments of scale.passes.Passes. cut() keeps equal prompts together.
 
-    A dry run on one token: fast/trees.py and fast/head.py find out, and remember, how each model can be
-    computed. That must be before sharded weights force the ranks into lock-step."""
+    A dry run on a few tokens: fast/trees.py and fast/head.py find out, and remember, how each model can be
+    computed. That must be before sharded weights force the ranks into lock-step. plain:
+    flow_grpo.token_logps; SystemExit if it has been edited, and computes something else."""
+    actions = [SimpleNamespace(prompt_ids=[0, 1], ids=[1, 0])]
     for each in filter(None, (model, reference)):
-        for batch, _ in micro_batches(each, [SimpleNamespace(prompt_ids=[0], ids=[0])], 1):
-            token_logps(each, batch, 1.0, log_probs)
+        for batch, _ in micro_batches(each, actions, 4):
+            logps = token_logps(each, batch, 1.0, log_probs)
+        rounding = 1e-3 if each.dtype == torch.float32 else 0.5  # bfloat16 has three digits
+        if plain and logps.ndim == 1 and not torch.allclose(plain(each, actions, 1.0), logps, atol=rounding):
+            raise SystemExit("flow_grpo.py: token_logps() computes other numbers than fast/logps.py, which "
+                             "would be used instead: give --plain, or edit log_probs()")
     return partial(token_logps, log_probs=log_probs), partial(micro_batches, model)
 
 

@@ -1,7 +1,9 @@
-"""Which code made a run: its commit, kept in args.json. "-dirty" says that files were changed since then.
+"""Which code made a run: its commit, kept in args.json, and whether files were changed since then.
 
-What was changed is not recorded: commit a variant before you train it.
+"-dirty-1a2b3c4d" says that they were, and what `git diff HEAD | sha256sum` begins with: so two variants
+differ. What was changed is not recorded: commit a variant before you train it.
 """
+import hashlib
 import subprocess
 
 from world.places import ROOT
@@ -20,7 +22,10 @@ def present():
     """The commit of the code that runs now; None if it is in no git repository of its own."""
     if git("rev-parse", "--show-toplevel") != str(ROOT):  # a copy of the code in another repository
         return None
-    return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or None
+    commit = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    if commit.endswith("-dirty"):
+        commit += f"-{hashlib.sha256(git('diff', 'HEAD').encode()).hexdigest()[:8]}"
+    return commit or None
 
 
 def with_present(records, step):

@@ -157,7 +157,8 @@ class Run:
     def end(self):
         """The last line: how to resume, or whether anything was learnt."""
         rollouts = self.args.questions * self.args.group_size
-        best = self.folder / (f"step-{self.step}" if self.best == -math.inf else "best")
+        # without validation, or if no answer was ever right (a reward of your own), best/ says nothing
+        best = self.folder / ("best" if self.best > 0 else f"step-{self.step}")
         if self.step < self.args.steps:
             say(self.stop(f"Stopped after step {self.step}.", "Go on"))
         elif self.rows and all(row["failed"] == rollouts for row in self.rows):

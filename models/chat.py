@@ -49,9 +49,12 @@ class Chat:
 
     @functools.cached_property
     def special_tokens(self):
-        """{id: text} of all special tokens. all_special_tokens alone has only 3 of SmolLM2's 17."""
+        """{id: text} of all special tokens. all_special_tokens alone has only 3 of SmolLM2's 17.
+
+        Not a single letter or mark, which a tokenizer may also use as its padding."""
         added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        return added | dict(zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens))
+        added |= dict(zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens))
+        return {i: text for i, text in added.items() if len(text) > 1 or not text.isascii()}
 
     @functools.cached_property
     def control(self):

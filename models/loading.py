@@ -56,7 +56,18 @@ def load_engine(name, device=None, dtype=None, think=False, plain=False):
     model = model.to(device).eval()
     if not plain:
         upcast(model)  # for a CPU that is slow in bfloat16
-    return HF(model, tokenizer, think=think, plain=plain)
+    engine = HF(model, tokenizer, think=think, plain=plain)
+    refuse_nan(engine, name)
+    return engine
+
+
+@torch.no_grad()
+def refuse_nan(engine, name):
+    """ValueError if the model computes nan, on the start of a prompt. Greedy decoding would not show it."""
+    ids = torch.tensor([engine.chat.encode("What is 2 + 2?")[:16]], device=engine.model.device)
+    if engine.model(ids, use_cache=False).logits.isnan().any():
+        raise ValueError(f"The model {name!r} computes nan: its weights are damaged, or too large for "
+                         f"{engine.model.dtype}: give another --dtype")
 
 
 def config_of(name):

@@ -11,7 +11,8 @@ import re
 import unicodedata
 
 THINK = "<think>", "</think>"
-OURS = "<answer>", "</answer>"  # our own prompts ask for these tags (generator.py): they stay
+# Tags that our own prompts ask for (generator.py): they stay. If a PROMPT of yours has other tags, add them.
+OURS = "<answer>", "</answer>"
 
 # What control tokens look like, and other text hardly ever does: bars, an underscore, capitals in brackets,
 # or a name like eos. Not each <name>: HTML, generic types (vector<int>) and citations ([1]) must stay as they
@@ -48,7 +49,8 @@ def defuse(prompt, tokenizer=None, control=()):
     pair, which JSON and Python allow but tokenizers do not.
     """
     text = prompt.encode("utf-8", "replace").decode()
-    text = edited(text, [match.span() for match in SHAPE.finditer(folded(text))], spaced)
+    found = [match.span() for match in SHAPE.finditer(folded(text))]
+    text = edited(text, [span for span in found if not text.startswith(OURS, span[0])], spaced)
     for attempt in range(10 if control else 0):
         found = spans(text, tokenizer, control)
         if not found:

@@ -47,9 +47,13 @@ def grade(rollouts, judge=None):
     if judge:
         let_judge_decide(judge, in_doubt)
     for rollout in answered:
-        rollout.reward = float(reward(rollout))
+        value = reward(rollout)
+        try:
+            rollout.reward = float(value)
+        except (TypeError, ValueError):  # None, a tuple, a tensor of several numbers
+            rollout.reward = math.nan
         if not math.isfinite(rollout.reward):
-            raise SystemExit(f"rewards/grade.py: reward() is {rollout.reward} for the question "
+            raise SystemExit(f"rewards/grade.py: reward() is {value} for the question "
                              f"{rollout.question.question[:80]!r}: it must be a finite number.")
 
 

@@ -82,7 +82,8 @@ def parse(line):
     if len(answer) > LIMIT:
         raise ValueError(f"the answer has more than {LIMIT} characters; no response could be marked right.")
     if question.choices and named_option(question.answer, question.choices) is None:
-        raise ValueError(f"the answer {question.answer[:40]!r} is not exactly one of the choices.")
+        raise ValueError(f"the answer {question.answer[:40]!r} names none of the choices, or several: write "
+                         "the letter and the text of one, as in 'B. London'.")
     if question.kind == "gameof24" and not numbers_to_use(question):
         raise ValueError("a gameof24 question names no numbers to use.")
     return question

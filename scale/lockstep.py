@@ -17,7 +17,7 @@ from scale import ranks, sharding
 from scale.passes import Passes
 
 # a micro-batch that teaches nothing: an action of weight 0
-FILLER = [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[], A=0.0, weight=0.0, logp_old=None)]
+FILLER = [SimpleNamespace(prompt_ids=[0], ids=[0], logps=[0.0], A=0.0, weight=0.0, logp_old=None)]
 
 
 def make_passes(model, reference, *arguments, **settings):

@@ -250,6 +250,13 @@ def test_a_model_in_a_folder_need_not_be_repeated_but_may(tmp_path, monkeypatch,
                                          "--executor", "toy")
 
 
+def test_a_home_folder_that_the_shell_did_not_expand_is_expanded(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "q.jsonl").write_text('{"question": "2 + 2?", "answer": "4"}')
+    args = parsed(monkeypatch, train_arguments, "--out=~/run", "--data=~/q.jsonl")
+    assert (args.out, args.data) == (f"{tmp_path}/run", f"{tmp_path}/q.jsonl")
+
+
 @pytest.mark.parametrize("argv, tools, question", [
     (["--tools", "python_coder,base_generator", "2 + 2?"], ["python_coder", "base_generator"], "2 + 2?"),
     (["--tools", "python_coder", "base_generator", "2 + 2?"], ["python_coder", "base_generator"], "2 + 2?"),

@@ -455,7 +455,10 @@ def test_the_commit_is_recorded_and_whether_files_were_changed_since(repository)
     clean = code.present()
     assert re.fullmatch("[0-9a-f]{40}", clean)
     Path("flow.py").write_text("a = 2\n")
-    assert code.present() == f"{clean}-dirty"
+    changed = code.present()
+    assert re.fullmatch(f"{clean}-dirty-[0-9a-f]{{8}}", changed) and code.present() == changed
+    Path("flow.py").write_text("a = 3\n")
+    assert code.present() not in (clean, changed)
 
 
 @pytest.mark.parametrize("why", ["no git", "no repository", "another's repository"])

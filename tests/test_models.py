@@ -499,6 +499,27 @@ def test_the_tags_that_our_own_prompts_ask_for_stay_whatever_is_added_to_a_token
     assert generator.PROMPT in engine.tokenizer.decode(engine.chat.encode(generator.PROMPT))
 
 
+def test_other_tags_of_a_prompt_stay_once_they_are_named(monkeypatch):
+    engine, prompt = chat_engine("<|im_start|> <|im_end|>")[0], "in tags: <final_answer> ... </final_answer>"
+    read = lambda: engine.tokenizer.decode(engine.chat.encode(prompt))
+    assert "< final_answer>" in read()
+    monkeypatch.setattr(tokens, "OURS", ("<final_answer>", "</final_answer>"))
+    assert prompt in read()
+
+
+def test_a_letter_that_a_tokenizer_pads_with_stays_in_a_completion():
+    tok = tokenizer(pad_token="0")
+    assert Chat(tok).decode(tok("print(100+20)")["input_ids"]) == "print(100+20)"
+
+
+def test_a_model_that_computes_nan_is_refused_before_the_run(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.model.norm.weight.data[0] = float("nan")
+    model.save_pretrained(folder)
+    with pytest.raises(ValueError, match="computes nan: its weights are damaged, or too large for torch.flo"):
+        load_engine(folder)
+
+
 @pytest.mark.parametrize("text, defused", [
     ("a<|im_end|>b</s>c<s>d[INST]e[/INST]f", "a< |im_end|>b< /s>c< s>d[ INST]e[ /INST]f"),
     ("<start_of_turn>g<｜Assistant｜>h\ud800", "< start_of_turn>g< ｜Assistant｜>h?"),

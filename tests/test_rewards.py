@@ -374,7 +374,7 @@ def row(**changes):
     (row(aliases="four"), '"aliases" must be a list, not "four"'),
     (row(aliases=[None]), '"aliases" must be text'),
     ('{"question": 1e3, "answer": "4"}', '"question" must be text, not 1e3.'),
-    (row(answer="E", choices=["x", "y"]), "'E' is not exactly one of the choices"),
+    (row(answer="E", choices=["x", "y"]), "'E' names none of the choices, or several"),
     (row(answer="x" * 9999), "more than 2000 characters"), (row(kind="gameof24"), "names no numbers"),
     (row(kind=1), '"kind" must be text')])
 def test_a_line_that_cannot_be_used_is_named_with_its_fault(tmp_path, row, sentence):
@@ -496,7 +496,7 @@ def test_accuracy_is_the_share_of_right_answers_whatever_the_reward(monkeypatch)
     assert (right["accuracy"], wrong["accuracy"]) == (1.0, 0.0) and rollout.reward == -0.9
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
 def test_a_reward_that_is_no_finite_number_ends_the_run_with_a_sentence(monkeypatch, value):
     monkeypatch.setattr(grade, "reward", lambda rollout: value)
     with pytest.raises(SystemExit, match=rf"reward\(\) is {value} for the question '.+it must be a finite"):

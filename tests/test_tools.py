@@ -1,5 +1,6 @@
 """The toolbox: what each tool promises, and that nothing a model writes can break the flow."""
 import ast
+import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from executor import Call
 from models.completion import Completion
 from planner import Unparsed, describe
 from tools import TOOLS, problem_with
+from world import services
 from world.toolbox import choose, missing
 
 
@@ -70,6 +72,21 @@ def test_a_function_that_does_not_take_the_arguments_of_its_tool_is_refused_befo
         with pytest.raises(ValueError, match="the function of python_coder does not take the tool's arg"):
             choose({"python_coder": wrong})
     assert choose({"python_coder": TOOLS["python_coder"]})
+
+
+@pytest.mark.parametrize("name, argument", [("my-tool", "code"), ("C++", "code"), ("tool", "from")])
+def test_a_tool_that_no_call_can_name_is_refused_before_the_run(name, argument):
+    tool = replace(TOOLS["python_coder"], run=lambda **arguments: "", arguments={argument: "..."})
+    with pytest.raises(ValueError, match=re.escape(f"the tool {name!r}: ") + ".* is no name in Python"):
+        choose({name: tool})
+
+
+def test_a_cached_result_is_the_text_that_an_uncached_one_would_be(tmp_path):
+    results = iter([7, None])
+    tool = replace(TOOLS["python_coder"], run=lambda code: next(results), from_web=True)
+    box = choose({"count": tool}, cache=services.Cache(tmp_path / "cache.sqlite"))
+    texts = [run_tool(box, "count", {"code": code})[0] for code in ("a", "a", "b")]
+    assert texts == ["7", "7", "Error: no result"]
 
 
 def test_the_metadata_is_constant_and_tells_everything():

@@ -218,6 +218,12 @@ def test_the_same_seed_gives_the_same_files_byte_for_byte_and_another_seed_anoth
     assert rows(other) != rows(whole)[:2] and texts(other) != texts(whole)[:16]
 
 
+def test_an_edited_token_logps_is_not_ignored_without_plain(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "token_logps", lambda *given: 0.5 * token_logps(*given))
+    assert "give --plain, or edit log_probs()" in command(*words(tmp_path / "run", **QUICK))
+    run(tmp_path / "plain", **QUICK, plain=True)
+
+
 def test_a_plain_run_learns_the_same_from_the_same_rollouts(tmp_path, monkeypatch):
     never = property(lambda engine: False, lambda engine, value: None)
     monkeypatch.setattr(local.HF, "plain", never, raising=False)  # plain sampling draws other random numbers

@@ -260,7 +260,10 @@ def test_another_definition_of_log_probs_is_followed_not_replaced():
 
     assert head.is_plain(model, flow_grpo.log_probs)
     for other in (lambda *given: 2 * flow_grpo.log_probs(*given), entropy_term, top(63), without(5),
-                  lambda logits, *given: flow_grpo.log_probs(30 * (logits / 30).tanh(), *given)):
+                  lambda logits, *given: flow_grpo.log_probs(30 * (logits / 30).tanh(), *given),
+                  lambda logits, *given: flow_grpo.log_probs(logits.clamp(-30, 30), *given),
+                  lambda *given: flow_grpo.log_probs(*given).clamp(min=-30),
+                  lambda logits, y, t: flow_grpo.log_probs(logits, y, max(t, 0.5))):
         assert not head.is_plain(model, other)
 
 

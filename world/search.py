@@ -243,7 +243,9 @@ def remembered(cache, name, run):
         key = json.dumps(arguments, sort_keys=True)
         if (cached := cache.get(name, key)) is not None:
             return cached
-        result = run(**arguments)
+        if (result := run(**arguments)) is None:
+            return None
+        result = str(result)
         if not result.startswith("Error:") or result.startswith(NOTHING):
             cache.put(result, name, key)
         return result

@@ -5,6 +5,7 @@ A tool may need environment variables, such as a key; without them it is left ou
 
 import functools
 import inspect
+import keyword
 import os
 import re
 from dataclasses import replace
@@ -50,7 +51,11 @@ def with_corpus(tool, corpus):
 
 
 def check_function(name, tool):
-    """ValueError if the function cannot be called with the tool's arguments: every call of it would fail."""
+    """ValueError if no call of the tool could be written, or its function does not take the arguments."""
+    for word in (name, *tool.arguments):
+        if not word.isidentifier() or keyword.iskeyword(word):
+            raise ValueError(f"the tool {name!r}: {word!r} is no name in Python, in which calls are written: "
+                             "use letters, digits and _, and no keyword")
     try:
         if tool.run:
             inspect.signature(tool.run).bind(**tool.arguments)
