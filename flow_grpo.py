@@ -239,9 +239,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
     its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Its gradient is on average that of the reverse,
-    KL(π_ref ‖ π_θ), which has the same minimum (docs/use.md, "Another KL").
+    KL(π_ref ‖ π_θ), which has the same minimum (docs/fork.md, "Another KL").
 
-    Add a term of your own to `terms`. If it needs π_ref, or tokens with A = 0, or a flag: docs/use.md,
+    Add a term of your own to `terms`. If it needs π_ref, or tokens with A = 0, or a flag: docs/fork.md,
     "Another term in the objective".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β KL) at
@@ -372,7 +372,7 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         # weighted() comes first, so N and T are those of the whole mini-batch: they also count actions that
         # are on other GPUs, or left out here
         mini = passes.share(weighted(actions, rollouts, token_mean))
-        if not beta:  # then actions with A = 0 have no gradient (for a term of yours, see docs/use.md)
+        if not beta:  # then actions with A = 0 have no gradient (for a term of yours, see docs/fork.md)
             mini = [a for a in mini if a.A != 0]
         minis.append(mini)
 

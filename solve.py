@@ -151,7 +151,7 @@ def prompt_of(module, tools, rollout, budget=BUDGET):
     if module == "generator":
         return generator.prompt(question, analysis, memory)
     raise SystemExit(f"solve.py: roll_out() runs a module {module!r}, which has no prompt: add it to "
-                     "prompt_of(), see docs/use.md.")
+                     "prompt_of(), see docs/fork.md.")
 
 
 @dataclass

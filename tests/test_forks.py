@@ -326,7 +326,7 @@ def check_verifier():
 def test_use_md_shows_all_that_a_new_module_changes_in_the_code():
     changes = runs.head_and_changes("forks/critic")[1]
     shown, new = changes.split("diff --git ")
-    assert f"```diff\n{shown}```\n" in (runs.ROOT / "docs" / "use.md").read_text(encoding="utf-8")
+    assert f"```diff\n{shown}```\n" in (runs.ROOT / "docs" / "fork.md").read_text(encoding="utf-8")
     assert new.count("+++ ") == 1 and "+++ b/critic.py" in new and "--- /dev/null" in new
 
 

@@ -567,7 +567,7 @@ def test_the_questions_of_a_step_depend_on_the_seed_of_the_run(tmp_path, monkeyp
 
 def test_every_flag_of_the_objective_reaches_it(tmp_path, monkeypatch):
     update, rollout = spy(monkeypatch, "update"), spy(monkeypatch, "roll_out", solve)
-    monkeypatch.setattr(train, "advantages", lambda R, groups: (torch.ones(len(R)), 0))
+    monkeypatch.setattr(train, "advantages", lambda R, groups, **more: (torch.ones(len(R)), 0))
     flags = dict(temperature=0.9, clip_low=0.1, clip_high=0.4, beta=0.01, minibatches=3, token_budget=999,
                  token_mean=True)
     run(tmp_path / "run", **QUICK, lr=2e-4, seed=2, optimizer_device="cpu", **flags)
@@ -644,7 +644,7 @@ def test_the_token_budget_that_was_enough_serves_the_next_step_and_is_named(tmp_
                                                  (0.01, "a higher --temperature than 0.01.")])
 def test_gradients_that_stay_useless_end_the_run_with_advice(tmp_path, monkeypatch, temperature, change):
     monkeypatch.setattr(train, "update", lambda *a, **k: NO_UPDATE | {"skipped": 2.0, "token_budget": 9})
-    monkeypatch.setattr(train, "advantages", lambda R, groups: (torch.ones(len(R)), 0))
+    monkeypatch.setattr(train, "advantages", lambda R, groups, **more: (torch.ones(len(R)), 0))
     code = command(*words(tmp_path / "run", **QUICK | {"steps": 9}, every=9, temperature=temperature))
     assert code.startswith("train.py: the last steps taught nothing: their gradients were not finite or far")
     assert f" too large. Start a new run with {change}" in code
