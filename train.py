@@ -189,7 +189,7 @@ def validate_and_save(run, cast, valid):
 def main():
     args = command_line.train_arguments(TOOLS)
     # Loads the policy, and a frozen copy that is π_ref and plays the other modules (with --lora: the policy,
-    # its adapters off). Makes the optimizer: AdamW, a constant --lr, no weight decay (docs/fork.md has others)
+    # its adapters off). Makes the optimizer: AdamW, a constant --lr, no weight decay (others: docs/fork.md)
     cast, reference, optimizer, data, state = setup.begin(args, TOOLS)
     train(args, cast, reference, optimizer, data, state)
 
