@@ -30,7 +30,7 @@ Sub-goal: {sub_goal}
 Call:
 """
 
-# Characters: a longer call is a parse error, because it may nest deeply enough to be slow to parse
+# Characters: a longer call is a parse error, because deeply nested literals are slow to parse
 CALL_LIMIT = 20_000
 
 
@@ -64,7 +64,7 @@ def parse(text, name, tool):
     try:
         called, arguments = read_call(
             text,
-            tool_name=name,  # to notice a second call of it outside a code fence: ValueError
+            tool_name=name,  # a call of it beside a fenced call is a ValueError: either could be meant
             names=list(tool.arguments),  # positional arguments get these names, in this order
         )
     except ValueError as why:

@@ -13,7 +13,8 @@ weights.
   3. Less variance: we may subtract a *baseline* from R, any number that does not depend on this rollout's
      plans. On average it changes nothing, because E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P = ∇1 = 0. Here it is
      the mean reward of the group, the rollouts of the same question: if all of them are right, none is
-     pushed up.
+     pushed up. (This mean contains the rollout's own R. That only scales the gradient by (G - 1) / G, before
+     the division below: see advantages().)
   4. So every token of every turn of rollout i gets the same advantage A_i, how much better this rollout ended
      than its group: as if the planner were fine-tuned on its own plans, each weighted by its A. Tokens with
      A > 0 are pushed up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
@@ -33,9 +34,9 @@ Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a 
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                                        over the group's G rollouts
 
-π_θold is the planner before the update, which has sampled the rollouts. π is always the distribution at the
-sampling temperature. The paper has a single ε and does not give its value; 0.2 below and 0.3 above come from
-the released code.
+π_θold is the planner as it was before the update, when it sampled the rollouts. π is always the distribution
+at the sampling temperature. The paper has a single ε and does not give its value; 0.2 below and 0.3 above
+come from the released code.
 
 Together, E_q and 1/G Σ_i are one mean over all rollouts, because all groups have the same size unless a
 rollout fails. So J has three nested means: over rollouts, over the turns of each, over the tokens of
@@ -69,7 +70,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 # No step if the gradient's norm is EXPLODED * max_grad_norm or more. Such a gradient is probably a numerical
-# accident, and clipping would only shorten it, but keep its meaningless direction.
+# accident, and clipping would shorten it, but keep its meaningless direction.
 EXPLODED = 1000
 
 
@@ -98,8 +99,9 @@ def advantages(rewards, groups):
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
 
     All turns of a rollout share its A: nothing here finds the turn that mattered. So the bad turns of a lucky
-    rollout are rewarded, too. But of two turns in the same state, the worse one makes success less likely, so
-    over many rollouts its mean A is lower. (In J, a turn's length and number count, too: see token_weight().)
+    rollout are rewarded, too. But of two plans for the same state, the worse one makes success less likely,
+    so over many rollouts its mean A is lower. (How much a turn weighs in J also depends on its length and on
+    the number of turns: see token_weight().)
 
     The division by std is not part of a plain policy gradient. With it, every group that is not flat has the
     same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh more than without it,
@@ -146,7 +148,8 @@ def token_logps(model, actions, temperature):
     """log π(a_j | s, a_<j) of every action token: (K,) float32, one action after the other, K = Σ |a|.
 
     New, old and reference log-probs all come from one function, so they differ only if the models do (and by
-    rounding). Rows are padded on the right, which no earlier token of a causal model can see.
+    rounding). Rows are padded on the right. In a causal model, no token sees what comes after it, so the
+    padding needs no attention mask.
 
     This is the definition. train.py calls it with --plain; otherwise fast/logps.py computes the same numbers,
     up to rounding, in less time and memory. To change the log-prob itself, edit log_probs(): fast/ notices if
@@ -154,9 +157,9 @@ def token_logps(model, actions, temperature):
     """
     sequences = [torch.tensor(a.prompt_ids + a.ids) for a in actions]
     x = pad_sequence(sequences, batch_first=True).to(model.device)          # (B, L) padded on the right
-    keep = torch.zeros_like(x, dtype=torch.bool)            # (B, L) True where the next token is one of a
+    keep = torch.zeros_like(x, dtype=torch.bool)            # (B, L) True where the next token is an action's
     for row, a in zip(keep, actions):
-        first = len(a.prompt_ids)                           # where a begins; the place before predicts it
+        first = len(a.prompt_ids)                           # place of a's first token; first - 1 predicts it
         row[first - 1 : first - 1 + len(a.ids)] = True
     logits = model(x, use_cache=False).logits[keep]         # (B, L, V) -> (K, V), one action after the other
     y = torch.tensor([token for a in actions for token in a.ids], device=x.device)                  # (K,)
@@ -239,7 +242,8 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
     its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Its gradient is on average that of the reverse,
-    KL(π_ref ‖ π_θ), which has the same minimum (docs/fork.md, "Another KL").
+    KL(π_ref ‖ π_θ), which has the same minimum (docs/fork.md, "Another KL"). As the tokens were drawn from
+    π_θold, both are exact at ρ = 1 only.
 
     Add a term of your own to `terms`. If it needs π_ref, or tokens with A = 0, or a flag: docs/fork.md,
     "Another term in the objective".
@@ -262,9 +266,9 @@ def simple_update(model, reference, optimizer, actions, groups, temperature, cli
                   max_grad_norm, seed):
     """Train the policy on one batch of rollouts, in `minibatches` optimiser steps.
 
-    Read this first: update(), which train.py calls, also with --plain, takes the same steps, as a test shows.
-    Here, a whole mini-batch must fit into memory, on one device. model and reference: in eval mode. The other
-    arguments are those of update().
+    Read this first: update(), which train.py calls, also with --plain, takes the same steps, as a test shows
+    (but none with a bad gradient, or without one). Here, a whole mini-batch must fit into memory, on one
+    device. model and reference: in eval mode. The other arguments are those of update().
 
     π_θold is the model before the first step: so all mini-batches are scored before it.
     """
@@ -316,7 +320,9 @@ def old_or_current(actions, logp):
 
 
 def set_gradient(passes, report, actions, temperature, clip, beta):
-    """Set .grad to the gradient of -J of a mini-batch: those of its micro-batches add up."""
+    """Set .grad to the gradient of -J of a mini-batch: those of its micro-batches add up.
+
+    It begins by clearing all that it sets, because passes.retry() calls it again if memory runs out."""
     passes.model.zero_grad()
     report.begin_mini_batch()
     for micro in passes.micro_batches(actions):
@@ -332,7 +338,7 @@ def add_gradient(passes, report, micro, temperature, clip, beta):
     weight   = per_token(micro, [a.weight for a in micro]).to(logp.device)                  # (K,)
     minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
     minus_J.backward()
-    report.add_micro_batch(micro, minus_J, logp, ratio, kl, A, weight, clip)
+    report.add_micro_batch(micro, minus_J, logp, ratio, kl, A, weight, clip)    # for the log and the check
 
 
 def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), beta=0.001, minibatches=1,
@@ -342,8 +348,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
       * a mini-batch is computed in micro-batches, as much as fits into memory; their gradients add up;
       * in the first mini-batch, the model is still π_θold: its log-probs, detached, serve as the old ones;
-      * actions with A = 0 have no gain: with a KL, they are scored only for the KL (at ρ = 1); without one,
-        they are left out, but still count in N and T;
+      * actions with A = 0 have no gain. With a KL, they are still scored, for the KL alone, and ρ is set to
+        1; without one, they are left out, but still count in N and T;
       * a mini-batch with a bad gradient, or with none, takes no step;
       * the KL can be left out, and tokens can weigh the same (token_mean).
 
@@ -390,8 +396,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         # one bad mini-batch must not end the run
         finite = math.isfinite(loss_value) and math.isfinite(norm)
         skipped = not finite or norm >= EXPLODED * max_grad_norm
-        # No step without a gradient, as of flat groups only: AdamW's momentum would move θ all the same.
-        # (With a KL, there is always one, once the policy has left π_ref.)
+        # No step if the gradient is 0, for example because all groups are flat: AdamW's momentum would still
+        # move θ. (With a KL, it is 0 only as long as the policy is π_ref.)
         taken = norm > 0 and not skipped
         if taken:
             optimizer.step()

@@ -10,7 +10,8 @@ import re
 from models.tokens import after_thinking  # what follows a thinking model's thoughts
 from world.text import indented, show_analysis  # so that no line of a text looks like one of our labels
 
-# For other tags, also edit OURS in models/tokens.py: what looks like a control token is changed.
+# If you ask for other tags, add them to OURS in models/tokens.py. Otherwise they may be taken for control
+# tokens, and changed: the model would read "< final_answer>" in place of "<final_answer>".
 PROMPT = """\
 You write the final answer of a small team that has worked on a question step by step. \
 Rely on the results in its memory.

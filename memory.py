@@ -72,7 +72,7 @@ class Memory:
         steps = [replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):
             for step in steps:
-                while True:  # a cut may fall a little short of the excess
+                while True:  # one cut may not be enough, because shortened() only estimates
                     text, excess = getattr(step, name), len(join(steps)) - budget
                     if excess <= 0 or len(text) <= SHORTEST:
                         break
@@ -83,7 +83,8 @@ class Memory:
 def shortened(text, excess):
     """The text, cut so that it takes about `excess` fewer characters in the prompt, but not below SHORTEST.
 
-    In the prompt, indentation makes the text longer. So a *share* is cut: excess / its length there.
+    In the prompt the text is longer, because its lines are indented. To take away `excess` characters there,
+    the same *share* of the text is cut here: excess / len(indented(text)).
     """
     share = excess / max(1, len(indented(text)))
     return truncate(text, max(SHORTEST, int((1 - share) * len(text))))

@@ -22,7 +22,7 @@ from world.text import indented, show_analysis
 # plain_name(text, names)   "the **python_coder** tool (it computes)" -> "python_coder"
 # after_thinking(text)      what follows a thinking model's thoughts; None if they never end
 # indented(text)            two spaces before each line but the first: so none looks like one of our labels
-# show_analysis(text)       the analysis as a prompt shows it
+# show_analysis(text)       the analysis, with its lines indented for the same reason
 
 # Filled in with str.format(): for a literal brace, write {{ or }}
 PROMPT = """\
@@ -70,7 +70,7 @@ Analysis:
 """
 
 PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, to keep huge sub-goals out of memory
-LABELS = {  # {label: a pattern for its spellings}
+LABELS = {  # {label: a pattern for its spellings}; \u2010 and \u2011 are hyphens, too
     "Justification": "justification", "Context": "context", "Sub-goal": r"sub[-_ \u2010\u2011]?goal",
     "Tool": "tool(?:[-_ ]name)?"}
 

@@ -7,7 +7,7 @@ roll_out() runs a batch of questions:
 A Rollout is one question on its way through the flow. The rollouts of a batch move in lock-step: all of them
 plan, then the executor writes all their calls, then the calls run, and so on. So a language model gets all
 prompts of a stage in one batch. A rollout that the verifier has stopped waits for the generator, which
-answers for all of them at the end.
+writes all answers at the end.
 
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion], with the text,
 and the token ids that training needs (models/completion.py).
@@ -34,7 +34,8 @@ The last part of this file, from run_trial() on, is the command line:
 
 from cli import early
 
-early.check(__name__, "solve.py")  # for speed only: --help, --compare and mistakes need no torch
+# Before torch, which is slow to import: --help, --compare and mistakes in the command line end here
+early.check(__name__, "solve.py")
 
 import time
 from dataclasses import dataclass, field
@@ -59,7 +60,8 @@ from rewards.questions import Question
 from tools import TOOLS, run_calls
 from world.text import truncate
 
-# Characters of memory in a prompt; they are tried in turn where the prompt is too long for the model.
+# Characters of memory: if a prompt with BUDGET is too long for the model, these are tried, one after the
+# other.
 SMALLER_BUDGETS = BUDGET // 4, BUDGET // 16
 ANALYSIS_LIMIT = BUDGET // 4  # characters of the analysis, which is shown beside the memory
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated
@@ -71,7 +73,8 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
 
     questions: [Question]; G copies of a question make a group.
     policy: the engine that plays the planner; it alone samples. fixed: the engine that plays all other
-    modules, and base_generator; or an engine for some of them, {"executor": engine, "default": engine}.
+    modules, and base_generator; or a dict, such as {"executor": engine, "default": engine}, where "default"
+    plays those that are not named.
     max_turns: 3 as in the paper's training; the commands have defaults of their own (cli/flags.py).
     max_new_tokens: of each completion; None: as many as the checkpoint says, or 1 024.
     watch: watch(rollouts, turn, module) is called before each stage, to show or save progress. It changes
@@ -158,7 +161,7 @@ def prompt_of(module, tools, rollout, budget=BUDGET):
 class Rollout:
     """One rollout, while it runs and afterwards."""
 
-    question: Question
+    question: Question  # with its text, also called `question`, and the gold answer
     memory: Memory
 
     # What the planner wrote, with the ids of s^t and a^t: Flow-GRPO trains on it, and train.py makes a
@@ -297,7 +300,7 @@ def run_trial(trial, args, cast):
     settings = command_line.rollout_settings(args)  # max_turns, temperature, max_new_tokens
     with watching(trial, args) as watch:  # progress bar, live trace, unfinished rollouts on disk
         for seed, questions in trial.batches():
-            torch.manual_seed(seed)
+            torch.manual_seed(seed)  # the planner samples with torch's random numbers
             rollouts = roll_out_and_grade(questions, policy, fixed, tools, judge, watch=watch, **settings)
             if trial.add(rollouts):  # saves them. False: a server was down; batches() gives this batch again
                 watch.finished(rollouts)  # prints them

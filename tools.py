@@ -47,7 +47,8 @@ class Tool:
 
 
 # To add a tool, write one function and one entry. The function
-#   receives every argument as a string (write numbers in quotes in `example`: value="3") and returns one;
+#   receives every argument as a string (so write numbers in quotes in `example`: value="3"), and returns a
+#   string;
 #   may be called by several threads at once;
 #   reports an error by returning "Error: unknown unit", for example, or by raising ServiceError("unknown
 #   unit"), from world/services.py; for any other exception, the planner sees its type and message;

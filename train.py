@@ -16,9 +16,9 @@ at most two turns, four mini-batches, learning rate 2e-4. (cli/flags.py has all 
 compares those of real models with the paper's.)
 
 All random numbers of a step come from its number and --seed. So a run that is stopped and resumed on the same
-machine gives the same result as one that was never stopped (on a GPU, up to rounding). The rest of a training
-run is in cli/ (flags, the first lines of a run), logbook/ (the run's folder, resuming, Ctrl-C) and scale/
-(GPU memory, several GPUs).
+machine gives the same result as one that was never stopped (on a GPU, unless rounding changes a token). The
+rest of a training run is in cli/ (flags, the first lines of a run), logbook/ (the run's folder, resuming,
+Ctrl-C) and scale/ (GPU memory, several GPUs).
 
 With several GPUs, each process (a "rank") rolls out its share of a step's questions, with random numbers of
 its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. Without
@@ -27,7 +27,8 @@ torchrun there is one rank, and it does all questions.
 
 from cli import early
 
-early.check(__name__, "train.py")  # for speed only: --help and mistakes need no torch
+# Before torch, which is slow to import: --help and mistakes in the command line end here
+early.check(__name__, "train.py")
 
 import functools
 import math
@@ -52,9 +53,9 @@ def train(args, cast, reference, optimizer, data, state):
     cast: who plays what, a named tuple (policy, fixed, tools, judge). data: the questions, a named tuple
     (train, valid, test). reference: the engine of π_ref, or None. state: what a checkpoint restores, or None.
 
-    `run` (logbook/run.py) keeps the books: run.steps() counts the steps, run.updating() times an update,
-    run.log_step() and run.log_evaluation() write the log, run.save() writes checkpoints; run.due() and
-    run.lacks() say what is still to do.
+    `run` (logbook/run.py) keeps the books: run.steps() counts the steps, run.updating() times an update (and
+    lets `passes` prepare it and clean up), run.log_step() and run.log_evaluation() write the log, run.save()
+    writes checkpoints; run.due() and run.lacks() say what is still to do.
     """
     passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
 
@@ -91,10 +92,11 @@ def passes_of(args, policy, reference):
     With --plain they are flow_grpo.token_logps(), else those of fast/logps.py: the same numbers, up to
     rounding, in less time and memory. make_passes() makes a Passes (scale/passes.py), or its drop-in for
     several GPUs and sharded weights."""
-    model, frozen = policy.model, reference.model if reference else None
+    model, frozen = policy.model, reference.model if reference else None  # the engines' transformers models
     if args.plain:
         return make_passes(model, frozen, token_logps, token_budget=args.token_budget)
-    # cut: how to split a mini-batch into micro-batches
+    # cut: how to split a mini-batch into micro-batches. plain: is compared with fast_token_logps on a few
+    # tokens, so that an edit of token_logps() is not overlooked
     fast_token_logps, cut = fast_logps.scoring(log_probs, model, frozen, plain=token_logps)
     return make_passes(model, frozen, fast_token_logps, cut, token_budget=args.token_budget)
 
@@ -138,17 +140,17 @@ def with_outcome(rollouts, group_size):
     groups[i] is the group of usable[i]: the number of its question in the batch, from 0. (Not the question's
     text: a question that comes twice in a batch makes two groups.)
 
-    The others have no outcome, mostly through no fault of the planner. But where its plans are the cause, say
-    of prompts that become too long, it is not taught to avoid them: so watch their number in the log."""
+    The others have no outcome, mostly through no fault of the planner. If its plans are to blame (say, they
+    make prompts too long), it does not learn to avoid this: so watch the number of failures in the log."""
     # The rollouts of a question are neighbours, so rollout n belongs to question n // group_size.
     numbers = [n for n, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
     return [rollouts[n] for n in numbers], [n // group_size for n in numbers]
 
 
 def actions_of(rollouts, A):
-    """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it. This is the
-    broadcast of Flow-GRPO: each turn of rollout i gets A_i. For an advantage of each turn, see gigpo.diff in
-    experiments/forks/."""
+    """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it, also if it
+    could not be parsed. This is the broadcast of Flow-GRPO: each turn of rollout i gets A_i. For an advantage
+    of each turn, see gigpo.diff in experiments/forks/."""
     return [Action(completion.prompt_ids, completion.ids, i, A[i].item(), completion.logps)
             for i, rollout in enumerate(rollouts) for completion in rollout.plans]
 
@@ -181,7 +183,7 @@ def accuracy_on(run, cast, name, questions):
 
 def validate_and_save(run, cast, valid):
     """Save a checkpoint, and best/ if it is the first or has a higher accuracy on the validation questions
-    than those before: it is the best of the trained planners, and may be worse than the untrained one."""
+    than those before. (The untrained planner does not compete: best/ may be worse.)"""
     accuracy = accuracy_on(run, cast, "valid", valid) if valid else -math.inf  # -inf: best/ is not written
     run.save(accuracy)
 

@@ -1,7 +1,7 @@
 """Verifier: does the memory hold all that the answer needs? (AgentFlow §3.1). Not trained.
 
-Whenever the plan could be parsed, even if the tool failed, the verifier reads the question, the
-analysis, the toolset and the memory with the new result. It writes the verdict: STOP (v^t = 1: the
+In each turn whose plan could be parsed, even if the call ended in an error, the verifier reads the question,
+the analysis, the toolset and the memory with the new result. It writes the verdict: STOP (v^t = 1: the
 generator answers) or CONTINUE (v^t = 0: the planner plans another step). What cannot be read as STOP counts
 as CONTINUE: an extra turn costs little, but stopping too early may lose the answer.
 
