@@ -1,7 +1,8 @@
 """The paper's two training sets, and the split into questions for training and for validation.
 
     training("nq+deepmath", 1000, 0)  a sample of Natural Questions and DeepMath-103K, half each
-    held_out(questions, 100, 0)       (train, valid, note): no question of valid has a near-duplicate in train
+    held_out(questions, 100, 0)       (train, valid, note): no question of valid has a near-duplicate in
+                                      train, unless nearly all are alike
 
 The seed alone decides both. The ten benchmarks (tables.py) are only for testing: training() refuses their
 names, so that no policy is tested on questions that it was trained on.
@@ -20,7 +21,7 @@ from world import services
 
 ROWS = "https://datasets-server.huggingface.co/rows"  # rows of any public Hugging Face dataset, by offset
 PAGE = 20  # rows per request (the API allows 100): small pages spread a sample over the whole set
-NEAR = 0.8  # questions that share this fraction of their words count as the same
+NEAR = 0.8  # questions that share this fraction of their words are near-duplicates
 TRAINING = {"nq": ("RUC-NLPIR/FlashRAG_datasets", "nq"), "deepmath": ("zwhe99/DeepMath-103K", "default")}
 
 

@@ -126,8 +126,8 @@ def parse(parser, hint):
         near = difflib.get_close_matches(more[0].split("=")[0], flags, 1)
         meant = f" (did you mean {near[0]}?)" if near else "" if more[0].startswith("-") else f" ({hint})"
         raise ValueError(f"{more[0]!r} is no flag{meant}: see --help")
-    for name, value in vars(args).items():
-        if isinstance(value, str) and value.startswith("~/"):  # bash expands `--out ~/x`, and not `--out=~/x`
+    for name, value in vars(args).items():  # bash expands `--out ~/x`, but not `--out=~/x`
+        if name != "question" and isinstance(value, str) and value.startswith("~/"):
             setattr(args, name, os.path.expanduser(value))
     return args
 

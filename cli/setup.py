@@ -124,8 +124,8 @@ def free_memory(device):
 def load_questions(args):
     """The Data; "none" is an empty set.
 
-    Without --valid, up to 64 of --data are held out for validation, and training leaves out their
-    near-duplicates."""
+    Without --valid, up to 64 of --data are held out for validation; training leaves out those and, unless
+    all questions are alike, their near-duplicates."""
     if named_set(args.data):
         questions = training.training(args.data, args.limit or 1000, args.seed)
     else:

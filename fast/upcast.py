@@ -39,8 +39,10 @@ def slow():
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several would wait for each other, in both types, if others use the CPU, too
-    times = [(seconds(torch.float32), seconds(torch.bfloat16)) for _ in range(5)]
-    torch.set_num_threads(threads)
+    try:
+        times = [(seconds(torch.float32), seconds(torch.bfloat16)) for _ in range(5)]
+    finally:
+        torch.set_num_threads(threads)
     wide, half = map(min, zip(*times))  # the least is what the CPU can do
     return half > SLOW * wide
 

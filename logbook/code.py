@@ -1,7 +1,7 @@
 """Which code made a run: its commit, kept in args.json, and whether files were changed since then.
 
-"-dirty-1a2b3c4d" says that they were, and what `git diff HEAD | sha256sum` begins with: so two variants
-differ. What was changed is not recorded: commit a variant before you train it.
+"-dirty-1a2b3c4d" says that they were, and how a hash of the changes begins: so two variants differ. What was
+changed, and files that git does not know, are not recorded: commit a variant before you train it.
 """
 import hashlib
 import subprocess
@@ -12,10 +12,11 @@ from world.places import ROOT
 def git(*words):
     """What git prints about this folder; "" if there is no git, or if it refuses."""
     try:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True)
     except OSError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    # a diff may hold any bytes
+    return done.stdout.decode(errors="surrogateescape").strip() if done.returncode == 0 else ""
 
 
 def present():
@@ -24,7 +25,8 @@ def present():
         return None
     commit = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     if commit.endswith("-dirty"):
-        commit += f"-{hashlib.sha256(git('diff', 'HEAD').encode()).hexdigest()[:8]}"
+        changes = git("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD")
+        commit += f"-{hashlib.sha256(changes.encode(errors='surrogateescape')).hexdigest()[:8]}"
     return commit or None
 
 

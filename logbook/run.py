@@ -82,7 +82,8 @@ class Run:
 
     @contextmanager
     def updating(self, passes):
-        """Around the update of a step: measures its seconds. passes: of scale/passes.py."""
+        """Around the update of a step: measures its seconds, and lets `passes` (scale/passes.py) prepare it
+        and clean up: shard the weights, gather them again, say what did not fit into memory."""
         start = time.perf_counter()
         with passes.around_update():
             yield

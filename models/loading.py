@@ -65,7 +65,11 @@ def load_engine(name, device=None, dtype=None, think=False, plain=False):
 def refuse_nan(engine, name):
     """ValueError if the model computes nan, on the start of a prompt. Greedy decoding would not show it."""
     ids = torch.tensor([engine.chat.encode("What is 2 + 2?")[:16]], device=engine.model.device)
-    if engine.model(ids, use_cache=False).logits.isnan().any():
+    try:
+        logits = engine.model(ids, use_cache=False).logits
+    except (IndexError, RuntimeError) as why:  # more tokens than embeddings, no token at all, ...
+        raise ValueError(f"The model {name!r} cannot read a prompt: {first_line(why)}") from why
+    if logits.isnan().any():
         raise ValueError(f"The model {name!r} computes nan: its weights are damaged, or too large for "
                          f"{engine.model.dtype}: give another --dtype")
 

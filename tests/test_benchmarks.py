@@ -350,5 +350,7 @@ def test_the_note_says_how_many_questions_are_left_out_as_near_a_held_out_one_an
     train, valid, note = held_out(longer, 64, seed=0)  # of one template: only equal ones are left out
     words = [{frozenset(words_of(q.question)) for q in part} for part in (train, valid)]
     assert not words[0] & words[1] and len(train) > 168 and "because they share all words with" in note
+    signs = [Question(sign, sign) for sign in "∑∫∂∇√∞"]  # no words
+    assert len(held_out(signs, 2, seed=0)[0]) == 4
 
 

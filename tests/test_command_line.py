@@ -255,6 +255,7 @@ def test_a_home_folder_that_the_shell_did_not_expand_is_expanded(monkeypatch, tm
     (tmp_path / "q.jsonl").write_text('{"question": "2 + 2?", "answer": "4"}')
     args = parsed(monkeypatch, train_arguments, "--out=~/run", "--data=~/q.jsonl")
     assert (args.out, args.data) == (f"{tmp_path}/run", f"{tmp_path}/q.jsonl")
+    assert parsed(monkeypatch, solve_arguments, "~/x is what?").question == "~/x is what?"
 
 
 @pytest.mark.parametrize("argv, tools, question", [

@@ -40,6 +40,7 @@ from models import loading, local
 from models.completion import TOO_LONG
 from models.loading import load_engine
 from models.local import HF
+from rewards import grade
 from rewards.questions import Question
 from scale import adapters, fit
 from scale.masters import HostAdamW
@@ -218,8 +219,11 @@ def test_the_same_seed_gives_the_same_files_byte_for_byte_and_another_seed_anoth
     assert rows(other) != rows(whole)[:2] and texts(other) != texts(whole)[:16]
 
 
-def test_an_edited_token_logps_is_not_ignored_without_plain(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "token_logps", lambda *given: 0.5 * token_logps(*given))
+@pytest.mark.parametrize("edited", [
+    lambda *given: 0.5 * token_logps(*given), lambda model, actions, t: token_logps(model, actions, 1.0),
+    lambda *given: (logps := token_logps(*given)) * torch.linspace(0.5, 1, len(logps))])
+def test_an_edited_token_logps_is_not_ignored_without_plain(tmp_path, monkeypatch, edited):
+    monkeypatch.setattr(train, "token_logps", edited)
     assert "give --plain, or edit log_probs()" in command(*words(tmp_path / "run", **QUICK))
     run(tmp_path / "plain", **QUICK, plain=True)
 
@@ -655,6 +659,14 @@ def test_a_step_of_which_one_mini_batch_exploded_has_moved_the_policy(tmp_path, 
     update_gives(monkeypatch, grad_norm=float("nan"), skipped=1.0)
     run(tmp_path / "run", **QUICK)
     assert "nothing was learnt" not in capsys.readouterr().out
+
+
+def test_best_is_not_recommended_if_no_answer_was_ever_right(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(grade, "reward", lambda rollout: sum(sum(plan.ids) for plan in rollout.plans) % 7)
+    monkeypatch.setattr(grade.rules, "decide", lambda question, answer: False)
+    out = run(tmp_path / "run", steps=1, test="none")
+    assert f"Try: python solve.py --model {out}/step-1\n" in capsys.readouterr().out
+    assert (out / "best").exists()
 
 
 @pytest.mark.parametrize("beta", [0, 0.1])

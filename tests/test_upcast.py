@@ -1,5 +1,7 @@
 """fast/upcast.py: a bfloat16 layer that computes in float32 is torch's own, but for rounding."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -108,3 +110,19 @@ def test_adapters_with_gradient_checkpointing_learn_as_without(folder):
         token_logps(model, [Action([40, 41, 42], [50, 51, 52, 2], 0)], 0.7, log_probs).sum().backward()
         gradients.append([p.grad for p in model.parameters() if p.requires_grad])
     assert all(torch.equal(*pair) for pair in zip(*gradients)) and any(g.any() for g in gradients[0])
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_the_measurement_leaves_the_number_of_threads_as_it_was(monkeypatch, error):
+    def product(x, weight):
+        assert torch.get_num_threads() == 1
+        if error:
+            raise error
+
+    monkeypatch.setattr(upcast, "torch_linear", product)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with pytest.raises(error) if error else nullcontext():
+        upcast.slow.__wrapped__()
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
