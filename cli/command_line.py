@@ -235,6 +235,8 @@ def settle_engines(args, tool_names, graded=True):
                                  f"give {flag}, in its new place, or another")
             setattr(args, name, value)
     args.fixed = args.fixed or args.model
+    if args.judge and is_toy(args.judge):
+        raise ValueError(f"--judge {args.judge}: the toy cannot judge answers. Give another model, or none")
     if args.judge is None and graded and not is_toy(args.fixed):
         args.judge = args.fixed
     args.judge = None if args.judge == "none" else args.judge

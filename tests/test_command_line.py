@@ -250,6 +250,11 @@ def test_a_model_in_a_folder_need_not_be_repeated_but_may(tmp_path, monkeypatch,
                                          "--executor", "toy")
 
 
+def test_the_toy_is_refused_as_a_judge(monkeypatch, capsys):
+    for arguments in solve_arguments, train_arguments:
+        assert "the toy cannot judge" in refused(monkeypatch, capsys, arguments, "--judge", str(ROOT / "toy"))
+
+
 def test_a_home_folder_that_the_shell_did_not_expand_is_expanded(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "q.jsonl").write_text('{"question": "2 + 2?", "answer": "4"}')

@@ -200,6 +200,28 @@ def check_cispo():
     check_gradient(lambda new, old, A, T_i: (weight(new, old) * A * new).mean() / T_i, clip=(1.0, 0.3))
 
 
+def check_tis():
+    import flow_grpo
+    from scale.passes import Passes
+    turns_of, rewards, groups = rollouts()
+    A = flow_grpo.advantages(rewards, groups)[0].tolist()
+
+    def trained(gap, factor):
+        """The gradient if sampling gave log-probs that are lower by `gap`, with `factor` times A."""
+        model = tiny()
+        sampled = [[logp.item() - gap for logp in one_by_one(model, a)] for a in turns_of]
+        actions = [flow_grpo.Action(a.prompt_ids, a.ids, a.rollout, factor * A[a.rollout], logps)
+                   for a, logps in zip(turns_of, sampled)]
+        recorder = Recorder(model, lr=0.3)
+        flow_grpo.update(Passes(model, tiny(1), flow_grpo.token_logps), recorder, actions, groups,
+                         temperature=T, minibatches=2, beta=0.1, max_grad_norm=1e6)
+        return recorder
+
+    for gap, factor in ((0.3, math.exp(0.3)), (-0.3, math.exp(-0.3)), (5, 2)):
+        for found, expected in zip(trained(gap, 1).gradients, trained(0, factor).gradients, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def check_entropy():
     import flow_grpo
     # Each token of a vocabulary of five, as often as π_old samples it: the gradient of the entropy of π_θ.
