@@ -64,7 +64,7 @@ def parse(text, name, tool):
     try:
         called, arguments = read_call(
             text,
-            tool_name=name,  # a call of it beside a fenced call is a ValueError: either could be meant
+            tool_name=name,  # if it is also called outside the code fence, either could be meant: ValueError
             names=list(tool.arguments),  # positional arguments get these names, in this order
         )
     except ValueError as why:

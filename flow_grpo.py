@@ -13,8 +13,8 @@ weights.
   3. Less variance: we may subtract a *baseline* from R, any number that does not depend on this rollout's
      plans. On average it changes nothing, because E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P = ∇1 = 0. Here it is
      the mean reward of the group, the rollouts of the same question: if all of them are right, none is
-     pushed up. (This mean contains the rollout's own R. That only scales the gradient by (G - 1) / G, before
-     the division below: see advantages().)
+     pushed up. (Strictly, this mean is no such number, as it contains the rollout's own R. But it gives
+     (G - 1) / G times what the mean of the *others* would give, which is one: see advantages().)
   4. So every token of every turn of rollout i gets the same advantage A_i, how much better this rollout ended
      than its group: as if the planner were fine-tuned on its own plans, each weighted by its A. Tokens with
      A > 0 are pushed up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)
@@ -24,8 +24,8 @@ So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not f
   * A is divided by the group's standard deviation;
   * tokens are averaged over a turn, and turns over a rollout, which biases the gradient (see token_weight());
   * PPO's clipped ratio. The batch of rollouts is cut into mini-batches of whole rollouts, for one optimiser
-    step each (one PPO epoch). From the second step on, the policy is no longer the one that sampled: the
-    ratio corrects for that, approximately (see loss());
+    step each (one PPO epoch; there is no setting for more). From the second step on, the policy is no longer
+    the one that sampled: the ratio corrects for that, approximately (see loss());
   * a KL that pulls the planner back towards the untrained one, π_ref.
 
 Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a token of the plan in it)
@@ -78,7 +78,7 @@ EXPLODED = 1000
 class Action:
     """One turn of one rollout, exactly as the engine sampled it. train.py makes it from a Completion."""
     prompt_ids: list[int]   # s^t
-    ids: list[int]          # a^t, stop token included (absent if the plan was cut off at the token limit)
+    ids: list[int]          # a^t, stop token included (absent if cut off at the token limit: no special case)
     rollout: int            # the number of its rollout, 0 .. N-1
     A: float = 0.0          # its advantage: the A_i of its rollout
     # log π of ids as the engine computed it while sampling, for the report only. It is not used as π_θold:
@@ -181,9 +181,10 @@ def token_weight(action, T, N, num_tokens=None):
     micro-batches add up to the loss of the mini-batch.
 
     1/T_i and 1/|a| are not part of a plain policy gradient: each turn of a short rollout, and each token of a
-    short plan, weighs more, right or wrong. So the planner is punished less for long failures. And because T
-    depends on the sampled plans, E[∇log π / T] is not 0: even a constant baseline shifts the gradient. This
-    can favour the worse of two plans. Say the first plan is X or Y, and A is 1 if right, -1 if wrong:
+    short plan, weighs more, right or wrong. With 1/T_i, the gradient (at ρ = 1, leaving 1/|a| aside) is that
+    of E[A / T], as if A / T were the reward: quick successes pay more than slow ones, and slow failures cost
+    less than quick ones. (A constant baseline b no longer drops out: it adds -b E[1 / T].) This can favour
+    the worse of two plans. Say the first plan is X or Y, and A is 1 if right, -1 if wrong:
 
                       P(right)    turns if right    turns if wrong  mean push A/T
         after plan X    0.6             3                3          0.6/3 - 0.4/3 = 0.07
@@ -211,8 +212,9 @@ def weighted(actions, rollouts, token_mean=False):
 def split_rollouts(groups, minibatches, seed):
     """Rollouts 0..N-1 as `minibatches` lists of equal size (± 1). groups: the group of each, N ints.
 
-    Groups stay whole where equal sizes allow it, because copies of a prompt are cheaper together
-    (fast/trees.py). Their order is shuffled. A rollout is never divided."""
+    The groups, in shuffled order, are laid out one after the other and cut into equal parts: none is divided
+    if all have the same size and `minibatches` divides their number. (Copies of a prompt are cheaper
+    together, see fast/trees.py.) A rollout is never divided."""
     groups = torch.as_tensor(groups).tolist()
     distinct, N = sorted(set(groups)), len(groups)
     places = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -241,9 +243,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never negative, and
-    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Its gradient is on average that of the reverse,
-    KL(π_ref ‖ π_θ), which has the same minimum (docs/fork.md, "Another KL"). As the tokens were drawn from
-    π_θold, both are exact at ρ = 1 only.
+    its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). But the mean of its gradient is the gradient of
+    the KL with its arguments exchanged, KL(π_ref ‖ π_θ), which has the same minimum (docs/fork.md, "Another
+    KL"). As the tokens were drawn from π_θold, both statements are exact at ρ = 1 only.
 
     Add a term of your own to `terms`. If it needs π_ref, or tokens with A = 0, or a flag: docs/fork.md,
     "Another term in the objective".
@@ -266,9 +268,9 @@ def simple_update(model, reference, optimizer, actions, groups, temperature, cli
                   max_grad_norm, seed):
     """Train the policy on one batch of rollouts, in `minibatches` optimiser steps.
 
-    Read this first: update(), which train.py calls, also with --plain, takes the same steps, as a test shows
-    (but none with a bad gradient, or without one). Here, a whole mini-batch must fit into memory, on one
-    device. model and reference: in eval mode. The other arguments are those of update().
+    Read this first. train.py calls update() instead, also with --plain; a test shows that both take the same
+    steps, except that update() takes none where the gradient is bad, or 0. Here, a whole mini-batch must fit
+    into memory, on one device. model and reference: in eval mode. The other arguments are those of update().
 
     π_θold is the model before the first step: so all mini-batches are scored before it.
     """
@@ -355,13 +357,14 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
 
     passes: Passes(model, reference, token_logps, ...) of scale/passes.py. It has
       model, reference                the policy, and π_ref or None
+      around_update                   a context that the caller enters (train.py: run.updating)
       begin, end                      prepare the models for training, and for sampling again
       policy_logps, reference_logps   token_logps() of the two models, or the same from fast/
       micro_batches                   a mini-batch in parts that fit into memory
       retry(f, *x)                    f(*x); if memory runs out, again, with smaller micro-batches
       share, sum_gradients            for several GPUs; with one process, they change nothing
     actions: list[Action], all turns of all rollouts, in any order. groups: the group of each rollout, (N,);
-    Action.rollout is an index into it. A group stays in one mini-batch, where possible.
+    Action.rollout is an index into it.
     temperature: that of sampling. clip: (ε, ε'). beta: the weight of the KL; with 0, or without a reference,
     there is no forward pass for it. minibatches: the number of optimiser steps. max_grad_norm: longer
     gradients are scaled down to this norm. token_mean: see token_weight(). seed: shuffles the groups.
@@ -382,8 +385,8 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
             mini = [a for a in mini if a.A != 0]
         minis.append(mini)
 
-    # Before the first step, because they need π_θold. minis[0] needs no pass of its own: in its step, the
-    # current log-probs are the old ones.
+    # The old log-probs of all mini-batches but the first, while the model still is π_θold. minis[0] needs no
+    # pass of its own: in its step, the current log-probs are the old ones.
     for mini in minis[1:]:
         need_old = [a for a in mini if a.A != 0]        # at A = 0, there is no ρ in the loss
         passes.retry(score_old, passes, need_old, temperature)
@@ -396,8 +399,9 @@ def update(passes, optimizer, actions, groups, *, temperature, clip=(0.2, 0.3), 
         # one bad mini-batch must not end the run
         finite = math.isfinite(loss_value) and math.isfinite(norm)
         skipped = not finite or norm >= EXPLODED * max_grad_norm
-        # No step if the gradient is 0, for example because all groups are flat: AdamW's momentum would still
-        # move θ. (With a KL, it is 0 only as long as the policy is π_ref.)
+        # No step if the gradient is exactly 0: AdamW's momentum would still move θ. Without a KL, this is a
+        # mini-batch of flat groups. With one, only while the policy is still π_ref: later, even such a
+        # mini-batch takes a step, by the KL and by the momentum.
         taken = norm > 0 and not skipped
         if taken:
             optimizer.step()

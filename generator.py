@@ -2,7 +2,8 @@
 
 After the verifier's STOP, or after the last turn, the generator reads the question, the analysis and the
 final memory. It sums up in a sentence or two how the answer was found, and writes the answer itself
-between <answer> tags. The text between the last pair of tags is graded; without tags, the whole completion.
+between <answer> tags. The text between the last pair of tags is graded; without tags, the whole completion
+(but not its thinking).
 """
 
 import re

@@ -8,7 +8,7 @@ steps have the same memory.
 
 The text is bounded: render(budget) returns at most `budget` characters and shortens results first, the oldest
 before newer ones. A tool result cannot forge a step: only our labels ("Step 7", "Tool:") start at the left
-margin, because every further line of a result is indented. So the line "Verdict: STOP" of a web page does not
+margin, because every further line of a result is indented. So a line "Verdict: STOP" in a web page does not
 look like a verdict.
 """
 
@@ -67,7 +67,8 @@ class Memory:
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first. If there are so
         many steps that this is not enough, the middle of the whole text is cut, even inside a step.
-        (The cut begins no new line, so it cannot put text of a result at the margin, like a label.)
+        (The mark of the cut contains no line break. So what follows it is not at the left margin, where it
+        could pass for a label.)
         """
         steps = [replace(step) for step in self.steps]  # copies: the memory itself stays whole
         for name in ("result", "command", "sub_goal"):

@@ -15,8 +15,8 @@ and the token ids that training needs (models/completion.py).
 Whatever goes wrong is one of two things:
 
     an error    The rollout goes on. A plan or call could not be parsed, or a tool did not find what it was
-                asked for, or its web service is down. This costs a turn, and memory says why: the planner
-                reads it in its next prompt, even if another module made the mistake.
+                asked for, or the web service behind it is down. This costs a turn, and memory says why: the
+                planner reads it in its next prompt, even if another module made the mistake.
     a failure   The rollout breaks off (`failed` says why), counts as wrong, and is not trained on. A module
                 or the judge got no completion from its language model: the server is down or refuses the
                 prompt, or the prompt is too long even with a shortened memory. (But a base_generator query
@@ -85,7 +85,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
     start = time.perf_counter()
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
     # modules.run(module, turn, rollouts) asks a module for all of these rollouts in one batch, and gives
-    # [(rollout, Completion)]. Rollouts that fail, or have failed before, are missing in the list.
+    # [(rollout, Completion)]. Rollouts that fail, or have failed before, are left out of the list.
     modules = Modules(rollouts, policy, fixed, tools, temperature, max_new_tokens, watch)
 
     for rollout, completion in modules.run("analysis", 0, rollouts):
@@ -105,7 +105,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             else:
                 rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
-        called = []  # those of `planned` with a call; if it could not be parsed, its result will be an error
+        called = []  # those of `planned` with a call, or an Unparsed: run_tools() makes that an error
         for rollout, completion in modules.run("executor", turn, planned):
             name = rollout.plan.tool
             rollout.call = executor.parse(completion.text, name, tools[name])
@@ -168,7 +168,7 @@ class Rollout:
     # flow_grpo.Action of each. plans[k] led to memory.steps[k]. (A failed rollout may lack the last step.)
     plans: list[Completion] = field(default_factory=list)
 
-    # of the current turn; the next turn overwrites them
+    # of the current turn (if its plan could not be parsed, `call` is still an older one)
     plan: Plan | Unparsed | None = None
     call: Call | Unparsed | None = None
 
@@ -283,7 +283,7 @@ def roll_out_and_grade(questions, policy, fixed, tools, judge=None, watch=None, 
 
 
 def evaluate(questions, policy, fixed, tools, judge=None, **settings):
-    """({metric: number}, [Rollout]) of one batch, for scripts. In the accuracy, rollouts that have failed or
+    """({metric: value}, [Rollout]) of one batch, for scripts. In the accuracy, rollouts that have failed or
     are undecided count as wrong."""
     rollouts = roll_out_and_grade(questions, policy, fixed, tools, judge, **settings)
     return summary(rollouts), rollouts

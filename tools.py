@@ -47,12 +47,12 @@ class Tool:
 
 
 # To add a tool, write one function and one entry. The function
-#   receives every argument as a string (so write numbers in quotes in `example`: value="3"), and returns a
-#   string;
-#   may be called by several threads at once;
-#   reports an error by returning "Error: unknown unit", for example, or by raising ServiceError("unknown
-#   unit"), from world/services.py; for any other exception, the planner sees its type and message;
-#   must return on its own (those in world/ have a timeout): nothing here interrupts it.
+#   - receives every argument as a string (so write numbers in quotes in `example`: value="3");
+#   - returns a string;
+#   - may be called by several threads at once;
+#   - reports an error by returning "Error: unknown unit", for example, or by raising ServiceError("unknown
+#     unit"), from world/services.py; for any other exception, the planner sees its type and message;
+#   - must return on its own (those in world/ have a timeout): nothing here interrupts it.
 TOOLS = {
     "base_generator": Tool(
         run=None,

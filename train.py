@@ -148,7 +148,7 @@ def with_outcome(rollouts, group_size):
 
 
 def actions_of(rollouts, A):
-    """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it, also if it
+    """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it, even if it
     could not be parsed. This is the broadcast of Flow-GRPO: each turn of rollout i gets A_i. For an advantage
     of each turn, see gigpo.diff in experiments/forks/."""
     return [Action(completion.prompt_ids, completion.ids, i, A[i].item(), completion.logps)
@@ -170,7 +170,8 @@ def evaluate_first(run, cast, data):
 
 
 def evaluate_last(run, cast, data):
-    """The test, if all steps are done. (A finished run that is resumed has it already.)"""
+    """The test, once all steps are done, of the weights after the last step, not of best/. (A finished run
+    that is resumed has it already.)"""
     if data.test and run.step >= run.args.steps and run.lacks("test"):
         accuracy_on(run, cast, "test", data.test)
 
@@ -183,7 +184,7 @@ def accuracy_on(run, cast, name, questions):
 
 def validate_and_save(run, cast, valid):
     """Save a checkpoint, and best/ if it is the first or has a higher accuracy on the validation questions
-    than those before. (The untrained planner does not compete: best/ may be worse.)"""
+    than those before. (The untrained planner does not compete: best/ may be worse than it.)"""
     accuracy = accuracy_on(run, cast, "valid", valid) if valid else -math.inf  # -inf: best/ is not written
     run.save(accuracy)
 
@@ -191,7 +192,7 @@ def validate_and_save(run, cast, valid):
 def main():
     args = command_line.train_arguments(TOOLS)
     # Loads the policy, and a frozen copy that is π_ref and plays the other modules (with --lora: the policy,
-    # its adapters off). Makes the optimizer: AdamW, a constant --lr, no weight decay (others: docs/fork.md)
+    # its adapters off). Makes the optimiser: AdamW, a constant --lr, no weight decay (others: docs/fork.md)
     cast, reference, optimizer, data, state = setup.begin(args, TOOLS)
     train(args, cast, reference, optimizer, data, state)
 

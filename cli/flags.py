@@ -16,7 +16,8 @@ TOY = Path(__file__).parents[1] / "toy"
 HOPS = TOY / "hops"  # the second toy, in which the right tool depends on memory
 TOY_TOOLS = ["base_generator", "python_coder", "wikipedia_search"]  # the tools that the toy has learnt
 
-# Defaults: the paper's (steps are read off its figures; it gives no minibatches and no every), and the toy's.
+# Defaults: the paper's (steps are read off its figures; it gives no minibatches and no every; the temperature
+# is the released code's), and the toy's.
 # A small model learns at a larger rate, from smaller batches. The toy's questions need one or two turns: with
 # no turn to spare, each wrong tool costs the answer.
 FOR_PAPER = {"lr": None, "steps": 32, "questions": 32, "minibatches": 1, "max_turns": 3, "every": 5,

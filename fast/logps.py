@@ -1,4 +1,4 @@
-"""flow_grpo.token_logps(), computed with shared prefixes and a chunked output layer; and its micro-batches.
+"""flow_grpo.token_logps(), with shared prefixes and a chunked output layer; and its micro-batches.
 
 Measured on one core (hidden size 128, 2 groups of 8 x (512 + 64) tokens, a vocabulary of 1k): an update is
 3.2 times as fast as the plain one, and needs a quarter of its memory (docs/speed.md).
@@ -21,9 +21,10 @@ from fast import head, trees
 def scoring(log_probs, model, reference=None, plain=None):
     """(token_logps, cut), as arguments of scale.passes.Passes. cut() keeps equal prompts together.
 
-    A dry run on a few tokens: fast/trees.py and fast/head.py find out, and remember, how each model can be
-    computed. That must be before sharded weights force the ranks into lock-step. plain:
-    flow_grpo.token_logps; SystemExit if it has been edited, and computes something else."""
+    In a dry run on a few tokens, trees.py and head.py find out, once for each model, which of their methods
+    give the right numbers. Call it before the first update: while weights are sharded, no rank can run a
+    forward pass alone. plain: flow_grpo.token_logps; if its numbers differ (it has been edited), SystemExit.
+    """
     made = dict(rollout=0, A=1.0, weight=1.0, logp_old=None)
     actions = [SimpleNamespace(prompt_ids=[0, 1], ids=[1, 0], logps=[0.0, 0.0], **made),
                SimpleNamespace(prompt_ids=[1], ids=[1], logps=[0.0], **made)]
@@ -42,23 +43,27 @@ def scoring(log_probs, model, reference=None, plain=None):
 
 
 def micro_batches(model, actions, budget):
-    """[(MicroBatch, its slots)]: rows are trees, with at most `budget` slots unless one sequence has more.
+    """[(MicroBatch, its slots)]: a row may hold several actions, as a tree in which a shared beginning is
+    there once. Its slots are rows x longest row: at most `budget`, unless one action alone has more.
 
-    Rollouts with A = 0 are batched separately, as they are not scored for π_θold. If they shared a batch with
-    the others in the update only, those others would round differently than when they were scored, and that
-    would be noise in ρ."""
+    Actions with A = 0 get micro-batches of their own. score_old() leaves them out, but with a KL the update
+    includes them. Mixed in, they would change how the others are batched, and so how their log-probs round:
+    that would be noise in ρ."""
     return trees.micro_batches(model, actions, budget, apart=lambda a: getattr(a, "A", None) == 0)
 
 
 def token_logps(model, actions, temperature, log_probs):
     """log π(a_j | s, a_<j) of every action token: (K,) float32, one action after the other, K = Σ |a|."""
     # x (B, L)     the tokens that the model reads; a prefix that actions share is there once
-    # keep (B, L)  True where the next token is an action token: at M places
-    # node, y (P,) the P different predictions: at which of the M places (None: at each), of which token
-    # pair (K,)    for each action token: which of the P predictions it is
-    # Example: two rollouts with the prompt A and the plans [B C] and [B D]. x is A B, keep is True at both.
-    # There are P = 3 predictions: B after A, C after B, D after B. So node is 0 1 1, y is B C D, and the four
-    # action tokens B C B D have the pairs 0 1 0 2.
+    # keep (B, L)  True at the M places whose next token is an action token
+    # A *prediction* is such a place and the token after it. There are P: where plans part, it has several.
+    # node (P,)    the place of each prediction, 0 .. M-1; None if no row branches (then P = M, in order)
+    # y (P,)       the token of each prediction
+    # pair (K,)    the prediction of each action token
+    # settings     positions, and a mask that hides the branches from each other; {} if no row branches
+    # Example: two actions with the prompt A and the plans [B C] and [B D]. x is A B (the last token of a
+    # sequence predicts nothing), keep is True at both. There are P = 3 predictions: B after A, C after B, D
+    # after B. So node is 0 1 1, y is B C D, and the four action tokens B C B D have the pairs 0 1 0 2.
     x, keep, node, y, pair, settings = trees.layout(actions, model)
     with head.without_head(model, log_probs) as lm_head:
         out = model(x, logits_to_keep=keep, use_cache=False, **settings)    # (M, d), before the head

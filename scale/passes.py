@@ -31,9 +31,9 @@ class Passes:
     """model: the policy.
     reference: the frozen copy, which is π_ref; `model` itself if it carries adapters; None for no KL.
     token_logps(model, actions, temperature): flow_grpo's plain function, or that of fast/logps.py.
-    cut(actions, tokens) splits a mini-batch into [(micro-batch, its tokens)]. None: by_length() of
-    models/batches.py; fast/logps.py has another, which keeps equal prompts together. Gradients add up, so a
-    cut changes only memory, time and rounding.
+    cut(actions, tokens) -> [(micro-batch, its tokens)]: how a mini-batch is split. None: by_length() of
+    models/batches.py, which leaves little padding; that of fast/logps.py keeps equal prompts together. The
+    gradients of micro-batches add up, so the choice changes only memory, time and rounding.
     token_budget: the most tokens of a micro-batch.
     """
 
@@ -69,12 +69,14 @@ class Passes:
 
     # ---------------------------------------------------------------------------- RankPasses overrides these
     def micro_batches(self, actions):
-        """Yield the actions of a mini-batch in micro-batches, each with as many as fit into memory."""
+        """Yield the actions of a mini-batch in micro-batches as large as memory allows."""
         return self.budget.batches(actions, length, cut=self.cut)
 
     def around_update(self):
-        """Around a whole update. Running out of memory outside retry() is a MemoryError. It usually happens
-        in the first optimiser step, which makes AdamW's state, so this is what the error names."""
+        """A context for a whole update, which the caller enters; update() itself calls begin() and end().
+
+        If memory runs out in it, but outside retry(), that is a MemoryError. It names the optimiser's state,
+        because this usually happens in the first optimiser step, which allocates AdamW's moments."""
         return memory_errors("the optimiser's state")
 
     def share(self, actions):
