@@ -30,7 +30,7 @@ def scoring(log_probs, model, reference=None, plain=None):
                SimpleNamespace(prompt_ids=[1], ids=[1], logps=[0.0], **made)]
     for each in filter(None, (model, reference)):
         found = {}  # {the id of an action: its log-probs}
-        for batch, _ in micro_batches(each, actions, 8):
+        for batch, _ in micro_batches(each, actions, 1):
             logps = token_logps(each, batch, 0.7, log_probs)
             found |= zip(map(id, batch), logps.split([len(a.ids) for a in batch]))
         logps = torch.cat([found[id(a)] for a in actions])

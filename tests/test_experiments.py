@@ -419,8 +419,8 @@ def of_planning():
               if row["planner"] == "perfect"}
     assert [route for route in hops.ROUTERS if not routed[route]] == list(hops.ROUTERS[:4]) != hops.ROUTERS
     assert len(hops.ROUTERS) == 6 and routed["plan"] == max(routed[route] for route in hops.ROUTERS)
-    yield f"each kind of question gets {routed['sequence']:.2f}."
-    yield f"turn and sub-goal, and gets {routed['plan']:.2f}"
+    yield f"each kind of question, gets {routed['sequence']:.2f}."
+    yield f"turn and sub-goal, gets {routed['plan']:.2f}"
     yield f"what the last result said: {routed['context']:.2f}."
     yield f"whether the sub-goal is a sum: {routed['result']:.2f}."
     ruled = {column: figures.gather([row for row in figures.read("hops-routers") if row["route"] == "result"],
@@ -430,7 +430,8 @@ def of_planning():
     yield "{:.2f}, {:.2f} and {:.2f} of the three kinds".format(*kinds)
     trained = [statistics.fmean(float(row[kind]) for row in figures.read("hops-tests")
                                 if row["planner"] == "Flow-GRPO") for kind in ("one", "plus", "sum")]
-    yield f"mainly sums: {trained[2]:.2f} of them are right after"
+    yield (f"{kinds[2]:.2f} of them are right with the rule and the untrained plans, "
+           f"{trained[2]:.2f} after Flow-GRPO")
     lowest = min(float(row["accuracy"]) for row in figures.read("hops-tests")
                  if (row["planner"], row["seed"]) == ("Flow-GRPO", "3"))
     assert lowest == min(tests["Flow-GRPO"]) and round(300 * (0.85 - lowest)) == 2  # "by two questions"
