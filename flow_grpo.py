@@ -13,8 +13,8 @@ weights.
   3. Less variance: we may subtract a *baseline* from R, any number that does not depend on this rollout's
      plans. On average it changes nothing, because E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P = ∇1 = 0. Here it is
      the mean reward of the group, the rollouts of the same question: if all of them are right, none is
-     pushed up. (Strictly, this mean is no such number, as it contains the rollout's own R. But it gives
-     (G - 1) / G times what the mean of the *others* would give, which is one: see advantages().)
+     pushed up. (Strictly, this mean depends on the rollout's own R. But R minus it is (G - 1) / G times R
+     minus the mean of the *others*, and that mean is a valid baseline: see advantages().)
   4. So every token of every turn of rollout i gets the same advantage A_i, how much better this rollout ended
      than its group: as if the planner were fine-tuned on its own plans, each weighted by its A. Tokens with
      A > 0 are pushed up, tokens with A < 0 down. (In RL, this is REINFORCE with a baseline.)

@@ -105,7 +105,7 @@ def roll_out(questions, policy, fixed, tools, max_turns=3, temperature=0.7, max_
             else:
                 rollout.add_parse_error(turn)  # it costs the turn; the next prompt shows it
 
-        called = []  # those of `planned` with a call, or an Unparsed: run_tools() makes that an error
+        called = []  # those of `planned` whose executor wrote something: a Call, or an Unparsed (an error)
         for rollout, completion in modules.run("executor", turn, planned):
             name = rollout.plan.tool
             rollout.call = executor.parse(completion.text, name, tools[name])
@@ -168,7 +168,7 @@ class Rollout:
     # flow_grpo.Action of each. plans[k] led to memory.steps[k]. (A failed rollout may lack the last step.)
     plans: list[Completion] = field(default_factory=list)
 
-    # of the current turn (if its plan could not be parsed, `call` is still an older one)
+    # of the current turn (`call`: of the last turn whose plan could be parsed)
     plan: Plan | Unparsed | None = None
     call: Call | Unparsed | None = None
 

@@ -48,7 +48,8 @@ def prompt(question, tools, analysis, memory_text):
 def parse(text):
     """True if every line "Conclusion: ..." says STOP. If there is no such line, the whole text must be STOP.
 
-    A remark may follow STOP, but no condition: in doubt, it is CONTINUE (REMARK in models/dressing.py).
+    After "STOP.", a remark may follow, unless it begins like an objection ("but", "unless"). In doubt, the
+    verdict is CONTINUE (REMARK in models/dressing.py has the rules).
 
     "Explanation: ...\\nConclusion: STOP"        -> True
     "**Conclusion:** STOP. All is there."        -> True
