@@ -20,7 +20,8 @@ HuggingFaceTB/SmolLM2-135M-Instruct takes the weights as they were published.
 Weights are bfloat16 where this is faster: on a GPU, and on a CPU with instructions for it, where it halves
 the time. Without them it takes many times as long, so on a CPU a product in both types decides at the start.
 Flow-GRPO trains adapters: the first small steps of bfloat16 weights would be rounded away. All seeds of
-Flow-GRPO begin at the same warm-started model. `test --toy hops` also writes results/smollm-hops*.csv.
+Flow-GRPO begin at the same warm-started model. `test` also writes results/smollm-first*.csv, with --toy hops
+smollm-hops*.csv.
 
 docs/smollm.md also has routers, supervised learning and perfect plans, and SmolLM2 as all other modules in
 the first world. The scripts for those are at commit 80a4902.
@@ -220,8 +221,12 @@ def steps_of(folder):
                 found |= {f"{seen}_plans": 1, f"{seen}_copied": f"Context: {value}\n" in text,
                           f"{seen}_right": step["tool"] == right}
             counts[rollout["step"]].update({name: int(number) for name, number in found.items()})
+    return [row | {name: counts[int(row["step"])][name] for name in COUNTED} for row in logged(folder)]
+
+
+def logged(folder):
+    """A row for each step of a run: some columns of its log.csv."""
     return [{name: row[name] for name in ("step", "reward", "turns", "errors", "flat", "groups", "kl")}
-            | {name: counts[int(row["step"])][name] for name in COUNTED}
             for row in rows_of(folder / "log.csv")]
 
 
@@ -234,6 +239,19 @@ def tests_of(args, planner, after, name):
     return {data: Run(name_of(args, f"{name}-{data}"), (*command, file), (), after, 300,
                       threads=args.threads)
             for data, file in world["tests"].items()}
+
+
+def write_results(args, trained, tests):
+    """Two files in results/: a row for each step of Flow-GRPO, and one for each rollout of the tests."""
+    file = f"smollm-{args.toy}{'-all' if args.roles == 'all' else ''}"
+    steps = steps_of if args.toy == "hops" else logged
+    figures.write(figures.path_of(f"{file}-curve"),
+                  [{"seed": name} | row for name, run in trained.items() for row in steps(run.folder)])
+    figures.write(figures.path_of(file), [
+        {"planner": name} | ({"set": data} if len(runs) > 1 else {})
+        | {"kind": rollout["kind"], "question": rollout["question"], "right": int(rollout["right"]),
+           "tools": " ".join(step["tool"] for step in rollout["memory"]["steps"])}
+        for name, runs in tests.items() for data, run in runs.items() for rollout in rollouts_of(run)])
 
 
 def main():
@@ -277,15 +295,7 @@ def main():
     for name, runs in tests.items():
         accuracies = {data: outcome(rollouts_of(run))["accuracy"] for data, run in runs.items()}
         print(name, ", ".join(f"{data} {accuracy:.3f}" for data, accuracy in accuracies.items()))
-    if args.toy == "hops":
-        file = "smollm-hops-all" if args.roles == "all" else "smollm-hops"
-        figures.write(figures.path_of(f"{file}-curve"),
-                      [{"seed": name} | row for name, run in trained.items() for row in steps_of(run.folder)])
-        figures.write(figures.path_of(file), [
-            {"planner": name, "kind": rollout["kind"], "question": rollout["question"],
-             "right": int(rollout["right"]), "tools": " ".join(step["tool"] for step in
-                                                               rollout["memory"]["steps"])}
-            for name, runs in tests.items() for rollout in rollouts_of(runs["two"])])
+    write_results(args, trained, tests)
 
 
 if __name__ == "__main__":

@@ -456,6 +456,7 @@ def made_runs(monkeypatch, tiny, folder, slow, *flags):
     monkeypatch.setattr(runs, "RUNS", folder)
     monkeypatch.setattr(upcast, "slow", lambda: slow)
     monkeypatch.setattr(smollm, "make_all", lambda runs, workers: made.extend(runs))
+    monkeypatch.setattr(smollm, "write_results", lambda *given: None)
     monkeypatch.setattr(smollm, "rollouts_of", lambda run: [{"right": True, "memory": {"steps": [
         {"error": False}]}}])
     monkeypatch.setattr(sys, "argv", ["smollm.py", *flags, "--model", str(tiny), "--device", "cpu"])
