@@ -1,5 +1,6 @@
 """The experiment with a pretrained model: its questions, warm start and runs."""
 
+import itertools
 import json
 import math
 import random
@@ -431,6 +432,23 @@ def test_the_page_says_how_many_right_answers_had_no_second_call():
     page = " ".join((runs.ROOT / "docs" / "smollm.md").read_text(encoding="utf-8").split())
     assert f"In {len(lucky)} of the {len(right)} right answers the planner made no second call" in page
     assert all(row["tools"] == "wikipedia_search" for row in lucky)
+
+
+def test_the_pages_say_what_one_seed_has_learnt_with_todays_first_toy():
+    rows = figures.read("smollm-first")
+    before, free, after, freely = (
+        statistics.fmean(int(row["right"]) for row in rows if (row["planner"], row["set"]) == key)
+        for key in itertools.product(("warm", "seed0"), ("toy", "free")))
+    reward = [float(row["reward"]) for row in figures.read("smollm-first-curve")]
+    assert len(rows) == 2 * (300 + 230) and len(reward) == 30
+    page, results = (" ".join((runs.ROOT / page).read_text(encoding="utf-8").split())
+                     for page in ("docs/smollm.md", "experiments/RESULTS.md"))
+    early, late = statistics.fmean(reward[:3]), statistics.fmean(reward[-5:])
+    assert (f"**With today's toy, one seed goes from {before:.2f} to {after:.2f}** of the 300 test questions,"
+            f" and from {free:.2f} to {freely:.2f} in free wordings; the reward from {early:.2f} in steps 1-3 "
+            f"to {late:.2f} in steps 26-30.") in page
+    assert (f"With today's toy, one seed goes from {before:.2f} to {after:.2f}, and from {free:.2f} to "
+            f"{freely:.2f} in free wordings.") in results
 
 
 def test_the_steps_of_a_run_count_the_plans_after_an_address_and_after_a_product(tmp_path):
