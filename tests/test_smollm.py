@@ -445,8 +445,8 @@ def test_the_pages_say_what_one_seed_has_learnt_with_todays_first_toy():
                      for page in ("docs/smollm.md", "experiments/RESULTS.md"))
     early, late = statistics.fmean(reward[:3]), statistics.fmean(reward[-5:])
     assert (f"**With today's toy, one seed goes from {before:.2f} to {after:.2f}** of the 300 test questions,"
-            f" and from {free:.2f} to {freely:.2f} in free wordings; the reward from {early:.2f} in steps 1-3 "
-            f"to {late:.2f} in steps 26-30.") in page
+            f" and from {free:.2f} to {freely:.2f} in free wordings; the reward from {early:.2f} in steps 1-3"
+            f" to {late:.2f} in steps 26-30.") in page
     assert (f"With today's toy, one seed goes from {before:.2f} to {after:.2f}, and from {free:.2f} to "
             f"{freely:.2f} in free wordings.") in results
 
