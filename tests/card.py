@@ -28,7 +28,7 @@ from torch.utils import _foreach_utils
 
 CUDA, CPU, aten = torch.device("cuda", 0), torch.device("cpu"), torch.ops.aten
 MEMORY = 80 * 10**9
-SCALARS = {aten.masked_fill, aten.masked_fill_}  # like pointwise operations, but not tagged as such
+SCALARS = {aten.masked_fill, aten.masked_fill_, aten.fill_}  # like pointwise ones, but not tagged as such
 FREELY = {aten.copy_, aten._foreach_copy_}  # operations from device to device
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.dot}  # a GPU has none of integers
 INDICES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
