@@ -29,11 +29,8 @@ def scoring(log_probs, model, reference=None, plain=None):
     actions = [SimpleNamespace(prompt_ids=[0, 1], ids=[1, 0], logps=[0.0, 0.0], **made),
                SimpleNamespace(prompt_ids=[1], ids=[1], logps=[0.0], **made)]
     for each in filter(None, (model, reference)):
-        found = {}  # {the id of an action: its log-probs}
-        for batch, _ in micro_batches(each, actions, 1):
-            logps = token_logps(each, batch, 0.7, log_probs)
-            found |= zip(map(id, batch), logps.split([len(a.ids) for a in batch]))
-        logps = torch.cat([found[id(a)] for a in actions])
+        logps = torch.cat([token_logps(each, batch, 0.7, log_probs)  # one action a batch, in their order
+                           for action in actions for batch, _ in micro_batches(each, [action], 1)])
         # atol, rtol: far above rounding (float32, bfloat16), far below most edits
         atol, rtol = (1e-3, 1e-3) if each.dtype == torch.float32 else (0.5, 0.05)
         if plain and logps.ndim == 1 and not torch.allclose(plain(each, actions, 0.7), logps, rtol, atol):

@@ -8,7 +8,7 @@
 
 import functools
 
-from models.tokens import THINK, control_ids, defuse
+from models.tokens import THINK, control_ids, defuse, is_character
 
 
 class Chat:
@@ -49,12 +49,10 @@ class Chat:
 
     @functools.cached_property
     def special_tokens(self):
-        """{id: text} of all special tokens. all_special_tokens alone has only 3 of SmolLM2's 17.
-
-        Not a single letter or mark, which a tokenizer may also use as its padding."""
+        """{id: text} of all special tokens. all_special_tokens alone has only 3 of SmolLM2's 17."""
         added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         added |= dict(zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens))
-        return {i: text for i, text in added.items() if len(text) > 1 or not text.isascii()}
+        return {i: text for i, text in added.items() if not is_character(text)}
 
     @functools.cached_property
     def control(self):

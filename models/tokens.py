@@ -85,6 +85,11 @@ def edited(text, spans, edit):
     return "".join(parts) + text[last:]
 
 
+def is_character(text):
+    """Is a token a single letter or mark? A tokenizer may use one as its padding: it is ordinary text, too."""
+    return len(text) <= 1 and text.isascii()
+
+
 def control_ids(tokenizer):
     """{id: text} of the tokens that no prompt may write: the special ones, and those in brackets.
 
@@ -95,7 +100,7 @@ def control_ids(tokenizer):
     unknown = {getattr(tokenizer, "unk_token_id", None)} - set(meanings)
     return {i: text for i, (text, special) in added.items()
             if (special or BRACKETED.fullmatch(folded(text))) and i not in unknown and text not in OURS
-            and text.strip() and (len(text) > 1 or not text.isascii())}
+            and text.strip() and not is_character(text)}
 
 
 def spans(text, tokenizer, control):
