@@ -86,7 +86,7 @@ def edited(text, spans, edit):
 
 
 def is_character(text):
-    """Is a token a single letter or mark? A tokenizer may use one as its padding: it is ordinary text, too."""
+    """Is a token a single letter or mark? A tokenizer may use one as its padding, but it is ordinary text."""
     return len(text) <= 1 and text.isascii()
 
 
