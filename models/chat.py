@@ -135,7 +135,7 @@ class Chat:
         ids = ids[:-1] if ids and ids[-1] in self.stops else ids
         ids = [i for i in ids if i not in self.silent]
         text = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        prompt_end = plain_thoughts(self.tokenizer.decode(list(prompt_ids[-16:])))
+        prompt_end = plain_thoughts(self.tokenizer.decode(list(prompt_ids[-32:])))
         opened = prompt_end.rstrip().endswith(THINK[0])
         return f"{THINK[0]}\n" * opened + plain_thoughts(text)
 

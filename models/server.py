@@ -156,7 +156,7 @@ class Server:
         with self.lock:
             for field in refused - self.refused:
                 if not INSTEAD[field]:
-                    sentence = f"{self.host} refuses the field {field}: its own {field} counts."
+                    sentence = f"{self.host} refuses the field {field}: its own setting counts."
                     print(sentence, file=sys.stderr)
             self.refused |= refused
 
@@ -175,12 +175,13 @@ class Server:
         cut, empty = full or reason not in WHOLE, not text.strip()
         elsewhere = [name for name in message if message[name] and name not in ("role", "content")]
         words = len(re.findall(r"\w\S*", body["messages"][0]["content"]))
+        said_nothing = None, *range(1, 17)  # tokens of a stop, perhaps with an empty thought
         problem = ""
         if full and not after_thinking(text):
             problem = "its thinking used up all tokens: raise --max-new-tokens"
         elif empty and elsewhere:
             problem = f"all that it wrote is in {', '.join(elsewhere)}"
-        elif empty and (cut or "content" not in message or tokens == 0):
+        elif empty and (cut or "content" not in message or tokens not in said_nothing):
             problem = f"it wrote nothing, and finish_reason is {reason}"
         error = f"{self.host} answered without a text: {shown(problem)}" if problem else ""
         if 0 < (usage.get("prompt_tokens") or words) < words:
