@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from models.completion import TOO_LONG  # the error of a prompt that does not fit the model
-from models.tokens import after_thinking  # what follows a thinking model's thoughts
+from models.chat import after_thinking  # what follows a thinking model's thoughts
 from planner import Unparsed
 from world import services
 from world.sandbox import python_coder

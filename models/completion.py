@@ -22,7 +22,7 @@ class Completion:
     ids: list[int]
     error: str = ""  # why there is no completion, e.g. TOO_LONG; text and ids are then empty
     usage: int = 0  # tokens of prompt and completion, as a server counted them
-    cut: bool = False  # it ended at max_new_tokens, perhaps in the middle of a word
+    cut: bool = False  # it did not end by itself, but at the limit of tokens
 
     @property
     def tokens(self):
@@ -32,15 +32,16 @@ class Completion:
 def outage(error):
     """Is this error of a Completion an outage, which any prompt would have met?
 
-    Not if the prompt is too long, nor if the server refuses this very prompt (400, 413, 415, 422).
-    Other refusals (401, 402, 403, 404: an expired key, a model that is gone) are outages.
+    Not if the prompt is too long, nor if the server refuses this very prompt (400, 413, 415, 422)
+    or has no text for it. Other refusals (401, 402, 403, 404: an expired key, a model that is gone)
+    are outages.
     """
-    refused = re.search(r"answered 4(00|13|15|22)\b", error)
-    return error != "" and TOO_LONG not in error and not refused
+    this_prompt = r"answered (4(00|13|15|22)\b|without a text)"
+    return error != "" and TOO_LONG not in error and not re.search(this_prompt, error)
 
 
 def once_each(answer, prompts, temperature):
-    """answer(prompts), but at temperature 0 each distinct prompt is answered once.
+    """answer(prompts), but at temperature 0 each distinct prompt is answered once and copied.
 
     Above temperature 0 each copy of a prompt is sampled separately.
     """
@@ -48,4 +49,5 @@ def once_each(answer, prompts, temperature):
         return answer(list(prompts))
     distinct = list(dict.fromkeys(prompts))
     completions = dict(zip(distinct, answer(distinct)))
-    return [replace(completions[prompt]) for prompt in prompts]
+    copies = [completions[prompt] for prompt in prompts]
+    return [replace(c, prompt_ids=c.prompt_ids[:], ids=c.ids[:]) for c in copies]
