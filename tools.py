@@ -13,17 +13,20 @@ language model gives no completion, that is a *failure* instead (Result.failed):
 (solve.py).
 """
 
+import os
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from models.completion import TOO_LONG  # the error of a prompt that does not fit the model
 from models.chat import after_thinking  # what follows a thinking model's thoughts
 from planner import Unparsed
-from world import services
+from world import search, services
 from world.sandbox import python_coder
-from world.search import google_search, web_search, wikipedia_search
 from world.text import truncate
 
 RESULT_BUDGET = 4000  # characters of a result that reach memory
@@ -43,7 +46,9 @@ class Tool:
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
-            raise ValueError("a tool without a function has one argument, 'query', for the language model")
+            raise ValueError(
+                "a tool without a function has one argument, 'query', for the language model"
+            )
 
 
 # To add a tool, write one function and one entry. The function
@@ -59,7 +64,7 @@ TOOLS = {
         description="Asks a language model, which answers from its own knowledge and by reasoning.",
         arguments={"query": "the question or instruction, with everything needed to answer it"},
         limits="May hallucinate. Use it for reasoning and general knowledge, "
-               "not for exact facts or arithmetic.",
+        "not for exact facts or arithmetic.",
         example='base_generator(query="Name three noble gases.")',
     ),
     "python_coder": Tool(
@@ -67,36 +72,84 @@ TOOLS = {
         description="Runs Python code and returns what it prints.",
         arguments={"code": "a complete Python program that prints its result"},
         limits="No network, no files, 10 seconds, 512 MB. Nothing is kept between calls. "
-               "Use it for exact calculation.",
+        "Use it for exact calculation.",
         example='python_coder(code="print(2 + 2)")',
     ),
     "google_search": Tool(  # the paper's names: google_search searches the web, web_search reads one page
-        run=google_search,
+        run=search.google_search,
         description="Searches the web with Google and returns titles, addresses and snippets "
-                    "of the best pages.",
+        "of the best pages.",
         arguments={"query": "what you would type into a search box"},
         limits="Snippets only: read a page with web_search. Use it for general and recent facts. "
-               "It cannot calculate.",
+        "It cannot calculate.",
         example='google_search(query="2024 Nobel Prize in Physics winners")',
-        needs=("SERPER_API_KEY",), from_web=True,
+        needs=("SERPER_API_KEY",),
+        from_web=True,
     ),
     "wikipedia_search": Tool(
-        run=wikipedia_search,  # world/toolbox.py binds the corpus, or makes it search the live Wikipedia
+        run=search.wikipedia_search,  # choose() names the corpus
         description="Searches Wikipedia and returns the best matching passages.",
         arguments={"query": "a few specific key words, such as a name and what to know about it"},
         limits="Wikipedia only. Use a specific query, one fact at a time. It cannot calculate.",
         example='wikipedia_search(query="atomic number of iron")',
     ),
     "web_search": Tool(
-        run=web_search,
+        run=search.web_search,
         description="Reads one public web page and returns the passages nearest to a query.",
-        arguments={"url": "the full address of the page, as another tool has shown it",
-                   "query": "what to look for on the page"},
+        arguments={
+            "url": "the full address of the page, as another tool has shown it",
+            "query": "what to look for on the page",
+        },
         limits="Public text pages only; no files, no pages behind a login. Do not invent addresses.",
         example='web_search(url="https://en.wikipedia.org/wiki/Iron", query="melting point")',
         from_web=True,
     ),
 }
+
+
+# ------------------------------------------------------------------------------------ the toolset
+def choose(names=None, corpus=None, cache=None):
+    """{name: Tool}: the tools of these names, in the order of TOOLS; None: all that have their keys.
+
+    corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English
+    Wikipedia. If lines of the file have a "url", web_search reads these pages and no others.
+    cache: a services.Cache for the results of tools that use the network.
+    ValueError, as one sentence, for an unknown name, a missing key or a bad corpus.
+    """
+    names = [name for name in TOOLS if not lacking(name)] if names is None else names
+    for name in names:
+        if name not in TOOLS:
+            raise ValueError(f"no tool is called {name!r}: choose from {', '.join(TOOLS)}")
+        if lacking(name):
+            raise ValueError(f"{name} needs {lacking(name)} in the environment")
+    corpus = str(corpus or f"{search.LIVE}en")
+    live = corpus.startswith(search.LIVE)
+    if live and not re.fullmatch(r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus):  # a part of a host name
+        raise ValueError(f"{corpus} names no Wikipedia: give its language, as in wikipedia:de")
+    if not live and not Path(corpus).is_file():
+        raise ValueError(f"{corpus}: there is no such corpus")
+    tools = {name: tool for name, tool in TOOLS.items() if name in names}
+    bound = ["wikipedia_search"]
+    if not live and search.has_pages(corpus):
+        bound += ["web_search"]
+    for name, tool in tools.items():
+        if name in bound:
+            tool = replace(tool, run=partial(tool.run, corpus=corpus), from_web=live)
+        if cache and tool.from_web:  # the same query on another corpus has another result
+            tool = replace(tool, run=search.remembered(cache, f"{name} {corpus}", tool.run))
+        tools[name] = tool
+    return tools
+
+
+def lacking(name):
+    """The environment variables that a tool needs and that are not set: "SERPER_API_KEY"; or ""."""
+    return " and ".join(key for key in TOOLS[name].needs if not os.environ.get(key))
+
+
+def left_out():
+    """One sentence about the tools that choose() leaves out because a key is missing; "" if none."""
+    tools = [f"{name}, which needs {lacking(name)}" for name in TOOLS if lacking(name)]
+    return f"left out: {'; '.join(tools)}" if tools else ""
 
 
 # ------------------------------------------------------------------------------------------- how calls run
@@ -136,7 +189,9 @@ def run_calls(calls, tools, ask_model):
             results |= answer_queries(queries, ask_model)  # meanwhile, the functions run
         results |= {i: future.result() for i, future in futures.items()}
     finally:
-        pool.shutdown(cancel_futures=True)  # after an exception, drops queued calls; waits for those that run
+        pool.shutdown(
+            cancel_futures=True
+        )  # after an exception, drops queued calls; waits for those that run
     return [results[i] for i in range(len(calls))]
 
 
