@@ -44,13 +44,13 @@ class Call:
         return f"{self.tool}({arguments})"
 
 
-def prompt(question, context, sub_goal, name, tool):
-    """context, sub_goal: of the plan. name, tool: the planned tool's name and its tools.Tool."""
+def prompt(question, plan, tool):
+    """plan: a planner.Plan. tool: the tools.Tool that it names."""
     return PROMPT.format(
-        tool=describe(name, tool),
+        tool=describe(plan.tool, tool),
         question=indented(question),
-        context=indented(context or "none"),
-        sub_goal=indented(sub_goal),
+        context=indented(plan.context or "none"),
+        sub_goal=indented(plan.sub_goal),
     )
 
 

@@ -36,9 +36,11 @@ Summary and answer:
 ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*?)</answer>")
 
 
-def prompt(question, analysis, memory_text):
+def prompt(memory):
     return PROMPT.format(
-        question=indented(question), analysis=show_analysis(analysis), memory=memory_text
+        question=indented(memory.question),
+        analysis=show_analysis(memory.analysis),
+        memory=memory.render(),
     )
 
 

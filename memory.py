@@ -6,7 +6,7 @@ and the verdict v^t make the next memory: M^{t+1} = f_mem(M^t, a^t, e^t, v^t). H
 Step; its verdict is filled in when the verifier has read it. No language model rewrites or
 summarises the steps, so rollouts with the same steps have the same memory.
 
-The text is bounded: render(budget) returns at most `budget` characters and shortens results first,
+The text is bounded: render() returns at most `budget` characters and shortens results first,
 the oldest before newer ones. A tool result cannot forge a step: only our labels ("Step 7", "Tool:")
 start at the left margin, because every further line of a result is indented. So a line "Verdict:
 STOP" in a web page does not look like a verdict.
@@ -65,8 +65,9 @@ class Memory:
     question: str
     analysis: str = ""
     steps: list[Step] = field(default_factory=list)
+    budget: int = BUDGET  # characters of render(); less once a prompt was too long for the model
 
-    def render(self, budget=BUDGET):
+    def render(self):
         """The steps as text of at most `budget` characters; the prompts add question and analysis.
 
         Results are shortened first, then commands, then sub-goals; of each, the oldest first. If
@@ -78,11 +79,11 @@ class Memory:
         for name in ("result", "command", "sub_goal"):
             for step in steps:
                 while True:  # one cut may not be enough, because shortened() only estimates
-                    text, excess = getattr(step, name), len(join(steps)) - budget
+                    text, excess = getattr(step, name), len(join(steps)) - self.budget
                     if excess <= 0 or len(text) <= SHORTEST:
                         break
                     setattr(step, name, shortened(text, excess))
-        return truncate(join(steps), budget)
+        return truncate(join(steps), self.budget)
 
 
 def shortened(text, excess):

@@ -111,16 +111,16 @@ def analysis_prompt(question, tools):
     return ANALYSIS_PROMPT.format(tools=describe_all(tools), question=indented(question))
 
 
-def prompt(question, tools, analysis, memory_text):
-    """The state s^t as text. memory_text: the steps, from Memory.render().
+def prompt(memory, tools):
+    """The state s^t as text: the question, the toolset and the memory.
 
     The parts that all rollouts of a question share come first: fast/ can compute them once.
     """
     return PROMPT.format(
         tools=describe_all(tools),
-        question=indented(question),
-        analysis=show_analysis(analysis),
-        memory=memory_text,
+        question=indented(memory.question),
+        analysis=show_analysis(memory.analysis),
+        memory=memory.render(),
     )
 
 

@@ -33,6 +33,7 @@ Where functions import, they do so because torch and transformers take seconds t
 
 import argparse
 import dataclasses
+import fcntl
 import json
 import os
 import re
@@ -59,7 +60,7 @@ from models.server import Server
 from planner import Plan, Unparsed
 from rewards import compare, metrics
 from rewards.grade import grade
-from rewards.judge import Cached
+from rewards.judge import cached
 from rewards.questions import Question, read_questions
 from tools import TOOLS, choose, left_out, run_calls
 from world.sandbox import protection
@@ -170,7 +171,9 @@ def roll_out(
                 print(block(rollout.outputs[-1]), flush=True)
         return [(rollout, c) for rollout, c in zip(some, completions) if not c.error]
 
-    analyses = ask("analysis", 0, rollouts, lambda r: planner.analysis_prompt(r.memory, tools))
+    analyses = ask(
+        "analysis", 0, rollouts, lambda r: planner.analysis_prompt(r.memory.question, tools)
+    )
     for rollout, completion in analyses:
         analysis = after_thinking(completion.text) or ""
         rollout.memory.analysis = truncate(analysis, ANALYSIS_LIMIT)
@@ -195,7 +198,7 @@ def roll_out(
             "executor",
             turn,
             planned,
-            lambda r: executor.prompt(r.memory, r.plans[-1], tools[r.plans[-1].tool]),
+            lambda r: executor.prompt(r.memory.question, r.plans[-1], tools[r.plans[-1].tool]),
         )
         called = []  # those of `planned` whose executor wrote something
         for rollout, completion in calls:
@@ -204,8 +207,12 @@ def roll_out(
             called.append(rollout)
 
         bar.set_postfix_str(f"turn {turn} tools")
-        some = [(rollout.call, rollout.state) for rollout in called]
-        results = run_calls(some, tools, lambda queries: complete("base_generator", queries))
+        results = run_calls(
+            [rollout.call for rollout in called],
+            [rollout.state for rollout in called],
+            tools,
+            lambda queries: complete("base_generator", queries),
+        )
         for rollout, result in zip(called, results):
             plan, command = rollout.plans[-1], ""
             if result.failed:
@@ -214,6 +221,7 @@ def roll_out(
             if isinstance(rollout.call, Call):
                 command = truncate(str(rollout.call), RECORD_LIMIT)
             step = Step(turn, plan.tool, plan.sub_goal, command, result.text, result.error)
+            step.seconds = round(result.seconds, 3)
             rollout.memory.steps.append(step)
             rollout.add_output(turn, plan.tool, result.text, result.tokens, result.seconds)
             if live:
@@ -267,12 +275,13 @@ def record_of(rollout):
     names = "answer right reward judged failed undecided".split()
     record |= {name: getattr(rollout, name) for name in names}
     record |= {"turns": len(rollout.plans), "seconds": round(rollout.seconds, 3)}
-    return record | {"memory": dataclasses.asdict(rollout.memory), "outputs": rollout.outputs}
+    return record | {"memory": dataclasses.asdict(rollout.memory), "words": rollout.outputs}
 
 
 # --------------------------------------------------------------------------------- the command line
 TOY = os.path.relpath(Path(__file__).with_name("toy"))
 MODULES = "fixed executor verifier generator base_generator".split()  # flags that name a model
+ROLLOUT_SETTINGS = "max_turns", "temperature", "max_new_tokens"  # of roll_out(), also flags
 EXAMPLES = 8  # how many of the toy's questions are answered if the command line names none
 
 
@@ -345,7 +354,9 @@ def remembered(model):
     found = json.loads(file.read_text())
     if servers := [name for name in MODULES + ["judge"] if is_server(found.get(name) or "")]:
         # A folder that somebody else made must not choose which server gets the key.
-        raise SystemExit(f"{model} was trained with a server as {servers[0]}: name all modules yourself")
+        raise SystemExit(
+            f"{model} was trained with a server as {servers[0]}: name all modules yourself"
+        )
     if "corpus" in found and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
     names = [*MODULES, "judge", "tools", "corpus"]
@@ -357,97 +368,234 @@ def is_toy(model):
 
 
 def load_cast(args, loaded, say=print):
-    """(the engines of the fixed modules, the toolset, the judge or None); prints the first lines of a
-    run. loaded: {name: engine} of models that are in memory already."""
-    from flow_grpo import distribution
-    from scale.adapters import load
+    """(the engines of the fixed modules, the toolset, the judge or None), and the first lines of a run.
 
-    cache = Cache(args.cache) if args.cache else None
-    tools = choose(args.tools, args.corpus, cache)
-    args.tools = list(tools)
+    loaded: {name: engine} of models that are in memory already."""
+    cache = Cache(args.cache or ":memory:")
+    tools = choose(args.tools, args.corpus, cache if args.cache else None)
     confined, how = protection() if "python_coder" in tools else (True, "")
     reads_web = "web_search" in tools and tools["web_search"].from_web
     if reads_web and not confined and not args.allow_unconfined:
         # A page could make the model read your files by the one and send them away by the other.
-        raise SystemExit(
+        raise ValueError(
             f"{how}: leave python_coder or web_search out of --tools, or give --allow-unconfined"
         )
-
-    def engine(name):
-        if name not in loaded:
-            settings = args.device, args.dtype, args.think, args.plain
-            server = is_server(name)
-            loaded[name] = (
-                Server(name, think=args.think) if server else load(name, distribution, *settings)
-            )
-        return loaded[name]
-
-    args.fixed = args.fixed or args.model
+    args.tools, args.fixed = list(tools), args.fixed or args.model
     args.judge = args.judge or args.fixed
-    fixed = {"default": engine(args.fixed)}
-    fixed |= {name: engine(getattr(args, name)) for name in MODULES[1:] if getattr(args, name)}
-    judge = None
-    if args.judge != "none":
-        judge = Cached(engine(args.judge), cache, args.max_new_tokens)
-    say(*(f"{name:<7} {engine}" for name, engine in fixed.items()), f"judge   {judge}")
-    say(f"tools   {', '.join(tools)}", *left_out(args.tools), *([how] if how else []))
-    return fixed, tools, judge
+    names = [("default", args.fixed), *((name, getattr(args, name)) for name in MODULES[1:])]
+    fixed = {module: engine_of(name, args, loaded) for module, name in names if name}
+    judge = None if args.judge == "none" else engine_of(args.judge, args, loaded)
+    say(*(f"{module:<7} {engine}" for module, engine in fixed.items()), f"judge   {judge}")
+    say(f"tools   {', '.join(tools)}", *filter(None, [left_out(), how]))
+    return fixed, tools, judge and cached(judge, cache, args.max_new_tokens)
+
+
+def engine_of(name, args, loaded):
+    """The engine of a model: the one in `loaded`, or a new one, which is put there."""
+    from flow_grpo import distribution
+    from scale.adapters import load
+
+    if name not in loaded:
+        if is_server(name):
+            loaded[name] = Server(name, think=args.think)
+        else:
+            settings = args.device, args.dtype, args.think, args.plain
+            loaded[name] = load(name, distribution, *settings)
+    return loaded[name]
 
 
 def main(args):
     if args.compare:
         folders = answer_both(args) if args.data or args.benchmark else args.compare
         return print(*compare.compare(*folders, args.out), sep="\n")
-    from flow_grpo import distribution
-    from scale.adapters import load
-
-    sets = {"questions": [Question(args.question, "")]} if args.question else load_sets(args)
-    settings = args.device, args.dtype, args.think, args.plain
-    if is_server(args.model):
-        policy = Server(args.model, think=args.think)
-    else:
-        policy = load(args.model, distribution, *settings)
+    sets = load_questions(args)
+    policy = engine_of(args.model, args, loaded := {})
     print(f"planner {policy}")
-    cast = policy, *load_cast(args, {args.model: policy})
+    cast = policy, *load_cast(args, loaded)
     folder = open_folder(args) if args.out else None
+    print(flush=True)
     for name, questions in sets.items():  # one set, or one for each benchmark
-        rollouts = []
+        done = []
         try:
             for trial in range(args.trials):
                 path = folder / f"{name}-{trial}.jsonl" if folder else None
-                for batch in answer(args, cast, name, questions, trial, path):
-                    rollouts += batch
-        except KeyboardInterrupt:
-            goes_on = "; the same command goes on" if folder else ""
-            raise SystemExit(f"stopped after {len(rollouts)} rollouts{goes_on}") from None
-        finally:
-            if rollouts and not args.question:
-                print(name, metrics.accuracy_line(metrics.summary(rollouts), len(questions)))
-                print("calls", metrics.calls_line(metrics.summary(rollouts)))
+                for rollouts in answer(args, cast, questions, trial, path):
+                    done += rollouts
+        finally:  # also after Ctrl-C, or if a server is down
+            if done and not args.question:
+                found = metrics.summary(done)
+                print(f"{name}: {metrics.accuracy_line(found, min(len(done), len(questions)))}")
+                print(f"calls   {metrics.calls_line(found)}", flush=True)
     if args.benchmark:
         print_table(args, folder)
 
 
-def answer(args, cast, name, questions, trial, path):
+def load_questions(args):
+    """{name: [Question]} of each benchmark; or {"questions": [Question]}."""
+    if args.benchmark:
+        names = tables.BENCHMARKS if "all" in args.benchmark else args.benchmark
+        return {name: tables.load(name, args.benchmark_dir, args.limit) for name in names}
+    if args.question:
+        return {"questions": [Question(args.question, "")]}
+    return {"questions": read_questions(args.data)[: args.limit]}
+
+
+def answer(args, cast, questions, trial, path):
     """One trial of a set of questions: yields the rollouts of each batch, printed and kept in `path`.
 
-    A batch that an earlier, stopped command has kept is read from there. One that was cut off is run
-    again with the same seed, so the results are those of a command that was never stopped."""
+    Batches that a stopped command has kept are read from there. One that was cut off is run again
+    with the same seed, so the results are those of a command that was never stopped."""
     import torch
 
-    kept = compare.read_rollouts(path)[: len(questions)] if path and path.exists() else []
-    settings = {key: getattr(args, key) for key in ROLLOUT_SETTINGS}
+    settings = {name: getattr(args, name) for name in ROLLOUT_SETTINGS}
+    kept = kept_rollouts(path, questions, args.batch)
     for start in range(0, len(questions), args.batch):
-        batch = questions[start : start + args.batch]
-        rollouts = kept[start : start + args.batch]
-        if len(rollouts) < len(batch):
+        batch, rollouts = questions[start : start + args.batch], kept[start : start + args.batch]
+        if not rollouts:
             torch.manual_seed((args.seed * 1_009 + trial) * 1_000_003 + start)
-            live = bool(args.question and not args.quiet)
+            live = bool(args.question) and not args.quiet
             rollouts = evaluate(batch, *cast, **settings, live=live)
-            stop_if_down(rollouts)
+            if why := servers_down(rollouts):
+                raise ValueError(f"{why}: fix that, then the same command goes on")
             if path:
-                keep(path, start, rollouts)
-        for rollout in rollouts if not args.quiet else ():
-            verdict = "right" if rollout.right else f"wrong: {rollout.question.answer}"
-            print(trace(rollout), f"({verdict})\n")
+                append(path, map(record_of, rollouts))
+        for rollout, question in zip(rollouts, batch):
+            if args.question:
+                print(
+                    f"Failed: {rollout.failed}" if rollout.failed else f"Answer: {rollout.answer}"
+                )
+            elif not args.quiet and not args.benchmark:
+                verdict = "right" if rollout.right else f"wrong: {question.answer}"
+                print(f"{trace(rollout)}  ({printable(verdict)})\n", flush=True)
         yield rollouts
+
+
+def servers_down(rollouts):
+    """Why a run must stop: a model server was down for more than half of the rollouts. "" if not."""
+    down = [rollout.failed for rollout in rollouts if outage(rollout.failed)]
+    if 2 * len(down) <= len(rollouts):
+        return ""
+    return printable(f"{len(down)} of {len(rollouts)} rollouts were aborted ({down[0]})")
+
+
+# --------------------------------------------------------------------------------------- folders
+def lock(folder):
+    """Take a folder for this process until it ends. ValueError if another one has it."""
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(
+            file, fcntl.LOCK_EX | fcntl.LOCK_NB
+        )  # the kernel releases it, also after a kill
+    except BlockingIOError:
+        raise ValueError(f"{folder} is in use by another process") from None
+
+
+def commit():
+    """The commit of this code, with "-dirty" if files were changed since; "" without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return found.stdout.strip()
+
+
+def open_folder(args):
+    """The folder of --out, new or with the same settings: the command then goes on in it."""
+    from models.local import fingerprint
+
+    free = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials", "compare"}
+    settings = {name: value for name, value in vars(args).items() if name not in free}
+    models = {getattr(args, name) for name in ["model", *MODULES, "judge"]} - {None}
+    settings |= {"weights": sorted(map(fingerprint, models)), "code": commit()}
+    folder, file = Path(args.out), Path(args.out, "settings.json")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock(folder)
+    if not file.exists():
+        file.write_text(json.dumps(settings, indent=1))
+    before = json.loads(file.read_text())
+    if different := [name for name in settings if settings[name] != before.get(name)]:
+        name = different[0]
+        raise ValueError(
+            f"{folder} has rollouts with another {name} ({before.get(name)}): give another --out"
+        )
+    return folder
+
+
+def kept_rollouts(path, questions, batch):
+    """The rollouts of the whole batches in a file; the rest, which a kill may leave, is cut off."""
+    if not path or not path.exists():
+        return []
+    lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    if len(lines) < len(questions):
+        lines = lines[: len(lines) // batch * batch]
+        path.write_bytes(b"".join(lines))
+    rollouts = [compare.rollout_of(json.loads(line)) for line in lines]
+    if [rollout.question for rollout in rollouts] != [q.question for q in questions[: len(lines)]]:
+        raise ValueError(f"{path} holds answers to other questions: give another --out")
+    return rollouts
+
+
+def append(path, records):
+    """Add records to a JSONL file; they are on the disk when this returns."""
+    with open(path, "a", encoding="utf-8", errors="replace") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# ---------------------------------------------------------------------- --compare and --benchmark
+def answer_both(args):
+    """The folders with the answers of two models: this command runs once for each."""
+    folders = [
+        Path(args.out or "runs/compare", re.sub(r"\W+", "-", model)) for model in args.compare
+    ]
+    at = sys.argv.index("--compare")
+    words = sys.argv[1:at] + sys.argv[at + 3 :]
+    for model, folder in zip(args.compare, folders):
+        print(f"{model} answers, kept in {folder}", flush=True)
+        run = [
+            sys.executable,
+            sys.argv[0],
+            *words,
+            "--model",
+            model,
+            "--out",
+            str(folder),
+            "--quiet",
+        ]
+        if failed := subprocess.run(run).returncode:
+            raise SystemExit(failed)
+    return folders
+
+
+def print_table(args, folder):
+    """Print table.md and write it: a row for each benchmark that has whole trials in the folder."""
+    rows = []
+    for name, trials in compare.read_answers(folder).items():
+        rollouts = [rollout for question in trials for rollout in question]
+        found, n = metrics.summary(rollouts), len(trials)
+        low, high = metrics.interval(found["accuracy"], n)
+        each = [100 * statistics.fmean(r.right for r in trial) for trial in zip(*trials)]
+        spread = f" ({statistics.stdev(each):.1f})" if len(each) > 1 else ""
+        paper = tables.BENCHMARKS[name]
+        shares = "".join(f", {tool} {calls[0]}" for tool, calls in found["calls"].items())
+        row = {"benchmark": name, "items": n, "accuracy %": f"{100 * found['accuracy']:.1f}"}
+        row |= {"95 %": f"{100 * low:.1f}-{100 * high:.1f}", "trials (sd)": f"{len(each)}{spread}"}
+        row |= {f"paper: {way}": getattr(paper, way) for way in ("alone", "frozen", "trained")}
+        row |= {"turns": f"{found['turns']:.2f}", "errors %": f"{100 * found['errors']:.1f}"}
+        row |= {"failed": found["failed"], "undecided": found["undecided"], "calls": shares[2:]}
+        rows.append({column: str(value) for column, value in row.items()})
+    table = metrics.markdown([list(rows[0]), *(list(row.values()) for row in rows)])
+    (folder / "table.md").write_text(table + "\n")
+    print(printable(f"\n{table}\nKept in {folder}"))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this process quietly
+    try:
+        main(flags())
+    except ValueError as why:  # a mistake in the command line or in a file: one sentence
+        raise SystemExit(f"solve.py: {why}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("\nsolve.py: stopped; with --out, the same command goes on") from None

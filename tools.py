@@ -1,17 +1,16 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
-TOOLS has all tools. A run uses some of them (--tools): they are its toolset K. Each has a function, which
-lives in world/ (base_generator has a language model instead), and the texts about it that the planner and the
-executor read. run_calls() runs the calls of all rollouts in a turn:
+TOOLS has all tools. A run uses some of them (--tools): they are its toolset K. Each has a function,
+which lives in world/ (base_generator has a language model instead), and the texts about it that the
+planner and the executor read. run_calls() runs the calls of all rollouts in a turn:
 
     functions         in threads, by run_tool()
     base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
 
-A result that starts with "Error:" is an *error*, whether the model made the mistake (no such argument) or the
-world did (a missing page). The planner reads it in memory, and may try something else. If base_generator's
-language model gives no completion, that is a *failure* instead (Result.failed): it ends the rollout
-(solve.py).
-"""
+A result that starts with "Error:" is an *error*, whether the model made the mistake (no such
+argument) or the world did (a missing page). The planner reads it in memory, and may try something
+else. If base_generator's language model gives no completion, that is a *failure* instead
+(Result.failed): it ends the rollout (solve.py)."""
 
 import os
 import re
@@ -43,6 +42,9 @@ class Tool:
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
     from_web: bool = False  # its results come from the network, so --cache keeps them
+    stateful: bool = (
+        False  # its function also gets state=, the rollout's own dict, to keep things in
+    )
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
@@ -51,13 +53,13 @@ class Tool:
             )
 
 
-# To add a tool, write one function and one entry. The function
-#   - receives every argument as a string (so write numbers in quotes in `example`: value="3");
-#   - returns a string;
-#   - may be called by several threads at once;
-#   - reports an error by returning "Error: unknown unit", for example, or by raising ServiceError("unknown
-#     unit"), from world/services.py; for any other exception, the planner sees its type and message;
-#   - must return on its own (those in world/ have a timeout): nothing here interrupts it.
+# To add a tool, write one function and one entry. The function   - receives every argument as a
+# string (so write numbers in quotes in `example`: value="3");   - returns a string;   - may be
+# called by several threads at once; equal calls of a turn are run once, unless the tool is
+# stateful: then its function also gets state=, a dict of the rollout;   - reports an error by
+# returning "Error: unknown unit", for example, or by raising ServiceError("unknown     unit"), from
+# world/services.py; for any other exception, the planner sees its type and message;   - must return
+# on its own (those in world/ have a timeout): nothing here interrupts it.
 TOOLS = {
     "base_generator": Tool(
         run=None,
@@ -109,7 +111,8 @@ TOOLS = {
 
 # ------------------------------------------------------------------------------------ the toolset
 def choose(names=None, corpus=None, cache=None):
-    """{name: Tool}: the tools of these names, in the order of TOOLS; None: all that have their keys.
+    """{name: Tool}: the tools of these names, in the order of TOOLS; None: all that have their
+    keys.
 
     corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English
     Wikipedia. If lines of the file have a "url", web_search reads these pages and no others.
@@ -124,7 +127,9 @@ def choose(names=None, corpus=None, cache=None):
             raise ValueError(f"{name} needs {lacking(name)} in the environment")
     corpus = str(corpus or f"{search.LIVE}en")
     live = corpus.startswith(search.LIVE)
-    if live and not re.fullmatch(r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus):  # a part of a host name
+    if live and not re.fullmatch(
+        r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus
+    ):  # a part of a host name
         raise ValueError(f"{corpus} names no Wikipedia: give its language, as in wikipedia:de")
     if not live and not Path(corpus).is_file():
         raise ValueError(f"{corpus}: there is no such corpus")
@@ -152,7 +157,8 @@ def left_out():
     return f"left out: {'; '.join(tools)}" if tools else ""
 
 
-# ------------------------------------------------------------------------------------------- how calls run
+# ------------------------------------------------------------------------------------------- how
+# calls run
 @dataclass
 class Result:
     """The result e^t of one call."""
@@ -164,34 +170,35 @@ class Result:
     failed: str = ""  # why the language model did not answer; "" if it did, or was not asked
 
 
-def run_calls(calls, tools, ask_model):
+def run_calls(calls, states, tools, ask_model):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    A call that cannot work becomes an error. The functions run in up to eight threads; meanwhile the queries
-    of the language model are answered, as one batch.
+    A call that cannot work becomes an error. The functions run in up to eight threads, equal calls
+    once; meanwhile the queries of the language model are answered, as one batch.
 
-    calls: [executor.Call or planner.Unparsed]. ask_model: [query] -> [Completion], the language model behind
-    base_generator, which solve.py passes.
-    """
+    calls: [executor.Call or planner.Unparsed]. states: the dict of each rollout, for stateful
+    tools. ask_model: [query] -> [Completion], the language model behind base_generator."""
     results = {}  # {i: Result of calls[i]}
     queries = {}  # {i: query}, for the language model
-    futures = {}  # {i: Future of a Result}, of the functions
-    pool = ThreadPoolExecutor(max_workers=8)
-    try:
-        for i, call in enumerate(calls):
+    running = {}  # {a call and its state: Future of a Result}, of the functions
+    key_of = {}  # {i: key in `running`}
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for i, (call, state) in enumerate(zip(calls, states)):
             if problem := problem_with(call, tools):
                 results[i] = Result(problem, error=True)
-            elif tools[call.tool].run is None:
-                queries[i] = call.arguments["query"]
-            else:
-                futures[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
+                continue
+            tool, arguments = tools[call.tool], call.arguments
+            if tool.run is None:
+                queries[i] = arguments["query"]
+                continue
+            if tool.stateful:
+                arguments = arguments | {"state": state}
+            key = key_of[i] = str(call), i if tool.stateful else None
+            if key not in running:
+                running[key] = pool.submit(run_tool, tool.run, call.tool, arguments)
         if queries:
             results |= answer_queries(queries, ask_model)  # meanwhile, the functions run
-        results |= {i: future.result() for i, future in futures.items()}
-    finally:
-        pool.shutdown(
-            cancel_futures=True
-        )  # after an exception, drops queued calls; waits for those that run
+    results |= {i: running[key].result() for i, key in key_of.items()}
     return [results[i] for i in range(len(calls))]
 
 
@@ -202,8 +209,8 @@ def answer_queries(queries, ask_model):
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
     for i, completion in zip(queries.keys(), completions):
-        # A query that is too long is an error, from which the planner can learn. Any other missing completion
-        # is a failure.
+        # A query that is too long is an error, from which the planner can learn. Any other missing
+        # completion is a failure.
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue
@@ -212,11 +219,11 @@ def answer_queries(queries, ask_model):
     return results
 
 
-def run_tool(tools, name, arguments):
+def run_tool(function, name, arguments):
     """Run the function of a tool: Result."""
     start = time.perf_counter()
     try:
-        result = tools[name].run(**arguments)
+        result = function(**arguments)
         text = "Error: no result" if result is None else str(result)
     except services.ServiceError as why:
         text = f"Error: {why}"
@@ -226,8 +233,8 @@ def run_tool(tools, name, arguments):
 
 
 def result_of(text, seconds, tokens=0):
-    """The Result of a call that has finished. (If python_coder's program prints "Error: ...", that counts as
-    an error, too.)"""
+    """The Result of a call that has finished. (If python_coder's program prints "Error: ...", that
+    counts as an error, too.)"""
     return Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds, tokens)
 
 

@@ -147,7 +147,6 @@ import torch
 from fast import trees
 from flow_grpo import Action, advantages, distribution, padded, update
 from models import local
-from models.completion import outage
 from scale import adapters, masters, memory, sharded
 
 SIGNALS = []  # those that have asked the run to end
@@ -210,7 +209,7 @@ def train(args):
         start, seed = time.perf_counter(), args.seed * 1_000_003 + step
         questions = questions_of(step, data, args.questions, args.seed)
         rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
-        if why := servers_down(rollouts):
+        if why := solve.servers_down(rollouts):
             save(args, policy, optimizer, weights, step - 1, best)
             raise SystemExit(f"train.py: {why}. Then go on with --resume {args.out}")
 
@@ -245,7 +244,9 @@ def train(args):
 
         row = row_of(step, rollouts, usable, groups, flat, metrics, tools)
         add_row(args, "log.csv", row)
-        add_rollouts(args, step, rollouts)
+        if sharded.RANK == 0:
+            records = ({"step": step, **solve.record_of(rollout)} for rollout in rollouts)
+            solve.append(Path(args.out, "rollouts.jsonl"), records)
         say(line_of(row, args.steps, middle - start, end - middle), *advice(row, rollouts))
 
         ending = sharded.any_rank(SIGNALS)
@@ -327,15 +328,6 @@ def actions_of(rollouts, A):
         for i, rollout in enumerate(rollouts)
         for completion in rollout.sampled
     ]
-
-
-def servers_down(rollouts):
-    """Why the run must stop: a model server was down for more than half of the rollouts. Training on
-    the few that came through would waste the questions. "" if not."""
-    down = [rollout.failed for rollout in rollouts if outage(rollout.failed)]
-    if 2 * len(down) <= len(rollouts):
-        return ""
-    return f"{len(down)} of {len(rollouts)} rollouts were aborted ({printable(down[0])})"
 
 
 # ---------------------------------------------------------------------------------- memory, signals
@@ -567,16 +559,6 @@ def restore(checkpoint, optimizer, weights):
             optimizer.state[weight] = saved["state"][name]
 
 
-def add_rollouts(args, step, rollouts):
-    if sharded.RANK == 0:
-        with open(
-            Path(args.out, "rollouts.jsonl"), "a", encoding="utf-8", errors="replace"
-        ) as file:
-            for rollout in rollouts:
-                line = {"step": step, **solve.record_of(rollout)}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
 def say(*lines):
     """Print lines. With several GPUs, only the first rank prints."""
     if sharded.RANK == 0:
@@ -584,4 +566,7 @@ def say(*lines):
 
 
 if __name__ == "__main__":
-    train(ARGS)
+    try:
+        train(ARGS)
+    except ValueError as why:  # a mistake in the command line or in a file: one sentence
+        raise SystemExit(f"train.py: {why}") from None

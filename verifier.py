@@ -43,12 +43,12 @@ Your check:
 """
 
 
-def prompt(question, tools, analysis, memory_text):
+def prompt(memory, tools):
     return PROMPT.format(
         tools=describe_all(tools),
-        question=indented(question),
-        analysis=show_analysis(analysis),
-        memory=memory_text,
+        question=indented(memory.question),
+        analysis=show_analysis(memory.analysis),
+        memory=memory.render(),
     )
 
 

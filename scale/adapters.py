@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from models.local import Engine, load
+from models import local
+from models.local import Engine
 from world.services import is_server
 
 # Layers that peft refuses: Mamba's own kernels read their weights
@@ -70,12 +71,12 @@ def base_of(name):
     return base
 
 
-def load_adapted(name, distribution, *settings, trainable=False):
+def load(name, distribution, *settings, trainable=False):
     """load(), but a checkpoint with adapters is loaded as its base model with these adapters."""
     base = base_of(name)
     if base is None:
-        return load(name, distribution, *settings)
-    engine = load(base, distribution, *settings)
+        return local.load(name, distribution, *settings)
+    engine = local.load(base, distribution, *settings)
     model = peft().PeftModel.from_pretrained(engine.model, name, is_trainable=trainable)
     engine = Engine(model, engine.tokenizer, distribution, think=engine.think, plain=engine.plain)
     engine.name = str(name)
