@@ -32,7 +32,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import requests
 
 from rewards.questions import Question, Written, check_choices
 from rewards.rules import LIMIT
@@ -100,27 +99,16 @@ def downloaded(name, cache):
     path, url = cache / f"{name}.json", f"{FILES}/{name}/data/data.json"
     if not path.exists():
         try:
-            with services.session() as session, session.get(url, timeout=30) as response:
-                response.raise_for_status()
-                json.loads(response.content)  # not the page of a hotel's network
-        except (requests.RequestException, ValueError) as why:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            services.download(url, path)
+        except services.ServiceError as why:
             raise ValueError(
-                f"{url} cannot be used ({why}); download it by hand to {path}, "
-                "or give --benchmark-dir FOLDER."
+                f"{why}; download {url} by hand to {path}, or give --benchmark-dir FOLDER."
             ) from None
-        save(path, response.content)
     if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(BENCHMARKS[name].sha256):
         note = "is not the file that benchmarks/tables.py was checked with; it may be newer."
         print(f"{path} {note}", file=sys.stderr)
     return path
-
-
-def save(path, content):
-    """Write a file of the cache, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    beside.replace(path)
 
 
 def read_items(path, name):

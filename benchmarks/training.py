@@ -13,7 +13,7 @@ import re
 import unicodedata
 from dataclasses import asdict
 
-from benchmarks.tables import BENCHMARKS, cache_folder, gold_texts, save
+from benchmarks.tables import BENCHMARKS, cache_folder, gold_texts
 from rewards.plain import folded
 from rewards.questions import Question, read_questions
 from world import services
@@ -49,7 +49,8 @@ def training(names, limit=1000, seed=0, cache=None):
             lines = [json.dumps(asdict(question)) + "\n" for question in sample(part, number, seed)]
             if not lines:
                 raise ValueError(f"{ROWS} gave no usable row of {part}: use --data FILE.")
-            save(path, "".join(lines).encode())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            services.replace_file(path, "".join(lines).encode())
         questions += read_questions(path)
     random.Random(f"{names} {seed}").shuffle(questions)
     return questions

@@ -16,7 +16,7 @@ import json
 import re
 
 from models.completion import Completion
-from models.tokens import after_thinking
+from models.chat import after_thinking
 from world.text import indented
 
 PROMPT = """\
@@ -73,7 +73,7 @@ def parse(text):
 
 def verdict_of(completion):
     """The verdict of a whole completion: what was cut may have gone on with "or False"."""
-    return None if getattr(completion, "cut", False) else parse(completion.text)
+    return None if completion.cut else parse(completion.text)
 
 
 def verdicts_on(cases, engine):

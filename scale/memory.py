@@ -22,6 +22,7 @@ import argparse
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -30,12 +31,20 @@ from scale import adapters
 
 CARD, HOST = 0.8, 0.95  # the shares of the free memory that are used
 BUDGETS = 16_384, 8_192, 4_096  # tokens of a micro-batch that are tried
-FIXED = 1.5e9  # bytes of CUDA's context, and of the chunk of logits in flow_grpo.token_logps()
+FIXED = 1e9  # bytes of CUDA's context, and of the chunk of logits in flow_grpo.token_logps()
+
+
+class Sizes(NamedTuple):
+    """Of a model: made without memory, on the meta device. Bytes are those of bfloat16."""
+
+    weights: int
+    adapters: int | None  # weights of adapters of rank 32; None without peft
+    checkpointed: int  # bytes of activations a token in an update, with gradient checkpointing
+    kept: int  # the same without
+    sampling: int  # bytes a token while sampling: its cache, and its prompt in one layer
 
 
 def sizes(name, rank=32):
-    """(weights, weights of adapters of this rank, bytes of activations a token, with gradient
-    checkpointing and without) of a model, made without memory on the meta device."""
     config = AutoConfig.from_pretrained(name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -45,12 +54,18 @@ def sizes(name, rank=32):
     wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     layer = 2 * (14 * text.hidden_size + 7 * wide)  # what autograd keeps of a layer, in bfloat16
     inputs = 2 * text.hidden_size * text.num_hidden_layers
-    return weights, trained, inputs + layer, layer * text.num_hidden_layers
+    heads = getattr(text, "num_attention_heads", None) or 1
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    cached = (
+        2 * 2 * text.num_hidden_layers * width * (getattr(text, "num_key_value_heads", 0) or heads)
+    )
+    layers = layer * text.num_hidden_layers
+    return Sizes(weights, trained, inputs + layer, layers, cached + 2 * 4 * wide)
 
 
 def needed(of, how, itemsize=2, ranks=1, copy=1, others=0):
-    """(bytes on each card, bytes on the host) of training in this way. of: sizes()."""
-    P, A, checkpointed, kept = of
+    """(bytes on each card, of which activations, bytes on the host) of training in this way."""
+    P, A = of.weights, of.adapters
     on_host = itemsize * P
     if how.get("lora"):
         card = itemsize * P + 16 * A
@@ -59,9 +74,9 @@ def needed(of, how, itemsize=2, ranks=1, copy=1, others=0):
         if how.get("optimizer_device") == "cpu":
             masters, on_host = 0, on_host + masters * P
         card = P * ((2 * itemsize + masters) / ranks + itemsize * (ranks > 1) + itemsize * copy)
-    activations = checkpointed if how["gradient_checkpointing"] else kept
-    card += how["token_budget"] * activations * itemsize / 2
-    return card + itemsize * others + FIXED, on_host
+    activations = how["token_budget"] * itemsize / 2
+    activations *= of.checkpointed if how["gradient_checkpointing"] else of.kept
+    return card + itemsize * others + FIXED + activations, activations, on_host
 
 
 def ways(given, gpu):
@@ -86,7 +101,7 @@ def plan(name, gpu, host, given=(), ranks=1, **settings):
     others: the weights of other models."""
     of, tried = sizes(name), []
     for how in ways(dict(given), gpu):
-        card, on_host = needed(of, how, ranks=ranks, **settings)
+        card, activations, on_host = needed(of, how, ranks=ranks, **settings)
         if not gpu:
             card, on_host = 0, ranks * card + on_host
         tried.append((how, card, on_host))
@@ -96,8 +111,11 @@ def plan(name, gpu, host, given=(), ranks=1, **settings):
         how, card, on_host = min(tried, key=lambda each: each[1] + each[2])
         sentence = f"{name} needs {gigabytes(card, gpu, on_host, host)} even with {shown(how)}"
         raise SystemExit(f"{sentence}: use a smaller model, or a larger machine")
+    if gpu:  # what is left while sampling, when there are no activations
+        spare = CARD * gpu - card + activations
+        how["sampling_tokens"] = int(spare / of.sampling * 2 / settings.get("itemsize", 2))
     lines = [f"memory  {gigabytes(card, gpu, on_host, host)}, with {shown(how)}"]
-    if how != tried[0][0]:
+    if len(tried) > 1:
         first, card, on_host = tried[0]
         lines.append(f"        ({shown(first)} would need {gigabytes(card, gpu, on_host, host)})")
     return how, lines
@@ -142,6 +160,8 @@ if __name__ == "__main__":
     args = parser.parse_args()
     itemsize = 2 if args.gpu else 4
     print(
-        *plan(args.model, 1e9 * args.gpu, 1e9 * args.host, ranks=args.ranks, itemsize=itemsize)[1],
+        *plan(args.model, args.gpu * 2**30, args.host * 2**30, ranks=args.ranks, itemsize=itemsize)[
+            1
+        ],
         sep="\n",
     )
