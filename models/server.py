@@ -150,18 +150,21 @@ class Server:
             self.refused |= refused
 
     def completion(self, data, body):
-        """The Completion in a server's answer. If that is an error, ValueError has it repeated."""
+        """The Completion in a server's answer to a body.
+
+        ValueError if the answer holds an error: services.api() repeats the request then.
+        """
         choice, usage = data["choices"][0], data.get("usage") or {}
         message, reason = choice["message"], str(choice.get("finish_reason") or "stop").lower()
         if data.get("error") or choice.get("error") or FAILED.search(reason):
-            raise ValueError
+            raise ValueError(reason)
         content, tokens = message.get("content") or "", usage.get("completion_tokens")
         if isinstance(content, list):  # Mistral's thinking models: only the texts are the answer
             content = "".join(part["text"] for part in content if part["type"] == "text")
         # A server that quotes the key sends it into no prompt, file or terminal.
         text = plain_thoughts(services.without_whole_keys(content))
         full = re.search("length|max_", reason) or (tokens or 0) >= body["max_tokens"]
-        cut, empty = bool(full or reason not in WHOLE), not text.strip()
+        cut, empty = bool(full) or reason not in WHOLE, not text.strip()
         elsewhere = [name for name in message if message[name] and name not in ("role", "content")]
         words = len(re.findall(r"\w\S*", body["messages"][0]["content"]))
         said_nothing = None, *range(1, 17)  # tokens of a stop, perhaps with an empty thought
