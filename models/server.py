@@ -178,9 +178,8 @@ class Server:
         error = f"{self.host} answered without a text: {shown(problem)}" if problem else ""
         if 0 < (usage.get("prompt_tokens") or words) < words:
             error = TOO_LONG  # a word has at least one token: the server has cut the prompt
-        return Completion(
-            "" if error else text, [], [], error, int(usage.get("total_tokens") or 0), cut
-        )
+        text, total = "" if error else text, int(usage.get("total_tokens") or 0)
+        return Completion(text, [], [], error, usage=total, cut=cut)
 
     def error(self, why):
         """The error of a Completion. why: services.ServiceError.
@@ -194,9 +193,8 @@ class Server:
         if why.status == 400 and UNPAID.search(f"{codes} {message}"):
             return f"{self.host} does not serve this account: {shown(message)}"  # an outage
         if why.status == 200 and (message or FAILED.search(codes)):
-            return (
-                f"{self.host} answered with an error: {shown(message or f'finish_reason {codes}')}"
-            )
+            message = message or f"finish_reason {codes}"
+            return f"{self.host} answered with an error: {shown(message)}"
         return f"{why}: {shown(message)}" if message and why.status in (400, 404, 422) else str(why)
 
 
