@@ -27,16 +27,9 @@ from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 from world import services
 from world.text import printable, truncate
 
-# What is sent in place of a field that a server refuses: the same by another name, or nothing. If
-# an error names several fields, the first in this order goes: Claude takes temperature or top_p.
-INSTEAD = {
-    "chat_template_kwargs": None,
-    "top_p": None,
-    "random_seed": None,
-    "seed": "random_seed",  # Mistral
-    "max_tokens": "max_completion_tokens",  # OpenAI's newer models
-    "temperature": None,
-}
+# Fields that a server may refuse. They are left out then; max_tokens is renamed. If an error names
+# several, the first in this order goes: Claude takes temperature or top_p, not both.
+REFUSABLE = "chat_template_kwargs", "top_p", "seed", "max_tokens", "temperature"
 # What servers write if a prompt, with room for its answer, does not fit. Nothing else means that:
 # an exhausted quota, too, has a maximum that is exceeded.
 OVERFLOW = re.compile(
@@ -77,7 +70,7 @@ class Server:
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         key = os.environ.get("OPENAI_API_KEY") if local or parts.scheme == "https" else None
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.refused, self.lock = set(), threading.Lock()  # refused: names of fields
+        self.refused, self.lock = set(), threading.Lock()  # refused: some of REFUSABLE
         self.session = services.session(tries=6)
         self.session.trust_env = not local  # a proxy would see the key, and this machine needs none
         self.name = name or self.only_model()
@@ -127,21 +120,18 @@ class Server:
     def request(self, body):
         """The Completion of one request; if the request fails, a Completion with its error.
 
-        If the server refuses a field, the request is repeated without it, or with its other name.
+        If the server refuses a field, the request is repeated without it, or with its newer name.
         What has helped is remembered.
         """
         refused, url = set(self.refused), f"{self.url}/chat/completions"
         how = dict(seconds=self.seconds, again=4, headers=self.headers)
+        how["read"] = lambda data: self.completion(data, body)
         while True:
-            sent = {}
-            for field, value in body.items():
-                while field in refused:
-                    field = INSTEAD[field]
-                if field:
-                    sent[field] = value
-            read = lambda data: self.completion(data, body)
+            sent = {field: value for field, value in body.items() if field not in refused}
+            if "max_tokens" in refused:  # by OpenAI's newer models
+                sent["max_completion_tokens"] = body["max_tokens"]
             try:
-                completion = services.api(self.session, "POST", url, json=sent, read=read, **how)
+                completion = services.api(self.session, "POST", url, json=sent, **how)
             except services.ServiceError as why:
                 field = refused_field(why, sent)
                 if not field:
@@ -154,25 +144,27 @@ class Server:
     def remember(self, refused):
         """Do without these fields from now on. The user is told once."""
         with self.lock:
-            for field in refused - self.refused:
-                if not INSTEAD[field]:
-                    sentence = f"{self.host} refuses the field {field}: its own setting counts."
-                    print(sentence, file=sys.stderr)
+            for field in refused - self.refused - {"max_tokens"}:
+                sentence = f"{self.host} refuses the field {field}: its own setting counts."
+                print(sentence, file=sys.stderr)
             self.refused |= refused
 
     def completion(self, data, body):
-        """The Completion in a server's answer. If that is an error, ValueError has it repeated."""
+        """The Completion in a server's answer to a body.
+
+        ValueError if the answer holds an error: services.api() repeats the request then.
+        """
         choice, usage = data["choices"][0], data.get("usage") or {}
         message, reason = choice["message"], str(choice.get("finish_reason") or "stop").lower()
         if data.get("error") or choice.get("error") or FAILED.search(reason):
-            raise ValueError
+            raise ValueError(reason)
         content, tokens = message.get("content") or "", usage.get("completion_tokens")
         if isinstance(content, list):  # Mistral's thinking models: only the texts are the answer
             content = "".join(part["text"] for part in content if part["type"] == "text")
         # A server that quotes the key sends it into no prompt, file or terminal.
         text = plain_thoughts(services.without_whole_keys(content))
-        full = reason == "length" or (tokens or 0) >= body["max_tokens"]
-        cut, empty = full or reason not in WHOLE, not text.strip()
+        full = re.search("length|max_", reason) or (tokens or 0) >= body["max_tokens"]
+        cut, empty = bool(full) or reason not in WHOLE, not text.strip()
         elsewhere = [name for name in message if message[name] and name not in ("role", "content")]
         words = len(re.findall(r"\w\S*", body["messages"][0]["content"]))
         said_nothing = None, *range(1, 17)  # tokens of a stop, perhaps with an empty thought
@@ -186,9 +178,8 @@ class Server:
         error = f"{self.host} answered without a text: {shown(problem)}" if problem else ""
         if 0 < (usage.get("prompt_tokens") or words) < words:
             error = TOO_LONG  # a word has at least one token: the server has cut the prompt
-        return Completion(
-            "" if error else text, [], [], error, int(usage.get("total_tokens") or 0), cut
-        )
+        text, total = "" if error else text, int(usage.get("total_tokens") or 0)
+        return Completion(text, [], [], error, usage=total, cut=cut)
 
     def error(self, why):
         """The error of a Completion. why: services.ServiceError.
@@ -202,7 +193,8 @@ class Server:
         if why.status == 400 and UNPAID.search(f"{codes} {message}"):
             return f"{self.host} does not serve this account: {shown(message)}"  # an outage
         if why.status == 200 and (message or FAILED.search(codes)):
-            return f"{self.host} answered with an error: {shown(message or codes)}"
+            message = message or f"finish_reason {codes}"
+            return f"{self.host} answered with an error: {shown(message)}"
         return f"{why}: {shown(message)}" if message and why.status in (400, 404, 422) else str(why)
 
 
@@ -211,9 +203,7 @@ def refused_field(why, sent):
     error = f"{messages_of(why.body)} {CODE.findall(why.body)}"
     if why.status not in (400, 422) or OVERFLOW.search(error):
         return None
-    return next(
-        (name for name in INSTEAD if name in sent and re.search(rf"\b{name}\b", error)), None
-    )
+    return next((f for f in REFUSABLE if f in sent and re.search(rf"\b{f}\b", error)), None)
 
 
 def messages_of(body):

@@ -133,10 +133,13 @@ def test_words_that_were_merely_added_and_a_mark_that_a_tokenizer_pads_with_stay
     assert reader.decode(tok("100! <|endoftext|>20<|im_end|>")["input_ids"]) == "100! 20"
 
 
-def test_the_tags_that_our_own_prompts_ask_for_stay_whatever_is_added_to_a_tokenizer():
+def test_the_tags_that_our_own_prompts_ask_for_stay_whatever_is_added_to_a_tokenizer(monkeypatch):
     tok = tokenizer()
     tok.add_tokens(["<answer>", "</answer>"])
     assert generator.PROMPT in tok.decode(Chat(tok).encode(generator.PROMPT))
+    assert defuse("in <final_answer>") == "in < final_answer>"
+    monkeypatch.setattr(chat, "OURS", ("<final_answer>", "</final_answer>"))
+    assert defuse("in <final_answer>") == "in <final_answer>"
 
 
 @pytest.mark.parametrize(

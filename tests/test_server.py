@@ -164,7 +164,7 @@ SERVERS = {  # name: (refusals, more of the message, more of the choice, fields 
         "top_p",
     ),
     "Gemini": (
-        [of_gemini("chat_template_kwargs"), of_gemini("seed"), of_gemini("random_seed")],
+        [of_gemini("chat_template_kwargs"), of_gemini("seed")],
         {"extra_content": {"google": {"thought_signature": "x"}}},
         {},
         "chat_template_kwargs seed",
@@ -195,12 +195,9 @@ def test_each_kind_of_server_answers_and_what_it_refuses_is_left_out(server, nam
     first, last = server.asked[0][2], server.asked[-1][2]
     assert first.keys() - last.keys() == set(dropped.split())
     assert last.get("max_tokens", last.get("max_completion_tokens")) == NEW_TOKENS
-    assert last.get("random_seed", 1) >= 0 and ("random_seed" in last) == (name == "Mistral")
     said = capsys.readouterr().err.splitlines()
-    host = f"127.0.0.1:{server.server_port}"
-    sentence = f"{host} refuses the field temperature: its own setting counts."
-    assert (sentence in said) == ("temperature" in dropped)
-    assert len(said) == len(set(said))
+    fields = set(dropped.split()) - {"max_tokens"}
+    assert sorted(line.split()[4] for line in said) == sorted(f"{field}:" for field in fields)
 
 
 @pytest.mark.parametrize(
@@ -239,13 +236,11 @@ def choice(finish_reason, message, **rest):
 @pytest.mark.parametrize(
     "data, error",
     [
-        (choice("error", {"content": ""}), 'an error: "error"'),
+        (choice("error", {"content": ""}), 'an error: finish_reason "error"'),
         (choice("stop", {"content": "It"}, error={"message": "upstream died"}), "upstream died"),
         (choice("abort", {"content": "It is 4"}), "an error: "),
-        (choice("insufficient_system_resource", {"content": "It"}), "an error: "),
         ({"error": {"message": "overloaded"}}, "an error: overloaded"),
         ({"error": "model crashed", "choices": []}, "an error: model crashed"),
-        ({"choices": None, "error": {"metadata": {"raw": "rate-limited"}}}, "rate-limited"),
         ([], "something that is not JSON|another shape"),
     ],
 )
@@ -270,7 +265,7 @@ THINKING = "its thinking used up all tokens: raise --max-new-tokens"
         (choice("length", {"content": None, "reasoning": "6 * 7 is"}), THINKING),
         (choice("length", {"role": "assistant"}), THINKING),  # Gemini
         (choice("length", {"content": "<think>6 * 7 is"}), THINKING),
-        (choice("LENGTH", {"content": [{"type": "thinking", "thinking": []}]}), THINKING),
+        (choice("MAX_TOKENS", {"content": [{"type": "thinking", "thinking": []}]}), THINKING),
         (choice("stop", {"content": "\n", "reasoning": "42"}), "all that it wrote is in reasoning"),
         (
             choice("stop", {"content": None, "refusal": "I must not."}),
@@ -378,7 +373,6 @@ def test_every_way_to_fail_is_tried_again_and_never_taken_for_an_answer(server, 
         (401, "no", True),
         (404, "no such model", True),
         (400, "Your credit balance is too low", True),
-        (400, "You exceeded your current quota", True),
     ],
 )
 def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_key(
@@ -396,10 +390,10 @@ def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_k
         "This model's maximum context length is 4096 tokens. However, you requested 5000",  # vLLM
         "the request exceeds the available context size, try increasing it",  # llama.cpp
         "the input length exceeds the context length",  # Ollama
+        "input length and `max_tokens` exceed context limit: 174167 + 64000 > 200000",  # Claude
         "Trying to keep the first 15857 tokens when context the overflows.",  # LM Studio
         "Input length (160062 tokens) exceeds the maximum allowed length (59862)",  # SGLang
-        "Prompt contains 40000 tokens, too large for model with 32768 maximum context length",
-        "prompt is too long: 209000 tokens > 200000 maximum",  # Claude
+        "prompt is too long: 209000 tokens > 200000 maximum",
         "The input token count (1300000) exceeds the maximum number of tokens allowed",  # Gemini
         "`inputs` tokens + `max_new_tokens` must be <= 2048",  # TGI
     ],
@@ -408,6 +402,7 @@ def test_a_prompt_that_does_not_fit_has_the_same_error_as_with_a_local_model(ser
     for status in (200, 400, 413, 422, 404):
         server.reply = replies((status, {"error": {"message": message}}))
         assert (Server(server.url)(["q"])[0].error == TOO_LONG) == (status != 404)
+    assert len(server.asked) == 5 + 4  # an answer of 200 is asked for again
 
 
 @pytest.mark.parametrize(
