@@ -1,4 +1,5 @@
-"""The flow: planner -> executor -> tool -> verifier, in turns, through one memory (AgentFlow, Algorithm 1).
+"""The flow: planner -> executor -> tool -> verifier, in turns, through one memory (AgentFlow,
+Algorithm 1).
 
 roll_out() runs a batch of questions:
 
@@ -14,8 +15,8 @@ the text, and the token ids that training needs (models/completion.py).
 Whatever goes wrong is one of two things:
 
     an error    The rollout goes on. A plan or call could not be parsed, or a tool did not find what
-                it was asked for, or the web service behind it is down. This costs a turn, and memory
-                says why: the planner reads it in its next prompt.
+                it was asked for, or the web service behind it is down. This costs a turn, and
+                memory says why: the planner reads it in its next prompt.
     a failure   The rollout is aborted (`failed` says why), counts as wrong, and is not trained on. A
                 module or the judge got no completion from its language model: the server is down,
                 or the prompt is too long even with a shortened memory.
@@ -83,8 +84,8 @@ class Rollout:
     # One of each turn: plans[k] led to memory.steps[k]. (A failed rollout may lack the last step.)
     plans: list[Plan | Unparsed] = field(default_factory=list)
     call: Call | Unparsed | None = None  # the last one
-    # What the policy wrote, with the ids of s^t and a^t: Flow-GRPO trains on it, and train.py makes a
-    # flow_grpo.Action of each. By default these are the completions of the planner, one a turn.
+    # What the policy wrote, with the ids of s^t and a^t: Flow-GRPO trains on it, and train.py makes
+    # a flow_grpo.Action of each. By default these are the completions of the planner, one a turn.
     sampled: list[Completion] = field(default_factory=list)
     state: dict = field(default_factory=dict)  # for tools that keep something between calls
 
@@ -121,13 +122,12 @@ def roll_out(
 ):
     """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout].
 
-    questions: [Question]; G copies of a question make a group.
-    policy: the engine that plays the `trained` modules, which alone sample. fixed: the engine that
-    plays all others, and base_generator; or a dict, such as {"executor": engine, "default": engine}.
-    max_turns: 3 as in the paper's training; the commands have defaults of their own.
-    max_new_tokens: of each completion; None: as many as the checkpoint says, or 1 024.
-    live: print what modules and tools write, as soon as they have written it.
-    """
+    questions: [Question]; G copies of a question make a group. policy: the engine that plays the
+    `trained` modules, which alone sample. fixed: the engine that plays all others, and
+    base_generator; or a dict, such as {"executor": engine, "default": engine}. max_turns: 3 as in
+    the paper's training; the commands have defaults of their own. max_new_tokens: of each
+    completion; None: as many as the checkpoint says, or 1 024. live: print what modules and tools
+    write, as soon as they have written it."""
     start = time.perf_counter()
     engines = fixed if isinstance(fixed, dict) else {"default": fixed}
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
@@ -368,7 +368,8 @@ def is_toy(model):
 
 
 def load_cast(args, loaded, say=print):
-    """(the engines of the fixed modules, the toolset, the judge or None), and the first lines of a run.
+    """(the engines of the fixed modules, the toolset, the judge or None), and the first lines of a
+    run.
 
     loaded: {name: engine} of models that are in memory already."""
     cache = Cache(args.cache or ":memory:")
@@ -441,7 +442,8 @@ def load_questions(args):
 
 
 def answer(args, cast, questions, trial, path):
-    """One trial of a set of questions: yields the rollouts of each batch, printed and kept in `path`.
+    """One trial of a set of questions: yields the rollouts of each batch, printed and kept in
+    `path`.
 
     Batches that a stopped command has kept are read from there. One that was cut off is run again
     with the same seed, so the results are those of a command that was never stopped."""

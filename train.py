@@ -1,15 +1,15 @@
-"""train.py trains the planner: questions -> rollouts -> rewards -> advantages -> update -> log -> save.
+"""Train the planner: questions -> rollouts -> rewards -> advantages -> update -> log -> save.
 
     python train.py                                     the toy, on a laptop: it learns to plan
     python train.py --model Qwen/Qwen2.5-7B-Instruct    picks data, judge and GPU memory settings
-    python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_texts.jsonl
+    python train.py --model MODEL --data my_questions.jsonl --corpus my_texts.jsonl
     python train.py --resume runs/toy-seed0             goes on with a run that was stopped
 
 Each training step takes `--questions` questions and runs each of them `--group-size` times through
 the flow (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is
-right, else 0. The rewards of a question are normalised (eq. 7): this gives each rollout an advantage
-A, and each of its turns gets this A. flow_grpo.update() then changes the planner, in `--minibatches`
-optimiser steps. A frozen copy of the model plays all other modules and is π_ref.
+right, else 0. The rewards of a question are normalised (eq. 7): this gives each rollout an
+advantage A, and each of its turns gets this A. flow_grpo.update() then changes the planner, in
+`--minibatches` optimiser steps. A frozen copy of the model plays all other modules and is π_ref.
 
 A run has a folder:
 
@@ -17,11 +17,12 @@ A run has a folder:
     log.csv          a row for each step
     evals.csv        a row for each evaluation on --valid or --test
     rollouts.jsonl   each rollout of each step, with the text of every module
-    step-N/          checkpoints: folders that transformers can read, with trainer-0.pt for --resume
-    best             a link to the checkpoint with the highest accuracy on --valid
+    step-N/          checkpoints: folders that transformers can read; trainer-0.pt is for --resume
+    best             a link to the checkpoint with the highest accuracy on --valid, if it is higher
+                     than that of the untrained planner
 
-All random numbers of a step come from its number and --seed. So a run that is stopped and resumed on
-the same machine gives the same files, byte for byte, as one that was never stopped.
+All random numbers of a step come from its number and --seed. So a run that is stopped and resumed
+on the same machine gives the same files, byte for byte, as one that was never stopped.
 """
 
 import argparse
@@ -32,50 +33,65 @@ import random
 import re
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
 import solve  # imports neither torch nor transformers
 from benchmarks import training
+from rewards.health import advice, check_line, cost_line, line_of, row_of
 from rewards.metrics import accuracy_line, calls_line, summary
 from rewards.questions import read_questions
 from world.services import is_server
-from world.text import printable
 
 # The defaults: the paper's (the steps are read off its figures; mini-batches, temperature and the
-# longest plan are those of the released code), and the toy's. A small model learns at a larger rate,
-# from smaller batches.
-PAPER = {"data": "nq+deepmath", "steps": 32, "questions": 32, "minibatches": 4, "max_turns": 3}
-PAPER |= {"max_new_tokens": 2048, "every": 5, "keep": 2}
-TOY = {"steps": 50, "questions": 16, "minibatches": 4, "max_turns": 3, "lr": 4e-4, "every": 10}
-TOY |= {name: f"{solve.TOY}/{name}.jsonl" for name in ("valid", "test")}
-TOY |= {"data": f"{solve.TOY}/train.jsonl"}
+# longest plan are those of the released code), and the toy's. A small model learns at a larger
+# rate, from smaller batches.
+PAPER = {
+    "data": "nq+deepmath",
+    "steps": 32,
+    "questions": 32,
+    "minibatches": 4,
+    "max_turns": 3,
+    "max_new_tokens": 2048,
+    "every": 5,
+    "keep": 2,
+}
+TOY = {
+    "data": f"{solve.TOY}/train.jsonl",
+    "valid": f"{solve.TOY}/valid.jsonl",
+    "test": f"{solve.TOY}/test.jsonl",
+    "steps": 50,
+    "questions": 16,
+    "minibatches": 4,
+    "max_turns": 3,
+    "every": 10,
+    "lr": 4e-4,
+}
 
 
 def flags(words=None):
     """The command line, with all defaults that do not depend on the machine."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    default = lambda name: f"(default: {PAPER[name]}; the toy {TOY[name]})"
     add = parser.add_argument_group("what is trained, on what").add_argument
-    add("--model", default=solve.TOY, help="folder or hub name of the planner")
+    add("--model", default=solve.TOY, help="folder or hub name of the planner (default: the toy)")
     add("--data", help="questions: JSONL, or nq, deepmath, nq+deepmath (default; the toy its own)")
     add("--valid", help="questions that choose best: JSONL, or none (default: 64 of --data)")
     add("--test", help="questions graded before and after: JSONL, or none (default: none)")
     add("--limit", type=int, help="questions of --data at most (default: 1000 of a named set)")
     solve.add_shared(parser)
     add = parser.add_argument_group("the rollouts").add_argument
-    add("--max-turns", type=int, help=f"turns of a rollout {default('max_turns')}")
+    add("--max-turns", type=int, help="turns of a rollout at most (default: 3)")
     help = "of the planner, in rollouts and in the ratio (default: 0.7)"
     add("--temperature", type=float, default=0.7, help=help)
     add = parser.add_argument_group("the objective").add_argument
-    add("--steps", type=int, help=f"training steps {default('steps')}")
-    add("--questions", type=int, help=f"questions a step {default('questions')}")
+    add("--steps", type=int, help="training steps (default: 32; the toy 50)")
+    add("--questions", type=int, help="questions a step (default: 32; the toy 16)")
     add("--group-size", type=int, default=8, help="G, rollouts of a question (default: 8)")
-    add("--lr", type=float, help=f"default: 1e-6, with adapters 1e-5; the toy {TOY['lr']}")
+    add("--lr", type=float, help="default: 1e-6; with adapters 1e-5; the toy 4e-4")
     help = "weight of the KL to the untrained planner; 0 saves a pass (default: 0.001)"
     add("--beta", type=float, default=0.001, help=help)
-    help = f"optimiser steps a batch of rollouts {default('minibatches')}"
-    add("--minibatches", type=int, help=help)
+    add("--minibatches", type=int, help="optimiser steps a batch of rollouts (default: 4)")
     add("--clip-low", type=float, default=0.2, help="ε: ρ is clipped below 1 - ε (default: 0.2)")
     add("--clip-high", type=float, default=0.3, help="ε': ρ is clipped above 1 + ε' (default: 0.3)")
     add(
@@ -89,54 +105,56 @@ def flags(words=None):
     help = "less memory, a third more time"
     add("--gradient-checkpointing", action=argparse.BooleanOptionalAction, help=help)
     add = parser.add_argument_group("the run").add_argument
-    add("--every", type=int, help=f"save and validate every so many steps {default('every')}")
+    help = "save, and evaluate on --valid, every so many steps (default: 5; the toy 10)"
+    add("--every", type=int, help=help)
+    add("--minutes", type=float, help="save after so many minutes, too: for cards taken back")
     add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
     add("--out", help="the run's folder, which must not exist (default: runs/MODEL-seedN)")
-    add(
-        "--resume", metavar="RUN", help="go on with the run in this folder; only --steps may change"
-    )
+    add("--resume", metavar="RUN", help="go on with this run; only --steps may change")
+    help = "two questions, the longest plan, a checkpoint, a resumed step: what a long run meets"
+    add("--rehearse", action="store_true", help=help)
 
     args = parser.parse_args(words)
     if args.resume:
-        return resumed(parser, args, words)
+        return resumed(parser, args)
     parser.set_defaults(**(TOY if solve.is_toy(args.model) else PAPER))
-    if args.data and solve.is_toy(args.model):  # the toy's other questions do not belong to them
-        parser.set_defaults(valid=None, test=None)
+    if args.data and solve.is_toy(args.model):
+        parser.set_defaults(valid=None, test=None)  # the toy's own belong to other questions
     parser.set_defaults(**solve.remembered(args.model))
     args = parser.parse_args(words)
     if is_server(args.model):
-        parser.error("--model must be local weights: those of a server cannot be updated from here")
+        parser.error("--model must be local weights: a server's cannot be updated from here")
     if args.group_size < 2:
         parser.error(f"--group-size {args.group_size} has no baseline: use 2 or more")
     if args.temperature <= 0:
-        parser.error("a greedy planner has no distribution to train: give a --temperature above 0")
+        parser.error("a greedy planner has no distribution to train: use a --temperature above 0")
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
+    if args.rehearse:
+        args.out, args.steps, args.questions, args.minibatches = f"{args.out}-rehearsal", 1, 2, 1
+        args.valid = args.test = "none"
     if Path(args.out).exists():
         parser.error(
-            f"{args.out} exists: --resume {args.out} goes on with it, or give another --out"
+            f"{args.out} exists: --resume {args.out} goes on with it; or give another --out"
         )
     return args
 
 
-def resumed(parser, args, words):
+def resumed(parser, args):
     """The settings of the run in --resume; only --steps may differ."""
     file = Path(args.resume, "args.json")
     if not file.exists():
         parser.error(f"{args.resume} is not the folder of a run")
     saved = json.loads(file.read_text())
-    free = {"steps": args.steps or saved["steps"], "resume": args.resume, "out": args.resume}
-    free |= {"allow_unconfined": args.allow_unconfined}
     given = {name: value for name, value in vars(args).items() if value != parser.get_default(name)}
     for name, value in saved.items():
         if is_server(str(value)) and given.get(name) != value:
             # A folder that somebody else made must not choose which server gets the key.
             parser.error(f"the run uses a server: repeat --{name.replace('_', '-')} {value}")
     for name, value in given.items():
-        if name not in free and value != saved[name]:
-            parser.error(
-                f"--resume keeps the run's own settings: leave out --{name.replace('_', '-')}"
-            )
-    return argparse.Namespace(**saved | free)
+        if name not in ("steps", "resume", "allow_unconfined") and value != saved[name]:
+            parser.error(f"--resume keeps the run's settings: leave out --{name.replace('_', '-')}")
+    new = {"out": args.resume, "steps": args.steps or saved["steps"]}
+    return argparse.Namespace(**saved | given | new)
 
 
 if __name__ == "__main__":
@@ -165,28 +183,30 @@ def train(args):
     # The models: the policy, and a frozen copy, which is π_ref and plays the other modules. With
     # adapters the copy is the policy with its adapters off.
     how = distribution, args.device, args.dtype, args.think, args.plain
-    policy = adapters.load(checkpoint or args.model, *how, trainable=True)
-    if args.lora:
-        if not checkpoint:
-            torch.manual_seed(args.seed)  # new adapters begin with random numbers
-            policy.model = adapters.add(policy.model, args.lora)
-        frozen = adapters.without(policy)
-    else:
-        frozen = local.load(args.model, *how)
+    policy = adapters.load(str(checkpoint or args.model), *how, trainable=True)
+    if args.lora and not checkpoint:
+        torch.manual_seed(args.seed)  # new adapters begin with random numbers
+        policy.model = adapters.add(policy.model, args.lora)
+    frozen = adapters.without(policy) if args.lora else local.load(args.model, *how)
     model, reference = policy.model, frozen.model if args.beta else None
+    say(f"planner {policy}")
     fixed, tools, judge = solve.load_cast(args, {args.model: frozen}, say)
     cast = policy, fixed, tools, judge
+    for engine in (policy, *fixed.values()):
+        engine.token_budget = args.sampling_tokens
     if args.gradient_checkpointing:
         model.activation_checkpointing_enable()
     local.ready_to_update(model)
     if ranks and not args.lora:
         ranks.shard(model)
 
-    # The optimiser: AdamW with a constant learning rate and no weight decay
+    # The optimiser: AdamW with a constant learning rate and no weight decay.
     weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    if all(type(w.data) is torch.Tensor and w.dtype == torch.float32 for _, w in weights):
+    if all(w.dtype == torch.float32 for _, w in weights) and not (
+        ranks and ranks.is_sharded(model)
+    ):
         optimizer = torch.optim.AdamW(weights, lr=args.lr, weight_decay=0.0, fused=True)
-    else:  # bfloat16 would round the steps away
+    else:  # bfloat16 weights would round its steps away
         optimizer = masters.MasterAdamW(weights, lr=args.lr, device=args.optimizer_device)
     if checkpoint:
         restore(checkpoint, optimizer, weights)
@@ -195,17 +215,15 @@ def train(args):
 
     open_run(args, done)
     if not checkpoint:
-        evaluate(args, cast, 0, "test", test)
-        best = evaluate(
-            args, cast, 0, "valid", valid
-        )  # the checkpoint `best` must beat the untrained
-        save(
-            args, policy, optimizer, weights, 0, best
-        )  # a run that cannot save ends before it costs
-    for number in (signal.SIGINT, signal.SIGTERM):  # the run ends after the present step
+        evaluate(args, cast, frozen, 0, "test", test)
+        best = evaluate(args, cast, frozen, 0, "valid", valid)
+        save(args, policy, optimizer, weights, 0, best)  # a disk that is full shows now
+        done = 0
+    saved = time.monotonic()  # when the last checkpoint was written
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
 
-    for step in range(max(done, 0) + 1, args.steps + 1):
+    for step in range(done + 1, args.steps + 1):
         start, seed = time.perf_counter(), args.seed * 1_000_003 + step
         questions = questions_of(step, data, args.questions, args.seed)
         rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
@@ -217,6 +235,10 @@ def train(args):
         rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
         A, flat = advantages(rewards, groups)
         actions = actions_of(usable, A)
+        if args.rehearse:
+            actions.append(longest_action(policy, args.max_new_tokens))
+        row = row_of(step, rollouts, usable, groups, flat, tools)
+        say(*advice(row, rollouts), *([check_line(row)] if step == done + 1 else []))
 
         middle = time.perf_counter()
         if ranks:
@@ -239,33 +261,41 @@ def train(args):
         )
         if ranks:
             ranks.gather(model)
-        args.token_budget = metrics["token_budget"]  # smaller if memory was short
+        args.token_budget = metrics.pop("token_budget")  # smaller if memory was short
         end = time.perf_counter()
 
-        row = row_of(step, rollouts, usable, groups, flat, metrics, tools)
+        row |= metrics
         add_row(args, "log.csv", row)
         if sharded.RANK == 0:
             records = ({"step": step, **solve.record_of(rollout)} for rollout in rollouts)
             solve.append(Path(args.out, "rollouts.jsonl"), records)
-        say(line_of(row, args.steps, middle - start, end - middle), *advice(row, rollouts))
+        say(line_of(row, args.steps, middle - start, end - middle))
+        if step == done + 1:
+            say(cost_line(rollouts, end - start, args.steps - step))
 
         ending = sharded.any_rank(SIGNALS)
+        late = args.minutes and time.monotonic() - saved > 60 * args.minutes
         if step % args.every == 0 or step == args.steps:
-            accuracy = evaluate(args, cast, step, "valid", valid)
-            save(args, policy, optimizer, weights, step, max(accuracy, best), accuracy > best)
-            best = max(accuracy, best)
-        elif ending:
+            accuracy = evaluate(args, cast, frozen, step, "valid", valid)
+            save(args, policy, optimizer, weights, step, max(best, accuracy), accuracy > best)
+            best, saved = max(best, accuracy), time.monotonic()
+        elif sharded.any_rank(ending or late):
             save(args, policy, optimizer, weights, step, best)
+            saved = time.monotonic()
         if ending:
             say(f"Stopped after step {step}. Go on with: python train.py --resume {args.out}")
             raise SystemExit(128 + max(SIGNALS, default=signal.SIGTERM))
-    if f"\n{args.steps},test," not in Path(args.out, "evals.csv").read_text():
-        evaluate(args, cast, args.steps, "test", test)
-    trained = Path(args.out, "best" if Path(args.out, "best").exists() else f"step-{args.steps}")
-    say(f"Done. Try: python solve.py --model {trained}")
+
+    evaluate(args, cast, frozen, args.steps, "test", test)
+    sharded.stop()
+    if args.rehearse and args.steps == 1:
+        words = [sys.argv[0], "--resume", args.out, "--steps", "2"]
+        os.execv(sys.executable, [sys.executable, *words])  # this process becomes the resumed run
+    trained = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
+    say(f"Done. Try: python solve.py --model {args.out}/{trained}")
 
 
-# -------------------------------------------------------------------------------- the data of a step
+# ------------------------------------------------------------------------------ the parts of a step
 def load_questions(args):
     """(training, validation, test): three lists of Question; "none" is an empty one.
 
@@ -279,10 +309,9 @@ def load_questions(args):
         for path in (args.valid, args.test)
     )
     if args.valid is None:
-        number = min(64, len(questions) // 2)
-        questions, valid = training.held_out(questions, number, args.seed)
-    sizes = f"{len(questions)} questions to train on, {len(valid)} to validate, {len(test)} to test"
-    say(f"data    {args.data}: {sizes}")
+        questions, valid = training.held_out(questions, min(64, len(questions) // 2), args.seed)
+    numbers = f"{len(questions)} to train on, {len(valid)} to validate, {len(test)} to test"
+    say(f"data    {args.data}: {numbers}")
     return questions, valid, test
 
 
@@ -299,8 +328,9 @@ def questions_of(step, questions, count, seed):
 
 
 def graded_rollouts(args, cast, questions, group_size, seed):
-    """Run each question `group_size` times through the flow and grade the answers: [Rollout], those
-    of a question one after the other. With several GPUs, each rank runs its part of the questions."""
+    """Run each question `group_size` times through the flow and grade the answers: [Rollout].
+
+    Those of a question come one after the other. Of several GPUs, each runs some questions."""
     part = [question for question in sharded.own(questions) for _ in range(group_size)]
     torch.manual_seed(seed + 7_919 * sharded.RANK)
     settings = {name: getattr(args, name) for name in solve.ROLLOUT_SETTINGS}
@@ -310,12 +340,12 @@ def graded_rollouts(args, cast, questions, group_size, seed):
 
 
 def with_outcome(rollouts, group_size):
-    """(usable, groups). usable: the rollouts with an outcome, which neither failed nor are undecided.
+    """(usable, groups). usable: the rollouts with an outcome: neither failed nor undecided.
 
-    groups[i] is the group of usable[i]: the number of its question in the batch. (Not the question's
-    text: a question that comes twice in a batch makes two groups.) The others have no outcome, mostly
-    through no fault of the planner. When its plans are at fault (say, they make prompts too long), it
-    gets no signal to stop: so watch the number of failures in the log."""
+    groups[i] is the group of usable[i]: the number of its question in the batch. (Not the text of
+    the question: one that comes twice in a batch makes two groups.) The others have no outcome,
+    mostly through no fault of the planner. When its plans are at fault (say, they make prompts too
+    long), it gets no signal to stop: so watch the number of failures in the log."""
     numbers = [n for n, rollout in enumerate(rollouts) if not (rollout.failed or rollout.undecided)]
     return [rollouts[n] for n in numbers], [n // group_size for n in numbers]
 
@@ -330,36 +360,68 @@ def actions_of(rollouts, A):
     ]
 
 
-# ---------------------------------------------------------------------------------- memory, signals
+def longest_action(policy, new_tokens):
+    """For --rehearse: a plan of the most tokens, behind a prompt of 4 096, or what fits."""
+    new_tokens = new_tokens or 1024
+    return Action([1] * min(4096, policy.context() - new_tokens), [1] * new_tokens, 0, A=1.0)
+
+
+def evaluate(args, cast, frozen, step, name, questions):
+    """The accuracy on --valid or --test, each question once, sampled as in training; 0.0 without
+    any.
+
+    It goes to evals.csv, with how far the weights have moved. The seed is always the same, so that
+    evaluations differ by the planner alone."""
+    file = Path(args.out, "evals.csv")
+    if not questions or file.exists() and f"\n{step},{name}," in file.read_text():
+        return 0.0  # nothing to do; or a finished run is resumed
+    rollouts = graded_rollouts(args, cast, questions, 1, args.seed)
+    found = summary(rollouts)
+    columns = "accuracy turns errors failed undecided".split()
+    row = {"step": step, "questions": name} | {column: found[column] for column in columns}
+    row |= {"n": len(rollouts)} | adapters.moved(cast[0], frozen)
+    add_row(args, "evals.csv", row)
+    say(f"{name:<5} after step {step}: {accuracy_line(found, len(rollouts))}")
+    if name == "test" or step == 0:
+        say(f"calls   {calls_line(found)}")
+    if step:
+        say(
+            "moved   weights by {moved_max:.2g} at most, {moved_mean:.2g} on average; "
+            "{moved_share:.3g} of them changed".format(**row)
+        )
+    return found["accuracy"]
+
+
 def plan_memory(args):
     """Choose how to train in the free memory: fill in the flags of memory that were not given."""
     device = local.pick_device(args.device)
     if device.type == "cpu" and not args.device and not Path(args.model).is_dir():
-        raise SystemExit(
-            f"there is no folder {args.model}, and no GPU to train a model from the hub: "
-            "--device cpu does it all the same"
+        raise ValueError(
+            f"there is no folder {args.model}, and no GPU to train a model from the hub: if the "
+            "name is right, train on a machine with a GPU, or give --device cpu"
         )
     names = "lora optimizer_device gradient_checkpointing token_budget".split()
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    frees = sharded.exchanged(memory.free_memory(device))
-    others = {getattr(args, name) for name in solve.MODULES + ["judge"]} - {
+    others = {getattr(args, name) for name in [*solve.MODULES, "judge"]} - {
         None,
         "none",
         args.model,
     }
     how, lines = memory.plan(
         args.model,
-        *map(min, zip(*frees)),  # of the rank that has least
+        # the least of all ranks, so all choose alike
+        *map(min, zip(*sharded.exchanged(memory.free_memory(device)))),
         given,
         ranks=sharded.WORLD,
         itemsize=local.pick_dtype(args.dtype, device).itemsize,
-        others=sum(memory.sizes(name)[0] for name in others if not is_server(name)),
+        others=sum(memory.sizes(name).weights for name in others if not is_server(name)),
     )
+    args.sampling_tokens = local.TOKENS
     for name, value in how.items():
         setattr(args, name, value)
     if args.lr is None:
         args.lr = 1e-5 if args.lora else 1e-6
-    say(*lines)
+    say(f"device  {device}", *lines)
 
 
 def stop(number, frame):
@@ -369,10 +431,16 @@ def stop(number, frame):
     say("\nStopping after this step; Ctrl-C again leaves at once.")
 
 
-# ------------------------------------------------------------------------------------- the run's folder
+# --------------------------------------------------------------------------------- the run's folder
+def say(*lines):
+    """Print lines. With several GPUs, only the first rank prints."""
+    if sharded.RANK == 0 and lines:
+        print(*lines, sep="\n", flush=True)
+
+
 def open_run(args, done):
-    """Make the run's folder, or take it for this process. Cut the logs back to the checkpoint: a run
-    that was killed may have written rows after it, and these steps are run again."""
+    """Make the run's folder, or take it for this process. Cut the logs back to the checkpoint: a
+    run that was killed may have written rows after it, and these steps are run again."""
     if sharded.RANK == 0:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=bool(args.resume))
@@ -385,20 +453,18 @@ def open_run(args, done):
 
 
 def cut_back(path, done):
-    """Keep the header and the rows of steps up to `done`, the last one of the checkpoint."""
+    """Keep the header and the rows of the steps up to `done`, that of the checkpoint."""
     if not path.exists():
         return
     kept, last = 0, 0
     with open(path, "rb") as file:
         for line in file:
-            step = re.match(rb'(?:\{"step": )?(\d+),', line)
+            step = re.match(rb'(?:\{"step": )?(\d+),', line)  # 3,0.5 or {"step": 3, ...
             if step and int(step[1]) > done or not line.endswith(b"\n"):
                 break
             kept, last = kept + len(line), int(step[1]) if step else 0
     if path.name == "log.csv" and last < done:
-        raise SystemExit(
-            f"{path} ends with step {last}, but the checkpoint is of step {done}: rows are missing"
-        )
+        raise ValueError(f"{path} ends with step {last}, but the checkpoint is of step {done}")
     os.truncate(path, kept)
 
 
@@ -413,81 +479,10 @@ def add_row(args, name, row):
             writer.writerow(row)
 
 
-def row_of(step, rollouts, usable, groups, flat, metrics, tools):
-    """The row of log.csv. usable: the rollouts with an outcome; groups: the group of each."""
-    found = summary(rollouts)
-    plans = [len(completion.ids) for rollout in usable for completion in rollout.sampled]
-    row = {
-        "step": step,
-        "reward": sum(rollout.reward for rollout in usable) / max(1, len(usable)),
-        "right": sum(rollout.right for rollout in usable) / max(1, len(usable)),
-        "judged": sum(rollout.judged for rollout in usable) / max(1, len(usable)),
-        "turns": found["turns"],
-        "errors": found["errors"],
-        "flat": flat,
-        "groups": len(set(groups)),
-        "failed": found["failed"],
-        "undecided": found["undecided"],
-        "plan_tokens": sum(plans) / max(1, len(plans)),
-        "cut_plans": found["cut_plans"],
-        "cut_answers": found["cut_answers"],
-    }
-    row |= {name: value for name, value in metrics.items() if name != "token_budget"}
-    for name in [*tools, "unreadable"]:
-        row[name], row[f"{name}_errors"], _ = found["calls"].get(name, (0, 0, 0.0))
-    return row
-
-
-def line_of(row, steps, rollout_seconds, update_seconds):
-    """The aligned line of a step: the reward first, then what can go wrong, then the seconds."""
-    line = f"step {row['step']:3d}/{steps} | reward {row['reward']:.2f}"
-    if row["right"] != row["reward"]:  # a reward of your own
-        line += f" | right {row['right']:4.0%}"
-    line += f" | turns {row['turns']:.2f} | errors {row['errors']:4.0%}"
-    line += f" | flat groups {row['flat']:2d}/{row['groups']}"
-    line += f" | kl {row['kl']:.3g} | clip {row['clip']:4.1%}"
-    line += f" | {rollout_seconds:.1f}s + {update_seconds:.1f}s"
-    for name in ("failed", "undecided", "skipped"):
-        line += f" | {name} {row[name]}" * (row[name] > 0)
-    return line
-
-
-def advice(row, rollouts):
-    """Lines about what keeps a run from learning."""
-    for why in dict.fromkeys(rollout.failed for rollout in rollouts if rollout.failed):
-        yield f"        failed: {printable(why)}"
-    steps = [step for rollout in rollouts for step in rollout.memory.steps]
-    if unread := [step.result for step in steps if not step.tool]:
-        if len(unread) > len(steps) / 2:
-            yield f"        {len(unread)} of {len(steps)} plans could not be parsed, as: {unread[0]}"
-    if row["flat"] == row["groups"]:
-        yield "        all groups are flat: their rollouts are all right or all wrong, so none is better"
-
-
-def evaluate(args, cast, step, name, questions):
-    """The accuracy on --valid or --test, each question once, sampled as in training -> log, evals.csv.
-
-    The seed is always the same, so that evaluations differ by the planner alone. 0.0 without
-    questions."""
-    if not questions:
-        return 0.0
-    rollouts = graded_rollouts(args, cast, questions, 1, args.seed)
-    found = summary(rollouts)
-    columns = "accuracy turns errors failed undecided".split()
-    row = {"step": step, "questions": name} | {column: found[column] for column in columns}
-    add_row(args, "evals.csv", row | {"n": len(rollouts)})
-    say(f"{name} after step {step}: {accuracy_line(found, len(rollouts))}")
-    if name == "test" or step == 0:
-        say(f"calls   {calls_line(found)}")
-    return found["accuracy"]
-
-
-# ------------------------------------------------------------------------------------- checkpoints
 def save(args, policy, optimizer, weights, step, best, is_best=False):
-    """Write step-N/, and let `best` point to it. A kill or a power cut leaves the old or the new one
-    whole: the folder is written beside, synced and renamed, before older ones are deleted."""
-    out, folder = Path(args.out), Path(args.out, f"step-{step}")
-    beside = out / "writing"
+    """Write step-N/, and let `best` point to it. A kill or a power cut leaves the old or the new
+    one whole: the folder is written beside, synced and renamed, before older ones are deleted."""
+    out, folder, beside = Path(args.out), Path(args.out, f"step-{step}"), Path(args.out, "writing")
     if folder.exists():
         return
     if sharded.RANK == 0:
@@ -501,14 +496,15 @@ def save(args, policy, optimizer, weights, step, best, is_best=False):
     torch.save({"ranks": sharded.WORLD, "state": state}, beside / f"trainer-{sharded.RANK}.pt")
     sharded.wait()
     if sharded.RANK == 0:
-        for path in [*beside.iterdir(), *out.glob("*.*"), beside]:
+        for path in [*beside.iterdir(), beside, *out.glob("*.*")]:  # and the logs up to here
             sync(path)
         beside.rename(folder)
         if is_best:
             (out / "best.new").symlink_to(folder.name)
             (out / "best.new").rename(out / "best")
         sync(out)
-        forget(args)
+        for old in checkpoints(out)[: -args.keep if args.keep else 0]:
+            forget(old, out / "best")
     sharded.wait()
 
 
@@ -519,14 +515,13 @@ def sync(path):
     os.close(file)
 
 
-def forget(args):
-    """Delete all but the newest --keep checkpoints; of the best one, what only --resume needs."""
-    for folder in checkpoints(args.out)[: -args.keep if args.keep else 0]:
-        if folder.resolve() == Path(args.out, "best").resolve():
-            for file in folder.glob("trainer-*.pt"):
-                file.unlink()
-        else:
-            shutil.rmtree(folder)
+def forget(folder, best):
+    """Delete a checkpoint; of the best one, only what --resume needs."""
+    if folder.resolve() == best.resolve():
+        for file in folder.glob("trainer-*.pt"):
+            file.unlink()
+    else:
+        shutil.rmtree(folder)
 
 
 def checkpoints(run):
@@ -541,7 +536,7 @@ def last_checkpoint(run):
 
 
 def state_of(checkpoint):
-    """(the last finished step, the highest accuracy on --valid) of a checkpoint; (-1, 0) without."""
+    """(the last finished step, the highest accuracy on --valid); (-1, 0.0) without a checkpoint."""
     if not checkpoint:
         return -1, 0.0
     data = json.loads((checkpoint / "train.json").read_text())
@@ -553,20 +548,17 @@ def restore(checkpoint, optimizer, weights):
     file = checkpoint / f"trainer-{sharded.RANK}.pt"
     saved = torch.load(file, weights_only=True) if file.exists() else {"ranks": 0}
     if saved["ranks"] != sharded.WORLD:
-        raise SystemExit(f"{checkpoint} was written by another number of processes: use as many")
+        raise ValueError(f"{checkpoint} was written by another number of processes: use as many")
     for name, weight in weights:
         if name in saved["state"]:
             optimizer.state[weight] = saved["state"][name]
 
 
-def say(*lines):
-    """Print lines. With several GPUs, only the first rank prints."""
-    if sharded.RANK == 0:
-        print(*lines, sep="\n", end="\n" * bool(lines), flush=True)
-
-
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         train(ARGS)
-    except ValueError as why:  # a mistake in the command line or in a file: one sentence
+    except (ValueError, torch.OutOfMemoryError) as why:  # one sentence
         raise SystemExit(f"train.py: {why}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(f"train.py: stopped; go on with --resume {ARGS.out}") from None

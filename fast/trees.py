@@ -1,4 +1,5 @@
-"""Rows that are trees: what sequences begin with alike is computed once. flow_grpo.update(rows=rows)
+"""Rows that are trees: what sequences begin with alike is computed once.
+flow_grpo.update(rows=rows)
 
 Measured on one core (hidden size 128, 2 groups of 8 x (512 + 64) tokens): an update is 3.7 times as
 fast as with a row for each action, and needs 1/3.8 of the memory.

@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -29,9 +30,10 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedConfig,
 )
+from transformers.utils import logging
 
 from fast import prefix
-from models.chat import Chat
+from models.chat import Chat, unknown_thoughts
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
 
 TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
@@ -45,6 +47,8 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
     device, dtype: as pick_device() and pick_dtype() have chosen. think: let models think whose chat
     template leaves the choice. plain: sample without fast/."""
     name, device = os.path.expanduser(name), pick_device(device)
+    if os.path.isdir(name):
+        logging.disable_progress_bar()  # a download shows its progress; a folder needs none
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)  # before the weights, a long download
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -57,6 +61,11 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
     if lacking := report["missing_keys"]:  # transformers fills them with random numbers
         raise ValueError(f"the weights of {name!r} are not whole: {min(lacking)} is missing")
     model = model.to(device).eval()
+    small = device.type == "cpu" and model.config.get_text_config().hidden_size < 512
+    if small and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # the threads of a small product only wait for each other
+    if message := unknown_thoughts(tokenizer):
+        print(message, file=sys.stderr)
     forbid_ids_without_token(model, tokenizer)
     if not ignores_padding(model):
         raise ValueError(
@@ -87,8 +96,8 @@ def pick_dtype(dtype, device):
 
 
 def forbid_ids_without_token(model, tokenizer):
-    """Vocabularies are often padded: some rows of the head have no token. Were such an id sampled, it
-    would be scored and trained on, but missing in the text. So their logits are -inf."""
+    """Vocabularies are often padded: some rows of the head have no token. Were such an id sampled,
+    it would be scored and trained on, but missing in the text. So their logits are -inf."""
     head, known = model.get_output_embeddings(), {*tokenizer.get_vocab().values()}
     unknown = [i for i in range(len(head.weight)) if i not in known]
     if unknown:
@@ -100,7 +109,8 @@ def forbid_ids_without_token(model, tokenizer):
 def ignores_padding(model):
     """Does a short row get the same logits alone as beside a longer one, but for rounding?
 
-    Not with a recurrent layer that reads the padding as if it were text (RecurrentGemma, MiniMax)."""
+    Not with a recurrent layer that reads the padding as if it were text (RecurrentGemma,
+    MiniMax)."""
     short, long = [5, 3, 4], [5, 3, 4, 6, 7, 5, 8, 3, 9, 4, 6, 3] * 3
 
     def logits(prompts):  # of four tokens after the first prompt
@@ -248,10 +258,9 @@ def ready_to_update(model):
     """Dropout off, because the model that is scored must be the one that sampled.
 
     transformers checkpoints a layer only if the layer's own `training` flag is set, but
-    model.train() would also turn on dropout. So all modules are in eval mode, and only the layers to
-    checkpoint get the flag. Layers of some families (OPT) call dropout themselves while it is set:
-    their own rates become 0.
-    """
+    model.train() would also turn on dropout. So all modules are in eval mode, and only the layers
+    to checkpoint get the flag. Layers of some families (OPT) call dropout themselves while it is
+    set: their own rates become 0."""
     model.eval()
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
@@ -263,8 +272,8 @@ def ready_to_update(model):
 
 @contextmanager
 def without_head(model):
-    """The model returns the states before its output layer (the head) in place of logits; yields the
-    head, which makes logits of them.
+    """The model returns the states before its output layer (the head) in place of logits; yields
+    the head, which makes logits of them.
 
     Some models bound or scale their logits behind the head (Gemma 2, Granite). These return their
     logits, and the head that is yielded changes nothing."""

@@ -1,4 +1,5 @@
-"""Adapters (LoRA, arXiv 2106.09685): train a few million weights beside the frozen ones. Needs peft.
+"""Adapters (LoRA, arXiv 2106.09685): train a few million weights beside the frozen ones. Needs
+peft.
 
 A layer computes W x + B A x. A and B, of rank r, are trained; W is not. So one copy of a 7B plays
 every part: with its adapters it is the policy, without them it is π_ref and all frozen modules.
@@ -52,8 +53,8 @@ def add(model, rank):
 
 
 def count(model, rank):
-    """How many weights add() would train: as peft counts, since it also wraps fused experts. None if
-    peft is not installed. model: on the meta device; it is changed."""
+    """How many weights add() would train: as peft counts, since it also wraps fused experts. None
+    if peft is not installed. model: on the meta device; it is changed."""
     if not importlib.util.find_spec("peft"):
         return None
     with torch.device("meta"):
@@ -93,3 +94,25 @@ def without(engine):
         plain=engine.plain,
         adapters=False,
     )
+
+
+@torch.no_grad()
+def moved(policy, frozen):
+    """How far training has moved the weights: the largest and the mean change, and the share of
+    them that changed in the model's dtype. With adapters: of W + B A, as a merge would round it."""
+    if policy.model is frozen.model:
+        layers = [m for m in policy.model.modules() if hasattr(m, "get_delta_weight")]
+        pairs = ((m.base_layer.weight, m.get_delta_weight("default")) for m in layers)
+        pairs = ((weight, (weight.float() + delta).to(weight.dtype)) for weight, delta in pairs)
+    else:
+        pairs = zip(frozen.model.parameters(), policy.model.parameters())
+    largest = total = changed = number = 0
+    for before, after in pairs:
+        change = (after.float() - before.float()).abs()
+        largest, total = max(largest, change.max().item()), total + change.sum().item()
+        changed, number = changed + (change > 0).sum().item(), number + change.numel()
+    return {
+        "moved_max": largest,
+        "moved_mean": total / number,
+        "moved_share": changed / number,
+    }

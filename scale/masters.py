@@ -1,4 +1,5 @@
-"""AdamW whose float32 masters and moments may be in the host's memory: train.py --optimizer-device cpu.
+"""AdamW whose float32 masters and moments may be in the host's memory: train.py --optimizer-device
+cpu.
 
 Why masters? A bfloat16 number has 8 significant bits. Around 0.02, the size of a language model's
 weights, neighbouring numbers are 1.2e-4 apart, but an AdamW step at the paper's learning rate is

@@ -94,11 +94,12 @@ def ways(given, gpu):
 
 
 def plan(name, gpu, host, given=(), ranks=1, **settings):
-    """(how to train: {flag: value}, lines that say so): the first way that fits; SystemExit if none does.
+    """(how to train: {flag: value}, lines that say so): the first way that fits; SystemExit if none
+    does.
 
-    gpu, host: free bytes of each card, and of the host; gpu 0: there is no GPU. given: {flag: value}
-    of those that the user has chosen. settings: of needed(); copy: 0 if no frozen copy is needed;
-    others: the weights of other models."""
+    gpu, host: free bytes of each card, and of the host; gpu 0: there is no GPU. given: {flag:
+    value} of those that the user has chosen. settings: of needed(); copy: 0 if no frozen copy is
+    needed; others: the weights of other models."""
     of, tried = sizes(name), []
     for how in ways(dict(given), gpu):
         card, activations, on_host = needed(of, how, ranks=ranks, **settings)
@@ -132,7 +133,7 @@ def shown(how):
     words = [
         f"--{name.replace('_', '-')}" + f" {value}" * (value is not True)
         for name, value in how.items()
-        if value
+        if value and name != "sampling_tokens"
     ]
     return " ".join(words) if how.get("lora") else " ".join(["all weights", *words])
 

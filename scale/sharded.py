@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 8 train.py --model Qwen/Qwen2.5-7B-Instruct ...
 
-Each rank has a GPU. It rolls out its share of a step's questions, and then gets the rollouts of all.
-flow_grpo.update(ranks=sharded) divides each mini-batch among the ranks and sums their gradients, so
-the objective is that of the joint batch.
+Each rank has a GPU. It rolls out its share of a step's questions, and then gets the rollouts of
+all. flow_grpo.update(ranks=sharded) divides each mini-batch among the ranks and sums their
+gradients, so the objective is that of the joint batch.
 
 torch's fully_shard (FSDP2) spreads the policy's weights, gradients and optimizer over the ranks.
 They are whole during the rollouts, because ranks finish at different times and generate() must run
@@ -18,8 +18,8 @@ from all of them: so all have the same number of micro-batches, and those of a r
 left are filled up with an action of weight 0. What must be whole in the rollouts anyway is not
 sharded: the frozen copy; with adapters, all weights.
 
-All machines must see the run's folder. If a rank ends, torchrun ends the others, and names the rank.
-"""
+All machines must see the run's folder. If a rank ends, torchrun ends the others, and names the
+rank."""
 
 import datetime
 import os
@@ -41,8 +41,8 @@ RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1
 def start(device=None, minutes=60):
     """Join the other ranks and return this rank's device ("cuda:3"); alone, `device` unchanged.
 
-    A rank waits for the others at most `minutes`, which must be longer than the slowest rollouts of a
-    step take."""
+    A rank waits for the others at most `minutes`, which must be longer than the slowest rollouts of
+    a step take."""
     if WORLD == 1:
         return device
     timeout = datetime.timedelta(minutes=minutes)
@@ -53,6 +53,12 @@ def start(device=None, minutes=60):
     torch.cuda.set_device(torch.device(device))
     dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout)
     return device
+
+
+def stop():
+    """Leave the group at the end of a run."""
+    if WORLD > 1:
+        dist.destroy_process_group()
 
 
 def wait():
@@ -146,7 +152,8 @@ def even(batches):
 
 def sum_gradients(model, sums):
     """Sum the gradients of whole weights over the ranks, and the sums for the log. (fully_shard has
-    summed the gradients of sharded weights.) A weight without a gradient here may have one elsewhere."""
+    summed the gradients of sharded weights.) A weight without a gradient here may have one
+    elsewhere."""
     for weight in model.parameters():
         if weight.requires_grad and not isinstance(weight, DTensor):
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad

@@ -14,6 +14,7 @@ It also lists, once, what programs may read: they run in its own Python. The sup
 forked from it, finds the list in the variable `readable`, and in `links`, `folders` and `above` (the folders
 above them) what it needs to know of each.
 """
+
 import _signal
 import _socket
 import ctypes
@@ -59,14 +60,23 @@ def readable_paths(private):
         names += [f"{prefix}/{name}" for name in ("bin", "lib", "lib64", "pyvenv.cfg")]
     names += [os.path.abspath(name) for name in sys.path]
     try:
-        with open("/etc/ld.so.cache", "rb") as cache:  # the paths of all shared libraries, among other data
-            libraries = [word for word in cache.read().split(b"\0") if word[:1] == b"/" and b".so" in word]
+        with open(
+            "/etc/ld.so.cache", "rb"
+        ) as cache:  # the paths of all shared libraries, among other data
+            libraries = [
+                word for word in cache.read().split(b"\0") if word[:1] == b"/" and b".so" in word
+            ]
         names += {os.path.dirname(os.fsdecode(path)) for path in libraries}
     except OSError:
-        pass                                          # not a glibc: its libraries are in the folders above
-    names = [name for name in names
-             if not any(contains(os.path.realpath(name), os.path.realpath(place)) for place in private)]
-    paths = {path for name in names for path in (name, os.path.realpath(name)) if os.path.exists(path)}
+        pass  # not a glibc: its libraries are in the folders above
+    names = [
+        name
+        for name in names
+        if not any(contains(os.path.realpath(name), os.path.realpath(place)) for place in private)
+    ]
+    paths = {
+        path for name in names for path in (name, os.path.realpath(name)) if os.path.exists(path)
+    }
     covered = {path for path in paths for other in paths if path != other and contains(other, path)}
     return sorted(map(os.fsencode, paths - covered))
 
@@ -77,27 +87,29 @@ def dumpable(yes):
         ctypes.CDLL(None).prctl(4, yes, 0, 0, 0)  # PR_SET_DUMPABLE
 
 
-os.dup2(1, 2), os.chdir("/")                      # keeps no file and no folder of the first call
+os.dup2(1, 2), os.chdir("/")  # keeps no file and no folder of the first call
 dumpable(0)
-readable = readable_paths(sys.argv[1:])           # and what each of them is, looked up once for all calls
+readable = readable_paths(sys.argv[1:])  # and what each of them is, looked up once for all calls
 links = {path: os.path.realpath(path) for path in readable if os.path.islink(path)}
 folders = set(filter(os.path.isdir, readable))
-above = {path[:end] for path in readable for end in range(1, len(path)) if path[end:end + 1] == b"/"}
+above = {
+    path[:end] for path in readable for end in range(1, len(path)) if path[end : end + 1] == b"/"
+}
 _signal.pthread_sigmask(_signal.SIG_SETMASK, ())  # a thread that blocks signals may have started us
 _signal.signal(_signal.SIGCHLD, reap)
-compile("0", "", "exec", 0x400)                   # makes the classes of syntax trees
-gc.freeze()                                       # then no collection touches, and so copies, what is there
+compile("0", "", "exec", 0x400)  # makes the classes of syntax trees
+gc.freeze()  # then no collection touches, and so copies, what is there
 server = _socket.socket(fileno=0)
 while True:
     message, attached, *_ = server.recvmsg(8, _socket.CMSG_LEN(12))
     if not message:
-        os._exit(0)                               # our process has ended
+        os._exit(0)  # our process has ended
     files = struct.unpack("3i", attached[0][2])
     try:
         if os.fork() == 0:
             break
     except OSError:
-        pass                                      # too many processes: sandbox.py sees that the files close
+        pass  # too many processes: sandbox.py sees that the files close
     for file in files:
         os.close(file)
 
@@ -106,8 +118,8 @@ _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
 dumpable(1)
 os.setsid()
 for number, file in enumerate(files):
-    os.dup2(file, number), os.close(file)         # the first replaces the socket of the fork server
-os.write(0, os.getpid().to_bytes(8, "little"))    # from here on, the call has begun
+    os.dup2(file, number), os.close(file)  # the first replaces the socket of the fork server
+os.write(0, os.getpid().to_bytes(8, "little"))  # from here on, the call has begun
 folder, sys.argv, program = marshal.loads(sys.stdin.buffer.read(int.from_bytes(message, "little")))
 os.chdir(folder)
 exec(marshal.loads(program))
