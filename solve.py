@@ -93,7 +93,7 @@ class Rollout:
     failed: str = ""  # why it was aborted: training leaves it out, accuracy counts it as wrong
     answer: str = ""
     right: bool = False  # is the answer right?
-    judged: bool = False  # the rules were in doubt, and the judge said that it is right
+    judged: bool = False  # the rules could not decide, and the judge did
     undecided: bool = False  # the judge was asked and gave no verdict: treated like a failure
     reward: float = 0.0  # R_i, one for the whole rollout, from rewards/grade.py
 
