@@ -346,7 +346,7 @@ def remembered(model):
     if servers := [name for name in MODULES + ["judge"] if is_server(found.get(name) or "")]:
         # A folder that somebody else made must not choose which server gets the key.
         raise SystemExit(f"{model} was trained with a server as {servers[0]}: name your own")
-    if "corpus" in found and Path(model, found["corpus"]).exists():
+    if found.get("corpus") and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
     names = [*MODULES, "judge", "tools", "corpus"]
     return {name: found[name] for name in names if found.get(name)}
@@ -388,10 +388,12 @@ def engine_of(name, args, loaded):
         loaded[name] = Server(name, think=args.think)
     elif name not in loaded:
         from flow_grpo import distribution
-        from scale.adapters import load
+        from scale import adapters
 
         how = args.device, args.dtype, args.think, args.plain
-        loaded[name] = load(name, distribution, *how)
+        loaded[name] = adapters.load(name, distribution, *how)
+        if base := adapters.base_of(name):  # in memory, too, and mostly needed
+            loaded.setdefault(base, adapters.without(loaded[name]))
     return loaded[name]
 
 

@@ -14,7 +14,6 @@ Adapters are on the linear layers, with three exceptions:
 A checkpoint is a folder as peft saves it, with A and B in float32 and the name of the base model.
 """
 
-import importlib.util
 import json
 import warnings
 from copy import copy
@@ -59,12 +58,13 @@ def add(model, rank):
 
 
 def count(model, rank):
-    """How many weights add() would train; None without peft. model: on the meta device; it is
-    changed."""
-    if not importlib.util.find_spec("peft"):
+    """How many weights add() would train; None if that cannot be, or without peft. model: on the
+    meta device; it is changed."""
+    try:
+        with torch.device("meta"):
+            return add(model, rank).get_nb_trainable_parameters()[0]
+    except (SystemExit, ValueError):
         return None
-    with torch.device("meta"):
-        return add(model, rank).get_nb_trainable_parameters()[0]
 
 
 def base_of(name):

@@ -6,13 +6,13 @@ Bytes a weight on each of N cards, where the model computes in bfloat16. P weigh
 (In float32: twice as much for weights, gradients and copies, and no masters.)
 
                          weights  gradients  masters, moments   gathered   frozen copy   on the host
-    all weights           2/N       2/N          12/N           2 if N > 1     2             2 N
-    optimizer on host     2/N       2/N           -             2 if N > 1     2             2 + 12
-    adapters              2         4 A/P        12 A/P         -              -             2 N
+    all weights           2/N       2/N          12/N           2 if N > 1     2              2
+    optimizer on host     2/N       2/N           -             2 if N > 1     2             12 + 2
+    adapters              2         4 A/P        12 A/P         -              -              2
 
 "Frozen copy": the model that plays the other modules and is π_ref. With adapters it is the policy
-with its adapters off. "On the host": the weights while all ranks load them, or while one saves
-them. To these come the activations of a micro-batch. Sampling has the same memory for its cache.
+with its adapters off. "On the host": also the weights while they are saved. To these come the
+activations of a micro-batch. Sampling has the same memory for its cache.
 
 This is an estimate; a fifth of the card is left free. If a micro-batch does not fit all the same,
 flow_grpo.update() halves it.
@@ -69,12 +69,12 @@ def needed(of, how, ranks, itemsize, others):
     """(bytes on each card, of which activations, bytes on the host) of training in this way."""
     weights = itemsize * of.weights
     masters = (12 if itemsize < 4 else 8) * of.weights  # and moments; float32 needs no masters
-    on_host = ranks * weights
+    on_host = weights
     if how.get("lora"):
         card = weights + 16 * of.adapters
     else:
         if how.get("optimizer_device"):
-            masters, on_host = 0, max(on_host, weights + masters)
+            masters, on_host = 0, weights + masters
         card = (2 * weights + masters) / ranks + weights * (ranks > 1) + weights
     activations = of.checkpointed if how["gradient_checkpointing"] else of.kept
     activations *= how["token_budget"] * itemsize / 2

@@ -89,13 +89,11 @@ def together(results, copies):
     """The results of all ranks, in the order of the items that own() has divided, on all ranks.
 
     results: of this rank's part, `copies` for each item, one after the other."""
-    if WORLD == 1:
-        return results
-    parts = [
+    groups = [
         [part[i : i + copies] for i in range(0, len(part), copies)] for part in exchanged(results)
     ]
-    in_order = itertools.zip_longest(*parts, fillvalue=[])
-    return [result for some in in_order for copies_of_one in some for result in copies_of_one]
+    in_order = itertools.zip_longest(*groups, fillvalue=[])
+    return [result for some in in_order for group in some for result in group]
 
 
 # ------------------------------------------------------------------------------ sharded weights
