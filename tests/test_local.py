@@ -1,4 +1,4 @@
-"""models/local.py and fast/: what is sampled is what is scored, and sharing changes work, not results."""
+"""models/local.py and fast/: what is sampled is what is scored; sharing changes no result."""
 
 import contextlib
 import json
@@ -120,7 +120,7 @@ def test_the_policy_that_samples_is_the_policy_that_is_scored(kind, plain):
 
     torch.manual_seed(0)
     prompts = PROMPTS["ragged"]
-    stops = range(2, 99, 9)
+    stops = range(2, 99, 4)
     completions = complete(model, prompts, stops=stops, plain=plain, how=watched)
     actions = [Action(prompt, ids, 0) for prompt, ids in zip(prompts, completions)]
     rows = flow_grpo.padded if plain else trees.rows
@@ -186,7 +186,7 @@ def exact(model, prompt):
 
 
 def chi_square(model, right, plain=False, how=distribution, temperature=HEAT):
-    """(Σ (seen - expected)² / expected over the completions, its limit in one of 10 000 samples)."""
+    """(Σ (seen - expected)² / expected over the completions, its limit in 1 of 10 000 samples)."""
     expected = {ids: NUMBER * p for ids, p in right.items()}
     assert min(expected.values()) > 5  # or the statistic would have another distribution
     torch.manual_seed(1)
