@@ -261,9 +261,9 @@ def block(output):
     return printable("\n".join(lines))
 
 
-def trace(rollout):
+def trace(question, rollout):
     """A finished rollout as text: what every module and tool wrote, turn by turn."""
-    lines = [f"Question: {rollout.question.question}", *map(block, rollout.outputs)]
+    lines = [f"Question: {question.question}", *map(block, rollout.outputs)]
     lines.append(f"Failed: {rollout.failed}" if rollout.failed else f"Answer: {rollout.answer}")
     return printable("\n".join(lines))
 
@@ -468,7 +468,7 @@ def answer(args, cast, questions, trial, path):
                 )
             elif not args.quiet and not args.benchmark:
                 verdict = "right" if rollout.right else f"wrong: {question.answer}"
-                print(f"{trace(rollout)}  ({printable(verdict)})\n", flush=True)
+                print(f"{trace(question, rollout)}  ({printable(verdict)})\n", flush=True)
         yield rollouts
 
 
