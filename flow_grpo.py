@@ -1,5 +1,4 @@
-"""Flow-GRPO: the objective that trains the planner inside the running flow (arXiv 2510.05592, §3.2,
-eq. 5-7).
+"""Flow-GRPO: the objective that trains the planner inside the flow (arXiv 2510.05592, §3.2).
 
 A rollout is one question carried through the flow, in T_i turns. In each turn the planner reads a
 state s (the prompt) and writes an action a (the plan, one sequence of tokens). The reward comes
@@ -7,40 +6,37 @@ once, at the end: R is 1 if the final answer is right, else 0. In the words of R
 the *policy* π_θ; θ are its weights.
 
   1. What we want: a larger expected reward, E[R] = Σ P(rollout) R(rollout) over all possible
-  rollouts;
-     P(rollout) is the probability of the whole rollout.
+     rollouts; P(rollout) is the probability of the whole rollout.
   2. Its gradient is Σ R ∇P(rollout). As ∇P = P ∇log P, this is Σ P R ∇log P = E[R ∇log P(rollout)],
-  which a
-     mean over sampled rollouts estimates. log P(rollout) is the sum of log π_θ of the planner's
-     tokens and of terms that do not depend on θ (tools, frozen modules).
+     which a mean over sampled rollouts estimates. log P(rollout) is the sum of log π_θ of the
+     planner's tokens and of terms that do not depend on θ (tools, frozen modules).
   3. Less variance: we may subtract a *baseline* from R, any number that does not depend on this
-  rollout's
-     plans. On average it changes nothing, because E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P = ∇1 = 0.
-     Here it is the mean reward of the group, the rollouts of the same question: if all of them are
-     right, none is pushed up. (Strictly, this mean depends on the rollout's own R. But R minus it
-     is (G - 1) / G times R minus the mean of the *others*, and that mean is a valid baseline: see
-     advantages().)
-  4. So every token of every turn of rollout i gets the same advantage A_i, how much better this
-  rollout ended
-     than its group: as if the planner were fine-tuned on its own plans, each weighted by its A.
-     Tokens with A > 0 are pushed up, tokens with A < 0 down. (In RL, this is REINFORCE with a
-     baseline.)
+     rollout's plans. On average it changes nothing, because E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P =
+     ∇1 = 0. Here it is the mean reward of the group, the rollouts of the same question: if all of
+     them are right, none is pushed up. (Strictly, this mean depends on the rollout's own R. But R
+     minus it is (G - 1) / G times R minus the mean of the *others*, and that mean is a valid
+     baseline: see advantages().)
+  4. So every token of every turn of rollout i gets the same advantage A_i: how much better this
+     rollout ended than its group. It is as if the planner were fine-tuned on its own plans, each
+     weighted by its A: tokens with A > 0 are pushed up, tokens with A < 0 down. (In RL, this is
+     REINFORCE with a baseline.)
 
 So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not follow from it:
 
   * A is divided by the group's standard deviation;
-  * tokens are averaged over a turn, and turns over a rollout, which biases the gradient (see token_weight());
-  * PPO's clipped ratio. The batch of rollouts is cut into mini-batches of whole rollouts, for one optimiser
-    step each (one PPO epoch; there is no setting for more). From the second step on, the policy is
-    no longer the one that sampled: the ratio corrects for that, approximately (see loss());
+  * tokens are averaged over a turn, and turns over a rollout, which biases the gradient (see
+    token_weight());
+  * PPO's clipped ratio. The batch of rollouts is cut into mini-batches of whole rollouts, for one
+    optimiser step each. From the second step on, the policy is no longer the one that sampled: the
+    ratio corrects for that, approximately (see loss());
   * a KL that pulls the planner back towards the untrained one, π_ref.
 
-Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a token of the plan in
-it)
+Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a token of its plan)
 
-(5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ] - β KL(π_θ ‖ π_ref)
-(6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)        for each token j
-(7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                                        over the group's G rollouts
+(5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ]
+           - β KL(π_θ ‖ π_ref)
+(6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)       for each token j
+(7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                             over the group's G rollouts
 
 π_θold is the planner as it was before the update, when it sampled the rollouts. π is always the
 distribution at the sampling temperature. The paper has a single ε and does not give its value; 0.2
@@ -50,29 +46,26 @@ Together, E_q and 1/G Σ_i are one mean over all rollouts, because all groups ha
 unless a rollout fails. So J has three nested means: over rollouts, over the turns of each, over the
 tokens of each turn. This code averages the KL in the same way.
 
-With one optimiser step per batch of rollouts, our default for real models (the toy takes 4), π_θ is
-still π_θold when the gradient is taken. Then ρ is 1 and the clip never acts: apart from the KL, the
-gradient is the three means of A_i ∇log π.
+In the first optimiser step on a batch of rollouts, π_θ is still π_θold. Then ρ is 1 and the clip
+does not act: apart from the KL, the gradient is the three means of A_i ∇log π.
 
     advantages()        eq. 7
     objective()         eq. 5 in plain loops: for reading, and for testing against
-    distribution()      log π of every token of the vocabulary: samples are drawn from it, and scored with it
+    distribution()      log π of all tokens: samples are drawn from it, and scored with it
     token_logps()       log π of each action token
     token_weight()      1/N 1/T_i 1/|a|: the three means, as the weight of a token
-    split_rollouts()    rollouts -> mini-batches, one optimiser step each
-    micro_batches()     a mini-batch -> parts that fit into memory
     loss()              -J of these tokens
-    gradient()          the gradient of -J of a mini-batch
     update()            one batch of rollouts -> optimiser steps
 
 They work on token ids, one reward per rollout and two language models, and know nothing of agents
 or text. All log-probs are one flat list of action tokens, (K,): there is no padding in the loss,
 and no mask that could be forgotten. There is one of each function, and every run takes it. A fast
-way is an argument: `rows` lays out the tokens that the model reads (fast/trees.py), and never
-computes a probability.
+way is an argument: `rows` lays out the tokens that the model reads (fast/trees.py); it computes no
+probability.
 
 Which choices are the paper's, the released code's and ours: docs/benchmarks.md, "Where this
-differs"."""
+differs".
+"""
 
 import math
 from collections import Counter
@@ -93,7 +86,7 @@ EXPLODED = 1000
 
 @dataclass
 class Action:
-    """One turn of one rollout, exactly as the engine sampled it. train.py makes it from a Completion."""
+    """One turn of one rollout, exactly as the engine sampled it (models.completion.Completion)."""
 
     prompt_ids: list[int]  # s^t
     ids: list[int]  # a^t, stop token included; a plan that was cut off at the token limit has none
@@ -106,8 +99,7 @@ class Action:
 
 # fmt: off
 def advantages(rewards, groups):
-    """Eq. 7: compare each rollout with the others of its group -> A (N,), the number of flat
-    groups.
+    """Eq. 7: compare each rollout with its group -> A (N,), the number of flat groups.
 
     rewards: one number for each rollout, (N,). groups: the number of its group, N ints (not the
     question's text, because a question that comes twice in a batch makes two groups). Groups may
@@ -130,7 +122,8 @@ def advantages(rewards, groups):
     should be compared with the mean of the n - 1 *others*. But R_i - mean of the others = n / (n -
     1) (R_i - mean of all): only a constant factor, if all groups have n rollouts. The difference
     from the others, without the division by the standard deviation, is RLOO (leave-one-out):
-    rloo.diff in experiments/forks/. """
+    rloo.diff in experiments/forks/.
+    """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
     A, flat = torch.zeros_like(R), 0
@@ -150,8 +143,8 @@ def objective(rollouts, A, clip, beta):
     rollouts[i][t][j]: log π_θ, log π_θold and log π_ref of token j of turn t of rollout i, each a
     tensor (). A: A_i of each rollout. clip: (ε, ε')."""
     J = 0.0
-    N = len(rollouts)                                   # 1/N: the mean over q and over the G rollouts of each
-    low, high = clip                                    # ε, ε'
+    N = len(rollouts)                       # 1/N: the mean over q and over the G rollouts of each
+    low, high = clip                        # ε, ε'
     for turns, A_i in zip(rollouts, A):                                     # 1/N Σ_i
         for tokens in turns:                                                # 1/T_i Σ_t
             for logp, logp_old, logp_ref in tokens:                         # 1/|a| Σ_j
@@ -173,14 +166,13 @@ def distribution(logits, temperature):
 
 
 def padded(model, actions, token_budget=math.inf):
-    """Lay the actions of a mini-batch out in rows, one a row, in micro-batches that fit into
-    memory.
+    """Lay the actions of a mini-batch out in rows, one a row, in parts that fit into memory.
 
     Yields micro-batches (actions, x, place, settings), the longest rows first:
 
-        x         (B, L)  the tokens that the model reads, padded on the right: at most token_budget,
-                          unless one row alone has more. In a causal model no token sees what comes
-                          after it, so the padding needs no mask.
+        x         (B, L)  the tokens that the model reads, padded on the right. B x L is at most
+                          token_budget, unless one row alone has more. In a causal model no token
+                          sees what comes after it, so the padding needs no mask.
         place     (K,)    where each action token is predicted: an index into x.flatten()
         settings          more arguments for the model: none
 
@@ -199,11 +191,10 @@ def padded(model, actions, token_budget=math.inf):
 
 
 def token_logps(model, micro_batch, temperature):
-    """log π(a_j | s, a_<j) of every action token of a micro-batch -> (K,) float32, one action after
-    the other, K = Σ |a|.
+    """log π(a_j | s, a_<j) of every action token of a micro-batch -> (K,), K = Σ |a|, in float32.
 
-    New, old and reference log-probs all come from this function, so they differ only if the models
-    do.
+    The actions come one after the other. New, old and reference log-probs all come from this
+    function, so they differ only if the models do.
 
     The logits of all tokens would not fit into memory: with a vocabulary of 152k, those of 1 000
     tokens take 600 MB in float32, and their log-softmax and gradient as much again. So the model
@@ -212,11 +203,9 @@ def token_logps(model, micro_batch, temperature):
     checkpoint() does)."""
     actions, x, place, settings = micro_batch
     y = torch.tensor([token for a in actions for token in a.ids])  # (K,)
-    # Where actions share a row, they also share predictions. Only the P different ones are
-    # computed.
-    (place, y), copy = torch.stack([place, y]).unique(
-        dim=1, return_inverse=True
-    )  # (P,), (P,), (K,)
+    # Where actions share a row, they share predictions. Only the P different ones are computed.
+    pairs, copy = torch.stack([place, y]).unique(dim=1, return_inverse=True)  # (2, P), (K,)
+    place, y = pairs  # (P,) each
     keep = torch.zeros(x.numel(), dtype=torch.bool)  # True at the M places before an action token
     keep[place] = True
     place = keep.cumsum(0)[place] - 1  # (P,) now an index into these M places
@@ -240,8 +229,7 @@ def token_logps(model, micro_batch, temperature):
 
 
 def token_weight(action, T, N, num_tokens=None):
-    """The three nested means of eq. 5 as the weight of each token of one action: 1/N * 1/T_i *
-    1/|a|.
+    """The three nested means of eq. 5 as the weight of each token of an action: 1/N 1/T_i 1/|a|.
 
     N: the rollouts of the mini-batch (on all GPUs together). T: the turns of this rollout. 1/N
     stands for both means, over questions and over the G rollouts of each. So every rollout weighs
@@ -268,8 +256,7 @@ def token_weight(action, T, N, num_tokens=None):
 
 
 def weighted(actions, rollouts, token_mean=False):
-    """The actions of a mini-batch of these rollouts, with the weight of each of their tokens:
-    [Action].
+    """The actions of a mini-batch, those of these rollouts, with their token's weights: [Action].
 
     If an engine returns an action without tokens, it is left out, but still counts in T_i and N."""
     actions = [a for a in actions if a.rollout in rollouts]
@@ -283,8 +270,7 @@ def weighted(actions, rollouts, token_mean=False):
 
 
 def split_rollouts(groups, minibatches, seed):
-    """Rollouts 0..N-1 as `minibatches` lists of equal size (± 1). groups: the group of each, N
-    ints.
+    """Rollouts 0..N-1 as `minibatches` lists of equal size (± 1). groups: the group of each, (N,).
 
     The groups, in shuffled order, are laid out one after the other and cut into equal parts: none
     is divided if all have the same size and `minibatches` divides their number. (Copies of a prompt
@@ -306,8 +292,7 @@ def per_token(actions, values):
 def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     """-J of eq. 5 for K action tokens -> loss (), ratio (K,), kl (K,). logp_ref=None: no KL.
 
-    Tensors are (K,); only logp carries a gradient. At ρ = 1 the gradient of `ratio * A` is A ∇log
-    π.
+    Tensors are (K,); only logp carries a gradient. At ρ = 1, `ratio * A` has the gradient A ∇log π.
 
     Why a ratio? We want a large mean of A over rollouts of π_θ, but these were sampled with π_θold.
     A rollout that π_θ makes twice as likely should count twice. That factor is the product of the
@@ -317,7 +302,7 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     incentive to go further:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
-        A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls without limit
+        A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls on and on
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never
     negative, and its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). But the mean of its
@@ -329,16 +314,18 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     docs/fork.md, "Another term in the objective".
 
     The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β
-    KL) at ρ = 1, and the A of a whole group add up to 0, whatever its rewards. """
-    low, high = clip                                                        # ε, ε'
-    ratio   = (logp - logp_old).exp()                                       # ρ
-    clipped = ratio.clamp(1 - low, 1 + high)                                # clip(ρ, 1-ε, 1+ε')
-    gain    = torch.min(ratio * A, clipped * A)                             # min(ρ A, clip(ρ) A)
+    KL) at ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
+    """
+    low, high = clip                                                    # ε, ε'
+    ratio   = (logp - logp_old).exp()                                   # ρ
+    clipped = ratio.clamp(1 - low, 1 + high)                            # clip(ρ, 1-ε, 1+ε')
+    gain    = torch.min(ratio * A, clipped * A)                         # min(ρ A, clip(ρ) A)
     kl      = torch.zeros_like(logp)
     if logp_ref is not None:
-        kl  = (logp_ref - logp).exp() - (logp_ref - logp) - 1               # KL (k3), never negative
-    terms   = gain - beta * kl                                              # + a term of yours, (K,)
-    return -(terms * weight).sum(), ratio.detach(), kl.detach()             # -1/N Σ_i 1/T_i Σ_t 1/|a| Σ_j
+        kl  = (logp_ref - logp).exp() - (logp_ref - logp) - 1           # KL (k3), never negative
+    terms   = gain - beta * kl                                          # + a term of yours, (K,)
+    # -1/N Σ_i 1/T_i Σ_t 1/|a| Σ_j
+    return -(terms * weight).sum(), ratio.detach(), kl.detach()
 # fmt: on
 
 
@@ -374,12 +361,12 @@ def update(
     The metrics say whether learning is healthy. Sums are over all GPUs.
 
         kl          k3, each token weighted as in the objective (loss = -gain + beta * kl)
-        clip        share of tokens whose gradient the clip removed: A > 0 and ρ > 1+ε', or A < 0 and
-                    ρ < 1-ε
+        clip        share of tokens whose gradient the clip removed: A > 0 and ρ > 1+ε', or A < 0
+                    and ρ < 1-ε
         entropy     mean of -log π over the tokens. They were sampled from π_θold, so in the first
                     mini-batch this estimates its entropy
         grad_norm   norm of the gradient before clipping, mean over the mini-batches
-        skipped     mini-batches without a step, because the gradient was not finite or far too large
+        skipped     mini-batches without a step: the gradient was not finite, or far too large
         loss        -J, mean over the mini-batches; it does not measure learning, see loss()
     """
     beta = beta if reference is not None else 0
@@ -417,9 +404,8 @@ def update(
         if ranks:
             ranks.sum_gradients(model, sums)
         totals += sums.cpu()
-        norm = torch.nn.utils.clip_grad_norm_(
-            model.parameters(), max_grad_norm
-        ).item()  # before clipping
+        # clips the gradient, and returns its norm before
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
         norms.append(norm)
         # One bad mini-batch must not end the run.
         if not math.isfinite(sums[0].item() + norm) or norm >= EXPLODED * max_grad_norm:
@@ -446,8 +432,9 @@ def update(
 def check_actions(actions, num_rollouts, temperature):
     """ValueError for what would be a silent mistake in the objective."""
     if any(not 0 <= a.rollout < num_rollouts for a in actions):
+        last = num_rollouts - 1
         raise ValueError(
-            f"an Action.rollout is outside 0..{num_rollouts - 1}: renumber the rollouts that are left"
+            f"an Action.rollout is outside 0..{last}: renumber the rollouts that are left"
         )
     if not all(a.prompt_ids for a in actions):
         raise ValueError("an action without a prompt: nothing predicts its first token")
@@ -456,7 +443,7 @@ def check_actions(actions, num_rollouts, temperature):
 
 
 def micro_batches(model, mini, token_budget, rows, ranks):
-    """The micro-batches of a mini-batch; with several GPUs, as many on each (some teach nothing)."""
+    """The micro-batches of a mini-batch; with several GPUs, as many on each."""
     batches = list(rows(model, mini, token_budget))
     return ranks.even(batches) if ranks else batches
 

@@ -17,9 +17,9 @@ Whatever goes wrong is one of two things:
     an error    The rollout goes on. A plan or call could not be parsed, or a tool did not find what
                 it was asked for, or the web service behind it is down. This costs a turn, and
                 memory says why: the planner reads it in its next prompt.
-    a failure   The rollout is aborted (`failed` says why), counts as wrong, and is not trained on. A
-                module or the judge got no completion from its language model: the server is down,
-                or the prompt is too long even with a shortened memory.
+    a failure   The rollout is aborted (`failed` says why), counts as wrong, and is not trained on.
+                A module or the judge got no completion from its language model: the server is
+                down, or the prompt is too long even with a shortened memory.
 
 The rest of this file, from flags() on, is the command line:
 
@@ -44,6 +44,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -52,14 +53,12 @@ import executor
 import generator
 import planner
 import verifier
-from benchmarks import tables
 from executor import Call
 from memory import Memory, Step
 from models.chat import after_thinking
 from models.completion import TOO_LONG, Completion, outage
-from models.server import Server
 from planner import Plan, Unparsed
-from rewards import compare, metrics
+from rewards import metrics
 from rewards.grade import grade
 from rewards.judge import cached
 from rewards.questions import Question, read_questions
@@ -94,7 +93,7 @@ class Rollout:
     failed: str = ""  # why it was aborted: training leaves it out, accuracy counts it as wrong
     answer: str = ""
     right: bool = False  # is the answer right?
-    judged: bool = False  # the rules were in doubt, and the judge said that it is right
+    judged: bool = False  # the rules could not decide, and the judge did
     undecided: bool = False  # the judge was asked and gave no verdict: treated like a failure
     reward: float = 0.0  # R_i, one for the whole rollout, from rewards/grade.py
 
@@ -114,35 +113,28 @@ def roll_out(
     policy,
     fixed,
     tools,
+    judge=None,
+    *,
     max_turns=3,
     temperature=0.7,
     max_new_tokens=None,
     trained=("planner",),
     live=False,
 ):
-    """Run every question through the flow, in lock-step (the paper's Algorithm 1): [Rollout].
+    """Run every question through the flow, in lock-step (the paper's Algorithm 1), and grade the
+    answers: [Rollout], in the order of the questions.
 
-    questions: [Question]; G copies of a question make a group. policy: the engine that plays the
-    `trained` modules, which alone sample. fixed: the engine that plays all others, and
-    base_generator; or a dict, such as {"executor": engine, "default": engine}. max_turns: 3 as in
-    the paper's training; the commands have defaults of their own. max_new_tokens: of each
-    completion; None: as many as the checkpoint says, or 1 024. live: print what modules and tools
-    write, as soon as they have written it."""
+    questions: [Question]; G copies of a question make a group.
+    policy: the engine that plays the `trained` modules, which alone sample. fixed: the engine that
+    plays all others, and base_generator; or a dict, as {"executor": engine, "default": engine}.
+    judge: grades what the rules cannot. max_turns: 3 as in the paper's training. max_new_tokens: of
+    each completion; None: as many as the checkpoint says, or 1 024. live: print what modules and
+    tools write, as soon as they have written it.
+    """
     start = time.perf_counter()
     engines = fixed if isinstance(fixed, dict) else {"default": fixed}
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
     bar = tqdm(total=len(rollouts), unit="rollout", leave=False, delay=1, disable=live or None)
-
-    def complete(module, prompts):
-        """One call of the engine that plays a module: [Completion]. Only trained modules sample."""
-        if not prompts:
-            return []
-        engine = policy if module in trained else engines.get(module, engines["default"])
-        return engine(
-            prompts,
-            temperature=temperature if module in trained else 0.0,
-            max_new_tokens=max_new_tokens,
-        )
 
     def ask(module, turn, some, prompt):
         """Run a module on each of these rollouts that has not failed: [(rollout, Completion)].
@@ -151,21 +143,24 @@ def roll_out(
         memory. A rollout fails, and is left out, if the engine reports another error."""
         some = [rollout for rollout in some if not rollout.failed]
         bar.set_postfix_str(f"turn {turn} {module}")
-        start = time.perf_counter()
-        completions = complete(module, [prompt(rollout) for rollout in some])
+        started = time.perf_counter()
+        sampled = module in trained
+        engine = policy if sampled else engines.get(module, engines["default"])
+        how = dict(temperature=temperature * sampled, max_new_tokens=max_new_tokens)
+        completions = engine([prompt(rollout) for rollout in some], **how) if some else []
         for _ in range(SHORTER):
             too_long = [i for i, c in enumerate(completions) if c.error == TOO_LONG]
             for i in too_long:
                 some[i].memory.budget //= 4
-            again = complete(module, [prompt(some[i]) for i in too_long])
+            again = engine([prompt(some[i]) for i in too_long], **how) if too_long else []
             for i, completion in zip(too_long, again):
                 completions[i] = completion
-        seconds = time.perf_counter() - start
         for rollout, c in zip(some, completions):
+            seconds = time.perf_counter() - started
             rollout.add_output(turn, module, c.text, c.tokens, seconds, c.cut)
             if c.error:
                 rollout.failed = f"{module}: {c.error}"
-            elif module in trained:
+            elif sampled:
                 rollout.sampled.append(c)
             if live:
                 print(block(rollout.outputs[-1]), flush=True)
@@ -182,7 +177,7 @@ def roll_out(
         running = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
         bar.update(len(rollouts) - len(running) - bar.n)
 
-        # The state s^t is the prompt of question, toolset and memory; the plan is the action a^t.
+        # The state s^t is the prompt: question, toolset and memory. The plan is the action a^t.
         plans = ask("planner", turn, running, lambda r: planner.prompt(r.memory, tools))
         planned = []  # those of `running` whose plan could be parsed
         for rollout, completion in plans:
@@ -200,10 +195,10 @@ def roll_out(
             planned,
             lambda r: executor.prompt(r.memory.question, r.plans[-1], tools[r.plans[-1].tool]),
         )
-        called = []  # those of `planned` whose executor wrote something
+        called = []  # those of `planned` whose executor wrote something: a Call, or an Unparsed
         for rollout, completion in calls:
             name = rollout.plans[-1].tool
-            rollout.call = executor.parse(completion.text, name, tools[name])  # Call or Unparsed
+            rollout.call = executor.parse(completion.text, name, tools[name])
             called.append(rollout)
 
         bar.set_postfix_str(f"turn {turn} tools")
@@ -211,7 +206,9 @@ def roll_out(
             [rollout.call for rollout in called],
             [rollout.state for rollout in called],
             tools,
-            lambda queries: complete("base_generator", queries),
+            partial(
+                engines.get("base_generator", engines["default"]), max_new_tokens=max_new_tokens
+            ),
         )
         for rollout, result in zip(called, results):
             plan, command = rollout.plans[-1], ""
@@ -239,12 +236,6 @@ def roll_out(
     bar.close()
     for rollout in rollouts:
         rollout.seconds = (time.perf_counter() - start) / len(rollouts)
-    return rollouts
-
-
-def evaluate(questions, policy, fixed, tools, judge=None, **settings):
-    """Roll out and grade one batch: [Rollout]. settings: those of roll_out()."""
-    rollouts = roll_out(questions, policy, fixed, tools, **settings)
     grade(
         rollouts, judge
     )  # sets right, judged, undecided and reward; `failed` if the judge is down
@@ -291,7 +282,7 @@ def flags(words=None):
     add = parser.add_argument_group("the questions").add_argument
     add("question", nargs="?", help="one question, in quotes; else --data or --benchmark")
     add("--data", help="questions as JSONL, which are graded (default: a few of the toy's)")
-    add("--benchmark", nargs="+", choices=["all", *tables.BENCHMARKS], help="from the paper")
+    add("--benchmark", nargs="+", metavar="NAME", help="one of the paper's ten, or all")
     add("--benchmark-dir", help="folder with the benchmarks' files, for a machine without network")
     add("--limit", type=int, help="only the first so many questions")
     help = "the better of two: folders of --out, or models and --data"
@@ -347,16 +338,14 @@ def add_shared(parser):
 
 
 def remembered(model):
-    """What a checkpoint was trained with: the fixed modules, the tools and the corpus, for defaults."""
+    """What a checkpoint was trained with, for defaults: fixed modules, tools and corpus."""
     file = Path(model, "train.json")
     if not file.exists():
         return {}
     found = json.loads(file.read_text())
     if servers := [name for name in MODULES + ["judge"] if is_server(found.get(name) or "")]:
         # A folder that somebody else made must not choose which server gets the key.
-        raise SystemExit(
-            f"{model} was trained with a server as {servers[0]}: name all modules yourself"
-        )
+        raise SystemExit(f"{model} was trained with a server as {servers[0]}: name your own")
     if "corpus" in found and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
     names = [*MODULES, "judge", "tools", "corpus"]
@@ -393,22 +382,25 @@ def load_cast(args, loaded, say=print):
 
 def engine_of(name, args, loaded):
     """The engine of a model: the one in `loaded`, or a new one, which is put there."""
-    from flow_grpo import distribution
-    from scale.adapters import load
+    if name not in loaded and is_server(name):
+        from models.server import Server
 
-    if name not in loaded:
-        if is_server(name):
-            loaded[name] = Server(name, think=args.think)
-        else:
-            settings = args.device, args.dtype, args.think, args.plain
-            loaded[name] = load(name, distribution, *settings)
+        loaded[name] = Server(name, think=args.think)
+    elif name not in loaded:
+        from flow_grpo import distribution
+        from scale.adapters import load
+
+        how = args.device, args.dtype, args.think, args.plain
+        loaded[name] = load(name, distribution, *how)
     return loaded[name]
 
 
 def main(args):
     if args.compare:
+        from rewards.compare import compare
+
         folders = answer_both(args) if args.data or args.benchmark else args.compare
-        return print(*compare.compare(*folders, args.out), sep="\n")
+        return print(*compare(*folders, args.out), sep="\n")
     sets = load_questions(args)
     policy = engine_of(args.model, args, loaded := {})
     print(f"planner {policy}")
@@ -434,6 +426,8 @@ def main(args):
 def load_questions(args):
     """{name: [Question]} of each benchmark; or {"questions": [Question]}."""
     if args.benchmark:
+        from benchmarks import tables
+
         names = tables.BENCHMARKS if "all" in args.benchmark else args.benchmark
         return {name: tables.load(name, args.benchmark_dir, args.limit) for name in names}
     if args.question:
@@ -456,7 +450,7 @@ def answer(args, cast, questions, trial, path):
         if not rollouts:
             torch.manual_seed((args.seed * 1_009 + trial) * 1_000_003 + start)
             live = bool(args.question) and not args.quiet
-            rollouts = evaluate(batch, *cast, **settings, live=live)
+            rollouts = roll_out(batch, *cast, **settings, live=live)
             if why := servers_down(rollouts):
                 raise ValueError(f"{why}: fix that, then the same command goes on")
             if path:
@@ -473,7 +467,7 @@ def answer(args, cast, questions, trial, path):
 
 
 def servers_down(rollouts):
-    """Why a run must stop: a model server was down for more than half of the rollouts. "" if not."""
+    """Why a run must stop: a server was down for more than half of the rollouts. "" if not."""
     down = [rollout.failed for rollout in rollouts if outage(rollout.failed)]
     if 2 * len(down) <= len(rollouts):
         return ""
@@ -526,13 +520,15 @@ def open_folder(args):
 
 def kept_rollouts(path, questions, batch):
     """The rollouts of the whole batches in a file; the rest, which a kill may leave, is cut off."""
+    from rewards.compare import rollout_of
+
     if not path or not path.exists():
         return []
     lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     if len(lines) < len(questions):
         lines = lines[: len(lines) // batch * batch]
         path.write_bytes(b"".join(lines))
-    rollouts = [compare.rollout_of(json.loads(line)) for line in lines]
+    rollouts = [rollout_of(json.loads(line)) for line in lines]
     if [rollout.question for rollout in rollouts] != [q.question for q in questions[: len(lines)]]:
         raise ValueError(f"{path} holds answers to other questions: give another --out")
     return rollouts
@@ -573,8 +569,11 @@ def answer_both(args):
 
 def print_table(args, folder):
     """Print table.md and write it: a row for each benchmark that has whole trials in the folder."""
+    from benchmarks import tables
+    from rewards.compare import read_answers
+
     rows = []
-    for name, trials in compare.read_answers(folder).items():
+    for name, trials in read_answers(folder).items():
         rollouts = [rollout for question in trials for rollout in question]
         found, n = metrics.summary(rollouts), len(trials)
         low, high = metrics.interval(found["accuracy"], n)

@@ -5,7 +5,7 @@ which lives in world/ (base_generator has a language model instead), and the tex
 planner and the executor read. run_calls() runs the calls of all rollouts in a turn:
 
     functions         in threads, by run_tool()
-    base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
+    base_generator    a language model: all queries of the turn in one batch, by answer_queries()
 
 A result that starts with "Error:" is an *error*, whether the model made the mistake (no such
 argument) or the world did (a missing page). The planner reads it in memory, and may try something
@@ -53,13 +53,15 @@ class Tool:
             )
 
 
-# To add a tool, write one function and one entry. The function   - receives every argument as a
-# string (so write numbers in quotes in `example`: value="3");   - returns a string;   - may be
-# called by several threads at once; equal calls of a turn are run once, unless the tool is
-# stateful: then its function also gets state=, a dict of the rollout;   - reports an error by
-# returning "Error: unknown unit", for example, or by raising ServiceError("unknown     unit"), from
-# world/services.py; for any other exception, the planner sees its type and message;   - must return
-# on its own (those in world/ have a timeout): nothing here interrupts it.
+# To add a tool, write one function and one entry. The function
+#   - receives every argument as a string (so write numbers in quotes in `example`: value="3");
+#   - returns a string;
+#   - may be called by several threads at once. Equal calls of a turn are run once, unless the tool
+#     is stateful: then its function also gets state=, the rollout's own dict, to keep things in;
+#   - reports an error by returning "Error: unknown unit", for example, or by raising
+#     ServiceError("unknown unit"), from world/services.py; for any other exception, the planner
+#     sees its type and message;
+#   - must return on its own (those in world/ have a timeout): nothing here interrupts it.
 TOOLS = {
     "base_generator": Tool(
         run=None,
@@ -77,7 +79,8 @@ TOOLS = {
         "Use it for exact calculation.",
         example='python_coder(code="print(2 + 2)")',
     ),
-    "google_search": Tool(  # the paper's names: google_search searches the web, web_search reads one page
+    # the paper's names: google_search searches the web, web_search reads one page
+    "google_search": Tool(
         run=search.google_search,
         description="Searches the web with Google and returns titles, addresses and snippets "
         "of the best pages.",
@@ -102,7 +105,8 @@ TOOLS = {
             "url": "the full address of the page, as another tool has shown it",
             "query": "what to look for on the page",
         },
-        limits="Public text pages only; no files, no pages behind a login. Do not invent addresses.",
+        limits="Public text pages only; no files, no pages behind a login. "
+        "Do not invent addresses.",
         example='web_search(url="https://en.wikipedia.org/wiki/Iron", query="melting point")',
         from_web=True,
     ),
@@ -111,8 +115,7 @@ TOOLS = {
 
 # ------------------------------------------------------------------------------------ the toolset
 def choose(names=None, corpus=None, cache=None):
-    """{name: Tool}: the tools of these names, in the order of TOOLS; None: all that have their
-    keys.
+    """{name: Tool} of these names, in the order of TOOLS; None: of all that have their keys.
 
     corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English
     Wikipedia. If lines of the file have a "url", web_search reads these pages and no others.
@@ -152,7 +155,7 @@ def lacking(name):
 
 
 def left_out():
-    """One sentence about the tools that choose() leaves out because a key is missing; "" if none."""
+    """A sentence about the tools that choose() leaves out because a key is missing, or ""."""
     tools = [f"{name}, which needs {lacking(name)}" for name in TOOLS if lacking(name)]
     return f"left out: {'; '.join(tools)}" if tools else ""
 
@@ -243,12 +246,13 @@ def problem_with(call, tools):
     if isinstance(call, Unparsed):
         return f"Error: {call}"
     tool = tools[call.tool]
+    problems = []
     for key in tool.arguments:
         if key not in call.arguments:
-            return f"Error: {call.tool} needs the argument {key!r}. Example: {tool.example}"
-        if not isinstance(call.arguments[key], str):
-            return f"Error: the argument {key!r} of {call.tool} must be a string. Example: {tool.example}"
+            problems.append(f"{call.tool} needs the argument {key!r}")
+        elif not isinstance(call.arguments[key], str):
+            problems.append(f"the argument {key!r} of {call.tool} must be a string")
     for key in call.arguments:
         if key not in tool.arguments:
-            return f"Error: {call.tool} has no argument {truncate(str(key), 80)!r}. Example: {tool.example}"
-    return ""
+            problems.append(f"{call.tool} has no argument {truncate(str(key), 80)!r}")
+    return f"Error: {problems[0]}. Example: {tool.example}" if problems else ""

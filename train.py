@@ -38,7 +38,6 @@ import time
 from pathlib import Path
 
 import solve  # imports neither torch nor transformers
-from benchmarks import training
 from rewards.health import advice, check_line, cost_line, line_of, row_of
 from rewards.metrics import accuracy_line, calls_line, summary
 from rewards.questions import read_questions
@@ -220,13 +219,17 @@ def train(args):
         save(args, policy, optimizer, weights, 0, best)  # a disk that is full shows now
         done = 0
     saved = time.monotonic()  # when the last checkpoint was written
+    settings = {name: getattr(args, name) for name in solve.ROLLOUT_SETTINGS}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
 
     for step in range(done + 1, args.steps + 1):
         start, seed = time.perf_counter(), args.seed * 1_000_003 + step
-        questions = questions_of(step, data, args.questions, args.seed)
-        rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
+        questions = sharded.own(questions_of(step, data, args.questions, args.seed))
+        copies = [question for question in questions for _ in range(args.group_size)]
+        torch.manual_seed(seed + 7_919 * sharded.RANK)
+        rollouts = solve.roll_out(copies, *cast, **settings)  # of this GPU
+        rollouts = sharded.together(rollouts, args.group_size)  # those of a question are neighbours
         if why := solve.servers_down(rollouts):
             save(args, policy, optimizer, weights, step - 1, best)
             raise SystemExit(f"train.py: {why}. Then go on with --resume {args.out}")
@@ -300,16 +303,20 @@ def load_questions(args):
     """(training, validation, test): three lists of Question; "none" is an empty one.
 
     Without --valid, up to 64 of --data are held out for it."""
-    if set(args.data.split("+")) <= training.TRAINING.keys():
-        questions = training.training(args.data, args.limit or 1000, args.seed)
-    else:
+    if Path(args.data).exists() or args.data.endswith(".jsonl"):
         questions = read_questions(args.data)[: args.limit]
+    else:
+        from benchmarks.training import training
+
+        questions = training(args.data, args.limit or 1000, args.seed)
     valid, test = (
         read_questions(path) if path not in (None, "none") else []
         for path in (args.valid, args.test)
     )
     if args.valid is None:
-        questions, valid = training.held_out(questions, min(64, len(questions) // 2), args.seed)
+        from benchmarks.training import held_out
+
+        questions, valid = held_out(questions, min(64, len(questions) // 2), args.seed)
     numbers = f"{len(questions)} to train on, {len(valid)} to validate, {len(test)} to test"
     say(f"data    {args.data}: {numbers}")
     return questions, valid, test
@@ -325,18 +332,6 @@ def questions_of(step, questions, count, seed):
         order = random.Random(f"{seed}-{epoch}").sample(range(len(questions)), len(questions))
         found.append(questions[order[place]])
     return found
-
-
-def graded_rollouts(args, cast, questions, group_size, seed):
-    """Run each question `group_size` times through the flow and grade the answers: [Rollout].
-
-    Those of a question come one after the other. Of several GPUs, each runs some questions."""
-    part = [question for question in sharded.own(questions) for _ in range(group_size)]
-    torch.manual_seed(seed + 7_919 * sharded.RANK)
-    settings = {name: getattr(args, name) for name in solve.ROLLOUT_SETTINGS}
-    rollouts = solve.evaluate(part, *cast, **settings)
-    groups = [rollouts[i : i + group_size] for i in range(0, len(rollouts), group_size)]
-    return [rollout for group in sharded.together(groups, len(questions)) for rollout in group]
 
 
 def with_outcome(rollouts, group_size):
@@ -375,7 +370,9 @@ def evaluate(args, cast, frozen, step, name, questions):
     file = Path(args.out, "evals.csv")
     if not questions or file.exists() and f"\n{step},{name}," in file.read_text():
         return 0.0  # nothing to do; or a finished run is resumed
-    rollouts = graded_rollouts(args, cast, questions, 1, args.seed)
+    torch.manual_seed(args.seed + 7_919 * sharded.RANK)
+    settings = {name: getattr(args, name) for name in solve.ROLLOUT_SETTINGS}
+    rollouts = sharded.together(solve.roll_out(sharded.own(questions), *cast, **settings), 1)
     found = summary(rollouts)
     columns = "accuracy turns errors failed undecided".split()
     row = {"step": step, "questions": name} | {column: found[column] for column in columns}

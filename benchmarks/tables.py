@@ -98,13 +98,17 @@ def downloaded(name, cache):
     """The path of a benchmark's file in the cache, downloaded if it is missing."""
     path, url = cache / f"{name}.json", f"{FILES}/{name}/data/data.json"
     if not path.exists():
+        beside = path.with_suffix(".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            services.download(url, path)
-        except services.ServiceError as why:
+            services.download(url, beside)
+            json.loads(beside.read_bytes())  # not the page of a hotel's network
+        except (services.ServiceError, ValueError) as why:
             raise ValueError(
-                f"{why}; download {url} by hand to {path}, or give --benchmark-dir FOLDER."
+                f"{url} cannot be used ({why}); download it by hand to {path}, "
+                "or give --benchmark-dir FOLDER."
             ) from None
+        beside.rename(path)
     if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(BENCHMARKS[name].sha256):
         note = "is not the file that benchmarks/tables.py was checked with; it may be newer."
         print(f"{path} {note}", file=sys.stderr)

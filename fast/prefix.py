@@ -90,7 +90,7 @@ def in_parts(model):
 
 
 def padded(prompts, shared, pad, device):
-    """(ids, mask) of the prompts, (N, P). They share their `shared` first tokens; padding follows."""
+    """(ids, mask) of the prompts, (N, P). They share their `shared` first tokens."""
     P = max(map(len, prompts))
     gaps = [P - len(prompt) for prompt in prompts]
     ids = [[*s[:shared], *[pad] * gap, *s[shared:]] for s, gap in zip(prompts, gaps)]

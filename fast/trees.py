@@ -90,7 +90,7 @@ def common(one, other):
 
 
 def tree(row):
-    """The nodes of a row: (tokens, positions, ends), and of each action the nodes that predict it."""
+    """The nodes of a row: tokens, positions, ends; and of each action the nodes that predict it."""
     ids, depths, ends, path, predicting = [], [], [], [], []  # path: nodes of the sequence before
     for action in row:
         read = sequence(action)

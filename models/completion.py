@@ -9,7 +9,7 @@ since the policy has to learn to end; a completion that was cut at max_new_token
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 NEW_TOKENS = 1024  # the limit of a completion, unless the caller or the checkpoint sets one
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
@@ -38,16 +38,3 @@ def outage(error):
     """
     this_prompt = r"answered (4(00|13|15|22)\b|without a text)"
     return error != "" and TOO_LONG not in error and not re.search(this_prompt, error)
-
-
-def once_each(answer, prompts, temperature):
-    """answer(prompts), but at temperature 0 each distinct prompt is answered once and copied.
-
-    Above temperature 0 each copy of a prompt is sampled separately.
-    """
-    if temperature != 0:
-        return answer(list(prompts))
-    distinct = list(dict.fromkeys(prompts))
-    completions = dict(zip(distinct, answer(distinct)))
-    copies = [completions[prompt] for prompt in prompts]
-    return [replace(c, prompt_ids=c.prompt_ids[:], ids=c.ids[:]) for c in copies]

@@ -19,6 +19,7 @@ import math
 import os
 import sys
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -34,7 +35,7 @@ from transformers.utils import logging
 
 from fast import prefix
 from models.chat import Chat, unknown_thoughts
-from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
+from models.completion import NEW_TOKENS, TOO_LONG, Completion
 
 TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
 HEAD_IS_LAST = WeakKeyDictionary()  # {model: are its logits head(states), and nothing else?}
@@ -69,8 +70,8 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
     forbid_ids_without_token(model, tokenizer)
     if not ignores_padding(model):
         raise ValueError(
-            f"{name!r} computes nan, or reads the padding of a batch as if it were text: use another "
-            "model, or serve it and give the server's address"
+            f"{name!r} computes nan, or reads the padding of a batch as if it were text: use "
+            "another model, or serve it and give the server's address"
         )
     return Engine(model, tokenizer, distribution, think=think, plain=plain)
 
@@ -179,35 +180,43 @@ class Engine:
         self.name = model.config.name_or_path
         self.fingerprint = fingerprint(self.name)
 
-    def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
-        """max_new_tokens None: the checkpoint's generation_config decides, or else NEW_TOKENS."""
+    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
+        """[Completion] of the prompts, in their order.
+
+        At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of
+        a group must be able to differ. max_new_tokens None: as many as the checkpoint's
+        generation_config says, or else NEW_TOKENS. A prompt without room for them is TOO_LONG."""
         settings = self.model.generation_config
         limit = max_new_tokens or getattr(settings, "max_new_tokens", None) or NEW_TOKENS
-        # At temperature 0, equal prompts are answered once. Above it they never are: the rollouts
-        # of a group must be able to differ.
-        return once_each(lambda some: self.answer(some, temperature, limit), prompts, temperature)
-
-    def answer(self, prompts, temperature, max_new_tokens):
-        """A Completion of each prompt. A prompt without room for max_new_tokens is TOO_LONG."""
         encoded = {prompt: self.chat.encode(prompt) for prompt in set(prompts)}
-        completions = [Completion("", list(encoded[prompt]), []) for prompt in prompts]
+        distinct = list(prompts) if temperature else list(dict.fromkeys(prompts))
+        completions = [Completion("", encoded[prompt][:], []) for prompt in distinct]
         for c in completions:
-            if len(c.prompt_ids) + max_new_tokens > self.context():
+            if len(c.prompt_ids) + limit > self.context():
                 c.error = TOO_LONG
         left = [c for c in completions if not c.error]
         left.sort(key=lambda c: len(c.prompt_ids), reverse=True)  # similar lengths: little padding
-        stops = self.chat.stops
         adapters_off = nullcontext() if self.adapters else self.model.disable_adapter()
         with sampling_mode(self.model), adapters_off:
             while left:
-                rows = self.token_budget // (len(left[0].prompt_ids) + max_new_tokens)
-                batch, left = left[: max(1, rows)], left[max(1, rows) :]
-                prompt_ids = [c.prompt_ids for c in batch]
-                how = temperature, max_new_tokens, self.distribution, self.plain
-                for c, ids in zip(batch, sample(self.model, prompt_ids, stops, *how)):
+                rows = max(1, self.token_budget // (len(left[0].prompt_ids) + limit))
+                batch, left = left[:rows], left[rows:]
+                sampled = sample(
+                    self.model,
+                    [c.prompt_ids for c in batch],
+                    self.chat.stops,
+                    temperature,
+                    limit,
+                    self.distribution,
+                    self.plain,
+                )
+                for c, ids in zip(batch, sampled):
                     c.ids, c.text = ids, self.chat.decode(ids, c.prompt_ids)
-                    c.cut = not ids or ids[-1] not in stops
-        return completions
+                    c.cut = not ids or ids[-1] not in self.chat.stops
+        if temperature:
+            return completions
+        answers = dict(zip(distinct, completions))
+        return [replace(answers[prompt]) for prompt in prompts]
 
     def context(self):
         """The most tokens of prompt and answer together; infinite where the model names none."""

@@ -18,12 +18,13 @@ import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import torch
 
 from models.chat import after_thinking, defuse, plain_thoughts
-from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
+from models.completion import NEW_TOKENS, TOO_LONG, Completion
 from world import services
 from world.text import printable, truncate
 
@@ -94,28 +95,30 @@ class Server:
     def __str__(self):
         return f"{shown(self.name)} | a server at {self.host}"
 
-    def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
-        settings = {
-            "temperature": float(temperature),
-            "max_tokens": max_new_tokens or NEW_TOKENS,
-            "chat_template_kwargs": {"enable_thinking": self.think},
-        }
-        return once_each(lambda some: self.answer(some, settings), prompts, temperature)
+    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
+        """[Completion] of the prompts, in their order. At temperature 0, equal ones are sent once.
 
-    def answer(self, prompts, settings):
-        """A Completion for each prompt.
-
-        Above temperature 0 each request has a seed of its own, drawn from torch. So
-        torch.manual_seed decides the samples of a server, too, if it takes seeds.
-        """
+        Above it, each request has a seed of its own, drawn from torch. So torch.manual_seed decides
+        the samples of a server, too, if it takes seeds."""
+        distinct = list(prompts) if temperature else list(dict.fromkeys(prompts))
         bodies = []
-        for prompt in prompts:
-            messages = [{"role": "user", "content": defuse(prompt)}]
-            bodies.append({"model": self.name, "messages": messages, **settings})
-            if settings["temperature"] != 0:
-                bodies[-1] |= {"top_p": 1.0, "seed": torch.randint(2**31, ()).item()}
+        for prompt in distinct:
+            body = {
+                "model": self.name,
+                "messages": [{"role": "user", "content": defuse(prompt)}],
+                "temperature": float(temperature),
+                "max_tokens": max_new_tokens or NEW_TOKENS,
+                "chat_template_kwargs": {"enable_thinking": self.think},
+            }
+            if temperature:
+                body |= {"top_p": 1.0, "seed": torch.randint(2**31, ()).item()}
+            bodies.append(body)
         with ThreadPoolExecutor(self.at_once) as pool:
-            return list(pool.map(self.request, bodies))
+            completions = list(pool.map(self.request, bodies))
+        if temperature:
+            return completions
+        answers = dict(zip(distinct, completions))
+        return [replace(answers[prompt]) for prompt in prompts]
 
     def request(self, body):
         """The Completion of one request; if the request fails, a Completion with its error.

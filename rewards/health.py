@@ -19,7 +19,8 @@ def row_of(step, rollouts, usable, groups, flat, tools):
         "step": step,
         "reward": sum(rollout.reward for rollout in usable) / max(1, len(usable)),
         "right": sum(rollout.right for rollout in usable) / max(1, len(usable)),
-        "judged": sum(rollout.judged for rollout in usable) / max(1, len(usable)),
+        # granted by the judge alone: the rules could not decide
+        "judged": sum(rollout.judged and rollout.right for rollout in usable) / max(1, len(usable)),
         "turns": found["turns"],
         "errors": found["errors"],
         "flat": flat,
@@ -58,7 +59,8 @@ def advice(row, rollouts):
     if row["unreadable"] > 0.2 * turns:
         steps = [step for rollout in rollouts for step in rollout.memory.steps]
         example = next(step.result for step in steps if not step.tool)
-        yield f"        {row['unreadable']} of {turns} plans could not be parsed: {printable(example)}"
+        unread = f"{row['unreadable']} of {turns} plans"
+        yield f"        {unread} could not be parsed, such as: {printable(example)}"
     for name in (key.removesuffix("_errors") for key in row if key.endswith("_errors")):
         if name != "unreadable" and row[name] >= 5 and row[f"{name}_errors"] == row[name]:
             step = next(s for r in rollouts for s in r.memory.steps if s.tool == name)

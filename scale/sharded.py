@@ -22,6 +22,7 @@ All machines must see the run's folder. If a rank ends, torchrun ends the others
 rank."""
 
 import datetime
+import itertools
 import os
 from types import SimpleNamespace
 
@@ -82,16 +83,21 @@ def exchanged(item):
 
 
 def own(items):
-    """This rank's part of a list; together() joins the parts again."""
+    """This rank's part of a list."""
     return items[RANK::WORLD]
 
 
-def together(part, number):
-    """The whole list of `number` items, on all ranks; each rank gives its own() part."""
-    whole = [None] * number
-    for rank, items in enumerate(exchanged(part)):
-        whole[rank::WORLD] = items
-    return whole
+def together(results, copies):
+    """The results of all ranks, in the order of the items that own() has divided, on all ranks.
+
+    results: of this rank's part, `copies` for each item, one after the other."""
+    if WORLD == 1:
+        return results
+    parts = [
+        [part[i : i + copies] for i in range(0, len(part), copies)] for part in exchanged(results)
+    ]
+    in_order = itertools.zip_longest(*parts, fillvalue=[])
+    return [result for some in in_order for copies_of_one in some for result in copies_of_one]
 
 
 # ------------------------------------------------------------------------------ sharded weights

@@ -58,13 +58,11 @@ os.register_at_fork(after_in_child=lambda: globals().update(SLOTS=new_slots()))
 
 def start_worker():
     command = [sys.executable, "-P", __file__, *map(str, (SECONDS, WALL_SECONDS, MEMORY_MB))]
-    env = {
-        "PYTHONHASHSEED": "0",
-        "PYTHONUTF8": "1",
-    }  # a set is printed in the same order every time
-    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's threads take memory
+    # A set is printed in the same order every time, and numpy's threads take no memory.
+    env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}
+    env["OPENBLAS_NUM_THREADS"] = "1"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "ascii"}
-    # A session of its own, so that Ctrl-C in our terminal does not end it.
+    # In a session of its own, so that Ctrl-C in our terminal does not end it.
     return subprocess.Popen(command, **pipes, env=env, cwd="/", start_new_session=True)
 
 
@@ -119,12 +117,9 @@ def refused(act, *args):
 print(refused(os.listdir, {os.path.dirname(__file__)!r}) + refused(socket.socket))"""
     answer = python_coder(probe)
     if answer == "2":
-        return (
-            True,
-            "python_coder is confined: its code reads Python and its packages, no file of yours",
-        )
+        return True, "python_coder is confined: its code reads Python and its packages alone"
     if answer in ("0", "1"):
-        return False, "python_coder is NOT confined on this machine: its code can read your files"
+        return False, "python_coder is NOT confined on this machine: its code may read your files"
     return False, f"python_coder does not run here. {answer}"
 
 
@@ -176,21 +171,22 @@ def watch(child, out, errors, seconds, wall_seconds):
             failure = f"stopped after {wall_seconds} seconds"
         if failure and not ended:
             os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(status)
-    cpu_seconds = used.ru_utime + used.ru_stime
-    if not failure and code == -signal.SIGKILL and cpu_seconds > 0.9 * seconds:  # clocks differ
-        failure = f"stopped after {seconds} seconds"
-    elif not failure and code < 0:
-        failure = f"killed by signal {-code}"
-    elif not failure and code > 0:
-        failure = f"the code ended with exit status {code}"
-    elif not failure:
-        with contextlib.suppress(BlockingIOError):
-            failure = os.read(errors, 8192).decode("utf-8", "replace")
+    failure = failure or how_it_ended(os.waitstatus_to_exitcode(status), used, seconds)
+    with contextlib.suppress(BlockingIOError):
+        failure = failure or os.read(errors, 8192).decode("utf-8", "replace")  # its exception
     return printed[:OUTPUT_CAP].decode("utf-8", "replace").rstrip("\n"), failure
 
 
-# -------------------------------------------------------------------------------- what they give up
+def how_it_ended(status, used, seconds):
+    """Why the child ended before its end, or ""."""
+    if status == -signal.SIGKILL and used.ru_utime + used.ru_stime > 0.9 * seconds:
+        return f"stopped after {seconds} seconds"  # by RLIMIT_CPU, whose clock differs a little
+    if status < 0:
+        return f"killed by signal {-status}"
+    return f"the code ended with exit status {status}" if status else ""
+
+
+# -------------------------------------------------------------------------------- confinement
 LIBC = ctypes.CDLL(None)
 NUMBERS = ctypes.c_uint64 * 2
 
@@ -329,12 +325,12 @@ def explain(error):
     try:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return ""
-        frames = traceback.walk_tb(error.__traceback__)
-        lines = [line for frame, line in frames if frame.f_code.co_filename == "<code>"]
-        text, name = str(error), type(error).__name__
+        name, text, line = type(error).__name__, str(error), None
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            line = number if frame.f_code.co_filename == "<code>" else line
         if isinstance(error, SyntaxError) and error.filename == "<code>":
-            text, lines = error.msg, [error.lineno]
-        return name + (f": {text}" if text else "") + (f" (line {lines[-1]})" if lines else "")
+            text, line = error.msg, error.lineno
+        return name + (f": {text}" if text else "") + (f" (line {line})" if line else "")
     except BaseException:  # the code wrote its class: str(error) can do anything
         return "an exception that cannot be shown"
 

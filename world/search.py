@@ -164,16 +164,16 @@ def index(corpus):
     table = sqlite3.connect(path, timeout=3600, check_same_thread=False, isolation_level=None)
     if table.execute(version).fetchone() == (wanted,):
         return table
-    table.execute("begin immediate")  # here, the others wait
-    if table.execute(version).fetchone() != (wanted,):
-        for name in ("vocabulary", "words", "passages"):
-            table.execute(f"drop table if exists {name}")
-        what = f"indexing {Path(corpus).name}"
-        fill(table, tqdm(rows_of(corpus), what, unit=" passages", delay=2, disable=None))
-        if not table.execute("select 1 from passages limit 1").fetchone():
-            raise ValueError(f"{corpus}: this corpus of wikipedia_search has no passages")
-        table.execute(f"{version} = {wanted}")
-    table.execute("commit")
+    with table:  # commits, or undoes all of it
+        table.execute("begin immediate")  # here, the others wait
+        if table.execute(version).fetchone() != (wanted,):
+            for name in ("vocabulary", "words", "passages"):
+                table.execute(f"drop table if exists {name}")
+            what = f"indexing {Path(corpus).name}"
+            fill(table, tqdm(rows_of(corpus), what, unit=" passages", delay=2, disable=None))
+            if not table.execute("select 1 from passages limit 1").fetchone():
+                raise ValueError(f"{corpus}: this corpus of wikipedia_search has no passages")
+            table.execute(f"{version} = {wanted}")
     return table
 
 

@@ -32,7 +32,7 @@ USER_AGENT = (
 PAUSE = 0.5  # seconds before a request is repeated; doubled each time
 # What code raises that reads JSON of another shape
 SHAPE_ERRORS = (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
-FAILURES = OSError, urllib3.exceptions.HTTPError, ValueError  # of a request, with requests' own
+FAILURES = OSError, ValueError, OverflowError, urllib3.exceptions.HTTPError  # of a request
 
 
 class ServiceError(Exception):
