@@ -356,7 +356,7 @@ def is_toy(model):
     return Path(model).resolve() == Path(TOY).resolve()
 
 
-def load_cast(args, loaded, say=print):
+def load_cast(args, loaded, say):
     """(the engines of the fixed modules, the toolset, the judge or None), and the first lines of a
     run.
 
@@ -404,7 +404,7 @@ def main(args):
     sets = load_questions(args)
     policy = engine_of(args.model, args, loaded := {})
     print(f"planner {policy}")
-    cast = policy, *load_cast(args, loaded)
+    cast = policy, *load_cast(args, loaded, say=lambda *lines: print(*lines, sep="\n"))
     folder = open_folder(args) if args.out else None
     print(flush=True)
     for name, questions in sets.items():  # one set, or one for each benchmark
