@@ -298,7 +298,7 @@ def flags(words=None):
     add("--trials", type=int, default=1, help="how often all questions are answered; the paper: 3")
     add("--out", help="folder for the rollouts; the same command goes on in it")
     add("--quiet", action="store_true", help="no traces, only the summary")
-    parser.set_defaults(**remembered(parser.parse_args(words).model))
+    parser.set_defaults(**remembered(parser.parse_args(words)))
     args = parser.parse_args(words)
     if sum(value is not None for value in (args.question, args.data, args.benchmark)) > 1:
         parser.error("give one question, --data or --benchmark, not two of them")
@@ -337,15 +337,18 @@ def add_shared(parser):
     add("--plain", action="store_true", help="without fast/: slower, the same distributions")
 
 
-def remembered(model):
-    """What a checkpoint was trained with, for defaults: fixed modules, tools and corpus."""
+def remembered(args):
+    """What the checkpoint --model was trained with, for defaults: fixed modules, tools, corpus."""
+    model = args.model
     file = Path(model, "train.json")
     if not file.exists():
         return {}
     found = json.loads(file.read_text())
-    if servers := [name for name in MODULES + ["judge"] if is_server(found.get(name) or "")]:
-        # A folder that somebody else made must not choose which server gets the key.
-        raise SystemExit(f"{model} was trained with a server as {servers[0]}: name your own")
+    for name in [*MODULES, "judge"]:
+        if is_server(found.get(name) or "") and not getattr(args, name):
+            # A folder that somebody else made must not choose which server gets the key.
+            flag = f"--{name.replace('_', '-')}"
+            raise SystemExit(f"{model} was trained with {flag} {found[name]}: give that or another")
     if "corpus" in found and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
     names = [*MODULES, "judge", "tools", "corpus"]

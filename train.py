@@ -119,7 +119,7 @@ def flags(words=None):
     parser.set_defaults(**(TOY if solve.is_toy(args.model) else PAPER))
     if args.data and solve.is_toy(args.model):
         parser.set_defaults(valid=None, test=None)  # the toy's own belong to other questions
-    parser.set_defaults(**solve.remembered(args.model))
+    parser.set_defaults(**solve.remembered(args))
     args = parser.parse_args(words)
     if is_server(args.model):
         parser.error("--model must be local weights: a server's cannot be updated from here")
