@@ -530,10 +530,10 @@ def kept_rollouts(path, questions, batch):
     lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     if len(lines) < len(questions):
         lines = lines[: len(lines) // batch * batch]
-        path.write_bytes(b"".join(lines))
     rollouts = [rollout_of(json.loads(line)) for line in lines]
     if [rollout.question for rollout in rollouts] != [q.question for q in questions[: len(lines)]]:
         raise ValueError(f"{path} holds answers to other questions: give another --out")
+    os.truncate(path, sum(map(len, lines)))
     return rollouts
 
 
