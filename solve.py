@@ -280,7 +280,7 @@ def flags(words=None):
     """The command line of solve.py, with all defaults."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument_group("the questions").add_argument
-    add("question", nargs="?", help="one question, in quotes; else --data or --benchmark")
+    add("question", nargs="*", help="one question, in quotes; else --data or --benchmark")
     add("--data", help="questions as JSONL, which are graded (default: a few of the toy's)")
     add("--benchmark", nargs="+", metavar="NAME", help="one of the paper's ten, or all")
     add("--benchmark-dir", help="folder with the benchmarks' files, for a machine without network")
@@ -300,6 +300,9 @@ def flags(words=None):
     add("--quiet", action="store_true", help="no traces, only the summary")
     parser.set_defaults(**remembered(parser.parse_args(words)))
     args = parser.parse_args(words)
+    if len(args.question) > 1:
+        parser.error(f'put the question in quotes: "{" ".join(args.question)}"')
+    args.question = args.question[0] if args.question else None
     if sum(value is not None for value in (args.question, args.data, args.benchmark)) > 1:
         parser.error("give one question, --data or --benchmark, not two of them")
     demo = not (args.question or args.data or args.benchmark or args.compare)
