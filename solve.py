@@ -483,7 +483,7 @@ def servers_down(rollouts):
 # --------------------------------------------------------------------------------------- folders
 def lock(folder):
     """Take a folder for this process until it ends. ValueError if another one has it."""
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(
             file, fcntl.LOCK_EX | fcntl.LOCK_NB
