@@ -587,7 +587,8 @@ def print_table(args, folder):
         spread = f" ({statistics.stdev(each):.1f})" if len(each) > 1 else ""
         paper = tables.BENCHMARKS[name]
         shares = "".join(f", {tool} {calls[0]}" for tool, calls in found["calls"].items())
-        row = {"benchmark": name, "items": n, "accuracy %": f"{100 * found['accuracy']:.1f}"}
+        items = n if n == paper.items else f"{n} of {paper.items}"  # --limit, or unfinished
+        row = {"benchmark": name, "items": items, "accuracy %": f"{100 * found['accuracy']:.1f}"}
         row |= {"95 %": f"{100 * low:.1f}-{100 * high:.1f}", "trials (sd)": f"{len(each)}{spread}"}
         row |= {f"paper: {way}": getattr(paper, way) for way in ("alone", "frozen", "trained")}
         row |= {"turns": f"{found['turns']:.2f}", "errors %": f"{100 * found['errors']:.1f}"}
