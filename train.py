@@ -173,9 +173,9 @@ def train(args):
     """A whole run."""
     ranks = sharded if sharded.WORLD > 1 else None  # torchrun has started several processes
     args.device = sharded.start(args.device)
-    data, valid, test = load_questions(args)
     if not args.resume:
         plan_memory(args)
+    data, valid, test = load_questions(args)
     checkpoint = last_checkpoint(args.out) if args.resume else None
     done, best = state_of(checkpoint)  # the last finished step; the highest accuracy on --valid
 
