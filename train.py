@@ -178,6 +178,8 @@ def train(args):
     data, valid, test = load_questions(args)
     checkpoint = last_checkpoint(args.out) if args.resume else None
     done, best = state_of(checkpoint)  # the last finished step; the highest accuracy on --valid
+    if args.steps < done:
+        raise ValueError(f"{args.out} has done {done} steps: give --steps {done} or more")
 
     # The models: the policy, and a frozen copy, which is π_ref and plays the other modules. With
     # adapters the copy is the policy with its adapters off.
