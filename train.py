@@ -375,6 +375,8 @@ def evaluate(args, cast, frozen, step, name, questions):
     torch.manual_seed(args.seed + 7_919 * sharded.RANK)
     settings = {name: getattr(args, name) for name in solve.ROLLOUT_SETTINGS}
     rollouts = sharded.together(solve.roll_out(sharded.own(questions), *cast, **settings), 1)
+    if why := solve.servers_down(rollouts):
+        raise SystemExit(f"train.py: {why}. Then go on with --resume {args.out}")
     found = summary(rollouts)
     columns = "accuracy turns errors failed undecided".split()
     row = {"step": step, "questions": name} | {column: found[column] for column in columns}
