@@ -504,8 +504,9 @@ def save(args, policy, optimizer, weights, step, best, is_best=False):
             (out / "best.new").symlink_to(folder.name)
             (out / "best.new").rename(out / "best")
         sync(out)
-        for old in checkpoints(out)[: -args.keep if args.keep else 0]:
-            forget(old, out / "best")
+        if args.keep:
+            for old in {*out.glob("step-*")} - {*checkpoints(out)[-args.keep :]}:
+                forget(old, out / "best")
     sharded.wait()
 
 
