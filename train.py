@@ -490,7 +490,8 @@ def save(args, policy, optimizer, weights, step, best, is_best=False):
         shutil.rmtree(beside, ignore_errors=True)
         local.save(policy.model, policy.tokenizer, beside)
         names = [*solve.MODULES, "judge", "tools", "corpus"]
-        settings = {name: getattr(args, name) for name in names} | {"step": step, "best": best}
+        settings = {name: getattr(args, name) for name in names}
+        settings |= {"step": step, "best": best, "is_best": is_best}
         (beside / "train.json").write_text(json.dumps(settings, indent=1))
     sharded.wait()
     state = {name: optimizer.state[weight] for name, weight in weights if weight in optimizer.state}
@@ -501,13 +502,20 @@ def save(args, policy, optimizer, weights, step, best, is_best=False):
             sync(path)
         beside.rename(folder)
         if is_best:
-            (out / "best.new").symlink_to(folder.name)
-            (out / "best.new").rename(out / "best")
+            mark_best(folder)
         sync(out)
         if args.keep:
             for old in {*out.glob("step-*")} - {*checkpoints(out)[-args.keep :]}:
                 forget(old, out / "best")
     sharded.wait()
+
+
+def mark_best(folder):
+    """Let `best` point to this checkpoint."""
+    beside = folder.with_name("best.new")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(folder.name)
+    beside.rename(folder.with_name("best"))
 
 
 def sync(path):
@@ -542,6 +550,8 @@ def state_of(checkpoint):
     if not checkpoint:
         return -1, 0.0
     data = json.loads((checkpoint / "train.json").read_text())
+    if data["is_best"] and sharded.RANK == 0:  # a kill may have come before save() could mark it
+        mark_best(checkpoint)
     return data["step"], data["best"]
 
 
