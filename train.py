@@ -41,7 +41,7 @@ import solve  # imports neither torch nor transformers
 from rewards.health import advice, check_line, cost_line, line_of, row_of
 from rewards.metrics import accuracy_line, calls_line, summary
 from rewards.questions import read_questions
-from world.services import is_server
+from world.services import is_server, replace_file
 
 # The defaults: the paper's (the steps are read off its figures; mini-batches, temperature and the
 # longest plan are those of the released code), and the toy's. A small model learns at a larger
@@ -447,7 +447,7 @@ def open_run(args, done):
         out.mkdir(parents=True, exist_ok=bool(args.resume))
         solve.lock(out)
         args.code = solve.commit()
-        (out / "args.json").write_text(json.dumps(vars(args), indent=1))
+        replace_file(out / "args.json", json.dumps(vars(args), indent=1).encode())
         for name in ("log.csv", "evals.csv", "rollouts.jsonl"):
             cut_back(out / name, done)
     sharded.wait()
