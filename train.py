@@ -455,18 +455,18 @@ def open_run(args, done):
 
 def cut_back(path, done):
     """Keep the header and the rows of the steps up to `done`, that of the checkpoint."""
-    if not path.exists():
-        return
     kept, last = 0, 0
-    with open(path, "rb") as file:
-        for line in file:
-            step = re.match(rb'(?:\{"step": )?(\d+),', line)  # 3,0.5 or {"step": 3, ...
-            if step and int(step[1]) > done or not line.endswith(b"\n"):
-                break
-            kept, last = kept + len(line), int(step[1]) if step else 0
+    if path.exists():
+        with open(path, "rb") as file:
+            for line in file:
+                step = re.match(rb'(?:\{"step": )?(\d+),', line)  # 3,0.5 or {"step": 3, ...
+                if step and int(step[1]) > done or not line.endswith(b"\n"):
+                    break
+                kept, last = kept + len(line), int(step[1]) if step else 0
     if path.name == "log.csv" and last < done:
         raise ValueError(f"{path} ends with step {last}, but the checkpoint is of step {done}")
-    os.truncate(path, kept)
+    if path.exists():
+        os.truncate(path, kept)
 
 
 def add_row(args, name, row):
