@@ -214,7 +214,7 @@ def train(args):
     if ranks:
         ranks.gather(model)
 
-    open_run(args, done)
+    open_run(args, done, checkpoint)
     if not checkpoint:
         evaluate(args, cast, frozen, 0, "test", test)
         best = evaluate(args, cast, frozen, 0, "valid", valid)
@@ -439,7 +439,7 @@ def say(*lines):
         print(*lines, sep="\n", flush=True)
 
 
-def open_run(args, done):
+def open_run(args, done, checkpoint):
     """Make the run's folder, or take it for this process. Cut the logs back to the checkpoint: a
     run that was killed may have written rows after it, and these steps are run again."""
     if sharded.RANK == 0:
@@ -450,6 +450,8 @@ def open_run(args, done):
         replace_file(out / "args.json", json.dumps(vars(args), indent=1).encode())
         for name in ("log.csv", "evals.csv", "rollouts.jsonl"):
             cut_back(out / name, done)
+        if checkpoint and json.loads((checkpoint / "train.json").read_text())["is_best"]:
+            mark_best(checkpoint)  # a kill may have come before save() could
     sharded.wait()
 
 
@@ -550,8 +552,6 @@ def state_of(checkpoint):
     if not checkpoint:
         return -1, 0.0
     data = json.loads((checkpoint / "train.json").read_text())
-    if data["is_best"] and sharded.RANK == 0:  # a kill may have come before save() could mark it
-        mark_best(checkpoint)
     return data["step"], data["best"]
 
 
