@@ -475,10 +475,13 @@ def add_row(args, name, row):
     """Append a row, {column: value}, to a table of the run."""
     if sharded.RANK == 0:
         path = Path(args.out, name)
-        with open(path, "a", newline="") as file:
-            writer = csv.DictWriter(file, row)
-            if not path.stat().st_size:
+        with open(path, "a+", newline="") as file:
+            file.seek(0)
+            header, writer = next(csv.reader(file), None), csv.DictWriter(file, row)
+            if not header:
                 writer.writeheader()
+            elif header != list(row):  # the code has changed since the run began
+                raise ValueError(f"{path} has other columns than a row of step {row['step']}")
             writer.writerow(row)
 
 
