@@ -109,13 +109,14 @@ def flags(words=None):
     add("--minutes", type=float, help="save after so many minutes, too: for cards taken back")
     add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
     add("--out", help="the run's folder, which must not exist (default: runs/MODEL-seedN)")
-    add("--resume", metavar="RUN", help="go on with this run; only --steps may change")
+    help = "go on with this run; only --steps and --token-budget may change"
+    add("--resume", metavar="RUN", help=help)
     help = "two questions, the longest plan, a checkpoint, a resumed step: what a long run meets"
     add("--rehearse", action="store_true", help=help)
 
     args = parser.parse_args(words)
     if args.resume:
-        return resumed(parser, args)
+        return resumed(parser, words)
     parser.set_defaults(**(TOY if solve.is_toy(args.model) else PAPER))
     if args.data and solve.is_toy(args.model):
         parser.set_defaults(valid=None, test=None)  # the toy's own belong to other questions
@@ -138,22 +139,24 @@ def flags(words=None):
     return args
 
 
-def resumed(parser, args):
-    """The settings of the run in --resume; only --steps may differ."""
-    file = Path(args.resume, "args.json")
+def resumed(parser, words):
+    """The settings of the run in --resume; only --steps and --token-budget may differ."""
+    nothing = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args([]))))
+    given = vars(parser.parse_args(words, nothing))  # None, not the default, for what is not given
+    given = {name: value for name, value in given.items() if value is not None}
+    file = Path(given["resume"], "args.json")
     if not file.exists():
-        parser.error(f"{args.resume} is not the folder of a run")
+        parser.error(f"{given['resume']} is not the folder of a run")
     saved = json.loads(file.read_text())
-    given = {name: value for name, value in vars(args).items() if value != parser.get_default(name)}
     for name, value in saved.items():
         if is_server(str(value)) and given.get(name) != value:
             # A folder that somebody else made must not choose which server gets the key.
             parser.error(f"the run uses a server: repeat --{name.replace('_', '-')} {value}")
     for name, value in given.items():
-        if name not in ("steps", "resume", "allow_unconfined") and value != saved[name]:
+        free = "steps", "token_budget", "resume", "allow_unconfined"
+        if name not in free and value != saved[name]:
             parser.error(f"--resume keeps the run's settings: leave out --{name.replace('_', '-')}")
-    new = {"out": args.resume, "steps": args.steps or saved["steps"]}
-    return argparse.Namespace(**saved | given | new)
+    return argparse.Namespace(**saved | given | {"out": given["resume"]})
 
 
 if __name__ == "__main__":
