@@ -298,6 +298,9 @@ def train(args):
     sharded.stop()
     if args.rehearse and args.steps == 1:
         words = [sys.argv[0], "--resume", args.out, "--steps", "2"]
+        for name in [*solve.MODULES, "judge"]:
+            if is_server(getattr(args, name) or ""):  # must be repeated, see resumed()
+                words += [f"--{name.replace('_', '-')}", getattr(args, name)]
         os.execv(sys.executable, [sys.executable, *words])  # this process becomes the resumed run
     trained = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
     say(f"Done. Try: python solve.py --model {args.out}/{trained}")
