@@ -579,7 +579,11 @@ if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         train(ARGS)
-    except (ValueError, torch.OutOfMemoryError) as why:  # one sentence
+    except ValueError as why:  # one sentence
         raise SystemExit(f"train.py: {why}") from None
+    except torch.OutOfMemoryError as why:
+        less = f"--resume {ARGS.out} --token-budget {ARGS.token_budget // 2}"
+        raise SystemExit(f"train.py: {why} If it was in an update, go on with {less}") from None
     except KeyboardInterrupt:
-        raise SystemExit(f"train.py: stopped; go on with --resume {ARGS.out}") from None
+        go_on = f"; go on with --resume {ARGS.out}" if Path(ARGS.out).exists() else ""
+        raise SystemExit(f"train.py: stopped{go_on}") from None
