@@ -45,7 +45,10 @@ class Sizes(NamedTuple):
 
 
 def sizes(name, rank=32):
-    config = AutoConfig.from_pretrained(name)
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except OSError as why:
+        raise ValueError(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         weights = model.num_parameters()
