@@ -206,11 +206,7 @@ def train(args):
 
     # The optimiser: AdamW with a constant learning rate and no weight decay.
     weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    in_place = all(weight.dtype == torch.float32 for _, weight in weights)
-    if in_place and not args.optimizer_device and not (ranks and ranks.is_sharded(model)):
-        optimizer = torch.optim.AdamW(weights, lr=args.lr, weight_decay=0.0, fused=True)
-    else:  # bfloat16 weights would round its steps away
-        optimizer = masters.MasterAdamW(weights, lr=args.lr, device=args.optimizer_device)
+    optimizer = masters.MasterAdamW(weights, args.lr, args.optimizer_device)
     if checkpoint:
         restore(checkpoint, optimizer, weights)
     if ranks:
