@@ -252,9 +252,9 @@ def block(output):
     return printable("\n".join(lines))
 
 
-def trace(rollout):
+def trace(question, rollout):
     """A finished rollout as text: what every module and tool wrote, turn by turn."""
-    lines = [f"Question: {rollout.question.question}", *map(block, rollout.outputs)]
+    lines = [f"Question: {question.question}", *map(block, rollout.outputs)]
     lines.append(f"Failed: {rollout.failed}" if rollout.failed else f"Answer: {rollout.answer}")
     return printable("\n".join(lines))
 
@@ -280,7 +280,7 @@ def flags(words=None):
     """The command line of solve.py, with all defaults."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument_group("the questions").add_argument
-    add("question", nargs="?", help="one question, in quotes; else --data or --benchmark")
+    add("question", nargs="*", help="one question, in quotes; else --data or --benchmark")
     add("--data", help="questions as JSONL, which are graded (default: a few of the toy's)")
     add("--benchmark", nargs="+", metavar="NAME", help="one of the paper's ten, or all")
     add("--benchmark-dir", help="folder with the benchmarks' files, for a machine without network")
@@ -298,8 +298,11 @@ def flags(words=None):
     add("--trials", type=int, default=1, help="how often all questions are answered; the paper: 3")
     add("--out", help="folder for the rollouts; the same command goes on in it")
     add("--quiet", action="store_true", help="no traces, only the summary")
-    parser.set_defaults(**remembered(parser.parse_args(words).model))
+    parser.set_defaults(**remembered(parser.parse_args(words)))
     args = parser.parse_args(words)
+    if len(args.question) > 1:
+        parser.error(f'put the question in quotes: "{" ".join(args.question)}"')
+    args.question = args.question[0] if args.question else None
     if sum(value is not None for value in (args.question, args.data, args.benchmark)) > 1:
         parser.error("give one question, --data or --benchmark, not two of them")
     demo = not (args.question or args.data or args.benchmark or args.compare)
@@ -337,15 +340,18 @@ def add_shared(parser):
     add("--plain", action="store_true", help="without fast/: slower, the same distributions")
 
 
-def remembered(model):
-    """What a checkpoint was trained with, for defaults: fixed modules, tools and corpus."""
+def remembered(args):
+    """What the checkpoint --model was trained with, for defaults: fixed modules, tools, corpus."""
+    model = args.model
     file = Path(model, "train.json")
     if not file.exists():
         return {}
     found = json.loads(file.read_text())
-    if servers := [name for name in MODULES + ["judge"] if is_server(found.get(name) or "")]:
-        # A folder that somebody else made must not choose which server gets the key.
-        raise SystemExit(f"{model} was trained with a server as {servers[0]}: name your own")
+    for name in [*MODULES, "judge"]:
+        if is_server(found.get(name) or "") and not getattr(args, name):
+            # A folder that somebody else made must not choose which server gets the key.
+            flag = f"--{name.replace('_', '-')}"
+            raise SystemExit(f"{model} was trained with {flag} {found[name]}: give that or another")
     if "corpus" in found and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
     names = [*MODULES, "judge", "tools", "corpus"]
@@ -356,7 +362,7 @@ def is_toy(model):
     return Path(model).resolve() == Path(TOY).resolve()
 
 
-def load_cast(args, loaded, say=print):
+def load_cast(args, loaded, say):
     """(the engines of the fixed modules, the toolset, the judge or None), and the first lines of a
     run.
 
@@ -404,7 +410,7 @@ def main(args):
     sets = load_questions(args)
     policy = engine_of(args.model, args, loaded := {})
     print(f"planner {policy}")
-    cast = policy, *load_cast(args, loaded)
+    cast = policy, *load_cast(args, loaded, say=lambda *lines: print(*lines, sep="\n"))
     folder = open_folder(args) if args.out else None
     print(flush=True)
     for name, questions in sets.items():  # one set, or one for each benchmark
@@ -462,7 +468,7 @@ def answer(args, cast, questions, trial, path):
                 )
             elif not args.quiet and not args.benchmark:
                 verdict = "right" if rollout.right else f"wrong: {question.answer}"
-                print(f"{trace(rollout)}  ({printable(verdict)})\n", flush=True)
+                print(f"{trace(question, rollout)}  ({printable(verdict)})\n", flush=True)
         yield rollouts
 
 
@@ -477,7 +483,7 @@ def servers_down(rollouts):
 # --------------------------------------------------------------------------------------- folders
 def lock(folder):
     """Take a folder for this process until it ends. ValueError if another one has it."""
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(
             file, fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -527,10 +533,10 @@ def kept_rollouts(path, questions, batch):
     lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     if len(lines) < len(questions):
         lines = lines[: len(lines) // batch * batch]
-        path.write_bytes(b"".join(lines))
     rollouts = [rollout_of(json.loads(line)) for line in lines]
     if [rollout.question for rollout in rollouts] != [q.question for q in questions[: len(lines)]]:
         raise ValueError(f"{path} holds answers to other questions: give another --out")
+    os.truncate(path, sum(map(len, lines)))
     return rollouts
 
 
@@ -581,7 +587,8 @@ def print_table(args, folder):
         spread = f" ({statistics.stdev(each):.1f})" if len(each) > 1 else ""
         paper = tables.BENCHMARKS[name]
         shares = "".join(f", {tool} {calls[0]}" for tool, calls in found["calls"].items())
-        row = {"benchmark": name, "items": n, "accuracy %": f"{100 * found['accuracy']:.1f}"}
+        items = n if n == paper.items else f"{n} of {paper.items}"  # --limit, or unfinished
+        row = {"benchmark": name, "items": items, "accuracy %": f"{100 * found['accuracy']:.1f}"}
         row |= {"95 %": f"{100 * low:.1f}-{100 * high:.1f}", "trials (sd)": f"{len(each)}{spread}"}
         row |= {f"paper: {way}": getattr(paper, way) for way in ("alone", "frozen", "trained")}
         row |= {"turns": f"{found['turns']:.2f}", "errors %": f"{100 * found['errors']:.1f}"}

@@ -41,7 +41,7 @@ import solve  # imports neither torch nor transformers
 from rewards.health import advice, check_line, cost_line, line_of, row_of
 from rewards.metrics import accuracy_line, calls_line, summary
 from rewards.questions import read_questions
-from world.services import is_server
+from world.services import is_server, replace_file
 
 # The defaults: the paper's (the steps are read off its figures; mini-batches, temperature and the
 # longest plan are those of the released code), and the toy's. A small model learns at a larger
@@ -109,17 +109,18 @@ def flags(words=None):
     add("--minutes", type=float, help="save after so many minutes, too: for cards taken back")
     add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
     add("--out", help="the run's folder, which must not exist (default: runs/MODEL-seedN)")
-    add("--resume", metavar="RUN", help="go on with this run; only --steps may change")
+    help = "go on with this run; only --steps and --token-budget may change"
+    add("--resume", metavar="RUN", help=help)
     help = "two questions, the longest plan, a checkpoint, a resumed step: what a long run meets"
     add("--rehearse", action="store_true", help=help)
 
     args = parser.parse_args(words)
     if args.resume:
-        return resumed(parser, args)
+        return resumed(parser, words)
     parser.set_defaults(**(TOY if solve.is_toy(args.model) else PAPER))
     if args.data and solve.is_toy(args.model):
         parser.set_defaults(valid=None, test=None)  # the toy's own belong to other questions
-    parser.set_defaults(**solve.remembered(args.model))
+    parser.set_defaults(**solve.remembered(args))
     args = parser.parse_args(words)
     if is_server(args.model):
         parser.error("--model must be local weights: a server's cannot be updated from here")
@@ -138,22 +139,24 @@ def flags(words=None):
     return args
 
 
-def resumed(parser, args):
-    """The settings of the run in --resume; only --steps may differ."""
-    file = Path(args.resume, "args.json")
+def resumed(parser, words):
+    """The settings of the run in --resume; only --steps and --token-budget may differ."""
+    nothing = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args([]))))
+    given = vars(parser.parse_args(words, nothing))  # None, not the default, for what is not given
+    given = {name: value for name, value in given.items() if value is not None}
+    file = Path(given["resume"], "args.json")
     if not file.exists():
-        parser.error(f"{args.resume} is not the folder of a run")
+        parser.error(f"{given['resume']} is not the folder of a run")
     saved = json.loads(file.read_text())
-    given = {name: value for name, value in vars(args).items() if value != parser.get_default(name)}
     for name, value in saved.items():
         if is_server(str(value)) and given.get(name) != value:
             # A folder that somebody else made must not choose which server gets the key.
             parser.error(f"the run uses a server: repeat --{name.replace('_', '-')} {value}")
     for name, value in given.items():
-        if name not in ("steps", "resume", "allow_unconfined") and value != saved[name]:
+        free = "steps", "token_budget", "resume", "allow_unconfined"
+        if name not in free and value != saved[name]:
             parser.error(f"--resume keeps the run's settings: leave out --{name.replace('_', '-')}")
-    new = {"out": args.resume, "steps": args.steps or saved["steps"]}
-    return argparse.Namespace(**saved | given | new)
+    return argparse.Namespace(**saved | given | {"out": given["resume"]})
 
 
 if __name__ == "__main__":
@@ -173,11 +176,13 @@ def train(args):
     """A whole run."""
     ranks = sharded if sharded.WORLD > 1 else None  # torchrun has started several processes
     args.device = sharded.start(args.device)
-    data, valid, test = load_questions(args)
     if not args.resume:
         plan_memory(args)
+    data, valid, test = load_questions(args)
     checkpoint = last_checkpoint(args.out) if args.resume else None
     done, best = state_of(checkpoint)  # the last finished step; the highest accuracy on --valid
+    if args.steps < done:
+        raise ValueError(f"{args.out} has done {done} steps: give --steps {done} or more")
 
     # The models: the policy, and a frozen copy, which is π_ref and plays the other modules. With
     # adapters the copy is the policy with its adapters off.
@@ -201,18 +206,13 @@ def train(args):
 
     # The optimiser: AdamW with a constant learning rate and no weight decay.
     weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    if all(w.dtype == torch.float32 for _, w in weights) and not (
-        ranks and ranks.is_sharded(model)
-    ):
-        optimizer = torch.optim.AdamW(weights, lr=args.lr, weight_decay=0.0, fused=True)
-    else:  # bfloat16 weights would round its steps away
-        optimizer = masters.MasterAdamW(weights, lr=args.lr, device=args.optimizer_device)
+    optimizer = masters.MasterAdamW(weights, args.lr, args.optimizer_device)
     if checkpoint:
         restore(checkpoint, optimizer, weights)
     if ranks:
         ranks.gather(model)
 
-    open_run(args, done)
+    open_run(args, done, checkpoint)
     if not checkpoint:
         evaluate(args, cast, frozen, 0, "test", test)
         best = evaluate(args, cast, frozen, 0, "valid", valid)
@@ -293,6 +293,9 @@ def train(args):
     sharded.stop()
     if args.rehearse and args.steps == 1:
         words = [sys.argv[0], "--resume", args.out, "--steps", "2"]
+        for name in [*solve.MODULES, "judge"]:
+            if is_server(getattr(args, name) or ""):  # must be repeated, see resumed()
+                words += [f"--{name.replace('_', '-')}", getattr(args, name)]
         os.execv(sys.executable, [sys.executable, *words])  # this process becomes the resumed run
     trained = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
     say(f"Done. Try: python solve.py --model {args.out}/{trained}")
@@ -373,6 +376,8 @@ def evaluate(args, cast, frozen, step, name, questions):
     torch.manual_seed(args.seed + 7_919 * sharded.RANK)
     settings = {name: getattr(args, name) for name in solve.ROLLOUT_SETTINGS}
     rollouts = sharded.together(solve.roll_out(sharded.own(questions), *cast, **settings), 1)
+    if why := solve.servers_down(rollouts):
+        raise SystemExit(f"train.py: {why}. Then go on with --resume {args.out}")
     found = summary(rollouts)
     columns = "accuracy turns errors failed undecided".split()
     row = {"step": step, "questions": name} | {column: found[column] for column in columns}
@@ -435,7 +440,7 @@ def say(*lines):
         print(*lines, sep="\n", flush=True)
 
 
-def open_run(args, done):
+def open_run(args, done, checkpoint):
     """Make the run's folder, or take it for this process. Cut the logs back to the checkpoint: a
     run that was killed may have written rows after it, and these steps are run again."""
     if sharded.RANK == 0:
@@ -443,36 +448,41 @@ def open_run(args, done):
         out.mkdir(parents=True, exist_ok=bool(args.resume))
         solve.lock(out)
         args.code = solve.commit()
-        (out / "args.json").write_text(json.dumps(vars(args), indent=1))
+        replace_file(out / "args.json", json.dumps(vars(args), indent=1).encode())
         for name in ("log.csv", "evals.csv", "rollouts.jsonl"):
             cut_back(out / name, done)
+        if checkpoint and json.loads((checkpoint / "train.json").read_text())["is_best"]:
+            mark_best(checkpoint)  # a kill may have come before save() could
     sharded.wait()
 
 
 def cut_back(path, done):
     """Keep the header and the rows of the steps up to `done`, that of the checkpoint."""
-    if not path.exists():
-        return
     kept, last = 0, 0
-    with open(path, "rb") as file:
-        for line in file:
-            step = re.match(rb'(?:\{"step": )?(\d+),', line)  # 3,0.5 or {"step": 3, ...
-            if step and int(step[1]) > done or not line.endswith(b"\n"):
-                break
-            kept, last = kept + len(line), int(step[1]) if step else 0
+    if path.exists():
+        with open(path, "rb") as file:
+            for line in file:
+                step = re.match(rb'(?:\{"step": )?(\d+),', line)  # 3,0.5 or {"step": 3, ...
+                if step and int(step[1]) > done or not line.endswith(b"\n"):
+                    break
+                kept, last = kept + len(line), int(step[1]) if step else 0
     if path.name == "log.csv" and last < done:
         raise ValueError(f"{path} ends with step {last}, but the checkpoint is of step {done}")
-    os.truncate(path, kept)
+    if path.exists():
+        os.truncate(path, kept)
 
 
 def add_row(args, name, row):
     """Append a row, {column: value}, to a table of the run."""
     if sharded.RANK == 0:
         path = Path(args.out, name)
-        with open(path, "a", newline="") as file:
-            writer = csv.DictWriter(file, row)
-            if not path.stat().st_size:
+        with open(path, "a+", newline="") as file:
+            file.seek(0)
+            header, writer = next(csv.reader(file), None), csv.DictWriter(file, row)
+            if not header:
                 writer.writeheader()
+            elif header != list(row):  # the code has changed since the run began
+                raise ValueError(f"{path} has other columns than a row of step {row['step']}")
             writer.writerow(row)
 
 
@@ -486,7 +496,8 @@ def save(args, policy, optimizer, weights, step, best, is_best=False):
         shutil.rmtree(beside, ignore_errors=True)
         local.save(policy.model, policy.tokenizer, beside)
         names = [*solve.MODULES, "judge", "tools", "corpus"]
-        settings = {name: getattr(args, name) for name in names} | {"step": step, "best": best}
+        settings = {name: getattr(args, name) for name in names}
+        settings |= {"step": step, "best": best, "is_best": is_best}
         (beside / "train.json").write_text(json.dumps(settings, indent=1))
     sharded.wait()
     state = {name: optimizer.state[weight] for name, weight in weights if weight in optimizer.state}
@@ -497,12 +508,20 @@ def save(args, policy, optimizer, weights, step, best, is_best=False):
             sync(path)
         beside.rename(folder)
         if is_best:
-            (out / "best.new").symlink_to(folder.name)
-            (out / "best.new").rename(out / "best")
+            mark_best(folder)
         sync(out)
-        for old in checkpoints(out)[: -args.keep if args.keep else 0]:
-            forget(old, out / "best")
+        if args.keep:
+            for old in {*out.glob("step-*")} - {*checkpoints(out)[-args.keep :]}:
+                forget(old, out / "best")
     sharded.wait()
+
+
+def mark_best(folder):
+    """Let `best` point to this checkpoint."""
+    beside = folder.with_name("best.new")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(folder.name)
+    beside.rename(folder.with_name("best"))
 
 
 def sync(path):
@@ -555,7 +574,11 @@ if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         train(ARGS)
-    except (ValueError, torch.OutOfMemoryError) as why:  # one sentence
+    except ValueError as why:  # one sentence
         raise SystemExit(f"train.py: {why}") from None
+    except torch.OutOfMemoryError as why:
+        less = f"--resume {ARGS.out} --token-budget {ARGS.token_budget // 2}"
+        raise SystemExit(f"train.py: {why} If it was in an update, go on with {less}") from None
     except KeyboardInterrupt:
-        raise SystemExit(f"train.py: stopped; go on with --resume {ARGS.out}") from None
+        go_on = f"; go on with --resume {ARGS.out}" if Path(ARGS.out).exists() else ""
+        raise SystemExit(f"train.py: stopped{go_on}") from None

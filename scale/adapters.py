@@ -4,22 +4,29 @@ peft.
 A layer computes W x + B A x. A and B, of rank r, are trained; W is not. So one copy of a 7B plays
 every part: with its adapters it is the policy, without them it is π_ref and all frozen modules.
 
+Adapters are on the linear layers, with three exceptions:
+
+  * the head;
+  * a mixture's experts, and what has the name of an expert's layer: peft would add B A to the
+    weights of all experts at every token that is sampled, though a token needs only a few of them;
+  * layers whose weights Mamba's kernels read past the layer: its adapters would do nothing there.
+
 A checkpoint is a folder as peft saves it, with A and B in float32 and the name of the base model.
 """
 
 import importlib.util
 import json
 import warnings
+from copy import copy
 from pathlib import Path
 
 import torch
 
 from models import local
-from models.local import Engine
 from world.services import is_server
 
-# Layers that peft refuses: Mamba's own kernels read their weights
-REFUSED = ["out_proj", "conv1d"]
+EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}  # as peft names them
+MAMBA = {"x_proj", "dt_proj", "out_proj"}
 
 
 def peft():
@@ -33,32 +40,31 @@ def peft():
     return peft
 
 
-def config_for(model, rank):
-    """LoRA on all linear layers but the head."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
-    mamba = any("mamba" in kind for kind in [model.config.model_type, *kinds])
-    return peft().LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank,
-        lora_dropout=0.0,
-        target_modules="all-linear",
-        exclude_modules=REFUSED if mamba else None,
-        task_type="CAUSAL_LM",
-    )
-
-
 def add(model, rank):
     """The model with new adapters."""
-    return peft().get_peft_model(model, config_for(model, rank))
+    head, weights = model.get_output_embeddings(), dict(model.named_parameters())
+    layers = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear and module is not head
+    }
+    if any(weight.ndim == 3 and "expert" in name for name, weight in weights.items()):
+        layers -= EXPERTS
+    if any(name.endswith("A_log") for name in weights):
+        layers -= MAMBA
+    config = peft().LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=sorted(layers), task_type="CAUSAL_LM"
+    )
+    return peft().get_peft_model(model, config)
 
 
 def count(model, rank):
-    """How many weights add() would train: as peft counts, since it also wraps fused experts. None
-    if peft is not installed. model: on the meta device; it is changed."""
+    """How many weights add() would train; None without peft. model: on the meta device; it is
+    changed."""
     if not importlib.util.find_spec("peft"):
         return None
     with torch.device("meta"):
-        return sum(p.numel() for p in add(model, rank).parameters() if p.requires_grad)
+        return add(model, rank).get_nb_trainable_parameters()[0]
 
 
 def base_of(name):
@@ -72,28 +78,22 @@ def base_of(name):
     return base
 
 
-def load(name, distribution, *settings, trainable=False):
-    """load(), but a checkpoint with adapters is loaded as its base model with these adapters."""
+def load(name, *settings, trainable=False):
+    """local.load(), but a checkpoint with adapters is loaded as its base model with them."""
     base = base_of(name)
-    if base is None:
-        return local.load(name, distribution, *settings)
-    engine = local.load(base, distribution, *settings)
-    model = peft().PeftModel.from_pretrained(engine.model, name, is_trainable=trainable)
-    engine = Engine(model, engine.tokenizer, distribution, think=engine.think, plain=engine.plain)
-    engine.name = str(name)
+    engine = local.load(base or name, *settings)
+    if base:
+        engine.model = peft().PeftModel.from_pretrained(engine.model, name, is_trainable=trainable)
+        engine.name, engine.fingerprint = str(name), local.fingerprint(name)
     return engine
 
 
 def without(engine):
     """The same model with its adapters off: π_ref and the frozen modules, in no more memory."""
-    return Engine(
-        engine.model,
-        engine.tokenizer,
-        engine.distribution,
-        think=engine.think,
-        plain=engine.plain,
-        adapters=False,
-    )
+    frozen = copy(engine)
+    frozen.adapters, frozen.name = False, engine.model.config.name_or_path
+    frozen.fingerprint = local.fingerprint(frozen.name)
+    return frozen
 
 
 @torch.no_grad()
@@ -108,9 +108,12 @@ def moved(policy, frozen):
         pairs = zip(frozen.model.parameters(), policy.model.parameters())
     largest = total = changed = number = 0
     for before, after in pairs:
-        change = (after.float() - before.float()).abs()
-        largest, total = max(largest, change.max().item()), total + change.sum().item()
-        changed, number = changed + (change > 0).sum().item(), number + change.numel()
+        change = (after - before).abs()
+        largest, total = (
+            max(largest, change.max().item()),
+            total + change.sum(dtype=torch.float32).item(),
+        )
+        changed, number = changed + change.count_nonzero().item(), number + change.numel()
     return {
         "moved_max": largest,
         "moved_mean": total / number,

@@ -1,5 +1,5 @@
-"""AdamW whose float32 masters and moments may be in the host's memory: train.py --optimizer-device
-cpu.
+"""AdamW for weights in bfloat16: it moves float32 masters, which may be in the host's memory
+(train.py --optimizer-device cpu).
 
 Why masters? A bfloat16 number has 8 significant bits. Around 0.02, the size of a language model's
 weights, neighbouring numbers are 1.2e-4 apart, but an AdamW step at the paper's learning rate is
@@ -14,7 +14,7 @@ master, and the model computes with its rounding:
 That is 12 bytes a weight beside 4 for the bfloat16 weight and its gradient. Where the card has no
 room for them, they are on the host; then one weight at a time crosses, 2 bytes each way.
 (fully_shard's CPUOffloadPolicy would keep the gradients in float32 on the host, too: 122 GB for a
-7B, where this takes 91.)
+7B, where this takes 91.) A float32 weight on its own device is its own master.
 """
 
 import torch
@@ -43,19 +43,18 @@ class MasterAdamW(torch.optim.Optimizer):
                     self.move(weight, group)
 
     def move(self, weight, group):
-        part, gradient = local(weight), local(weight.grad)
-        state = self.state[weight]
+        part, gradient, state = local(weight), local(weight.grad), self.state[weight]
         if not state:
-            device = self.device or part.device
-            master = part.detach().to(
-                device, torch.promote_types(part.dtype, torch.float32), copy=True
-            )
-            state["step"], state["master"] = torch.tensor(0.0, device=device), master
+            wide = torch.promote_types(part.dtype, torch.float32)
+            master = part.to(self.device or part.device, wide)
+            state["step"] = torch.tensor(0.0, device=master.device)
             state["exp_avg"], state["exp_avg_sq"] = (
                 torch.zeros_like(master),
                 torch.zeros_like(master),
             )
-        master = state["master"]
+            if master is not part:
+                state["master"] = master
+        master = state.get("master", part)
         adamw(
             [master],
             [gradient.to(master.device).to(master.dtype)],
@@ -72,7 +71,8 @@ class MasterAdamW(torch.optim.Optimizer):
             maximize=False,
             fused=True,  # three times as fast on a host, and equal except for the last bit
         )
-        part.copy_(master.to(part.dtype))
+        if master is not part:
+            part.copy_(master.to(part.dtype))
 
 
 def local(tensor):

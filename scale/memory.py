@@ -3,16 +3,16 @@
     python -m scale.memory Qwen/Qwen2.5-7B-Instruct --gpu 80 --host 128      what train.py would choose
 
 Bytes a weight on each of N cards, where the model computes in bfloat16. P weights; A of adapters.
-(In float32: twice as much for weights, gradients and copy, and no masters.)
+(In float32: twice as much for weights, gradients and copies, and no masters.)
 
                          weights  gradients  masters, moments   gathered   frozen copy   on the host
-    all weights           2/N       2/N          12/N           2 if N > 1     2              2
-    optimizer on host     2/N       2/N           -             2 if N > 1     2             12 + 2
-    adapters              2         4 A/P        12 A/P         -              -              2
+    all weights           2/N       2/N          12/N           2 if N > 1     2             2 N
+    optimizer on host     2/N       2/N           -             2 if N > 1     2             2 + 12
+    adapters              2         4 A/P        12 A/P         -              -             2 N
 
 "Frozen copy": the model that plays the other modules and is π_ref. With adapters it is the policy
-with its adapters off. "On the host": also the weights while they are saved. To these come the
-activations of a micro-batch. Sampling has the same memory for its cache.
+with its adapters off. "On the host": the weights while all ranks load them, or while one saves
+them. To these come the activations of a micro-batch. Sampling has the same memory for its cache.
 
 This is an estimate; a fifth of the card is left free. If a micro-batch does not fit all the same,
 flow_grpo.update() halves it.
@@ -38,94 +38,108 @@ class Sizes(NamedTuple):
     """Of a model: made without memory, on the meta device. Bytes are those of bfloat16."""
 
     weights: int
-    adapters: int | None  # weights of adapters of rank 32; None without peft
+    adapters: int | None  # weights of adapters; None without peft
     checkpointed: int  # bytes of activations a token in an update, with gradient checkpointing
     kept: int  # the same without
     sampling: int  # bytes a token while sampling: its cache, and its prompt in one layer
 
 
 def sizes(name, rank=32):
-    config = AutoConfig.from_pretrained(name)
+    try:
+        config = AutoConfig.from_pretrained(adapters.base_of(name) or name)
+    except OSError as why:
+        raise ValueError(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-        weights = model.num_parameters()
-        trained = adapters.count(model, rank)
+        weights, trained = model.num_parameters(), adapters.count(model, rank)
     text = config.get_text_config()
-    wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    layer = 2 * (14 * text.hidden_size + 7 * wide)  # what autograd keeps of a layer, in bfloat16
-    inputs = 2 * text.hidden_size * text.num_hidden_layers
+    depth, d = text.num_hidden_layers, text.hidden_size
+    wide = getattr(text, "intermediate_size", None) or 4 * d
     heads = getattr(text, "num_attention_heads", None) or 1
-    width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    cached = (
-        2 * 2 * text.num_hidden_layers * width * (getattr(text, "num_key_value_heads", 0) or heads)
-    )
-    layers = layer * text.num_hidden_layers
-    return Sizes(weights, trained, inputs + layer, layers, cached + 2 * 4 * wide)
+    width = getattr(text, "head_dim", None) or d // heads
+    cache = 2 * depth * width * (getattr(text, "num_key_value_heads", None) or heads)
+    layer = 12 * d + 4 * wide  # numbers that autograd keeps of a token in a layer
+    passing = 2 * d + 3 * wide  # its gradients in the layer whose turn it is
+    checkpointed = depth * d + layer + passing
+    kept = depth * layer + passing
+    return Sizes(weights, trained, 2 * checkpointed, 2 * kept, 2 * (cache + 4 * wide))
 
 
-def needed(of, how, itemsize=2, ranks=1, copy=1, others=0):
+def needed(of, how, ranks, itemsize, others):
     """(bytes on each card, of which activations, bytes on the host) of training in this way."""
-    P, A = of.weights, of.adapters
-    on_host = itemsize * P
+    weights = itemsize * of.weights
+    masters = (12 if itemsize < 4 else 8) * of.weights  # and moments; float32 needs no masters
+    on_host = ranks * weights
     if how.get("lora"):
-        card = itemsize * P + 16 * A
+        card = weights + 16 * of.adapters
     else:
-        masters = 12 if itemsize < 4 else 8  # float32 weights need no masters beside them
-        if how.get("optimizer_device") == "cpu":
-            masters, on_host = 0, on_host + masters * P
-        card = P * ((2 * itemsize + masters) / ranks + itemsize * (ranks > 1) + itemsize * copy)
-    activations = how["token_budget"] * itemsize / 2
-    activations *= of.checkpointed if how["gradient_checkpointing"] else of.kept
+        if how.get("optimizer_device"):
+            masters, on_host = 0, max(on_host, weights + masters)
+        card = (2 * weights + masters) / ranks + weights * (ranks > 1) + weights
+    activations = of.checkpointed if how["gradient_checkpointing"] else of.kept
+    activations *= how["token_budget"] * itemsize / 2
     return card + itemsize * others + FIXED + activations, activations, on_host
 
 
-def ways(given, gpu):
+def ways(given, gpu, peft):
     """The ways to train, in the order in which they are tried: {flag: value}. What is given stays."""
+    kinds = [{}, {"optimizer_device": "cpu"}, {"lora": 32}]
     if given.get("lora") or given.get("optimizer_device"):
         kinds = [{}]
-    else:
-        kinds = [{}, {"optimizer_device": "cpu"}, {"lora": 32}] if gpu else [{}, {"lora": 32}]
     for kind in kinds:
+        if "lora" in kind and not peft or "optimizer_device" in kind and not gpu:
+            continue
         for checkpointing in [True] if gpu else [False, True]:  # on a card it is always worth it
             for budget in BUDGETS:
-                yield (
-                    kind | {"gradient_checkpointing": checkpointing, "token_budget": budget} | given
-                )
+                how = {"gradient_checkpointing": checkpointing, "token_budget": budget}
+                yield kind | how | given
 
 
-def plan(name, gpu, host, given=(), ranks=1, **settings):
+def plan(name, gpu, host, given=(), ranks=1, itemsize=2, others=0):
     """(how to train: {flag: value}, lines that say so): the first way that fits; SystemExit if none
     does.
 
     gpu, host: free bytes of each card, and of the host; gpu 0: there is no GPU. given: {flag:
-    value} of those that the user has chosen. settings: of needed(); copy: 0 if no frozen copy is
-    needed; others: the weights of other models."""
-    of, tried = sizes(name), []
-    for how in ways(dict(given), gpu):
-        card, activations, on_host = needed(of, how, ranks=ranks, **settings)
+    value} of those that the user has chosen. others: the weights of other models on the card."""
+    given, tried = dict(given), []
+    if base := adapters.base_of(name):
+        raise SystemExit(f"{name} holds adapters: go on with --resume, or train its base, {base}")
+    if given.get("lora"):
+        adapters.peft()  # or one sentence
+    of = sizes(name, given.get("lora") or 32)
+    for how in ways(given, gpu, of.adapters):
+        card, activations, on_host = needed(of, how, ranks, itemsize, others)
         if not gpu:
-            card, on_host = 0, ranks * card + on_host
+            card, on_host = 0, ranks * card
         tried.append((how, card, on_host))
-        if card <= CARD * gpu and on_host <= HOST * host:
+        if card <= CARD * gpu and on_host <= (HOST if gpu else CARD) * host:
             break
     else:
-        how, card, on_host = min(tried, key=lambda each: each[1] + each[2])
-        sentence = f"{name} needs {gigabytes(card, gpu, on_host, host)} even with {shown(how)}"
-        raise SystemExit(f"{sentence}: use a smaller model, or a larger machine")
+        how, *least = min(tried, key=lambda way: sum(way[1:]))
+        raise SystemExit(
+            f"{name} needs {gigabytes(*least)} even with {shown(how)}, and {gigabytes(gpu, host)} "
+            "are free: use a smaller model or a larger machine"
+            + ", or install peft"
+            * (not of.adapters)
+        )
     if gpu:  # what is left while sampling, when there are no activations
         spare = CARD * gpu - card + activations
-        how["sampling_tokens"] = int(spare / of.sampling * 2 / settings.get("itemsize", 2))
-    lines = [f"memory  {gigabytes(card, gpu, on_host, host)}, with {shown(how)}"]
+        how["sampling_tokens"] = int(spare / of.sampling * 2 / itemsize)
+    lines = [
+        f"memory  {gigabytes(gpu, host)} are free",
+        f"        {gigabytes(card, on_host)} are needed for {shown(how)}",
+    ]
     if len(tried) > 1:
-        first, card, on_host = tried[0]
-        lines.append(f"        ({shown(first)} would need {gigabytes(card, gpu, on_host, host)})")
+        first, *more = tried[0]
+        lines.append(f"        {gigabytes(*more)} would be needed for {shown(first)}")
     return how, lines
 
 
-def gigabytes(card, gpu, on_host, host):
-    """'56 of 85 GB on the GPU, 107 of 128 GB on the host'"""
-    on_gpu = f"{card / 1e9:.1f} of {gpu / 1e9:.0f} GB on the GPU, " if gpu else ""
-    return f"{on_gpu}{on_host / 1e9:.1f} of {host / 1e9:.0f} GB on the host"
+def gigabytes(card, on_host):
+    """'56.3 GB on each GPU and 107 GB on the host'"""
+    return (
+        f"{card / 1e9:.1f} GB on each GPU and " * (card > 0) + f"{on_host / 1e9:.1f} GB on the host"
+    )
 
 
 def shown(how):
@@ -135,7 +149,7 @@ def shown(how):
         for name, value in how.items()
         if value and name != "sampling_tokens"
     ]
-    return " ".join(words) if how.get("lora") else " ".join(["all weights", *words])
+    return "all weights, " * (not how.get("lora")) + " ".join(words)
 
 
 def free_memory(device):
@@ -144,9 +158,14 @@ def free_memory(device):
     if not Path("/proc/meminfo").exists():  # not Linux
         return gpu, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     host = 1024 * int(re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())[1])
-    limit, used = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    limit, used, stat = (
+        Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current", "stat")
+    )
     if limit.exists() and limit.read_text().strip() != "max":
-        host = min(host, int(limit.read_text()) - int(used.read_text()))
+        cached = re.search(r"^inactive_file (\d+)", stat.read_text(), re.M)[
+            1
+        ]  # given back on demand
+        host = min(host, int(limit.read_text()) - int(used.read_text()) + int(cached))
     return gpu, host
 
 
@@ -159,10 +178,5 @@ if __name__ == "__main__":
     parser.add_argument("--host", type=float, default=128, help="GB free on the host")
     parser.add_argument("--ranks", type=int, default=1, help="number of cards")
     args = parser.parse_args()
-    itemsize = 2 if args.gpu else 4
-    print(
-        *plan(args.model, args.gpu * 2**30, args.host * 2**30, ranks=args.ranks, itemsize=itemsize)[
-            1
-        ],
-        sep="\n",
-    )
+    free = args.gpu * 2**30, args.host * 2**30
+    print(*plan(args.model, *free, ranks=args.ranks, itemsize=2 if args.gpu else 4)[1], sep="\n")

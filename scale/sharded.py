@@ -30,7 +30,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fast import trees
@@ -64,8 +63,7 @@ def stop():
 
 def wait():
     """Wait for all ranks: none goes on before rank 0 has saved."""
-    if WORLD > 1:
-        dist.barrier()
+    exchanged(None)
 
 
 def any_rank(flag):
@@ -107,37 +105,35 @@ def shard(model):
     with without_head(model):
         pass
     mesh = init_device_mesh(model.device.type, (WORLD,))
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    layers = [
-        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
-    ]
+    precise = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    layers = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
     for module in [*layers, model]:  # the model itself: what is in no layer, such as the embeddings
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(module, mesh=mesh, mp_policy=precise)
         module.set_gradient_divide_factor(1.0)  # summed: token_weight() has all means
         module.set_force_sum_reduction_for_comms(True)
-    with torch.no_grad():
-        model(
-            torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        )  # the first call finds the root
+    with torch.no_grad():  # the first call finds the root
+        model(torch.zeros(1, 1, dtype=torch.long, device=model.device))
+    release(model)
 
 
 def gather(model):
     """Whole weights from here on; model(...) no longer communicates."""
-    for module in filter(is_sharded, model.modules()):
+    for module in shards(model):
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
 
 
 def release(model):
     """This rank's parts from here on; model(...) gathers a layer at a time, on all ranks together."""
-    for module in filter(is_sharded, model.modules()):
+    for module in shards(model):
         # The root stays gathered after its forward pass: token_logps() calls the head behind it.
         module.set_reshard_after_forward(module is not model, recurse=False)
         module.reshard()
 
 
-def is_sharded(module):
-    return isinstance(module, FSDPModule)
+def shards(model):
+    """The parts that are gathered one at a time; none if the weights are whole on all ranks."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 # ------------------------------------------------------------------- what flow_grpo.update() needs
@@ -157,11 +153,10 @@ def even(batches):
 
 
 def sum_gradients(model, sums):
-    """Sum the gradients of whole weights over the ranks, and the sums for the log. (fully_shard has
-    summed the gradients of sharded weights.) A weight without a gradient here may have one
-    elsewhere."""
-    for weight in model.parameters():
-        if weight.requires_grad and not isinstance(weight, DTensor):
+    """Sum the gradients over the ranks, and the sums for the log. fully_shard has summed those of
+    sharded weights. A weight without a gradient here may have one elsewhere."""
+    for weight in [] if shards(model) else model.parameters():
+        if weight.requires_grad:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             dist.all_reduce(weight.grad)
     dist.all_reduce(sums)

@@ -1,4 +1,4 @@
-"""models/local.py and fast/: what is sampled is what is scored, and sharing changes work, not results."""
+"""models/local.py and fast/: what is sampled is what is scored; sharing changes no result."""
 
 import contextlib
 import json
@@ -45,11 +45,16 @@ PROMPTS = {
     "one token": [[5], [5], [6]],
 }
 PERIOD = ["linear_attention", "full_attention"]
-MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=8)
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16)
+DELTA |= dict(linear_value_head_dim=16, head_dim=16, layer_types=PERIOD)
 ONLY = {  # families whose configuration has other names for TINY's
     "Mamba": dict(vocab_size=99, hidden_size=32, num_hidden_layers=2, initializer_range=0.3),
     "Mpt": dict(vocab_size=99, d_model=32, n_layers=2, n_heads=4, initializer_range=0.3),
     "Bloom": dict(vocab_size=99, hidden_size=32, n_head=4, n_layer=2, initializer_range=0.3),
+    "OPT": dict(vocab_size=99, hidden_size=32, ffn_dim=64, num_hidden_layers=2, init_std=0.3)
+    | dict(num_attention_heads=4, word_embed_proj_dim=32, max_position_embeddings=256),
 }
 FAMILIES = {  # {kind: (changes, can its prompts be computed in parts, may its rows be trees)}
     "Qwen2": ({}, True, True),
@@ -57,12 +62,36 @@ FAMILIES = {  # {kind: (changes, can its prompts be computed in parts, may its r
     "GPT2": (dict(n_positions=256), True, True),
     "Mistral": (dict(sliding_window=16), False, False),
     "Gemma2": (dict(sliding_window=16, head_dim=8), False, False),
-    "Qwen3Next": (dict(layer_types=PERIOD, head_dim=8) | MOE, False, False),
+    "Qwen3Next": (dict(layer_types=PERIOD, head_dim=8) | EXPERTS, False, False),
     "Mamba": (dict(state_size=8), False, False),
     "Bloom": ({}, False, False),
     "Mpt": ({}, False, False),
 }
-families = pytest.mark.parametrize("kind", FAMILIES)
+MORE = {  # the rest of the table, in .ci/run
+    "Llama": ({}, True, True),
+    "Phi3": ({}, True, True),
+    "Olmo2": ({}, True, True),
+    "Granite": (dict(logits_scaling=3.0), True, True),
+    "Cohere": (dict(logit_scale=0.3), True, True),
+    "GPTNeoX": ({}, True, True),
+    "OPT": ({}, True, True),
+    "Mixtral": (dict(num_local_experts=4, num_experts_per_tok=2), True, True),
+    "Qwen3Moe": (dict(head_dim=8) | EXPERTS, True, True),
+    "Gemma3Text": (dict(head_dim=8, sliding_window=16), False, False),
+    "Lfm2": (dict(layer_types=["conv", "full_attention"]), False, False),
+    "FalconH1": (dict(mamba_d_ssm=32) | MAMBA | dict(mamba_d_head=8), False, False),
+    "Bamba": (MAMBA | dict(attn_layer_indices=[1]), False, False),
+    "GraniteMoeHybrid": (
+        MAMBA | dict(layer_types=["mamba", "attention"], shared_intermediate_size=32),
+        False,
+        False,
+    ),
+    "Qwen3_5Text": (DELTA, False, False),
+}
+families = pytest.mark.parametrize(
+    "kind", [*FAMILIES, *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in MORE)]
+)
+FAMILIES |= MORE
 
 
 def tiny(kind="Qwen2", **changes):
@@ -91,7 +120,8 @@ def test_the_policy_that_samples_is_the_policy_that_is_scored(kind, plain):
 
     torch.manual_seed(0)
     prompts = PROMPTS["ragged"]
-    completions = complete(model, prompts, plain=plain, how=watched)
+    stops = range(2, 99, 4)
+    completions = complete(model, prompts, stops=stops, plain=plain, how=watched)
     actions = [Action(prompt, ids, 0) for prompt, ids in zip(prompts, completions)]
     rows = flow_grpo.padded if plain else trees.rows
     scored = score(model, actions, rows, 0.8).tolist()
@@ -156,7 +186,7 @@ def exact(model, prompt):
 
 
 def chi_square(model, right, plain=False, how=distribution, temperature=HEAT):
-    """(Σ (seen - expected)² / expected over the completions, its limit in one of 10 000 samples)."""
+    """(Σ (seen - expected)² / expected over the completions, its limit in 1 of 10 000 samples)."""
     expected = {ids: NUMBER * p for ids, p in right.items()}
     assert min(expected.values()) > 5  # or the statistic would have another distribution
     torch.manual_seed(1)

@@ -1,64 +1,12 @@
 """models/server.py against a real server on loopback: answers, refusals, and every way to fail."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
+from conftest import answer
 
 from models.completion import NEW_TOKENS, TOO_LONG, outage
 from models.server import Server
-from world import services
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Sends the (status, data) of server.reply(body, turn); server.asked lists what was asked."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        self.send(200, {"data": [{"id": name} for name in self.server.models]})
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            self.server.asked.append((self.path, dict(self.headers), body))
-            turn = len(self.server.asked)
-        self.send(*self.server.reply(body, turn))
-
-    def send(self, status, data):
-        self.close_connection = status == 0
-        if status:  # 0: the connection is dropped
-            text = data if isinstance(data, bytes) else json.dumps(data).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-
-def answer(text, finish_reason="stop", **usage):
-    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
-    return 200, {"choices": [choice], "usage": {"total_tokens": 10, **usage}}
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """A good server; a test may give it another reply."""
-    monkeypatch.setattr(services, "PAUSE", 0.01)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    running.daemon_threads = True
-    running.lock, running.asked, running.models = threading.Lock(), [], ["a-model"]
-    running.reply = lambda body, turn: answer(f"echo {body['messages'][0]['content']}")
-    running.url = f"http://127.0.0.1:{running.server_port}/v1"
-    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
-    yield running
-    running.shutdown()
-    running.server_close()
 
 
 def replies(*answers):
