@@ -10,7 +10,7 @@
     7b-lora    Qwen2.5-7B's shape: 64 completions of a prompt, and updates of adapters
     rehearse   train.py --rehearse of Qwen2.5-0.5B's shape: load, sample, update, save, resume
     toy        train.py of the toy, three steps
-    0.5b       updates of all weights on the card, with a KL, in Qwen2.5-0.5B's shape
+    0.5b       updates of all weights on the card, in Qwen2.5-0.5B's shape
     7b-host    updates of all weights of a 7B, with masters and moments in the host's memory
 
 All weights are random, so nothing here says how well a model learns. GB is the peak that the card
@@ -124,7 +124,7 @@ def seven_lora():
     yield sampling("with adapters", model, NEW // 4)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=1e-5, weight_decay=0.0, fused=True)
-    yield from updates("7b", model, None, optimizer, ON_CARD | {"lora": 32})
+    yield from updates("7b", model, model, optimizer, ON_CARD | {"lora": 32})
 
 
 def rehearse():
@@ -154,7 +154,8 @@ def seven_host():
         yield "left out: too little host memory", dict(needed_GB=needed, free_GB=free)
         return
     optimizer = MasterAdamW(model.parameters(), lr=1e-6, device="cpu")
-    yield from updates("7b", model, None, optimizer, ON_CARD | {"optimizer_device": "cpu"})
+    how = ON_CARD | {"optimizer_device": "cpu"}
+    yield from updates("7b", model, copy.deepcopy(model), optimizer, how)
 
 
 PARTS = dict(zip(NAMES, (equal, sampled, seven_lora, rehearse, toy, half, seven_host)))
@@ -199,11 +200,13 @@ def sampling(how, model, new):
 
 
 def updates(size, model, reference, optimizer, how):
-    """Three updates of 2 x 8 sequences. The first one warms up: kernels, the optimiser's state."""
+    """Three updates of 2 x 8 sequences. The first one also makes the optimiser's state.
+
+    reference: π_ref, as in train.py; a model with adapters is its own."""
     with tempfile.TemporaryDirectory() as folder:
         config_of(size).save_pretrained(folder)
         of = memory.sizes(folder)
-    card, _, host = memory.needed(of, how, copy=1 if reference else 0)
+    card, _, host = memory.needed(of, how, ranks=1, itemsize=2, others=0)
     numbers = dict(plan_GB=card / 1e9, host_plan_GB=host / 1e9)
     model.activation_checkpointing_enable()
     ready_to_update(model)
@@ -226,7 +229,9 @@ def train(flags):
     run = [sys.executable, "train.py", "--device", CARD.type, *flags.split()]
     run = subprocess.run(run, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(run.stdout, flush=True)
-    shown = [s for s in run.stdout.splitlines() if s.startswith(("memory", "planner", "step"))]
+    shown = [
+        s for s in run.stdout.splitlines() if s.startswith(("memory", "    ", "planner", "step"))
+    ]
     return f"exit {run.returncode}", dict(seconds=time.perf_counter() - start, lines=shown)
 
 
