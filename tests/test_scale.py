@@ -442,10 +442,10 @@ def roll_out(questions, policy, *cast, **settings):
 
 
 def run_train(words):
-    solve.roll_out = roll_out
-    with open(os.devnull if sharded.RANK else f"{words[-1]}.txt", "a") as out:
+    args, solve.roll_out = train.flags(words), roll_out
+    with open(os.devnull if sharded.RANK else f"{args.out}.txt", "a") as out:
         os.dup2(out.fileno(), 1)
-    train.train(train.flags(words))
+    train.train(args)
 
 
 @pytest.fixture(scope="module")
