@@ -14,6 +14,7 @@ Adapters are on the linear layers, with three exceptions:
 A checkpoint is a folder as peft saves it, with A and B in float32 and the name of the base model.
 """
 
+import importlib.util
 import json
 import warnings
 from copy import copy
@@ -26,6 +27,11 @@ from world.services import is_server
 
 EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}  # as peft names them
 MAMBA = {"x_proj", "dt_proj", "out_proj"}
+
+
+def installed():
+    """Is peft there? Its import takes two seconds, so it is imported only where it is used."""
+    return importlib.util.find_spec("peft") is not None
 
 
 def peft():
@@ -58,13 +64,9 @@ def add(model, rank):
 
 
 def count(model, rank):
-    """How many weights add() would train; None if that cannot be, or without peft. model: on the
-    meta device; it is changed."""
-    try:
-        with torch.device("meta"):
-            return add(model, rank).get_nb_trainable_parameters()[0]
-    except (SystemExit, ValueError):
-        return None
+    """How many weights add() would train. model: on the meta device; it is changed."""
+    with torch.device("meta"):
+        return add(model, rank).get_nb_trainable_parameters()[0]
 
 
 def base_of(name):

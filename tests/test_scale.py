@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import runpy
 import shutil
 import signal
 import socket
@@ -132,17 +133,15 @@ def qwen(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture(scope="module")
-def plan(qwen):
-    of = {}  # counted once
+@pytest.fixture
+def plan(qwen, monkeypatch):
+    of = memory.sizes(qwen)._replace(adapters=lambda: 80_740_352)  # as peft counts
+    monkeypatch.setattr(memory, "sizes", lambda *_: of)
+    monkeypatch.setattr(adapters, "peft", lambda: None)
 
-    def plan(gpu, host=128, given=(), with_peft=True, **settings):
-        if with_peft not in of:
-            of[with_peft] = memory.sizes(qwen)._replace(adapters=80_740_352 * with_peft or None)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(memory, "sizes", lambda *_: of[with_peft])
-            patch.setattr(adapters, "peft", lambda: None)
-            return memory.plan(qwen, gpu * 1e9, host * 1e9, given, **settings)
+    def plan(gpu, host=128, given=(), peft=True, **settings):
+        monkeypatch.setattr(adapters, "installed", lambda: peft)
+        return memory.plan(qwen, gpu * 1e9, host * 1e9, given, **settings)
 
     return plan
 
@@ -186,7 +185,7 @@ def test_the_plan_says_what_is_needed_and_what_the_first_choice_would_have_neede
     "machine, why",
     [
         (dict(gpu=16), r"needs 19\.8 GB on each GPU .* even with --lora 32 .*a larger machine$"),
-        (dict(gpu=40, with_peft=False), "even with all weights, .*, or install peft$"),
+        (dict(gpu=40, peft=False), "even with all weights, .*, or install peft$"),
         (dict(gpu=40, given=HOST), "even with all weights, .* --optimizer-device cpu, and"),
         (dict(gpu=0, host=20, itemsize=4), r"needs \d+\.\d GB on the host even with --lora 32"),
     ],
@@ -241,10 +240,12 @@ def test_a_model_that_is_not_there_and_one_that_holds_adapters_are_one_sentence(
         memory.plan(str(tmp_path), 8e9, 8e9)
 
 
-def test_the_command_shows_the_plan(qwen):
-    command = [sys.executable, "-m", "scale.memory", qwen, "--gpu", "80", "--ranks", "2"]
-    shown = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, timeout=100)
-    assert "85.9 GB on each GPU and 137.4 GB on the host are free\n" in shown.stdout
+def test_the_command_shows_the_plan(qwen, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", f"memory {qwen} --gpu 80 --ranks 8".split())
+    runpy.run_path(memory.__file__, run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "85.9 GB on each GPU and 137.4 GB on the host are free\n" in shown
+    assert "needed for all weights, --gradient-checkpointing --token-budget 16384\n" in shown
 
 
 # --------------------------------------------------------------------------------------- adapters
@@ -296,6 +297,9 @@ def test_without_its_adapters_a_policy_is_its_base_to_the_bit_and_saved_ones_are
     texts = ["one", "two two"]
     answers = lambda engine: [c.ids for c in engine(texts, max_new_tokens=12)]
     assert answers(frozen) == answers(plain) != answers(policy)
+    x = torch.tensor([[5, 6, 7]])
+    with policy.model.disable_adapter():
+        assert torch.equal(policy.model(x).logits, plain.model(x).logits)
     assert (frozen.name, frozen.fingerprint) == (plain.name, plain.fingerprint)
     assert adapters.moved(policy, frozen)["moved_share"] > 0.5
     save(policy.model, policy.tokenizer, tmp_path / "saved")
@@ -413,23 +417,11 @@ def test_two_ranks_learn_what_one_process_learns(two, name):
         assert (x.float() - y.float()).norm() <= rounding * y.float().norm()
     # Adam divides the gradient by itself: where it is near 0, rounding decides where a weight goes
     assert (weights - trained).abs().float().mean() <= rounding * 1e-4
-    assert len(alone) == (LESSONS[name].get("minibatches", 1) if "nothing" not in name else 0) or (
-        name == "one rollout"
-    )
+    assert (len(gradients) > 0) == (name != "nothing to learn")
 
 
 def test_a_rank_samples_alone_from_gathered_weights(two):
     assert two[0]["sampled"] == [] and two[1]["sampled"] == sampled(PROMPTS)
-
-
-def test_results_come_back_in_the_order_of_the_questions(monkeypatch):
-    monkeypatch.setattr(sharded, "WORLD", 3)
-    parts = []
-    for rank in range(3):
-        monkeypatch.setattr(sharded, "RANK", rank)
-        parts.append([f"{item}{copy}" for item in sharded.own("abcde") for copy in "12"])
-    monkeypatch.setattr(sharded, "exchanged", lambda part: parts)
-    assert sharded.together(parts[2], 2) == "a1 a2 b1 b2 c1 c2 d1 d2 e1 e2".split()
 
 
 # ----------------------------------------------------------------------------------- a whole run
@@ -450,17 +442,17 @@ def roll_out(questions, policy, *cast, **settings):
 
 
 def run_train(words):
-    solve.roll_out = roll_out
-    with open(os.devnull if sharded.RANK else f"{words[-1]}.txt", "a") as out:
+    args, solve.roll_out = train.flags(words), roll_out
+    with open(os.devnull if sharded.RANK else f"{args.out}.txt", "a") as out:
         os.dup2(out.fileno(), 1)
-    train.train(train.flags(words))
+    train.train(args)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with models and questions."""
     folder = tmp_path_factory.mktemp("runs")
-    write(folder / "qwen")
+    write(folder / "qwen", tie_word_embeddings=True)
     for name, number in (("data", 9), ("valid", 4)):  # three steps of three: no epoch ends
         lines = [{"question": f"{name} {n}?", "answer": str(n)} for n in range(number)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -568,6 +560,8 @@ SCRIPT = f"""
 import os, sys, time
 sys.path[:0] = [{str(TESTS.parent)!r}, {str(TESTS)!r}]
 import test_scale
+if "--resume" in sys.argv and os.environ["RANK"] == "0":
+    time.sleep(5)  # the other rank looks for this one, which is not there yet
 test_scale.run_train(sys.argv[1:])
 """
 
@@ -598,10 +592,9 @@ def test_torchrun_that_is_asked_to_end_saves_and_the_run_goes_on(place):
 
 
 @pytest.mark.exhaustive
-def test_if_a_process_is_killed_the_others_end_and_torchrun_names_it(place):
-    process = torchrun(place, *words_of(place, "killed", "--steps", "9999", "--every", "9999"))
-    wait_for(place / "killed/log.csv", process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode != 0 and re.search(r"exitcode\s*: -9", errors)
+def test_a_rehearsal_resumes_on_all_processes(place):
+    process = torchrun(place, *words_of(place, "night", "--rehearse", "--max-new-tokens", "20"))
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0 and (place / "night-rehearsal/step-2/trainer-1.pt").exists(), (
+        errors
+    )
