@@ -381,7 +381,9 @@ def load_cast(args, loaded, say):
     names = [("default", args.fixed), *((name, getattr(args, name)) for name in MODULES[1:])]
     fixed = {module: engine_of(name, args, loaded) for module, name in names if name}
     judge = None if args.judge == "none" else engine_of(args.judge, args, loaded)
-    say(*(f"{module:<7} {engine}" for module, engine in fixed.items()), f"judge   {judge}")
+    say(
+        *(f"{module:<7} {engine}" for module, engine in fixed.items()), f"judge   {judge or 'none'}"
+    )
     say(f"tools   {', '.join(tools)}", *filter(None, [left_out(), how]))
     return fixed, tools, judge and cached(judge, cache, args.max_new_tokens)
 
@@ -510,7 +512,7 @@ def open_folder(args):
 
     free = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials", "compare"}
     settings = {name: value for name, value in vars(args).items() if name not in free}
-    models = {getattr(args, name) for name in ["model", *MODULES, "judge"]} - {None}
+    models = {getattr(args, name) for name in ["model", *MODULES, "judge"]} - {None, "none"}
     settings |= {"weights": sorted(map(fingerprint, models)), "code": commit()}
     folder, file = Path(args.out), Path(args.out, "settings.json")
     folder.mkdir(parents=True, exist_ok=True)

@@ -392,7 +392,7 @@ def evaluate(args, cast, frozen, step, name, questions):
     if step:
         say(
             "moved   weights by {moved_max:.2g} at most, {moved_mean:.2g} on average; "
-            "{moved_share:.3g} of them changed".format(**row)
+            "{moved_share:.1%} of them changed".format(**row)
         )
     return found["accuracy"]
 

@@ -129,10 +129,17 @@ def plan(name, gpu, host, given=(), ranks=1, itemsize=2, others=0):
         f"memory  {gigabytes(gpu, host)} are free",
         f"        {gigabytes(card, on_host)} are needed for {shown(how)}",
     ]
-    if len(tried) > 1:
-        first, *more = tried[0]
-        lines.append(f"        {gigabytes(*more)} would be needed for {shown(first)}")
+    kinds = {}  # of all that was tried, the first way of each kind
+    for way in tried[:-1]:
+        kinds.setdefault(kind_of(way[0]), way)
+    for kind, (first, *more) in kinds.items():
+        if kind != kind_of(how):
+            lines.append(f"        {gigabytes(*more)} would be needed for {shown(first)}")
     return how, lines
+
+
+def kind_of(how):
+    return how.get("lora"), how.get("optimizer_device")
 
 
 def gigabytes(card, on_host):
