@@ -415,6 +415,11 @@ def main(args):
     policy = engine_of(args.model, args, loaded := {})
     print(f"planner {policy}")
     cast = policy, *load_cast(args, loaded, say=lambda *lines: print(*lines, sep="\n"))
+    for name, engine in loaded.items():
+        if not is_server(name) and engine.model.device.type == "cuda":
+            from scale import memory
+
+            engine.token_budget = memory.sampling_tokens(name, engine.model.device)
     folder = open_folder(args) if args.out else None
     print(flush=True)
     for name, questions in sets.items():  # one set, or one for each benchmark

@@ -158,6 +158,11 @@ def shown(how):
     return "all weights, " * (not how.get("lora")) + " ".join(words)
 
 
+def sampling_tokens(name, device):
+    """How many tokens of a sampling batch fit into what is free now, once all models are loaded."""
+    return int(CARD * free_memory(device)[0] / sizes(name).sampling)
+
+
 def free_memory(device):
     """(bytes free on the GPU, or 0; bytes free on the host, or what a container may still take)."""
     gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
