@@ -352,7 +352,7 @@ def remembered(args):
             # A folder that somebody else made must not choose which server gets the key.
             flag = f"--{name.replace('_', '-')}"
             raise SystemExit(f"{model} was trained with {flag} {found[name]}: give that or another")
-    if "corpus" in found and Path(model, found["corpus"]).exists():
+    if found.get("corpus") and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
     names = [*MODULES, "judge", "tools", "corpus"]
     return {name: found[name] for name in names if found.get(name)}
