@@ -394,10 +394,12 @@ def engine_of(name, args, loaded):
         loaded[name] = Server(name, think=args.think)
     elif name not in loaded:
         from flow_grpo import distribution
-        from scale.adapters import load
+        from scale import adapters
 
         how = args.device, args.dtype, args.think, args.plain
-        loaded[name] = load(name, distribution, *how)
+        loaded[name] = adapters.load(name, distribution, *how)
+        if base := adapters.base_of(name):  # in memory, too, and mostly needed
+            loaded.setdefault(base, adapters.without(loaded[name]))
     return loaded[name]
 
 
