@@ -287,6 +287,13 @@ def test_plain_changes_a_log_by_rounding_only(whole, monkeypatch):
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-3, abs=1e-4)
 
 
+def test_gradient_checkpointing_changes_nothing_of_a_step(whole, monkeypatch):
+    updates = spy(monkeypatch, "update")
+    out = run("checkpointing", **QUICK, gradient_checkpointing=True)
+    assert updates[0][0][0].is_activation_checkpointing
+    assert rows(out) == rows(whole)[:1] and texts(out) == texts(whole)[:8]
+
+
 def test_every_flag_of_the_objective_reaches_it(monkeypatch):
     updates, rollouts = spy(monkeypatch, "update"), spy(monkeypatch, "roll_out", solve)
     flags = dict(temperature=0.9, beta=0.01, minibatches=3, token_budget=999, token_mean=True)
