@@ -66,18 +66,15 @@ def jsonl(path, *questions):
     return str(path)
 
 
-def wordy(template=CHATML):
-    """A tokenizer with the words of our prompts: they are short then, and the tests fast."""
-    texts = [planner.prompt(Memory(""), TOOLS), planner.analysis_prompt("", TOOLS)]
-    tok = tokenizer().train_new_from_iterator([*texts, generator.PROMPT] * 2, 1000)
-    tok.chat_template = template
-    return tok
+def write(folder):
+    """A random model whose completions may end at many tokens.
 
-
-def write(folder, **config):
-    """A random model whose completions may end at any token."""
-    tok, sizes = wordy(), dict(num_hidden_layers=1, max_position_embeddings=4096)
-    tiny(vocab_size=len(tok), **sizes | config).save_pretrained(folder)
+    Its tokenizer knows the words of our prompts: they are short then, and the tests fast."""
+    texts = planner.prompt(Memory(""), TOOLS), planner.analysis_prompt("", TOOLS), generator.PROMPT
+    tok = tokenizer().train_new_from_iterator(texts * 2, 1000)
+    tok.chat_template = CHATML
+    sizes = dict(vocab_size=len(tok), num_hidden_layers=1, max_position_embeddings=4096)
+    tiny(**sizes).save_pretrained(folder)
     tok.save_pretrained(folder)
     stops = {"eos_token_id": [2, *range(20, 150)]}
     Path(folder, "generation_config.json").write_text(json.dumps(stops))
