@@ -43,9 +43,9 @@ model: its log-probs are computed before the first step. π is always the distri
 sampling temperature. The paper has a single ε and does not give its value; 0.2
 below and 0.3 above come from the released code.
 
-Together, E_q and 1/G Σ_i are one mean over all rollouts, because all groups have the same size
-unless a rollout fails. So J has three nested means: over rollouts, over the turns of each, over the
-tokens of each turn. This code averages the KL in the same way.
+The code takes one mean over all rollouts. That equals E_q and 1/G Σ_i while no rollout has failed.
+So J has three nested means: over rollouts, over the turns of each, over the tokens of each turn.
+The KL is averaged in the same way.
 
 In the first optimiser step on a batch of rollouts, π_θ is still π_θold. Then ρ is 1 and the clip
 does not act: apart from the KL, the gradient is the three means of A_i ∇log π.
@@ -72,6 +72,7 @@ import math
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -162,11 +163,12 @@ def distribution(logits, temperature):
     """log π of every token of the vocabulary, always in float32: (..., V) -> (..., V).
 
     The policy is defined here, once. Samples are drawn from this distribution (models/local.py),
-    and token_logps() scores them with it. An edit, such as top-k, changes both."""
+    and token_logps() scores them with it. An edit, such as top-k, changes both. (If an edit makes
+    tokens impossible, π_ref may be unable to write what was sampled: then give --beta 0.)"""
     return (logits.float() / temperature).log_softmax(-1)
 
 
-def padded(model, actions, token_budget=math.inf):
+def padded(model, actions, token_budget):
     """Lay the actions of a mini-batch out in rows, one a row, in parts that fit into memory.
 
     Yields micro-batches (actions, x, place, settings), the longest rows first:
@@ -182,8 +184,8 @@ def padded(model, actions, token_budget=math.inf):
     left = sorted(actions, key=lambda a: len(a.prompt_ids) + len(a.ids), reverse=True)
     while left:
         longest = len(left[0].prompt_ids) + len(left[0].ids) - 1
-        some = left[: max(1, int(min(len(left), token_budget // longest)))]
-        left = left[len(some) :]
+        number = max(1, min(len(left), token_budget // longest))
+        some, left = left[:number], left[number:]
         # the last token of a plan predicts nothing, so the model need not read it
         x = pad_sequence([torch.tensor(a.prompt_ids + a.ids[:-1]) for a in some], batch_first=True)
         starts = [row * x.shape[1] + len(a.prompt_ids) - 1 for row, a in enumerate(some)]
@@ -221,13 +223,11 @@ def token_logps(model, micro_batch, temperature):
         return distribution(head(states), temperature).gather(-1, y[:, None]).squeeze(-1)
 
     size = max(1, CHUNK // model.config.get_text_config().vocab_size)
-    if len(y) <= size:
-        return logps_at(states, y)[copy]
-    chunks = [
-        checkpoint(logps_at, *chunk, use_reentrant=False, preserve_rng_state=False)
-        for chunk in zip(states.split(size), y.split(size))
-    ]
-    return torch.cat(chunks)[copy]  # (P,) -> (K,)
+    score = logps_at
+    if len(y) > size:
+        score = partial(checkpoint, logps_at, use_reentrant=False, preserve_rng_state=False)
+    logps = [score(*chunk) for chunk in zip(states.split(size), y.split(size))]
+    return torch.cat(logps)[copy]  # (P,) -> (K,)
 
 
 def token_weight(action, T, N, num_tokens=None):
@@ -391,14 +391,15 @@ def update(
             mini = [a for a in mini if a.A != 0]
         minis.append(mini)
 
-    # The old log-probs of all mini-batches but the first, while the model still is π_θold. The
-    # first needs no pass of its own: in its step, the current log-probs are the old ones.
+    # All mini-batches but the first need log π_θold, so they are scored before any step. The first
+    # is scored during its step, in which π_θ still is π_θold.
     for mini in minis[1:]:
-        for batch in micro_batches(model, mini, token_budget, rows, ranks):
-            with torch.no_grad():
-                logps = token_logps(model, batch, temperature)  # (K,)
-            for a, logp in zip(batch[0], logps.split([len(a.ids) for a in batch[0]])):
-                a.logp_old = logp  # (|a|,)
+        while mini and mini[-1].logp_old is None:
+            try:
+                batches = micro_batches(model, mini, token_budget, rows, ranks)
+                score_old(model, batches, temperature)
+            except torch.OutOfMemoryError:
+                token_budget = halved(token_budget, batches, mini, ranks)
 
     totals, norms, skipped = torch.zeros(5), [], 0
     for mini in minis:  # one optimiser step each
@@ -407,10 +408,8 @@ def update(
             try:
                 batches = micro_batches(model, mini, token_budget, rows, ranks)
                 sums = gradient(model, reference, batches, temperature, clip, beta)
-            except torch.OutOfMemoryError:
-                if ranks or len(batches) == len(mini):  # each action is alone already
-                    raise
-                token_budget //= 2  # this mini-batch once more, in smaller micro-batches
+            except torch.OutOfMemoryError:  # this mini-batch once more, in smaller micro-batches
+                token_budget = halved(token_budget, batches, mini, ranks)
         if ranks:
             ranks.sum_gradients(model, sums)
         totals += sums.cpu()
@@ -458,6 +457,22 @@ def micro_batches(model, mini, token_budget, rows, ranks):
     return ranks.even(batches) if ranks else batches
 
 
+def halved(token_budget, batches, mini, ranks):
+    """Half of the token budget, after memory ran out; the same error if nothing is left to cut."""
+    if ranks or len(batches) == len(mini):
+        raise
+    return token_budget // 2
+
+
+def score_old(model, batches, temperature):
+    """Set Action.logp_old of a mini-batch, while the model is π_θold."""
+    for batch in batches:
+        with torch.no_grad():
+            logps = token_logps(model, batch, temperature)  # (K,)
+        for a, logp in zip(batch[0], logps.split([len(a.ids) for a in batch[0]])):
+            a.logp_old = logp  # (|a|,)
+
+
 def gradient(model, reference, batches, temperature, clip, beta):
     """Set .grad to the gradient of -J of a mini-batch: those of its micro-batches add up.
 
@@ -471,6 +486,8 @@ def gradient(model, reference, batches, temperature, clip, beta):
             adapters_off = model.disable_adapter() if reference is model else nullcontext()
             with torch.no_grad(), adapters_off:
                 logp_ref = token_logps(reference, batch, temperature).to(model.device)  # (K,)
+            if logp_ref.isinf().any():
+                raise ValueError("π_ref cannot write a token that was sampled: the KL is infinite")
         logp = token_logps(model, batch, temperature)  # (K,)
         if actions[0].logp_old is None:  # in the first mini-batch, the model still is π_θold
             logp_old = logp.detach()  # (K,)

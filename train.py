@@ -141,8 +141,10 @@ def flags(words=None):
 
 def resumed(parser, words):
     """The settings of the run in --resume; only --steps and --token-budget may differ."""
-    nothing = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args([]))))
-    given = vars(parser.parse_args(words, nothing))  # None, not the default, for what is not given
+    defaults = vars(parser.parse_args([]))
+    # argparse leaves an attribute that exists: so what is not given stays None
+    nothing = argparse.Namespace(**dict.fromkeys(defaults))
+    given = vars(parser.parse_args(words, nothing))
     given = {name: value for name, value in given.items() if value is not None}
     file = Path(given["resume"], "args.json")
     if not file.exists():
@@ -154,11 +156,12 @@ def resumed(parser, words):
             parser.error(f"the run uses a server: repeat --{name.replace('_', '-')} {value}")
     for name, value in given.items():
         free = "steps", "token_budget", "resume", "allow_unconfined"
-        if name not in free and value != saved[name]:
+        if name not in free and value != saved.get(name):
             parser.error(f"--resume keeps the run's settings: leave out --{name.replace('_', '-')}")
     # Nor must it decide that the model's code may read this machine's files.
     saved["allow_unconfined"] = False
-    return argparse.Namespace(**saved | given | {"out": given["resume"]})
+    # The defaults are for flags that are newer than the run.
+    return argparse.Namespace(**defaults | saved | given | {"out": given["resume"]})
 
 
 if __name__ == "__main__":
@@ -197,9 +200,10 @@ def train(args):
     frozen = adapters.without(policy) if args.lora else local.load(args.model, *how)
     model, reference = policy.model, frozen.model if args.beta else None
     say(f"planner {policy}")
-    fixed, tools, judge = solve.load_cast(args, {args.model: frozen}, say)
+    loaded = {args.model: frozen}
+    fixed, tools, judge = solve.load_cast(args, loaded, say)
     cast = policy, fixed, tools, judge
-    for engine in (policy, *fixed.values()):
+    for engine in (policy, *loaded.values()):
         engine.token_budget = args.sampling_tokens
     if args.gradient_checkpointing:
         model.activation_checkpointing_enable()
@@ -212,8 +216,7 @@ def train(args):
     optimizer = masters.MasterAdamW(weights, args.lr, args.optimizer_device)
     if checkpoint:
         restore(checkpoint, optimizer, weights)
-    if ranks:
-        ranks.gather(model)
+    sharded.gather(model)  # whole weights for the rollouts; nothing to do on one device
 
     open_run(args, done, checkpoint)
     if not checkpoint:
@@ -248,8 +251,7 @@ def train(args):
         say(*advice(row, rollouts), *([check_line(row)] if first else []))
 
         middle = time.perf_counter()
-        if ranks:
-            ranks.release(model)
+        sharded.release(model)
         metrics = update(
             model,
             reference,
@@ -266,8 +268,7 @@ def train(args):
             rows=padded if args.plain else trees.rows,
             ranks=ranks,
         )
-        if ranks:
-            ranks.gather(model)
+        sharded.gather(model)
         args.token_budget = metrics.pop("token_budget")  # smaller if memory was short
         end = time.perf_counter()
 

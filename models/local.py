@@ -99,12 +99,13 @@ def pick_dtype(dtype, device):
 
 def forbid_ids_without_token(model, tokenizer):
     """Vocabularies are often padded: some rows of the head have no token. Were such an id sampled,
-    it would be scored and trained on, but missing in the text. So their logits are -inf."""
+    it would be scored and trained on, but missing in the text. So their probability is 0. (Their
+    logits are finite, so that π log π is 0, too.)"""
     head, known = model.get_output_embeddings(), {*tokenizer.get_vocab().values()}
     unknown = [i for i in range(len(head.weight)) if i not in known]
     if unknown:
         ids = torch.tensor(unknown, device=model.device)
-        head.register_forward_hook(lambda _, states, logits: logits.index_fill(-1, ids, -math.inf))
+        head.register_forward_hook(lambda _, states, logits: logits.index_fill(-1, ids, -1e4))
 
 
 @torch.no_grad()

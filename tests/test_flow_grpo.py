@@ -203,8 +203,8 @@ def small_memory(model, most, broken):
 
     def watch(module, args, out):
         hidden = out[0] if isinstance(out, tuple) else out  # (B, L, d)
-        if len(hidden) > most and hidden.requires_grad:
-            hidden.register_hook(too_many)
+        if len(hidden) > most:
+            hidden.register_hook(too_many) if hidden.requires_grad else too_many()
 
     model.model.layers[0].register_forward_hook(watch)
     return model
@@ -690,12 +690,13 @@ EDITS = [  # of what lies between the formula and the optimiser's step
     ("len(a.prompt_ids) - 1 for row", "len(a.prompt_ids) for row"),
     ("y = torch.tensor([token for a in actions for token in a.ids])", "y = place % 63"),
     ("states = states[which]", "pass"),
-    ("return logps_at(states, y)[copy]", "return logps_at(states, y)"),
+    ("torch.cat(logps)[copy]", "torch.cat(logps)"),
     ("turns[a.rollout], len(rollouts)", "1, len(rollouts)"),
     ("turns[a.rollout], len(rollouts)", "turns[a.rollout], len(actions)"),
     ("torch.cat([a.logp_old for a in actions])", "logp.detach()"),
     ("logp_old = logp.detach()", "logp_old = logp"),
     ("for mini in minis[1:]:", "for mini in minis[2:]:"),
+    ("for mini in minis:  #", "for mini in minis[1:]:  #"),
     ("token_logps(reference, batch", "token_logps(model, batch"),
     ("minus_J.backward()", "(minus_J / len(batches)).backward()"),
     ("minus_J.backward()", "pass"),

@@ -1,6 +1,5 @@
 """models/server.py against a real server on loopback: answers, refusals, and every way to fail."""
 
-
 import pytest
 import torch
 from conftest import answer

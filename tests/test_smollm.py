@@ -27,7 +27,9 @@ from toy.hops.questions import World
 from toy.questions import COUNTRIES, ELEMENTS, FACTS, calculate, corpus, splits
 from toy.teacher import Teacher
 
-NAMES = sorted([name for name, _ in ELEMENTS] + [name for name, *_ in COUNTRIES], key=len, reverse=True)
+NAMES = sorted(
+    [name for name, _ in ELEMENTS] + [name for name, *_ in COUNTRIES], key=len, reverse=True
+)
 NAME = re.compile(rf"\b({'|'.join(NAMES)})\b", re.IGNORECASE)
 FREE_FILE = runs.ROOT / smollm.WORLDS["first"]["tests"]["free"]
 FREE = [json.loads(line) for line in FREE_FILE.read_text().splitlines()]
@@ -40,15 +42,24 @@ def tiny(tmp_path_factory):
     """The folder of a Llama with random weights, and the toy's tokenizer with its ChatML template."""
     torch.manual_seed(0)
     tokenizer = load_engine(str(TOY)).tokenizer
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-                         num_attention_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
-                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     folder = tmp_path_factory.mktemp("tiny")
     HF(LlamaForCausalLM(config), tokenizer).save(folder)
     return folder
 
 
 # ---- the questions -----------------------------------------------------------------------------------------
+
 
 def gold(made):
     """The answer, from the corpus and by arithmetic, step by step."""
@@ -88,7 +99,9 @@ def test_no_freely_worded_question_shares_its_wording_with_training():
     trained = {words(made["question"]) for made in TRAINING}
     for made in FREE:
         free = words(made["question"])
-        assert max(len(free & other) / len(free | other) for other in trained) < 0.75, made["question"]
+        assert max(len(free & other) / len(free | other) for other in trained) < 0.75, made[
+            "question"
+        ]
 
 
 def test_no_test_question_is_a_training_question():
@@ -102,7 +115,9 @@ def test_training_names_no_element_or_country_whose_facts_were_held_out():
 
 
 def test_half_of_the_comparisons_in_other_wordings_are_answered_yes():
-    answers = Counter(made["answer"] for made in wordings.training(400, 0) if made["kind"] == "compare")
+    answers = Counter(
+        made["answer"] for made in wordings.training(400, 0) if made["kind"] == "compare"
+    )
     assert answers == {"yes": 50, "no": 50}
 
 
@@ -129,6 +144,7 @@ def test_every_step_has_its_share_of_each_kind_of_question():
 
 # ---- the warm start ----------------------------------------------------------------------------------------
 
+
 def lessons_of(toy, monkeypatch):
     """What warm.py teaches in the world of this toy, of a dozen rollouts."""
     monkeypatch.setattr(warm, "ROLLOUTS", 12)
@@ -141,7 +157,9 @@ def found():
     """The examples of a dozen rollouts of the blind teacher."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         lessons = lessons_of("first", monkeypatch)
-    return warm.examples(lessons, lessons.made, Teacher(lessons.made, blind=random.Random(1)))["planner"]
+    return warm.examples(lessons, lessons.made, Teacher(lessons.made, blind=random.Random(1)))[
+        "planner"
+    ]
 
 
 def with_each_tool(plans):
@@ -149,17 +167,23 @@ def with_each_tool(plans):
     lessons = SimpleNamespace(tools=TOY_TOOLS, with_context=None)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(warm, "PLANS", len(plans))
-        return sorted(warm.shown_in_a_step({"planner": plans}, "planner", lessons, random.Random(0)))
+        return sorted(
+            warm.shown_in_a_step({"planner": plans}, "planner", lessons, random.Random(0))
+        )
 
 
 def test_the_loss_is_the_cross_entropy_of_the_plans_tokens_alone(tiny, found):
     engine, gradients = load_engine(str(tiny)), []
-    watch = SimpleNamespace(step=lambda: gradients.extend(p.grad.clone() for p in engine.model.parameters()))
+    watch = SimpleNamespace(
+        step=lambda: gradients.extend(p.grad.clone() for p in engine.model.parameters())
+    )
     actions = warm.actions_of(engine, with_each_tool(found[:2]))
     warm.learn(engine, watch, actions)
     for action in actions:  # transformers' own loss, in which a label of -100 counts nothing
         labels = torch.tensor([[-100] * len(action.prompt_ids) + action.ids])
-        (engine.model(torch.tensor([action.prompt_ids + action.ids]), labels=labels).loss / 6).backward()
+        (
+            engine.model(torch.tensor([action.prompt_ids + action.ids]), labels=labels).loss / 6
+        ).backward()
     grads = [p.grad for p in engine.model.parameters()]
     norm = torch.stack([grad.norm() for grad in grads]).norm()
     clipped = [grad * min(1, 1 / (norm + 1e-6)) for grad in grads]
@@ -207,8 +231,9 @@ def test_the_planners_prompts_show_what_the_toy_wrote_as_the_other_modules(toy, 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("roles", ["planner", "all"])
-def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(roles, tiny, tmp_path,
-                                                                          monkeypatch, capsys):
+def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(
+    roles, tiny, tmp_path, monkeypatch, capsys
+):
     rates, rollouts = [], []
 
     def learn(engine, optimizer, actions):
@@ -220,7 +245,9 @@ def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(roles
     monkeypatch.setattr(warm, "CHECKED", 2)
     monkeypatch.setattr(warm, "check", lambda *anything: {"plans": 0.0})
     monkeypatch.setattr(warm, "learn", learn)
-    words = f"warm.py --model {tiny} --steps 4 --lr 1e-3 --roles {roles} --device cpu --out {tmp_path}"
+    words = (
+        f"warm.py --model {tiny} --steps 4 --lr 1e-3 --roles {roles} --device cpu --out {tmp_path}"
+    )
     monkeypatch.setattr(sys, "argv", words.split())
     warm.main()
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
@@ -230,7 +257,9 @@ def test_the_learning_rate_of_the_warm_start_falls_to_0_in_a_straight_line(roles
 
 
 @pytest.mark.exhaustive
-def test_in_the_second_toys_world_the_warm_start_shows_what_sources_say_and_no_thing_of_its_test(monkeypatch):
+def test_in_the_second_toys_world_the_warm_start_shows_what_sources_say_and_no_thing_of_its_test(
+    monkeypatch,
+):
     lessons = lessons_of("hops", monkeypatch)
     prompts, plans = zip(*warm.examples(lessons, lessons.made, lessons.modules())["planner"])
     memories = "".join(prompt.split("\nMemory:\n")[1] for prompt in prompts)
@@ -272,31 +301,42 @@ def test_for_all_roles_a_step_shows_what_each_module_reads_and_writes(toy, monke
         if module_of[prompt] == "planner":
             assert [text.rpartition("Tool: ")[2] for text in texts] == sorted(lessons.tools)
         else:
-            assert [(prompt, text) for text in texts] in [[example] for example in found[module_of[prompt]]]
+            assert [(prompt, text) for text in texts] in [
+                [example] for example in found[module_of[prompt]]
+            ]
 
 
 def test_rare_cases_are_shown_as_often_as_common_ones():
     memory = "\nObjective: {}\nMemory:\nStep 1\nTool: web_search\nStep 2\nTool: {}\n"
     stop, go_on = "Explanation: yes.\nConclusion: STOP", "Explanation: no.\nConclusion: CONTINUE"
-    cases = [(memory.format(objective, tool), text) for objective in ("a sum.", "a number.")
-             for tool in ("python_coder", "wikipedia_search") for text in (stop, go_on)]
+    cases = [
+        (memory.format(objective, tool), text)
+        for objective in ("a sum.", "a number.")
+        for tool in ("python_coder", "wikipedia_search")
+        for text in (stop, go_on)
+    ]
     found = [case for n, case in enumerate(cases) for _ in range(1 + 10 * n)]
     drawn = Counter(warm.spread(found, 8_000, random.Random(0)))
     assert drawn.keys() == set(cases)
-    assert all(abs(count - 1_000) < 150 for count in drawn.values())  # five deviations of a binomial
+    assert all(
+        abs(count - 1_000) < 150 for count in drawn.values()
+    )  # five deviations of a binomial
 
 
 @pytest.mark.parametrize("toy", warm.LESSONS)
 def test_the_check_of_the_other_modules_compares_their_texts_with_the_teachers(toy, monkeypatch):
     lessons = lessons_of(toy, monkeypatch)
-    found = warm.examples(lessons, lessons.others, {"default": lessons.teacher,
-                                                    "base_generator": lessons.teacher})
+    found = warm.examples(
+        lessons, lessons.others, {"default": lessons.teacher, "base_generator": lessons.teacher}
+    )
     others = ["analysis", "executor", "generator", "verifier"]
     assert warm.check_others(lessons.teacher, found) == dict.fromkeys(others, 1)
 
     def without_calls(prompts, **settings):
-        return [c if "\nCall:\n" not in prompt else Completion("none", [], [])
-                for prompt, c in zip(prompts, lessons.teacher(prompts))]
+        return [
+            c if "\nCall:\n" not in prompt else Completion("none", [], [])
+            for prompt, c in zip(prompts, lessons.teacher(prompts))
+        ]
 
     assert warm.check_others(without_calls, found) == dict.fromkeys(others, 1) | {"executor": 0}
 
@@ -311,6 +351,7 @@ def test_the_check_counts_the_plans_that_parse(monkeypatch):
 
 
 # ---- the runs ----------------------------------------------------------------------------------------------
+
 
 def test_a_run_with_a_resume_command_goes_on_where_a_kill_left_it(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "RUNS", tmp_path)
@@ -335,15 +376,30 @@ def test_a_run_that_a_signal_stopped_is_not_finished(tmp_path, monkeypatch, ends
 
 
 def settings(tiny, toy, roles="planner"):
-    return Namespace(model=str(tiny), toy=toy, roles=roles, device=None, dtype="bfloat16", threads=1,
-                     warm_steps=3, steps=2, lr=2e-5, beta=0)
+    return Namespace(
+        model=str(tiny),
+        toy=toy,
+        roles=roles,
+        device=None,
+        dtype="bfloat16",
+        threads=1,
+        warm_steps=3,
+        steps=2,
+        lr=2e-5,
+        beta=0,
+    )
 
 
 @pytest.mark.parametrize("toy, fixed", [("first", "toy"), ("hops", "toy/hops")])
 def test_every_command_is_one_that_train_py_or_solve_py_takes(tiny, toy, fixed):
     trained, world = smollm.train(settings(tiny, toy), 0), smollm.WORLDS[toy]
     args = train_parser().parse_args(trained.command[1:])
-    assert (args.steps, args.dtype, args.judge, args.tools) == (2, "bfloat16", "none", world["tools"])
+    assert (args.steps, args.dtype, args.judge, args.tools) == (
+        2,
+        "bfloat16",
+        "none",
+        world["tools"],
+    )
     assert trained.resume[:2] == ("train.py", "--resume") and len(trained.after) == 1
     tests = smollm.tests_of(settings(tiny, toy), "step-2", (trained,), "seed0")
     parsed = {name: solve_parser().parse_args(run.command[1:]) for name, run in tests.items()}
@@ -362,7 +418,11 @@ def test_with_all_roles_the_toy_is_base_generator_alone_and_a_second_warm_start_
     assert second.after == smollm.train(settings(tiny, toy), 0).after
     tested = smollm.tests_of(settings(tiny, toy, "all"), "best", trained.after, "warm")
     assert all(solve_parser().parse_args(run.command[1:]).fixed is None for run in tested.values())
-    for run in (trained, second, *tested.values()):  # other runs than without, and than of other models
+    for run in (
+        trained,
+        second,
+        *tested.values(),
+    ):  # other runs than without, and than of other models
         assert f"{tiny.name}-{toy}-all-" in run.name
 
 
@@ -371,7 +431,9 @@ def test_in_the_second_toys_world_training_asks_for_two_calls_and_a_result_names
     assert Counter(one["kind"] for one in asked) == {"wb": 150, "wp": 150}
     assert Counter(one["kind"] for one in tested) == {"wb": 60, "wp": 60}
     of_test = {name for things in World(0).things["test"].values() for name, _, _ in things}
-    names = [{word.strip(".?") for word in one["question"].split()} & of_test for one in asked + tested]
+    names = [
+        {word.strip(".?") for word in one["question"].split()} & of_test for one in asked + tested
+    ]
     assert [len(found) for found in names] == [0] * len(asked) + [1] * len(tested)
 
 
@@ -386,8 +448,12 @@ def share(rows, right, of):
 
 def cells_of(rows):
     """What the page's two tables say of the steps of a run."""
-    return [mean_reward(rows[:3]), mean_reward(rows[-5:]), share(rows[-5:], "address_right", "address_plans"),
-            share(rows[-5:], "product_right", "product_plans")]
+    return [
+        mean_reward(rows[:3]),
+        mean_reward(rows[-5:]),
+        share(rows[-5:], "address_right", "address_plans"),
+        share(rows[-5:], "product_right", "product_plans"),
+    ]
 
 
 def page_has(*cells):
@@ -407,16 +473,22 @@ def test_the_page_says_what_earlier_settings_have_learnt():
     assert share(first[2], "address_copied", "address_plans") == "32 of 34"
 
 
-@pytest.mark.parametrize("file, label, number", [("smollm-hops", "", 30),
-                                                 ("smollm-hops-all", "all modules, ", 25)])
+@pytest.mark.parametrize(
+    "file, label, number", [("smollm-hops", "", 30), ("smollm-hops-all", "all modules, ", 25)]
+)
 def test_the_page_says_what_each_seed_has_learnt_in_the_second_toys_world(file, label, number):
     steps, tests = {}, {}
     for row in figures.read(f"{file}-curve"):
         steps.setdefault(row["seed"], []).append(row)
     for row in figures.read(file):
         tests.setdefault(row["planner"], []).append(row)
-    right = {name: [f"{statistics.fmean(int(row['right']) for row in rows if kind in ('', row['kind'])):.3f}"
-                    for kind in ("", "wb", "wp")] for name, rows in tests.items()}
+    right = {
+        name: [
+            f"{statistics.fmean(int(row['right']) for row in rows if kind in ('', row['kind'])):.3f}"
+            for kind in ("", "wb", "wp")
+        ]
+        for name, rows in tests.items()
+    }
     page_has(f"{label}warm-started", *4 * [""], *right.pop("warm"))
     assert right.keys() == steps.keys()
     for seed, rows in steps.items():
@@ -426,11 +498,16 @@ def test_the_page_says_what_each_seed_has_learnt_in_the_second_toys_world(file, 
 
 def test_the_page_says_how_many_right_answers_had_no_second_call():
     needed = {"wb": "web_search", "wp": "python_coder"}
-    right = [row for row in figures.read("smollm-hops-all")
-             if (row["planner"], row["right"]) == ("seed0", "1")]
+    right = [
+        row
+        for row in figures.read("smollm-hops-all")
+        if (row["planner"], row["right"]) == ("seed0", "1")
+    ]
     lucky = [row for row in right if needed[row["kind"]] not in row["tools"].split()[1:]]
     page = " ".join((runs.ROOT / "docs" / "smollm.md").read_text(encoding="utf-8").split())
-    assert f"In {len(lucky)} of the {len(right)} right answers the planner made no second call" in page
+    assert (
+        f"In {len(lucky)} of the {len(right)} right answers the planner made no second call" in page
+    )
     assert all(row["tools"] == "wikipedia_search" for row in lucky)
 
 
@@ -438,33 +515,48 @@ def test_the_pages_say_what_one_seed_has_learnt_with_todays_first_toy():
     rows = figures.read("smollm-first")
     before, free, after, freely = (
         statistics.fmean(int(row["right"]) for row in rows if (row["planner"], row["set"]) == key)
-        for key in itertools.product(("warm", "seed0"), ("toy", "free")))
+        for key in itertools.product(("warm", "seed0"), ("toy", "free"))
+    )
     reward = [float(row["reward"]) for row in figures.read("smollm-first-curve")]
     assert len(rows) == 2 * (300 + 230) and len(reward) == 30
-    page, results = (" ".join((runs.ROOT / page).read_text(encoding="utf-8").split())
-                     for page in ("docs/smollm.md", "experiments/RESULTS.md"))
+    page, results = (
+        " ".join((runs.ROOT / page).read_text(encoding="utf-8").split())
+        for page in ("docs/smollm.md", "experiments/RESULTS.md")
+    )
     early, late = statistics.fmean(reward[:3]), statistics.fmean(reward[-5:])
-    assert (f"**With today's toy, one seed goes from {before:.2f} to {after:.2f}** of the 300 test questions,"
-            f" and from {free:.2f} to {freely:.2f} in free wordings; the reward from {early:.2f} in steps 1-3"
-            f" to {late:.2f} in steps 26-30.") in page
-    assert (f"With today's toy, one seed goes from {before:.2f} to {after:.2f}, and from {free:.2f} to "
-            f"{freely:.2f} in free wordings.") in results
+    assert (
+        f"**With today's toy, one seed goes from {before:.2f} to {after:.2f}** of the 300 test questions,"
+        f" and from {free:.2f} to {freely:.2f} in free wordings; the reward from {early:.2f} in steps 1-3"
+        f" to {late:.2f} in steps 26-30."
+    ) in page
+    assert (
+        f"With today's toy, one seed goes from {before:.2f} to {after:.2f}, and from {free:.2f} to "
+        f"{freely:.2f} in free wordings."
+    ) in results
 
 
 def test_the_steps_of_a_run_count_the_plans_after_an_address_and_after_a_product(tmp_path):
     def rollout(result, context, tool):
         steps = [{"tool": "wikipedia_search", "result": result}, {"tool": tool, "result": ""}]
-        words = [{"module": "planner", "text": "Context: none\nTool: wikipedia_search"},
-                 {"module": "executor", "text": ""},
-                 {"module": "planner", "text": f"Context: {context}\nTool: {tool}"}]
+        words = [
+            {"module": "planner", "text": "Context: none\nTool: wikipedia_search"},
+            {"module": "executor", "text": ""},
+            {"module": "planner", "text": f"Context: {context}\nTool: {tool}"},
+        ]
         return json.dumps({"step": 1, "memory": {"steps": steps}, "words": words}) + "\n"
+
     address, product = "[1] A: It is at https://hops.org/7", "[1] B: It is 3 * 4."
     (tmp_path / "rollouts.jsonl").write_text(
-        rollout(address, "https://hops.org/7", "web_search") + rollout(address, "none", "python_coder")
-        + rollout(product, "3 * 4", "python_coder") + rollout("Error: no", "none", "web_search"))
+        rollout(address, "https://hops.org/7", "web_search")
+        + rollout(address, "none", "python_coder")
+        + rollout(product, "3 * 4", "python_coder")
+        + rollout("Error: no", "none", "web_search")
+    )
     (tmp_path / "log.csv").write_text("step,reward,turns,errors,flat,groups,kl\n1,0.5,2,0,0,1,0\n")
-    row, = smollm.steps_of(tmp_path)
-    assert [row[name] for name in smollm.COUNTED] == [8, 2, 2, 1, 1, 1, 1, 1] and row["reward"] == "0.5"
+    (row,) = smollm.steps_of(tmp_path)
+    assert [row[name] for name in smollm.COUNTED] == [8, 2, 2, 1, 1, 1, 1, 1] and row[
+        "reward"
+    ] == "0.5"
 
 
 def made_runs(monkeypatch, tiny, folder, slow, *flags):
@@ -475,16 +567,22 @@ def made_runs(monkeypatch, tiny, folder, slow, *flags):
     monkeypatch.setattr(upcast, "slow", lambda: slow)
     monkeypatch.setattr(smollm, "make_all", lambda runs, workers: made.extend(runs))
     monkeypatch.setattr(smollm, "write_results", lambda *given: None)
-    monkeypatch.setattr(smollm, "rollouts_of", lambda run: [{"right": True, "memory": {"steps": [
-        {"error": False}]}}])
+    monkeypatch.setattr(
+        smollm,
+        "rollouts_of",
+        lambda run: [{"right": True, "memory": {"steps": [{"error": False}]}}],
+    )
     monkeypatch.setattr(sys, "argv", ["smollm.py", *flags, "--model", str(tiny), "--device", "cpu"])
     smollm.main()
     return made
 
 
 def test_the_dtype_is_what_is_faster_on_this_cpu_unless_it_is_given(monkeypatch, tiny, tmp_path):
-    for slow, flags, expected in ((True, (), "float32"), (False, (), "bfloat16"),
-                                  (True, ("--dtype", "bfloat16"), "bfloat16")):
+    for slow, flags, expected in (
+        (True, (), "float32"),
+        (False, (), "bfloat16"),
+        (True, ("--dtype", "bfloat16"), "bfloat16"),
+    ):
         for run in made_runs(monkeypatch, tiny, tmp_path, slow, "train", *flags):
             assert dict(zip(run.command, run.command[1:]))["--dtype"] == expected
 
@@ -495,7 +593,9 @@ def test_each_seed_and_the_warm_start_are_tested_on_both_sets(monkeypatch, tiny,
     assert "warm toy 1.000, free 1.000\nseed0 toy 1.000" in capsys.readouterr().out
 
 
-def test_what_is_missing_to_convert_the_model_is_named_before_anything_is_downloaded(tmp_path, monkeypatch):
+def test_what_is_missing_to_convert_the_model_is_named_before_anything_is_downloaded(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(smollm, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="pip install gguf accelerate"):
         smollm.get(tmp_path / "model")

@@ -53,6 +53,7 @@ def test_the_toy_is_small(engine):
 
 # ---- its prompts -------------------------------------------------------------------------------------------
 
+
 def test_every_piece_of_the_prompts_is_one_token_of_the_toy(engine):
     """If this fails, a prompt has changed since the toy was made: run python toy/make.py."""
     encode = lambda piece: engine.tokenizer.encode(piece, add_special_tokens=False)
@@ -62,8 +63,13 @@ def test_every_piece_of_the_prompts_is_one_token_of_the_toy(engine):
 FEW = "executor.PROMPT: its first line", "memory label: Result"
 
 
-@pytest.mark.parametrize("edit", [pytest.param(edit, marks=[] if edit in FEW else pytest.mark.exhaustive)
-                                  for edit in list(EDITS)[1:]])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param(edit, marks=[] if edit in FEW else pytest.mark.exhaustive)
+        for edit in list(EDITS)[1:]
+    ],
+)
 def test_after_an_edit_of_a_prompt_the_toys_modules_still_do_their_part(edit, engine, tools, made):
     """With perfect plans. docs/toy.md has the accuracies of the planner, too."""
     assert any(EDITS[edit][0] in text for text in prompts_of_all_modules(tools)) or "error" in edit
@@ -75,21 +81,37 @@ def test_after_an_edit_of_a_prompt_the_toys_modules_still_do_their_part(edit, en
 @pytest.fixture(scope="module")
 def planned(engine, tools, made):
     """(prompts, the toy's plans): the first turn of 40 questions."""
-    states = [Rollout(question, Memory(question.question, teacher.SKILLS[row["kind"]]))
-              for question, row in zip(questions.for_flow(made[:40]), made)]
+    states = [
+        Rollout(question, Memory(question.question, teacher.SKILLS[row["kind"]]))
+        for question, row in zip(questions.for_flow(made[:40]), made)
+    ]
     prompts = [solve.prompt_of("planner", tools, state, BUDGET) for state in states]
     return prompts, [planner.parse(completion.text, tools) for completion in engine(prompts)]
 
 
-PLANNERS = "planner.PROMPT: its first sentence", "tool limits: base_generator", "memory label: Command"
+PLANNERS = (
+    "planner.PROMPT: its first sentence",
+    "tool limits: base_generator",
+    "memory label: Command",
+)
 
 
-@pytest.mark.parametrize("edit", [
-    pytest.param(name, marks=[] if name in PLANNERS else pytest.mark.exhaustive)
-    for name in EDITS if name.startswith(("planner", "tool", "memory"))])
-def test_after_an_edit_of_its_prompt_the_planner_plans_the_same_sub_goals(edit, engine, tools, planned):
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param(name, marks=[] if name in PLANNERS else pytest.mark.exhaustive)
+        for name in EDITS
+        if name.startswith(("planner", "tool", "memory"))
+    ],
+)
+def test_after_an_edit_of_its_prompt_the_planner_plans_the_same_sub_goals(
+    edit, engine, tools, planned
+):
     prompts, plans = planned
-    edited = [planner.parse(completion.text, tools) for completion in Edited(engine, *EDITS[edit])(prompts)]
+    edited = [
+        planner.parse(completion.text, tools)
+        for completion in Edited(engine, *EDITS[edit])(prompts)
+    ]
     same = [plan.sub_goal == getattr(other, "sub_goal", "") for plan, other in zip(plans, edited)]
     assert sum(same) >= 0.8 * len(same)
 
@@ -106,9 +128,13 @@ def test_the_table_of_edits_in_toy_md_is_that_of_the_csv():
 
 def prompts_of_all_modules(tools):
     """One prompt of each module, in a state with a step."""
-    step = Step(1, "python_coder", "Add.", 'python_coder(code="print(2 + 2)")', "4", verdict="CONTINUE")
+    step = Step(
+        1, "python_coder", "Add.", 'python_coder(code="print(2 + 2)")', "4", verdict="CONTINUE"
+    )
     plan = planner.Plan("none", "Add.", "python_coder")
-    rollout = Rollout(Question("What is 2 + 2?", ""), Memory("What is 2 + 2?", "A sum.", [step]), plan=plan)
+    rollout = Rollout(
+        Question("What is 2 + 2?", ""), Memory("What is 2 + 2?", "A sum.", [step]), plan=plan
+    )
     modules = ("analysis", "planner", "executor", "verifier", "generator")
     return [solve.prompt_of(module, tools, rollout, BUDGET) for module in modules]
 
@@ -118,14 +144,18 @@ def test_a_tool_that_the_toy_has_not_learnt_is_named_in_one_sentence(engine, too
     assert "has not learnt to use sql_query. " in toy_warning(engine, {}, new)
     assert toy_warning(engine, {}, tools) == ""
     assert toy_warning(object(), {}, new) == ""  # a server has no tokenizer
-    monkeypatch.setattr(type(engine.tokenizer), "get_added_vocab", lambda tokenizer: {"<|im_end|>": 0})
+    monkeypatch.setattr(
+        type(engine.tokenizer), "get_added_vocab", lambda tokenizer: {"<|im_end|>": 0}
+    )
     assert toy_warning(engine, {}, new) == ""  # another model
 
 
 def test_the_tools_results_are_those_that_the_toy_has_read(tools):
-    calls = [("python_coder", {"code": "capital = France; print(capital)"}, ["NameError", "defined"]),
-             ("python_coder", {"code": "value = ; print(value)"}, ["SyntaxError"]),
-             ("wikipedia_search", {"query": "zzzz"}, ["no passage", "fewer words"])]
+    calls = [
+        ("python_coder", {"code": "capital = France; print(capital)"}, ["NameError", "defined"]),
+        ("python_coder", {"code": "value = ; print(value)"}, ["SyntaxError"]),
+        ("wikipedia_search", {"query": "zzzz"}, ["no passage", "fewer words"]),
+    ]
     for tool, arguments, words in calls:
         result = " " + toolset.run_tool(tools, tool, arguments).text
         for word in words:
@@ -133,6 +163,7 @@ def test_the_tools_results_are_those_that_the_toy_has_read(tools):
 
 
 # ---- its questions -----------------------------------------------------------------------------------------
+
 
 def test_the_committed_corpus_and_questions_are_those_that_make_py_makes(tmp_path):
     make_files(tmp_path)
@@ -144,10 +175,14 @@ def test_no_wording_and_no_pair_of_numbers_of_the_test_is_in_a_training_question
     texts = {name: [row["question"] for row in rows(f"{name}.jsonl")] for name in questions.SIZES}
     for train, test in [*questions.OPENINGS.values(), questions.ENDINGS]:
         assert not set(train) & set(test) - {""}
-    pairs = {name: {found.groups() for text in split if (found := re.search(r"(\d+) [-+*] (\d+)", text))}
-             for name, split in texts.items()}
+    pairs = {
+        name: {found.groups() for text in split if (found := re.search(r"(\d+) [-+*] (\d+)", text))}
+        for name, split in texts.items()
+    }
     assert pairs["test"] and not pairs["test"] & (pairs["train"] | pairs["valid"])
-    assert sum(map(len, texts.values())) == len({text for split in texts.values() for text in split})
+    assert sum(map(len, texts.values())) == len(
+        {text for split in texts.values() for text in split}
+    )
 
 
 def test_what_questions_py_says_of_its_test_questions_is_so():
@@ -155,8 +190,10 @@ def test_what_questions_py_says_of_its_test_questions_is_so():
     no, compared = answers.count("no"), len(answers)
     names = sorted({name for _, name in questions.FACTS}, key=len, reverse=True)
     named = re.compile(rf"({'|'.join(teacher.READ)}) of ({'|'.join(names)})\b")
-    train, test = ([named.search(row["question"]).groups() for row in rows(name) if row["kind"] == "fact"]
-                   for name in ("train.jsonl", "test.jsonl"))
+    train, test = (
+        [named.search(row["question"]).groups() for row in rows(name) if row["kind"] == "fact"]
+        for name in ("train.jsonl", "test.jsonl")
+    )
     story = " ".join(questions.__doc__.split())
     known = sum(fact in train for fact in test)
     assert f"But {known} of the {len(test)} test questions that ask for a single fact" in story
@@ -177,6 +214,7 @@ def test_the_wordings_of_the_warm_start_ask_what_their_steps_say():
 
 
 # ---- its parts ---------------------------------------------------------------------------------------------
+
 
 def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(tools):
     made = questions.questions(80, True, seed=5) + questions.questions(80, False, seed=6)
@@ -231,9 +269,17 @@ def trained(tmp_path_factory):
     import train
 
     folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
-    arguments = f"--steps 5 --every 5 --questions 8 --max-turns 1 --lr 5e-4 --out {folder / 'run'}".split()
-    for flag, name, number in [("data", "train", 2000), ("valid", "valid", 4), ("test", "test", 32)]:
-        simple = [row for row in rows(f"{name}.jsonl") if row["kind"] in ("arithmetic", "fact")][:number]
+    arguments = (
+        f"--steps 5 --every 5 --questions 8 --max-turns 1 --lr 5e-4 --out {folder / 'run'}".split()
+    )
+    for flag, name, number in [
+        ("data", "train", 2000),
+        ("valid", "valid", 4),
+        ("test", "test", 32),
+    ]:
+        simple = [row for row in rows(f"{name}.jsonl") if row["kind"] in ("arithmetic", "fact")][
+            :number
+        ]
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in simple))
         arguments += [f"--{flag}", str(folder / name)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):

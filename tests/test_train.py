@@ -87,7 +87,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(solve, "grade", graded(GRADE))
-        patch.setattr(train.memory, "free_memory", lambda device: (0, 64e9))  # whatever runs beside
+        patch.setattr(train.fit, "free_memory", lambda device: (0, 64e9))  # whatever runs beside
         write("model")
         jsonl("data.jsonl", *"abcde")
         jsonl("valid.jsonl", *"vwxyz")
@@ -710,9 +710,9 @@ def test_a_hub_name_without_a_gpu_is_refused_before_anything_is_downloaded(monke
 
 
 # --------------------------------------------------------------------- an edit of the parts acts
-EARLY = """        logps = logps_at(states, y)[copy]
-        early = torch.cat([torch.arange(len(a.ids)) < 2 for a in actions])
-        return torch.where(early, logps.detach(), logps)
+EARLY = """    logps = torch.cat(logps)[copy]
+    early = torch.cat([torch.arange(len(a.ids)) < 2 for a in actions])
+    return torch.where(early, logps.detach(), logps)
 """
 MIN_P = """    logits = logits.float() / temperature
     low = logits < logits.max(-1, keepdim=True).values + math.log(0.2)
@@ -721,7 +721,7 @@ EDITS = [  # (what, file, from, to, does it change what is sampled in the first 
     (
         "early tokens not trained",
         "flow_grpo.py",
-        "        return logps_at(states, y)[copy]\n",
+        "    return torch.cat(logps)[copy]  # (P,) -> (K,)\n",
         EARLY,
         False,
     ),

@@ -165,8 +165,8 @@ IN_DOCUMENT = re.compile(rb"<(?:meta[^>]*charset|\?xml[^>]*encoding)" + LABEL, r
 
 
 def charset_of(body, details):
-    """The charset of a page, as browsers find it: its byte order mark, else the label in the header
-    (details: what follows the type in Content-Type), else what the document declares, else UTF-8."""
+    """The charset of a page, as browsers find it: its byte order mark, else the header's label
+    (details: what follows the type in Content-Type), else what the page declares, else UTF-8."""
     for mark, name in BOMS.items():
         if body.startswith(mark):
             return name
@@ -184,7 +184,7 @@ def charset_of(body, details):
 
 
 # ------------------------------------------------------------------------------------------- text
-# Each match ends at its closing mark, or else at the end of the page, and nothing is tried twice, as
+# Each match ends at its closing mark, or else at the end of the page, and nothing is tried twice:
 # *+ never gives back. So no page makes us read a character many times; html.parser reads an
 # unfinished tag again and again. In a quoted value, ">" does not end the tag.
 ATTRIBUTES = r"""(?:[^>=]++|=\s*+(?:"[^"]*+"?|'[^']*+'?)?+)*+"""

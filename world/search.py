@@ -277,8 +277,9 @@ def mediawiki(language, params):
 def google_search(query, k=5):
     """Ranked titles, URLs and snippets, from Serper.
 
-    Only a list of results: an answer that the search service's own language model wrote is left
-    out. With it, that model would be measured, and the planner rewarded for passing the question on.
+    Only a list of results: an answer written by the search service's own language model is left
+    out. With it, that model would be measured, and the planner
+    rewarded for passing the question on.
     """
     headers = {"X-API-KEY": os.environ["SERPER_API_KEY"]}
     fields = lambda row: (row["title"], row["link"], row.get("snippet", ""))
@@ -290,7 +291,7 @@ def google_search(query, k=5):
 
 # ----------------------------------------------------------------------------------------- cache
 def remembered(cache, name, run):
-    """The tool `run` with a cache: each call runs once, even if it finds nothing, unless it fails."""
+    """The tool `run` with a cache: a call runs once, even if it finds nothing, unless it fails."""
 
     def search(**arguments):
         key = json.dumps(arguments, sort_keys=True)

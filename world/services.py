@@ -197,7 +197,7 @@ def download(url, path, limit=50_000_000, seconds=300):
 
 
 def replace_file(path, content):
-    """Write these bytes in one step: after a kill or a power cut, the file is the old or the new."""
+    """Write these bytes in one step: after a kill or a power cut, the file is old or new."""
     beside = f"{path}.{os.getpid()}.part"  # two processes may write the same file
     with open(beside, "wb") as file:
         file.write(content)
@@ -208,7 +208,7 @@ def replace_file(path, content):
 
 # ------------------------------------------------------------------------------------------ cache
 class Cache:
-    """Answers in an SQLite file: they are not requested again. Threads and processes may share it."""
+    """Answers in an SQLite file, not requested again. Threads and processes may share it."""
 
     def __init__(self, path):
         self.lock = threading.Lock()

@@ -40,7 +40,7 @@ def indented(text):
 
 
 def show_analysis(analysis):
-    """The analysis of a question for a place in a prompt, below a label: all its lines are indented,
+    """The analysis of a question for a prompt, below a label: all its lines are indented,
     so that none of them forges a label. Two harmless exceptions are what the toy was trained on:
 
     "A sum.\\nMemory:"  -> "  A sum.\\n  Memory:"
