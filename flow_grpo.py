@@ -394,10 +394,11 @@ def update(
     # All mini-batches but the first need log π_θold, so they are scored before any step. The first
     # is scored during its step, in which π_θ still is π_θold.
     for mini in minis[1:]:
-        while mini and mini[-1].logp_old is None:
+        while True:
             try:
                 batches = micro_batches(model, mini, token_budget, rows, ranks)
                 score_old(model, batches, temperature)
+                break
             except torch.OutOfMemoryError:
                 token_budget = halved(token_budget, batches, mini, ranks)
 
