@@ -2,6 +2,16 @@
 
     python toy/make.py             remake everything, then check it
     python toy/make.py --check     check the toy that is there
+
+toy/ is an ordinary checkpoint folder (a Qwen2 of less than a million parameters, its tokenizer, a chat
+template), an ordinary corpus and ordinary JSONL questions. It is the default of solve.py and train.py, whose
+code treats it like a 7B. So few parameters are enough because the prompts are only some tens of tokens long
+for this model (pieces.py), and because of how it learns:
+
+    copying     the answer repeats a random sequence from the prompt
+    reading     whole texts, prompts included, from rollouts of a teacher that knows every format, but draws
+                its plans by chance (teacher.py), in worlds that are drawn anew (questions.py)
+    answering   the same texts, but only what the modules write
 """
 
 import argparse
@@ -29,55 +39,54 @@ from models.local import HF
 from rewards.metrics import accuracy_line
 from tools import TOOLS
 from toy import wordings
-from toy.pieces import NAMES, NUMBERS, edited, prompt_pieces
-from toy.questions import LONG, PATHS, URLS, WORDINGS, WORDS, World, for_flow, operation, splits
-from toy.teacher import GUESS, NEXT, Teacher, analysis, goal_of
+from toy.pieces import NAMES, edited, pieces_of
+from toy.questions import LONG, PATHS, WORDINGS, WORDS, World, for_flow, operate, operation, splits
+from toy.teacher import GUESS, Teacher, analysis
 from toy.teacher import TOOLS as TOY_TOOLS
 from world.toolbox import choose
 
 TOY = Path(__file__).parent
+MAX_TURNS = {"test": 3, "long": 5}
+WORLDS = 128  # that the teacher's rollouts are in
 CHAT = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-MAX_TURNS = 3
-WORLDS = 128  # of the warm start
 
 
 def make_tokenizer(texts, pieces, size=1200):
     """A byte-level BPE like Qwen2's, learnt from `texts`, in which each piece is one token."""
     special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     empty = Qwen2Tokenizer(**special, extra_special_tokens=["<|im_start|>"])
-    tokenizer = empty.train_new_from_iterator([texts], vocab_size=size, min_frequency=2, show_progress=False)
+    settings = {"vocab_size": size, "min_frequency": 2, "show_progress": False}
+    tokenizer = empty.train_new_from_iterator([texts], **settings)
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
     tokenizer.chat_template = CHAT
     return tokenizer
 
 
-def make_model(tokenizer, width, layers=4):
+def make_model(tokenizer, width):
+    # fmt: off
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    # fmt: on
     model = Qwen2ForCausalLM(config)
     model.generation_config.max_new_tokens = 64
     return model
 
 
-# ---------------------------------------------------------------------------------------------- the examples
+# ----------------------------------------------------------------------------------------------- the examples
 def quick_python(code):
     """What the sandbox prints for the teacher's programs, without starting one: a test compares the two."""
     value = re.fullmatch(r"number = (.*); print\(number\)", code)[1]
     if found := re.fullmatch(r"(\d+) ([-+*]) (\d+)", value):
-        a, sign, b = int(found[1]), found[2], int(found[3])
-        return str({"+": a + b, "-": a - b, "*": a * b}[sign])
-    if value.isdigit():
-        return value
+        return str(operate(int(found[1]), found[2], int(found[3])))
     if value == "none":
         return "Error: NameError: name 'none' is not defined (line 1)"
-    return "Error: SyntaxError: invalid syntax (line 1)"
+    return value if value.isdigit() else "Error: SyntaxError: invalid syntax (line 1)"
 
 
 def freely(what, name, op, n, rng):
@@ -93,58 +102,57 @@ def typed(name, rng):
 
 
 def unknowns(n, rng):
-    """n questions that nothing here can answer."""
+    """About n questions that nothing here can answer."""
     texts = {wordings.unknown(typed(rng.choice(NAMES), rng), rng) for _ in range(n)}
-    return [{"kind": "unknown", "question": text, "answer": "unknown", "name": "", "what": "", "op": "", "n": 0}
-            for text in sorted(texts)]  # fmt: skip
+    row = {"kind": "", "answer": "unknown", "name": "", "what": "", "op": "", "n": 0}
+    return [{"question": text} | row for text in sorted(texts)]
 
 
-def teachers_examples(rollouts, seed):
-    """[(prompt, text)] of all modules, from `rollouts` rollouts of the blind teacher, in worlds drawn anew."""
-    rng, examples = random.Random(seed), []
+def rollout_examples(rollouts, rng):
+    """[(prompt, text)] of all modules, from so many rollouts of the blind teacher in worlds drawn anew."""
+    examples = []
     for n in tqdm(range(WORLDS), desc="the teacher's rollouts", mininterval=10):
-        world = World(f"warm start {seed} {n}")
-        long = n % 4 == 3
+        world, split = World(f"warm start {rng.random()}"), ["test", "test", "test", "long"][n % 4]
         with tempfile.TemporaryDirectory() as folder:
             corpus = Path(folder) / "corpus.jsonl"
             write_rows(corpus, world.rows)
             tools = choose(TOOLS, list(TOY_TOOLS), corpus)
             tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
-            made = world.questions(rollouts // WORLDS, "train", rng.random(), PATHS | LONG if long else PATHS, (), freely)
-            made += unknowns(rollouts // WORLDS // 12, rng)
+            paths = PATHS | (LONG if split == "long" else {})
+            made = world.questions(rollouts // WORLDS, "train", rng.random(), paths, word=freely)
+            made += unknowns(len(made) // 12, rng)
             teacher = Teacher(made, world.known(), blind=rng, guided=rng.choice([0.3, 0.9]))
-            solve.roll_out(for_flow(made), teacher, teacher, tools, 5 if long else MAX_TURNS)
+            solve.roll_out(for_flow(made), teacher, teacher, tools, MAX_TURNS[split])
         examples += teacher.examples
     return examples
 
 
-def analyses(n, rng):
-    """[(prompt, text)] of the analysis alone: freely worded questions are read there and nowhere else."""
-    tools, asked = {name: TOOLS[name] for name in TOOLS if name in TOY_TOOLS}, unknowns(n // 5, rng)
+def analysis_examples(n, rng):
+    """[(prompt, text)] of the analysis alone: freely worded questions are understood there, or nowhere."""
+    tools = {name: tool for name, tool in TOOLS.items() if name in TOY_TOOLS}
+    asked, things = unknowns(n // 5, rng), World().all_things()
     while len(asked) < n:
-        what = rng.choice(list(WORDS))
-        name = rng.choice([name for name in NAMES if (name[0].isupper()) == (what == "calling code")])
-        op, number = operation(rng.randrange(1, 1000), rng) if rng.random() < 0.5 else ("", 0)
-        text = freely(what, name, op, number, rng)
-        asked.append({"question": text, "name": name, "what": what, "op": op, "n": number})
+        thing = rng.choice(things)
+        op, other = operation(rng.randrange(1, 1000), rng) if rng.random() < 0.5 else ("", 0)
+        text = freely(thing.what, thing.name, op, other, rng)
+        asked.append(
+            {"question": text, "name": thing.name, "what": thing.what, "op": op, "n": other}
+        )
     return [(planner.analysis_prompt(row["question"], tools), analysis(row)) for row in asked]
 
 
-def knowledge(n, rng):
-    """[(prompt, text)] of base_generator: what it knows, and numbers that it makes up."""
-    known, found = World().known(), []
-    things = [thing for things in World().things.values() for thing in things]
+def knowledge_examples(n, rng):
+    """[(prompt, text)] of base_generator: the numbers that it knows, and others that it makes up."""
+    known, examples = World().known(), []
+    queries = 3 * list(known) + [thing.goal for thing in World().all_things()]
     for _ in range(n):
-        thing = rng.choice(things)
-        query = f"{WORDS[thing.what]} of {thing.name}"
-        if query not in known and rng.random() < 0.5:
-            query = rng.choice(list(known))
+        query = rng.choice(queries)
         number = known.get(query) or rng.randrange(1, 1000)
         if rng.random() < 0.1:
-            op, other = operation(thing.number, rng)
+            op, other = operation(number, rng)
             query, number = f"{query} {op} {other}", rng.randrange(1, 1000)
-        found.append((query, GUESS.format(number)))
-    return found
+        examples.append((query, GUESS.format(number)))
+    return examples
 
 
 def follows_memory(prompt, text):
@@ -153,60 +161,89 @@ def follows_memory(prompt, text):
     return bool(found) and (found[1] != "none" or found[2] not in prompt.split("\nMemory:\n")[0])
 
 
-# -------------------------------------------------------------------------------------------------- warm start
-def copying(n, words, engine, rng):
-    """Pairs (prompt ids, answer ids) in which the answer repeats the prompt, a random sequence of tokens."""
+# -------------------------------------------------------------------------------------------------- learning
+def copying_batches(engine, rng, size=32):
+    """Batches of (prompt ids, answer ids) in which the answer repeats the prompt, some random tokens."""
     template = engine.chat.encode("|")
     place = next(i for i in range(len(template)) if engine.tokenizer.decode(template[i]) == "|")
-    for _ in range(n):
-        sequence = rng.choices(words, k=rng.randrange(1, 16))
-        yield template[:place] + sequence + template[place + 1 :], sequence + [engine.tokenizer.eos_token_id]
+    before, after, stop = template[:place], template[place + 1 :], engine.tokenizer.eos_token_id
+    while True:
+        lengths = [rng.randrange(1, 16) for _ in range(size)]
+        texts = [rng.choices(range(256, len(engine.tokenizer)), k=n) for n in lengths]
+        yield [(before + text + after, [*text, stop]) for text in texts]
 
 
-def learn_step(model, optimizer, batch):
-    """One step of supervised learning, on the cross-entropy of the answers' tokens; returns the loss.
-
-    batch: [(prompt ids, answer ids)].
-    """
-    T = max(len(s) + len(a) for s, a in batch)
-    ids = torch.tensor([s + a + [0] * (T - len(s) - len(a)) for s, a in batch])  # (N, T)
-    rows, columns = zip(*[(n, len(s) + j - 1) for n, (s, a) in enumerate(batch) for j in range(len(a))])
-    hidden = model.model(ids, use_cache=False).last_hidden_state[list(rows), list(columns)]
-    loss = F.cross_entropy(model.lm_head(hidden), torch.tensor([i for _, a in batch for i in a]))
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.item()
+def batches_of(sources, rng, size=32):
+    """Batches of the sources in random order. sources: [(examples, how often)]."""
+    pools = [[] for _ in sources]
+    while True:
+        [k] = rng.choices(range(len(sources)), [share for _, share in sources])
+        if not pools[k]:  # 50 batches, each of examples of similar length
+            drawn = sorted(
+                rng.choices(sources[k][0], k=size * 50), key=lambda pair: sum(map(len, pair))
+            )
+            pools[k] = [drawn[i : i + size] for i in range(0, len(drawn), size)]
+            rng.shuffle(pools[k])
+        yield pools[k].pop()
 
 
-def warm_start(engine, sources, words, steps, copy_steps, rng, batch=64, rate=3e-3):
-    """`copy_steps` steps of copying; then one batch of copying and those of the sources in turn.
+def learn(engine, batches, steps, rate, whole=False):
+    """Supervised learning: AdamW on the cross-entropy of the answers, or of whole texts, prompts included.
 
-    sources: {name: (examples, how many batches in turn)}.
-    """
-    optimizer = torch.optim.AdamW(engine.model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.05)
-    order = ["copying"] + [name for name, (_, share) in sources.items() for _ in range(share)]
-    pools, losses = {name: [] for name in sources}, {name: [0.0] for name in dict.fromkeys(order)}
-    engine.model.train()
-    for n in tqdm(range(1, steps + 1), desc="warm start", mininterval=10):
-        name = "copying" if n <= copy_steps else order[n % len(order)]
-        if name == "copying":
-            chosen = list(copying(batch, words, engine, rng))
-        else:
-            if not pools[name]:  # 50 batches, each of examples of similar length, in random order
-                drawn = rng.choices(sources[name][0], k=batch * 50)
-                drawn.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
-                pools[name] = [drawn[i : i + batch] for i in range(0, len(drawn), batch)]
-                rng.shuffle(pools[name])
-            chosen = pools[name].pop()
-        losses[name].append(learn_step(engine.model, optimizer, chosen))
+    batches: yields [(prompt ids, answer ids)]."""
+    model = engine.model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, rate, total_steps=steps, pct_start=0.1
+    )
+    bar, mean = tqdm(range(steps), mininterval=10), 0.0
+    for _, batch in zip(bar, batches):
+        T = max(len(s) + len(a) for s, a in batch)
+        ids = torch.tensor([s + a + [0] * (T - len(s) - len(a)) for s, a in batch])  # (N, T)
+        learnt = torch.zeros_like(ids, dtype=torch.bool)  # (N, T)
+        for row, (s, a) in zip(learnt, batch):
+            row[1 if whole else len(s) : len(s) + len(a)] = True
+        hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1][learnt[:, 1:]]
+        loss = F.cross_entropy(model.lm_head(hidden), ids[learnt])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
         schedule.step()
-        if n % 250 == 0:
-            means = [f"{name} {sum(values[-50:]) / len(values[-50:]):.4f}" for name, values in losses.items()]
-            tqdm.write(f"step {n:5d}/{steps} | {' | '.join(means)}")
-    engine.model.eval()
+        mean = 0.98 * mean + 0.02 * loss.item()
+        bar.set_description(f"loss {mean:.3f}", refresh=False)
+    model.eval()
+
+
+def make_engine(rollouts, steps, seed, width):
+    rng = random.Random(seed)
+    examples, analyses = rollout_examples(rollouts, rng), analysis_examples(3 * rollouts, rng)
+    texts = [re.search(r"\nQuestion: (.*)\n", prompt)[1] for prompt, _ in analyses]
+    pieces = pieces_of(examples)
+    tokenizer = make_tokenizer([*texts, *pieces], pieces)
+    engine = HF(make_model(tokenizer, width), tokenizer)
+    message = [{"role": "user", "content": "{}"}]
+    chat = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+
+    def encoded(examples):
+        encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+        return [(encode(chat.replace("{}", edited(prompt, rng))), [*encode(text), tokenizer.eos_token_id])
+                for prompt, text in examples]  # fmt: skip
+
+    pairs = encoded(examples)
+    hard = [pair for pair, example in zip(pairs, examples) if follows_memory(*example)]
+    size, length = (
+        sum(p.numel() for p in engine.model.parameters()),
+        sorted(len(s) for s, _ in pairs),
+    )
+    print(f"{size / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {len(pairs)} examples, "
+          f"prompts of {length[len(length) // 2]} tokens in the median", flush=True)  # fmt: skip
+    knowledge = encoded(knowledge_examples(rollouts, rng))
+    batches = batches_of([(pairs, 4), (hard, 2), (encoded(analyses), 2), (knowledge, 2)], rng)
+    learn(engine, copying_batches(engine, rng), 500, 3e-3)
+    learn(engine, batches, steps, 2e-3, whole=True)
+    learn(engine, batches, steps // 3, 5e-4)
+    return engine
 
 
 # ------------------------------------------------------------------------------------------------------- main
@@ -220,73 +257,44 @@ def make_files(folder):
     write_rows(folder / "corpus.jsonl", world.rows)
     for name, made in splits(world).items():
         rows = ({key: row[key] for key in ("kind", "question", "answer")} for row in made)
-        write_rows(folder / f"{name}.jsonl", ({"id": f"{name}-{n}"} | row for n, row in enumerate(rows)))
+        write_rows(
+            folder / f"{name}.jsonl", ({"id": f"{name}-{n}"} | row for n, row in enumerate(rows))
+        )
 
 
-def make_engine(rollouts, steps, copy_steps, seed, width, layers, rate):
-    rng = random.Random(seed)
-    texts = [text for prompt, _ in analyses(20000, rng) for text in [prompt.split("Question: ")[1].split("\n")[0]]]
-    pieces = prompt_pieces()
-    editable = [piece for piece, may in pieces.items() if may]
-    tokenizer = make_tokenizer(texts + list(pieces), pieces)
-    engine = HF(make_model(tokenizer, width, layers), tokenizer)
-
-    template = [{"role": "user", "content": "{}"}]
-    template = tokenizer.apply_chat_template(template, tokenize=False, add_generation_prompt=True)
-
-    def encode(text):
-        return tokenizer.encode(text, add_special_tokens=False)
-
-    def encoded(examples):
-        return [(encode(template.replace("{}", edited(prompt, editable, rng))), encode(text) + [tokenizer.eos_token_id])
-                for prompt, text in examples]  # fmt: skip
-
-    examples = teachers_examples(rollouts, seed)
-    pairs = encoded(examples)
-    hard = [pair for pair, example in zip(pairs, examples) if follows_memory(*example)]
-    sources = {"rollouts": (pairs, 4), "plans": (hard, 2), "analyses": (encoded(analyses(3 * rollouts, rng)), 2),
-               "knowledge": (encoded(knowledge(rollouts, rng)), 2)}  # fmt: skip
-    size = sum(p.numel() for p in engine.model.parameters()) / 1e6
-    lengths = sorted(len(s) for s, _ in pairs)
-    print(f"{size:.2f} M parameters, {len(tokenizer)} tokens, {len(pairs)} examples, "
-          f"prompts of {lengths[len(lengths) // 2]} tokens in the median, {lengths[-1]} at most", flush=True)  # fmt: skip
-    copied = [*NUMBERS, *(f" {name}" for name in NAMES), *URLS]
-    words = [encode(text)[0] for text in copied]
-    warm_start(engine, sources, words, steps, copy_steps, rng, rate=rate)
-    return engine
-
-
-def check(engine, folder=TOY):
+def check(engine):
     """Perfect plans must succeed with the toy's own modules, and its own planner must not."""
     tools, world = choose(TOOLS, list(TOY_TOOLS), TOY / "corpus.jsonl"), World()
-    made = splits(world)
-    known = world.known()
+    made, known = splits(world), world.known()
     answers = [completion.text for completion in engine(list(known))]
     knows = sum(text == GUESS.format(number) for text, number in zip(answers, known.values()))
-    print(f"base_generator:  knows {knows} of {len(known)} numbers")
+    print(f"base_generator knows {knows} of {len(known)} numbers")
+    passed = knows >= 0.97 * len(known)
     torch.manual_seed(0)
-    for name, turns in (("test", 3), ("long", 5)):
-        perfect, rollouts = solve.evaluate(for_flow(made[name]), Teacher(made[name], known), engine, tools, max_turns=turns)
-        print(f"perfect plans, {name}:   {accuracy_line(perfect, len(made[name]))}")
-        for rollout in [rollout for rollout in rollouts if not rollout.right][:3]:
-            print(rollout.question, rollout.answer, rollout.memory.render(), "\n")
-    asked = [question for question in for_flow(made["test"][:96]) for _ in range(8)]
-    blind, rollouts = solve.evaluate(asked, engine, engine, tools, max_turns=MAX_TURNS)
-    some = [any(rollout.right for rollout in rollouts[i : i + 8]) for i in range(0, len(rollouts), 8)]
-    print(f"the toy's plans: {accuracy_line(blind, len(asked))}")
-    print(f"groups of 8 with a success: {sum(some)} of {len(some)}")
+    for name, turns in MAX_TURNS.items():
+        teacher, questions = Teacher(made[name], known), for_flow(made[name])
+        perfect, _ = solve.evaluate(questions, teacher, engine, tools, max_turns=turns)
+        print(f"perfect plans, {name}: {accuracy_line(perfect, len(questions))}")
+        passed &= perfect["accuracy"] >= 0.98
+    questions = [question for question in for_flow(made["test"][:96]) for _ in range(8)]
+    blind, rollouts = solve.evaluate(questions, engine, engine, tools, max_turns=MAX_TURNS["test"])
+    solved = sum(
+        any(rollout.right for rollout in rollouts[i : i + 8]) for i in range(0, len(rollouts), 8)
+    )
+    print(f"the toy's plans: {accuracy_line(blind, len(questions))}")
+    print(f"groups of 8 with a success: {solved} of 96")
+    if not passed or blind["accuracy"] > 0.15 or solved < 32:
+        raise SystemExit("toy/make.py: the check failed: base_generator must know 0.97, perfect plans reach 0.98, "
+                         "blind ones at most 0.15, with a success in a third of the groups of 8")  # fmt: skip
 
 
 def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
-    parser.add_argument("--rollouts", type=int, default=12800, help="rollouts of the teacher to learn from")
-    parser.add_argument("--steps", type=int, default=5000, help="steps of the warm start")
-    parser.add_argument("--drilling", type=int, default=600, help="how many of them only copy")
-    parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate")
+    parser.add_argument("--rollouts", type=int, default=6400, help="of the teacher, to learn from")
+    parser.add_argument("--steps", type=int, default=2000, help="of reading whole texts")
     parser.add_argument("--seed", type=int, default=0, help="decides everything random")
     parser.add_argument("--width", type=int, default=96, help="hidden size of the model")
-    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--out", type=Path, default=TOY, help="folder")
     parser.add_argument("--check", action="store_true", help="only check the toy that is there")
     args = parser.parse_args()
@@ -296,7 +304,7 @@ def main():
         return check(load_engine(str(args.out)))
     args.out.mkdir(exist_ok=True, parents=True)
     make_files(args.out)
-    engine = make_engine(args.rollouts, args.steps, args.drilling, args.seed, args.width, args.layers, args.rate)
+    engine = make_engine(args.rollouts, args.steps, args.seed, args.width)
     engine.save(args.out)
     minutes = (time.perf_counter() - start) / 60
     print(f"{args.out} is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")

@@ -1,112 +1,104 @@
-"""The constant pieces of all prompts, each a token of the toy's vocabulary, and edits that break them up.
+"""The constant pieces of all texts, each a token of the toy's vocabulary, and edits that break them up.
 
-Each constant line of a prompt is one token, and so is each number below 1 000, each name and each address. A
-prompt is then only some tens of tokens long, among which the model finds and copies the right ones.
+    pieces_of(examples)     ["\\nSub-goal: Find the number of", "\\nTool: web_search", ...]
+    edited(prompt, rng)     the prompt, in half of the cases with other words in some places
 
-    edited(prompt, pieces, rng)     half of the prompts stay as they are
-
-A line that is edited falls apart into its words. A toy that has only ever read the whole line reads nonsense then.
-So in its warm start some lines, labels and error texts of half of the prompts have other words.
+Each paragraph of a prompt is one token, and so is each line between two variables: a name, a number, an
+address. A prompt is then some tens of tokens long, among which the model finds and copies the right ones. A
+piece that is edited falls apart into its words. A toy that has only ever read the whole piece reads nonsense
+then, so in its warm start some paragraphs, labels and errors have other words.
 """
 
 import re
+from collections import Counter
 
 import executor
 import generator
 import planner
 import tools as toolset
 import verifier
-from memory import Step
 from toy import teacher
-from toy.questions import URLS, WORDS, facts
+from toy.questions import URLS, facts
 from toy.wordings import COMMON
 
-PROMPTS = {
-    "planner.ANALYSIS_PROMPT": planner.ANALYSIS_PROMPT,
-    "planner.PROMPT": planner.PROMPT,
-    "executor.PROMPT": executor.PROMPT,
-    "verifier.PROMPT": verifier.PROMPT,
-    "generator.PROMPT": generator.PROMPT,
-}
 NUMBERS = [f" {n}" for n in range(1000)]
 NAMES = [name for _, _, names in facts() for name in names]
-ERRORS = [
-    " Error:", " NameError: name 'none' is not defined (line 1)", " SyntaxError: invalid syntax (line 1)",
-    " no passage matches '", "'. Try other or fewer words.",
-    " this address is not a page of the corpus: take one that a result has shown",
-    " this is not a URL that can be read: it must be http or https, with a host and no password",
-    " this URL is too long, or has characters that no URL has",
-]  # fmt: skip
-
+VARIABLE = re.compile(rf" (?:{'|'.join(NAMES)})\b| \d+\b|https://facts.org/\d+|(?<=url=.)\d+")
+PROMPTS = (
+    planner.ANALYSIS_PROMPT,
+    planner.PROMPT,
+    executor.PROMPT,
+    verifier.PROMPT,
+    generator.PROMPT,
+)
 WORD = re.compile("[A-Za-z]+")
-ALL_WORDS = sorted({*COMMON, *(word for prompt in PROMPTS.values() for word in WORD.findall(prompt))})
+WORDS = sorted({*COMMON, *WORD.findall(" ".join(PROMPTS))})
+LABEL = re.compile(r"(?<=\n)(?:[A-Z][\w -]*(?=:)|Step(?= \d+\n)|No steps yet)")
 
 
-def lines(text):
-    """A constant text in pieces: its lines, each with the line breaks around it."""
-    return re.findall(r"\n*[^\n]+\n*", text)
+def paragraphs():
+    """The constant paragraphs before the question in the prompts, and what they say of each tool."""
+    described = [planner.describe(name, toolset.TOOLS[name]) for name in teacher.TOOLS]
+    texts = [
+        part for prompt in PROMPTS for part in re.split(r"{\w+}", prompt.partition("{question}")[0])
+    ]
+    texts += [text.partition(":")[2] for text in described]
+    return [
+        piece.rstrip(" ") for text in texts for piece in re.findall(r"\n*(?:[^\n]+\n?)+\n*", text)
+    ]
 
 
-def step_pieces(turn, verdict="CONTINUE"):
-    """The labels of a step in memory: ["Step 1\\nTool: ", "\\nSub-goal: ", ..., "\\nVerdict: CONTINUE"]."""
-    step = Step(turn, tool="\0", sub_goal="\0", command="\0", result="\0", verdict=verdict)
-    return step.render().split("\0")
+def pieces_of(examples):
+    """The vocabulary's pieces, from [(prompt, text)] of all modules: a list of strings.
+
+    A space before a variable belongs to the variable (but for an address), so that a word has one token
+    wherever it is copied to."""
+    texts = [text for example in examples for text in (after_question(example[0]), example[1])]
+    constant = [part for text in texts for part in VARIABLE.split(text)]
+    counts = Counter(line for text in constant for line in re.findall(r"\n*[^\n]+(?:\n+$)?", text))
+    lines = [line for line, n in counts.items() if n >= 5 and line.strip()]
+    starts = ["user\n", "assistant\n", "user\nnumber of", "user\ncode of"]
+    names = [f"{name}:" for name in teacher.TOOLS] + [f" {name}" for name in NAMES]
+    return list(dict.fromkeys([*starts, *paragraphs(), *lines, *names, *URLS, *NUMBERS]))
 
 
-def prompt_pieces():
-    """{piece: may it be edited?}, in the order of the vocabulary.
-
-    The space before a variable belongs to the variable, not to the piece, so that a word has one token wherever it
-    is copied to."""
-    tools = {name: toolset.TOOLS[name] for name in teacher.TOOLS}
-    editable = [line for prompt in PROMPTS.values() for piece in re.split(r"{\w+}", prompt) for line in lines(piece)]
-    editable += [line for name, tool in tools.items()
-                 for line in lines(planner.describe(name, tool).removeprefix(f"{name}:"))]
-    editable += ["No steps yet.", *step_pieces(1)[1:], step_pieces(1, "STOP")[-1], "\nContext:", "\nTool:"]
-    editable += [f"{gap}{step_pieces(n)[0]}" for n in range(1, 11) for gap in ("", "\n\n")]
-    editable += ERRORS
-    constant = ["user\n", "assistant\n", "\nContext: none", " none"]
-    constant += [piece for name in tools for piece in (f"{name}:", f" {name}")]
-    for what in (*WORDS.values(), None):  # calls as the executor writes them, and as memory shows them
-        query = f"{what} of" if what else teacher.ANSWER
-        for name in ("wikipedia_search", "base_generator"):
-            constant += [f'{name}(query="{query}', f" {name}(query='{query}"]
-        constant += [f'", query="{query}', f"', query='{query}", f" Find the {query}"]
-    constant += ['web_search(url="', " web_search(url='", 'python_coder(code="number =', " python_coder(code='number ="]
-    constant += ['; print(number)")', "; print(number)')", '")', "')"]
-    for what, word in WORDS.items():
-        constant += [f"Objective: the {what} of", f": The {what} of", f"): The {word} is", f"): The {word} is at"]
-    constant += [" is at", ", but see", "\n  [2]", " [1]", " [1] passage 1 of 1 (", "): It is filed as", *SPOKEN]
-    constant += [f" {op}" for op in ("plus", "minus", "times", "+", "-", "*")]
-    constant += [*(f" {name}" for name in NAMES), *URLS, *NUMBERS]
-    pieces = dict.fromkeys([piece.rstrip(" ") for piece in editable if piece.strip()], True)
-    return pieces | {piece: pieces.get(piece, False) for piece in constant}
-
-
-SPOKEN = [*teacher.SKILLS.values(), *teacher.CHECKS.values(), teacher.WHY, teacher.FOUND, teacher.END,
-          teacher.UNKNOWN, *(text.split(" {")[0] for text in (teacher.GUESS,)), f" {teacher.GUESS}".split(" {")[0],
-          teacher.NO_OBJECTIVE]  # fmt: skip
+def after_question(prompt):
+    """What follows the question in a prompt: analysis, memory, plan."""
+    return "\n" + prompt.split("\nQuestion: ")[1].partition("\n")[2]
 
 
 # ------------------------------------------------------------------------------------------------------ edits
-def edited(prompt, editable, rng):
-    """The prompt, in half of the cases with some of its pieces edited. editable: those that may be."""
+def edited(prompt, rng):
+    """The prompt, in half of the cases with some of its paragraphs, labels and errors edited."""
     if rng.random() < 0.5:
         return prompt
-    for piece in editable:
-        if rng.random() < 0.08 and piece in prompt:
-            prompt = prompt.replace(piece, edited_piece(piece, rng))
+    for paragraph in PARAGRAPHS:
+        if rng.random() < 0.08 and paragraph in prompt:
+            prompt = prompt.replace(paragraph, edited_text(paragraph, rng))
+    for label in sorted(set(LABEL.findall(prompt))):
+        if rng.random() < 0.05:
+            prompt = re.sub(rf"(?<=\n){label}\b", edited_text(label, rng), prompt)
+    for error in set(re.findall(r"Error: [^'\n]+", prompt)):
+        if rng.random() < 0.2:
+            prompt = prompt.replace(error, edited_text(error, rng))
     return prompt
 
 
-def edited_piece(piece, rng):
-    """A line without some of its words, or with others; or no line, or two."""
-    if piece.endswith("\n") and rng.random() < 0.2:
-        if ":" not in piece and rng.random() < 0.5:
+PARAGRAPHS = paragraphs()
+
+
+def edited_text(text, rng):
+    """A text without some of its words, or with others; a paragraph with another line, or none."""
+    if text.endswith("\n") and rng.random() < 0.2:
+        if ":" not in text and rng.random() < 0.5:
             return ""
-        return piece + " ".join(new_word(rng) for _ in range(rng.randrange(2, 16))) + "\n"
+        lines = text.split("\n")
+        extra = " ".join(new_word(rng) for _ in range(rng.randrange(2, 16)))
+        return "\n".join(lines[:1] + [extra] + lines[1:])
     share = rng.choice([0.1, 0.3, 0.3, 0.6, 1.0])  # of its words
-    return WORD.sub(lambda found: edited_word(found[0], rng) if rng.random() < share else found[0], piece)
+    return WORD.sub(
+        lambda word: edited_word(word[0], rng) if rng.random() < share else word[0], text
+    )
 
 
 def edited_word(word, rng):
@@ -117,5 +109,5 @@ def edited_word(word, rng):
 def new_word(rng):
     """A word, or a quarter of the time letters that are none, for words that the toy has never seen."""
     if rng.random() < 0.75:
-        return rng.choice(ALL_WORDS)
+        return rng.choice(WORDS)
     return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randrange(2, 10)))

@@ -1,9 +1,10 @@
 """The teacher: an engine of rules that plays all modules of the flow. The toy learns from its texts.
 
-It reads the memory in its prompts as any model must: what the results say of each name, and which pointer is still
-to be followed. With blind=None its plans are perfect. With a random.Random, sub-goal, context and tool are each
-drawn by chance among what is plausible: the names of the question and of the results, the last result's address or
-calculation, the four tools. The toy learns formats and words from such plans; what to do is left to Flow-GRPO.
+It reads the memory in its prompts as any model must: what the results say of each name, and which address or
+calculation is still to be followed. With blind=None its plans are perfect. With a random.Random, sub-goal,
+context and tool are each drawn by chance among what is plausible: the names of the question and of the
+results, the last result's address or calculation, the four tools. The toy learns formats and words from such
+plans; what to do is left to Flow-GRPO.
 """
 
 import re
@@ -15,14 +16,17 @@ import verifier
 from models.completion import Completion
 from toy.questions import SIGNS, WORDS
 
-TOOLS = {"base_generator": 5, "python_coder": 7, "wikipedia_search": 9, "web_search": 7}  # how often drawn
+TOOLS = {
+    "base_generator": 5,
+    "python_coder": 7,
+    "wikipedia_search": 9,
+    "web_search": 7,
+}  # how often drawn
 NO_OBJECTIVE = "Objective: unknown.\nSkills: none of these tools."
-SKILLS = {"": ".\nSkills: following the sources.", "op": ".\nSkills: following the sources, then calculation."}
+FOLLOWING = "Skills: following the sources"
 WHY = "Justification: The next step."
-CHECKS = {
-    "missing": "Explanation: The answer is not found yet.\nConclusion: CONTINUE",
-    "complete": "Explanation: The answer is found.\nConclusion: STOP",
-}
+MISSING = "Explanation: The answer is not found yet.\nConclusion: CONTINUE"
+COMPLETE = "Explanation: The answer is found.\nConclusion: STOP"
 FOUND, END = "The results hold the answer.\n<answer>", "</answer>"
 UNKNOWN = "The results do not hold the answer.\n<answer> unknown</answer>"
 ANSWER = "answer"  # what a sub-goal looks for if the question cannot be answered
@@ -52,37 +56,12 @@ def status(text):
     return None
 
 
-class Known:
-    """What is known of each goal, such as "code of Norway", read from the memory in a prompt.
-
-    goals: {goal: (kind, value)}. last: the kind of what the last result said ("" for nothing); pointer: its address
-    or calculation; goal: the last step's.
-    """
-
-    def __init__(self, prompt):
-        self.goals, self.last, self.pointer, self.goal = {}, "", "", ""
-        for goal, result in STEP.findall(prompt.split("\nMemory:\n")[1]):
-            found = said(goal, result)
-            self.goal, self.goals = goal, self.goals | found
-            self.last = list(found.values())[0][0] if found else ""
-            self.pointer = next((value for kind, value in found.values() if kind in ("address", "calculation")), "")
-
-    def resolve(self, goal):
-        """(the goal that stands for this one now, kind, value): names that are filed as another one are followed."""
-        seen = set()
-        while self.goals.get(goal, ("",))[0] == "name" and goal not in seen:
-            seen.add(goal)
-            goal = self.goals[goal][1]
-        kind, value = self.goals.get(goal, ("", ""))
-        return (goal, "", "") if kind == "name" else (goal, kind, value)
-
-
 def said(goal, result):
     """{goal: (kind, value)}: what a result says, of the goal or of other names."""
     word, found = goal.split(" of ")[0], {}
     for name, text in PASSAGE.findall(result):
         this, other = f"{word} of {name}", status(text)
-        if other and found.get(this, ("",))[0] != "address":  # an address settles what sources contradict
+        if other and found.get(this, ("",))[0] != "address":  # it settles what sources contradict
             found[this] = other
     if page := PAGE.search(result):
         filed = re.search(r"filed as (\w+)", page[1])
@@ -94,12 +73,42 @@ def said(goal, result):
     return found
 
 
+class Known:
+    """What is known of each goal, such as "code of Norway", read from the memory in a prompt.
+
+    goals: {goal: (kind, value)}. Of the last step: goal, the kind of what its result said ("" for nothing),
+    and the address or calculation in it.
+    """
+
+    def __init__(self, prompt):
+        self.goals, self.goal, self.last, self.pointer = {}, "", "", ""
+        for self.goal, result in STEP.findall(prompt.split("\nMemory:\n")[1]):
+            found = said(self.goal, result)
+            self.goals |= found
+            self.last = list(found.values())[0][0] if found else ""
+            pointers = [
+                value for kind, value in found.values() if kind in ("address", "calculation")
+            ]
+            self.pointer = pointers[0] if pointers else ""
+
+    def resolve(self, goal):
+        """(the goal that stands for this one now, kind, value): a name that is filed as another is followed.
+
+        Of names that lead back to themselves nothing is known."""
+        seen = set()
+        while self.goals.get(goal, ("",))[0] == "name" and goal not in seen:
+            seen.add(goal)
+            goal = self.goals[goal][1]
+        kind, value = self.goals.get(goal, ("", ""))
+        return (goal, "", "") if kind == "name" else (goal, kind, value)
+
+
 class Teacher:
     """The engine, for questions of a world. `examples` collects all (prompt, text) of the modules.
 
     made: from world.questions(). known: world.known(), what base_generator knows.
-    guided: the share of plans that are perfect although the examples show blind ones. So the other modules, and the
-    blind planner, also learn from memories that blind plans hardly ever reach.
+    guided: the share of plans that are perfect although the examples show blind ones. So the other modules,
+    and the blind planner, also learn from memories that blind plans hardly ever reach.
     """
 
     def __init__(self, made, known, blind=None, guided=0.0):
@@ -109,38 +118,41 @@ class Teacher:
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
         texts = []
         for prompt in prompts:
-            question = re.search(r"\nQuestion: (.*)\n", prompt)
-            text, example = self.answer(prompt, question[1]) if question else (self.generate(prompt), None)
-            texts.append(text)
-            if example:
+            if question := re.search(r"\nQuestion: (.*)\n", prompt):
+                text, example = self.answer(prompt, self.made[question[1]])
                 self.examples.append((prompt, example))
+            else:
+                text = self.generate(prompt)
+            texts.append(text)
         return [Completion(text, [], []) for text in texts]
 
     def answer(self, prompt, question):
         """(what is done, what is to be learnt from it), of a module with this question in its prompt."""
-        if prompt.startswith(executor.PROMPT[:40]):
+        is_of = lambda module: prompt.startswith(module.PROMPT[:40])
+        if is_of(executor):
             return 2 * (command(prompt),)
-        question = self.made[question]
         if prompt.startswith(planner.ANALYSIS_PROMPT[:40]):
             return 2 * (analysis(question),)
         known = Known(prompt)
-        if prompt.startswith(planner.PROMPT[:40]):
+        if is_of(planner):
             if self.blind is None:
                 return 2 * (perfect(question, known),)
             plan = self.drawn(question, known)
             return perfect(question, known) if self.blind.random() < self.guided else plan, plan
         answer = conclusion(question, known)
-        if prompt.startswith(verifier.PROMPT[:40]):
-            return 2 * (CHECKS["complete" if answer else "missing"],)
-        assert prompt.startswith(generator.PROMPT[:40])
+        if is_of(verifier):
+            return 2 * (COMPLETE if answer else MISSING,)
+        assert is_of(generator)
         return 2 * (f"{FOUND} {answer}{END}" if answer else UNKNOWN,)
 
     def drawn(self, question, known):
         """A plan drawn by chance among what is plausible."""
-        names = dict.fromkeys([goal_of(question)])
-        names |= dict.fromkeys(value for kind, value in known.goals.values() if kind == "name")
+        names = [
+            goal_of(question),
+            *(value for kind, value in known.goals.values() if kind == "name"),
+        ]
         goals = {}  # (context, goal): how often it is drawn; a name whose number is known, less often
-        for goal in names:
+        for goal in dict.fromkeys(names):
             goals[known.pointer or "none", goal] = 1 if known.resolve(goal)[1] == "number" else 3
         if step := last_step(question, known):
             goals[step] = 3
@@ -151,7 +163,9 @@ class Teacher:
 
     def generate(self, query):
         """base_generator's answer: a number that it knows, or else a guess."""
-        return GUESS.format(self.known.get(query) or (self.blind.randrange(1, 1000) if self.blind else 1))
+        return GUESS.format(
+            self.known.get(query) or (self.blind.randrange(1, 1000) if self.blind else 1)
+        )
 
 
 def goal_of(question):
@@ -163,8 +177,8 @@ def analysis(question):
         return NO_OBJECTIVE
     objective = f"Objective: the {question['what']} of {question['name']}"
     if not question["op"]:
-        return f"{objective}{SKILLS['']}"
-    return f"{objective} {question['op']} {question['n']}{SKILLS['op']}"
+        return f"{objective}.\n{FOLLOWING}."
+    return f"{objective} {question['op']} {question['n']}.\n{FOLLOWING}, then calculation."
 
 
 def perfect(question, known):
@@ -174,16 +188,18 @@ def perfect(question, known):
     return plan(*(last_step(question, known) or ("none", goal)), "python_coder")
 
 
-def plan(context, goal, tool):
-    return f"{WHY}\nContext: {context}\nSub-goal: Find the {goal}\nTool: {tool}"
-
-
 def last_step(question, known):
     """(context, goal) of the operation that ends a question, or None while the number is missing."""
-    _, kind, value = known.resolve(goal_of(question))
+    goal = goal_of(question)
+    _, kind, value = known.resolve(goal)
     if not question["op"] or kind != "number":
         return None
-    return f"{value} {SIGNS[question['op']]} {question['n']}", f"{goal_of(question)} {question['op']} {question['n']}"
+    op, n = question["op"], question["n"]
+    return f"{value} {SIGNS[op]} {n}", f"{goal} {op} {n}"
+
+
+def plan(context, goal, tool):
+    return f"{WHY}\nContext: {context}\nSub-goal: Find the {goal}\nTool: {tool}"
 
 
 def command(prompt):
@@ -200,5 +216,7 @@ def command(prompt):
 
 def conclusion(question, known):
     """The number that answers the question, if the last result holds it; else None."""
-    complete = known.last == "number" and (not question["op"] or f" {question['op']} " in known.goal)
+    complete = known.last == "number" and (
+        not question["op"] or f" {question['op']} " in known.goal
+    )
     return known.goals.get(known.goal, ("", None))[1] if complete and question["what"] else None
