@@ -1,16 +1,16 @@
 """Executor: turns a plan into one tool call (AgentFlow §3.1). Not trained.
 
-The executor reads the question, the plan's context and sub-goal, and the description of the planned tool. It
-writes one call, in Python; models that were trained on tool calls may write JSON instead. models/calls.py
-reads both, as *data*: it evaluates nothing and accepts only literal arguments. So
-`python_coder(code=open("/etc/passwd").read())` is a parse error, and that error becomes the result of the
-step (tools.run_calls): the planner reads it in its next prompt.
+The executor reads the question, the plan's context and sub-goal, and the description of the planned
+tool. It writes one call, in Python; models that were trained on tool calls may write JSON instead.
+models/calls.py reads both, as *data*: it evaluates nothing and accepts only literal arguments. So
+`python_coder(code=open("/etc/passwd").read())` is a parse error. That error becomes the result of
+the step (tools.run_calls), and the planner reads it in its next prompt.
 """
 
 from dataclasses import dataclass
 
 from models.calls import read_call  # the tool and arguments that a text calls; literals only
-from models.tokens import after_thinking
+from models.chat import after_thinking
 from planner import Unparsed, describe
 from world.text import indented
 
@@ -40,20 +40,26 @@ class Call:
     arguments: dict[str, object]  # literals; tools.py runs a call only if all of them are strings
 
     def __str__(self):
-        return f"{self.tool}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.tool}({arguments})"
 
 
-def prompt(question, context, sub_goal, name, tool):
-    """context, sub_goal: of the plan. name, tool: the planned tool's name and its tools.Tool."""
-    return PROMPT.format(tool=describe(name, tool), question=indented(question),
-                         context=indented(context or "none"), sub_goal=indented(sub_goal))
+def prompt(question, plan, tool):
+    """plan: a planner.Plan. tool: the tools.Tool that it names."""
+    return PROMPT.format(
+        tool=describe(plan.tool, tool),
+        question=indented(question),
+        context=indented(plan.context or "none"),
+        sub_goal=indented(plan.sub_goal),
+    )
 
 
 def parse(text, name, tool):
-    """Read what the executor wrote: a Call of the planned tool, or an Unparsed. If the plan was python_coder:
+    """Read what the executor wrote: a Call of the planned tool, or an Unparsed.
 
+    If the plan was python_coder:
     'python_coder(code="print(6)")'    -> Call("python_coder", {"code": "print(6)"})
-    'python_coder(code=secret)'        -> Unparsed("the call could not be read (the arguments must ...")
+    'python_coder(code=secret)'        -> Unparsed("the call could not be read (the arguments ...")
     'wikipedia_search(query="iron")'   -> Unparsed("the plan was to call python_coder, not ...")
     """
     text = after_thinking(text)
@@ -64,7 +70,7 @@ def parse(text, name, tool):
     try:
         called, arguments = read_call(
             text,
-            tool_name=name,  # if it is also called outside the code fence, either could be meant: ValueError
+            tool_name=name,  # if it is also called outside a fence, either could be meant: an error
             names=list(tool.arguments),  # positional arguments get these names, in this order
         )
     except ValueError as why:

@@ -1,18 +1,18 @@
 """Generator: writes the answer from what is in memory (AgentFlow §3.1). Not trained.
 
-After the verifier's STOP, or after the last turn, the generator reads the question, the analysis and the
-final memory. It sums up in a sentence or two how the answer was found, and writes the answer itself
-between <answer> tags. The text between the last pair of tags is graded; without tags, the whole completion
-(but not its thinking).
+After the verifier's STOP, or after the last turn, the generator reads the question, the analysis
+and the final memory. It sums up in a sentence or two how the answer was found, and writes the
+answer itself between <answer> tags. The text between the last pair of tags is graded; without tags,
+the whole completion (but not its thinking).
 """
 
 import re
 
-from models.tokens import after_thinking  # what follows a thinking model's thoughts
-from world.text import indented, show_analysis  # so that no line of a text looks like one of our labels
+from models.chat import after_thinking  # what follows a thinking model's thoughts
+from world.text import indented, show_analysis  # no line of a text looks like one of our labels
 
-# If you ask for other tags, add them to OURS in models/tokens.py. Otherwise they may be taken for control
-# tokens, and changed: the model would read "< final_answer>" in place of "<final_answer>".
+# If you ask for other tags, add them to OURS in models/chat.py. Otherwise they may be taken for
+# control tokens, and changed: the model would read "< final_answer>" instead of "<final_answer>".
 PROMPT = """\
 You write the final answer of a small team that has worked on a question step by step. \
 Rely on the results in its memory.
@@ -36,16 +36,24 @@ Summary and answer:
 ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*?)</answer>")
 
 
-def prompt(question, analysis, memory_text):
-    return PROMPT.format(question=indented(question), analysis=show_analysis(analysis), memory=memory_text)
+def prompt(memory):
+    return PROMPT.format(
+        question=indented(memory.question),
+        analysis=show_analysis(memory.analysis),
+        memory=memory.render(),
+    )
 
 
-def parse(text):
+def parse(text, cut=False):
     """The last answer in tags, or else the whole text. The model's thinking is dropped first.
 
     "2 + 2 is 4. <answer> 4 </answer>" -> "4"        "It is 4." -> "It is 4."
-    "<answer>New Yor" -> "<answer>New Yor": it was cut off, so it is graded as it is
+
+    cut: the text was cut at the limit of tokens. Then only an answer in tags is whole: of "It is
+    18." the start "It is 1" may be left, and "1" is another answer.
     """
     text = after_thinking(text) or ""
     answers = ANSWER.findall(text)
-    return (answers[-1] if answers else text).strip()
+    if answers:
+        return answers[-1].strip()
+    return "" if cut else text.strip()

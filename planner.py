@@ -1,34 +1,35 @@
 """Planner: the one module that is trained (AgentFlow §3.1).
 
-In turn t the planner reads the state s^t = (question q, toolset K, memory M^t) and writes the action a^t, a
-plan: a justification, the context that the executor needs, a sub-goal, and the name of one tool. Flow-GRPO
-trains the tokens of these plans and no others (flow_grpo.py).
+In turn t the planner reads the state s^t = (question q, toolset K, memory M^t) and writes the
+action a^t, a plan: a justification, the context that the executor needs, a sub-goal, and the name
+of one tool. Flow-GRPO trains the tokens of these plans and no others (flow_grpo.py).
 
-prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls a
-language model: solve.py does. In all scripts, `tools` is the toolset K, {name: tools.Tool}. This file
-uses only the texts of a Tool that describe it: description, arguments, limits and example.
+prompt() makes the text that the planner reads, parse() reads the text that it writes. Neither calls
+a language model: solve.py does. In all scripts, `tools` is the toolset K, {name: tools.Tool}. This
+file uses only the texts of a Tool that describe it: description, arguments, limits and example.
 
-Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner, verifier
-and generator read this analysis.
+Before the first turn, a model that is not trained analyses the question (ANALYSIS_PROMPT). Planner,
+verifier and generator read this analysis.
 """
 
 from dataclasses import dataclass
 
-from models.dressing import labelled, plain_name
-from models.tokens import after_thinking
+from models.calls import labelled, plain_name
+from models.chat import after_thinking
 from world.text import indented, show_analysis
 
 # labelled(text, labels)    the (label, value) pairs of a text, bold or not
 # plain_name(text, names)   "the **python_coder** tool (it computes)" -> "python_coder"
 # after_thinking(text)      what follows a thinking model's thoughts; None if they never end
-# indented(text)            two spaces before each line but the first: so none looks like one of our labels
+# indented(text)            two spaces before each line but the first: none looks like our labels
 # show_analysis(text)       the analysis, with its lines indented for the same reason
 
 # Filled in with str.format(): for a literal brace, write {{ or }}
 PROMPT = """\
 You are the planner of a small team that answers a question step by step. \
 For each step that you plan, an executor calls one tool.
-Plan only the NEXT step: the sub-goal that brings the answer closest, and the one tool that suits it best.
+Plan only the NEXT step: the sub-goal that brings the answer closest, \
+and the one tool that suits it best.
 
 Rules:
 - One sub-goal and one tool. Use the exact name of a tool from the list.
@@ -69,10 +70,14 @@ Question: {question}
 Analysis:
 """
 
-PLAN_LIMIT = 20_000  # characters: a longer plan is a parse error, to keep huge sub-goals out of memory
+# Characters: a longer plan is a parse error, to keep huge sub-goals out of memory
+PLAN_LIMIT = 20_000
 LABELS = {  # {label: a pattern for its spellings}; \u2010 and \u2011 are hyphens, too
-    "Justification": "justification", "Context": "context", "Sub-goal": r"sub[-_ \u2010\u2011]?goal",
-    "Tool": "tool(?:[-_ ]name)?"}
+    "Justification": "justification",
+    "Context": "context",
+    "Sub-goal": r"sub[-_ \u2010\u2011]?goal",
+    "Tool": "tool(?:[-_ ]name)?",
+}
 
 
 @dataclass
@@ -85,14 +90,16 @@ class Plan:
 
 
 class Unparsed(str):
-    """Why a plan or a call could not be parsed: a text for the memory, in place of the Plan or Call."""
+    """Why a plan or a call could not be parsed, as a text for the memory."""
 
 
 def describe(name, tool):
     """One tool (a tools.Tool) of the toolset, as text for a prompt."""
     arguments = "; ".join(f"{key} (string): {meaning}" for key, meaning in tool.arguments.items())
-    return (f"{name}: {tool.description}\n  Arguments: {arguments}\n  Limits: {tool.limits}\n"
-            f"  Example: {tool.example}\n")
+    return (
+        f"{name}: {tool.description}\n  Arguments: {arguments}\n  Limits: {tool.limits}\n"
+        f"  Example: {tool.example}\n"
+    )
 
 
 def describe_all(tools):
@@ -104,12 +111,17 @@ def analysis_prompt(question, tools):
     return ANALYSIS_PROMPT.format(tools=describe_all(tools), question=indented(question))
 
 
-def prompt(question, tools, analysis, memory_text):
-    """The state s^t as text. memory_text: the steps, from Memory.render().
+def prompt(memory, tools):
+    """The state s^t as text: the question, the toolset and the memory.
 
-    The parts that all rollouts of a question share come first, so that fast/ can compute them once."""
-    return PROMPT.format(tools=describe_all(tools), question=indented(question),
-                         analysis=show_analysis(analysis), memory=memory_text)
+    The parts that all rollouts of a question share come first: fast/ can compute them once.
+    """
+    return PROMPT.format(
+        tools=describe_all(tools),
+        question=indented(memory.question),
+        analysis=show_analysis(memory.analysis),
+        memory=memory.render(),
+    )
 
 
 def parse(text, tools):
@@ -121,15 +133,16 @@ def parse(text, tools):
                          -> Plan("", "add 2\\nand 2", "python_coder")
     "I would search."    -> Unparsed("no line 'Sub-goal: ...'. Answer in the four lines asked for.")
 
-    A value goes on up to the next label. A plan that was cut off at the token limit is valid if its sub-goal
-    and tool are there.
+    A value goes on up to the next label. A plan that was cut off at the token limit is valid if its
+    sub-goal and tool are there.
     """
     text = after_thinking(text)
     if text is None:
         return Unparsed("the plan never left its thinking: think less.")
     if len(text) > PLAN_LIMIT:
-        return Unparsed(f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked "
-                        "for.")
+        return Unparsed(
+            f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for."
+        )
     fields = {}
     for label, value in labelled(text, LABELS):  # value: the text up to the next label
         if label == "Tool":

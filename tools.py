@@ -1,29 +1,31 @@
 """Tools: what the planner may choose from, and how the calls of a turn are run (AgentFlow §3.1).
 
-TOOLS has all tools. A run uses some of them (--tools): they are its toolset K. Each has a function, which
-lives in world/ (base_generator has a language model instead), and the texts about it that the planner and the
-executor read. run_calls() runs the calls of all rollouts in a turn:
+TOOLS has all tools. A run uses some of them (--tools): they are its toolset K. Each has a function,
+which lives in world/ (base_generator has a language model instead), and the texts about it that the
+planner and the executor read. run_calls() runs the calls of all rollouts in a turn:
 
     functions         in threads, by run_tool()
-    base_generator    a language model: all its queries of the turn in one batch, by answer_queries()
+    base_generator    a language model: all queries of the turn in one batch, by answer_queries()
 
-A result that starts with "Error:" is an *error*, whether the model made the mistake (no such argument) or the
-world did (a missing page). The planner reads it in memory, and may try something else. If base_generator's
-language model gives no completion, that is a *failure* instead (Result.failed): it ends the rollout
-(solve.py).
-"""
+A result that starts with "Error:" is an *error*, whether the model made the mistake (no such
+argument) or the world did (a missing page). The planner reads it in memory, and may try something
+else. If base_generator's language model gives no completion, that is a *failure* instead
+(Result.failed): it ends the rollout (solve.py)."""
 
+import os
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from models.completion import TOO_LONG  # the error of a prompt that does not fit the model
-from models.tokens import after_thinking  # what follows a thinking model's thoughts
+from models.chat import after_thinking  # what follows a thinking model's thoughts
 from planner import Unparsed
-from world import services
+from world import search, services
 from world.sandbox import python_coder
-from world.search import google_search, web_search, wikipedia_search
 from world.text import truncate
 
 RESULT_BUDGET = 4000  # characters of a result that reach memory
@@ -40,18 +42,25 @@ class Tool:
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
     from_web: bool = False  # its results come from the network, so --cache keeps them
+    stateful: bool = (
+        False  # its function also gets state=, the rollout's own dict, to keep things in
+    )
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
-            raise ValueError("a tool without a function has one argument, 'query', for the language model")
+            raise ValueError(
+                "a tool without a function has one argument, 'query', for the language model"
+            )
 
 
 # To add a tool, write one function and one entry. The function
 #   - receives every argument as a string (so write numbers in quotes in `example`: value="3");
 #   - returns a string;
-#   - may be called by several threads at once;
-#   - reports an error by returning "Error: unknown unit", for example, or by raising ServiceError("unknown
-#     unit"), from world/services.py; for any other exception, the planner sees its type and message;
+#   - may be called by several threads at once. Equal calls of a turn are run once, unless the tool
+#     is stateful: then its function also gets state=, the rollout's own dict, to keep things in;
+#   - reports an error by returning "Error: unknown unit", for example, or by raising
+#     ServiceError("unknown unit"), from world/services.py; for any other exception, the planner
+#     sees its type and message;
 #   - must return on its own (those in world/ have a timeout): nothing here interrupts it.
 TOOLS = {
     "base_generator": Tool(
@@ -59,7 +68,7 @@ TOOLS = {
         description="Asks a language model, which answers from its own knowledge and by reasoning.",
         arguments={"query": "the question or instruction, with everything needed to answer it"},
         limits="May hallucinate. Use it for reasoning and general knowledge, "
-               "not for exact facts or arithmetic.",
+        "not for exact facts or arithmetic.",
         example='base_generator(query="Name three noble gases.")',
     ),
     "python_coder": Tool(
@@ -67,39 +76,92 @@ TOOLS = {
         description="Runs Python code and returns what it prints.",
         arguments={"code": "a complete Python program that prints its result"},
         limits="No network, no files, 10 seconds, 512 MB. Nothing is kept between calls. "
-               "Use it for exact calculation.",
+        "Use it for exact calculation.",
         example='python_coder(code="print(2 + 2)")',
     ),
-    "google_search": Tool(  # the paper's names: google_search searches the web, web_search reads one page
-        run=google_search,
+    # the paper's names: google_search searches the web, web_search reads one page
+    "google_search": Tool(
+        run=search.google_search,
         description="Searches the web with Google and returns titles, addresses and snippets "
-                    "of the best pages.",
+        "of the best pages.",
         arguments={"query": "what you would type into a search box"},
         limits="Snippets only: read a page with web_search. Use it for general and recent facts. "
-               "It cannot calculate.",
+        "It cannot calculate.",
         example='google_search(query="2024 Nobel Prize in Physics winners")',
-        needs=("SERPER_API_KEY",), from_web=True,
+        needs=("SERPER_API_KEY",),
+        from_web=True,
     ),
     "wikipedia_search": Tool(
-        run=wikipedia_search,  # world/toolbox.py binds the corpus, or makes it search the live Wikipedia
+        run=search.wikipedia_search,  # choose() names the corpus
         description="Searches Wikipedia and returns the best matching passages.",
         arguments={"query": "a few specific key words, such as a name and what to know about it"},
         limits="Wikipedia only. Use a specific query, one fact at a time. It cannot calculate.",
         example='wikipedia_search(query="atomic number of iron")',
     ),
     "web_search": Tool(
-        run=web_search,
+        run=search.web_search,
         description="Reads one public web page and returns the passages nearest to a query.",
-        arguments={"url": "the full address of the page, as another tool has shown it",
-                   "query": "what to look for on the page"},
-        limits="Public text pages only; no files, no pages behind a login. Do not invent addresses.",
+        arguments={
+            "url": "the full address of the page, as another tool has shown it",
+            "query": "what to look for on the page",
+        },
+        limits="Public text pages only; no files, no pages behind a login. "
+        "Do not invent addresses.",
         example='web_search(url="https://en.wikipedia.org/wiki/Iron", query="melting point")',
         from_web=True,
     ),
 }
 
 
-# ------------------------------------------------------------------------------------------- how calls run
+# ------------------------------------------------------------------------------------ the toolset
+def choose(names=None, corpus=None, cache=None):
+    """{name: Tool} of these names, in the order of TOOLS; None: of all that have their keys.
+
+    corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English
+    Wikipedia. If lines of the file have a "url", web_search reads these pages and no others.
+    cache: a services.Cache for the results of tools that use the network.
+    ValueError, as one sentence, for an unknown name, a missing key or a bad corpus.
+    """
+    names = [name for name in TOOLS if not lacking(name)] if names is None else names
+    for name in names:
+        if name not in TOOLS:
+            raise ValueError(f"no tool is called {name!r}: choose from {', '.join(TOOLS)}")
+        if lacking(name):
+            raise ValueError(f"{name} needs {lacking(name)} in the environment")
+    corpus = str(corpus or f"{search.LIVE}en")
+    live = corpus.startswith(search.LIVE)
+    if live and not re.fullmatch(
+        r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus
+    ):  # a part of a host name
+        raise ValueError(f"{corpus} names no Wikipedia: give its language, as in wikipedia:de")
+    if not live and not Path(corpus).is_file():
+        raise ValueError(f"{corpus}: there is no such corpus")
+    tools = {name: tool for name, tool in TOOLS.items() if name in names}
+    bound = ["wikipedia_search"]
+    if not live and search.has_pages(corpus):
+        bound += ["web_search"]
+    for name, tool in tools.items():
+        if name in bound:
+            tool = replace(tool, run=partial(tool.run, corpus=corpus), from_web=live)
+        if cache and tool.from_web:  # the same query on another corpus has another result
+            tool = replace(tool, run=search.remembered(cache, f"{name} {corpus}", tool.run))
+        tools[name] = tool
+    return tools
+
+
+def lacking(name):
+    """The environment variables that a tool needs and that are not set: "SERPER_API_KEY"; or ""."""
+    return " and ".join(key for key in TOOLS[name].needs if not os.environ.get(key))
+
+
+def left_out():
+    """A sentence about the tools that choose() leaves out because a key is missing, or ""."""
+    tools = [f"{name}, which needs {lacking(name)}" for name in TOOLS if lacking(name)]
+    return f"left out: {'; '.join(tools)}" if tools else ""
+
+
+# ------------------------------------------------------------------------------------------- how
+# calls run
 @dataclass
 class Result:
     """The result e^t of one call."""
@@ -111,32 +173,35 @@ class Result:
     failed: str = ""  # why the language model did not answer; "" if it did, or was not asked
 
 
-def run_calls(calls, tools, ask_model):
+def run_calls(calls, states, tools, ask_model):
     """Run the calls of one turn, of all rollouts together: [Result], in the order of the calls.
 
-    A call that cannot work becomes an error. The functions run in up to eight threads; meanwhile the queries
-    of the language model are answered, as one batch.
+    A call that cannot work becomes an error. The functions run in up to eight threads, equal calls
+    once; meanwhile the queries of the language model are answered, as one batch.
 
-    calls: [executor.Call or planner.Unparsed]. ask_model: [query] -> [Completion], the language model behind
-    base_generator, which solve.py passes.
-    """
+    calls: [executor.Call or planner.Unparsed]. states: the dict of each rollout, for stateful
+    tools. ask_model: [query] -> [Completion], the language model behind base_generator."""
     results = {}  # {i: Result of calls[i]}
     queries = {}  # {i: query}, for the language model
-    futures = {}  # {i: Future of a Result}, of the functions
-    pool = ThreadPoolExecutor(max_workers=8)
-    try:
-        for i, call in enumerate(calls):
+    running = {}  # {a call and its state: Future of a Result}, of the functions
+    key_of = {}  # {i: key in `running`}
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for i, (call, state) in enumerate(zip(calls, states)):
             if problem := problem_with(call, tools):
                 results[i] = Result(problem, error=True)
-            elif tools[call.tool].run is None:
-                queries[i] = call.arguments["query"]
-            else:
-                futures[i] = pool.submit(run_tool, tools, call.tool, call.arguments)
+                continue
+            tool, arguments = tools[call.tool], call.arguments
+            if tool.run is None:
+                queries[i] = arguments["query"]
+                continue
+            if tool.stateful:
+                arguments = arguments | {"state": state}
+            key = key_of[i] = str(call), i if tool.stateful else None
+            if key not in running:
+                running[key] = pool.submit(run_tool, tool.run, call.tool, arguments)
         if queries:
             results |= answer_queries(queries, ask_model)  # meanwhile, the functions run
-        results |= {i: future.result() for i, future in futures.items()}
-    finally:
-        pool.shutdown(cancel_futures=True)  # after an exception, drops queued calls; waits for those that run
+    results |= {i: running[key].result() for i, key in key_of.items()}
     return [results[i] for i in range(len(calls))]
 
 
@@ -147,8 +212,8 @@ def answer_queries(queries, ask_model):
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
     for i, completion in zip(queries.keys(), completions):
-        # A query that is too long is an error, from which the planner can learn. Any other missing completion
-        # is a failure.
+        # A query that is too long is an error, from which the planner can learn. Any other missing
+        # completion is a failure.
         if completion.error and completion.error != TOO_LONG:
             results[i] = Result("", error=False, failed=completion.error)
             continue
@@ -157,11 +222,11 @@ def answer_queries(queries, ask_model):
     return results
 
 
-def run_tool(tools, name, arguments):
+def run_tool(function, name, arguments):
     """Run the function of a tool: Result."""
     start = time.perf_counter()
     try:
-        result = tools[name].run(**arguments)
+        result = function(**arguments)
         text = "Error: no result" if result is None else str(result)
     except services.ServiceError as why:
         text = f"Error: {why}"
@@ -171,8 +236,8 @@ def run_tool(tools, name, arguments):
 
 
 def result_of(text, seconds, tokens=0):
-    """The Result of a call that has finished. (If python_coder's program prints "Error: ...", that counts as
-    an error, too.)"""
+    """The Result of a call that has finished. (If python_coder's program prints "Error: ...", that
+    counts as an error, too.)"""
     return Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds, tokens)
 
 
@@ -181,12 +246,13 @@ def problem_with(call, tools):
     if isinstance(call, Unparsed):
         return f"Error: {call}"
     tool = tools[call.tool]
+    problems = []
     for key in tool.arguments:
         if key not in call.arguments:
-            return f"Error: {call.tool} needs the argument {key!r}. Example: {tool.example}"
-        if not isinstance(call.arguments[key], str):
-            return f"Error: the argument {key!r} of {call.tool} must be a string. Example: {tool.example}"
+            problems.append(f"{call.tool} needs the argument {key!r}")
+        elif not isinstance(call.arguments[key], str):
+            problems.append(f"the argument {key!r} of {call.tool} must be a string")
     for key in call.arguments:
         if key not in tool.arguments:
-            return f"Error: {call.tool} has no argument {truncate(str(key), 80)!r}. Example: {tool.example}"
-    return ""
+            problems.append(f"{call.tool} has no argument {truncate(str(key), 80)!r}")
+    return f"Error: {problems[0]}. Example: {tool.example}" if problems else ""

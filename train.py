@@ -1,201 +1,587 @@
-"""train.py trains the planner: questions -> rollouts -> rewards -> advantages -> update -> log -> save.
+"""Train the planner: questions -> rollouts -> rewards -> advantages -> update -> log -> save.
 
-    python train.py                                     the toy, on a laptop: learns which tool does what
-    python train.py --model Qwen/Qwen2.5-7B-Instruct    chooses data, judge and GPU memory settings
-    python train.py --model Qwen/Qwen2.5-7B-Instruct --data my_questions.jsonl --corpus my_passages.jsonl
-    python train.py --resume runs/toy-seed0             continues a run that was stopped
-    python train.py --plain                             without fast/ (slower)
+    python train.py                                     the toy, on a laptop: it learns to plan
+    python train.py --model Qwen/Qwen2.5-7B-Instruct    picks data, judge and GPU memory settings
+    python train.py --model MODEL --data my_questions.jsonl --corpus my_texts.jsonl
+    python train.py --resume runs/toy-seed0             goes on with a run that was stopped
 
-Each training step takes `--questions` questions and runs each of them `--group-size` times through the flow
-(solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is right, else 0. The
-rewards of a question are normalised (eq. 7): this gives each rollout an advantage A, and each of its turns
-gets this A. flow_grpo.update() then changes the planner, in `--minibatches` optimiser steps. By default, a
-frozen copy of the model (or the model with its adapters off) plays all other modules and is π_ref. The
-optimiser is AdamW. Unless flags say otherwise, the toy takes 60 training steps of 16 questions x 8 rollouts,
-at most two turns, four mini-batches, learning rate 2e-4. (cli/flags.py has all defaults; docs/benchmarks.md
-compares those of real models with the paper's.)
+Each training step takes `--questions` questions and runs each of them `--group-size` times through
+the flow (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is
+right, else 0. The rewards of a question are normalised (eq. 7): this gives each rollout an
+advantage A, and each of its turns gets this A. flow_grpo.update() then changes the planner, in
+`--minibatches` optimiser steps. A frozen copy of the model plays all other modules and is π_ref.
 
-All random numbers of a step come from its number and --seed. So a run that is stopped and resumed on the same
-machine gives the same result as one that was never stopped (on a GPU, unless rounding changes a token). The
-rest of a training run is in cli/ (flags, the first lines of a run), logbook/ (the run's folder, resuming,
-Ctrl-C) and scale/ (GPU memory, several GPUs).
+A run has a folder:
 
-With several GPUs, each process (a "rank") rolls out its share of a step's questions, with random numbers of
-its own; then the ranks exchange their rollouts, and update() divides each mini-batch among them. Without
-torchrun there is one rank, and it does all questions.
+    args.json        the settings, for --resume, and the commit of the code
+    log.csv          a row for each step
+    evals.csv        a row for each evaluation on --valid or --test
+    rollouts.jsonl   each rollout of each step, with the text of every module
+    step-N/          checkpoints: folders that transformers can read; trainer-0.pt is for --resume
+    best             a link to the checkpoint with the highest accuracy on --valid, if it is higher
+                     than that of the untrained planner
+
+All random numbers of a step come from its number and --seed. So a run that is stopped and resumed
+on the same machine gives the same files, byte for byte, as one that was never stopped.
 """
 
-from cli import early
-
-# Before torch, which is slow to import: --help and mistakes in the command line end here
-early.check(__name__, "train.py")
-
-import functools
-import math
+import argparse
+import csv
+import json
+import os
 import random
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import solve  # imports neither torch nor transformers
+from rewards.health import advice, check_line, cost_line, line_of, row_of
+from rewards.metrics import accuracy_line, calls_line, summary
+from rewards.questions import read_questions
+from world.services import is_server, replace_file
+
+# The defaults: the paper's (the steps are read off its figures; mini-batches, temperature and the
+# longest plan are those of the released code), and the toy's. A small model learns at a larger
+# rate, from smaller batches.
+PAPER = {
+    "data": "nq+deepmath",
+    "steps": 32,
+    "questions": 32,
+    "minibatches": 4,
+    "max_turns": 3,
+    "max_new_tokens": 2048,
+    "every": 5,
+    "keep": 2,
+}
+TOY = {
+    "data": f"{solve.TOY}/train.jsonl",
+    "valid": f"{solve.TOY}/valid.jsonl",
+    "test": f"{solve.TOY}/test.jsonl",
+    "steps": 50,
+    "questions": 16,
+    "minibatches": 4,
+    "max_turns": 3,
+    "every": 10,
+    "lr": 4e-4,
+}
+
+
+def flags(words=None):
+    """The command line, with all defaults that do not depend on the machine."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument_group("what is trained, on what").add_argument
+    add("--model", default=solve.TOY, help="folder or hub name of the planner (default: the toy)")
+    add("--data", help="questions: JSONL, or nq, deepmath, nq+deepmath (default; the toy its own)")
+    add("--valid", help="questions that choose best: JSONL, or none (default: 64 of --data)")
+    add("--test", help="questions graded before and after: JSONL, or none (default: none)")
+    add("--limit", type=int, help="questions of --data at most (default: 1000 of a named set)")
+    solve.add_shared(parser)
+    add = parser.add_argument_group("the rollouts").add_argument
+    add("--max-turns", type=int, help="turns of a rollout at most (default: 3)")
+    help = "of the planner, in rollouts and in the ratio (default: 0.7)"
+    add("--temperature", type=float, default=0.7, help=help)
+    add = parser.add_argument_group("the objective").add_argument
+    add("--steps", type=int, help="training steps (default: 32; the toy 50)")
+    add("--questions", type=int, help="questions a step (default: 32; the toy 16)")
+    add("--group-size", type=int, default=8, help="G, rollouts of a question (default: 8)")
+    add("--lr", type=float, help="default: 1e-6; with adapters 1e-5; the toy 4e-4")
+    help = "weight of the KL to the untrained planner; 0 saves a pass (default: 0.001)"
+    add("--beta", type=float, default=0.001, help=help)
+    add("--minibatches", type=int, help="optimiser steps a batch of rollouts (default: 4)")
+    add("--clip-low", type=float, default=0.2, help="ε: ρ is clipped below 1 - ε (default: 0.2)")
+    add("--clip-high", type=float, default=0.3, help="ε': ρ is clipped above 1 + ε' (default: 0.3)")
+    add(
+        "--token-mean", action="store_true", help="one mean over all tokens, not the three of eq. 5"
+    )
+    add = parser.add_argument_group("the machine's memory (default: what fits)").add_argument
+    add("--lora", type=int, metavar="RANK", help="train adapters of this rank (needs peft)")
+    add("--token-budget", type=int, help="tokens of a micro-batch")
+    help = "cpu: float32 masters and moments in the host's memory"
+    add("--optimizer-device", choices=["cpu"], help=help)
+    help = "less memory, a third more time"
+    add("--gradient-checkpointing", action=argparse.BooleanOptionalAction, help=help)
+    add = parser.add_argument_group("the run").add_argument
+    help = "save, and evaluate on --valid, every so many steps (default: 5; the toy 10)"
+    add("--every", type=int, help=help)
+    add("--minutes", type=float, help="save after so many minutes, too: for cards taken back")
+    add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
+    add("--out", help="the run's folder, which must not exist (default: runs/MODEL-seedN)")
+    help = "go on with this run; only --steps and --token-budget may change"
+    add("--resume", metavar="RUN", help=help)
+    help = "two questions, the longest plan, a checkpoint, a resumed step: what a long run meets"
+    add("--rehearse", action="store_true", help=help)
+
+    args = parser.parse_args(words)
+    if args.resume:
+        return resumed(parser, words)
+    parser.set_defaults(**(TOY if solve.is_toy(args.model) else PAPER))
+    if args.data and solve.is_toy(args.model):
+        parser.set_defaults(valid=None, test=None)  # the toy's own belong to other questions
+    parser.set_defaults(**solve.remembered(args))
+    args = parser.parse_args(words)
+    if is_server(args.model):
+        parser.error("--model must be local weights: a server's cannot be updated from here")
+    if args.group_size < 2:
+        parser.error(f"--group-size {args.group_size} has no baseline: use 2 or more")
+    if args.temperature <= 0:
+        parser.error("a greedy planner has no distribution to train: use a --temperature above 0")
+    args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
+    if args.rehearse:
+        args.out, args.steps, args.questions, args.minibatches = f"{args.out}-rehearsal", 1, 2, 1
+        args.valid = args.test = "none"
+    if Path(args.out).exists():
+        parser.error(
+            f"{args.out} exists: --resume {args.out} goes on with it; or give another --out"
+        )
+    return args
+
+
+def resumed(parser, words):
+    """The settings of the run in --resume; only --steps and --token-budget may differ."""
+    nothing = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args([]))))
+    given = vars(parser.parse_args(words, nothing))  # None, not the default, for what is not given
+    given = {name: value for name, value in given.items() if value is not None}
+    file = Path(given["resume"], "args.json")
+    if not file.exists():
+        parser.error(f"{given['resume']} is not the folder of a run")
+    saved = json.loads(file.read_text())
+    for name, value in saved.items():
+        if is_server(str(value)) and given.get(name) != value:
+            # A folder that somebody else made must not choose which server gets the key.
+            parser.error(f"the run uses a server: repeat --{name.replace('_', '-')} {value}")
+    for name, value in given.items():
+        free = "steps", "token_budget", "resume", "allow_unconfined"
+        if name not in free and value != saved[name]:
+            parser.error(f"--resume keeps the run's settings: leave out --{name.replace('_', '-')}")
+    # Nor must it decide that the model's code may read this machine's files.
+    saved["allow_unconfined"] = False
+    return argparse.Namespace(**saved | given | {"out": given["resume"]})
+
+
+if __name__ == "__main__":
+    ARGS = flags()  # before torch, which takes seconds to import
 
 import torch
 
-import solve
-from cli import command_line, setup
-from cli.progress import Progress
-from fast import logps as fast_logps
-from flow_grpo import Action, advantages, log_probs, token_logps, update
-from logbook.run import stop_if_down, training_run
-from scale import ranks
-from scale.lockstep import make_passes
-from tools import TOOLS
+from fast import trees
+from flow_grpo import Action, advantages, distribution, padded, update
+from models import local
+from scale import adapters, masters, memory, sharded
+
+SIGNALS = []  # those that have asked the run to end
 
 
-def train(args, cast, reference, optimizer, data, state):
-    """Train for args.steps steps; evaluate and save in between.
+def train(args):
+    """A whole run."""
+    ranks = sharded if sharded.WORLD > 1 else None  # torchrun has started several processes
+    args.device = sharded.start(args.device)
+    if not args.resume:
+        plan_memory(args)
+    data, valid, test = load_questions(args)
+    checkpoint = last_checkpoint(args.out) if args.resume else None
+    done, best = state_of(checkpoint)  # the last finished step; the highest accuracy on --valid
+    if args.steps < done:
+        raise ValueError(f"{args.out} has done {done} steps: give --steps {done} or more")
 
-    cast: who plays what, a named tuple (policy, fixed, tools, judge). data: the questions, a named tuple
-    (train, valid, test). reference: the engine of π_ref, or None. state: what a checkpoint restores, or None.
+    # The models: the policy, and a frozen copy, which is π_ref and plays the other modules. With
+    # adapters the copy is the policy with its adapters off.
+    how = distribution, args.device, args.dtype, args.think, args.plain
+    policy = adapters.load(str(checkpoint or args.model), *how, trainable=True)
+    if args.lora and not checkpoint:
+        torch.manual_seed(args.seed)  # new adapters begin with random numbers
+        policy.model = adapters.add(policy.model, args.lora)
+    frozen = adapters.without(policy) if args.lora else local.load(args.model, *how)
+    model, reference = policy.model, frozen.model if args.beta else None
+    say(f"planner {policy}")
+    fixed, tools, judge = solve.load_cast(args, {args.model: frozen}, say)
+    cast = policy, fixed, tools, judge
+    for engine in (policy, *fixed.values()):
+        engine.token_budget = args.sampling_tokens
+    if args.gradient_checkpointing:
+        model.activation_checkpointing_enable()
+    local.ready_to_update(model)
+    if ranks and not args.lora:
+        ranks.shard(model)
 
-    `run` (logbook/run.py) keeps the books: run.steps() counts the steps, run.updating() times an update (and
-    lets `passes` prepare it and clean up), run.log_step() and run.log_evaluation() write the log, run.save()
-    writes checkpoints; run.due() and run.lacks() say what is still to do.
-    """
-    passes = passes_of(args, cast.policy, reference)  # computes log π of micro-batches, for update()
+    # The optimiser: AdamW with a constant learning rate and no weight decay.
+    weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    optimizer = masters.MasterAdamW(weights, args.lr, args.optimizer_device)
+    if checkpoint:
+        restore(checkpoint, optimizer, weights)
+    if ranks:
+        ranks.gather(model)
 
-    with training_run(args, cast.policy, optimizer, state) as run:
-        evaluate_first(run, cast, data)
+    open_run(args, done, checkpoint)
+    if not checkpoint:
+        evaluate(args, cast, frozen, 0, "test", test)
+        best = evaluate(args, cast, frozen, 0, "valid", valid)
+        save(args, policy, optimizer, weights, 0, best)  # a disk that is full shows now
+        done = 0
+    saved = time.monotonic()  # when the last checkpoint was written
+    settings = {name: getattr(args, name) for name in solve.ROLLOUT_SETTINGS}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
 
-        for step in run.steps():  # the numbers of those that are left, until Ctrl-C
-            seed = args.seed * 1_000_003 + step  # differs for each --seed and step, up to a million steps
-            questions = questions_of(step, data.train, args.questions, args.seed)
-            rollouts = graded_rollouts(args, cast, questions, args.group_size, seed)
+    for step in range(done + 1, args.steps + 1):
+        start, seed = time.perf_counter(), args.seed * 1_000_003 + step
+        questions = sharded.own(questions_of(step, data, args.questions, args.seed))
+        copies = [question for question in questions for _ in range(args.group_size)]
+        torch.manual_seed(seed + 7_919 * sharded.RANK)
+        rollouts = solve.roll_out(copies, *cast, **settings)  # of this GPU
+        rollouts = sharded.together(rollouts, args.group_size)  # those of a question are neighbours
+        if why := solve.servers_down(rollouts):
+            save(args, policy, optimizer, weights, step - 1, best)
+            raise SystemExit(f"train.py: {why}. Then go on with --resume {args.out}")
 
-            usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
-            rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
-            A, flat = advantages(rewards, groups)
-            actions = actions_of(usable, A)
+        usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
+        rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
+        A, flat = advantages(rewards, groups)
+        actions = actions_of(usable, A)
+        if args.rehearse:
+            actions.append(longest_action(policy, args.max_new_tokens))
+        row = row_of(step, rollouts, usable, groups, flat, tools)
+        say(*advice(row, rollouts), *([check_line(row)] if step == done + 1 else []))
 
-            with run.updating(passes):
-                metrics = update(
-                    passes, optimizer, actions, groups,
-                    temperature=args.temperature, clip=(args.clip_low, args.clip_high), beta=args.beta,
-                    minibatches=args.minibatches, token_mean=args.token_mean, seed=seed)
+        middle = time.perf_counter()
+        if ranks:
+            ranks.release(model)
+        metrics = update(
+            model,
+            reference,
+            optimizer,
+            actions,
+            groups,
+            temperature=args.temperature,
+            clip=(args.clip_low, args.clip_high),
+            beta=args.beta,
+            minibatches=args.minibatches,
+            token_mean=args.token_mean,
+            seed=seed,
+            token_budget=args.token_budget,
+            rows=padded if args.plain else trees.rows,
+            ranks=ranks,
+        )
+        if ranks:
+            ranks.gather(model)
+        args.token_budget = metrics.pop("token_budget")  # smaller if memory was short
+        end = time.perf_counter()
 
-            # Prints a line; writes log.csv and rollouts.jsonl. Three steps in a row in which all rollouts
-            # failed, or all mini-batches were skipped, end the run.
-            run.log_step(step, rollouts, usable, groups, flat, metrics)
-            if run.due():  # every --every steps, and after the last
-                validate_and_save(run, cast, data.valid)
-        evaluate_last(run, cast, data)
+        row |= metrics
+        add_row(args, "log.csv", row)
+        if sharded.RANK == 0:
+            records = ({"step": step, **solve.record_of(rollout)} for rollout in rollouts)
+            solve.append(Path(args.out, "rollouts.jsonl"), records)
+        say(line_of(row, args.steps, middle - start, end - middle))
+        if step == done + 1:
+            say(cost_line(rollouts, end - start, args.steps - step))
+
+        ending = sharded.any_rank(SIGNALS)
+        late = args.minutes and time.monotonic() - saved > 60 * args.minutes
+        if step % args.every == 0 or step == args.steps:
+            accuracy = evaluate(args, cast, frozen, step, "valid", valid)
+            save(args, policy, optimizer, weights, step, max(best, accuracy), accuracy > best)
+            best, saved = max(best, accuracy), time.monotonic()
+        elif sharded.any_rank(ending or late):
+            save(args, policy, optimizer, weights, step, best)
+            saved = time.monotonic()
+        if ending:
+            say(f"Stopped after step {step}. Go on with: python train.py --resume {args.out}")
+            raise SystemExit(128 + max(SIGNALS, default=signal.SIGTERM))
+
+    evaluate(args, cast, frozen, args.steps, "test", test)
+    sharded.stop()
+    if args.rehearse and args.steps == 1:
+        words = [sys.argv[0], "--resume", args.out, "--steps", "2"]
+        words += ["--allow-unconfined"] * args.allow_unconfined  # must be repeated, see resumed()
+        for name in [*solve.MODULES, "judge"]:
+            if is_server(getattr(args, name) or ""):  # so must these
+                words += [f"--{name.replace('_', '-')}", getattr(args, name)]
+        os.execv(sys.executable, [sys.executable, *words])  # this process becomes the resumed run
+    trained = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
+    say(f"Done. Try: python solve.py --model {args.out}/{trained}")
 
 
-def passes_of(args, policy, reference):
-    """The forward passes that give update() log π of each token, in micro-batches that fit into memory.
+# ------------------------------------------------------------------------------ the parts of a step
+def load_questions(args):
+    """(training, validation, test): three lists of Question; "none" is an empty one.
 
-    With --plain they are flow_grpo.token_logps(), else those of fast/logps.py: the same numbers, up to
-    rounding, in less time and memory. make_passes() makes a Passes (scale/passes.py), or its drop-in for
-    several GPUs and sharded weights."""
-    model, frozen = policy.model, reference.model if reference else None  # the engines' transformers models
-    if args.plain:
-        return make_passes(model, frozen, token_logps, token_budget=args.token_budget)
-    # cut: how to split a mini-batch into micro-batches. plain: is compared with fast_token_logps on a few
-    # tokens, so that an edit of token_logps() is not overlooked
-    fast_token_logps, cut = fast_logps.scoring(log_probs, model, frozen, plain=token_logps)
-    return make_passes(model, frozen, fast_token_logps, cut, token_budget=args.token_budget)
+    Without --valid, up to 64 of --data are held out for it."""
+    if Path(args.data).exists() or args.data.endswith(".jsonl"):
+        questions = read_questions(args.data)[: args.limit]
+    else:
+        from benchmarks.training import training
+
+        questions = training(args.data, args.limit or 1000, args.seed)
+    valid, test = (
+        read_questions(path) if path not in (None, "none") else []
+        for path in (args.valid, args.test)
+    )
+    if args.valid is None:
+        from benchmarks.training import held_out
+
+        questions, valid = held_out(questions, min(64, len(questions) // 2), args.seed)
+    numbers = f"{len(questions)} to train on, {len(valid)} to validate, {len(test)} to test"
+    say(f"data    {args.data}: {numbers}")
+    return questions, valid, test
 
 
 def questions_of(step, questions, count, seed):
-    """The `count` questions of a step; they depend on its number and the seed, and not on earlier steps.
+    """The `count` questions of a step; they depend on its number and the seed alone.
 
-    The questions are taken in a shuffled order, and shuffled again for each epoch. (A run may be shorter than
-    an epoch: the toy's takes 960 of its 2 000 questions.)"""
-
-    @functools.cache
-    def shuffled(epoch):
-        order = list(questions)
-        random.Random(f"{seed}-{epoch}").shuffle(order)
-        return order
-
-    # Question n of the run is in epoch n // len(questions). A step may reach into the next epoch.
-    numbers = range((step - 1) * count, step * count)
-    return [shuffled(n // len(questions))[n % len(questions)] for n in numbers]
-
-
-def graded_rollouts(args, cast, questions, group_size, seed):
-    """Run each question `group_size` times through the flow and grade the answers: [Rollout], those of a
-    question one after the other."""
-    settings = command_line.rollout_settings(args)
-    policy, fixed, tools, judge = cast
-    share = ranks.share(questions)  # of this process; without torchrun, all of them
-    batch = [question for question in share for _ in range(group_size)]
-    # each process draws random numbers of its own: hence the rank, which is 0 without torchrun
-    torch.manual_seed(seed + 7_919 * ranks.RANK)
-    with Progress(len(batch)) as bar:
-        rollouts = solve.roll_out_and_grade(batch, policy, fixed, tools, judge, watch=bar, **settings)
-    rollouts = ranks.joined(rollouts, group_size, len(questions))  # with those of all other processes
-    stop_if_down(rollouts)  # ends the run if a model server was down for most of them
-    return rollouts
+    The questions are taken in a shuffled order, and shuffled again for each epoch."""
+    found = []
+    for n in range((step - 1) * count, step * count):  # the n-th question of the run
+        epoch, place = divmod(n, len(questions))
+        order = random.Random(f"{seed}-{epoch}").sample(range(len(questions)), len(questions))
+        found.append(questions[order[place]])
+    return found
 
 
 def with_outcome(rollouts, group_size):
-    """(usable, groups). usable: the rollouts with an outcome, which neither failed nor are undecided.
+    """(usable, groups). usable: the rollouts with an outcome: neither failed nor undecided.
 
-    groups[i] is the group of usable[i]: the number of its question in the batch, from 0. (Not the question's
-    text: a question that comes twice in a batch makes two groups.)
-
-    The others have no outcome, mostly through no fault of the planner. If its plans are to blame (say, they
-    make prompts too long), it does not learn to avoid this: so watch the number of failures in the log."""
-    # The rollouts of a question are neighbours, so rollout n belongs to question n // group_size.
-    numbers = [n for n, rollout in enumerate(rollouts) if not rollout.failed and not rollout.undecided]
+    groups[i] is the group of usable[i]: the number of its question in the batch. (Not the text of
+    the question: one that comes twice in a batch makes two groups.) The others have no outcome,
+    mostly through no fault of the planner. When its plans are at fault (say, they make prompts too
+    long), it gets no signal to stop: so watch the number of failures in the log."""
+    numbers = [n for n, rollout in enumerate(rollouts) if not (rollout.failed or rollout.undecided)]
     return [rollouts[n] for n in numbers], [n // group_size for n in numbers]
 
 
 def actions_of(rollouts, A):
-    """[Action]: what the planner wrote in all turns of these rollouts, as the engine sampled it, even if it
-    could not be parsed. This is the broadcast of Flow-GRPO: each turn of rollout i gets A_i. For an advantage
-    of each turn, see gigpo.diff in experiments/forks/."""
-    return [Action(completion.prompt_ids, completion.ids, i, A[i].item(), completion.logps)
-            for i, rollout in enumerate(rollouts) for completion in rollout.plans]
+    """[Action]: what the policy wrote in all turns of these rollouts, as it was sampled, even if it
+    could not be parsed. This is the broadcast of Flow-GRPO: each turn of rollout i gets A_i."""
+    return [
+        Action(completion.prompt_ids, completion.ids, i, A[i].item())
+        for i, rollout in enumerate(rollouts)
+        for completion in rollout.sampled
+    ]
 
 
-# ----------------------------------------------------------------------------------------------- evaluations
-def evaluate_first(run, cast, data):
-    """Before the first step of a new run: how good is the planner? On the test questions, if there are any.
-
-    A resumed run may have been stopped after a step, and before its validation, which is done here."""
-    if run.step == 0:  # the last finished step
-        if data.test:
-            accuracy_on(run, cast, "test", data.test)
-        elif data.valid:
-            accuracy_on(run, cast, "valid", data.valid)
-    elif data.valid and run.lacks("valid"):
-        validate_and_save(run, cast, data.valid)
+def longest_action(policy, new_tokens):
+    """For --rehearse: a plan of the most tokens, behind a prompt of 4 096, or what fits."""
+    new_tokens = new_tokens or 1024
+    return Action([1] * min(4096, policy.context() - new_tokens), [1] * new_tokens, 0, A=1.0)
 
 
-def evaluate_last(run, cast, data):
-    """The test, once all steps are done, of the weights after the last step, not of best/. (A finished run
-    that is resumed has it already.)"""
-    if data.test and run.step >= run.args.steps and run.lacks("test"):
-        accuracy_on(run, cast, "test", data.test)
+def evaluate(args, cast, frozen, step, name, questions):
+    """The accuracy on --valid or --test, each question once, sampled as in training; 0.0 without
+    any.
+
+    It goes to evals.csv, with how far the weights have moved. The seed is always the same, so that
+    evaluations differ by the planner alone."""
+    file = Path(args.out, "evals.csv")
+    if not questions or file.exists() and f"\n{step},{name}," in file.read_text():
+        return 0.0  # nothing to do; or a finished run is resumed
+    torch.manual_seed(args.seed + 7_919 * sharded.RANK)
+    settings = {name: getattr(args, name) for name in solve.ROLLOUT_SETTINGS}
+    rollouts = sharded.together(solve.roll_out(sharded.own(questions), *cast, **settings), 1)
+    if why := solve.servers_down(rollouts):
+        raise SystemExit(f"train.py: {why}. Then go on with --resume {args.out}")
+    found = summary(rollouts)
+    columns = "accuracy turns errors failed undecided".split()
+    row = {"step": step, "questions": name} | {column: found[column] for column in columns}
+    row |= {"n": len(rollouts)} | adapters.moved(cast[0], frozen)
+    add_row(args, "evals.csv", row)
+    say(f"{name:<5} after step {step}: {accuracy_line(found, len(rollouts))}")
+    if name == "test" or step == 0:
+        say(f"calls   {calls_line(found)}")
+    if step:
+        say(
+            "moved   weights by {moved_max:.2g} at most, {moved_mean:.2g} on average; "
+            "{moved_share:.1%} of them changed".format(**row)
+        )
+    return found["accuracy"]
 
 
-def accuracy_on(run, cast, name, questions):
-    """Run the questions of `name`, valid or test, once each, sampled as in training. Returns the accuracy,
-    and writes it to the log. The seed is always the same, so that evaluations differ by the planner alone."""
-    return run.log_evaluation(name, graded_rollouts(run.args, cast, questions, 1, run.args.seed))
+def plan_memory(args):
+    """Choose how to train in the free memory: fill in the flags of memory that were not given."""
+    device = local.pick_device(args.device)
+    if device.type == "cpu" and not args.device and not Path(args.model).is_dir():
+        raise ValueError(
+            f"there is no folder {args.model}, and no GPU to train a model from the hub: if the "
+            "name is right, train on a machine with a GPU, or give --device cpu"
+        )
+    names = "lora optimizer_device gradient_checkpointing token_budget".split()
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    others = {getattr(args, name) for name in [*solve.MODULES, "judge"]} - {
+        None,
+        "none",
+        args.model,
+    }
+    how, lines = memory.plan(
+        args.model,
+        # the least of all ranks, so all choose alike
+        *map(min, zip(*sharded.exchanged(memory.free_memory(device)))),
+        given,
+        ranks=sharded.WORLD,
+        itemsize=local.pick_dtype(args.dtype, device).itemsize,
+        others=sum(memory.sizes(name).weights for name in others if not is_server(name)),
+    )
+    args.sampling_tokens = local.TOKENS
+    for name, value in how.items():
+        setattr(args, name, value)
+    if args.lr is None:
+        args.lr = 1e-5 if args.lora else 1e-6
+    say(f"device  {device}", *lines)
 
 
-def validate_and_save(run, cast, valid):
-    """Save a checkpoint, and best/ if it is the first or has a higher accuracy on the validation questions
-    than those before. (The untrained planner does not compete: best/ may be worse than it.)"""
-    accuracy = accuracy_on(run, cast, "valid", valid) if valid else -math.inf  # -inf: best/ is not written
-    run.save(accuracy)
+def stop(number, frame):
+    """Ctrl-C or SIGTERM: the run ends after the present step. A second Ctrl-C ends it at once."""
+    SIGNALS.append(number)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    say("\nStopping after this step; Ctrl-C again leaves at once.")
 
 
-def main():
-    args = command_line.train_arguments(TOOLS)
-    # Loads the policy, and a frozen copy that is π_ref and plays the other modules (with --lora: the policy,
-    # its adapters off). Makes the optimiser: AdamW, a constant --lr, no weight decay (others: docs/fork.md)
-    cast, reference, optimizer, data, state = setup.begin(args, TOOLS)
-    train(args, cast, reference, optimizer, data, state)
+# --------------------------------------------------------------------------------- the run's folder
+def say(*lines):
+    """Print lines. With several GPUs, only the first rank prints."""
+    if sharded.RANK == 0 and lines:
+        print(*lines, sep="\n", flush=True)
+
+
+def open_run(args, done, checkpoint):
+    """Make the run's folder, or take it for this process. Cut the logs back to the checkpoint: a
+    run that was killed may have written rows after it, and these steps are run again."""
+    if sharded.RANK == 0:
+        out = Path(args.out)
+        out.mkdir(parents=True, exist_ok=bool(args.resume))
+        solve.lock(out)
+        args.code = solve.commit()
+        replace_file(out / "args.json", json.dumps(vars(args), indent=1).encode())
+        for name in ("log.csv", "evals.csv", "rollouts.jsonl"):
+            cut_back(out / name, done)
+        if checkpoint and json.loads((checkpoint / "train.json").read_text())["is_best"]:
+            mark_best(checkpoint)  # a kill may have come before save() could
+    sharded.wait()
+
+
+def cut_back(path, done):
+    """Keep the header and the rows of the steps up to `done`, that of the checkpoint."""
+    kept, last = 0, 0
+    if path.exists():
+        with open(path, "rb") as file:
+            for line in file:
+                step = re.match(rb'(?:\{"step": )?(\d+),', line)  # 3,0.5 or {"step": 3, ...
+                if step and int(step[1]) > done or not line.endswith(b"\n"):
+                    break
+                kept, last = kept + len(line), int(step[1]) if step else 0
+    if path.name == "log.csv" and last < done:
+        raise ValueError(f"{path} ends with step {last}, but the checkpoint is of step {done}")
+    if path.exists():
+        os.truncate(path, kept)
+
+
+def add_row(args, name, row):
+    """Append a row, {column: value}, to a table of the run."""
+    if sharded.RANK == 0:
+        path = Path(args.out, name)
+        with open(path, "a+", newline="") as file:
+            file.seek(0)
+            header, writer = next(csv.reader(file), None), csv.DictWriter(file, row)
+            if not header:
+                writer.writeheader()
+            elif header != list(row):  # the code has changed since the run began
+                raise ValueError(f"{path} has other columns than a row of step {row['step']}")
+            writer.writerow(row)
+
+
+def save(args, policy, optimizer, weights, step, best, is_best=False):
+    """Write step-N/, and let `best` point to it. A kill or a power cut leaves the old or the new
+    one whole: the folder is written beside, synced and renamed, before older ones are deleted."""
+    out, folder, beside = Path(args.out), Path(args.out, f"step-{step}"), Path(args.out, "writing")
+    if folder.exists():
+        return
+    if sharded.RANK == 0:
+        shutil.rmtree(beside, ignore_errors=True)
+        local.save(policy.model, policy.tokenizer, beside)
+        names = [*solve.MODULES, "judge", "tools", "corpus"]
+        settings = {name: getattr(args, name) for name in names}
+        settings |= {"step": step, "best": best, "is_best": is_best}
+        (beside / "train.json").write_text(json.dumps(settings, indent=1))
+    sharded.wait()
+    state = {name: optimizer.state[weight] for name, weight in weights if weight in optimizer.state}
+    torch.save({"ranks": sharded.WORLD, "state": state}, beside / f"trainer-{sharded.RANK}.pt")
+    sharded.wait()
+    if sharded.RANK == 0:
+        for path in [*beside.iterdir(), beside, *out.glob("*.*")]:  # and the logs up to here
+            sync(path)
+        beside.rename(folder)
+        if is_best:
+            mark_best(folder)
+        sync(out)
+        if args.keep:
+            for old in {*out.glob("step-*")} - {*checkpoints(out)[-args.keep :]}:
+                forget(old, out / "best")
+    sharded.wait()
+
+
+def mark_best(folder):
+    """Let `best` point to this checkpoint."""
+    beside = folder.with_name("best.new")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(folder.name)
+    beside.rename(folder.with_name("best"))
+
+
+def sync(path):
+    """Wait until a file or a folder is on the disk."""
+    file = os.open(path, os.O_RDONLY)
+    os.fsync(file)
+    os.close(file)
+
+
+def forget(folder, best):
+    """Delete a checkpoint; of the best one, only what --resume needs."""
+    if folder.resolve() == best.resolve():
+        for file in folder.glob("trainer-*.pt"):
+            file.unlink()
+    else:
+        shutil.rmtree(folder)
+
+
+def checkpoints(run):
+    """The step-N folders that --resume can go on from, the oldest first."""
+    folders = [file.parent for file in Path(run).glob("step-*/trainer-0.pt")]
+    return sorted(folders, key=lambda folder: int(folder.name[5:]))
+
+
+def last_checkpoint(run):
+    """The checkpoint to go on from; None if the run was stopped before its first one."""
+    return (checkpoints(run) or [None])[-1]
+
+
+def state_of(checkpoint):
+    """(the last finished step, the highest accuracy on --valid); (-1, 0.0) without a checkpoint."""
+    if not checkpoint:
+        return -1, 0.0
+    data = json.loads((checkpoint / "train.json").read_text())
+    return data["step"], data["best"]
+
+
+def restore(checkpoint, optimizer, weights):
+    """Give the optimiser its masters and moments back, exactly."""
+    file = checkpoint / f"trainer-{sharded.RANK}.pt"
+    saved = torch.load(file, weights_only=True) if file.exists() else {"ranks": 0}
+    if saved["ranks"] != sharded.WORLD:
+        raise ValueError(f"{checkpoint} was written by another number of processes: use as many")
+    for name, weight in weights:
+        if name in saved["state"]:
+            optimizer.state[weight] = saved["state"][name]
 
 
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        train(ARGS)
+    except ValueError as why:  # one sentence
+        raise SystemExit(f"train.py: {why}") from None
+    except torch.OutOfMemoryError as why:
+        less = f"--resume {ARGS.out} --token-budget {ARGS.token_budget // 2}"
+        raise SystemExit(f"train.py: {why} If it was in an update, go on with {less}") from None
+    except KeyboardInterrupt:
+        go_on = f"; go on with --resume {ARGS.out}" if Path(ARGS.out).exists() else ""
+        raise SystemExit(f"train.py: stopped{go_on}") from None

@@ -1,40 +1,41 @@
 """The ten benchmarks of the paper, by name, as plain questions.
 
-    load("bamboogle")              the first 125 items, as many as in the paper; downloaded once, then cached
-    load("gpqa", folder="data")    from data/gpqa/data/data.json, data/gpqa.json or data/test/gpqa/...
+    load("bamboogle")              the first 125 items, as many as in the paper; downloaded once
+    load("gpqa", folder="data")    from data/gpqa.json, data/gpqa/data/data.json or data/test/...
 
-The data files belong to the paper's repository (github.com/lupantech/AgentFlow, test/<name>/data/data.json),
-so they are not part of this one. A line says so if a file is not the one that this code was tested with.
+The data files belong to the paper's repository (github.com/lupantech/AgentFlow, test/<name>/data/
+data.json), so they are not part of this one. A line says so if a file is not the one that this code
+was tested with. Each file has its own format, and only this file reads them:
 
-Each file has its own format, and only this file reads them:
+    the question  "query", else "question" or "Question", without the instruction "When ready,
+                  output the final answer enclosed in <answer>..." of bamboogle, hotpotqa and
+                  aime24, which the generator's prompt gives, too
+    the gold      "answer", else "Final answer"; a text, a number, or a list of aliases, any of
+                  which is right
+    the options   gpqa "choices", medqa "options", with or without letters, or a string with such a
+                  list; the gold is an option with its letter (gpqa) or without (medqa) and becomes
+                  "B. text". A query that lacks the options is extended by them.
+    gameof24      the gold is the numbers: every solution is right; the file's solutions are aliases
+    ids           only labels, because medqa has the pids 0-99 twice: positions identify items
 
-    the question  "query", else "question" or "Question", without the instruction "When ready, output the
-                  final answer enclosed in <answer>..." of bamboogle, hotpotqa and aime24, which the
-                  generator's prompt gives, too
-    the gold      "answer", else "Final answer"; a text, a number, or a list of aliases, any of which is right
-    the options   gpqa "choices", medqa "options", with or without letters, or a string with such a list; the
-                  gold is an option with its letter (gpqa) or without (medqa) and becomes "B. text". A query
-                  that lacks the options is extended by them.
-    gameof24      the gold is the numbers, so that every solution is right; the file's solutions are aliases
-    ids           only labels, because medqa has the pids 0-99 twice: positions in the file identify items
-
-What the files contain: gaia has the 127 of its 165 validation questions that need no attachment. Nine of
-medqa's first hundred items mention a picture that the file lacks; they stay, as in the released scripts. One
-of gpqa's first hundred has the same option twice.
+What the files contain: gaia has the 127 of its 165 validation questions that need no attachment.
+Nine of medqa's first hundred items mention a picture that the file lacks; they stay, as in the
+released scripts. One of gpqa's first hundred has the same option twice.
 """
 
 import ast
-import contextlib
 import hashlib
 import json
+import os
 import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.files import cache_folder, download
-from rewards import rules
-from rewards.questions import Question, Written
+
+from rewards.questions import Question, Written, check_choices
+from rewards.rules import LIMIT
+from world import services
 
 FILES = "https://raw.githubusercontent.com/lupantech/AgentFlow/main/test"  # /<name>/data/data.json
 
@@ -61,63 +62,72 @@ BENCHMARKS = {
     "gpqa": Benchmark(100, 34.0, 37.0, 47.0, "f95883e7748b65186f95edd256d5ada5707ed7f1"),
     "medqa": Benchmark(100, 66.0, 76.0, 80.0, "d4f09708b623a7750013b22c607495eb8872bbef"),
 }
-INSTRUCTION = re.compile(r"\s*When ready, output the final answer enclosed in <answer>.{0,120}\Z", re.S)
+INSTRUCTION = re.compile(
+    r"\s*When ready, output the final answer enclosed in <answer>.{0,120}\Z", re.S
+)
 PLACES = "{}/data/data.json", "{}.json", "test/{}/data/data.json"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def names(benchmarks):
-    """The benchmarks that --benchmark names: all of them if one name is "all"."""
-    return list(BENCHMARKS) if "all" in benchmarks else benchmarks
-
-
 def load(name, folder=None, limit=None, cache=None):
-    """The first items of a benchmark, as many as the paper used or `limit`; ValueError says what to do."""
-    if name not in BENCHMARKS:
-        raise ValueError(f"no benchmark is called {name!r}; use one of {', '.join(BENCHMARKS)}.")
-    number = BENCHMARKS[name].items if limit is None else limit
-    if number < 1:
-        raise ValueError(f"a limit of {number} leaves no item of {name}; use 1 or more.")
-    questions = from_folder(name, Path(folder)) if folder else from_cache(name, cache_folder(cache))
+    """The first items of a benchmark: `limit`, or as many as in the paper. cache: of downloads."""
+    if folder:
+        places = [Path(folder, place.format(name)) for place in PLACES]
+        path = next((place for place in places if place.is_file()), None)
+        if path is None:
+            places = ", ".join(map(str, places))
+            raise ValueError(f"{folder} has no {name}; put its file at one of {places}.")
+    else:
+        path = downloaded(name, cache_folder(cache))
+    questions, number = read_items(path, name), BENCHMARKS[name].items
     if limit is None and len(questions) < number:
-        print(f"{name}: the file has {len(questions)} items, the paper used {number}.", file=sys.stderr)
-    return questions[:number]
+        print(
+            f"{name}: the file has {len(questions)} items, the paper used {number}.",
+            file=sys.stderr,
+        )
+    return questions[: limit or number]
 
 
-def from_folder(name, folder):
-    places = [folder / place.format(name) for place in PLACES]
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
-        raise ValueError(f"{folder} has no {name}; put its file at one of {', '.join(map(str, places))}.")
-    return questions_of(path.read_bytes(), name, path)
+def cache_folder(folder=None):
+    """The folder that keeps downloads."""
+    default = os.environ.get("NANO_AGENTFLOW_CACHE") or Path.home() / ".cache" / "nano-agentflow"
+    return Path(folder or default)
 
 
-def from_cache(name, cache):
-    """Download the file if it is missing. A line says so if it is not the one of the table above."""
-    path = cache / f"{name}.json"
+def downloaded(name, cache):
+    """The path of a benchmark's file in the cache, downloaded if it is missing."""
+    path, url = cache / f"{name}.json", f"{FILES}/{name}/data/data.json"
     if not path.exists():
-        download(f"{FILES}/{name}/data/data.json", path, lambda data: questions_of(data, name, path))
-    data = path.read_bytes()
-    if not hashlib.sha256(data).hexdigest().startswith(BENCHMARKS[name].sha256):
+        beside = path.with_suffix(".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            services.download(url, beside)
+            json.loads(beside.read_bytes())  # not the page of a hotel's network
+        except (services.ServiceError, ValueError) as why:
+            raise ValueError(
+                f"{url} cannot be used ({why}); download it by hand to {path}, "
+                "or give --benchmark-dir FOLDER."
+            ) from None
+        beside.rename(path)
+    if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(BENCHMARKS[name].sha256):
         note = "is not the file that benchmarks/tables.py was checked with; it may be newer."
         print(f"{path} {note}", file=sys.stderr)
-    return questions_of(data, name, path)
+    return path
 
 
-def questions_of(data, name, path):
-    """All items of a file. data: its bytes."""
+def read_items(path, name):
+    """All items of a file. ValueError names the file and the item that cannot be used."""
     try:
-        rows = json.loads(data, parse_float=Written, parse_constant=int)  # as in rewards/questions.py
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path} is not JSON.") from None
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path} is not a JSON list of items.")
+        # Numbers as in rewards/questions.py
+        rows = json.loads(path.read_bytes(), parse_float=Written, parse_constant=int)
+    except ValueError as why:
+        raise ValueError(f"{path} is not JSON ({why}).") from None
     questions = []
     for i, row in enumerate(rows):
         try:
             questions.append(question_of(row, name, i))
         except ValueError as why:
-            raise ValueError(f"{path}, item {i} {why}") from None
+            raise ValueError(f"{path}, item {i}: {why}.") from None
     return questions
 
 
@@ -130,45 +140,44 @@ def question_of(row, name, position):
         -> Question("Which?\\nA. x\\nB. y", "B. y", choices=("x", "y"), kind="gpqa")
     """
     texts = [row.get(key) for key in ("query", "question", "Question")]
-    texts = [INSTRUCTION.sub("", text).strip() for text in texts if isinstance(text, str) and text.strip()]
-    if not texts:
-        raise ValueError('has no "query" or "question".')
-    text, (answer, *aliases) = texts[0], gold_texts(row.get("answer", row.get("Final answer")))
-    choices = choices_of(row.get("choices") or row.get("options"))
+    texts = [INSTRUCTION.sub("", text).strip() for text in texts if isinstance(text, str)]
+    if not any(texts):
+        raise ValueError('it has no "query" or "question"')
+    text, gold = next(filter(None, texts)), row.get("answer", row.get("Final answer"))
+    answer, *aliases = gold_texts(gold)
+    choices = choices_of(row.get("choices") or row.get("options") or [])
     if choices:
+        check_choices(choices, gold)
         options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices)]
         golds = [option for option in options if answer in (option, option[0], option[3:])]
         if not golds:
-            raise ValueError(f"has an answer that is none of its options: {answer[:60]!r}.")
+            raise ValueError(f"the answer {answer[:60]!r} is none of the options")
         answer, aliases = golds[0], []  # of two options with the same text, rules.py takes either
         if not all("".join(option.split()) in "".join(text.split()) for option in options):
             text = "\n".join([text, *options])
     if name == "gameof24":
-        numbers = row.get("question")
-        if not isinstance(numbers, list) or not all(type(n) is int for n in numbers):
-            raise ValueError('has no list of numbers as its "question".')
-        answer, aliases = " ".join(map(str, numbers)), [answer, *aliases]
-    return Question(text, answer, tuple(aliases), tuple(choices), str(row.get("pid", position)), name)
+        answer, aliases = " ".join(map(str, row["question"])), [answer, *aliases]
+    return Question(
+        text, answer, tuple(aliases), tuple(choices), str(row.get("pid", position)), name
+    )
 
 
 def gold_texts(value):
     """A gold and its aliases: ["Jane Austen ", 4] -> ["Jane Austen", "4"], 4 -> ["4"]"""
     golds = value if isinstance(value, list) else [value]
     texts = [str(gold).strip() for gold in golds if type(gold) in (str, int, Written)]
-    if not golds or len(texts) < len(golds) or not all(0 < len(text) <= rules.LIMIT for text in texts):
-        raise ValueError(f'has no usable "answer": {json.dumps(value)[:60]}.')
+    if not golds or len(texts) < len(golds) or not all(0 < len(text) <= LIMIT for text in texts):
+        raise ValueError(f'it has no usable "answer": {json.dumps(value)[:60]}')
     return texts
 
 
 def choices_of(value):
-    """The options without letters: ["A. 0.9", "B. 2"], "['A. 0.9', 'B. 2']" -> ["0.9", "2"]; None -> []"""
+    """The options without letters: ["A. 0.9", "B. 2"], "['A. 0.9', 'B. 2']" -> ["0.9", "2"]"""
     if isinstance(value, str):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            value = ast.literal_eval(value)  # reads a list, executes nothing
-    if not value:
-        return []
-    choices = [str(choice).strip() for choice in value] if isinstance(value, (list, tuple)) else []
-    if not 2 <= len(choices) <= 26 or not all(choices):
-        raise ValueError(f"has options that are not a list of texts: {str(value)[:60]!r}.")
-    matches = [re.fullmatch(rf"\(?{a}[.):]\s*(.+)", choice, re.S) for a, choice in zip(LETTERS, choices)]
+        value = ast.literal_eval(value)  # reads a list, executes nothing
+    choices = [str(choice).strip() for choice in value]
+    matches = [
+        re.fullmatch(rf"\(?{letter}[.):]\s*(.+)", choice, re.S)
+        for letter, choice in zip(LETTERS, choices)
+    ]
     return [match[1] for match in matches] if all(matches) else choices

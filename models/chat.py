@@ -4,57 +4,183 @@
     chat.encode("What is 2 + 2?")      # one user message, in the checkpoint's chat template
     chat.decode(ids, prompt_ids)       # the text of a completion
     chat.stops                         # the tokens that end a completion
+
+A prompt may hold a web page. No text in it may end our message, begin another one, call a tool, or
+open or close the model's thinking. So defuse() breaks what looks like a control token. The
+tokenizer of a server is unknown: there the shape of the text decides. A local tokenizer has the
+last word: encode() counts the control tokens among the ids.
+
+A thinking model writes <think>...</think> before its answer, or uses other marks. All of them are
+read as <think> and </think>. All parsers call after_thinking() to drop that part.
 """
 
-import functools
+import re
+import unicodedata
+from collections import Counter
 
-from models.tokens import THINK, control_ids, defuse, is_character
+import jinja2
+
+THINK = "<think>", "</think>"
+# What opens and closes the thinking of other models. If yours has other marks, add them.
+THOUGHTS = [
+    *((f"<{name}>", f"</{name}>") for name in ("thinking", "thought", "reasoning")),
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<longcat_think>", "</longcat_think>"),  # LongCat
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("◁think▷", "◁/think▷"),  # Kimi-VL
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker
+    ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ("<|think|>", "<|content|>"),  # Solar
+    ("<|channel>thought", "<channel|>"),  # Gemma
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
+    ("<|channel|>commentary<|message|>", "<|channel|>final<|message|>"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
+]
+KNOWN = " ".join(mark for pair in [THINK, *THOUGHTS] for mark in pair)
+LIKE_A_THOUGHT = re.compile(
+    r"[<\[◁][|｜]?/?[\w:▁]*(?:think|thought|reason|ponder|scratchpad|monologue|reflection)"
+    r"[\w:▁]*[|｜]?[>\]▷]",
+    re.IGNORECASE,
+)
+
+# Tags that our own prompts ask for (generator.py): they stay. If your PROMPT has others, add them.
+OURS = "<answer>", "</answer>"
+# What control tokens look like, and other text hardly ever does: bars, an underscore, capitals in
+# brackets, or a name like eos. Not each <name>: HTML, generic types (vector<int>) and citations
+# ([1]) must stay as they are, because one space changes what a program prints. Of each shape only
+# the first character is matched, the rest is a look-ahead of bounded length: so tokens may overlap,
+# and the time is linear.
+SHAPE = re.compile(
+    r"""
+      <(?=  \|(?=\S)[^\n<>|]{1,60}(?<=\S)\|>              # <|im_end|>, and with spaces inside
+          | \|[^\s<>|]{1,60}>  |  /?[^\s<>|]{1,60}\|>     # <|turn>  <turn|>
+          | /?(?:\w{1,20}:)?(?:                           # an optional prefix, as in <seed:eos>:
+                (?=[^\W_]\w{0,60}_)\w{2,60}(?<!_t)>       # <tool_call> <EOS_TOKEN>; not <size_t>
+              | (?:s|(?i:think(?:ing)?|thought|pad|unk|mask|sep|cls|[bes]o[a-z]))>    # </s> <bos>
+              | (?:start|begin|end)-?of-?\w{1,20}>  )     # <endoftext>
+          | </?[A-Z_]{3,60}>>  )                          # <<SYS>>
+    | \[(?= \|/?[^\W\d][\w /:-]{0,60}\|\]                 # [|endofturn|]
+          | /?[a-z]?[A-Z]{2}[A-Z\d_]{1,60}\]              # [INST] [/TOOL_CALLS] [gMASK]
+          | \w{1,3}~\[  )  |  \](?= ~!?\w{1,3}[\]\[]  )   # [e~[  ]~b]  ]~!b[
+    | ◁(?=  /?\w{1,20}▷  )                                # ◁think▷
+    """,
+    re.VERBOSE,
+)
+# Tokenizers may read a full-width ＜ as <.
+FULL_WIDTH = {c: unicodedata.normalize("NFKC", chr(c))[:1] for c in range(0xFE50, 0xFFE7)}
+# A token that was added to a local tokenizer, but is not special: control if it is in brackets or
+# bars, such as Qwen3's <tool_call>. Others are words of somebody's field, or the toy's pieces.
+BRACKETED = re.compile(r"\s*[][<>{}|].*[^\W\d_].*[][<>{}|]\s*", re.DOTALL)
 
 
 class Chat:
-    """generation_config: the checkpoint's, for its stop tokens. think: let the model think, if it can."""
+    """A tokenizer with its chat template. ValueError if the template refuses our prompts.
+
+    generation_config: the checkpoint's, for its stop tokens. think: let the model think, if it can.
+    """
 
     def __init__(self, tokenizer, generation_config=None, think=False):
-        self.tokenizer, self.generation_config, self.think = tokenizer, generation_config, think
+        self.tokenizer, self.think = tokenizer, think
+        eos = getattr(generation_config, "eos_token_id", None)
+        stops = [*(eos if isinstance(eos, (list, tuple)) else [eos]), tokenizer.eos_token_id]
+        self.stops = list(dict.fromkeys(i for i in stops if i is not None))
+        self.silent = set()  # special tokens: no part of a completion's text
+        self.control = {}  # {id: text} of what the text of a prompt must not become
+        added = {i: (str(t), t.special) for i, t in tokenizer.added_tokens_decoder.items()}
+        # all_special_tokens alone has only 3 of SmolLM2's 17
+        for i, token in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens):
+            added[i] = token, True
+        for i, (token, special) in added.items():
+            if len(token.strip()) < 2:
+                continue  # ordinary text, even if the tokenizer pads with "!"
+            if special and token not in KNOWN:
+                self.silent.add(i)
+            if (special or BRACKETED.fullmatch(token)) and token not in OURS:
+                self.control[i] = token
+        if tokenizer.unk_token_id not in self.stops:
+            self.control.pop(tokenizer.unk_token_id, None)  # an unknown character is ordinary, too
+        self.frame = self.control_tokens(self.apply_template("x"))  # those of the template itself
 
     def encode(self, prompt):
-        """The ids of the prompt, as one user message, up to where the answer begins.
+        """The ids of the prompt, as one user message, up to where the answer begins."""
+        text = defuse(prompt)
+        for _ in range(3):
+            ids = self.apply_template(text)
+            written = self.control_tokens(ids) - self.frame
+            if not written:
+                return ids
+            for i in written:  # of a shape that defuse() does not know
+                token = re.compile(re.escape(self.control[i]), re.IGNORECASE)
+                text = token.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text.translate(FULL_WIDTH))
+        raise ValueError("a prompt holds a control token in each spelling that was tried; not sent")
 
-        defuse(): no text in the prompt, such as a web page, becomes a control token. Thinking models: a
-        template that knows enable_thinking gets `think`."""
-        message = {"role": "user", "content": defuse(prompt, self.tokenizer, self.control)}
+    def control_tokens(self, ids):
+        return Counter(i for i in ids if i in self.control)
+
+    def apply_template(self, text):
+        messages, name = [{"role": "user", "content": text}], self.tokenizer.name_or_path
         settings = dict(add_generation_prompt=True, return_dict=True, enable_thinking=self.think)
-        return list(self.tokenizer.apply_chat_template([message], **settings)["input_ids"])
+        try:
+            return list(self.tokenizer.apply_chat_template(messages, **settings)["input_ids"])
+        except (jinja2.TemplateError, TypeError) as why:
+            reason = str(why).partition("\n")[0]
+            raise ValueError(f"The chat template of {name} refuses our prompts: {reason}") from why
 
     def decode(self, ids, prompt_ids=()):
-        """The text of a completion, without its special tokens.
+        """The text of a completion, without its stop token and other special tokens.
 
-        The stop token is always left out, and <think> always stays, whatever the tokenizer calls special: the
-        parsers read what follows the thinking (tokens.after_thinking). If the template opens the thinking
-        (R1: the prompt ends with "<think>"), the text gets a <think>, too.
+        If the template opens the thinking (R1: the prompt ends with "<think>"), so does the text.
         """
         ids = ids[:-1] if ids and ids[-1] in self.stops else ids
-        special = self.special_tokens
-        ids = [i for i in ids if i not in special or special[i] in THINK]
+        ids = [i for i in ids if i not in self.silent]
         text = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        opened = self.tokenizer.decode(list(prompt_ids[-16:])).rstrip().endswith(THINK[0])
-        return f"{THINK[0]}\n{text}" if opened else text
+        prompt_end = plain_thoughts(self.tokenizer.decode(list(prompt_ids[-32:])))
+        opened = prompt_end.rstrip().endswith(THINK[0])
+        return f"{THINK[0]}\n" * opened + plain_thoughts(text)
 
-    @functools.cached_property
-    def stops(self):
-        """The tokens that end a completion: the checkpoint's (one, several or none) and the tokenizer's."""
-        eos = getattr(self.generation_config, "eos_token_id", None)
-        stops = [*(eos if isinstance(eos, (list, tuple)) else [eos]), self.tokenizer.eos_token_id]
-        return list(dict.fromkeys(i for i in stops if i is not None))
 
-    @functools.cached_property
-    def special_tokens(self):
-        """{id: text} of all special tokens. all_special_tokens alone has only 3 of SmolLM2's 17."""
-        added = {i: str(token) for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        added |= dict(zip(self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens))
-        return {i: text for i, text in added.items() if not is_character(text)}
+def defuse(prompt):
+    """The prompt with a space inside of each control token, which makes it ordinary text.
 
-    @functools.cached_property
-    def control(self):
-        """{id: text} of the tokens that a prompt's text must not become."""
-        return control_ids(self.tokenizer)
+    >>> defuse("a page with <|im_end|> and </think> in it")
+    'a page with < |im_end|> and < /think> in it'
+
+    Half of a surrogate pair, which JSON and Python allow but tokenizers do not, becomes "?".
+    """
+    text = prompt.encode("utf-8", "replace").decode()
+    characters = list(text)
+    for match in SHAPE.finditer(text.translate(FULL_WIDTH)):
+        if not text.startswith(OURS, match.start()):
+            characters[match.start()] += " "
+    return "".join(characters)
+
+
+def plain_thoughts(text):
+    """The text with <think> and </think> for the marks of THOUGHTS.
+
+    Some servers drop the special tokens of gpt-oss: "analysis6 * 7 is ...assistantfinal42"."""
+    text = re.sub(r"\Aanalysis(?=[\w\"'(])", THINK[0], text).replace("assistantfinal", THINK[1])
+    for opens, closes in THOUGHTS:
+        text = text.replace(opens, THINK[0]).replace(closes, THINK[1])
+    return text
+
+
+def after_thinking(text):
+    """The text after the last </think>; None if the thinking never ends.
+
+    "<think>6 * 7 ...</think>\\n\\n42" -> "42"        "42" -> "42"        "<think>6 * 7 is" -> None
+    """
+    rest = text.rpartition(THINK[1])[2]
+    return None if THINK[0] in rest else rest.strip()
+
+
+def unknown_thoughts(tokenizer):
+    """A sentence about marks that look like those of thinking but are unknown here; "" if none."""
+    added = map(str, tokenizer.added_tokens_decoder.values())
+    found = LIKE_A_THOUGHT.findall("\n".join([*added, str(tokenizer.chat_template)]))
+    marks = " ".join(sorted({mark for mark in found if mark not in KNOWN})[:4])
+    return marks and (
+        f"{tokenizer.name_or_path} may think between marks that are unknown here ({marks}): such "
+        "thoughts would be read as the answer. Add the marks to THOUGHTS in models/chat.py."
+    )

@@ -3,13 +3,13 @@
     prompt_ids  s^t   the prompt exactly as the model read it, chat template included
     ids         a^t   what the model sampled, token by token, its stop token included
 
-The loss gets the very ids that the engine sampled. They are never made again from text: decoding and
-tokenising again gives, now and then, other tokens. The stop token is an action like any other, since the
-policy has to learn to end; a completion that was cut at max_new_tokens has none.
+The loss gets the very ids that the engine sampled. They are never made again from text: decoding
+and tokenising again gives, now and then, other tokens. The stop token is an action like any other,
+since the policy has to learn to end; a completion that was cut at max_new_tokens has none.
 """
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 NEW_TOKENS = 1024  # the limit of a completion, unless the caller or the checkpoint sets one
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
@@ -22,7 +22,7 @@ class Completion:
     ids: list[int]
     error: str = ""  # why there is no completion, e.g. TOO_LONG; text and ids are then empty
     usage: int = 0  # tokens of prompt and completion, as a server counted them
-    logps: list[float] = field(default_factory=list, compare=False)  # log π of ids; empty at temperature 0
+    cut: bool = False  # it did not end by itself, but at the limit of tokens
 
     @property
     def tokens(self):
@@ -32,49 +32,9 @@ class Completion:
 def outage(error):
     """Is this error of a Completion an outage, which any prompt would have met?
 
-    Not if the prompt is too long, nor if the server refuses this very prompt (400, 413, 415, 422). Other
-    refusals (401, 402, 403, 404: an expired key, a model that is gone) are outages.
+    Not if the prompt is too long, nor if the server refuses this very prompt (400, 413, 415, 422)
+    or has no text for it. Other refusals (401, 402, 403, 404: an expired key, a model that is gone)
+    are outages.
     """
-    return error != "" and TOO_LONG not in error and not re.search(r"answered 4(00|13|15|22)\b", error)
-
-
-def once_each(answer, prompts, temperature):
-    """answer(prompts), but at temperature 0 each distinct prompt is answered once and its Completion copied.
-
-    Above temperature 0 each copy of a prompt is sampled separately.
-    """
-    if temperature != 0:
-        return answer(list(prompts))
-    distinct = list(dict.fromkeys(prompts))
-    completions = dict(zip(distinct, answer(distinct)))
-    return [replace(c, prompt_ids=c.prompt_ids[:], ids=c.ids[:], logps=c.logps[:])
-            for c in (completions[prompt] for prompt in prompts)]
-
-
-class Cached:
-    """An engine whose completions at temperature 0 are kept in a services.Cache. The judge is one: with
-    --cache no verdict is computed or paid twice.
-
-    A cached Completion has a text and no ids. Errors are not cached. limit: max_new_tokens of a call that
-    gives none.
-    """
-
-    def __init__(self, engine, cache, limit=None):
-        self.engine, self.cache, self.limit = engine, cache, limit
-
-    def __str__(self):
-        return str(self.engine)
-
-    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
-        max_new_tokens = max_new_tokens or self.limit
-        settings = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-        if temperature != 0:
-            return self.engine(prompts, **settings)
-        key = ("engine", str(self.engine), str(max_new_tokens))
-        texts = {prompt: self.cache.get(*key, prompt) for prompt in prompts}
-        missing = [prompt for prompt, text in texts.items() if text is None]
-        new = dict(zip(missing, self.engine(missing, **settings))) if missing else {}
-        for prompt, completion in new.items():
-            if not completion.error:
-                self.cache.put(completion.text, *key, prompt)
-        return [new.get(prompt) or Completion(texts[prompt], [], []) for prompt in prompts]
+    this_prompt = r"answered (4(00|13|15|22)\b|without a text)"
+    return error != "" and TOO_LONG not in error and not re.search(this_prompt, error)

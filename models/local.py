@@ -1,135 +1,358 @@
-"""HF, the engine of a local transformers model: prompts in, completions and their log-probs out.
+"""Local models: load() one, sample() from it, save() it. Engine calls it with prompts.
 
-    engine = HF(model, tokenizer)
-    completions = engine(["What is 2 + 2?"], temperature=0.7, max_new_tokens=256)      # in the prompts' order
+    engine = load("Qwen/Qwen2.5-0.5B-Instruct", distribution)     # a folder, or a name on the hub
+    completions = engine(["What is 2 + 2?"], temperature=0.7)      # [Completion], in their order
 
-    prompt -> chat.encode() -> ids of s^t -> sample() -> ids of a^t, log π of each -> chat.decode() -> text
+    prompt -> chat.encode() -> ids of s^t -> sample() -> ids of a^t -> chat.decode() -> text
 
-sample() is one call of transformers' generate() for a batch. chat.py is about chat templates and special
-tokens, batches.py about memory, state.py about what checkpoints leave in a model.
+distribution(logits, temperature) is flow_grpo's, which says what is sampled and what is scored. A
+room of this project imports none of the nine scripts, so it is handed in.
 
-What is sampled is softmax(logits / temperature) over the whole vocabulary, because that is the policy whose
-log-probs flow_grpo.py computes. Temperature 0 takes the likeliest token each time. Above it, all random
-numbers come from torch's global generator: torch.manual_seed(s) before a call decides the samples, given the
-same prompts, settings and hardware (and, with --plain, the same batches).
+Temperature 0 takes the likeliest token each time. Above it, the random numbers come from torch's
+global generator: torch.manual_seed(s) before a call decides the samples, given the same prompts,
+settings and hardware.
 """
 
+import hashlib
+import json
 import math
 import os
+import sys
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedConfig,
+)
+from transformers.utils import logging
 
-from fast import sampling
-from models.batches import TokenBudget
-from models.chat import Chat
-from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
-from models.state import sampling_mode, save
+from fast import prefix
+from models.chat import Chat, unknown_thoughts
+from models.completion import NEW_TOKENS, TOO_LONG, Completion
+
+TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
+HEAD_IS_LAST = WeakKeyDictionary()  # {model: are its logits head(states), and nothing else?}
 
 
-def sample(model, token_lists, stops, temperature, max_new_tokens):
-    """Complete prompts, given as token lists: [(ids, log π of each)]. At temperature 0, no log-probs.
+# ------------------------------------------------------------------------------------------- load
+def load(name, distribution, device=None, dtype=None, think=False, plain=False):
+    """The Engine of a folder or of a name on the hub. ValueError says why there is none.
 
-    This is the definition. It runs with --plain; otherwise fast/sampling.py samples from the same
-    distribution in less time. Call it in sampling_mode(), which hides the checkpoint's own settings.
+    device, dtype: as pick_device() and pick_dtype() have chosen. think: let models think whose chat
+    template leaves the choice. plain: sample without fast/."""
+    name, device = os.path.expanduser(name), pick_device(device)
+    if os.path.isdir(name):
+        logging.disable_progress_bar()  # a download shows its progress; a folder needs none
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)  # before the weights, a long download
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name, dtype=pick_dtype(dtype, device), output_loading_info=True
+        )
+    except OSError as why:
+        raise ValueError(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
+    if not tokenizer.chat_template:
+        raise ValueError(f"{name!r} has no chat template: use a model made for chat")
+    if lacking := report["missing_keys"]:  # transformers fills them with random numbers
+        raise ValueError(f"the weights of {name!r} are not whole: {min(lacking)} is missing")
+    model = model.to(device).eval()
+    small = device.type == "cpu" and model.config.get_text_config().hidden_size < 512
+    if small and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # the threads of a small product only wait for each other
+    if message := unknown_thoughts(tokenizer):
+        print(message, file=sys.stderr)
+    forbid_ids_without_token(model, tokenizer)
+    if not ignores_padding(model):
+        raise ValueError(
+            f"{name!r} computes nan, or reads the padding of a batch as if it were text: use "
+            "another model, or serve it and give the server's address"
+        )
+    return Engine(model, tokenizer, distribution, think=think, plain=plain)
 
-    stops: the tokens that end a completion; its ids end with the first of them.
-    """
-    # which token does not matter: the mask hides it on the left, `written` drops it on the right
-    pad = stops[0] if stops else 0
-    P = max(map(len, token_lists))
-    # (B, P); padded on the left, because generate() goes on at the right end of each row
-    ids = torch.tensor([[pad] * (P - len(s)) + s for s in token_lists], device=model.device)
-    mask = torch.tensor([[0] * (P - len(s)) + [1] * len(s) for s in token_lists],
-                        device=model.device)  # (B, P)
-    how = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0) if temperature else {}
 
+def pick_device(device):
+    """The torch.device of that name; None: cuda, else mps, else cpu."""
+    best = (
+        "cuda"
+        if torch.cuda.is_available()
+        else "mps"
+        if torch.backends.mps.is_available()
+        else "cpu"
+    )
+    return torch.device(device or best)
+
+
+def pick_dtype(dtype, device):
+    """The torch.dtype of that name; None: bfloat16 on a GPU that computes in it, else float32."""
+    if dtype is None:
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if half else torch.float32
+    return getattr(torch, dtype)
+
+
+def forbid_ids_without_token(model, tokenizer):
+    """Vocabularies are often padded: some rows of the head have no token. Were such an id sampled,
+    it would be scored and trained on, but missing in the text. So their logits are -inf."""
+    head, known = model.get_output_embeddings(), {*tokenizer.get_vocab().values()}
+    unknown = [i for i in range(len(head.weight)) if i not in known]
+    if unknown:
+        ids = torch.tensor(unknown, device=model.device)
+        head.register_forward_hook(lambda _, states, logits: logits.index_fill(-1, ids, -math.inf))
+
+
+@torch.no_grad()
+def ignores_padding(model):
+    """Does a short row get the same logits alone as beside a longer one, but for rounding?
+
+    Not with a recurrent layer that reads the padding as if it were text (RecurrentGemma,
+    MiniMax)."""
+    short, long = [5, 3, 4], [5, 3, 4, 6, 7, 5, 8, 3, 9, 4, 6, 3] * 3
+
+    def logits(prompts):  # of four tokens after the first prompt
+        ids, mask = prefix.padded(prompts, 0, 0, model.device)
+        how = dict(max_new_tokens=4, pad_token_id=0, output_logits=True)
+        with sampling_mode(model):
+            out = model.generate(ids, attention_mask=mask, return_dict_in_generate=True, **how)
+        found = torch.stack([logits[0] for logits in out.logits])
+        return found[found != -math.inf]
+
+    alone, beside = logits([short]), logits([short, long])
+    return bool((alone - beside).norm() <= torch.finfo(model.dtype).eps ** 0.6 * alone.norm())
+
+
+# ----------------------------------------------------------------------------------------- sample
+def sample(model, prompts, stops, temperature, max_new_tokens, distribution, plain=False):
+    """Complete prompts, given as token lists: the ids of each completion, up to its stop token.
+
+    The policy is distribution() over the whole vocabulary, and nothing else: call this in
+    sampling_mode(), which hides the checkpoint's own settings. stops: the tokens that end a
+    completion. plain: without fast/prefix.py, which computes once what the prompts share."""
+    pad = stops[0] if stops else 0  # any token: the mask hides it on the left, upto_stop() drops it
+    if plain:
+        ids, mask, cache = *prefix.padded(prompts, 0, pad, model.device), None
+    else:
+        ids, mask, cache = prefix.prefill(model, prompts, pad)
     out = model.generate(
-        ids, attention_mask=mask, max_new_tokens=max_new_tokens, eos_token_id=stops or None, pad_token_id=pad,
-        return_dict_in_generate=True, output_scores=temperature != 0,
+        ids,  # (B, P) padded on the left, because generate() goes on at the right end of each row
+        attention_mask=mask,
+        past_key_values=cache,
+        max_new_tokens=max_new_tokens,
+        **(dict(do_sample=True, top_k=0, top_p=1.0) if temperature else {}),
+        eos_token_id=stops or None,
+        pad_token_id=pad,
+        # generate() draws from softmax(log π) = π
+        logits_processor=LogitsProcessorList(
+            [lambda ids, logits: distribution(logits, temperature or 1.0)]
+        ),
         synced_gpus=False,  # with several GPUs: each has all weights here, and generates on its own
-        **how)
-
-    new = out.sequences[:, P:]  # (B, L) the action tokens; a row that has ended is filled up with pad
-    ends = torch.isin(new, torch.tensor(stops, dtype=torch.long, device=new.device)).long()
-    ended_before = ends.cumsum(1) - ends  # (B, L) how many stop tokens came before this one
-    written = ended_before == 0  # True up to the first stop token, and there
-    if not temperature:
-        return [(row[kept].tolist(), []) for row, kept in zip(new, written)]
-    # out.scores: for each new token (B, V), the logits, already divided by the temperature
-    logps = [scores.log_softmax(-1).gather(1, token[:, None])  # (B, 1)
-             for scores, token in zip(out.scores, new.T)]
-    logps = torch.cat(logps, 1)  # (B, L)
-    return [(row[kept].tolist(), logp[kept].tolist()) for row, logp, kept in zip(new, logps, written)]
+    )
+    return [upto_stop(new, stops) for new in out[:, ids.shape[1] :].tolist()]
 
 
-class HF:
+def upto_stop(ids, stops):
+    """The sampled tokens: all up to and including the first stop token. The rest is padding.
+
+    >>> upto_stop([5, 6, 2, 2, 2], stops=[2])
+    [5, 6, 2]
+    """
+    end = next((j + 1 for j, i in enumerate(ids) if i in stops), len(ids))
+    return ids[:end]
+
+
+class Engine:
     """A transformers model with its tokenizer, called with prompts.
 
-    token_budget: the most tokens of a batch. (The cache of Qwen2.5-7B is 57 KB a token: 3.8 GB for the
-    default.) If memory runs out, it shrinks, also for all later calls (batches.py). think: let the model
-    think, if it can. plain: sample as sample() does, without fast/.
-    """
+    token_budget: the most tokens of a batch, prompts and completions together. adapters: False
+    switches the adapters of the model off: π_ref and the frozen modules, in the memory of the
+    policy."""
 
-    def __init__(self, model, tokenizer, token_budget=65_536, think=False, plain=False):
-        self.model, self.tokenizer, self.think, self.plain = model, tokenizer, think, plain
-        self.chat = Chat(tokenizer, getattr(model, "generation_config", None), think)
-        self.budget = TokenBudget(token_budget)
+    def __init__(self, model, tokenizer, distribution, *, think=False, plain=False, adapters=True):
+        self.model, self.tokenizer, self.distribution = model, tokenizer, distribution
+        self.think, self.plain, self.adapters = think, plain, adapters
+        self.chat = Chat(tokenizer, model.generation_config, think)
+        self.token_budget = TOKENS
+        self.name = model.config.name_or_path
+        self.fingerprint = fingerprint(self.name)
 
-    def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
-        """max_new_tokens None: the checkpoint's generation_config decides, or else NEW_TOKENS."""
-        limit = max_new_tokens or getattr(self.model.generation_config, "max_new_tokens", None) or NEW_TOKENS
-        # At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of a group
-        # must be able to differ.
-        return once_each(lambda some: self.answer(some, temperature, limit), prompts, temperature)
+    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
+        """[Completion] of the prompts, in their order.
 
-    def answer(self, prompts, temperature, max_new_tokens):
-        """A Completion of each prompt. A prompt without room for max_new_tokens is TOO_LONG."""
-        encoded = {prompt: self.chat.encode(prompt) for prompt in set(prompts)}  # a group's is encoded once
-        completions = [Completion("", list(encoded[prompt]), []) for prompt in prompts]
+        At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of
+        a group must be able to differ. max_new_tokens None: as many as the checkpoint's
+        generation_config says, or else NEW_TOKENS. A prompt without room for them is TOO_LONG."""
+        settings = self.model.generation_config
+        limit = max_new_tokens or getattr(settings, "max_new_tokens", None) or NEW_TOKENS
+        encoded = {prompt: self.chat.encode(prompt) for prompt in set(prompts)}
+        distinct = list(prompts) if temperature else list(dict.fromkeys(prompts))
+        completions = [Completion("", encoded[prompt][:], []) for prompt in distinct]
         for c in completions:
-            if len(c.prompt_ids) + max_new_tokens > self.context():
+            if len(c.prompt_ids) + limit > self.context():
                 c.error = TOO_LONG
-        valid = [c for c in completions if not c.error]
-        token_lists = [c.prompt_ids for c in valid]
-        # retry: sample_all(), again in smaller batches if memory runs out
-        samples = self.budget.retry(self.sample_all, token_lists, temperature, max_new_tokens)
-        for c, (ids, logps) in zip(valid, samples):
-            c.ids, c.text, c.logps = ids, self.chat.decode(ids, c.prompt_ids), logps
-        return completions
-
-    def sample_all(self, token_lists, temperature, max_new_tokens):
-        """sample() for any number of prompts, in batches that fit into memory."""
-        # Draw the random numbers of all prompts before the batches are cut: so smaller batches do not change
-        # a sample (apart from rounding). --plain ignores them, as generate() draws its own. float64, because
-        # float32 is too coarse for a large vocabulary. Greedy decoding needs none.
-        needed = max_new_tokens if temperature else 0
-        draws = torch.rand(len(token_lists), needed, dtype=torch.float64)
-        everything = range(len(token_lists))
-        samples = {}  # {i: (ids, log π of each)}
-        with sampling_mode(self.model):
-            stops = self.chat.stops
-            for rows in self.budget.batches(everything, lambda i: len(token_lists[i]), max_new_tokens):
-                batch = [token_lists[i] for i in rows]
-                if self.plain:
-                    sampled = sample(self.model, batch, stops, temperature, max_new_tokens)
-                else:
-                    sampled = sampling.sample(self.model, batch, stops, temperature, max_new_tokens,
-                                              draws=[draws[i] for i in rows])
-                samples.update(zip(rows, sampled))
-        return [samples[i] for i in everything]
+        left = [c for c in completions if not c.error]
+        left.sort(key=lambda c: len(c.prompt_ids), reverse=True)  # similar lengths: little padding
+        adapters_off = nullcontext() if self.adapters else self.model.disable_adapter()
+        with sampling_mode(self.model), adapters_off:
+            while left:
+                rows = max(1, self.token_budget // (len(left[0].prompt_ids) + limit))
+                batch, left = left[:rows], left[rows:]
+                sampled = sample(
+                    self.model,
+                    [c.prompt_ids for c in batch],
+                    self.chat.stops,
+                    temperature,
+                    limit,
+                    self.distribution,
+                    self.plain,
+                )
+                for c, ids in zip(batch, sampled):
+                    c.ids, c.text = ids, self.chat.decode(ids, c.prompt_ids)
+                    c.cut = not ids or ids[-1] not in self.chat.stops
+        if temperature:
+            return completions
+        answers = dict(zip(distinct, completions))
+        return [replace(answers[prompt]) for prompt in prompts]
 
     def context(self):
-        """The largest number of tokens, prompt and answer together; infinite where the model names none."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        """The most tokens of prompt and answer together; infinite where the model names none."""
+        config = self.model.config.get_text_config()
+        return getattr(config, "max_position_embeddings", None) or math.inf
 
     def __str__(self):
         """name | parameters | device | dtype, for the first lines of a run."""
         millions = sum(p.numel() for p in self.model.parameters()) / 1e6
         dtype = str(self.model.dtype).removeprefix("torch.")
-        name = self.model.config.name_or_path.removeprefix(os.getcwd() + os.sep)
         thinks = " | thinks" if self.think else ""
-        return f"{name} | {millions:.4g} M parameters | {self.model.device} | {dtype}{thinks}"
+        return f"{self.name} | {millions:.4g} M parameters | {self.model.device} | {dtype}{thinks}"
 
-    def save(self, folder):
-        """Write a folder that load_engine(), vLLM or transformers can read."""
-        save(self.model, self.tokenizer, folder)
+
+# ------------------------------------------------------------------------- the state of the model
+@contextmanager
+def sampling_mode(model):
+    """Make generate() sample from the model's softmax and nothing else; restore all settings after.
+
+    generation_config: generate() takes each setting that it is not given from the checkpoint (for
+    Qwen2.5-Instruct: top_k 20, top_p 0.8, a repetition penalty of 1.05). Some have no neutral value
+    that could be passed (sequence_bias), so the model gets an empty one.
+    training, gradient_checkpointing: if both are on, transformers drops the cache, and every token
+    after the first is sampled without its context. Each module gets its own values back, because a
+    model in training may have parts in eval. (vars(): only what the module itself has set.)
+
+    Not in torch.inference_mode(): its tensors could stay in the model's buffers (dynamic rotary
+    embeddings) and break the update. generate() itself uses no_grad().
+    """
+    neutral = {"training": False, "gradient_checkpointing": False}
+    neutral["generation_config"] = GenerationConfig()
+    before = [
+        (module, name, vars(module)[name])
+        for module in model.modules()
+        for name in neutral
+        if name in vars(module)
+    ]
+    try:
+        for module, name, _ in before:
+            setattr(module, name, neutral[name])
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def ready_to_update(model):
+    """Dropout off, because the model that is scored must be the one that sampled.
+
+    transformers checkpoints a layer only if the layer's own `training` flag is set, but
+    model.train() would also turn on dropout. So all modules are in eval mode, and only the layers
+    to checkpoint get the flag. Layers of some families (OPT) call dropout themselves while it is
+    set: their own rates become 0."""
+    model.eval()
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name, value in vars(module).items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)
+
+
+@contextmanager
+def without_head(model):
+    """The model returns the states before its output layer (the head) in place of logits; yields
+    the head, which makes logits of them.
+
+    Some models bound or scale their logits behind the head (Gemma 2, Granite). These return their
+    logits, and the head that is yielded changes nothing."""
+    head = model.get_output_embeddings()
+    if model not in HEAD_IS_LAST:
+        HEAD_IS_LAST[model] = head_is_last(model, head)
+    if not HEAD_IS_LAST[model]:
+        yield torch.nn.Identity()
+        return
+    model.set_output_embeddings(torch.nn.Identity())
+    try:
+        yield head
+    finally:
+        model.set_output_embeddings(head)
+
+
+@torch.no_grad()
+def head_is_last(model, head):
+    """Are the model's logits head(states) to the last bit? Tried with four tokens."""
+    ids = torch.arange(1, 5, device=model.device)[None]
+    logits = model(ids, use_cache=False).logits
+    model.set_output_embeddings(torch.nn.Identity())
+    try:
+        return torch.equal(head(model(ids, use_cache=False).logits), logits)
+    except AttributeError:  # a model that looks at its head's weight (Mamba)
+        return False
+    finally:
+        model.set_output_embeddings(head)
+
+
+# ------------------------------------------------------------------------------------------- save
+def save(model, tokenizer, folder):
+    """Write a folder that load(), vLLM or transformers can read; with adapters, as peft saves them.
+
+    The published config.json's fields stay beside the new ones: transformers 5 writes rope_theta
+    only into rope_parameters, where older readers do not look, and they would assume 10 000."""
+    published, _ = PreTrainedConfig.get_config_dict(model.config.name_or_path)
+    with sampling_mode(model):  # transformers refuses to save some published generation_configs
+        model.save_pretrained(folder, state_dict=weights_of(model))
+    tokenizer.save_pretrained(folder)
+    if (config := Path(folder, "config.json")).exists():  # not with adapters
+        model.generation_config.to_json_file(Path(folder, "generation_config.json"))
+        written = json.loads(config.read_text())
+        published = {name: value for name, value in published.items() if name != "torch_dtype"}
+        config.write_text(json.dumps(published | written, indent=2))
+
+
+def weights_of(model):
+    """{name: tensor}: model.state_dict() itself would free weights gathered from other GPUs."""
+    buffers = {
+        f"{prefix}.{name}".removeprefix("."): buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if name not in module._non_persistent_buffers_set
+    }
+    return dict(model.named_parameters(remove_duplicate=False)) | buffers
+
+
+def fingerprint(name):
+    """A hash of the weights in a folder: of each file's size and of 64 blocks spread over it.
+
+    It tells two models apart that were saved in the same folder, one after the other. "" for a name
+    on the hub."""
+    files = sorted(Path(name).glob("*.safetensors"))
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        with open(file, "rb") as data:
+            for k in range(64):
+                data.seek(size * k // 64)
+                digest.update(data.read(65_536))
+        digest.update(str(size).encode())
+    return digest.hexdigest()[:16] if files else ""

@@ -1,175 +1,223 @@
-"""Server, the engine for servers with OpenAI's chat API: vLLM, SGLang, llama.cpp, Ollama, OpenAI, ...
+"""Server, the engine for servers with OpenAI's chat API: vLLM, llama.cpp, Ollama, OpenAI, ...
 
-    engine = Server("http://localhost:8000/v1#my-model")       # a server with one model needs no name
-    completions = engine(["What is 2 + 2?"])                   # texts only: prompt_ids and ids are empty
+    engine = Server("http://localhost:8000/v1#my-model")   # a server with one model needs no name
+    completions = engine(["What is 2 + 2?"])               # texts only: no prompt_ids, no ids
 
-world/services.py retries, with growing pauses, what may work later (429, 5xx, a dropped connection, a broken
-answer). If a request fails for good, Completion.error says why, and no rollout takes that for an answer.
+world/services.py retries what may work later (429, 5xx, a dropped connection, a broken answer). If
+a request fails for good, Completion.error says why, and no rollout takes that for an answer. An
+empty text is no answer either, unless the model really said nothing.
 
-The key is OPENAI_API_KEY. It is sent over https or to this machine only, never in the clear. A server may
-sample with the checkpoint's settings (top-k, a repetition penalty), so it cannot be the policy in training.
+The key is OPENAI_API_KEY. It is sent over https or to this machine only, never in the clear. A
+server may sample with the checkpoint's settings (top-k, a repetition penalty), so it cannot be the
+policy in training.
 """
 
 import json
 import os
 import re
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from urllib.parse import urlsplit
 
-from models.completion import NEW_TOKENS, TOO_LONG, Completion, once_each
-from models.tokens import defuse
+import torch
+
+from models.chat import after_thinking, defuse, plain_thoughts
+from models.completion import NEW_TOKENS, TOO_LONG, Completion
 from world import services
 from world.text import printable, truncate
 
-# The kinds of servers (owned_by in their list of models) that pass chat_template_kwargs to the chat template.
-# Others do not get this field, because some (OpenAI) refuse unknown fields.
-TEMPLATE_SERVERS = ("vllm", "sglang", "llamacpp")
-# What servers write if a prompt, with room for its answer, does not fit. Nothing else means that: an
-# exhausted quota, too, has a maximum that is exceeded.
-OVERFLOW = re.compile("|".join([
-    "context_length_exceeded", "exceed_context_size_error",  # the codes of OpenAI and llama.cpp
-    "(maximum|model's) context length",  # OpenAI, vLLM, SGLang: "This model's maximum context length is"
-    "maximum model length", "too long to fit into the model",  # vLLM
-    r"\) exceeds the maximum allowed length",  # SGLang: "Input length (9 tokens) exceeds the maximum allowed"
-    "exceeds? (the )?(max |available )?context (size|length|window|limit)",  # llama.cpp, Ollama, Anthropic
-    "prompt (is )?too long",  # Anthropic, Ollama
-    "`inputs` must have less than", r"`inputs` tokens \+ `max_new_tokens` must be",  # TGI
-    "exceeds the maximum number of tokens allowed",  # Gemini: "The input token count (9) exceeds"
-]), re.IGNORECASE)
-MESSAGE = re.compile(r'"(?:message|msg|detail|error)"\s*:\s*"((?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)')
-CODE = re.compile(r'"(?:code|type)"\s*:\s*"([^"\\]*)"')
+# Fields that a server may refuse. They are left out then; max_tokens is renamed. If an error names
+# several, the first in this order goes: Claude takes temperature or top_p, not both.
+REFUSABLE = "chat_template_kwargs", "top_p", "seed", "max_tokens", "temperature"
+# What servers write if a prompt, with room for its answer, does not fit. Nothing else means that:
+# an exhausted quota, too, has a maximum that is exceeded.
+OVERFLOW = re.compile(
+    r"context.?(length|size|window|limit)|context the overflows"  # nearly all; LM Studio
+    r"|(prompt|input)\b.{0,60}\btoo (long|large)"  # Claude, Ollama
+    r"|(model|allowed) length|input token count|`inputs`",  # vLLM, SGLang, Gemini, TGI
+    re.IGNORECASE,
+)
 # A 400 that any prompt would have met: the account is used up. Others answer 402 or 429 then.
 UNPAID = re.compile(r"quota|billing|credit|balance|spend|payment", re.IGNORECASE)
-SHOWN = 8  # models of a server that a sentence names
+MESSAGE = re.compile(
+    r'"(?:message|msg|detail|error|raw)"\s*:\s*"((?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)'
+)
+CODE = re.compile(r'"(?:code|type|param|loc|finish_reason)"\s*:\s*("[^"\\]*"|\[[^]]*\])')
+# Values of finish_reason, in small letters. All others mean a text that is not whole.
+WHOLE = "stop", "eos", "eos_token", "end_turn", "stop_sequence"
+FAILED = re.compile("error|abort|cancel|resource")
 
 
 class Server:
-    """A model server, called with prompts. url: http://host:8000/v1#model. at_once: requests at a time.
+    """A model server, called with prompts. url: http://host:8000/v1#model.
 
-    think: let the model think; needs one of TEMPLATE_SERVERS.
+    at_once: requests at a time. seconds: how long to wait for an answer. think: let the model
+    think, if the server hands that on to the chat template.
     """
 
-    def __init__(self, url, at_once=16, seconds=300, think=False):
+    fingerprint = ""  # of the weights, which a server does not show
+
+    def __init__(self, url, at_once=64, seconds=300, think=False):
         url, _, name = url.partition("#")
-        self.url, self.at_once, self.seconds, self.think = url.rstrip("/"), at_once, seconds, think
-        parts = urlsplit(self.url)
-        if "@" in parts.netloc:
-            raise ValueError("A server's address must hold no password: put the key into OPENAI_API_KEY.")
-        if parts.query:  # it would stand in args.json and in each checkpoint's train.json
-            raise ValueError("A server's address must end with its path, such as /v1, and hold no \"?\": put "
-                             "the key into OPENAI_API_KEY.")
-        self.host, key = parts.netloc, os.environ.get("OPENAI_API_KEY", "")
+        parts = urlsplit(url)
+        if "@" in parts.netloc or parts.query:
+            raise ValueError(
+                "A server's address holds no key and no ?: set OPENAI_API_KEY instead."
+            )
+        self.url = url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
+        self.host, self.at_once, self.seconds, self.think = parts.netloc, at_once, seconds, think
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-        key = key if local or parts.scheme == "https" else ""
+        key = os.environ.get("OPENAI_API_KEY") if local or parts.scheme == "https" else None
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.refused, self.lock = set(), threading.Lock()  # refused: some of REFUSABLE
         self.session = services.session(tries=6)
         self.session.trust_env = not local  # a proxy would see the key, and this machine needs none
-        self.extra = {}  # fields of a request that only TEMPLATE_SERVERS understand
-        self.name = self.find(name)
+        self.name = name or self.only_model()
 
-    def find(self, name):
-        """The model's name: the given one, or the only one served. ValueError if the server does not run."""
+    def only_model(self):
+        """The name of the only model that is served. ValueError if the server does not run."""
         session = services.session(tries=1)
         session.trust_env = self.session.trust_env
-        # in http://localhost:8000 the path is missing that nearly all of these servers have
-        urls = [self.url] if urlsplit(self.url).path else [f"{self.url}/v1", self.url]
+        names = lambda data: [str(model["id"]) for model in data["data"]]
+        how = dict(seconds=10, headers=self.headers, read=names)
         try:
-            self.url, owners = self.first_list(session, urls)
+            served = services.api(session, "GET", f"{self.url}/models", **how)
         except services.ServiceError as why:
-            self.url = urls[0]
-            if why.status is None:
-                raise ValueError(f"{why}: start the model server, or correct its address.") from why
-            if not name:
-                raise ValueError(f"{why} instead of its models: name it, as in {self.url}#MODEL.") from why
-            return name  # the server runs but lists no models, like transformers' own server offline
-        name = f"{name}:latest" if f"{name}:latest" in owners else name  # in Ollama's list
-        if name not in owners and (name or len(owners) != 1):
-            names = ", ".join(shown(other, 80) for other in list(owners)[:SHOWN]) or "no model"
-            number = f"{len(owners)} models, such as " if len(owners) > SHOWN else ""
-            serves = f"{self.host} serves {number}{names}" + (f", not {name}" if name else "")
-            raise ValueError(f"{serves}: name one, as in {self.url}#MODEL.")
-        name = name or next(iter(owners))
-        if owners.get(name) in TEMPLATE_SERVERS:
-            self.extra = {"chat_template_kwargs": {"enable_thinking": self.think}}
-        return name
-
-    def first_list(self, session, urls):
-        """(url, {name of a model: the kind of server}) of the first of these urls that lists its models."""
-        failures = []
-        for url in urls:
-            try:
-                return url, services.api(session, "GET", f"{url}/models", 10, headers=self.headers,
-                                         read=owners_of)
-            except services.ServiceError as why:
-                failures.append(why)
-        raise failures[0]
+            advice = f"start the server, correct its address, or name a model: {self.url}#MODEL"
+            raise ValueError(f"{why}: {advice}.") from why
+        if len(served) != 1:
+            names = shown(", ".join(served) or "no model")
+            raise ValueError(f"{self.host} serves {names}: name one, as in {self.url}#MODEL.")
+        return served[0]
 
     def __str__(self):
-        return f"{shown(self.name, 200)} | a server at {self.host}"
+        return f"{shown(self.name)} | a server at {self.host}"
 
-    def __call__(self, prompts, temperature=0.0, max_new_tokens=None) -> list[Completion]:
-        settings = {"temperature": float(temperature), "max_tokens": max_new_tokens or NEW_TOKENS}
-        return once_each(lambda distinct: self.answer(distinct, settings), prompts, temperature)
+    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
+        """[Completion] of the prompts, in their order. At temperature 0, equal ones are sent once.
 
-    def answer(self, prompts, settings):
-        """A Completion for each prompt. Above temperature 0 each request has a seed of its own, drawn from
-        torch: if the server takes seeds, torch.manual_seed decides its samples, too, and copies of a prompt
-        differ.
-        """
-        shared = {"model": self.name, **settings, **self.extra}
-        bodies = [shared | {"messages": [{"role": "user", "content": defuse(prompt)}]} for prompt in prompts]
-        if settings["temperature"] != 0:
-            import torch  # not above: whether a server runs is found out before torch is imported
-
-            for body, seed in zip(bodies, torch.randint(2**31, (len(bodies),)).tolist()):
-                body.update(seed=seed, top_p=1.0)
+        Above it, each request has a seed of its own, drawn from torch. So torch.manual_seed decides
+        the samples of a server, too, if it takes seeds."""
+        distinct = list(prompts) if temperature else list(dict.fromkeys(prompts))
+        bodies = []
+        for prompt in distinct:
+            body = {
+                "model": self.name,
+                "messages": [{"role": "user", "content": defuse(prompt)}],
+                "temperature": float(temperature),
+                "max_tokens": max_new_tokens or NEW_TOKENS,
+                "chat_template_kwargs": {"enable_thinking": self.think},
+            }
+            if temperature:
+                body |= {"top_p": 1.0, "seed": torch.randint(2**31, ()).item()}
+            bodies.append(body)
         with ThreadPoolExecutor(self.at_once) as pool:
-            return list(pool.map(self.request, bodies))
+            completions = list(pool.map(self.request, bodies))
+        if temperature:
+            return completions
+        answers = dict(zip(distinct, completions))
+        return [replace(answers[prompt]) for prompt in prompts]
 
     def request(self, body):
-        """The Completion of one request; if the request fails, a Completion with its error."""
-        url = f"{self.url}/chat/completions"
-        try:
-            text, usage = services.api(self.session, "POST", url, self.seconds, again=4,
-                                       read=text_and_usage, json=body, headers=self.headers)
-            return Completion(text, [], [], usage=usage)
-        except services.ServiceError as why:
-            return Completion("", [], [], error_of(why))
+        """The Completion of one request; if the request fails, a Completion with its error.
+
+        If the server refuses a field, the request is repeated without it, or with its newer name.
+        What has helped is remembered.
+        """
+        refused, url = set(self.refused), f"{self.url}/chat/completions"
+        how = dict(seconds=self.seconds, again=4, headers=self.headers)
+        how["read"] = lambda data: self.completion(data, body)
+        while True:
+            sent = {field: value for field, value in body.items() if field not in refused}
+            if "max_tokens" in refused:  # by OpenAI's newer models
+                sent["max_completion_tokens"] = body["max_tokens"]
+            try:
+                completion = services.api(self.session, "POST", url, json=sent, **how)
+            except services.ServiceError as why:
+                field = refused_field(why, sent)
+                if not field:
+                    return Completion("", [], [], self.error(why))
+                refused.add(field)
+            else:
+                self.remember(refused)
+                return completion
+
+    def remember(self, refused):
+        """Do without these fields from now on. The user is told once."""
+        with self.lock:
+            for field in refused - self.refused - {"max_tokens"}:
+                sentence = f"{self.host} refuses the field {field}: its own setting counts."
+                print(sentence, file=sys.stderr)
+            self.refused |= refused
+
+    def completion(self, data, body):
+        """The Completion in a server's answer to a body.
+
+        ValueError if the answer holds an error: services.api() repeats the request then.
+        """
+        choice, usage = data["choices"][0], data.get("usage") or {}
+        message, reason = choice["message"], str(choice.get("finish_reason") or "stop").lower()
+        if data.get("error") or choice.get("error") or FAILED.search(reason):
+            raise ValueError(reason)
+        content, tokens = message.get("content") or "", usage.get("completion_tokens")
+        if isinstance(content, list):  # Mistral's thinking models: only the texts are the answer
+            content = "".join(part["text"] for part in content if part["type"] == "text")
+        # A server that quotes the key sends it into no prompt, file or terminal.
+        text = plain_thoughts(services.without_whole_keys(content))
+        full = re.search("length|max_", reason) or (tokens or 0) >= body["max_tokens"]
+        cut, empty = bool(full) or reason not in WHOLE, not text.strip()
+        elsewhere = [name for name in message if message[name] and name not in ("role", "content")]
+        words = len(re.findall(r"\w\S*", body["messages"][0]["content"]))
+        said_nothing = None, *range(1, 17)  # tokens of a stop, perhaps with an empty thought
+        problem = ""
+        if full and not after_thinking(text):
+            problem = "its thinking used up all tokens: raise --max-new-tokens"
+        elif empty and elsewhere:
+            problem = f"all that it wrote is in {', '.join(elsewhere)}"
+        elif empty and (cut or "content" not in message or tokens not in said_nothing):
+            problem = f"it wrote nothing, and finish_reason is {reason}"
+        error = f"{self.host} answered without a text: {shown(problem)}" if problem else ""
+        if 0 < (usage.get("prompt_tokens") or words) < words:
+            error = TOO_LONG  # a word has at least one token: the server has cut the prompt
+        text, total = "" if error else text, int(usage.get("total_tokens") or 0)
+        return Completion(text, [], [], error, usage=total, cut=cut)
+
+    def error(self, why):
+        """The error of a Completion. why: services.ServiceError.
+
+        The server's message is shown where it helps: not for 401, which is about the key alone, nor
+        for what was retried.
+        """
+        message, codes = messages_of(why.body), " ".join(CODE.findall(why.body))
+        if why.status in (200, 400, 413, 422, 500) and OVERFLOW.search(f"{codes} {message}"):
+            return TOO_LONG
+        if why.status == 400 and UNPAID.search(f"{codes} {message}"):
+            return f"{self.host} does not serve this account: {shown(message)}"  # an outage
+        if why.status == 200 and (message or FAILED.search(codes)):
+            message = message or f"finish_reason {codes}"
+            return f"{self.host} answered with an error: {shown(message)}"
+        return f"{why}: {shown(message)}" if message and why.status in (400, 404, 422) else str(why)
 
 
-def error_of(why):
-    """The error of a Completion. why: services.ServiceError. Its message is shown where it helps: not
-    for 401, which is about the key alone, nor for what was retried."""
-    codes, message = message_of(why.body)
-    if why.status in (400, 413, 422, 500) and OVERFLOW.search(f"{codes} {message}"):
-        return TOO_LONG
-    if why.status == 400 and UNPAID.search(f"{codes} {message}"):
-        return f"{str(why).partition(' ')[0]} does not serve this account: {shown(message)}"  # an outage
-    return f"{why}: {shown(message)}" if message and why.status in (400, 404, 422) else str(why)
+def refused_field(why, sent):
+    """The field of a request that its refusal names, if there is something to do; else None."""
+    error = f"{messages_of(why.body)} {CODE.findall(why.body)}"
+    if why.status not in (400, 422) or OVERFLOW.search(error):
+        return None
+    return next((f for f in REFUSABLE if f in sent and re.search(rf"\b{f}\b", error)), None)
 
 
-def message_of(body):
-    """(codes and types, message) of an error in JSON, of any shape, of which the end may be missing.
+def messages_of(body):
+    """The messages of an error in JSON, of any shape, of which the end may be missing.
 
-    Nothing else of a server's error is looked at, because it may hold the prompt."""
-    found = MESSAGE.search(body)
-    return " ".join(CODE.findall(body)), json.loads(f'"{found[1]}"', strict=False) if found else ""
-
-
-def shown(text, length=200):
-    """What a server wrote, for a terminal: no key, no control character, one line of this length."""
-    return truncate(printable(" ".join(services.without_keys(text).split())), length)
+    Nothing else of a server's error is looked at, because it may hold the prompt.
+    """
+    found = dict.fromkeys(json.loads(f'"{text}"', strict=False) for text in MESSAGE.findall(body))
+    return ": ".join(text for text in found if text)
 
 
-def owners_of(data):
-    """{name of a model: the kind of server} from a server's list of models."""
-    return {str(model["id"]): model.get("owned_by") for model in data["data"]}
-
-
-def text_and_usage(data):
-    """(text, number of tokens) of a chat completion. null stands for an empty text.
-
-    A server that quotes the key sends it into no prompt, file or terminal."""
-    text, usage = data["choices"][0]["message"]["content"], (data.get("usage") or {}).get("total_tokens")
-    text = services.without_whole_keys((text or "").strip("\0"))
-    return text, max(0, min(int(usage or 0), 10**9))
+def shown(text):
+    """What a server wrote, for a terminal: no key, no control character, one short line."""
+    return truncate(printable(" ".join(services.without_keys(text).split())), 200)

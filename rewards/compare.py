@@ -1,19 +1,126 @@
-"""Which of two planners is better, if both answered the same questions: they are compared in pairs.
+"""Which of two planners is better? compare() answers for two folders that `solve.py --out` wrote.
 
-Most questions are easy for both planners or hard for both. They say nothing about which planner is better,
-but they widen the interval of each accuracy. So only the questions on which the two differ count here:
+    A  accuracy 0.340 [0.29, 0.40] of 300 | turns 1.66 | errors 31.4% | 119 tokens a rollout
+    B  accuracy 0.970 [0.94, 0.98] of 300 | turns 1.50 | errors 0.2% | 118 tokens a rollout
+    questions that differ: A alone right 2, B alone right 191, exact McNemar p = 3e-54
+    B - A: +63.0 points, 95 % interval +56.9 to +68.3 (Newcombe's, paired)
 
-    mcnemar       whether such a difference could be chance
-    difference    how large it is, with a 95 % interval
-
-first, second: for each question 1 if this planner was right and 0 if not, in the same order of the questions.
-Of several trials it is the share that was right: more trials add no questions.
+Most questions are easy for both planners or hard for both. They say nothing about which planner is
+better, but they widen the interval of each accuracy. So the planners are compared in pairs: only
+the questions on which they differ count. A question without an outcome (failed, undecided) counts
+as not right. Several trials of a question count as one, by the share that was right.
 """
 
+import json
 import math
+import re
+from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 from rewards.metrics import accuracy_line, interval, summary
+from world.text import printable
+
+SHOWN = 5  # how many questions of each kind are printed
+WIDTH = 50  # characters of a question or an answer that are printed
+UNSHOWN = {"batch", "data", "limit", "out"}  # settings that are no reason for a difference
+
+
+def compare(folder_a, folder_b, out=None):
+    """The lines to print. out: a folder that gets all questions that differ (differences.jsonl)."""
+    both = [read_answers(Path(folder)) for folder in (folder_a, folder_b)]
+    names = [name for name in both[0] if name in both[1]]
+    if not names:
+        raise ValueError(
+            f"nothing to compare: {folder_a} has {[*both[0]]}, {folder_b} {[*both[1]]}"
+        )
+    firsts = [[trials[0] for name in names for trials in answers[name]] for answers in both]
+    questions, others = ([(first.question, first.gold) for first in side] for side in firsts)
+    if questions != others:
+        raise ValueError(
+            f"{folder_a} and {folder_b} have answered different questions ({len(questions)} and "
+            f"{len(others)}): let both runs finish, with the same questions and the same --limit"
+        )
+    if not any(gold for _, gold in questions):
+        raise ValueError("nothing to compare: no question has a gold answer, so none was graded")
+    different = "; ".join(different_settings(Path(folder_a), Path(folder_b))) or "none"
+    lines = [f"A  {folder_a}", f"B  {folder_b}", f"settings that differ, A | B: {different}"]
+    sets = {name: [answers[name] for answers in both] for name in names}
+    if len(names) > 1:
+        sets["all"] = [sum((answers[name] for name in names), []) for answers in both]
+    for name, sides in sets.items():
+        lines += ["", name, *statistics(*sides)]
+    rows = [
+        row_of(name, a, b) for name in names for a, b in zip(*sets[name]) if right(a) != right(b)
+    ]
+    for letter in "AB":
+        better = [row for row in rows if (row["right"][0] > row["right"][1]) == (letter == "A")]
+        if better:
+            lines += ["", f"{letter} is better on {len(better)}:", *map(line_of, better[:SHOWN])]
+    if out:
+        file = Path(out, "differences.jsonl")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        lines += ["", f"all {len(rows)} questions that differ: {file}"]
+    return [printable(line) for line in lines]
+
+
+def read_answers(folder):
+    """{name of a set: for each question, its rollouts, one a trial}, of NAME-0.jsonl and so on.
+
+    A trial with fewer questions than another one is unfinished, and left out.
+    """
+    sets = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = path.read_bytes().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]  # a kill may leave half a line
+        found = re.fullmatch(r"(?!unfinished-)(.+)-\d+\.jsonl", path.name)
+        if found and whole:
+            sets.setdefault(found[1], []).append([rollout_of(json.loads(line)) for line in whole])
+    if not sets:
+        raise ValueError(f"{folder} holds no answers: give a folder that solve.py --out wrote")
+    for name, trials in sets.items():
+        number = max(map(len, trials))
+        sets[name] = list(zip(*(trial for trial in trials if len(trial) == number)))
+    return sets
+
+
+def rollout_of(record):
+    """What the metrics need of the rollout that wrote this record."""
+    steps = [SimpleNamespace(**step) for step in record["memory"]["steps"]]
+    memory = SimpleNamespace(**record["memory"] | {"steps": steps})
+    return SimpleNamespace(**record | {"memory": memory, "outputs": record["words"]})
+
+
+def different_settings(*folders):
+    """'temperature 0.7 | 0.0' for each setting that differs: it, too, may be the cause."""
+    files = [folder / "settings.json" for folder in folders]
+    first, second = (json.loads(file.read_text()) if file.exists() else {} for file in files)
+    for name in dict.fromkeys([*first, *second]):
+        a, b = first.get(name), second.get(name)
+        unknown = name == "code" and str(a).endswith("-dirty")  # one commit, but which changes?
+        if name not in UNSHOWN and (a != b or unknown):
+            yield f"{name} {a} | {b}"
+
+
+def statistics(first, second):
+    """The comparison as lines. first, second: for each question, its rollouts."""
+    for name, questions in (("A", first), ("B", second)):
+        metrics = summary([rollout for trials in questions for rollout in trials])
+        metrics["accuracy"] = fmean(map(right, questions))  # if some sets have more trials
+        yield f"{name}  {accuracy_line(metrics, len(questions))}"
+    several = max(map(len, first + second)) > 1
+    what, test = ("more often", "exact sign test") if several else ("alone", "exact McNemar")
+    shares = list(map(right, first)), list(map(right, second))
+    lost, won, p = mcnemar(*shares)
+    gain, low, high = (100 * value for value in difference(*shares))
+    yield f"questions that differ: A {what} right {lost}, B {what} right {won}, {test} p = {p:.2g}"
+    yield f"B - A: {gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} (Newcombe's, paired)"
+
+
+def right(trials):
+    """How often a question was answered right, from 0 to 1. trials: its rollouts."""
+    return fmean(rollout.right for rollout in trials)
 
 
 def mcnemar(first, second):
@@ -29,10 +136,11 @@ def mcnemar(first, second):
 
 
 def difference(first, second):
-    """(second - first, low, high): the difference of the means with Newcombe's 95 % interval for pairs.
+    """(second - first, low, high): the difference of the means, with Newcombe's 95 % interval.
 
-    It joins the Wilson intervals of both means. The more often the planners are right on the same questions
-    (the correlation), the narrower it is. Method 10 of Newcombe 1998, Statistics in Medicine 17, 2635-2650.
+    It joins the Wilson intervals of both means. The more often the planners are right on the same
+    questions (the correlation), the narrower it is. Method 10 of Newcombe 1998, Statistics in
+    Medicine 17, 2635-2650: for pairs.
     """
     n, p, q = len(first), fmean(first), fmean(second)
     (p_low, p_high), (q_low, q_high) = interval(p, n), interval(q, n)
@@ -48,27 +156,16 @@ def difference(first, second):
     return q - p, q - p - joined(p_high - p, q - q_low), q - p + joined(p - p_low, q_high - q)
 
 
-def shares_right(trials):
-    """How often each question was answered right, from 0 to 1. trials: for each question, its rollouts."""
-    return [fmean(rollout.right for rollout in rollouts) for rollouts in trials]
+def row_of(name, *pair):
+    """A question of a set, and how both did on it. answers: of the first trial."""
+    first = pair[0][0]
+    answers = [trials[0].answer or trials[0].failed for trials in pair]
+    row = {"set": name, "question": first.question, "gold": first.gold}
+    return row | {"right": [right(trials) for trials in pair], "answers": answers}
 
 
-def lines(first, second):
-    """The comparison of A and B as lines of text. first, second: for each question, its rollouts.
-
-    A  accuracy 0.340 [0.29, 0.40] of 300 | turns 1.66 | errors 31.4% | 119 tokens a rollout
-    B  accuracy 0.970 [0.94, 0.98] of 300 | turns 1.50 | errors 0.2% | 118 tokens a rollout
-    questions that differ: A alone right 2, B alone right 191, exact McNemar p = 3e-54
-    B - A: +63.0 points, 95 % interval +56.9 to +68.3 (Newcombe's, paired)
-    """
-    for name, trials in (("A", first), ("B", second)):
-        metrics = summary([rollout for rollouts in trials for rollout in rollouts])
-        metrics["accuracy"] = fmean(shares_right(trials))  # if some sets have more trials: each question once
-        yield f"{name}  {accuracy_line(metrics, len(trials))}"
-    several = max(len(rollouts) for rollouts in first + second) > 1
-    shares = shares_right(first), shares_right(second)
-    lost, won, p = mcnemar(*shares)
-    what, test = ("more often right", "exact sign test") if several else ("alone right", "exact McNemar")
-    yield f"questions that differ: A {what} {lost}, B {what} {won}, {test} p = {p:.2g}"
-    gain, low, high = (100 * value for value in difference(*shares))
-    yield f"B - A: {gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} (Newcombe's, paired)"
+def line_of(row):
+    """'    What is 2 + 2? | gold 4 | A 5 | B 4'"""
+    texts = [" ".join(text.split()) for text in (row["question"], row["gold"], *row["answers"])]
+    short = [text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..." for text in texts]
+    return "    {} | gold {} | A {} | B {}".format(*short)

@@ -1,16 +1,16 @@
-"""Is the answer of a rollout right, and what is its reward R? Rules decide clear cases, a judge the others.
+"""Is a rollout's answer right, and what is its reward R? Rules decide, or a judge if they cannot.
 
     the rules decide                             right or not    trained on
     the rules cannot, and there is no judge      not right       trained on
-    the rules cannot, and the judge decides      right or not    trained on
+    the rules cannot, and the judge decides      right or not    trained on (`judged`)
     the judge answers without a verdict          not right       `undecided`: left out of training
     the judge does not answer                    not right       `failed`: left out of training
 
-With the gold answer "26", for example, the rules call "26.0" right and "27" not right, and cannot decide on
-"about 26". With "Paris" they call "paris" right, and cannot decide on "London" (rules.py: decide).
+With the gold answer "26", for example, the rules call "26.0" right and "27" not right, and cannot
+decide on "about 26". With "Paris" they call "paris" right, and cannot decide on "London".
 
-To train on another reward, change reward(). Accuracy, and with it the choice of best/ and all comparisons,
-remains the share of right answers.
+To train on another reward, change reward(). Accuracy, and with it the choice of best/ and all
+comparisons, remains the share of right answers.
 """
 
 import math
@@ -21,22 +21,24 @@ from rewards.judge import verdicts_on
 
 
 def reward(rollout):
-    """R of a rollout: here 1 or 0. A reward of yours may use every field of solve.Rollout but `reward`:
-    `right`, `answer`, `question` (with its gold answer), `memory`, and `plans`, the planner's Completion of
-    each turn, so len(rollout.plans) turns were used. `step.error`, for each step of rollout.memory.steps,
-    says whether a plan or call could not be read, or a tool answered "Error: ...". To prefer short rollouts
-    among the right ones, for example:
+    """R of a rollout: here 1 or 0.
+
+    A reward of yours may use every field of solve.Rollout but `reward`: `right`, `answer`,
+    `question` (with its gold answer), `memory`, and `plans`, the planner's Completion of each turn,
+    so len(rollout.plans) turns were used. `step.error`, for each step of rollout.memory.steps, says
+    whether a plan or call could not be read, or a tool answered "Error: ...". To prefer short
+    rollouts among the right ones, for example:
 
         rollout.right * (1 - 0.05 * (len(rollout.plans) - 1))
 
-    Beware: where the rewards of a group differ only by such a cost, its size cancels out, because eq. 7
-    divides by their standard deviation. docs/use.md, "Grading", has an example and other costs.
+    Beware: where the rewards of a group differ only by such a cost, its size cancels out, because
+    eq. 7 divides by their standard deviation. docs/use.md, "Grading", has an example.
     """
     return float(rollout.right)
 
 
 def grade(rollouts, judge=None):
-    """Grade every rollout that has not failed: set `right` and `reward`. judge: an engine, or None."""
+    """Set `right` and `reward` of every rollout that has not failed. judge: an engine, or None."""
     answered = [rollout for rollout in rollouts if not rollout.failed]
     in_doubt = []
     for rollout in answered:
@@ -47,26 +49,22 @@ def grade(rollouts, judge=None):
     if judge:
         let_judge_decide(judge, in_doubt)
     for rollout in answered:
-        value = reward(rollout)
-        try:
-            rollout.reward = float(value)
-        except (TypeError, ValueError):  # None, a tuple, a tensor of several numbers
-            rollout.reward = math.nan
-        if not math.isfinite(rollout.reward):
-            raise SystemExit(f"rewards/grade.py: reward() is {value} for the question "
-                             f"{rollout.question.question[:80]!r}: it must be a finite number.")
+        rollout.reward = float(reward(rollout))
+        if not math.isfinite(rollout.reward):  # it would make every weight NaN
+            where = f"rewards/grade.py: reward() is {rollout.reward} for the question "
+            raise SystemExit(f"{where}{rollout.question.question[:80]!r}: it must be finite.")
 
 
 def let_judge_decide(judge, rollouts):
-    """Set `right` by the judge's verdict; without a verdict `undecided`; without a completion `failed`."""
+    """Set `right` and `judged` by the verdict; without one `undecided`, or `failed` by an error."""
     start = time.perf_counter()
     results = verdicts_on([(rollout.question, rollout.answer) for rollout in rollouts], judge)
     seconds = time.perf_counter() - start
     for rollout, (verdict, completion) in zip(rollouts, results):
         rollout.right = verdict is True
+        rollout.judged = verdict is not None
+        rollout.undecided = verdict is None and not completion.error
         if completion.error:
             rollout.failed = f"judge: {completion.error}"
-        else:
-            rollout.undecided = verdict is None
         rollout.seconds += seconds / len(rollouts)
         rollout.add_output(len(rollout.plans), "judge", completion.text, completion.tokens, seconds)

@@ -5,22 +5,35 @@ def summary(rollouts):
     """{name: number}. errors: the share of turns with a parse error or a tool error.
 
     calls: {tool: (calls, errors, seconds)}; "unreadable" has the turns whose plan did not parse.
+    cut_plans, cut_answers: the shares of plans and answers that ended at the token limit.
     """
     steps = [step for rollout in rollouts for step in rollout.memory.steps]
+    outputs = [output for rollout in rollouts for output in rollout.outputs]
     by_tool = {}
     for step in steps:
         by_tool.setdefault(step.tool or "unreadable", []).append((1, step.error, step.seconds))
-    tokens = [output["tokens"] for rollout in rollouts for output in rollout.outputs
-              if output["module"] != "judge"]
+    tokens = [output["tokens"] for output in outputs if output["module"] != "judge"]
     return {
-        "accuracy": sum(rollout.right for rollout in rollouts) / len(rollouts),
+        "accuracy": share(rollout.right for rollout in rollouts),
         "turns": len(steps) / len(rollouts),
-        "errors": sum(step.error for step in steps) / max(1, len(steps)),
+        "errors": share(step.error for step in steps),
         "failed": sum(rollout.failed != "" for rollout in rollouts),
         "undecided": sum(rollout.undecided for rollout in rollouts),
         "tokens": sum(tokens) / len(rollouts),
         "calls": {tool: tuple(map(sum, zip(*calls))) for tool, calls in sorted(by_tool.items())},
+        "cut_plans": share_cut(outputs, "planner"),
+        "cut_answers": share_cut(outputs, "generator"),
     }
+
+
+def share(flags):
+    """The share of flags that are true; 0 of none."""
+    flags = list(flags)
+    return sum(flags) / max(1, len(flags))
+
+
+def share_cut(outputs, module):
+    return share(output.get("cut", False) for output in outputs if output["module"] == module)
 
 
 def interval(p, n, z=1.96):
@@ -35,15 +48,18 @@ def accuracy_line(metrics, n):
     'accuracy 0.500 [0.09, 0.91] of 2 | turns 1.50 | errors 33.3% | 60 tokens a rollout | failed 1'
     """
     low, high = interval(metrics["accuracy"], n)
-    line = f"accuracy {metrics['accuracy']:.3f} [{low:.2f}, {high:.2f}] of {n} | turns {metrics['turns']:.2f}"
-    line += f" | errors {metrics['errors']:.1%} | {metrics['tokens']:.0f} tokens a rollout"
-    return line + "".join(f" | {name} {metrics[name]}" for name in ("failed", "undecided") if metrics[name])
+    line = f"accuracy {metrics['accuracy']:.3f} [{low:.2f}, {high:.2f}] of {n}"
+    line += f" | turns {metrics['turns']:.2f} | errors {metrics['errors']:.1%}"
+    line += f" | {metrics['tokens']:.0f} tokens a rollout"
+    lost = {name: metrics[name] for name in ("failed", "undecided") if metrics[name]}
+    return line + "".join(f" | {name} {number}" for name, number in lost.items())
 
 
 def calls_line(metrics):
     """'python_coder 4 (0 errors, 0.1 s) | wikipedia_search 2 (1 errors, 0.0 s)'"""
     calls = metrics["calls"].items()
-    return " | ".join(f"{name} {n} ({errors} errors, {s:.1f} s)" for name, (n, errors, s) in calls) or "none"
+    parts = [f"{name} {n} ({errors} errors, {s:.1f} s)" for name, (n, errors, s) in calls]
+    return " | ".join(parts) or "none"
 
 
 def markdown(lines):

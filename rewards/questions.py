@@ -3,8 +3,11 @@
 One JSON object a line. "question" and "answer" are required; unknown keys are ignored:
 
     {"question": "Capital of France?", "answer": "Paris", "aliases": ["Paris, France"], "id": "7"}
+    {"question": "Which is even?", "choices": ["1", "2", "3"], "answer": "B"}
 
-The gold of a worked solution as in GSM8K is its last line: "... #### 29" gives 29.
+The gold of a multiple-choice question is a letter or the text of an option. A number, as in
+"answer": 2, could also be an index, so it is refused beside options that are numbers. The gold of a
+worked solution as in GSM8K is its last line: "... #### 29" gives 29.
 """
 
 import json
@@ -12,25 +15,26 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewards.rules import LIMIT, named_option, numbers_to_use
+from rewards.game24 import numbers_to_use
+from rewards.rules import LIMIT, named_option
 
-SOLUTION = re.compile(r"####[ \t]+(.+)")  # the last line of a GSM8K solution; group 1 is the final answer
+SOLUTION = re.compile(r"####[ \t]+(.+)")  # the last line of a GSM8K solution; group 1 is the answer
 
 
 class Written(str):
-    """A number with a decimal point or an exponent, as the file writes it: a float would lose digits."""
+    """A number with a point or an exponent, as the file writes it: a float would lose digits."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its gold answer. The id is only a label: two questions may have the same one."""
+    """A question with its gold answer. The id is only a label: two questions may have the same."""
 
     question: str
     answer: str
     aliases: tuple[str, ...] = ()  # other right answers
     choices: tuple[str, ...] = ()  # the options of a multiple-choice question
     id: str = ""
-    kind: str = ""  # rules.game_of_24() grades "gameof24"; any other kind is only a label
+    kind: str = ""  # "gameof24" is graded by game24.py; any other kind is only a label
 
 
 def read_questions(path):
@@ -39,20 +43,19 @@ def read_questions(path):
     {"question": "2 + 2?", "answer": 4} -> Question(question="2 + 2?", answer="4")
     """
     try:
-        lines = Path(path).read_bytes().splitlines()  # bytes: str.splitlines() also splits at U+2028
+        lines = (
+            Path(path).read_bytes().splitlines()
+        )  # bytes: str.splitlines() also splits at U+2028
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; give a JSONL file of questions.") from None
-    except OSError as why:
-        raise ValueError(f"{path}: cannot be read ({why.strerror}).") from None
     questions = []
     for number, line in enumerate(lines, 1):
         try:
             questions += [parse(line)] if line.strip() else []
         except ValueError as why:
-            raise ValueError(f"{path}, line {number}: {why}") from None
+            raise ValueError(f"{path}, line {number}: {why}.") from None
     if not questions:
-        hint = "write one JSON object with a question and an answer on each line"
-        raise ValueError(f"{path}: the file is empty; {hint}.")
+        raise ValueError(f"{path}: the file is empty.")
     return questions
 
 
@@ -61,46 +64,53 @@ def parse(line):
     try:
         # int("NaN") raises: NaN is an answer that is missing.
         row = json.loads(line, parse_float=Written, parse_constant=int)
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8: save the file in this encoding.") from None
-    except (ValueError, RecursionError) as why:  # also for numbers of many digits
-        raise ValueError(f"not JSON ({getattr(why, 'msg', why)}). Each line must be an object, as "
-                         '{"question": "...", "answer": "..."}.') from None
+    except ValueError as why:
+        raise ValueError(f"not JSON ({why})") from None
     if not isinstance(row, dict):
-        raise ValueError(f"not a JSON object but a {type(row).__name__}.")
-    for key, types in (("question", [str]), ("answer", [str, int, Written])):
-        if key not in row:
-            keys = ", ".join(json.dumps(name[:30]) for name in list(row)[:8]) or "nothing"
-            raise ValueError(f'lacks "{key}" (it has {keys}).')
-        if not text(key, row[key], types).strip():
-            raise ValueError(f'"{key}" is empty.')
-    answer, id = str(row["answer"]), "" if row.get("id") is None else text("id", row["id"])
-    last = answer.rstrip().rpartition("\n")[2]
-    answer = solution[1] if (solution := SOLUTION.fullmatch(last)) else answer
-    kind = text("kind", row.get("kind") or "", [str])
-    question = Question(row["question"], answer, texts(row, "aliases"), texts(row, "choices"), id, kind)
-    if len(answer) > LIMIT:
-        raise ValueError(f"the answer has more than {LIMIT} characters; no response could be marked right.")
+        raise ValueError('not a JSON object such as {"question": "...", "answer": "..."}')
+    answer = text("answer", row.get("answer"))
+    solution = SOLUTION.fullmatch(answer.rstrip().rpartition("\n")[2])
+    question = Question(
+        text("question", row.get("question")),
+        solution[1] if solution else answer,
+        texts("aliases", row.get("aliases") or []),
+        texts("choices", row.get("choices") or []),
+        *("" if row.get(key) is None else str(row[key]) for key in ("id", "kind")),
+    )
+    if not question.question.strip() or not 0 < len(question.answer.strip()) <= LIMIT:
+        raise ValueError(f"question and answer must have 1 to {LIMIT} characters")
+    check_choices(question.choices, row["answer"], *row.get("aliases") or [])
     if question.choices and named_option(question.answer, question.choices) is None:
-        raise ValueError(f"the answer {question.answer[:40]!r} names none of the choices, or several: write "
-                         "the letter and the text of one, as in 'B. London'.")
+        raise ValueError(
+            f"the answer {question.answer[:40]!r} names none of the choices, or several: "
+            "write the letter and the text of one, as in 'B. London'"
+        )
     if question.kind == "gameof24" and not numbers_to_use(question):
-        raise ValueError("a gameof24 question names no numbers to use.")
+        raise ValueError("a gameof24 question names no numbers to use")
     return question
 
 
-def text(key, value, types=(str, int, Written)):
-    """A value as text; ValueError if it is of another type."""
-    if type(value) not in types:
-        wanted = "text" if types == [str] else "text or a number"
-        shown = value if type(value) is Written else json.dumps(value)
-        raise ValueError(f'"{key}" must be {wanted}, not {shown[:40]}.')
+def check_choices(choices, *golds):
+    """ValueError for a gold that can be the index of an option or the value of another one."""
+    indices = {f"{i}{end}" for i in range(len(choices) + 1) for end in ("", ".0")}
+    for gold in golds:
+        index = type(gold) in (int, Written) and str(gold) in indices
+        if index and named_option(str(gold), choices) is not None:
+            raise ValueError(
+                f"the answer {gold} can be the index or the value of an option: "
+                "write the letter of the option, or its value in quotes"
+            )
+
+
+def text(key, value):
+    """A text or a number as text."""
+    if type(value) not in (str, int, Written):
+        raise ValueError(f'"{key}" must be text or a number, not {json.dumps(value)[:40]}')
     return str(value)
 
 
-def texts(row, key):
-    """The texts of a list; () if the row has none."""
-    values = row.get(key) or []
+def texts(key, values):
+    """A list of texts or numbers as texts."""
     if not isinstance(values, list):
-        raise ValueError(f'"{key}" must be a list, not {json.dumps(values)[:40]}.')
+        raise ValueError(f'"{key}" must be a list, not {json.dumps(values)[:40]}')
     return tuple(text(key, value) for value in values)

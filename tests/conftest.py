@@ -1,10 +1,10 @@
 """What all tests share: no network, and a model server on loopback."""
+
 import json
 import os
 import sys
 import threading
-from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,24 +13,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for a bare `pytest`
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it; .ci/run tries two as well
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers reads it: no test leaves the machine
 
-from bench import faults
-from logbook.log import COLUMNS
 from world import services
-
-# the metrics of an update in which nothing had a gradient
-NO_UPDATE = dict.fromkeys([*COLUMNS, "steps", "token_budget"], 0.0) | {"ratio_min": 1.0, "ratio_max": 1.0}
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "extras(package): needs an optional package; .ci/run installs it")
-    config.addinivalue_line("markers", "exhaustive: long, or the rest of a table; .ci/run runs it")
-    config.addinivalue_line("filterwarnings", "error::RuntimeWarning")  # what Python says of our own mistakes
+    lines = "markers", "extras(package): needs an optional package; .ci/run installs it"
+    config.addinivalue_line(*lines)
+    lines = "markers", "exhaustive: long, or the rest of a table; .ci/run runs it"
+    config.addinivalue_line(*lines)
+    config.addinivalue_line("filterwarnings", "error::RuntimeWarning")  # Python's, of our mistakes
 
 
 def pytest_collection_modifyitems(config, items):
     """Without -m the same tests run everywhere, whatever is installed."""
     if not config.option.markexpr:
-        later = [item for item in items if any(map(item.get_closest_marker, ("extras", "exhaustive")))]
+        marks = "extras", "exhaustive"
+        later = [item for item in items if any(map(item.get_closest_marker, marks))]
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if item not in later]
 
@@ -40,32 +38,38 @@ def pytest_runtest_setup(item):
         pytest.importorskip(*mark.args)
 
 
-class Handler(faults.Handler):
-    """Answers as self.server.reply(handler, body) says; remembers what it was asked."""
+class Handler(BaseHTTPRequestHandler):
+    """Sends the (status, data) of server.reply(body, turn); server.asked lists what was asked."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
 
     def do_GET(self):
-        self.server.list(self)
+        self.send(200, {"data": [{"id": name} for name in self.server.models]})
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.asked.append((self.path, dict(self.headers), body))
             turn = len(self.server.asked)
-        try:
-            self.server.reply(self, body, turn)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True
+        self.send(*self.server.reply(body, turn))
+
+    def send(self, status, data):
+        self.close_connection = status == 0
+        if status:  # 0: the connection is dropped
+            text = data if isinstance(data, bytes) else json.dumps(data).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
 
 
-@contextmanager
-def serving(handler):
-    """A server on loopback that answers as this class of handlers does."""
-    running = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    running.daemon_threads = True
-    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
-    yield running
-    running.shutdown()
-    running.server_close()
+def answer(text, finish_reason="stop", **usage):
+    """(status, data): a good answer of OpenAI's chat API."""
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+    return 200, {"choices": [choice], "usage": {"total_tokens": 10, **usage}}
 
 
 @pytest.fixture
@@ -73,11 +77,12 @@ def server(monkeypatch):
     """A good server; a test may give it another reply."""
     monkeypatch.setattr(services, "PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    echo = lambda body: faults.answer(f"echo {body['messages'][0]['content']}")
-    models = lambda: {"data": [{"id": name, "owned_by": running.owner} for name in running.models]}
-    with serving(Handler) as running:
-        running.lock, running.asked, running.models, running.owner = threading.Lock(), [], ["a-model"], None
-        running.list = lambda handler: handler.send(json.dumps(models()).encode())
-        running.reply = lambda handler, body, turn: handler.send(echo(body))
-        running.url = f"http://127.0.0.1:{running.server_port}/v1"
-        yield running
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    running.daemon_threads = True
+    running.lock, running.asked, running.models = threading.Lock(), [], ["a-model"]
+    running.reply = lambda body, turn: answer(f"echo {body['messages'][0]['content']}")
+    running.url = f"http://127.0.0.1:{running.server_port}/v1"
+    threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    yield running
+    running.shutdown()
+    running.server_close()

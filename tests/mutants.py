@@ -1,10 +1,28 @@
 """Change a function in one place at a time: another operator or comparison, a dropped operand, method or
 minus sign, min for max, a number one more or less. Tests that use this must notice each change."""
+
 import ast
 import copy
 
-OTHERS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
-          ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
+OTHERS = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.Gt: ast.Lt,
+    ast.Lt: ast.Gt,
+    ast.LtE: ast.GtE,
+    ast.GtE: ast.LtE,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
 OPPOSITE = {"min": "max", "max": "min"}
 
 
@@ -32,7 +50,9 @@ def changes(node):
             yield with_field(node, "id", OPPOSITE[name])
         case ast.Attribute(_, name) if name in OPPOSITE:
             yield with_field(node, "attr", OPPOSITE[name])
-        case ast.Call(ast.Attribute(value)) if not isinstance(value, ast.Name) or value.id != "torch":
+        case ast.Call(ast.Attribute(value)) if (
+            not isinstance(value, ast.Name) or value.id != "torch"
+        ):
             yield value
 
 
@@ -44,7 +64,10 @@ def mutants(source, functions):
             for field, value in ast.iter_fields(parent):
                 for i, node in enumerate(value if isinstance(value, list) else [value]):
                     for new in changes(node):
-                        setattr(parent, field, [*value[:i], new, *value[i + 1 :]] if isinstance(value, list)
-                                else new)
+                        setattr(
+                            parent,
+                            field,
+                            [*value[:i], new, *value[i + 1 :]] if isinstance(value, list) else new,
+                        )
                         yield function.name, ast.unparse(parent), ast.unparse(tree)
                         setattr(parent, field, value)

@@ -1,44 +1,49 @@
-"""models/server.py against a real server on loopback: answers, failures, and what a rollout makes of them."""
+"""models/server.py against a real server on loopback: answers, refusals, and every way to fail."""
 
-import html
-import json
-import sys
-from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 import torch
-from test_solve import ANSWER, CALL, STOP, TOOLS, Cast, module_of
+from conftest import answer
 
-import solve
-import train
-from bench import faults, hostile
 from models.completion import NEW_TOKENS, TOO_LONG, outage
-from models.loading import load_engine
 from models.server import Server
-from rewards.questions import Question
-from world import services
 
-# Good answers
 
+def replies(*answers):
+    """A reply: these in turn, the last one from then on."""
+    return lambda body, turn: answers[min(turn, len(answers)) - 1]
+
+
+# ---- good answers
 def test_answers_come_in_order_with_their_usage(server):
-    completions = load_engine(server.url)(["a", "b", "c"] * 10, temperature=0.7)
-    assert [c.text for c in completions] == ["echo a", "echo b", "echo c"] * 10 and len(server.asked) == 30
-    assert {c.tokens for c in completions} == {10} and not any(c.ids or c.error for c in completions)
+    completions = Server(server.url)(["a", "b", "c"] * 30, temperature=0.7)
+    assert [c.text for c in completions] == ["echo a", "echo b", "echo c"] * 30
+    assert {c.tokens for c in completions} == {10} and len(server.asked) == 90
+    assert not any(c.ids or c.error or c.cut for c in completions)
 
 
-def test_a_request_says_what_the_model_reads_and_how_to_sample(server):
-    load_engine(server.url)(["q</s>"], temperature=0.5, max_new_tokens=7)
+@pytest.mark.parametrize("think", [False, True])
+def test_a_request_says_what_the_model_reads_and_how_to_sample(server, think):
+    Server(server.url, think=think)(["q</s>"], temperature=0.5, max_new_tokens=7)
     path, headers, body = server.asked[0]
-    assert path == "/v1/chat/completions" and body.pop("seed") >= 0 and "Authorization" not in headers
-    messages = [{"role": "user", "content": "q< /s>"}]
-    assert body == dict(model="a-model", messages=messages, temperature=0.5, max_tokens=7, top_p=1.0)
+    assert path == "/v1/chat/completions" and "Authorization" not in headers
+    assert body.pop("seed") >= 0
+    assert body == {
+        "model": "a-model",
+        "messages": [{"role": "user", "content": "q< /s>"}],
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "max_tokens": 7,
+        "chat_template_kwargs": {"enable_thinking": think},
+    }
 
 
 def test_at_temperature_0_equal_prompts_are_sent_once_and_without_a_seed(server):
-    completions = load_engine(server.url)(["q", "r", "q"])
-    assert [c.text for c in completions] == ["echo q", "echo r", "echo q"] and len(server.asked) == 2
-    assert "seed" not in server.asked[0][2] and server.asked[0][2]["max_tokens"] == NEW_TOKENS
+    completions = Server(server.url)(["q", "r", "q"])
+    assert [c.text for c in completions] == ["echo q", "echo r", "echo q"]
+    assert len(server.asked) == 2 and completions[0] is not completions[2]
+    body = server.asked[0][2]
+    assert "seed" not in body and "top_p" not in body and body["max_tokens"] == NEW_TOKENS
 
 
 def test_a_seed_of_torch_decides_the_seeds_of_the_requests(server):
@@ -50,258 +55,314 @@ def test_a_seed_of_torch_decides_the_seeds_of_the_requests(server):
     assert seeds[0] == seeds[1] != seeds[2] and len(set(seeds[0])) == 2
 
 
-@pytest.mark.parametrize("owner, field", [("vllm", True), ("sglang", True), ("llamacpp", True),
-                                          ("openai", False), ("library", False), (None, False)])
-@pytest.mark.parametrize("think", [False, True])
-def test_only_servers_that_pass_it_to_the_template_hear_whether_to_think(server, owner, field, think):
-    server.owner = owner
-    for name in ("", "#a-model"):
-        load_engine(server.url + name, think=think)(["q"])
-        fields = server.asked[-1][2].get("chat_template_kwargs")
-        assert fields == ({"enable_thinking": think} if field else None)
+# ---- ten servers: what they refuse, and the shape of their answers
+def of_openai(message, field):
+    error = {"message": message, "type": "invalid_request_error", "param": field, "code": None}
+    return field, 400, {"error": error}
 
 
-@pytest.mark.parametrize("message", [{}, {"content": None}, {"content": ""}])
-def test_null_is_an_empty_text_and_a_missing_one_is_an_error(server, message):
-    body = json.dumps({"choices": [{"message": message}]}).encode()
-    server.reply = lambda handler, *_: handler.send(body)
-    completion = load_engine(server.url)(["q"])[0]
-    assert completion.text == "" and bool(completion.error) == ("content" not in message)
+def of_mistral(field):
+    detail = {
+        "type": "extra_forbidden",
+        "loc": ["body", field],
+        "msg": "Extra inputs are not permitted",
+    }
+    return field, 422, {"object": "error", "message": {"detail": [detail | {"input": 1}]}}
 
 
-@pytest.mark.parametrize("tokens, usage", [("1e999", None), ("1e300", 10**9), ("null", 0), ('"7"', 7),
-                                           ("-100", 0)])
-def test_an_endless_count_of_tokens_is_no_traceback(server, tokens, usage):
-    body = b'{"choices": [{"message": {"content": "a"}}], "usage": {"total_tokens": %s}}' % tokens.encode()
-    server.reply = lambda handler, *_: handler.send(body)
-    completion = load_engine(server.url)(["q"])[0]
-    assert completion.error if usage is None else completion.usage == usage
+def of_gemini(field):
+    message = f'Invalid JSON payload received. Unknown name "{field}": Cannot find field.'
+    return field, 400, [{"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}]
 
 
-# Addresses and keys
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "6 * 7"}]}
+LITELLM = (
+    'litellm.BadRequestError: AnthropicException - {"type":"error","error":{"message":'
+    '"`temperature` and `top_p` cannot both be specified for this model."}}'
+)
+SERVERS = {  # name: (refusals, more of the message, more of the choice, fields that are left out)
+    "vLLM": ([], {"reasoning": None, "tool_calls": []}, {"stop_reason": None}, ""),
+    "llama.cpp": ([], {"reasoning_content": "6 * 7"}, {"index": 0}, ""),
+    "Ollama": ([], {"reasoning": "6 * 7"}, {"index": 0}, ""),
+    "LM Studio": ([], {"reasoning_content": "", "tool_calls": []}, {"logprobs": None}, ""),
+    "SGLang": ([], {"reasoning_content": None}, {"matched_stop": 151645}, ""),
+    "OpenAI's newer models": (
+        [
+            of_openai(
+                "Unrecognized request argument: chat_template_kwargs", "chat_template_kwargs"
+            ),
+            of_openai("Unsupported parameter: 'max_tokens' is not supported.", "max_tokens"),
+            of_openai("Unsupported value: 'temperature' does not support 0.7.", "temperature"),
+            of_openai("Unsupported parameter: 'top_p' is not supported.", "top_p"),
+        ],
+        {"refusal": None, "annotations": []},
+        {},
+        "chat_template_kwargs max_tokens temperature top_p",
+    ),
+    "Mistral": (
+        [of_mistral("chat_template_kwargs"), of_mistral("seed")],
+        {"content": [THOUGHT, {"type": "text", "text": "It is 42."}]},
+        {},
+        "chat_template_kwargs seed",
+    ),
+    "Claude": (
+        [("top_p", 400, {"error": {"message": LITELLM, "type": "invalid_request_error"}})],
+        {"refusal": None},
+        {"logprobs": None},
+        "top_p",
+    ),
+    "Gemini": (
+        [of_gemini("chat_template_kwargs"), of_gemini("seed")],
+        {"extra_content": {"google": {"thought_signature": "x"}}},
+        {},
+        "chat_template_kwargs seed",
+    ),
+    "a gateway": ([], {"reasoning_details": []}, {"native_finish_reason": "STOP"}, ""),
+}
 
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_each_kind_of_server_answers_and_what_it_refuses_is_left_out(server, name, capsys):
+    refusals, message, choice, dropped = SERVERS[name]
+
+    def reply(body, turn):
+        status, data = answer("It is 42.", prompt_tokens=7, completion_tokens=5)
+        data["choices"][0] |= choice
+        data["choices"][0]["message"] |= message
+        refused = [(status, error) for field, status, error in refusals if field in body]
+        if name == "a gateway" and turn == 1:  # its provider failed
+            error = {"code": 502, "message": "Provider returned error"}
+            return 200, {"choices": [{"finish_reason": "error", "message": {}, "error": error}]}
+        return refused[0] if refused else (status, data)
+
+    server.reply, engine = reply, Server(server.url)
+    (completion,) = engine(["What is 6 * 7?"], temperature=0.7)
+    assert (completion.text, completion.error, completion.cut) == ("It is 42.", "", False)
+    engine(["What is 6 * 7?"], temperature=0.7)
+    assert len(server.asked) == len(refusals) + 2 + (name == "a gateway")  # it is remembered
+    first, last = server.asked[0][2], server.asked[-1][2]
+    assert first.keys() - last.keys() == set(dropped.split())
+    assert last.get("max_tokens", last.get("max_completion_tokens")) == NEW_TOKENS
+    said = capsys.readouterr().err.splitlines()
+    fields = set(dropped.split()) - {"max_tokens"}
+    assert sorted(line.split()[4] for line in said) == sorted(f"{field}:" for field in fields)
+
+
+@pytest.mark.parametrize(
+    "status, error",
+    [
+        (400, {"error": "property 'top_p' is unsupported"}),
+        (
+            400,
+            {"message": '{"message":"Malformed input: extraneous key [top_p] is not permitted"}'},
+        ),
+        (422, {"detail": [{"loc": ["body", "top_p"], "msg": "extra fields not permitted"}]}),
+        (400, {"error": {"param": "top_p", "message": "Unknown field."}}),
+    ],
+)
+def test_a_refused_field_is_found_in_other_words_too(server, status, error):
+    server.reply = lambda body, turn: (status, error) if "top_p" in body else answer("a")
+    assert Server(server.url)(["q"], temperature=1.0)[0].text == "a" and len(server.asked) == 2
+
+
+def test_what_does_not_help_is_not_remembered_and_no_request_is_without_a_limit(server, capsys):
+    error = {"error": {"message": "max_tokens and temperature are above what this key may have"}}
+    server.reply = lambda body, turn: (400, error) if "fail" in str(body) else answer("a")
+    engine = Server(server.url)
+    failed = engine(["fail"])[0]
+    assert "answered 400 Bad Request: max_tokens and" in failed.error and not outage(failed.error)
+    assert all({"max_tokens", "max_completion_tokens"} & body.keys() for _, _, body in server.asked)
+    assert engine(["q"])[0].text == "a" and capsys.readouterr().err == ""
+    assert {"max_tokens", "temperature"} <= server.asked[-1][2].keys()
+
+
+# ---- answers that are none
+def choice(finish_reason, message, **rest):
+    return {"choices": [{"finish_reason": finish_reason, "message": message, **rest}]}
+
+
+@pytest.mark.parametrize(
+    "data, error",
+    [
+        (choice("error", {"content": ""}), 'an error: finish_reason "error"'),
+        (choice("stop", {"content": "It"}, error={"message": "upstream died"}), "upstream died"),
+        (choice("abort", {"content": "It is 4"}), "an error: "),
+        ({"error": {"message": "overloaded"}}, "an error: overloaded"),
+        ({"error": "model crashed", "choices": []}, "an error: model crashed"),
+        ([], "something that is not JSON|another shape"),
+    ],
+)
+def test_an_error_inside_a_good_answer_is_an_outage_that_is_tried_again_and_shown(
+    server, data, error
+):
+    server.reply = replies((200, data))
+    (completion,) = Server(server.url)(["q"])
+    assert completion.text == "" and outage(completion.error) and len(server.asked) == 5
+    assert any(words in completion.error for words in error.split("|"))
+    server.reply = lambda body, turn: (200, data) if turn == 6 else answer("a")
+    assert Server(server.url)(["q"])[0].text == "a"
+
+
+THINKING = "its thinking used up all tokens: raise --max-new-tokens"
+
+
+@pytest.mark.parametrize(
+    "data, error",
+    [
+        (choice("length", {"content": "", "reasoning_content": "6 * 7 is"}), THINKING),
+        (choice("length", {"content": None, "reasoning": "6 * 7 is"}), THINKING),
+        (choice("length", {"role": "assistant"}), THINKING),  # Gemini
+        (choice("length", {"content": "<think>6 * 7 is"}), THINKING),
+        (choice("MAX_TOKENS", {"content": [{"type": "thinking", "thinking": []}]}), THINKING),
+        (choice("stop", {"content": "\n", "reasoning": "42"}), "all that it wrote is in reasoning"),
+        (
+            choice("stop", {"content": None, "refusal": "I must not."}),
+            "it wrote is in refusal",
+        ),
+        (choice("tool_calls", {"content": None, "tool_calls": [{}]}), "is in tool_calls"),
+        (choice("content_filter", {"content": ""}), "finish_reason is content_filter"),
+        (choice("stop", {"content": ""}) | {"usage": {"completion_tokens": 0}}, " is stop"),
+        (choice("stop", {"content": ""}) | {"usage": {"completion_tokens": 512}}, " is stop"),
+        (choice("stop", {}), "it wrote nothing, and finish_reason is stop"),
+    ],
+)
+def test_an_empty_text_of_a_model_that_said_something_is_an_error_of_this_prompt(
+    server, data, error
+):
+    server.reply = replies((200, data))
+    (completion,) = Server(server.url)(["q"])
+    assert completion.text == "" and "answered without a text: " in completion.error
+    assert completion.error.endswith(error) and not outage(completion.error)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "data, text, cut",
+    [
+        (choice("length", {"content": "It is 1"}), "It is 1", True),
+        (choice("content_filter", {"content": "It is 1"}), "It is 1", True),
+        (choice("end_turn", {"content": "It is 18"}), "It is 18", False),
+        (choice(None, {"content": "It is 18", "reasoning": "9 + 9"}), "It is 18", False),
+        (choice("stop", {"content": "It"}) | {"usage": {"completion_tokens": 8}}, "It", True),
+        (choice("stop", {"content": ""}) | {"usage": {"completion_tokens": 1}}, "", False),
+        (choice("stop", {"content": "[THINK]9 + 9[/THINK]18"}), "<think>9 + 9</think>18", False),
+    ],
+)
+def test_a_text_is_cut_unless_its_model_ended_it(server, data, text, cut):
+    server.reply = replies((200, data))
+    (completion,) = Server(server.url)(["q"], max_new_tokens=8)
+    assert (completion.text, completion.error, completion.cut) == (text, "", cut)
+
+
+@pytest.mark.parametrize(
+    "words, tokens, fits",
+    [(20_000, 4095, False), (5000, 4095, False), (3, 3, True), (3, 0, True), (3, None, True)],
+)
+def test_a_prompt_that_the_server_has_cut_is_too_long(server, words, tokens, fits):
+    server.reply = replies(answer("42", prompt_tokens=tokens))
+    (completion,) = Server(server.url)(["word | " * words])
+    assert (completion.text, completion.error) == (("42", "") if fits else ("", TOO_LONG))
+
+
+# ---- addresses and keys
 def test_the_model_is_named_in_the_address_or_is_the_only_one(server):
-    assert load_engine(server.url + "#a-model").name == "a-model"
-    with pytest.raises(ValueError, match="serves a-model, not other: name one, as in"):
-        load_engine(server.url + "#other")
-    assert load_engine(server.url + "/").name == "a-model"
-    server.models = ["a", "b"]
-    with pytest.raises(ValueError, match="serves a, b: name one"):
-        load_engine(server.url)
-
-
-def test_an_address_without_its_path_gets_the_usual_one_where_that_lists_models(server):
-    def list_models(handler):
-        found = handler.path == server.path
-        handler.send(b'{"data": [{"id": "a-model:latest"}]}' if found else b"no", 200 if found else 404)
-    server.list, address = list_models, server.url.removesuffix("/v1")
-    for server.path, url in (("/v1/models", server.url), ("/models", address), ("nowhere", server.url)):
-        assert load_engine(f"{address}#a-model").url == url
-        engine = load_engine(f"{address}/#a-model")  # as Ollama takes it
-        assert engine.name == ("a-model" if server.path == "nowhere" else "a-model:latest")
+    assert Server(server.url + "#other").name == "other"
+    assert Server(server.url + "/").name == Server(server.url.removesuffix("/v1")).name == "a-model"
+    server.models = ["a", "\x1b[31mb"]
+    with pytest.raises(ValueError, match=r"serves a, \\x1b\[31mb: name one, as in .*/v1#MODEL\.$"):
+        Server(server.url)
+    with pytest.raises(ValueError, match="127.0.0.1:1 cannot be reached.*: start the server"):
+        Server("http://127.0.0.1:1/v1")
 
 
 def test_a_key_travels_in_a_header_to_this_machine_or_over_https_only(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "hunter2")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # would see the key of a request to this machine
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # would see the key
     monkeypatch.setenv("no_proxy", "")
-    engine = load_engine(server.url)
+    engine = Server(server.url)
     engine(["q"])
     assert server.asked[0][1]["Authorization"] == "Bearer hunter2" and "hunter2" not in str(engine)
-    monkeypatch.setattr(Server, "find", lambda self, name: name)  # these hosts do not exist
-    assert Server("http://gpu-box:8000/v1#m").headers == {} and Server("https://api.example.com/v1#m").headers
-    for address in ("http://user:pass@127.0.0.1/v1#m", "https://api.example.com/v1?key=hunter2#m"):
+    assert Server("http://gpu-box:8000/v1#m").headers == {}
+    assert Server("https://api.example.com/v1#m").headers
+    for address in ("http://u:hunter2@127.0.0.1/v1#m", "https://api.example.com/v1?key=hunter2#m"):
         with pytest.raises(ValueError, match="OPENAI_API_KEY") as why:
-            load_engine(address)
+            Server(address)
         assert "hunter2" not in str(why.value)
 
 
-def test_a_server_that_does_not_run_is_an_error_at_once():
-    with pytest.raises(ValueError, match="127.0.0.1:1 cannot be reached.*start the model server, or corr"):
-        load_engine("http://127.0.0.1:1/v1")
+def test_no_error_and_no_text_shows_the_key_or_a_control_character(server, monkeypatch):
+    key = "sk-proj-Abc/def+0123456789=SECRETSECRET"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    server.reply = replies(
+        (400, {"error": {"message": f"wrong: {key[:20]}... \x1b[2J"}}), answer(key)
+    )
+    first, second = Server(server.url, at_once=1)(["q", "r"])
+    assert first.error.endswith(r"answered 400 Bad Request: wrong: *** \x1b[2J")
+    assert second.text == "***"
 
 
-@pytest.mark.parametrize("status, body", [
-    (500, b"{}"), (401, b"{}"), (404, b"no"), (200, b"[]"), (200, b"no JSON"), (200, b'{"data": null}'),
-    (200, b'{"data": ["x"]}'), (200, b'{"data": [{}]}')])
-def test_a_server_without_a_list_of_its_models_wants_a_name_and_works_with_one(server, status, body):
-    server.list = lambda handler: handler.send(body, status)
-    with pytest.raises(ValueError, match=f"name it, as in {server.url}#MODEL") as why:
-        load_engine(server.url)
-    assert "\n" not in str(why.value) and (status == 200 or str(status) in str(why.value))
-    assert load_engine(server.url + "#m")(["q"])[0].text == "echo q"
-
-
-# Every way to fail
-
-@pytest.mark.parametrize("fault", faults.FAULTS)
-def test_every_way_to_fail_is_tried_again(server, fault, monkeypatch):
-    monkeypatch.setattr(faults, "PATIENCE", 0.5)
-    good = server.reply
-    server.reply = lambda handler, body, turn: handler.fail(fault) if turn == 1 else good(handler, body, turn)
-    (completion,) = Server(server.url, seconds=0.5)(["q"])
-    assert (completion.text, completion.error) == ("echo q", "") and len(server.asked) == 2
-
-
-@pytest.mark.parametrize("fault", [fault for fault in faults.FAULTS if fault not in ("slow", "endless")])
-def test_what_fails_for_good_is_an_error_and_never_an_answer(server, fault):
-    server.reply = lambda handler, *_: handler.fail(fault)
+# ---- failures
+@pytest.mark.parametrize(
+    "fault", [(429, {}), (503, {}), (0, ""), (200, b'{"choices": [{"mess'), (200, {"choices": []})]
+)
+def test_every_way_to_fail_is_tried_again_and_never_taken_for_an_answer(server, fault):
+    server.reply = replies(fault, answer("a"))
+    assert Server(server.url)(["q"])[0].text == "a" and len(server.asked) == 2
+    server.reply = replies(fault)
     (completion,) = Server(server.url)(["q"])
-    assert completion.text == "" and completion.error.startswith("127.0.0.1:") and 3 < len(server.asked) < 30
+    assert completion.text == "" and outage(completion.error)
+    assert completion.error.startswith(f"127.0.0.1:{server.server_port} ")
 
 
-@pytest.mark.parametrize("status, shown", [(400, True), (401, False), (404, True), (413, False)])
-def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_key(server, status, shown):
-    server.reply = lambda handler, *_: handler.send(b'{"error": {"message": "no"}}', status)
-    (completion,) = load_engine(server.url)(["q"])
-    assert f"answered {status}" in completion.error and completion.error.endswith(": no") == shown
-    assert len(server.asked) == 1
+@pytest.mark.parametrize(
+    "status, error, down",
+    [
+        (400, "no", False),
+        (401, "no", True),
+        (404, "no such model", True),
+        (400, "Your credit balance is too low", True),
+    ],
+)
+def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_key(
+    server, status, error, down
+):
+    server.reply = replies((status, {"error": {"message": error}}))
+    (completion,) = Server(server.url)(["q"])
+    assert outage(completion.error) == down and len(server.asked) == 1
+    assert completion.error.endswith(f": {error}") == (status != 401)
 
 
-@pytest.mark.parametrize("message", [
-    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
-    "context_length_exceeded", "the request exceeds the available context size", "prompt is too long: 9",
-    "You passed 9 input tokens and requested 10. However, the model's context length is only 8 tokens",
-    "The decoder prompt (length 10127) is longer than the maximum model length of 8192",
-    "The prompt (total length 25938) is too long to fit into the model (context length 4096)",
-    "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
-    "Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens)",
-    "Requested tokens (2285) exceed context window of 2048", "the input length exceeds the context length",
-    "prompt too long; exceeded max context length by 12 tokens",
-    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 1244 `inputs` tokens",
-    "Input validation error: `inputs` must have less than 1024 tokens. Given: 1872",
-    "input length and `max_tokens` exceed context limit: 174167 + 64000 > 200000",
-    "The input token count (1300000) exceeds the maximum number of tokens allowed (1048576)."])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 4096 tokens. However, you requested 5000",  # vLLM
+        "the request exceeds the available context size, try increasing it",  # llama.cpp
+        "the input length exceeds the context length",  # Ollama
+        "input length and `max_tokens` exceed context limit: 174167 + 64000 > 200000",  # Claude
+        "Trying to keep the first 15857 tokens when context the overflows.",  # LM Studio
+        "Input length (160062 tokens) exceeds the maximum allowed length (59862)",  # SGLang
+        "prompt is too long: 209000 tokens > 200000 maximum",
+        "The input token count (1300000) exceeds the maximum number of tokens allowed",  # Gemini
+        "`inputs` tokens + `max_new_tokens` must be <= 2048",  # TGI
+    ],
+)
 def test_a_prompt_that_does_not_fit_has_the_same_error_as_with_a_local_model(server, message):
-    body = json.dumps({"error": {"message": message}}).encode()
-    for status in (400, 413, 422, 404):
-        server.reply = lambda handler, *_: handler.send(body, status)
-        assert (load_engine(server.url)(["q"])[0].error == TOO_LONG) == (status != 404)
+    for status in (200, 400, 413, 422, 404):
+        server.reply = replies((status, {"error": {"message": message}}))
+        assert (Server(server.url)(["q"])[0].error == TOO_LONG) == (status != 404)
+    assert len(server.asked) == 5 + 4  # an answer of 200 is asked for again
 
 
-@pytest.mark.parametrize("body", [
-    {"error": {"message": "temperature: maximum value is 1"}}, {"error": {"message": "above maximum length"}},
-    {"detail": [{"msg": "Field required", "input": {"messages": [{"content": "maximum context length"}]}}]},
-    [{"error": {"message": "no"}}], {"error": {"message": ["prompt too long"]}}, {"error": 7},
-    {"detail": None}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "above maximum length"}},
+        {"detail": [{"msg": "Field required", "input": {"content": "maximum context length"}}]},
+        {"error": {"message": ["prompt too long"]}},
+        {"error": 7},
+    ],
+)
 def test_another_refusal_is_no_overflow_even_if_it_quotes_the_prompt(server, body):
-    server.reply = lambda handler, *_: handler.send(json.dumps(body).encode(), 400)
-    (completion,) = load_engine(server.url)(["q"])
+    server.reply = replies((400, body))
+    (completion,) = Server(server.url)(["q"])
     assert "answered 400" in completion.error and not outage(completion.error)
-
-
-@pytest.mark.parametrize("message", [
-    "maximum monthly spend reached", "Your credit balance is too low", "You exceeded your current quota"])
-def test_an_account_that_is_used_up_is_an_outage_and_no_prompt_that_is_too_long(server, message):
-    server.reply = lambda handler, *_: handler.send(json.dumps({"error": {"message": message}}).encode(), 400)
-    (completion,) = load_engine(server.url)(["q"])
-    assert completion.error.endswith(f" does not serve this account: {message}") and outage(completion.error)
-
-
-KEY = "sk-proj-Abc/def+0123456789=SECRETSECRET"
-
-
-@pytest.mark.parametrize("quoted", [
-    KEY, f"Bearer {KEY}", KEY[:20] + "...", KEY[-12:], quote(KEY, safe=""), html.escape(KEY + "&"),
-    KEY.upper(), "x" * 190 + KEY, json.dumps({"a": KEY}), KEY.replace("/", "\\/")])
-@pytest.mark.parametrize("status", [400, 404, 422])
-def test_no_error_shows_the_key_however_a_server_quotes_it(server, monkeypatch, quoted, status):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    body = json.dumps({"error": {"message": f"wrong: {quoted} so"}}).encode()
-    server.reply = lambda handler, *_: handler.send(body, status)
-    error = load_engine(server.url)(["q"])[0].error
-    parts = [KEY[i : i + 8].lower() for i in range(len(KEY) - 7)]
-    assert f"answered {status}" in error and not any(part in error.lower() for part in parts)
-
-
-def test_the_keys_of_search_services_and_of_other_tools_are_hidden_too(monkeypatch):
-    for name in ("SERPER_API_KEY", "MY_TOOL_TOKEN"):
-        monkeypatch.setenv(name, f"{name}-hunter2")
-        assert services.ServiceError("no", 400, f"a {name}-hunter2 b").body == "a *** b"
-
-
-def test_an_answer_that_quotes_the_key_takes_it_nowhere(server, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    server.reply = lambda handler, *_: handler.send(faults.answer(f"it is {KEY}, {KEY}"))
-    assert load_engine(server.url)(["q"])[0].text == "it is ***, ***"
-    monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")  # as many local servers want it
-    server.reply = lambda handler, *_: handler.send(faults.answer("empty, not EMPTY"))
-    assert load_engine(server.url)(["q"])[0].text == "empty, not EMPTY"
-
-
-def test_a_setting_that_only_sounds_like_a_key_hides_no_word(monkeypatch):
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    assert services.ServiceError("no", 400, "this is false").body == "this is false"
-
-
-def test_what_a_server_calls_itself_is_short_and_harmless_on_a_terminal(server, monkeypatch):
-    server.models = [f"org/model-{i}" for i in range(10_000)]
-    with pytest.raises(ValueError, match="serves 10000 models, such as org/model-0, .*: name one") as why:
-        load_engine(server.url)
-    assert len(str(why.value)) < 300
-    server.models = ["\x1b[31ma"]
-    server.reply = lambda handler, *_: handler.send(b'{"error": {"message": "\\u001b[2J"}}', 400)
-    engine = load_engine(server.url)
-    assert str(engine).startswith(r"\x1b[31ma | ") and engine(["q"])[0].error.endswith(r": \x1b[2J")
-
-
-# In a rollout and in the scripts
-
-def run(script, flags, server, monkeypatch):
-    monkeypatch.chdir(Path(solve.__file__).parent)
-    monkeypatch.setattr(sys, "argv", [script.__file__, *flags.format(server.url).split()])
-    script.main()
-
-
-def test_helpers_without_token_ids_take_no_reward_away(server):
-    texts = dict(analysis="a", executor=CALL, verifier=STOP, generator=ANSWER)
-    def reply(handler, body, turn):
-        handler.send(faults.answer(texts[module_of(body["messages"][0]["content"])]))
-    server.reply = reply
-    _, (rollout,) = solve.evaluate([Question("q?", "42")], Cast(), load_engine(server.url), TOOLS)
-    assert rollout.reward == 1 and not rollout.failed and not rollout.undecided and rollout.plans[0].ids
-
-
-def test_each_module_may_have_an_engine_of_its_own():
-    casts = {name: Cast() for name in ("default", "base_generator", "executor", "verifier", "generator")}
-    rollout = solve.roll_out([Question("q?", "42")], Cast(), casts, TOOLS)[0]
-    calls = {name: len(cast.calls) for name, cast in casts.items()}
-    assert rollout.answer == "42" and calls == {name: name != "base_generator" for name in casts}
-
-
-def test_solve_is_a_client_for_all_modules_and_the_judge(server, monkeypatch, capsys):
-    def reply(handler, body, turn):
-        judged = "reference answer" in body["messages"][0]["content"]
-        handler.send(faults.answer("They agree.\nVerdict: True" if judged else "<answer>somebody</answer>"))
-    server.reply = reply
-    flags = "--model {0} --fixed {0} --judge {0} --data toy/test.jsonl --limit 2 --max-turns 1 --tools "
-    run(solve, flags + "base_generator", server, monkeypatch)
-    out = capsys.readouterr().out
-    assert f"planner a-model | a server at 127.0.0.1:{server.server_port}" in out and "judge   a-model" in out
-    assert "2 rollouts, 80 tokens" in out  # 3 requests of 10 tokens a rollout, and 1 of the judge
-
-
-@pytest.mark.parametrize("script, flags, sentence", [
-    (solve, "--model {0}#m --fixed localhost:9/v1 1+1?", "write http://localhost:9/v1"),
-    (solve, "--model {0}#m --fixed {0} 1+1?", "#MODEL"),
-    (train, "--model {0}#m --data toy/train.jsonl", "local weights")])
-def test_a_wrong_address_is_one_sentence(server, script, flags, sentence, monkeypatch, capsys):
-    server.list = lambda handler: handler.send(b"{}", 500)
-    with pytest.raises(SystemExit) as stop:
-        run(script, flags, server, monkeypatch)
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and sentence in error and error.count("\n") == 1
-
-
-@pytest.mark.exhaustive
-def test_a_server_that_fails_a_third_of_its_requests_loses_and_rewards_nothing_wrongly(monkeypatch):
-    monkeypatch.setattr(faults, "PATIENCE", 1.0)
-    monkeypatch.setattr(services, "PAUSE", 0.01)
-    _, rollouts, wrong, _ = faults.run(20, 0.3)
-    assert wrong == [] and rollouts[0].failed and sum(rollout.reward for rollout in rollouts) == 14
-
-
-def test_hostile_texts_of_models_break_nothing():
-    wrong, numbers = hostile.run(60)
-    tools = {"base_generator", "python_coder", "wikipedia_search", "web_search"}
-    assert wrong == [] and numbers["failed"] == 0 and set(numbers["calls"]) == {"unreadable", *tools}

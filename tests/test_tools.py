@@ -1,224 +1,173 @@
-"""The toolbox: what each tool promises, and that nothing a model writes can break the flow."""
-import ast
-import re
+"""The toolset, and how the calls of a turn run: nothing that a model writes can break the flow."""
+
+import json
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from test_search import corpus, no_keys, run_tool  # noqa: F401  (fixtures)
 
 import tools
 from executor import Call
-from models.completion import Completion
+from models.completion import TOO_LONG, Completion
 from planner import Unparsed, describe
-from tools import TOOLS, problem_with
+from tools import TOOLS, Tool, choose, left_out, run_calls
 from world import services
-from world.toolbox import choose, missing
 
 
-def test_many_threads_can_call_at_once(corpus):
-    box, before = choose(TOOLS, None, corpus), threading.active_count()
-    with ThreadPoolExecutor(8) as pool:
-        coded = [pool.submit(run_tool, box, "python_coder", {"code": f"print({n})"}) for n in range(24)]
-        found = [pool.submit(run_tool, box, "wikipedia_search", {"query": "iron"}) for _ in range(24)]
-    assert [f.result() for f in coded] == [(str(n), False) for n in range(24)]
-    assert len({f.result() for f in found}) == 1 and threading.active_count() == before
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch):
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
 
 
-# -------------------------------------------------------------------------------- the toolbox
-def test_a_tool_without_its_key_is_refused_if_named_and_left_out_if_not():
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(json.dumps({"title": "Gold", "text": "Gold has the number 79."}) + "\n")
+    return str(path)
+
+
+def tool(run, **settings):
+    """A tool with the argument "query", and this function behind it."""
+    return Tool(run, "Does it.", {"query": "what"}, "None.", 'it(query="x")', **settings)
+
+
+def results(box, *calls, ask=None, states=None):
+    """The results of calls, each given as (name, query)."""
+    calls = [Call(name, {"query": query}) for name, query in calls]
+    return run_calls(calls, states or [{} for _ in calls], box, ask)
+
+
+# ------------------------------------------------------------------------------------ the toolset
+def test_a_tool_without_its_key_is_refused_if_named_and_left_out_if_not(monkeypatch):
     with pytest.raises(ValueError, match="google_search needs SERPER_API_KEY in the environment"):
-        choose(TOOLS, ["google_search"])
-    assert "google_search" not in choose(TOOLS) and missing(TOOLS, "google_search")
-    assert not missing(TOOLS, "web_search")
+        choose(["google_search"])
+    assert list(choose()) == [name for name in TOOLS if name != "google_search"]
+    assert left_out() == "left out: google_search, which needs SERPER_API_KEY"
+    monkeypatch.setenv("SERPER_API_KEY", "x")
+    assert list(choose()) == list(TOOLS) and left_out() == ""
 
 
-def test_a_tool_is_added_as_docs_use_says(capsys, monkeypatch):
-    section = (Path(__file__).parent.parent / "docs" / "use.md").read_text().split("## Adding a tool")[1]
-    code, trial = (block.split("```")[0] for block in section.split("```python\n")[1:])
-    space = dict(vars(tools), TOOLS=dict(TOOLS))
-    exec(code, space)
-    (name, tool), = [(name, tool) for name, tool in space["TOOLS"].items() if name not in TOOLS]
-    assert len(code.strip().splitlines()) <= 10 and describe(name, tool)
-    example = {word.arg: word.value.value for word in ast.parse(tool.example).body[0].value.keywords}
-    assert run_tool({name: tool}, name, example) == ("3", False)
-    monkeypatch.setattr(tools, "TOOLS", space["TOOLS"])
-    exec(trial, {})
-    assert capsys.readouterr().out.endswith("\nResult: 3\nVerdict: STOP\n")
+@pytest.mark.parametrize(
+    "names, corpus, why",
+    [
+        (["googel"], None, "'googel': choose from base_generator, python_coder, "),
+        (None, "wikipedia:../x", "names no Wikipedia"),
+        (None, "nowhere.jsonl", "nowhere.jsonl: there is no such corpus"),
+    ],
+)
+def test_a_wrong_toolset_is_refused_in_a_sentence(names, corpus, why):
+    with pytest.raises(ValueError, match=why):
+        choose(names, corpus)
 
 
-def test_the_toolbox_keeps_its_order_and_binds_the_corpus(corpus):
-    box = choose(TOOLS, ["wikipedia_search", "base_generator"], corpus)
+def test_the_toolset_keeps_its_order_and_reads_the_corpus(corpus):
+    box = choose(["wikipedia_search", "base_generator"], corpus)
     assert list(box) == ["base_generator", "wikipedia_search"]
-    assert run_tool(box, "wikipedia_search", {"query": "atomic number of iron"})[0].startswith("[1] Iron: ")
-    assert list(choose(TOOLS, None, corpus)) == [name for name in TOOLS if name != "google_search"]
+    [result] = results(box, ("wikipedia_search", "gold"))
+    assert result.text.startswith("[1] Gold: ") and not result.error
 
 
-@pytest.mark.parametrize("names, why", [
-    (["googel"], "'googel'"), ([], "no tool"), (["python_coder", "python_coder"], "twice")])
-def test_a_wrong_list_of_tools_is_refused_in_a_sentence_that_names_the_known_ones(names, why):
-    with pytest.raises(ValueError, match=why) as refusal:
-        choose(TOOLS, names)
-    assert all(name in str(refusal.value) for name in TOOLS)
+def test_a_cached_result_is_the_text_that_an_uncached_one_would_be(tmp_path, monkeypatch):
+    answers = iter(["7", "Error: down", "8"])
+    box = {"count": tool(lambda query: next(answers), from_web=True)}
+    monkeypatch.setattr(tools, "TOOLS", box)
+    box = choose(cache=services.Cache(tmp_path / "cache.sqlite"))
+    texts = [results(box, ("count", query))[0].text for query in "aabbb"]
+    assert texts == ["7", "7", "Error: down", "8", "8"]
 
 
-def test_a_function_that_does_not_take_the_arguments_of_its_tool_is_refused_before_the_run():
-    for arguments in {"program": "..."}, {}, {"code": "...", "where": "..."}:
-        wrong = replace(TOOLS["python_coder"], arguments=arguments)
-        with pytest.raises(ValueError, match="the function of python_coder does not take the tool's arg"):
-            choose({"python_coder": wrong})
-    assert choose({"python_coder": TOOLS["python_coder"]})
-
-
-@pytest.mark.parametrize("name, argument", [("my-tool", "code"), ("C++", "code"), ("tool", "from")])
-def test_a_tool_that_no_call_can_name_is_refused_before_the_run(name, argument):
-    tool = replace(TOOLS["python_coder"], run=lambda **arguments: "", arguments={argument: "..."})
-    with pytest.raises(ValueError, match=re.escape(f"the tool {name!r}: ") + ".* is no name in Python"):
-        choose({name: tool})
-
-
-def test_a_cached_result_is_the_text_that_an_uncached_one_would_be(tmp_path):
-    results = iter([7, None])
-    tool = replace(TOOLS["python_coder"], run=lambda code: next(results), from_web=True)
-    box = choose({"count": tool}, cache=services.Cache(tmp_path / "cache.sqlite"))
-    texts = [run_tool(box, "count", {"code": code})[0] for code in ("a", "a", "b")]
-    assert texts == ["7", "7", "Error: no result"]
-
-
-def test_the_metadata_is_constant_and_tells_everything():
+def test_the_description_of_a_tool_tells_everything():
     for name, tool in TOOLS.items():
-        text = describe(name, tool)
-        assert text == describe(name, replace(tool, run=print)) and text.endswith("\n")
-        for part in (name, tool.description, tool.limits, tool.example, *sum(tool.arguments.items(), ())):
-            assert part in text
+        parts = tool.description, tool.limits, tool.example, *sum(tool.arguments.items(), ())
+        assert all(part in describe(name, tool) for part in parts)
         assert tool.example.startswith(f"{name}({next(iter(tool.arguments))}=")
 
 
-# -------------------------------------------------------------------------------- calls
-def tool_of(run):
-    """A tool with the argument "query", and this function behind it."""
-    return replace(TOOLS["base_generator"], run=run)
+# ------------------------------------------------------------------------------------------ calls
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        ({}, "it needs the argument 'query'. Example: it("),
+        ({"query": 3}, "the argument 'query' of it must be a string. Example: "),
+        ({"query": "1", "more": "9"}, "it has no argument 'more'. Example: "),
+    ],
+)
+def test_a_call_that_cannot_run_says_what_to_do_and_reaches_no_function(arguments, error):
+    for run in (None, sys.exit):  # a language model, or a function
+        [result] = run_calls([Call("it", arguments)], [{}], {"it": tool(run)}, None)
+        assert result.text.startswith("Error: " + error) and result.error
 
 
-@pytest.mark.parametrize("name, arguments, error", [
-    ("python_coder", {}, "python_coder needs the argument 'code'. Example: python_coder(code=\"print("),
-    ("python_coder", {"code": 3}, "the argument 'code' of python_coder must be a string. Example: "),
-    ("python_coder", {"code": "1", "seconds": "9"}, "python_coder has no argument 'seconds'. Example: ")])
-def test_a_call_that_cannot_work_gets_a_sentence_about_what_to_do_instead(name, arguments, error):
-    text, is_error = run_tool(choose(TOOLS), name, arguments)
-    assert text.startswith("Error: " + error) and is_error
-    assert problem_with(Call(name, arguments), TOOLS) == text
-
-
-def test_a_good_call_has_nothing_wrong():
-    assert problem_with(Call("base_generator", {"query": "?"}), TOOLS) == ""
-    assert run_tool(choose(TOOLS), "python_coder", {"code": "2 + 2"}) == ("4", False)
-
-
-def test_an_exception_of_a_tool_is_shown_and_counted_and_not_swallowed():
+def test_what_a_function_does_wrong_is_an_error_that_the_planner_reads():
     def broken(query):
-        raise ConnectionError("the host is down")
-    box, text = {"broken": tool_of(broken)}, "Error: broken failed: ConnectionError: the host is down"
-    assert run_tool(box, "broken", {"query": "x"}) == (text, True)
-    for name, arguments in ((None, {}), ("broken", None), ([], {})):  # what no parser lets through
-        assert tools.run_tool(box, name, arguments).error
+        if query == "nothing":
+            return None
+        raise {"down": services.ServiceError("no network"), "exit": SystemExit("no licence")}[query]
+
+    found = results(
+        {"it": tool(broken)}, *(("it", text) for text in ("nothing", "down", "exit", "?"))
+    )
+    assert all(result.error and not result.failed for result in found)
+    assert [result.text for result in found] == [
+        "Error: no result",
+        "Error: no network",
+        "Error: it failed: SystemExit: no licence",
+        "Error: it failed: KeyError: '?'",
+    ]
 
 
-def test_a_tool_that_returns_nothing_or_ends_the_process_is_an_error_that_the_planner_reads():
-    box = {"nothing": tool_of(lambda query: None), "ends": tool_of(lambda query: sys.exit("no licence"))}
-    calls = [Call(name, {"query": "x"}) for name in box]
-    results = tools.run_calls(calls, box, ask_model=None)
-    assert [(result.text, result.error) for result in results] == [
-        ("Error: no result", True), ("Error: ends failed: SystemExit: no licence", True)]
+def test_a_result_is_truncated_and_is_an_error_only_if_the_tool_says_so():
+    box = {"echo": tool(lambda query: query), "ask": tool(None)}
+    texts = "No Error: here", "error: in small letters", "Error: " + "x" * 10**6, "x" * 10**6
+    ask = lambda queries: [Completion(query, [], []) for query in queries]
+    for name in box:
+        found = results(box, *((name, text) for text in texts), ask=ask)
+        assert [result.error for result in found] == [False, False, True, False]
+        assert max(len(result.text) for result in found) == tools.RESULT_BUDGET
 
 
-def test_a_result_is_cut_to_the_budget_and_is_an_error_only_if_the_tool_says_so():
-    echo = {"echo": tool_of(lambda query: query)}
-    for text in ("No Error: here", "error: in small letters", "Errors: none"):
-        assert run_tool(echo, "echo", {"query": text}) == (text, False)
-    assert len(run_tool(echo, "echo", {"query": "x" * 10**6})[0]) <= tools.RESULT_BUDGET
-    assert run_tool(echo, "echo", {"query": "Error: " + "x" * 10**6})[1]
+def test_functions_run_at_the_same_time_while_the_language_model_gets_one_batch():
+    meet, batches = threading.Barrier(3, timeout=60), []  # breaks, unless three are there at once
 
-
-def test_a_batch_gives_results_in_order_and_generates_only_the_queries_of_base_generator(monkeypatch):
-    """The engine waits for the other tools, which end only if they run meanwhile, and adds 5 s afterwards."""
-    clock, batches, doubled = [100], [], threading.Semaphore(0)
-    monkeypatch.setattr(tools, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    Result = tools.Result
-
-    def engine(queries):
+    def ask(queries):
+        meet.wait()
         batches.append(queries)
-        assert doubled.acquire(timeout=20) and doubled.acquire(timeout=20), "the tools waited for the engine"
-        clock[0] += 5
-        return [Completion(f"<think>?</think>{query}!", [1], [2]) for query in queries]
+        texts = {"iron": "<think>?</think>Fe", "mute": "<think>?"}
+        return [Completion(texts[query], [1], [2]) for query in queries]
 
-    def noticed(text, error, *rest):
-        if text.startswith(("8", "Error: double")):
-            doubled.release()
-        return Result(text, error, *rest)
-
-    monkeypatch.setattr(tools, "Result", noticed)
-    box = {"base_generator": TOOLS["base_generator"], "double": tool_of(lambda query: str(2 * int(query)))}
-    queries = [("double", "4"), ("base_generator", "q"), ("double", "four"), ("base_generator", "q")]
-    calls = [Call(name, {"query": query}) for name, query in queries]
-    results = tools.run_calls([*calls, Unparsed("no call")], box, engine)
-    assert batches == [["q", "q"]] and [result.text for result in results[:2]] == ["8", "q!"]
-    assert results[2].text.startswith("Error: double failed: ") and results[4].text == "Error: no call"
-    numbers = [(result.error, result.seconds, result.tokens) for result in results]
-    assert numbers == [(False, 0, 0), (False, 2.5, 2), (True, 0, 0), (False, 2.5, 2), (True, 0, 0)]
+    box = {"slow": tool(lambda query: meet.wait() and "" or query), "ask": tool(None)}
+    calls = ("slow", "a"), ("ask", "iron"), ("slow", "b"), ("ask", "iron"), ("ask", "mute")
+    found = results(box, *calls, ask=ask)
+    assert batches == [["iron", "iron", "mute"]]
+    assert [result.text for result in found] == ["a", "Fe", "b", "Fe", "Error: no answer"]
+    assert [result.tokens for result in found] == [0, 2, 0, 2, 2]
 
 
-def test_a_query_that_is_no_string_has_no_tokens_and_no_outage_of_another_rollouts_query():
-    calls = [Call("base_generator", {"query": query}) for query in ("5", 5, ["5"])]
-    box, down = {"base_generator": TOOLS["base_generator"]}, Completion("", [1], [2], "the server is down")
-    results = tools.run_calls(calls, box, lambda queries: [down])
-    assert [(result.failed, result.tokens) for result in results] == [
-        ("the server is down", 0), ("", 0), ("", 0)]
-    assert [result.text for result in results[1:]] == [
-        problem_with(call, box) for call in calls[1:]]
+def test_a_query_that_is_too_long_is_an_error_and_an_engine_that_is_down_a_failure():
+    answers = Completion("", [], [], TOO_LONG), Completion("", [], [], "host is down")
+    found = results({"ask": tool(None)}, ("ask", "a"), ("ask", "b"), ask=lambda queries: answers)
+    assert [(r.text, r.failed) for r in found] == [(f"Error: {TOO_LONG}", ""), ("", "host is down")]
 
 
-def test_a_wrong_call_is_never_sent_to_the_language_model_and_an_empty_query_is_not_wrong():
-    box, batches = {"base_generator": TOOLS["base_generator"]}, []
-    wrong = [{}, {"query": "q", "more": "x"}, {"query": None}]
-    calls = [Call("base_generator", arguments) for arguments in [*wrong, {"query": ""}]]
-    engine = lambda queries: batches.append(queries) or [Completion("an answer", [1], [2])]
-    results = tools.run_calls(calls, box, engine)
-    assert batches == [[""]] and [result.error for result in results] == [True, True, True, False]
-    assert [result.text for result in results] == [
-        *(problem_with(call, box) for call in calls[:-1]), "an answer"]
+def test_equal_calls_of_a_turn_run_once_but_each_rollout_has_a_state_of_its_own():
+    ran = []
+
+    def count(query, state):
+        state["n"] = state.get("n", 0) + 1
+        return f"{query} {state['n']}"
+
+    box = {
+        "once": tool(lambda query: ran.append(query) or query),
+        "count": tool(count, stateful=True),
+    }
+    states = [{}, {}, {}]
+    for turn in (1, 2):
+        found = results(box, ("count", "x"), ("count", "x"), ("once", "x"), states=states)
+        assert [result.text for result in found] == [f"x {turn}", f"x {turn}", "x"]
+    results(box, *[("once", "y")] * 9)
+    assert ran == ["x", "x", "y"] and states == [{"n": 2}, {"n": 2}, {}]
 
 
-def test_what_the_language_model_writes_is_cut_to_the_budget_too():
-    box, long = {"base_generator": TOOLS["base_generator"]}, Completion("Error: " + "x" * 10**6, [1], [2])
-    [result] = tools.run_calls([Call("base_generator", {"query": "q"})], box, lambda queries: [long])
-    assert len(result.text) <= tools.RESULT_BUDGET and "[cut]" in result.text and result.error
-
-
-def test_if_the_engine_fails_the_calls_that_wait_are_not_begun(monkeypatch):
-    begun, ending = threading.Semaphore(0), threading.Event()
-
-    class Pool(ThreadPoolExecutor):
-        def shutdown(self, **settings):
-            super().shutdown(wait=False, **settings)
-            ending.set()  # the calls that run end only now
-            super().shutdown()
-
-    def slow(query):
-        begun.release()
-        return str(ending.wait(20))
-
-    def engine(queries):
-        assert all(begun.acquire(timeout=20) for _ in range(8))  # as many as run at a time
-        raise MemoryError
-
-    monkeypatch.setattr(tools, "ThreadPoolExecutor", Pool)
-    box = {"base_generator": TOOLS["base_generator"], "slow": tool_of(slow)}
-    calls = [Call("slow", {"query": str(n)}) for n in range(99)] + [Call("base_generator", {"query": "q"})]
-    with pytest.raises(MemoryError):
-        tools.run_calls(calls, box, engine)
-    assert ending.is_set() and not begun.acquire(blocking=False)
+def test_a_call_that_could_not_be_parsed_is_an_error():
+    [result] = run_calls([Unparsed("no call")], [{}], {}, None)
+    assert (result.text, result.error, result.failed) == ("Error: no call", True, "")

@@ -1,13 +1,14 @@
 """Pages: the text of one public web page, from an address that a language model wrote.
 
-    page = pages.fetch("https://en.wikipedia.org/wiki/Iron")        # Page(url, text), or a ServiceError
+    url, text = pages.fetch("https://en.wikipedia.org/wiki/Iron")           # or a ServiceError
 
-Such a page is hostile: its address may point into our own network, and its answer may never end. fetch()
-connects to public addresses only, checks each redirect, keeps a limit of time and of size, and returns only
-text.
-Not covered: private services that have public addresses can be reached. The words of a page may still be
-lies, or orders to the model that reads them.
+Such a page is hostile: its address may point into our own network, and its answer may never end.
+fetch() connects to public addresses only, checks each redirect, limits time and size, and returns
+only text.
+Not covered: private services that have public addresses can be reached, and the system decides how
+long a name server may take. The words of a page may still be lies, or orders to the model.
 """
+
 import codecs
 import contextlib
 import html as entities
@@ -17,139 +18,85 @@ import ipaddress
 import re
 import socket
 import ssl
-import threading
 import time
-import zlib
-from typing import NamedTuple
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import urljoin
 
 import requests
+import urllib3
 
-from world.services import USER_AGENT, ServiceError, reason, seconds_left, status_line, unpacked
+from world.services import FAILURES, USER_AGENT, ServiceError, body_of, reason, status_line
+from world.text import visible
 
 REDIRECTS = 5
-MOVED = 301, 302, 303, 307, 308
-PRIVATE = "is not at a public address"
+PORTS = {"http": 80, "https": 443}
+HEADERS = "Accept: text/html, text/plain\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n"
 
 
-class Page(NamedTuple):
-    url: str  # the last one, after redirects
-    text: str
+def parse_url(url):
+    """The parts of a URL, as urllib3.util.Url, without its fragment; else ServiceError.
 
-
-class Target(NamedTuple):
-    url: str  # in ASCII, without the fragment
-    host: str  # a name, an IPv4 address, or an IPv6 address without brackets
-    port: int
-    request: str  # what we send
-
-
-def parse_url(url: str) -> Target:
-    """The parts of a URL; ServiceError if it is not a plain http or https URL. No name is looked up here."""
+    No name is looked up here. Equal addresses get equal parts: "HTTP://A.org:80#b" -> "http://a.org/"
+    """
     if len(url) > 2000 or not url.isprintable() or " " in url or "\\" in url:
         raise ServiceError("this URL is too long, or has characters that no URL has")
     try:
-        parts = urlsplit(url)
-        host, port = host_of(parts), {"http": 80, "https": 443}.get(parts.scheme)
-        if port is None or "@" in parts.netloc or parts.port == 0:
-            raise ValueError
-        path, query = (quote(part, safe="!$%&'()*+,/:;=?@[]~") for part in (parts.path or "/", parts.query))
+        parts = urllib3.util.parse_url(url)
     except ValueError:
-        raise ServiceError("this is not a URL that can be read: it must be http or https, with a host and no "
-                     "password") from None
-    name = f"[{host}]" if ":" in host else host
-    name += f":{parts.port}" if parts.port not in (None, port) else ""
-    path += f"?{query}" if query else ""
-    request = (f"GET {path} HTTP/1.1\r\nHost: {name}\r\nUser-Agent: {USER_AGENT}\r\n"
-               "Accept: text/html, text/plain\r\nAccept-Encoding: gzip, identity\r\n"
-               "Connection: close\r\n\r\n")
-    return Target(f"{parts.scheme}://{name}{path}", host, parts.port or port, request)
+        parts = urllib3.util.Url()
+    if (
+        parts.scheme not in PORTS
+        or parts.auth
+        or not re.fullmatch(r"[\w.:[\]-]+", parts.host or "")
+    ):
+        why = "it must be http or https, with a host and no password"
+        raise ServiceError(f"this is not a URL that can be read: {why}")
+    port = None if parts.port == PORTS[parts.scheme] else parts.port
+    return parts._replace(port=port, path=parts.path or "/", fragment=None)
 
 
-def host_of(parts) -> str:
-    """The host of a URL in ASCII. ValueError for short forms as 127.1 and 2130706433: both are 127.0.0.1."""
-    if "[" in parts.netloc:
-        if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\](:[0-9]*)?", parts.netloc):
-            raise ValueError
-        host = literal = str(ipaddress.IPv6Address(parts.hostname))
-    else:
-        # idna also turns "①" into a digit and "。" into a dot
-        host = (parts.hostname or "").encode("idna").decode().lower()
-        if len(host) > 253 or not re.fullmatch(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?", host):
-            raise ValueError
-        numeric = re.fullmatch(r"[0-9]+|0x[0-9a-f]*", host.rstrip(".").rpartition(".")[2])
-        literal = str(ipaddress.IPv4Address(host)) if numeric else ""
-    if literal and not public(literal):
-        raise ServiceError(f"{literal} {PRIVATE}")
-    return host
+# --------------------------------------------------------------------------------- the connection
+UNICAST = ipaddress.ip_network(
+    "2000::/3"
+)  # ::1, ::ffff:127.0.0.1, NAT64, fc00:: and fe80:: are not
 
 
-NOT_PUBLIC = [ipaddress.ip_network(network) for network in (
-    "192.0.0.0/24", "192.88.99.0/24",                         # some Pythons call parts of these global
-    "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]  # Teredo and other protocols, examples, 6to4
-# not in it: ::1, ::ffff:8.8.8.8, ::8.8.8.8, NAT64, fc00::, fe80::, fec0::, ff00::
-UNICAST = ipaddress.ip_network("2000::/3")
-
-
-def public(address: str) -> bool:
-    """True for an address of the public internet. An IPv6 address that contains an IPv4 address is not."""
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
+def public(address):
+    """True for an address of the public internet. An IPv6 address that holds an IPv4 one is not."""
+    ip = ipaddress.ip_address(address)
+    if ip.version == 6 and (ip not in UNICAST or ip.sixtofour or ip.teredo):
         return False
-    if ip.version == 6 and ("%" in address or ip not in UNICAST or (int(ip) >> 32) & 0xFDFFFFFF == 0x5EFE):
-        return False  # 5EFE: ISATAP
-    return (ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified or ip.is_link_local)
-            and not any(ip in network for network in NOT_PUBLIC))
+    return ip.is_global and not ip.is_multicast
 
 
-def lookup(target: Target, end: float) -> list[tuple]:
-    """The addresses of the host; all must be public. A thread asks: a stuck name server cannot be stopped."""
-    answers = []
+def connect(url, end):
+    """A socket that is connected to the host of a URL, with TLS for https.
 
-    def look_up():
-        with contextlib.suppress(OSError, UnicodeError):
-            answers.append(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
-
-    thread = threading.Thread(target=look_up, daemon=True)
-    thread.start()
-    thread.join(seconds_left(end))
-    late = thread.is_alive()
-    if not answers:
-        raise TimeoutError if late else ServiceError(f"{target.host} cannot be found")
-    if not answers[0] or not all(public(address[0]) for *_, address in answers[0]):
-        raise ServiceError(f"{target.host} {PRIVATE}")
-    return answers[0]
-
-
-def connect(target: Target, end: float) -> socket.socket:
-    """A connection to the first address that answers. A second lookup could give addresses never checked."""
-    for *kind, _, address in lookup(target, end):
-        try:
-            return dial(target, kind, address, end)
-        except OSError as e:
-            problem = e
-    raise problem
+    The name is looked up once, and the address that was checked is the one that is connected to: a
+    second lookup could give another.
+    """
+    host, port = url.host.strip("[]"), url.port or PORTS[url.scheme]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [address[0] for *_, address in found]
+    if not all(map(public, addresses)):
+        raise ServiceError(f"{host} is not at a public address")
+    address = min(addresses, key=lambda address: ":" in address)  # IPv6 may not work here
+    sock = socket.create_connection((address, port), timeout=seconds_left(end))
+    if url.scheme == "http":
+        return sock
+    context = ssl.create_default_context(cafile=requests.certs.where())
+    return context.wrap_socket(sock, server_hostname=host)
 
 
-def dial(target: Target, kind: list, address: tuple, end: float) -> socket.socket:
-    """A connection to this address; https checks the certificate against the name in the URL."""
-    sock = socket.socket(*kind)
-    try:
-        sock.settimeout(min(5, seconds_left(end)))  # a silent address leaves time for the next one
-        sock.connect(address)
-        sock.settimeout(seconds_left(end))
-        if target.url.startswith("http:"):
-            return sock
-        context = ssl.create_default_context(cafile=requests.certs.where())
-        return context.wrap_socket(sock, server_hostname=target.host.rstrip("."))
-    except OSError:
-        sock.close()
-        raise
+def seconds_left(end):
+    """Seconds until time.monotonic() says `end`; TimeoutError if that is over."""
+    seconds = end - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
 
 
 class Clocked(io.RawIOBase):
-    """Reads from a socket. All reads share one time limit: a server that sends byte by byte gains nothing."""
+    """Reads from a socket. All reads share one limit of time: slow bytes gain nothing."""
 
     def __init__(self, sock, end):
         self.sock, self.end = sock, end
@@ -165,114 +112,169 @@ class Clocked(io.RawIOBase):
         return io.BufferedReader(self)
 
 
-def fetch(url: str, seconds: float = 15, limit: int = 2_000_000) -> Page:
-    """The page at this URL, or ServiceError. A longer page is cut at `limit` bytes.
+def fetch(url, seconds=15, limit=2_000_000):
+    """(the last URL, after redirects; the text) of a page, or ServiceError. A longer page is cut.
 
-    Built on http.client, because requests would look the name up again after our check, follow redirects
-    without a check, use proxies and ~/.netrc, and restart its time limit with each byte. Here every hop is
-    checked, and one time limit holds for all."""
+    requests would look the name up again after our check, and restart its limit of time with each
+    byte. So each hop is read with http.client, over a socket of connect().
+    """
     end, host = time.monotonic() + seconds, "this URL"
     try:
         for _ in range(REDIRECTS + 1):
-            target = parse_url(url)
-            host = target.host
-            with contextlib.closing(connect(target, end)) as sock:
-                sock.sendall(target.request.encode())
+            parts = parse_url(url)
+            host = parts.host
+            with contextlib.closing(connect(parts, end)) as sock:
+                request = f"GET {parts.request_uri} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+                sock.sendall(f"{request}User-Agent: {USER_AGENT}\r\n{HEADERS}".encode())
                 answer = http.client.HTTPResponse(Clocked(sock, end), method="GET")
                 answer.begin()
-                if answer.status not in MOVED or not answer.headers["Location"]:
-                    return Page(target.url, text_in(answer, host, limit, end))
+                if answer.status // 100 != 3 or not answer.headers["Location"]:
+                    return parts.url, text_in(answer, host, limit, end)
                 location = answer.headers["Location"].encode("latin-1").decode("utf-8", "replace")
-                url = urljoin(target.url, location)
-    except TimeoutError:
-        raise ServiceError(f"{host} did not answer in time (at most {seconds:g} seconds)") from None
-    except (OSError, http.client.HTTPException, zlib.error, ValueError) as e:
-        raise ServiceError(f"{host} cannot be read ({reason(e)})") from None
+                url = urljoin(parts.url, location)
+    except (*FAILURES, http.client.HTTPException) as why:
+        raise ServiceError(f"{host} cannot be read ({reason(why)})") from None
     raise ServiceError(f"{host} redirects more than {REDIRECTS} times")
 
 
-def text_in(answer: http.client.HTTPResponse, host: str, limit: int, end: float) -> str:
+def text_in(answer, host, limit, end):
     """The text of an answer of status 200 and a text type, without control characters."""
     if answer.status != 200:
         raise ServiceError(f"{host} answered {status_line(answer.status)}", answer.status)
     kind, _, details = answer.headers.get("Content-Type", "").partition(";")
     kind = kind.strip().lower()
     if not re.fullmatch(r"text/[\w.+-]+|application/([\w.+-]+\+)?(json|xml)", kind, re.ASCII):
-        name = ascii(kind[:80]) if kind else "an unnamed type"
-        raise ServiceError(f"{host} answered with {name}, which is not text")
-    encoding = ",".join(answer.headers.get_all("Content-Encoding", []))
-    text = decoded(unpacked(blocks(answer), encoding, limit, end)[:limit], details)
+        raise ServiceError(f"{host} answered with {ascii(kind[:80])}, which is not text")
+    packed = urllib3.HTTPResponse(answer, answer.headers.items(), preload_content=False)
+    body = body_of(packed, limit, end)[:limit]
+    text = body.decode(charset_of(body, details), "replace")
     text = text_of(text) if "html" in kind else text.replace("\r\n", "\n")
-    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", " ", text)
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", " ", visible(text))
 
 
-def blocks(answer: http.client.HTTPResponse):
-    """The body, block by block. IncompleteRead if it is shorter than Content-Length says."""
-    while block := answer.read(65536):
-        yield block
-    if answer.length:
-        raise http.client.IncompleteRead(b"", answer.length)
+# --------------------------------------------------------------------------------------- charsets
+BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+# Browsers read these charsets as others, which have more characters: many pages are labelled wrong.
+SUPERSETS = dict.fromkeys(("ascii", "iso8859-1"), "cp1252") | {"iso8859-9": "cp1254"}
+SUPERSETS |= dict.fromkeys(("iso8859-11", "tis-620"), "cp874") | {"big5": "big5hkscs"}
+SUPERSETS |= dict.fromkeys(("gb2312", "gbk"), "gb18030") | {"shift_jis": "cp932", "euc_kr": "cp949"}
+CHARSETS = tuple("utf iso cp koi8 mac gb big5 euc hz".split())  # Python also has "zip" and the like
+LABEL = rb"\s*=\s*[\"']?\s*([\w.:-]{1,40})"
+IN_HEADER = re.compile(b"charset" + LABEL, re.IGNORECASE)
+IN_DOCUMENT = re.compile(rb"<(?:meta[^>]*charset|\?xml[^>]*encoding)" + LABEL, re.IGNORECASE)
 
 
-CHARSETS = tuple("utf ascii iso8859 iso2022 cp koi8 mac gb big5 euc shift_jis tis hz".split())
+def charset_of(body, details):
+    """The charset of a page, as browsers find it: its byte order mark, else the label in the header
+    (details: what follows the type in Content-Type), else what the document declares, else UTF-8."""
+    for mark, name in BOMS.items():
+        if body.startswith(mark):
+            return name
+    header = IN_HEADER.search(details.encode("utf-8", "replace"))
+    for found in (header, IN_DOCUMENT.search(body[:1024])):
+        label = found[1].decode().lower().removeprefix("x-") if found else "none"
+        label = label.replace("windows-31j", "cp932").replace("windows-", "cp")
+        with contextlib.suppress(LookupError):
+            name = codecs.lookup(label).name
+            name = SUPERSETS.get(name, name)
+            if name.startswith(CHARSETS):
+                # a document that can be searched for its declaration is not in UTF-16
+                return name if found is header or not name.startswith("utf") else "utf-8"
+    return "utf-8"
 
 
-def decoded(body: bytes, details: str) -> str:
-    """The text in the charset of the header, else of <meta charset>, else UTF-8. (Python also has "zip".)"""
-    named = re.search(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", details, re.ASCII | re.IGNORECASE)
-    inside = re.search(rb"<meta[^>]+charset\s*=\s*[\"']?([\w.:-]{1,40})", body[:1024], re.IGNORECASE)
-    try:
-        charset = codecs.lookup(named[1] if named else inside[1].decode() if inside else "utf-8").name
-    except LookupError:
-        charset = "utf-8"
-    return body.decode(charset if charset.startswith(CHARSETS) else "utf-8", "replace").lstrip("\ufeff")
+# ------------------------------------------------------------------------------------------- text
+# Each match ends at its closing mark, or else at the end of the page, and nothing is tried twice, as
+# *+ never gives back. So no page makes us read a character many times; html.parser reads an
+# unfinished tag again and again. In a quoted value, ">" does not end the tag.
+ATTRIBUTES = r"""(?:[^>=]++|=\s*+(?:"[^"]*+"?|'[^']*+'?)?+)*+"""
+UNSEEN = "annotation|annotation-xml|iframe|noscript|script|style|svg|template|textarea|title"
+MARKUP = re.compile(
+    rf"""<!--(?:-?>|.*?(?:-->|\Z))
+       | <[!?][^>]*+>?
+       | <(?P<unseen>{UNSEEN})(?=[\s/>]){ATTRIBUTES}(?<!/)>(?P<inside>.*?)(?=</(?P=unseen)[\s/>]|\Z)
+       | <(?P<end>/?)(?P<name>[a-z][^\s/>]*+){ATTRIBUTES}>?
+     """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+LONG_NUMBER = re.compile(r"&#x?[0-9a-f]{9,}", re.IGNORECASE)  # html.unescape() raises on these
+BREAKS = (
+    "address article aside blockquote body br caption center dd div dl dt fieldset figcaption "
+    "figure footer form h1 h2 h3 h4 h5 h6 head header hr html li main nav ol p pre section select "
+    "table tbody tfoot thead tr ul"
+)
+# What an element shows at its beginning and at its end. \1 and \2 enclose what is raised, \3 and \4
+# a part of a formula, which gets brackets if it is more than a word.
+SHOWN = dict.fromkeys(BREAKS.split(), ("\n", "\n"))
+SHOWN |= dict.fromkeys(("td", "th", "option", "mfrac"), (" ", " "))
+SHOWN |= {"sup": ("\1", "\2"), "msqrt": ("√\3", "\4")}
+SIGNS = {("mfrac", 1): "/", ("msup", 1): "^", ("msubsup", 2): "^"}  # what follows the n-th part
+FORMULAS = {name for name, _ in SIGNS}
 
 
-# ------------------------------------------------------------ text
-# Each piece of markup ends at its closing mark, or else at the end of the page, and the search continues from
-# there. So no page makes us read a character twice. html.parser, and most regular expressions for whole tags,
-# read an unfinished tag again from each of its characters.
-MARKUP = re.compile(r"""<!--(?:-?>|.*?(?:-->|\Z))            # a comment
-                      | <[!?].*?(?:>|\Z)                     # <!doctype html>, <?xml version="1.0"?>
-                      | <(?P<end>/?)(?P<name>[a-z][^\s/>]*)  # the beginning of a tag
-                     """, re.VERBOSE | re.DOTALL | re.IGNORECASE)
-IN_TAG = re.compile(r"""=\s*(["'])|>""")  # a quoted value, in which ">" does not end the tag; or the end
-LONG_NUMBER = re.compile(r"&#x?[0-9a-f]{9,}", re.IGNORECASE)  # html.unescape() raises on very long numbers
-UNSEEN = {"script", "style", "noscript", "template", "svg", "iframe", "textarea", "title"}
-CELLS = {"td", "th", "option"}
-BREAKS = set("address article aside blockquote body br caption center dd div dl dt fieldset figcaption "
-             "figure footer form h1 h2 h3 h4 h5 h6 head header hr html li main nav ol p pre section "
-             "select table tbody tfoot thead tr ul".split())
-
-
-def text_of(html: str) -> str:
+def text_of(html):
     """The title, then what a reader sees; style sheets are ignored.
 
     '<title>Fe</title><p>Iron is<br>a <b>metal</b>' -> 'Fe\\nIron is\\na metal'
     """
     html = LONG_NUMBER.sub("\ufffd", html)
     title, shown, at = "", [], 0
-    while mark := MARKUP.search(html, at):
-        shown.append(collapsed(html[at:mark.start()]))
-        name = (mark["name"] or "").lower()
-        at = end_of_tag(html, mark.end()) if name else mark.end()
-        if name in UNSEEN and not mark["end"] and html[at - 2:at] != "/>":
-            close = re.compile(rf"</{name}(?=[\s/>])|\Z", re.IGNORECASE).search(html, at).start()
-            title = title or (collapsed(html[at:close]) if name == "title" else "")
-            at = close
-        shown.append("\n" if name in BREAKS else " " if name in CELLS else "")
-    lines = [title] + "".join(shown + [collapsed(html[at:])]).split("\n")
-    return "\n".join(" ".join(line.split()) for line in lines if line.strip())
+    struck = []  # where deleted text begins in `shown`
+    opened = []  # [name, finished parts] of each open element, from a fraction or a power on
+    for mark in MARKUP.finditer(html):
+        text = collapsed(html[at : mark.start()])
+        shown.append("" if opened and text == " " else text)
+        at, ends = mark.end(), bool(mark["end"])
+        name = (mark["name"] or mark["unseen"] or "").lower()
+        if name == "title":
+            title = title or collapsed(mark["inside"] or "")
+        if name in ("del", "s", "strike"):
+            if not ends:
+                struck.append(len(shown))
+            elif struck:
+                del shown[struck.pop() :]
+        edge, part = SHOWN.get(name, ("", ""))[ends], part_of(opened, name, ends)
+        shown += [edge, part] if ends else [part, edge]
+    text = with_signs("".join(shown + [collapsed(html[at:])]))
+    return "\n".join(" ".join(line.split()) for line in [title, *text.split("\n")] if line.strip())
 
 
-def end_of_tag(html: str, at: int) -> int:
-    """The position after a tag; `at`: where its attributes begin."""
-    while found := IN_TAG.search(html, at):
-        if found[0] == ">":
-            return found.end()
-        at = html.find(found[1], found.end()) + 1 or len(html)
-    return len(html)
-
-
-def collapsed(text: str) -> str:
+def collapsed(text):
     return re.sub(r"\s+", " ", entities.unescape(text))
+
+
+def part_of(opened, name, ends):
+    """What MathML shows where a part of a fraction or power begins or ends: "\\3" or "\\4/".
+
+    opened: the list of text_of(), which is brought up to date."""
+    if name == "math":
+        opened.clear()
+    elif not ends and (opened or name in FORMULAS):
+        opened.append([name, 0])
+        return "\3" if len(opened) > 1 and opened[-2][0] in FORMULAS else ""
+    elif ends and opened and opened[-1][0] == name:
+        opened.pop()
+        if opened and opened[-1][0] in FORMULAS:
+            opened[-1][1] += 1
+            return "\4" + SIGNS.get(tuple(opened[-1]), "")
+    return ""
+
+
+def with_signs(text):
+    """The text with "^" and brackets for what only the layout shows: 10<sup>8</sup> -> 10^8"""
+    text = text.replace("\3 ", "\3").replace(" \4", "\4")
+    text = re.sub(r"\x03(\W?[\w.,]*)\x04", r"\1", text)
+    text = text.replace("\3", "(").replace("\4", ")")
+    before = r"(?:(?<=[\w)\]}])|(?<=\d)\s)"  # in <sup>14</sup>C there is nothing to be raised to
+    text = re.sub(before + r"\x01([^\x01\x02]*)\x02(?=(.?))", power, text)
+    return text.replace("\1", "").replace("\2", "")
+
+
+def power(raised):
+    """8 -> ^8, n+1 -> ^(n+1); unchanged: st, [1], TM."""
+    text, after = raised[1].strip(), raised[2]
+    if text.isdigit() and after and after in "/⁄":  # 3<sup>1</sup>/<sub>2</sub>
+        return f" {text}"
+    if not re.fullmatch(r"(?=.*[\d+−–=-])[^[(].{0,11}|[ijkmnptxyz]", text):
+        return raised[0]
+    return f"^{text}" if re.fullmatch(r"[-+−–]?[\w.,]+[-+−–]?", text) else f"^({text})"

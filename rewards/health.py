@@ -1,0 +1,103 @@
+"""A training run in numbers: a row and a line for each step, and what keeps it from learning.
+
+A run that learns nothing prints the same lines as any other. Flow-GRPO learns from differences
+between the rollouts of a question. There are none if no plan can be parsed, if a tool is down, or
+if every question is too easy or too hard."""
+
+from collections import Counter
+
+from rewards.metrics import summary
+from world.text import printable, truncate
+
+
+def row_of(step, rollouts, usable, groups, flat, tools):
+    """The row of log.csv, without the metrics of the update. usable: the rollouts with an outcome;
+    groups: the group of each."""
+    found = summary(rollouts)
+    plans = [len(completion.ids) for rollout in usable for completion in rollout.sampled]
+    row = {
+        "step": step,
+        "reward": sum(rollout.reward for rollout in usable) / max(1, len(usable)),
+        "right": sum(rollout.right for rollout in usable) / max(1, len(usable)),
+        # granted by the judge alone: the rules could not decide
+        "judged": sum(rollout.judged and rollout.right for rollout in usable) / max(1, len(usable)),
+        "turns": found["turns"],
+        "errors": found["errors"],
+        "flat": flat,
+        "groups": len(set(groups)),
+        "failed": found["failed"],
+        "undecided": found["undecided"],
+        "plan_tokens": sum(plans) / max(1, len(plans)),
+        "cut_plans": found["cut_plans"],
+        "cut_answers": found["cut_answers"],
+    }
+    for name in [*tools, "unreadable"]:
+        row[name], row[f"{name}_errors"], _ = found["calls"].get(name, (0, 0, 0.0))
+    return row
+
+
+def line_of(row, steps, rollout_seconds, update_seconds):
+    """The aligned line of a step: the reward first, then what can go wrong, then the seconds."""
+    line = f"step {row['step']:3d}/{steps} | reward {row['reward']:.2f}"
+    if row["right"] != row["reward"]:  # a reward of your own
+        line += f" | right {row['right']:4.0%}"
+    line += f" | turns {row['turns']:.2f} | errors {row['errors']:4.0%}"
+    line += f" | flat groups {row['flat']:2d}/{row['groups']}"
+    line += f" | kl {row['kl']:.3g} | clip {row['clip']:4.1%}"
+    line += f" | {rollout_seconds:.1f}s + {update_seconds:.1f}s"
+    for name in ("failed", "undecided", "skipped"):
+        line += f" | {name} {row[name]}" * (row[name] > 0)
+    return line
+
+
+def advice(row, rollouts):
+    """Lines about what keeps a run from learning, before its update is paid for."""
+    whys = Counter(rollout.failed for rollout in rollouts if rollout.failed)
+    for why, times in whys.most_common(3):
+        yield f"        failed {times} times: {printable(why)}"
+    turns = sum(len(rollout.memory.steps) for rollout in rollouts)
+    if row["unreadable"] > 0.2 * turns:
+        steps = [step for rollout in rollouts for step in rollout.memory.steps]
+        example = next(step.result for step in steps if not step.tool)
+        unread = f"{row['unreadable']} of {turns} plans"
+        yield f"        {unread} could not be parsed, such as: {printable(example)}"
+    for name in (key.removesuffix("_errors") for key in row if key.endswith("_errors")):
+        if name != "unreadable" and row[name] >= 5 and row[f"{name}_errors"] == row[name]:
+            step = next(s for r in rollouts for s in r.memory.steps if s.tool == name)
+            why = printable(truncate(step.result, 200))
+            yield f"        none of the {row[name]} calls of {name} worked, as: {why}"
+    if row["flat"] == row["groups"]:
+        yield "        all groups are flat: all rollouts of a question are right, or all are wrong"
+
+
+def check_line(row):
+    """Numbers to look at before the first update is paid for, each with the bound beyond which a
+    run on a rented card should be stopped."""
+    calls = {name: row[name] for name in row if f"{name}_errors" in row}
+    errors = [f"{name} {row[f'{name}_errors'] / calls[name]:.0%}" for name in calls if calls[name]]
+    unread = row["unreadable"] / max(1, sum(calls.values()))
+    return (
+        f"check   reward {row['reward']:.2f} (0.1 to 0.8), of which only the judge granted "
+        f"{row['judged']:.2f} | unreadable plans {unread:.0%} (at most 20%) | flat groups "
+        f"{row['flat']}/{row['groups']} (at most 75%) | cut plans {row['cut_plans']:.0%} | errors: "
+        f"{', '.join(errors)} (at most 50%)"
+    )
+
+
+def cost_line(rollouts, seconds, steps):
+    """How long the run will take, and what for."""
+    spent = {}  # {(module, turn): seconds of its batch}
+    for output in (output for rollout in rollouts for output in rollout.outputs):
+        spent[output["module"], output["turn"]] = output["seconds"]
+    modules = Counter()
+    for (module, _), time_of in spent.items():
+        modules[module] += time_of
+    shares = ", ".join(
+        f"{name} {time_of / seconds:.0%}" for name, time_of in modules.most_common(4)
+    )
+    hours = (
+        f"{steps * seconds / 3600:.1f} hours"
+        if steps * seconds > 3600
+        else (f"{steps * seconds / 60:.1f} minutes")
+    )
+    return f"        {hours} are left, of {seconds:.3g} seconds a step ({shares})"

@@ -1,0 +1,447 @@
+"""models/local.py and fast/: what is sampled is what is scored; sharing changes no result."""
+
+import contextlib
+import json
+import math
+import shutil
+from collections import Counter
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from test_flow_grpo import score
+from transformers import AutoModelForCausalLM
+
+import flow_grpo
+from fast import prefix, trees
+from flow_grpo import Action, distribution
+from models.completion import TOO_LONG
+from models.local import Engine, ignores_padding, load, sample, sampling_mode, save
+
+TINY = dict(
+    vocab_size=99,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    initializer_range=0.3,  # large: no two tokens nearly tie
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+A, B = list(range(3, 43)), list(range(50, 80))
+PROMPTS = {
+    "equal": [A] * 6,
+    "one": [A],
+    "distinct": [A, B, A[::-1]],
+    "pairs": [A, B, A, B, A],
+    "prefixes of others": [A, A[:-1], A + [7], A[:-3], A + [7, 8, 9]],
+    "no prefix": [[1] + A, [2] + A, B] * 2,
+    "ragged": [A + [44] * n + B[:n] for n in (0, 1, 2, 5, 9)] * 2,
+    "one token": [[5], [5], [6]],
+}
+PERIOD = ["linear_attention", "full_attention"]
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=8)
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16)
+DELTA |= dict(linear_value_head_dim=16, head_dim=16, layer_types=PERIOD)
+ONLY = {  # families whose configuration has other names for TINY's
+    "Mamba": dict(vocab_size=99, hidden_size=32, num_hidden_layers=2, initializer_range=0.3),
+    "Mpt": dict(vocab_size=99, d_model=32, n_layers=2, n_heads=4, initializer_range=0.3),
+    "Bloom": dict(vocab_size=99, hidden_size=32, n_head=4, n_layer=2, initializer_range=0.3),
+    "OPT": dict(vocab_size=99, hidden_size=32, ffn_dim=64, num_hidden_layers=2, init_std=0.3)
+    | dict(num_attention_heads=4, word_embed_proj_dim=32, max_position_embeddings=256),
+}
+FAMILIES = {  # {kind: (changes, can its prompts be computed in parts, may its rows be trees)}
+    "Qwen2": ({}, True, True),
+    "Qwen3": (dict(head_dim=8), True, True),
+    "GPT2": (dict(n_positions=256), True, True),
+    "Mistral": (dict(sliding_window=16), False, False),
+    "Gemma2": (dict(sliding_window=16, head_dim=8), False, False),
+    "Qwen3Next": (dict(layer_types=PERIOD, head_dim=8) | EXPERTS, False, False),
+    "Mamba": (dict(state_size=8), False, False),
+    "Bloom": ({}, False, False),
+    "Mpt": ({}, False, False),
+}
+MORE = {  # the rest of the table, in .ci/run
+    "Llama": ({}, True, True),
+    "Phi3": ({}, True, True),
+    "Olmo2": ({}, True, True),
+    "Granite": (dict(logits_scaling=3.0), True, True),
+    "Cohere": (dict(logit_scale=0.3), True, True),
+    "GPTNeoX": ({}, True, True),
+    "OPT": ({}, True, True),
+    "Mixtral": (dict(num_local_experts=4, num_experts_per_tok=2), True, True),
+    "Qwen3Moe": (dict(head_dim=8) | EXPERTS, True, True),
+    "Gemma3Text": (dict(head_dim=8, sliding_window=16), False, False),
+    "Lfm2": (dict(layer_types=["conv", "full_attention"]), False, False),
+    "FalconH1": (dict(mamba_d_ssm=32) | MAMBA | dict(mamba_d_head=8), False, False),
+    "Bamba": (MAMBA | dict(attn_layer_indices=[1]), False, False),
+    "GraniteMoeHybrid": (
+        MAMBA | dict(layer_types=["mamba", "attention"], shared_intermediate_size=32),
+        False,
+        False,
+    ),
+    "Qwen3_5Text": (DELTA, False, False),
+}
+families = pytest.mark.parametrize(
+    "kind", [*FAMILIES, *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in MORE)]
+)
+FAMILIES |= MORE
+
+
+def tiny(kind="Qwen2", **changes):
+    torch.manual_seed(0)
+    settings = ONLY.get(kind, TINY) | FAMILIES[kind][0] | changes
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def complete(
+    model, prompts, temperature=0.8, tokens=12, stops=(2, 5, 6, 7), plain=False, how=distribution
+):
+    with sampling_mode(model):
+        return sample(model, prompts, list(stops), temperature, tokens, how, plain)
+
+
+# --------------------------------------------------------------------------- sampled = scored
+@families
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_policy_that_samples_is_the_policy_that_is_scored(kind, plain):
+    model, seen = tiny(kind), []
+
+    def watched(logits, temperature):
+        seen.append(distribution(logits, temperature))
+        return seen[-1]
+
+    torch.manual_seed(0)
+    prompts = PROMPTS["ragged"]
+    stops = range(2, 99, 4)
+    completions = complete(model, prompts, stops=stops, plain=plain, how=watched)
+    actions = [Action(prompt, ids, 0) for prompt, ids in zip(prompts, completions)]
+    rows = flow_grpo.padded if plain else trees.rows
+    scored = score(model, actions, rows, 0.8).tolist()
+    sampled = [seen[t][n, i].item() for n, ids in enumerate(completions) for t, i in enumerate(ids)]
+    assert scored == pytest.approx(sampled, abs=1e-4)
+    assert len({len(ids) for ids in completions}) > 1
+
+
+@families
+def test_sharing_changes_no_greedy_token(kind):
+    model = tiny(kind)
+    shapes = watched_calls(model)
+    shared = complete(model, PROMPTS["ragged"], temperature=0)
+    assert (shapes[0] == (1, 39)) == FAMILIES[kind][1] == prefix.in_parts(model)
+    assert trees.shares(model) == FAMILIES[kind][2]
+    assert shared == complete(model, PROMPTS["ragged"], temperature=0, plain=True)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_that_share_a_beginning_complete_as_each_alone(name, monkeypatch):
+    monkeypatch.setattr(prefix, "SAVED_TOKENS", 1)
+    model, prompts = tiny(), PROMPTS[name]
+    alone = [complete(model, [prompt], temperature=0)[0] for prompt in prompts]
+    assert complete(model, prompts, temperature=0) == alone
+
+
+def watched_calls(model):
+    """[(rows, tokens)] of each call of the model from here on."""
+    shapes = []
+    embeddings = model.get_input_embeddings()
+    embeddings.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
+    return shapes
+
+
+def test_a_shared_prefix_and_a_prompts_copies_are_computed_once():
+    model = tiny()
+    shapes = watched_calls(model)
+    prompts = [A + B, A + B, A + B[:20], A + B[:20], A + [1], A + [1]]
+    complete(model, prompts, 1.0, 3, stops=[])
+    # the prefix; the rests; the last tokens; two new tokens
+    assert shapes == [(1, 40), (3, 29), (6, 1), (6, 1), (6, 1)]
+    shapes.clear()
+    complete(model, [A + B, A + [1], A[:20] + B], 1.0, 2, stops=[])  # saves less than it costs
+    assert shapes == [(3, 70), (3, 1)]
+
+
+FEW = dict(vocab_size=6, initializer_range=0.07)  # 5 tokens and a stop token: 1 + 5 * 6 completions
+STOP, NUMBER, HEAT = 5, 4000, 0.7
+
+
+@torch.no_grad()
+def exact(model, prompt):
+    """{completion of at most two tokens: its probability} at temperature HEAT."""
+
+    def next_token(ids):
+        return (model(torch.tensor([ids])).logits[0, -1].double() / HEAT).softmax(-1).tolist()
+
+    first = next_token(prompt)
+    after = {a: next_token(prompt + [a]) for a in range(STOP)}
+    two = {(a, b): first[a] * p for a in after for b, p in enumerate(after[a])}
+    return {(STOP,): first[STOP]} | two
+
+
+def chi_square(model, right, plain=False, how=distribution, temperature=HEAT):
+    """(Σ (seen - expected)² / expected over the completions, its limit in 1 of 10 000 samples)."""
+    expected = {ids: NUMBER * p for ids, p in right.items()}
+    assert min(expected.values()) > 5  # or the statistic would have another distribution
+    torch.manual_seed(1)
+    prompts = [[1, 2, 3]] * NUMBER
+    seen = Counter(map(tuple, complete(model, prompts, temperature, 2, [STOP], plain, how)))
+    assert set(seen) <= set(expected)
+    k = len(expected) - 1  # degrees of freedom; Wilson and Hilferty's limit, 3.72 deviations
+    limit = k * (1 - 2 / (9 * k) + 3.72 * math.sqrt(2 / (9 * k))) ** 3
+    return sum((seen[ids] - n) ** 2 / n for ids, n in expected.items()), limit
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_is_sampled_is_the_softmax_at_the_temperature_whatever_the_checkpoint_says(plain):
+    model = tiny(**FEW)
+    settings = dict(top_k=2, top_p=0.5, repetition_penalty=1.5, temperature=0.1)
+    model.generation_config = transformers.GenerationConfig(do_sample=True, **settings)
+    found, limit = chi_square(model, exact(model, [1, 2, 3]), plain)
+    assert found < limit
+
+
+def without_the_least(logits, temperature):
+    least = logits == logits.min(-1, keepdim=True)[0]
+    return distribution(logits.masked_fill(least, -1e9), temperature)
+
+
+@pytest.mark.parametrize(
+    "how, temperature", [(distribution, 0.8), (distribution, 1.0), (without_the_least, HEAT)]
+)
+def test_another_temperature_or_a_part_of_the_softmax_would_be_noticed(how, temperature):
+    model = tiny(**FEW)
+    found, limit = chi_square(model, exact(model, [1, 2, 3]), how=how, temperature=temperature)
+    assert found > 1.5 * limit
+
+
+def bfloat16_fails():
+    """torch's reason if this processor, under this ATEN_CPU_CAPABILITY, has no bfloat16 attention."""
+    q = torch.ones(1, 1, 32, 32, dtype=torch.bfloat16)
+    try:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    except RuntimeError as why:
+        return str(why)
+    return ""
+
+
+@pytest.mark.skipif(bool(bfloat16_fails()), reason=bfloat16_fails())
+def test_bfloat16_is_scored_as_it_was_sampled():
+    model, seen = tiny().bfloat16(), []
+
+    def watched(logits, temperature):
+        seen.append(distribution(logits, temperature))
+        return seen[-1]
+
+    completions = complete(model, [A] * 16, 1.0, 30, how=watched)
+    scored = score(model, [Action(A, ids, 0) for ids in completions], trees.rows, 1.0).tolist()
+    sampled = [seen[t][n, i].item() for n, ids in enumerate(completions) for t, i in enumerate(ids)]
+    # Logits are near 10 here, where bfloat16 numbers are 1/16 apart. Another token is 1 and more away.
+    assert scored == pytest.approx(sampled, abs=0.4)
+
+
+# ------------------------------------------------------------------------------------ the engine
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXTS = ["hi", "a much longer prompt than the one before it", "two plus two", "x"]
+HOSTILE = dict(  # settings of a published generation_config.json
+    do_sample=True,
+    top_k=1,
+    top_p=0.1,
+    min_p=0.9,
+    temperature=0.01,
+    repetition_penalty=5.0,
+    suppress_tokens=list(range(40, 200)),
+    sequence_bias=[[[35], 10.0]],
+    min_new_tokens=9,
+    forced_eos_token_id=2,
+    num_beams=3,
+)
+
+
+def tokenizer(template=CHATML):
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(TEXTS, trainer)
+    names = dict(eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tok = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
+    tok.chat_template = template
+    return tok
+
+
+def write(folder, template=CHATML, generation=None, extra=0, **config):
+    """A random Qwen2 as a checkpoint; `extra` rows of its head have no token."""
+    tok = tokenizer(template)
+    model = tiny(**dict(vocab_size=len(tok) + extra) | config)
+    model.save_pretrained(folder)
+    tok.save_pretrained(folder)
+    if generation:  # by hand: transformers refuses to save some of what is published
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return str(folder)
+
+
+def test_the_checkpoints_settings_decide_nothing_and_are_saved_as_they_came(tmp_path):
+    plain = load(write(tmp_path / "a"), distribution)
+    hostile = load(write(tmp_path / "b", generation=HOSTILE), distribution)
+    results = []
+    for engine in (plain, hostile):
+        torch.manual_seed(0)
+        results.append([c.ids for c in engine(TEXTS * 2, temperature=1.0, max_new_tokens=8)])
+    assert results[0] == results[1]
+    save(hostile.model, hostile.tokenizer, tmp_path / "c")
+    saved = json.loads((tmp_path / "c/generation_config.json").read_text())
+    assert all(saved[name] == value for name, value in HOSTILE.items())
+
+
+def test_a_batch_answers_as_one_prompt_at_a_time_and_in_order(tmp_path):
+    engine = load(write(tmp_path / "m"), distribution)
+    alone = [engine([text], max_new_tokens=6)[0].ids for text in TEXTS]
+    for engine.token_budget in (1, 60, 10_000):
+        assert [c.ids for c in engine(TEXTS, max_new_tokens=6)] == alone
+
+
+def test_greedy_copies_are_computed_once_and_sampled_ones_differ(tmp_path):
+    engine = load(write(tmp_path / "m"), distribution)
+    shapes = watched_calls(engine.model)
+    greedy = engine(["hi"] * 8, max_new_tokens=4)
+    assert max(rows for rows, _ in shapes) == 1 and len({tuple(c.ids) for c in greedy}) == 1
+    assert len({tuple(c.ids) for c in engine(["hi"] * 8, 1.0, 4)}) > 1
+
+
+def test_the_stop_token_is_part_of_the_ids_and_a_cut_completion_has_none(tmp_path):
+    engine = load(write(tmp_path / "m", initializer_range=0.02), distribution)  # stops at any time
+    torch.manual_seed(0)
+    completions = engine(["x"] * 64, temperature=1.0, max_new_tokens=300 // 2)
+    ended = [c for c in completions if not c.cut]
+    assert 0 < len(ended) < 64
+    assert all((c.ids[-1] in engine.chat.stops) != c.cut for c in completions)
+    assert not any(stop in c.ids[:-1] for c in completions for stop in engine.chat.stops)
+    assert not any("<|im_end|>" in c.text for c in completions)
+
+
+def test_a_prompt_without_room_for_its_answer_is_refused_and_the_others_are_answered(tmp_path):
+    engine = load(write(tmp_path / "m"), distribution)
+    short, long = engine(["x", "x" * 240], max_new_tokens=20)
+    assert (short.error, long.error) == ("", TOO_LONG) and short.ids and not long.ids
+
+
+def test_ids_without_a_token_are_neither_sampled_nor_given_any_probability(tmp_path):
+    engine = load(write(tmp_path / "m", extra=200), distribution)
+    tokens = len(engine.tokenizer)
+    torch.manual_seed(0)
+    completions = engine(["x"] * 32, temperature=2.0, max_new_tokens=8)
+    assert max(i for c in completions for i in c.ids) < tokens
+    logits = engine.model(torch.tensor([[5, 6, 7]])).logits
+    assert (distribution(logits, 1.0)[..., tokens:] == -math.inf).all()
+    actions = [Action(c.prompt_ids, c.ids, 0) for c in completions]
+    bare = tiny(vocab_size=tokens + 200)
+    bare.load_state_dict(engine.model.state_dict())
+    assert (score(engine.model, actions) > score(bare, actions)).all()  # shared among fewer
+
+
+def test_rollouts_with_gradient_checkpointing_equal_those_in_eval(tmp_path):
+    engine = load(write(tmp_path / "m"), distribution)
+    expected = [c.ids for c in engine(TEXTS, max_new_tokens=12)]
+    engine.model.activation_checkpointing_enable()
+    engine.model.train()
+    assert [c.ids for c in engine(TEXTS, max_new_tokens=12)] == expected
+    assert all(module.training for module in engine.model.modules())  # put back
+
+
+def test_the_context_with_adapters_off_is_the_frozen_model(tmp_path):
+    class Adapted:
+        entered = 0
+
+        @contextlib.contextmanager
+        def disable_adapter(self):
+            Adapted.entered += 1
+            yield
+
+    engine = load(write(tmp_path / "m"), distribution)
+    engine.model.disable_adapter = Adapted().disable_adapter
+    frozen = Engine(engine.model, engine.tokenizer, distribution, adapters=False)
+    assert engine(["x"], max_new_tokens=2)[0].ids == frozen(["x"], max_new_tokens=2)[0].ids
+    assert Adapted.entered == 1
+
+
+# -------------------------------------------------------------------------------- load and save
+def test_a_saved_model_is_the_same_model_and_keeps_the_published_configuration(tmp_path):
+    source = write(tmp_path / "m", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    file = tmp_path / "m/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 5e5, "own": 1}))
+    engine = load(source, distribution)
+    save(engine.model, engine.tokenizer, tmp_path / "copy")
+    written = json.loads((tmp_path / "copy/config.json").read_text())
+    assert written["rope_theta"] == 5e5 and written["own"] == 1
+    again = load(str(tmp_path / "copy"), distribution)
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(engine.model.parameters(), again.model.parameters(), strict=True)
+    )
+    assert engine.fingerprint == again.fingerprint != ""
+
+
+@pytest.mark.parametrize(
+    "spoil, sentence",
+    [
+        (lambda folder: shutil.rmtree(folder), "there is no model"),
+        (lambda folder: (folder / "chat_template.jinja").unlink(), "no chat template"),
+        (lambda folder: keep_half_of_the_weights(folder), "not whole"),
+        (lambda folder: write_nan(folder), "computes nan"),
+    ],
+)
+def test_a_model_that_cannot_work_is_one_sentence(spoil, sentence, tmp_path):
+    name = write(tmp_path / "m")
+    spoil(tmp_path / "m")
+    with pytest.raises(ValueError, match=sentence):
+        load(name, distribution)
+
+
+def keep_half_of_the_weights(folder):
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    save_file(dict(list(weights.items())[::2]), file, metadata={"format": "pt"})
+
+
+def write_nan(folder):
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights["model.norm.weight"][0] = math.nan
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+@families
+def test_models_that_mask_their_padding_are_accepted(kind):
+    assert ignores_padding(tiny(kind))
+
+
+SMALL = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1)
+READERS = {
+    "RecurrentGemma": SMALL | dict(intermediate_size=64, lru_width=32, head_dim=8, vocab_size=99),
+    "MiniMax": TINY | dict(num_local_experts=2, layer_types=PERIOD, block_size=8),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_recurrent_layer_that_reads_the_padding_as_text_is_found(kind):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**READERS[kind])
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    assert not ignores_padding(model)
