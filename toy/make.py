@@ -34,16 +34,15 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 import planner
 import solve
-from models.loading import load_engine
-from models.local import HF
-from rewards.metrics import accuracy_line
-from tools import TOOLS
+from flow_grpo import distribution
+from models.local import Engine, load
+from rewards.metrics import accuracy_line, summary
+from tools import TOOLS, choose
 from toy import wordings
 from toy.pieces import NAMES, edited, pieces_of
-from toy.questions import LONG, PATHS, WORDINGS, WORDS, World, for_flow, operate, operation, splits
+from toy.questions import LONG, PATHS, WORDINGS, World, for_flow, operate, operation, splits
 from toy.teacher import GUESS, Teacher, analysis
 from toy.teacher import TOOLS as TOY_TOOLS
-from world.toolbox import choose
 
 TOY = Path(__file__).parent
 MAX_TURNS = {"test": 3, "long": 5}
@@ -116,13 +115,13 @@ def rollout_examples(rollouts, rng):
         with tempfile.TemporaryDirectory() as folder:
             corpus = Path(folder) / "corpus.jsonl"
             write_rows(corpus, world.rows)
-            tools = choose(TOOLS, list(TOY_TOOLS), corpus)
+            tools = choose(list(TOY_TOOLS), corpus)
             tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
             paths = PATHS | (LONG if split == "long" else {})
             made = world.questions(rollouts // WORLDS, "train", rng.random(), paths, word=freely)
             made += unknowns(len(made) // 12, rng)
             teacher = Teacher(made, world.known(), blind=rng, guided=rng.choice([0.3, 0.9]))
-            solve.roll_out(for_flow(made), teacher, teacher, tools, MAX_TURNS[split])
+            solve.roll_out(for_flow(made), teacher, teacher, tools, max_turns=MAX_TURNS[split])
         examples += teacher.examples
     return examples
 
@@ -221,7 +220,7 @@ def make_engine(rollouts, steps, seed, width):
     texts = [re.search(r"\nQuestion: (.*)\n", prompt)[1] for prompt, _ in analyses]
     pieces = pieces_of(examples)
     tokenizer = make_tokenizer([*texts, *pieces], pieces)
-    engine = HF(make_model(tokenizer, width), tokenizer)
+    engine = Engine(make_model(tokenizer, width), tokenizer, distribution)
     message = [{"role": "user", "content": "{}"}]
     chat = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
 
@@ -264,7 +263,7 @@ def make_files(folder):
 
 def check(engine):
     """Perfect plans must succeed with the toy's own modules, and its own planner must not."""
-    tools, world = choose(TOOLS, list(TOY_TOOLS), TOY / "corpus.jsonl"), World()
+    tools, world = choose(list(TOY_TOOLS), TOY / "corpus.jsonl"), World()
     made, known = splits(world), world.known()
     answers = [completion.text for completion in engine(list(known))]
     knows = sum(text == GUESS.format(number) for text, number in zip(answers, known.values()))
@@ -273,11 +272,12 @@ def check(engine):
     torch.manual_seed(0)
     for name, turns in MAX_TURNS.items():
         teacher, questions = Teacher(made[name], known), for_flow(made[name])
-        perfect, _ = solve.evaluate(questions, teacher, engine, tools, max_turns=turns)
+        perfect = summary(solve.roll_out(questions, teacher, engine, tools, max_turns=turns))
         print(f"perfect plans, {name}: {accuracy_line(perfect, len(questions))}")
         passed &= perfect["accuracy"] >= 0.98
     questions = [question for question in for_flow(made["test"][:96]) for _ in range(8)]
-    blind, rollouts = solve.evaluate(questions, engine, engine, tools, max_turns=MAX_TURNS["test"])
+    rollouts = solve.roll_out(questions, engine, engine, tools, max_turns=MAX_TURNS["test"])
+    blind = summary(rollouts)
     solved = sum(
         any(rollout.right for rollout in rollouts[i : i + 8]) for i in range(0, len(rollouts), 8)
     )
@@ -301,11 +301,12 @@ def main():
     start = time.perf_counter()
     torch.manual_seed(args.seed)
     if args.check:
-        return check(load_engine(str(args.out)))
+        return check(load(str(args.out), distribution))
     args.out.mkdir(exist_ok=True, parents=True)
     make_files(args.out)
     engine = make_engine(args.rollouts, args.steps, args.seed, args.width)
-    engine.save(args.out)
+    engine.model.save_pretrained(args.out)
+    engine.tokenizer.save_pretrained(args.out)
     minutes = (time.perf_counter() - start) / 60
     print(f"{args.out} is made: {minutes:.0f} minutes on {torch.get_num_threads()} thread(s)")
     check(engine)

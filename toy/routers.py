@@ -35,13 +35,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import planner
 import solve
-from tools import TOOLS
+from rewards.metrics import share
+from tools import choose
 from toy.make import TOY, quick_python
 from toy.questions import World, for_flow, splits
 from toy.teacher import TOOLS as TOY_TOOLS
 from toy.teacher import Known, Teacher
-from world.ranking import ranked, words_of
-from world.toolbox import choose
+from world.search import ranked, words_of
 
 LETTERS = {"w": "wikipedia_search", "b": "web_search", "p": "python_coder", "g": "base_generator"}
 TURNS = [1, 2, 3]
@@ -151,8 +151,8 @@ def rules(train, tools, counts):
         return lambda *state: LETTERS[tables[name].get(seen(*state)[name], "w")]
 
     def nearest(prompt, plan):
-        described = [(planner.describe(name, tool),) for name, tool in tools.items()]
-        return list(tools)[(ranked(described, plan.sub_goal, 1) or [0])[0]]
+        described = [planner.describe(name, tool) for name, tool in tools.items()]
+        return list(tools)[ranked(described, plan.sub_goal, 1)[0]]
 
     return {"perfect": lambda prompt, plan: plan.tool, "frequent": frequent("frequent"), "bm25": nearest,
             "sub-goal": frequent("sub-goal"), "question": frequent("question"), "sequence": fitted("sequence"),
@@ -161,7 +161,7 @@ def rules(train, tools, counts):
 
 def measure():
     """{rule: accuracy} on the test questions, "perfect" for a perfect planner."""
-    tools, world = choose(TOOLS, list(TOY_TOOLS), TOY / "corpus.jsonl"), World()
+    tools, world = choose(list(TOY_TOOLS), TOY / "corpus.jsonl"), World()
     tools["python_coder"] = replace(tools["python_coder"], run=quick_python)
     made, counts, accuracies = splits(world), defaultdict(lambda: defaultdict(Counter)), {}
 
@@ -173,9 +173,8 @@ def measure():
     def accuracy(questions, rule):
         teacher = Teacher(questions, world.known())
         engine = Routed(teacher, tools, rule)
-        return solve.evaluate(for_flow(questions), engine, teacher, tools, max_turns=3)[0][
-            "accuracy"
-        ]
+        rollouts = solve.roll_out(for_flow(questions), engine, teacher, tools, max_turns=3)
+        return share(rollout.right for rollout in rollouts)
 
     accuracy(made["train"], count)
     for name, rule in rules(made["train"], tools, counts).items():
