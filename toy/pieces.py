@@ -23,7 +23,7 @@ from toy.wordings import COMMON
 
 NUMBERS = [f" {n}" for n in range(1000)]
 NAMES = [name for _, _, names in facts() for name in names]
-VARIABLE = re.compile(rf" (?:{'|'.join(NAMES)})\b| \d+\b|https://facts.org/\d+|(?<=url=.)\d+")
+VARIABLE = re.compile(rf" (?:{'|'.join(NAMES)})\b| \d+\b| ?https://facts.org/\d+|(?<=url=.)\d+")
 PROMPTS = (
     planner.ANALYSIS_PROMPT,
     planner.PROMPT,
