@@ -1,11 +1,10 @@
-"""The toy: are the committed files those that toy/make.py makes, and does the model play its parts?"""
+"""The toy: do answers follow from its corpus, is planning needed, does the model play its parts?"""
 
-import csv
-import io
 import json
+import random
 import re
-from collections import Counter
-from contextlib import redirect_stdout
+from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,153 +12,42 @@ import torch
 import executor
 import planner
 import solve
-import tools as toolset
-from cli import answering
-from cli.cast import toy_warning
-from cli.flags import TOY_TOOLS
-from experiments.prompt_edits import EDITS, Edited
-from memory import BUDGET, Memory, Step
-from models.loading import load_engine
-from rewards.questions import Question
-from solve import Rollout
-from toy import pieces, questions, teacher
-from toy.make import TOY, make_files
-from world.toolbox import choose
+from flow_grpo import distribution
+from memory import Memory
+from models.local import load
+from rewards.metrics import share
+from toy import routers
+from toy.make import TOY, make_files, quick_python
+from toy.pieces import edited, pieces_of
+from toy.questions import SIGNS, World, calculation, facts, for_flow, operate, operation, splits
+from toy.teacher import GUESS, TOOLS, Known, Teacher
+from tools import choose, run_tool
+from world.sandbox import python_coder
 
 
 @pytest.fixture(scope="module")
 def engine():
-    return load_engine(str(TOY))
+    return load(str(TOY), distribution)
 
 
 @pytest.fixture(scope="module")
 def tools():
-    return choose(toolset.TOOLS, TOY_TOOLS, TOY / "corpus.jsonl")
+    chosen = choose(list(TOOLS), TOY / "corpus.jsonl")
+    return chosen | {"python_coder": replace(chosen["python_coder"], run=quick_python)}
 
 
 @pytest.fixture(scope="module")
-def made():
-    return questions.questions(100, True, seed=1)
+def world():
+    return World()
+
+
+@pytest.fixture(scope="module")
+def made(world):
+    return splits(world)
 
 
 def rows(name):
     return [json.loads(line) for line in (TOY / name).read_text().splitlines()]
-
-
-def test_the_toy_is_small(engine):
-    assert sum(p.numel() for p in engine.model.parameters()) <= 3_000_000
-    assert sum(file.stat().st_size for file in TOY.iterdir() if file.is_file()) <= 8_000_000
-
-
-# ---- its prompts -------------------------------------------------------------------------------------------
-
-
-def test_every_piece_of_the_prompts_is_one_token_of_the_toy(engine):
-    """If this fails, a prompt has changed since the toy was made: run python toy/make.py."""
-    encode = lambda piece: engine.tokenizer.encode(piece, add_special_tokens=False)
-    assert [piece for piece in pieces.prompt_pieces() if len(encode(piece)) != 1] == []
-
-
-FEW = "executor.PROMPT: its first line", "memory label: Result"
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        pytest.param(edit, marks=[] if edit in FEW else pytest.mark.exhaustive)
-        for edit in list(EDITS)[1:]
-    ],
-)
-def test_after_an_edit_of_a_prompt_the_toys_modules_still_do_their_part(edit, engine, tools, made):
-    """With perfect plans. docs/toy.md has the accuracies of the planner, too."""
-    assert any(EDITS[edit][0] in text for text in prompts_of_all_modules(tools)) or "error" in edit
-    fixed = Edited(engine, *EDITS[edit])
-    metrics, _ = solve.evaluate(questions.for_flow(made[:24]), teacher.Teacher(made), fixed, tools)
-    assert metrics["accuracy"] >= 0.8
-
-
-@pytest.fixture(scope="module")
-def planned(engine, tools, made):
-    """(prompts, the toy's plans): the first turn of 40 questions."""
-    states = [
-        Rollout(question, Memory(question.question, teacher.SKILLS[row["kind"]]))
-        for question, row in zip(questions.for_flow(made[:40]), made)
-    ]
-    prompts = [solve.prompt_of("planner", tools, state, BUDGET) for state in states]
-    return prompts, [planner.parse(completion.text, tools) for completion in engine(prompts)]
-
-
-PLANNERS = (
-    "planner.PROMPT: its first sentence",
-    "tool limits: base_generator",
-    "memory label: Command",
-)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        pytest.param(name, marks=[] if name in PLANNERS else pytest.mark.exhaustive)
-        for name in EDITS
-        if name.startswith(("planner", "tool", "memory"))
-    ],
-)
-def test_after_an_edit_of_its_prompt_the_planner_plans_the_same_sub_goals(
-    edit, engine, tools, planned
-):
-    prompts, plans = planned
-    edited = [
-        planner.parse(completion.text, tools)
-        for completion in Edited(engine, *EDITS[edit])(prompts)
-    ]
-    same = [plan.sub_goal == getattr(other, "sub_goal", "") for plan, other in zip(plans, edited)]
-    assert sum(same) >= 0.8 * len(same)
-
-
-def test_the_table_of_edits_in_toy_md_is_that_of_the_csv():
-    with open(TOY.parent / "experiments" / "results" / "prompt-edits.csv") as file:
-        measured = list(csv.DictReader(file))
-    page = (TOY.parent / "docs" / "toy.md").read_text()
-    for edit in EDITS:
-        untrained, trained = (float(row["accuracy"]) for row in measured if row["edit"] == edit)
-        assert f"| {edit} | {untrained:.3f} | {trained:.3f} |" in page
-        assert untrained >= 0.8 * float(measured[0]["accuracy"]) and trained >= 0.8
-
-
-def prompts_of_all_modules(tools):
-    """One prompt of each module, in a state with a step."""
-    step = Step(
-        1, "python_coder", "Add.", 'python_coder(code="print(2 + 2)")', "4", verdict="CONTINUE"
-    )
-    plan = planner.Plan("none", "Add.", "python_coder")
-    rollout = Rollout(
-        Question("What is 2 + 2?", ""), Memory("What is 2 + 2?", "A sum.", [step]), plan=plan
-    )
-    modules = ("analysis", "planner", "executor", "verifier", "generator")
-    return [solve.prompt_of(module, tools, rollout, BUDGET) for module in modules]
-
-
-def test_a_tool_that_the_toy_has_not_learnt_is_named_in_one_sentence(engine, tools, monkeypatch):
-    new = [*tools, "sql_query"]
-    assert "has not learnt to use sql_query. " in toy_warning(engine, {}, new)
-    assert toy_warning(engine, {}, tools) == ""
-    assert toy_warning(object(), {}, new) == ""  # a server has no tokenizer
-    monkeypatch.setattr(
-        type(engine.tokenizer), "get_added_vocab", lambda tokenizer: {"<|im_end|>": 0}
-    )
-    assert toy_warning(engine, {}, new) == ""  # another model
-
-
-def test_the_tools_results_are_those_that_the_toy_has_read(tools):
-    calls = [
-        ("python_coder", {"code": "capital = France; print(capital)"}, ["NameError", "defined"]),
-        ("python_coder", {"code": "value = ; print(value)"}, ["SyntaxError"]),
-        ("wikipedia_search", {"query": "zzzz"}, ["no passage", "fewer words"]),
-    ]
-    for tool, arguments, words in calls:
-        result = " " + toolset.run_tool(tools, tool, arguments).text
-        for word in words:
-            assert any(piece in result for piece in pieces.prompt_pieces() if word in piece), result
 
 
 # ---- its questions -----------------------------------------------------------------------------------------
@@ -171,130 +59,261 @@ def test_the_committed_corpus_and_questions_are_those_that_make_py_makes(tmp_pat
     assert all(file.read_bytes() == (TOY / file.name).read_bytes() for file in tmp_path.iterdir())
 
 
-def test_no_wording_and_no_pair_of_numbers_of_the_test_is_in_a_training_question():
-    texts = {name: [row["question"] for row in rows(f"{name}.jsonl")] for name in questions.SIZES}
-    for train, test in [*questions.OPENINGS.values(), questions.ENDINGS]:
-        assert not set(train) & set(test) - {""}
-    pairs = {
-        name: {found.groups() for text in split if (found := re.search(r"(\d+) [-+*] (\d+)", text))}
-        for name, split in texts.items()
+def followed(what, name, corpus, known):
+    """(the number that the sources give, how many calls it takes): an independent reading of the corpus."""
+    texts = [row["text"] for row in corpus if row["title"] == name and what in row["text"]]
+    if not texts:
+        return known[f"{what.split()[-1]} of {name}"], 2
+    text, calls = texts[-1] if "https" in texts[-1] else texts[0], 1
+    if address := re.search(r"https\S+", text):
+        [text] = [row["text"] for row in corpus if row.get("url") == address[0]]
+        calls += 1
+    if filed := re.search(r"filed as (\w+)", text):
+        number, more = followed(what, filed[1], corpus, known)
+        return number, calls + more
+    shown = re.search(r"is (\d+)(?: ([-+*]) (\d+))?\.", text)
+    number = int(shown[1])
+    if shown[2]:
+        number, calls = operate(number, shown[2], int(shown[3])), calls + 1
+    return number, calls
+
+
+@pytest.mark.parametrize("split, most", [("test", 3), ("long", 5), ("valid", 3)])
+def test_every_answer_follows_from_the_sources_in_at_most_so_many_calls_and_is_true(
+    split, most, made, world
+):
+    true = {name: number for _, number, names in facts() for name in names}
+    for row in made[split]:
+        number, calls = followed(row["what"], row["name"], rows("corpus.jsonl"), world.known())
+        assert number == true[row["name"]]
+        assert row["name"] in row["question"] and row["what"] in row["question"]
+        if row["op"]:
+            number, calls = operate(number, SIGNS[row["op"]], row["n"]), calls + 1
+        assert row["answer"] == str(number) and calls == len(row["kind"]) <= most
+
+
+def test_no_name_of_the_test_and_nothing_that_leads_to_its_number_is_in_training(made, world):
+    assert not {row["name"] for row in made["test"] + made["long"]} & {
+        row["name"] for row in made["train"] + made["valid"]
     }
-    assert pairs["test"] and not pairs["test"] & (pairs["train"] | pairs["valid"])
-    assert sum(map(len, texts.values())) == len(
-        {text for split in texts.values() for text in split}
+    pairs = {frozenset(names) for _, _, names in facts()}
+    test = {thing.name for thing in world.things["test"]}
+    assert all(
+        pair <= test or not pair & test for pair in pairs
+    )  # a page leads to the other name of a pair alone
+    addresses = [row["url"] for row in world.rows if "url" in row]
+    assert len(addresses) == len(set(addresses))
+    assert not {row["question"] for row in made["train"]} & {
+        row["question"] for row in made["valid"]
+    }
+
+
+def test_what_leads_to_a_number_does_not_depend_on_how_the_question_is_worded(made):
+    """No opening, ending or kind of thing tells much about the path: the most frequent path stays rare."""
+    words = defaultdict(Counter)
+    for row in made["train"]:
+        for part in (
+            row["question"].split(row["what"])[0],
+            row["question"].split()[-1].strip(".?"),
+            row["what"],
+        ):
+            words[part, bool(row["op"])][row["kind"]] += 1
+    assert all(
+        max(paths.values()) < 0.45 * paths.total() for paths in words.values() if paths.total() > 60
     )
 
 
-def test_what_questions_py_says_of_its_test_questions_is_so():
-    answers = [row["answer"] for row in rows("test.jsonl") if row["kind"] == "compare"]
-    no, compared = answers.count("no"), len(answers)
-    names = sorted({name for _, name in questions.FACTS}, key=len, reverse=True)
-    named = re.compile(rf"({'|'.join(teacher.READ)}) of ({'|'.join(names)})\b")
-    train, test = (
-        [named.search(row["question"]).groups() for row in rows(name) if row["kind"] == "fact"]
-        for name in ("train.jsonl", "test.jsonl")
+def test_base_generator_alone_knows_the_numbers_that_no_source_has(world, tools):
+    corpus = json.dumps(world.rows)
+    for query in world.known():
+        assert query.split(" of ")[1] not in re.findall(r"\w+", corpus)
+        assert run_tool(tools["wikipedia_search"].run, "", {"query": query}).text.startswith(
+            "Error: no passage"
+        )
+
+
+def test_other_worlds_have_other_numbers_pairs_and_paths_so_that_a_warm_start_teaches_none(world):
+    other, path = (
+        World(1),
+        {thing.name: thing.path for things in world.things.values() for thing in things},
     )
-    story = " ".join(questions.__doc__.split())
-    known = sum(fact in train for fact in test)
-    assert f"But {known} of the {len(test)} test questions that ask for a single fact" in story
-    assert f"of the {compared} that compare two countries {no} are answered no" in story
-    assert f"answering no is right in {100 * no / compared:.0f} %" in story
+    things = [thing for things in other.things.values() for thing in things]
+    assert {thing.name for thing in things} == set(path)
+    assert sum(path[thing.name] == thing.path for thing in things) < 0.3 * len(things)
+    true = {name: number for _, number, names in facts() for name in names}
+    assert sum(true[thing.name] == thing.number for thing in things) < 10
 
 
-def test_the_wordings_of_the_warm_start_ask_what_their_steps_say():
-    made = questions.questions(400, False, seed=8, noise=True)
-    for row in made:
-        for what, whom in row["steps"]:
-            if what in teacher.READ:
-                assert f" {whom}".lower() in f" {row['question']}".lower(), row
-        numbers = re.findall(r"\d+", " ".join(whom for _, whom in row["steps"]).replace("{0}", ""))
-        assert sorted(re.findall(r"\d+", row["question"])) == sorted(numbers), row
-    kinds = Counter(row["kind"] for row in made)
-    assert set(kinds) == {*questions.CORES, "unknown"} and kinds["unknown"] == 40
+@pytest.mark.parametrize("number", [1, 2, 7, 36, 97, 998, 999])
+def test_a_calculation_has_its_result_and_no_number_of_more_than_three_digits(number):
+    rng = random.Random(number)
+    for _ in range(50):
+        a, sign, b = calculation(number, rng).split()
+        assert operate(int(a), sign, int(b)) == number and 0 < int(b) < 1000 and int(a) < 1100
+        op, n = operation(number, rng)
+        assert 0 < operate(number, SIGNS[op], n) < 1000
 
 
-# ---- its parts ---------------------------------------------------------------------------------------------
+# ---- planning is needed ------------------------------------------------------------------------------------
 
 
-def test_every_answer_is_what_perfect_plans_and_perfect_modules_find(tools):
-    made = questions.questions(80, True, seed=5) + questions.questions(80, False, seed=6)
-    perfect = teacher.Teacher(made)
-    metrics, _ = solve.evaluate(questions.for_flow(made), perfect, perfect, tools)
-    assert metrics["accuracy"] == 1 and metrics["errors"] == 0
+@pytest.mark.parametrize("split, turns", [("test", 3), ("long", 5)])
+def test_a_perfect_planner_answers_everything_by_the_path_of_each_question(
+    split, turns, tools, world, made
+):
+    teacher = Teacher(made[split], world.known())
+    rollouts = solve.roll_out(for_flow(made[split]), teacher, teacher, tools, max_turns=turns)
+    assert all(rollout.right for rollout in rollouts)
+    letters = {name: letter for letter, name in routers.LETTERS.items()}
+    used = ["".join(letters[step.tool] for step in rollout.memory.steps) for rollout in rollouts]
+    assert used == [row["kind"].replace("+", "p") for row in made[split]]
 
 
-def test_the_teacher_writes_no_call_of_a_tool_that_it_was_not_taught(tools):
-    prompt = executor.prompt("q", "none", "Find the value of 2", "miles", tools["wikipedia_search"])
-    with pytest.raises(ValueError, match="teacher.py: command"):
-        teacher.Teacher([]).command(prompt)
+def test_no_sequence_and_no_table_of_tools_answers_more_than_060_even_with_perfect_sub_goals(made):
+    right = Counter()
+    for kind in {routers.kind_of(row["question"]) for row in made["test"]}:
+        paths = Counter(
+            row["kind"] for row in made["test"] if routers.kind_of(row["question"]) == kind
+        )
+        sequence, table = (
+            routers.best(paths, routers.TURNS),
+            routers.best(paths, routers.PLACES),
+        )  # of these very questions
+        rules = {
+            "sequence": lambda turn, goal: sequence[turn],
+            "table": lambda *place: table[place],
+        }
+        for name, tool_at in rules.items():
+            right[name] += sum(n for path, n in paths.items() if routers.finishes(path, tool_at))
+    assert max(right.values()) <= 0.60 * len(made["test"])
 
 
-def test_with_perfect_plans_the_toys_fixed_modules_answer_right(engine, tools, made):
-    """make.py demands 0.97 of 300. Of these the toy had all; a format that it cannot read loses most."""
-    metrics, _ = solve.evaluate(questions.for_flow(made[:30]), teacher.Teacher(made), engine, tools)
-    assert metrics["accuracy"] >= 0.94
+@pytest.mark.parametrize("path, tools_of_turns, right", [
+    ("wbp", "wbp", True), ("wbp", "wwb", False), ("wbw", "wbw", True), ("wb", "wpb", True),
+    ("wb", "wgb", False), ("wg", "gww", True), ("wg+", "gpw", True), ("w+", "wwp", True)])  # fmt: skip
+def test_the_rule_that_routers_are_chosen_by_is_what_their_rollouts_do(
+    path, tools_of_turns, right, tools, world, made
+):
+    assert routers.finishes(path, lambda turn, goal: tools_of_turns[turn - 1]) == right
+    questions = [row for row in made["test"] if row["kind"] == path][:5]
+    teacher = Teacher(questions, world.known())
+    rule = lambda prompt, plan: routers.LETTERS[tools_of_turns[prompt.count("\nVerdict: ")]]
+    rollouts = solve.roll_out(
+        for_flow(questions), routers.Routed(teacher, tools, rule), teacher, tools
+    )
+    assert [rollout.right for rollout in rollouts] == [right] * len(questions)
 
 
-def test_the_toys_own_planner_is_readable_but_blind(engine, tools, made, planned):
-    """One plan for each of 40 questions, twice. By chance 27 of the 80 tools are right, give or take 4.2."""
-    prompts = planned[0] * 2
-    right = [planner.parse(perfect.text, tools).tool for perfect in teacher.Teacher(made)(prompts)]
+@pytest.mark.parametrize("first, second", [("30.", "47, but see https://facts.org/117"),
+                                           ("47, but see https://facts.org/117", "30.")])  # fmt: skip
+def test_two_sources_that_contradict_each_other_are_settled_by_the_page_that_they_name(
+    first, second
+):
+    result = f"[1] Oslo: The calling code of Oslo is {first}\n  [2] Oslo: The calling code of Oslo is {second}"
+    memory = f"\nMemory:\nStep 1\nSub-goal: Find the code of Oslo\nCommand: ...\nResult: {result}"
+    known = Known(memory)
+    assert (
+        known.goals["code of Oslo"]
+        == ("address", "https://facts.org/117")
+        == (known.last, known.pointer)
+    )
+
+
+# ---- its prompts and tools ---------------------------------------------------------------------------------
+
+
+def test_every_piece_of_what_the_modules_read_and_write_is_one_token_of_the_toy(
+    engine, tools, world, made
+):
+    """If this fails, a prompt has changed since the toy was made: run python toy/make.py."""
+    teacher = Teacher(made["test"], world.known())
+    solve.roll_out(for_flow(made["test"]), teacher, teacher, tools)
+    encode = lambda piece: engine.tokenizer.encode(piece, add_special_tokens=False)
+    assert [piece for piece in pieces_of(teacher.examples) if len(encode(piece)) != 1] == []
+
+
+@pytest.mark.parametrize(
+    "context", ["7 * 4", "30 + 26", "30 - 26", "none", "https://facts.org/117", "7"]
+)
+def test_the_teachers_programs_print_in_the_sandbox_what_make_py_takes_them_to_print(context):
+    code = f"number = {context}; print(number)"
+    assert python_coder(code) == quick_python(code)
+
+
+def test_the_tools_errors_are_those_that_the_toy_has_read(engine, tools):
+    pages = [{"url": url, "query": "x"} for url in ("none", "7 * 4")]
+    errors = [run_tool(tools["web_search"].run, "", arguments).text for arguments in pages]
+    errors += [
+        quick_python(f"number = {context}; print(number)")
+        for context in ("none", "https://facts.org/117")
+    ]
+    for error in errors:
+        assert len(engine.tokenizer.encode(f"\nResult: {error}", add_special_tokens=False)) <= 3
+
+
+def test_an_edit_leaves_the_question_as_it_is():
+    rng, prompt = random.Random(0), planner.prompt(Memory("What is the calling code of Oslo?"), {})
+    texts = {edited(prompt, rng) for _ in range(100)}
+    assert len(texts) > 30 and all("What is the calling code of Oslo?" in text for text in texts)
+
+
+# ---- its model ---------------------------------------------------------------------------------------------
+
+
+def test_with_perfect_plans_the_toys_fixed_modules_answer_right(engine, tools, world, made):
+    for questions, turns in ((made["test"][:40], 3), (made["long"][:20], 5)):
+        teacher = Teacher(questions, world.known())
+        rollouts = solve.roll_out(for_flow(questions), teacher, engine, tools, max_turns=turns)
+        assert share(rollout.right for rollout in rollouts) >= 0.94
+
+
+def test_as_base_generator_the_toy_knows_some_numbers_and_makes_the_others_up(engine, world):
+    known = world.known()
+    others = [thing.goal for thing in world.things["test"] if thing.path == "w"]
+    texts = [completion.text for completion in engine([*known, *others])]
+    right = sum(text == GUESS.format(number) for text, number in zip(texts, known.values()))
+    assert right >= 0.97 * len(known)
+    assert all(re.fullmatch(r"I think it is \d+\.", text) for text in texts)
+
+
+def test_the_toys_own_planner_writes_plans_but_picks_its_tools_blindly(engine, tools, world, made):
+    questions, prompts, right = made["test"][:40], [], []
+    teacher = Teacher(questions, world.known())
+
+    def perfect(batch, **settings):
+        completions = teacher(batch)
+        prompts.extend(batch)
+        right.extend(planner.parse(completion.text, tools).tool for completion in completions)
+        return completions
+
+    solve.roll_out(for_flow(questions), perfect, teacher, tools)
     torch.manual_seed(0)
-    drawn = [planner.parse(plan.text, tools).tool for plan in engine(prompts, temperature=0.7)]
-    assert sum(map(str.__eq__, drawn, right)) < 0.52 * len(drawn)
-    assert min(map(drawn.count, tools)) > 0.15 * len(drawn)  # 27 of each, give or take 4.2
+    drawn = [
+        planner.parse(completion.text, tools).tool
+        for completion in engine(prompts, temperature=0.7)
+    ]
+    assert sum(map(str.__eq__, drawn, right)) < 0.45 * len(drawn)
+    counts = Counter(drawn)
+    assert len(counts) == 4 and min(counts.values()) > 0.05 * len(drawn)
 
 
-@pytest.mark.exhaustive
-def test_with_its_own_planner_the_toy_answers_some_questions(engine, tools, made):
-    torch.manual_seed(0)
-    metrics, _ = solve.evaluate(questions.for_flow(made), engine, engine, tools)
-    assert metrics["accuracy"] <= 0.55 and metrics["errors"] >= 0.15
-    assert metrics["calls"].get("unreadable", 0) == 0
-    calls = [n for n, _, _ in metrics["calls"].values()]
-    assert min(calls) / sum(calls) > 0.2  # all three tools about as often
+class Edited:
+    """An engine whose prompts have been edited."""
+
+    def __init__(self, engine, old, new):
+        self.engine, self.old, self.new = engine, old, new
+
+    def __call__(self, prompts, **settings):
+        return self.engine([prompt.replace(self.old, self.new) for prompt in prompts], **settings)
 
 
-def test_solve_without_arguments_shows_toy_questions_and_says_what_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["solve.py"])
-    solve.main()
-    shown = capsys.readouterr().out
-    assert shown.count("Question: ") == answering.EXAMPLES and "turn 1 planner" in shown
-    assert "python train.py" in shown
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A toy after five steps on questions that need one tool, once: (its folder, what train.py printed)."""
-    import train
-
-    folder, printed = tmp_path_factory.mktemp("trained"), io.StringIO()
-    arguments = (
-        f"--steps 5 --every 5 --questions 8 --max-turns 1 --lr 5e-4 --out {folder / 'run'}".split()
-    )
-    for flag, name, number in [
-        ("data", "train", 2000),
-        ("valid", "valid", 4),
-        ("test", "test", 32),
-    ]:
-        simple = [row for row in rows(f"{name}.jsonl") if row["kind"] in ("arithmetic", "fact")][
-            :number
-        ]
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in simple))
-        arguments += [f"--{flag}", str(folder / name)]
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        patch.setattr("sys.argv", ["train.py", *arguments])
-        train.main()
-    return folder / "run" / "best", printed.getvalue()
-
-
-def test_a_few_steps_of_training_teach_the_planner_something(trained):
-    """On questions that need one tool, once, it is soon learnt: from about 0.33 to 0.9, whatever the seed."""
-    accuracy = re.findall(r"test after step \d+: accuracy ([\d.]+)", trained[1])
-    assert float(accuracy[1]) > float(accuracy[0]) + 0.2
-
-
-def test_a_toy_that_has_learnt_to_use_one_tool_knows_the_capital_of_france(trained, engine, tools):
-    """Its greedy answer, as solve.py gives it to a typed question."""
-    policy, asked = load_engine(str(trained[0])), [Question("What is the capital of France?", "")]
-    assert solve.roll_out(asked, policy, engine, tools, 10, temperature=0.0)[0].answer == "Paris"
+@pytest.mark.parametrize("old, new", [
+    (executor.PROMPT.splitlines()[0], "Reply with the bare call, i.e. the tool and its arguments,"),
+    ("\nResult: ", "\nOutcome: ")])  # fmt: skip
+def test_after_an_edit_of_a_prompt_the_toys_modules_still_do_their_part(
+    old, new, engine, tools, world, made
+):
+    teacher = Teacher(made["test"], world.known())
+    perfect = lambda prompts, **settings: teacher([prompt.replace(new, old) for prompt in prompts])
+    rollouts = solve.roll_out(for_flow(made["test"][:24]), perfect, Edited(engine, old, new), tools)
+    assert share(rollout.right for rollout in rollouts) >= 0.8

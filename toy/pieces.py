@@ -1,75 +1,113 @@
-"""The constant pieces of all prompts, which are tokens of the toy's vocabulary.
+"""The constant pieces of all texts, each a token of the toy's vocabulary, and edits that break them up.
 
-Each constant line of a prompt is one token of the toy's vocabulary, and so is each number below 1 000. A
-prompt is then only some tens of tokens long, among which the model finds and copies the right ones. A line
-that is edited falls apart into its words; edits.py says how the toy learns to read that, too.
+    pieces_of(examples)     ["\\nSub-goal: Find the number of", "\\nTool: web_search", ...]
+    edited(prompt, rng)     the prompt, in half of the cases with other words in some places
+
+Each paragraph of a prompt is one token, and so is each line between two variables: a name, a number, an
+address. A prompt is then some tens of tokens long, among which the model finds and copies the right ones. A
+piece that is edited falls apart into its words. A toy that has only ever read the whole piece reads nonsense
+then, so in its warm start some paragraphs, labels and errors have other words.
 """
 
 import re
+from collections import Counter
 
 import executor
 import generator
 import planner
 import tools as toolset
 import verifier
-from cli.flags import TOY_TOOLS
-from memory import Step
 from toy import teacher
+from toy.questions import URLS, facts
+from toy.wordings import COMMON
 
-PROMPTS = {
-    "planner.ANALYSIS_PROMPT": planner.ANALYSIS_PROMPT,
-    "planner.PROMPT": planner.PROMPT,
-    "executor.PROMPT": executor.PROMPT,
-    "verifier.PROMPT": verifier.PROMPT,
-    "generator.PROMPT": generator.PROMPT,
-}
 NUMBERS = [f" {n}" for n in range(1000)]
+NAMES = [name for _, _, names in facts() for name in names]
+VARIABLE = re.compile(rf" (?:{'|'.join(NAMES)})\b| \d+\b| ?https://facts.org/\d+|(?<=url=.)\d+")
+PROMPTS = (
+    planner.ANALYSIS_PROMPT,
+    planner.PROMPT,
+    executor.PROMPT,
+    verifier.PROMPT,
+    generator.PROMPT,
+)
+WORD = re.compile("[A-Za-z]+")
+WORDS = sorted({*COMMON, *WORD.findall(" ".join(PROMPTS))})
+LABEL = re.compile(r"(?<=\n)(?:[A-Z][\w -]*(?=:)|Step(?= \d+\n)|No steps yet)")
 
 
-def lines(text):
-    """A constant text in pieces: its lines, each with the line breaks around it."""
-    return re.findall(r"\n*[^\n]+\n*", text)
+def paragraphs():
+    """The constant paragraphs before the question in the prompts, and what they say of each tool."""
+    described = [planner.describe(name, toolset.TOOLS[name]) for name in teacher.TOOLS]
+    texts = [
+        part for prompt in PROMPTS for part in re.split(r"{\w+}", prompt.partition("{question}")[0])
+    ]
+    texts += [text.partition(":")[2] for text in described]
+    return [
+        piece.rstrip(" ") for text in texts for piece in re.findall(r"\n*(?:[^\n]+\n?)+\n*", text)
+    ]
 
 
-def step_pieces(turn, verdict="CONTINUE"):
-    """The labels of a step in memory: ["Step 1\\nTool: ", "\\nSub-goal: ", ..., "\\nVerdict: CONTINUE"]."""
-    step = Step(turn, tool="\0", sub_goal="\0", command="\0", result="\0", verdict=verdict)
-    return step.render().split("\0")
+def pieces_of(examples):
+    """The vocabulary's pieces, from [(prompt, text)] of all modules: a list of strings.
+
+    A space before a variable belongs to the variable (but for an address), so that a word has one token
+    wherever it is copied to."""
+    texts = [text for example in examples for text in (after_question(example[0]), example[1])]
+    constant = [part for text in texts for part in VARIABLE.split(text)]
+    counts = Counter(line for text in constant for line in re.findall(r"\n*[^\n]+(?:\n+$)?", text))
+    lines = [line for line, n in counts.items() if n >= 5 and line.strip()]
+    starts = ["user\n", "assistant\n", "user\nnumber of", "user\ncode of"]
+    names = [f"{name}:" for name in teacher.TOOLS] + [f" {name}" for name in NAMES]
+    return list(dict.fromkeys([*starts, *paragraphs(), *lines, *names, *URLS, *NUMBERS]))
 
 
-def prompt_pieces():
-    """{piece: where it comes from}, in the order of the vocabulary. The space before a variable belongs to
-    the variable, not to the piece, so that a word has one token wherever it is copied to."""
-    tools = {name: toolset.TOOLS[name] for name in TOY_TOOLS if name in toolset.TOOLS}
-    found = [("user\n", "the chat template"), ("assistant\n", "the chat template")]
-    found += [(line, where) for where, prompt in PROMPTS.items()
-              for piece in re.split(r"{\w+}", prompt) for line in lines(piece)]
-    found += [(f"{name}:", "a tool's name") for name in tools]
-    found += [(line, f"tools.TOOLS[{name!r}]") for name, tool in tools.items()
-              for line in lines(planner.describe(name, tool).removeprefix(f"{name}:"))]
-    labels = ["No steps yet.", *step_pieces(1)[1:], step_pieces(1, "STOP")[-1], "\nContext:", "\nTool:"]
-    labels += [f"{gap}{step_pieces(n)[0]}" for n in range(1, 11) for gap in ("", "\n\n")]
-    found += [(piece, "memory.Step.render") for piece in labels]
-    found += [(f" {name}", "a tool's name") for name in tools]
-    for name, tool in tools.items():  # a call as the executor writes it, and as memory shows it
-        for key in tool.arguments:
-            calls = [f'{name}({key}="', f" {name}({key}='", f' {name}({key}="']
-            found += [(piece, "a call") for piece in calls]
-    texts = ['")', "')", ')")', ")')", "; print("]
-    texts += [*teacher.SKILLS.values(), *teacher.WHY.values(), *teacher.CHECKS.values()]
-    texts += [teacher.FOUND, teacher.UNKNOWN, teacher.END]
-    texts += [" Find the", "I think it is", " I think it is", "\nContext: none"]
-    found += [(piece, "toy/teacher.py") for piece in texts]
-    errors = [" Error:", " NameError: name '", "' is not defined (line 1)"]
-    errors += [" SyntaxError: invalid syntax (line 1)"]
-    errors += [" no passage matches '", "'. Try other or fewer words."]
-    found += [(piece, "an error") for piece in errors]
-    results = [" [1]"]
-    results += [" is a chemical element with the symbol", " and atomic number"]
-    results += [" is a country on the continent of", ". Its capital is"]
-    found += [(piece, "a tool's result") for piece in results]
-    unique = {}
-    for piece, where in found:
-        if piece.strip():
-            unique.setdefault(piece.rstrip(" "), where)
-    return unique
+def after_question(prompt):
+    """What follows the question in a prompt: analysis, memory, plan."""
+    return "\n" + prompt.split("\nQuestion: ")[1].partition("\n")[2]
+
+
+# ------------------------------------------------------------------------------------------------------ edits
+def edited(prompt, rng):
+    """The prompt, in half of the cases with some of its paragraphs, labels and errors edited."""
+    if rng.random() < 0.5:
+        return prompt
+    for paragraph in PARAGRAPHS:
+        if rng.random() < 0.08 and paragraph in prompt:
+            prompt = prompt.replace(paragraph, edited_text(paragraph, rng))
+    for label in sorted(set(LABEL.findall(prompt))):
+        if rng.random() < 0.05:
+            prompt = re.sub(rf"(?<=\n){label}\b", edited_text(label, rng), prompt)
+    for error in set(re.findall(r"Error: [^'\n]+", prompt)):
+        if rng.random() < 0.2:
+            prompt = prompt.replace(error, edited_text(error, rng))
+    return prompt
+
+
+PARAGRAPHS = paragraphs()
+
+
+def edited_text(text, rng):
+    """A text without some of its words, or with others; a paragraph with another line, or none."""
+    if text.endswith("\n") and rng.random() < 0.2:
+        if ":" not in text and rng.random() < 0.5:
+            return ""
+        lines = text.split("\n")
+        extra = " ".join(new_word(rng) for _ in range(rng.randrange(2, 16)))
+        return "\n".join(lines[:1] + [extra] + lines[1:])
+    share = rng.choice([0.1, 0.3, 0.3, 0.6, 1.0])  # of its words
+    return WORD.sub(
+        lambda word: edited_word(word[0], rng) if rng.random() < share else word[0], text
+    )
+
+
+def edited_word(word, rng):
+    """Another word twice as often as none, or this one and another."""
+    return rng.choice([new_word(rng), new_word(rng), f"{word} {new_word(rng)}", ""])
+
+
+def new_word(rng):
+    """A word, or a quarter of the time letters that are none, for words that the toy has never seen."""
+    if rng.random() < 0.75:
+        return rng.choice(WORDS)
+    return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randrange(2, 10)))

@@ -1,219 +1,229 @@
-"""The toy's questions and its corpus, made from about 200 true facts: chemical elements, and countries.
+"""The toy's world: true facts that are found by following sources, and questions about them.
 
-    {"question": "Hello. What is the symbol of Iron now?", "answer": "Fe", "kind": "fact",
-     "steps": [("symbol", "Iron")]}
+    {"question": "Tell me the calling code of Norway plus 17.", "answer": "64", "kind": "wb+",
+     "name": "Norway", "what": "calling code", "op": "plus", "n": 17}
 
-Four kinds: arithmetic; one fact; a fact, then arithmetic; two facts compared. "steps" is what a perfect
-planner finds, in this order; "{0}" in a step is the value that the first step has found.
+facts.csv has the facts: the atomic numbers of elements, which also go by their Italian (or Esperanto) names,
+and the calling codes of countries, which are those of their cities, too. What leads to a name's number is
+drawn at random for each name, and only the result of a step shows what comes next:
 
-Test questions differ from training questions: no pair of numbers and no opening is in both. But 48 of the 75
-test questions that ask for a single fact ask for one that training asks for, too, in other words; and of the
-75 that compare two countries 58 are answered no, so always answering no is right in 77 %.
+    w   wikipedia_search finds the number, or what leads to it
+    b   "The calling code of Norway is at https://facts.org/217", or two sources that contradict each other
+        and the address of a page that settles it: web_search reads the page
+    p   "The calling code of Norway is 40 + 7.": python_coder calculates it
+    bw  the page says "It is filed as Oslo.": the number is found under this name
+    wg  wikipedia_search finds nothing, but base_generator knows the number. It knows no other: elsewhere it
+        makes a number up
+    +   "plus 17" at the end: python_coder calculates it
+
+A path is a string of these letters, such as "wbw": search, read the page, search for the name that it says.
+No name of a test question is in a training question, nor is any name or page that leads to its number.
 """
 
+import csv
 import random
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
 
 from rewards.questions import Question
-from toy import wordings
 
-SIZES = {"train": 2000, "valid": 96, "test": 300}
+SIZES = {"train": 2000, "valid": 96, "test": 300, "long": 200}
+FACTS = Path(__file__).with_name("facts.csv")
+WORDS = {"atomic number": "number", "calling code": "code"}  # as sub-goals and queries say it
+URLS = [f"https://facts.org/{n}" for n in range(101, 351)]
+SIGNS = {"plus": "+", "minus": "-", "times": "*"}
 
-# ------------------------------------------------------------------------------------------------- true facts
-ELEMENTS = """\
-Hydrogen H,Helium He,Lithium Li,Beryllium Be,Boron B,Carbon C,Nitrogen N,Oxygen O,Fluorine F,Neon Ne,
-Sodium Na,Magnesium Mg,Aluminium Al,Silicon Si,Phosphorus P,Sulfur S,Chlorine Cl,Argon Ar,Potassium K,
-Calcium Ca,Scandium Sc,Titanium Ti,Vanadium V,Chromium Cr,Manganese Mn,Iron Fe,Cobalt Co,Nickel Ni,
-Copper Cu,Zinc Zn,Gallium Ga,Germanium Ge,Arsenic As,Selenium Se,Bromine Br,Krypton Kr,Rubidium Rb,
-Strontium Sr,Yttrium Y,Zirconium Zr,Niobium Nb,Molybdenum Mo,Technetium Tc,Ruthenium Ru,Rhodium Rh,
-Palladium Pd,Silver Ag,Cadmium Cd,Indium In,Tin Sn,Antimony Sb,Tellurium Te,Iodine I,Xenon Xe,Caesium Cs,
-Barium Ba,Lanthanum La,Cerium Ce,Praseodymium Pr,Neodymium Nd,Promethium Pm,Samarium Sm,Europium Eu,
-Gadolinium Gd,Terbium Tb,Dysprosium Dy,Holmium Ho,Erbium Er,Thulium Tm,Ytterbium Yb,Lutetium Lu,Hafnium Hf,
-Tantalum Ta,Tungsten W,Rhenium Re,Osmium Os,Iridium Ir,Platinum Pt,Gold Au,Mercury Hg,Thallium Tl,Lead Pb,
-Bismuth Bi,Polonium Po,Astatine At,Radon Rn,Francium Fr,Radium Ra,Actinium Ac,Thorium Th,Protactinium Pa,
-Uranium U,Neptunium Np,Plutonium Pu,Americium Am,Curium Cm,Berkelium Bk,Californium Cf,Einsteinium Es,
-Fermium Fm"""
-COUNTRIES = """\
-Europe:Albania Tirana,Austria Vienna,Belarus Minsk,Belgium Brussels,Bulgaria Sofia,Croatia Zagreb,
-Denmark Copenhagen,Estonia Tallinn,Finland Helsinki,France Paris,Germany Berlin,Greece Athens,
-Hungary Budapest,Iceland Reykjavik,Ireland Dublin,Italy Rome,Latvia Riga,Lithuania Vilnius,Malta Valletta,
-Moldova Chisinau,Montenegro Podgorica,Norway Oslo,Poland Warsaw,Portugal Lisbon,Romania Bucharest,
-Serbia Belgrade,Slovakia Bratislava,Slovenia Ljubljana,Spain Madrid,Sweden Stockholm,Switzerland Bern,
-Ukraine Kyiv
-Asia:Afghanistan Kabul,Bahrain Manama,Bangladesh Dhaka,Bhutan Thimphu,Cambodia Phnom Penh,China Beijing,
-India New Delhi,Indonesia Jakarta,Iran Tehran,Iraq Baghdad,Japan Tokyo,Jordan Amman,Laos Vientiane,
-Lebanon Beirut,Malaysia Kuala Lumpur,Mongolia Ulaanbaatar,Nepal Kathmandu,Oman Muscat,Pakistan Islamabad,
-Qatar Doha,Syria Damascus,Tajikistan Dushanbe,Thailand Bangkok,Turkmenistan Ashgabat,Uzbekistan Tashkent,
-Vietnam Hanoi
-Africa:Algeria Algiers,Angola Luanda,Botswana Gaborone,Cameroon Yaounde,Chad N'Djamena,Egypt Cairo,
-Eritrea Asmara,Ethiopia Addis Ababa,Gabon Libreville,Ghana Accra,Kenya Nairobi,Liberia Monrovia,
-Libya Tripoli,Madagascar Antananarivo,Malawi Lilongwe,Mali Bamako,Mauritania Nouakchott,Morocco Rabat,
-Mozambique Maputo,Namibia Windhoek,Niger Niamey,Nigeria Abuja,Rwanda Kigali,Senegal Dakar,Somalia Mogadishu,
-Sudan Khartoum,Togo Lome,Tunisia Tunis,Uganda Kampala,Zambia Lusaka,Zimbabwe Harare
-South America:Argentina Buenos Aires,Bolivia Sucre,Brazil Brasilia,Chile Santiago,Colombia Bogota,
-Ecuador Quito,Guyana Georgetown,Paraguay Asuncion,Peru Lima,Suriname Paramaribo,Uruguay Montevideo,
-Venezuela Caracas
-North America:Barbados Bridgetown,Belize Belmopan,Canada Ottawa,Cuba Havana,Guatemala Guatemala City,
-Haiti Port-au-Prince,Honduras Tegucigalpa,Jamaica Kingston,Mexico Mexico City,Nicaragua Managua,
-Panama Panama City"""
-
-ELEMENTS = [pair.split() for pair in ELEMENTS.replace("\n", "").split(",")]  # [name, symbol], by number
-COUNTRIES = [
-    (*pair.split(" ", 1), continent)  # (country, capital, continent)
-    for continent, pairs in (line.split(":") for line in COUNTRIES.replace(",\n", ",").split("\n"))
-    for pair in pairs.split(",")
+TEST_PAIRS = 32  # of the 100 pairs of names of elements, and of the 135 of countries
+# The paths of a pair's two names, in turn. "f": a page says that this name is filed as the other one
+PAIRS = [
+    pair.split("-")
+    for pair in "f-w wb-wp f-w wg-wbp f-w wg-wb wbp-wp f-w "
+    "f-wb wp-wg f-w wb-wg f-wp wbp-wb wp-wbp wg-w".split()
 ]
-FACTS = {  # (what, of whom) -> the true value
-    **{("atomic number", name): str(z) for z, (name, _) in enumerate(ELEMENTS, 1)},
-    **{("symbol", name): symbol for name, symbol in ELEMENTS},
-    **{("capital", country): capital for country, capital, _ in COUNTRIES},
-    **{("continent", country): continent for country, _, continent in COUNTRIES},
-}
+# {the path of a question: how often it is drawn}
+PATHS = {"wb": 1, "wp": 1, "wbw": 2, "wbp": 1, "wg": 2, "w+": 1, "wb+": 3, "wp+": 3, "wg+": 3}
+LONG = {"wbw+": 1, "wbp+": 1, "wbwb": 1, "wbwp": 1, "wbwb+": 1, "wbwp+": 1}
 
 
-def country_text(name, capital, continent):
-    return f"{name} is a country on the continent of {continent}. Its capital is {capital}."
+def facts():
+    """[(what, number, [name, other name])], all true."""
+    with open(FACTS, encoding="utf-8") as file:
+        return [(what, int(number), names) for what, number, *names in list(csv.reader(file))[1:]]
 
 
-def corpus():
-    """The passages that wikipedia_search finds: {"title", "text"}, one for each element and country."""
-    for z, (name, symbol) in enumerate(ELEMENTS, 1):
-        text = f"{name} is a chemical element with the symbol {symbol} and atomic number {z}."
-        yield {"title": name, "text": text}
-    for country, capital, continent in COUNTRIES:
-        yield {"title": country, "text": country_text(country, capital, continent)}
+def made_up(rng):
+    """The same names in other pairs, with random numbers."""
+    for what in WORDS:
+        names = [name for kind, _, pair in facts() if kind == what for name in pair]
+        rng.shuffle(names)
+        for pair in zip(names[::2], names[1::2]):
+            yield what, rng.randrange(2, 1000), list(pair)
 
 
-# -------------------------------------------------------------------------------------------------- questions
-# A question is an opening, a core and an ending, between two sentences without content. Openings and endings
-# are pairs of lists: (for training, for the test).
-OPENINGS = {
-    "clause": (["Tell me", "I want to know", "Let me know", "Do you know", "Can you find", "Please tell me"],
-               ["Can you tell me", "Please let me know"]),
-    "thing": (["What is", "Tell me", "Find", "I need", "Give me", "I want to know", "Could you give me",
-               "Can you find"],
-              ["Please give me", "I want to find"]),
-    "number": (["Compute", "Please calculate", "Can you compute", "Calculate"],
-               ["Could you compute", "Please compute"]),
-}
-ENDINGS = (["", "", "", "for me", "please", "now", "if you can", "today"],
-           ["", "for me now", "please, if you can", "for me today"])
-CORES = {
-    "arithmetic": ["{e}", "the value of {e}", "the result of {e}", "how much {e} is"],
-    "fact": ["the {a} of {x}", "what the {a} of {x} is"],
-    "fact_math": ["the {a} of {x} {o}", "how much the {a} of {x} {o} is", "the value of the {a} of {x} {o}"],
-    "compare": ["whether {x} and {y} are on the same continent", "whether {x} lies on the continent of {y}",
-                "whether {x} and {y} share a continent"],
-}
-AROUND = ["", "", "", "Please help me.", "A short question.", "Hello.", "I have a question for you.",
-          "Here is one more.", "Thank you.", "Be careful.", "Only the answer, please.", "I do not know it.",
-          "Take your time."]
-OPERATORS = {"+": "plus", "-": "minus", "*": "times"}
-TRAINING_TEXTS = AROUND + ENDINGS[0] + [text for train, _ in OPENINGS.values() for text in train]
-FILLERS = sorted({word.strip(".") for text in TRAINING_TEXTS for word in text.split()})
+@dataclass(frozen=True)
+class Thing:
+    """A name of which questions ask the number. what: a key of WORDS."""
+
+    name: str
+    what: str
+    number: int
+    path: str
+
+    @property
+    def goal(self):
+        """What sub-goals look for: "code of Norway"."""
+        return f"{WORDS[self.what]} of {self.name}"
 
 
-def only_in_test(a, b):
-    """True if this pair is for test questions only: two numbers, or two countries (places in COUNTRIES)."""
-    return (a + b) % 5 == 2
+class World:
+    """What leads to each name's number, drawn by chance.
+
+    rows: the corpus. things: {"train": [Thing], "test": ...}. World(0) has the true facts, and is that of the
+    files. In all others names and numbers are shuffled: a warm start in many of these cannot teach what leads
+    to a name's number, nor the number.
+    """
+
+    def __init__(self, seed=0):
+        self.rng, self.rows = random.Random(f"world {seed}"), []
+        self.urls, self.things = self.rng.sample(URLS, len(URLS)), {"test": [], "train": []}
+        drawn = list(made_up(self.rng) if seed else facts())
+        for what in WORDS:
+            pairs = [pair for pair in drawn if pair[0] == what]
+            self.rng.shuffle(pairs)
+            self.things["test"] += self.drawn(pairs[:TEST_PAIRS])
+            self.things["train"] += self.drawn(pairs[TEST_PAIRS:])
+        self.rng.shuffle(self.rows)
+
+    def drawn(self, pairs):
+        """The Things of these pairs of names."""
+        things = []
+        for (what, number, names), (path, other_path) in zip(pairs, cycle(PAIRS)):
+            name, other = self.rng.sample(names, 2)
+            self.add(Thing(other, what, number, other_path))
+            if path == "f":
+                text = f"The {what} of {name} is at {self.urls[-1]}"
+                self.rows.append({"title": name, "text": text})
+                self.add_page(f"It is filed as {other}.")
+                path = f"wb{other_path}"
+            else:
+                self.add(Thing(name, what, number, path))
+            things += [Thing(name, what, number, path), Thing(other, what, number, other_path)]
+        return things
+
+    def add(self, thing):
+        """Add to the corpus what leads to a thing's number, according to its path."""
+        if thing.path == "wg":
+            return
+        start, shown = f"The {thing.what} of {thing.name} is", str(thing.number)
+        if thing.path.endswith("p"):
+            shown = calculation(thing.number, self.rng)
+        texts = [f"{start} {shown}."]
+        if "b" in thing.path:
+            texts = [f"{start} at {self.urls[-1]}"]
+            if self.rng.random() < 0.4:  # two sources, of which one is wrong
+                near = range(max(2, thing.number - 40), min(1000, thing.number + 40))
+                wrong = self.rng.choice([n for n in near if n != thing.number])
+                one, two = self.rng.sample([thing.number, wrong], 2)
+                texts = [f"{start} {one}.", f"{start} {two}, but see {self.urls[-1]}"]
+            self.add_page(f"The {WORDS[thing.what]} is {shown}.")
+        self.rows += [{"title": thing.name, "text": text} for text in texts]
+
+    def add_page(self, text):
+        self.rows.append({"title": "Page", "text": text, "url": self.urls.pop()})
+
+    def all_things(self):
+        return self.things["train"] + self.things["test"]
+
+    def known(self):
+        """{query: number}: what base_generator knows."""
+        return {thing.goal: thing.number for thing in self.all_things() if thing.path == "wg"}
+
+    def questions(self, n, split, seed, paths=PATHS, avoid=(), word=None):
+        """n different questions about the things of a split, as dicts. avoid: texts that must not be
+        among them. word(what, name, op, n, rng): their wording."""
+        rng, found, word, deck = random.Random(seed), {}, word or WORDINGS[split], []
+        while len(found) < n:
+            deck = deck or rng.sample(list(paths), sum(paths.values()), counts=list(paths.values()))
+            path = deck.pop()
+            kind = path.removesuffix("+"), rng.choice(list(WORDS))  # independent of each other
+            thing = rng.choice(
+                [thing for thing in self.things[split] if (thing.path, thing.what) == kind]
+            )
+            op, number = operation(thing.number, rng) if path.endswith("+") else ("", 0)
+            answer = operate(thing.number, SIGNS[op], number) if op else thing.number
+            text = word(thing.what, thing.name, op, number, rng)
+            if text not in found and text not in avoid:
+                row = {"kind": path, "question": text, "answer": str(answer), "name": thing.name}
+                found[text] = row | {"what": thing.what, "op": op, "n": number}
+        return list(found.values())
 
 
-def calculate(a, op, b):
-    return str({"+": a + b, "-": a - b, "*": a * b, "/": a // b}[op])
+def calculation(number, rng):
+    """A number as a product, a sum or a difference: 47 -> "40 + 7"."""
+    factors = [n for n in range(2, number // 2 + 1) if number % n == 0]
+    if factors and rng.random() < 0.7:
+        n = rng.choice(factors)
+        return f"{n} * {number // n}"
+    n = rng.randrange(1, 100)
+    if n < number and (number + n > 999 or rng.random() < 0.5):
+        return f"{number - n} + {n}"
+    return f"{number + n} - {n}"
 
 
-def wording(kind, words, test, rng, noise):
-    """The text of a question. noise, for the warm start: two of three are worded in other ways (wordings.py),
-    and half of the sentences around the others are random words. A model that reads only real sentences
-    learns to look for numbers and names at fixed distances."""
-    if noise and rng.random() < 0.65:
-        return wordings.ask(kind, words, rng)
-
-    def around():
-        if not noise or rng.random() < 0.5:
-            return rng.choice(AROUND)
-        return " ".join(rng.choices(FILLERS, k=rng.randrange(9)))
-
-    core = rng.choice(CORES[kind])
-    form = "clause" if core.startswith(("how", "what", "whether")) else "thing"
-    openings = OPENINGS[form][test]
-    if form == "thing" and kind in ("arithmetic", "fact_math"):
-        openings = openings + OPENINGS["number"][test]
-    text = f"{rng.choice(openings)} {core.format(**words)} {rng.choice(ENDINGS[test])}".strip()
-    return " ".join(part for part in (around(), text + rng.choice("?."), around()) if part)
+def operate(a, sign, b):
+    return {"+": a + b, "-": a - b, "*": a * b}[sign]
 
 
-def make(kind, test, rng, noise=False):
-    """One question with its answer and steps. test: for the test; else for training and validation.
-
-    noise, for the warm start: other wordings, larger numbers, and names in small letters, too."""
+def operation(number, rng):
+    """An operation on a number, with a result from 1 to 999: ("plus", 17)."""
     while True:
-        words = {"a": "atomic number"}
-        z, op = rng.randrange(1, len(ELEMENTS) + 1), rng.choice("+-*")
-        if kind == "arithmetic":
-            low, high = ((11, 100), (2, 10)) if op == "*" else ((11, 500), (2, 450))
-            if noise and rng.random() < 0.5:
-                low, high = ((2, 100), (2, 100)) if op == "*" else ((1, 1000), (1, 1000))
-            a, b = rng.randrange(*low), rng.randrange(*high)
-            a, b = (max(a, b), min(a, b)) if op == "-" else (a, b)
-            if noise and rng.random() < 0.1:
-                a, op, b = (a // 10 + 1) * (b % 20 + 1), "/", b % 20 + 1
-            words |= {"e": f"{a} {op} {b}", "sum": (a, op, b)}
-            steps, answer = [("value", f"{a} {op} {b}")], calculate(a, op, b)
-        elif kind == "fact":
-            a, b = (0, 2) if test else (0, 0)  # without a pair of numbers: pass only_in_test() below
-            what, whom = rng.choice(list(FACTS))
-            words, steps, answer = {"a": what, "x": whom}, [(what, whom)], FACTS[what, whom]
-        elif kind == "fact_math":
-            a, b = z, rng.randrange(2, 450) if op == "+" else rng.randrange(2, 10)
-            words |= {"x": ELEMENTS[z - 1][0], "o": rng.choice([f"{op} {b}", f"{OPERATORS[op]} {b}"])}
-            words["sum"] = a, op, b
-            steps = [("atomic number", words["x"]), ("value", "{0} " + f"{op} {b}")]
-            answer = calculate(a, op, b)
-        else:
-            a, b = rng.sample(range(len(COUNTRIES)), 2)
-            same = COUNTRIES[a][2] == COUNTRIES[b][2]
-            # A new coin for each pair: 23 % of the answers are yes, as of all pairs. One coin before the loop
-            # would balance them, but give other questions than those of the published results.
-            if same != (rng.random() < 0.5):
-                continue
-            words |= {"x": COUNTRIES[a][0], "y": COUNTRIES[b][0]}
-            steps, answer = [("continent", words["x"]), ("continent", words["y"])], "yes" if same else "no"
-        if only_in_test(a, b) == test and not answer.startswith("-"):
-            small = 0.15 if words["a"] in ("capital", "continent") else 0.5  # elements are mostly written so
-            if noise and rng.random() < small:
-                words |= {name: words[name].lower() for name in "xy" if name in words}
-                steps = [(what, whom.lower()) for what, whom in steps]
-            text = wording(kind, words, test, rng, noise)
-            return {"question": text, "answer": answer, "kind": kind, "steps": steps}
+        op, n = rng.choice(list(SIGNS)), rng.randrange(2, 100)
+        n = n % 8 + 2 if op == "times" else n
+        if 0 < operate(number, SIGNS[op], n) < 1000:
+            return op, n
 
 
-def unknown(rng):
-    """A question that the toy cannot answer, for the warm start: it should say so."""
-    text, steps = wordings.unknown(rng, [name for name, *_ in [*ELEMENTS, *COUNTRIES]])
-    return {"question": text, "answer": "unknown", "kind": "unknown", "steps": steps}
+# -------------------------------------------------------------------------------------------------- wordings
+STARTS = ["What is", "Tell me", "Find", "I need", "Give me", "I want to know", "Could you give me"]
+OPENINGS = {
+    "train": [
+        *STARTS,
+        "Can you find",
+        "Do you know",
+        "Please tell me",
+        "Let me know",
+        "Hello. What is",
+    ],
+    "test": ["Please give me", "I want to find", "Can you tell me", "Please let me know"],
+}
+ENDINGS = ["", "please", "now", "today", "for me"]
 
 
-def questions(n, test, seed, avoid=(), noise=False):
-    """n different questions, of the four kinds in turn. avoid: texts that must not be among them.
+def worded(openings):
+    """A function that words a question with one of these openings."""
 
-    noise: as in make(); and every tenth question cannot be answered."""
-    rng, found = random.Random(seed), {}
-    while len(found) < n:
-        if noise and len(found) % 10 == 9:
-            question = unknown(rng)
-        else:
-            kind = rng.choice(list(CORES)) if noise else list(CORES)[len(found) % len(CORES)]
-            question = make(kind, test, rng, noise)
-        if question["question"] not in found and question["question"] not in avoid:
-            found[question["question"]] = question
-    return list(found.values())
+    def word(what, name, op, n, rng):
+        end = f" {rng.choice([op, SIGNS[op]])} {n}" if op else ""
+        text = f"{rng.choice(openings)} the {what} of {name}{end} {rng.choice(ENDINGS)}"
+        return text.strip() + rng.choice("?.")
+
+    return word
 
 
-def splits():
-    """{"train": ..., "valid": ..., "test": ...}: the questions of the JSONL files, with their steps."""
-    valid = questions(SIZES["valid"], False, seed=2)
-    train = questions(SIZES["train"], False, seed=3, avoid={question["question"] for question in valid})
-    return {"train": train, "valid": valid, "test": questions(SIZES["test"], True, seed=1)}
+WORDINGS = {split: worded(openings) for split, openings in OPENINGS.items()}
+
+
+def splits(world):
+    """{"train": ..., "valid": ..., "test": ..., "long": ...}: the questions of the JSONL files."""
+    valid = world.questions(SIZES["valid"], "train", seed=2)
+    texts = {question["question"] for question in valid}
+    return {
+        "train": world.questions(SIZES["train"], "train", seed=3, avoid=texts),
+        "valid": valid,
+        "test": world.questions(SIZES["test"], "test", seed=1),
+        "long": world.questions(SIZES["long"], "test", seed=4, paths=LONG),
+    }
 
 
 def for_flow(made):
