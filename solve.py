@@ -352,7 +352,7 @@ def remembered(args):
             # A folder that somebody else made must not choose which server gets the key.
             flag = f"--{name.replace('_', '-')}"
             raise SystemExit(f"{model} was trained with {flag} {found[name]}: give that or another")
-    if "corpus" in found and Path(model, found["corpus"]).exists():
+    if found.get("corpus") and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
     names = [*MODULES, "judge", "tools", "corpus"]
     return {name: found[name] for name in names if found.get(name)}
@@ -381,7 +381,9 @@ def load_cast(args, loaded, say):
     names = [("default", args.fixed), *((name, getattr(args, name)) for name in MODULES[1:])]
     fixed = {module: engine_of(name, args, loaded) for module, name in names if name}
     judge = None if args.judge == "none" else engine_of(args.judge, args, loaded)
-    say(*(f"{module:<7} {engine}" for module, engine in fixed.items()), f"judge   {judge}")
+    say(
+        *(f"{module:<7} {engine}" for module, engine in fixed.items()), f"judge   {judge or 'none'}"
+    )
     say(f"tools   {', '.join(tools)}", *filter(None, [left_out(), how]))
     return fixed, tools, judge and cached(judge, cache, args.max_new_tokens)
 
@@ -394,10 +396,12 @@ def engine_of(name, args, loaded):
         loaded[name] = Server(name, think=args.think)
     elif name not in loaded:
         from flow_grpo import distribution
-        from scale.adapters import load
+        from scale import adapters
 
         how = args.device, args.dtype, args.think, args.plain
-        loaded[name] = load(name, distribution, *how)
+        loaded[name] = adapters.load(name, distribution, *how)
+        if base := adapters.base_of(name):  # in memory, too, and mostly needed
+            loaded.setdefault(base, adapters.without(loaded[name]))
     return loaded[name]
 
 
@@ -411,6 +415,11 @@ def main(args):
     policy = engine_of(args.model, args, loaded := {})
     print(f"planner {policy}")
     cast = policy, *load_cast(args, loaded, say=lambda *lines: print(*lines, sep="\n"))
+    for name, engine in loaded.items():
+        if not is_server(name) and engine.model.device.type == "cuda":
+            from scale import memory
+
+            engine.token_budget = memory.sampling_tokens(name, engine.model.device)
     folder = open_folder(args) if args.out else None
     print(flush=True)
     for name, questions in sets.items():  # one set, or one for each benchmark
@@ -508,7 +517,7 @@ def open_folder(args):
 
     free = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials", "compare"}
     settings = {name: value for name, value in vars(args).items() if name not in free}
-    models = {getattr(args, name) for name in ["model", *MODULES, "judge"]} - {None}
+    models = {getattr(args, name) for name in ["model", *MODULES, "judge"]} - {None, "none"}
     settings |= {"weights": sorted(map(fingerprint, models)), "code": commit()}
     folder, file = Path(args.out), Path(args.out, "settings.json")
     folder.mkdir(parents=True, exist_ok=True)

@@ -156,6 +156,8 @@ def resumed(parser, words):
         free = "steps", "token_budget", "resume", "allow_unconfined"
         if name not in free and value != saved[name]:
             parser.error(f"--resume keeps the run's settings: leave out --{name.replace('_', '-')}")
+    # Nor must it decide that the model's code may read this machine's files.
+    saved["allow_unconfined"] = False
     return argparse.Namespace(**saved | given | {"out": given["resume"]})
 
 
@@ -293,8 +295,9 @@ def train(args):
     sharded.stop()
     if args.rehearse and args.steps == 1:
         words = [sys.argv[0], "--resume", args.out, "--steps", "2"]
+        words += ["--allow-unconfined"] * args.allow_unconfined  # must be repeated, see resumed()
         for name in [*solve.MODULES, "judge"]:
-            if is_server(getattr(args, name) or ""):  # must be repeated, see resumed()
+            if is_server(getattr(args, name) or ""):  # so must these
                 words += [f"--{name.replace('_', '-')}", getattr(args, name)]
         os.execv(sys.executable, [sys.executable, *words])  # this process becomes the resumed run
     trained = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
@@ -389,7 +392,7 @@ def evaluate(args, cast, frozen, step, name, questions):
     if step:
         say(
             "moved   weights by {moved_max:.2g} at most, {moved_mean:.2g} on average; "
-            "{moved_share:.3g} of them changed".format(**row)
+            "{moved_share:.1%} of them changed".format(**row)
         )
     return found["accuracy"]
 

@@ -1,326 +1,302 @@
-"""The first GPU at hand: what was predicted or is possible, beside what it reached. One table in ten minutes.
+"""What only a GPU shows, on one card, in at most eight minutes. Nothing is downloaded.
 
-    python bench/card.py                        all rows; runs/card.json after each, the table at the end
-    python bench/card.py speed trl              these rows alone
-    python bench/card.py --device cpu --quick   shows that it runs, with tiny models: no GPU measurement
+    python bench/card.py                   all parts, as JSON lines; also to $OUT/card.jsonl
+    python bench/card.py equal toy         some parts
+    python bench/card.py --cpu             tiny models on a CPU: shows that this script runs
 
-    speed         the update's operations a second beside those of one large matrix product, and the bytes
-                  that decoding reads a second beside those of one large copy: a 7B, or the largest that fits
-    memory-0.5b   the peaks of generate(), of update() and with the optimizer's step, beside predict() of
-                  scale/fit.py: all weights of a 0.5B
-    memory-7b     the same: adapters of rank 32 on a 7B (needs peft)
-    sharded       update() and generate() of a 0.5B through fully_shard with one process, beside the plain one
-    trl           one step of a 0.5B, beside TRL's GRPOTrainer (needs trl==1.16.0; --trl-python)
+    equal      the gradient of update() on the card beside that on the CPU: rows and trees, float32
+               and bfloat16. `error` is relative to that on the CPU, in float32, with rows
+    sampled    log π while sampling beside token_logps() of the same tokens: how far apart
+    7b-lora    Qwen2.5-7B's shape: 64 completions of a prompt, and updates of adapters
+    rehearse   train.py --rehearse of Qwen2.5-0.5B's shape: load, sample, update, save, resume
+    toy        train.py of the toy, three steps
+    0.5b       updates of all weights on the card, in Qwen2.5-0.5B's shape
+    7b-host    updates of all weights of a 7B, with masters and moments in the host's memory
 
-All models have random weights. Each row is a process of its own, so that none finds the memory of another.
-A row that fails, such as one without enough memory, says why in one line, and the others go on.
-
-The arithmetic of speed is printed. A token costs 2 operations a weight forward and 4 backward, and attention;
-what checkpointing computes again counts once. The prompt of G rows counts once in "needed", because one
-computation of it is enough, and G times in "as rows", the number that others report. A step of decoding reads
-all weights but the table of embeddings, and the keys and values of all rows; the steps are what a longer
-generate() takes beyond a shorter one, so the prompt does not count. The optimizer's step is left out.
+All weights are random, so nothing here says how well a model learns. GB is the peak that the card
+has reserved, plan_GB what scale/memory.py expects. A part that fails, or takes longer than its
+limit, leaves a line that says so, and the next one begins.
 """
+
 import argparse
+import copy
+import gc
 import json
 import os
-import random
+import resource
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
 REPO = Path(__file__).resolve().parent.parent
+NAMES = "equal sampled 7b-lora rehearse toy 0.5b 7b-host".split()
+LIMITS = dict(zip(NAMES, (60, 60, 150, 120, 90, 60, 240)))  # seconds
+
+
+def flags():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"{', '.join(NAMES)}; default: all"
+    )
+    parser.add_argument("--cpu", action="store_true", help="tiny models on a CPU")
+    parser.add_argument("--seconds", type=float, default=480, help="for all parts (default: 480)")
+    help = "host memory, where the machine grows beyond what is free at the start"
+    parser.add_argument("--host", type=float, default=0.0, metavar="GB", help=help)
+    return parser.parse_args()
+
+
+ARGS = flags()
 sys.path.insert(0, str(REPO))
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
-from bench import memory, peers, speed
-from bench.memory import SIZES, config
-from fast import logps
-from flow_grpo import Action, log_probs, update
-from rewards.metrics import markdown
-from scale import fit
-from scale.lockstep import make_passes
-from world.files import replace_file
-from world.text import truncate
+from fast import trees
+from flow_grpo import Action, distribution, padded, token_logps, update
+from models.local import ready_to_update, sample, sampling_mode
+from scale import adapters, memory
+from scale.masters import MasterAdamW
 
-CASES = {
-    "speed": dict(size=None, group=8, prompt=2048, new=512, repetitions=3),
-    "memory-0.5b": dict(model_size="0.5b", rows=3, prompt=4096, new=512, lora=None),
-    "memory-7b": dict(model_size="7b", rows=3, prompt=4096, new=512, lora=32),
-    "sharded": dict(size="0.5b", group=8, prompt=2048, new=128, repetitions=3),
-    "trl": dict(work="step", size="0.5b", groups=1, group=8, prompt=512, new=128, repetitions=3)}
-QUICK = {  # with --quick
-    "speed": dict(size="deep", group=2, prompt=24, new=8, repetitions=1),
-    "memory-0.5b": dict(model_size="deep", rows=2, prompt=128, new=8),
-    "memory-7b": dict(model_size="deep", rows=2, prompt=128, new=8, lora=4),
-    "sharded": dict(size="deep", group=2, prompt=8, new=4, repetitions=1),
-    "trl": dict(size="deep", group=2, prompt=24, new=4, repetitions=1)}
-NOT_A_GPU = "a CPU: THIS IS NOT A GPU MEASUREMENT"
-HEAD = ["row", "what", "predicted, or limit", "measured", "measured / that", "from"]
-PER_WEIGHT = 6      # bytes a weight that "speed" needs: weights and gradients in bfloat16, and activations
+CPU, CARD = torch.device("cpu"), torch.device("cpu" if ARGS.cpu else "cuda")
+LAYOUTS = {"rows": padded, "trees": trees.rows}
+SHAPE = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+SHAPE = f"{SHAPE} vocab_size tie_word_embeddings".split()
+SHAPES = {"tiny": (64, 128, 2, 4, 2, 8000, True), "7b": (3584, 18944, 28, 28, 4, 152064, False)}
+SHAPES["0.5b"] = (896, 4864, 24, 14, 2, 151936, True)
+PROMPT, LONG, NEW, COPIES = (64, 96, 8, 8) if ARGS.cpu else (2048, 4096, 256, 64)
+ON_CARD = {"token_budget": 4 * LONG, "gradient_checkpointing": True}
 
 
-# ------------------------------------------------------------------- the rows; each runs in its own process
-def speed_row(case):
-    """The lines of "speed", and all numbers."""
-    if case.size is None:
-        free = torch.cuda.mem_get_info()[0]
-        sizes = [name for name in ("7b", "3b", "1.5b", "0.5b")
-                 if PER_WEIGHT * fit.shapes(config(name))["parameters"] < free]
-        case.size = (sizes or ["0.5b"])[0]
-    measured = measure(case)
-    return {"lines": speed_lines(case, measured), "size": case.size, **measured}
+# ------------------------------------------------------- the parts: each yields lines of the table
+def equal():
+    """Two mini-batches with a KL; the second one needs old log-probs."""
+    settings = dict(temperature=0.7, beta=0.1, minibatches=2, token_budget=500)
+    right = None  # the first: on the CPU, in float32, with rows
+    for device, dtype in (CPU, "float32"), (CARD, "float32"), (CARD, "bfloat16"):
+        for layout, rows in LAYOUTS.items():
+            policy, reference = (model_of("tiny", dtype, device, seed) for seed in (0, 1))
+            parts = []
+
+            def step(weights=list(policy.parameters()), parts=parts):
+                parts.extend(weight.grad.flatten().float().cpu() for weight in weights)
+
+            optimizer = SimpleNamespace(step=step)  # it keeps the gradient, and changes nothing
+            update(policy, reference, optimizer, *batch(4, 3, 40, 9), rows=rows, **settings)
+            found = torch.cat(parts)
+            right = found if right is None else right
+            error = ((found - right).norm() / right.norm()).item()
+            yield f"{device.type}, {dtype}, {layout}", dict(error=error)
 
 
-def measure(case):
-    """{"update", "decode": seconds, "product", "copy": operations and bytes a second, ...}"""
-    device, dtype = place_of(case)
-    halved, learn, sample = works_of(case, model_of(case))
-    short, long = case.new // 4, case.new
-    times = timed(device, case.repetitions, {"update": learn, "short": lambda: sample(short),
-                                             "long": lambda: sample(long)})
-    product, copy = limits(device, dtype, case.repetitions)
-    return {"update": times["update"], "decode": (times["long"] - times["short"]) / (long - short),
-            "product": product, "copy": copy, "itemsize": dtype.itemsize, "halved": sum(halved)}
+def sampled():
+    for size, dtype in ("tiny", "float32"), ("tiny", "bfloat16"), ("0.5b", "bfloat16"):
+        model = model_of(size, dtype)
+        prompts = [action.prompt_ids for action in batch(2, 4, PROMPT, 1)[0]]
+        logps = []  # of each new token: (N, V)
+
+        def watched(logits, temperature, logps=logps):
+            logps.append(distribution(logits, temperature))
+            return logps[-1]
+
+        with sampling_mode(model):
+            ids = sample(model, prompts, [], 0.7, 32, watched)
+        drawn = torch.stack(logps, 1).gather(-1, torch.tensor(ids, device=CARD)[..., None])
+        actions = [Action(s, a, row) for row, (s, a) in enumerate(zip(prompts, ids))]
+        for layout, rows in LAYOUTS.items():
+            gaps = []
+            for micro_batch in rows(model, actions, 2**20):
+                with torch.no_grad():
+                    scored = token_logps(model, micro_batch, 0.7)
+                gaps.append(scored - drawn[[a.rollout for a in micro_batch[0]]].flatten())
+            gaps = torch.cat(gaps).abs()
+            numbers = dict(largest=gaps.max().item(), mean=gaps.mean().item())
+            yield f"{size}, {dtype}, scored with {layout}", numbers
 
 
-def place_of(case):
-    device = torch.device(case.device)
-    return device, torch.bfloat16 if device.type == "cuda" else torch.float32
+def seven_lora():
+    model = model_of("7b", "bfloat16")
+    yield sampling("without adapters", model, NEW)
+    model = adapters.add(model, 32)
+    yield sampling("with adapters", model, NEW // 4)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=1e-5, weight_decay=0.0, fused=True)
+    yield from updates("7b", model, model, optimizer, ON_CARD | {"lora": 32})
 
 
-def model_of(case, dtype=None):
-    device, usual = place_of(case)
-    torch.manual_seed(0)
-    with device:
-        model = AutoModelForCausalLM.from_config(config(case.size), dtype=dtype or usual).eval()
+def rehearse():
+    with tempfile.TemporaryDirectory() as folder:
+        model_of("0.5b", "bfloat16").save_pretrained(f"{folder}/model")
+        AutoTokenizer.from_pretrained(REPO / "toy").save_pretrained(f"{folder}/model")
+        flags = f"--model {folder}/model --data toy/train.jsonl --corpus toy/corpus.jsonl"
+        flags += f" --judge none --max-turns 1 --max-new-tokens {NEW // 2} --rehearse"
+        yield train(f"{flags} --out {folder}/run")
+
+
+def toy():
+    with tempfile.TemporaryDirectory() as folder:
+        yield train(f"--out {folder}/run --steps 3 --valid none --test none")
+
+
+def half():
+    model = model_of("0.5b", "bfloat16")
+    optimizer = MasterAdamW(model.parameters(), lr=1e-6)
+    yield from updates("0.5b", model, copy.deepcopy(model), optimizer, ON_CARD)
+
+
+def seven_host():
+    model = model_of("7b", "bfloat16")
+    needed, free = 12e-9 * model.num_parameters(), max(ARGS.host, host_memory())
+    if needed > 0.97 * free:
+        yield "left out: too little host memory", dict(needed_GB=needed, free_GB=free)
+        return
+    optimizer = MasterAdamW(model.parameters(), lr=1e-6, device="cpu")
+    how = ON_CARD | {"optimizer_device": "cpu"}
+    yield from updates("7b", model, copy.deepcopy(model), optimizer, how)
+
+
+PARTS = dict(zip(NAMES, (equal, sampled, seven_lora, rehearse, toy, half, seven_host)))
+
+
+# --------------------------------------------------------------------------------- what they use
+def config_of(size):
+    shape = dict(zip(SHAPE, SHAPES["tiny" if ARGS.cpu else size]))
+    return Qwen2Config(max_position_embeddings=32_768, rms_norm_eps=1e-6, **shape)
+
+
+def model_of(size, dtype, device=CARD, seed=0):
+    torch.manual_seed(seed)
+    with CPU if size == "tiny" else device:  # the same weights on each device and in each dtype
+        first = "float32" if size == "tiny" else dtype
+        model = AutoModelForCausalLM.from_config(config_of(size), dtype=getattr(torch, first))
+    return model.to(device, getattr(torch, dtype)).eval()
+
+
+def batch(groups, group, prompt, new):
+    """(actions, groups): `groups` prompts with `group` completions each, of random ids."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 2000, (groups, prompt + group * new), generator=draw).tolist()
+    actions = [
+        Action(row[:prompt], row[start : start + new], 0, A=(-1.0) ** number)
+        for row in ids
+        for number, start in enumerate(range(prompt, len(row), new))
+    ]
+    for number, action in enumerate(actions):
+        action.rollout = number
+    return actions, [number // group for number in range(len(actions))]
+
+
+def sampling(how, model, new):
+    prompts = [batch(1, 1, PROMPT, 1)[0][0].prompt_ids] * COPIES
+    peak()
+    start = clock()
+    with sampling_mode(model):
+        sample(model, prompts, [], 0.7, new, distribution)
+    numbers = dict(seconds=clock() - start, GB=peak())
+    return f"{COPIES} x ({PROMPT} shared + {new}) sampled {how}", numbers
+
+
+def updates(size, model, reference, optimizer, how):
+    """Three updates of 2 x 8 sequences. The first one also makes the optimiser's state.
+
+    reference: π_ref, as in train.py; a model with adapters is its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        config_of(size).save_pretrained(folder)
+        of = memory.sizes(folder)
+    card, _, host = memory.needed(of, how, ranks=1, itemsize=2, others=0)
+    numbers = dict(plan_GB=card / 1e9, host_plan_GB=host / 1e9)
     model.activation_checkpointing_enable()
-    return model
+    ready_to_update(model)
+    actions, groups = batch(2, 8, LONG, NEW)
+    settings = dict(temperature=0.7, token_budget=how["token_budget"])
+    peak()
+    for layout in ("trees", "rows", "trees"):
+        settings["rows"] = LAYOUTS[layout]
+        start = clock()
+        found = update(model, reference, optimizer, actions, groups, **settings)
+        numbers |= dict(seconds=clock() - start, GB=peak())
+        numbers["host_GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        numbers |= {name: found[name] for name in ("grad_norm", "skipped", "token_budget")}
+        yield f"update of {len(actions)} x ({LONG} + {NEW}) tokens, {layout}", numbers
 
 
-def works_of(case, model):
-    """(halved, learn, sample): learn() updates on `group` completions of one prompt and adds to the list
-    `halved` how often memory was short; sample(new) samples them."""
-    engine, nothing, halved = peers.engine_of(model), SimpleNamespace(step=lambda: None), []
-    draw = lambda number: random.choices(range(10, SIZES[case.size][5]), k=number)
-    prompt = draw(case.prompt)
-    actions = [Action(prompt, draw(case.new), row, A=(-1.0) ** row) for row in range(case.group)]
-    passes = make_passes(model, None, *logps.scoring(log_probs, model))
-
-    def learn():
-        report = update(passes, nothing, actions, range(case.group), temperature=1.0)
-        halved.append(int(report["halved"]))
-
-    return halved, learn, lambda new: engine([tuple(prompt)] * case.group, 1.0, new)
-
-
-def timed(device, repetitions, works):
-    """{name: median seconds} of works that take turns; each is done once before, to warm up."""
-    times = {name: [] for name in works}
-    for number in range(1 + repetitions):
-        for name, work in works.items():
-            times[name] += [seconds(device, work)] * (number > 0)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def seconds(device, work):
-    """Of one repetition, on the device."""
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    synchronize()
+def train(flags):
+    """Run train.py. Its output is printed; the lines of its steps go to the table, too."""
     start = time.perf_counter()
-    work()
-    synchronize()
-    return time.perf_counter() - start
+    run = [sys.executable, "train.py", "--device", CARD.type, *flags.split()]
+    run = subprocess.run(run, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(run.stdout, flush=True)
+    shown = [
+        s for s in run.stdout.splitlines() if s.startswith(("memory", "    ", "planner", "step"))
+    ]
+    return f"exit {run.returncode}", dict(seconds=time.perf_counter() - start, lines=shown)
 
 
-def limits(device, dtype, repetitions):
-    """(operations a second of a matrix product, bytes a second of a copy), medians."""
-    n, size = (8192, 2**31) if device.type == "cuda" else (512, 2**24)
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in "ab")
-    x, y = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in "xy")
-    times = timed(device, 5 + repetitions, {"product": lambda: a @ b, "copy": lambda: y.copy_(x)})
-    return 2 * n**3 / times["product"], 2 * size / times["copy"]        # a copy reads and writes
+def clock():
+    """Seconds, once the card has finished."""
+    if not ARGS.cpu:
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
-def operations(of, tied, rows, prompt, new, prompts):
-    """That an update of `rows` completions needs, if the prompt is computed `prompts` times."""
-    head = of["V"] * of["d"]
-    inner = of["parameters"] - head * (1 if tied else 2)        # to look an embedding up costs nothing
-    tokens = prompts * prompt + rows * new
-    pairs = prompts * prompt**2 / 2 + rows * new * (prompt + new / 2)       # a token and one that it looks at
-    return 6 * (tokens * inner + rows * new * head) + 3 * 4 * of["layers"] * of["q"] * pairs
+def peak():
+    """GB that the card has reserved at most since the last call."""
+    if ARGS.cpu:
+        return 0.0
+    found = torch.cuda.max_memory_reserved() / 1e9
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return found
 
 
-def bytes_of_a_step(of, tied, itemsize, rows, context):
-    """(weights, cache): what one step of decoding reads."""
-    weights = of["parameters"] - (0 if tied else of["V"] * of["d"])
-    return itemsize * weights, itemsize * rows * context * 2 * of["layers"] * of["k"]
+def host_memory():
+    """GB that are free on the host."""
+    return memory.free_memory(CARD)[1] / 1e9
 
 
-def speed_lines(case, measured):
-    of, tied = fit.shapes(config(case.size)), SIZES[case.size][6]
-    lines, rate = [], measured["product"] / 1e12
-    halved = f", micro-batches halved {measured['halved']} times" if measured["halved"] else ""
-    for name, prompts in (("needed", 1), ("as rows", case.group)):
-        needed = operations(of, tied, case.group, case.prompt, case.new, prompts) / 1e12
-        reached = needed / measured["update"]
-        lines.append([f"{case.size}: update, {name}", f"{rate:.4g} T operations/s", f"{reached:.4g} T/s",
-                      f"{reached / rate:.0%}",
-                      f"{needed:.4g} T operations / {measured['update']:.3f} s{halved}"])
-    context = case.prompt + (case.new + case.new // 4) // 2             # on average, of the steps that count
-    weights, cache = bytes_of_a_step(of, tied, measured["itemsize"], case.group, context)
-    reached, limit = (weights + cache) / measured["decode"] / 1e9, measured["copy"] / 1e9
-    arithmetic = f"({weights / 1e9:.4g} + {cache / 1e9:.4g}) GB / {1000 * measured['decode']:.2f} ms"
-    return lines + [[f"{case.size}: decode, weights + cache", f"{limit:.4g} GB/s", f"{reached:.4g} GB/s",
-                     f"{reached / limit:.0%}", arithmetic]]
+# --------------------------------------------------------------------------------------- the run
+def write(part, what, numbers):
+    """Print a line of the table. It is also in the file at once, should this process be killed."""
+    numbers = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in numbers.items()}
+    line = json.dumps({"part": part, "what": what} | numbers)
+    print(line, flush=True)
+    if "OUT" in os.environ:
+        with open(Path(os.environ["OUT"], "card.jsonl"), "a") as file:
+            print(line, file=file)
 
 
-def memory_lines(case, measured, on_gpu):
-    """Of the peaks that `bench/memory.py --child` has measured."""
-    fitted = memory.predicted(SimpleNamespace(**memory.DEFAULTS | case), on_gpu)
-    how = f"adapters of rank {case['lora']}" if case["lora"] else "all weights"
-    return [[f"{case['model_size']}, {how}: peak of {phase}", f"{guess / 1e9:.2f} GB", f"{real / 1e9:.2f} GB",
-             f"{real / guess:.2f}", f"{case['rows']} x ({case['prompt']} + {case['new']}) tokens"]
-            for phase, (guess, real) in memory.peaks(fitted, measured).items()]
+def run(part, limit):
+    """Run a part; its errors go to the table."""
+    signal.alarm(max(1, int(limit)))
+    try:
+        for what, numbers in PARTS[part]():
+            write(part, what, numbers)
+    except Exception as why:
+        traceback.print_exc()
+        write(part, "failed", {"error": f"{type(why).__name__}: {why}"[:500]})
+    finally:
+        signal.alarm(0)
 
 
-def sharded_row(case):
-    """The lines of "sharded": the same bfloat16 model, its weights in parts of float32 or as they are."""
-    from scale import sharding      # its import takes a second, and no other row needs it
-    times = {}
-    for name in ("plain", "sharded"):
-        model = model_of(case, torch.bfloat16)
-        if name == "sharded":
-            sharding.shard(model)
-        _, learn, sample = works_of(case, model)
-
-        def update_of_parts():
-            with sharding.released(model):
-                learn()
-
-        sharding.gather(model)
-        times[name] = timed(torch.device(case.device), case.repetitions,
-                            {"update": update_of_parts, "generate": lambda: sample(case.new)})
-    return {"lines": [
-        [f"{case.size}: {work}, beside plain", f"{plain:.2f} s", f"{times['sharded'][work]:.2f} s",
-         f"{times['sharded'][work] / plain:.2f}", f"{case.group} x ({case.prompt} + {case.new}) tokens"]
-        for work, plain in times["plain"].items()], **times}
-
-
-def trl_row(case):
-    """The lines of "trl": each side alone, after one step to warm up."""
-    sides = {}
-    for name, python in (("trl", case.trl_python or sys.executable), ("ours", sys.executable)):
-        peer = speed.Peer(name, python, REPO, vars(case) | {"vocabulary": SIZES[case.size][5]})
-        laps = [peer.lap() for _ in range(case.repetitions)]
-        peer.close()
-        sides[name] = {key: statistics.median(lap[key] for lap in laps) for key in ("wall", "peak", "tokens")}
-    ours, trl = sides["ours"], sides["trl"]
-    same = "" if ours["tokens"] == trl["tokens"] else "NOT THE SAME WORK: "
-    sampled = f"{ours['tokens']:.0f} tokens sampled, TRL {trl['tokens']:.0f}"
-    seconds, peak = f"{case.size}: step, beside TRL's", f"{case.size}: its peak, beside TRL's"
-    return {"lines": [
-        [seconds, f"{trl['wall']:.2f} s", f"{ours['wall']:.2f} s", f"{ours['wall'] / trl['wall']:.2f}",
-         f"{same}{case.group} x ({case.prompt} + {case.new}), {sampled}"],
-        [peak, f"{trl['peak'] / 1e9:.2f} GB", f"{ours['peak'] / 1e9:.2f} GB",
-         f"{ours['peak'] / trl['peak']:.2f}", "on a GPU with the weights, on a CPU without"]], **sides}
-
-
-CHILDREN = {"speed": speed_row, "sharded": sharded_row, "trl": trl_row}
-
-
-# --------------------------------------------------------------------------- the process that starts the rows
-def command_of(row, case):
-    if row.startswith("memory"):
-        return [sys.executable, str(REPO / "bench" / "memory.py"), "--child", json.dumps(case)]
-    return [sys.executable, __file__, "--child", row, json.dumps(case)]
-
-
-def run(command, limit, on_gpu):
-    """What the command prints last, read as JSON; {"failed": the reason} if it fails or takes `limit` s."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"} | memory.ENVIRONMENT
-    environment |= {} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
-                                   start_new_session=True)
-        try:
-            printed = process.communicate(timeout=limit)[0]
-        except subprocess.TimeoutExpired:
-            return {"failed": f"stopped after {limit:.0f} s"}
-        finally:
-            if process.poll() is None:          # with the processes that it has started
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-        errors.seek(0)
-        said = errors.read().strip().splitlines() or [f"exit code {process.returncode}"]
-    return {"failed": truncate(said[-1], 200)} if process.returncode else json.loads(printed.splitlines()[-1])
-
-
-def lines_of(row, case, result, on_gpu):
-    if "failed" in result:
-        return [[row, "not measured", "", "", "", result["failed"]]]
-    lines = memory_lines(case, result, on_gpu) if row.startswith("memory") else result["lines"]
-    return [[row, *line] for line in lines]
-
-
-def arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"{', '.join(CASES)}; default: all")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"],
-                        help="cpu shows that the script runs, and measures no GPU (default: cuda)")
-    parser.add_argument("--quick", action="store_true", help="tiny models and short texts: seconds a row")
-    parser.add_argument("--minutes", type=float, default=9.5,
-                        help="of all rows together; what is not done then is left out (default: 9.5)")
-    parser.add_argument("--model-size", choices=SIZES, help="of speed; default: 7b, or the largest that fits")
-    parser.add_argument("--trl-python", help="the Python of an environment with TRL; default: this one")
-    parser.add_argument("--out", default="runs/card.json", type=Path,
-                        help="file of all numbers, written after each row (default: runs/card.json)")
-    args = parser.parse_args()
-    if wrong := [row for row in args.rows if row not in CASES]:
-        parser.error(f"no row is called {wrong[0]}: choose from {', '.join(CASES)}")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no GPU: --device cpu --quick shows that the script runs")
-    return args
+def over(*_):
+    raise TimeoutError("its time is over")
 
 
 def main():
-    args, table, results = arguments(), [HEAD], {}
-    on_gpu, end = args.device == "cuda", time.monotonic() + 60 * args.minutes
-    name = torch.cuda.get_device_name() if on_gpu else NOT_A_GPU
-    about = {"device": name, "torch": torch.__version__}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{name} | torch {torch.__version__} | random weights | numbers in {args.out}", flush=True)
-    for row in args.rows or CASES:
-        case = CASES[row] | (QUICK[row] if args.quick else {})
-        if row == "speed":
-            case["size"] = args.model_size or case["size"]
-        if not row.startswith("memory"):
-            case |= {"device": args.device, "trl_python": args.trl_python}
-        start, left = time.monotonic(), end - time.monotonic()
-        result = run(command_of(row, case), left, on_gpu) if left > 0 else {"failed": "the time was over"}
-        lines = lines_of(row, case, result, on_gpu)
-        table += lines
-        results[row] = {"case": case, "lines": lines, "result": result}
-        replace_file(args.out, json.dumps(about | {"rows": results}, indent=1))
-        for line in lines:
-            print(" | ".join(filter(None, line)), flush=True)
-        print(f"    ({row} took {time.monotonic() - start:.0f} s)", flush=True)
-    print(f"\n{name}\n{markdown(table)}")
-
-
-def child(row, case):
-    """Run one row, and print its result."""
-    logging.disable_progress_bar()
-    print(json.dumps(CHILDREN[row](SimpleNamespace(**json.loads(case)))))
+    signal.signal(signal.SIGALRM, over)
+    start = time.monotonic()
+    name = "a CPU: no measurement" if ARGS.cpu else torch.cuda.get_device_name()
+    write("machine", name, {"torch": torch.__version__, "free_host_GB": host_memory()})
+    for part in ARGS.parts or NAMES:
+        before = time.monotonic() - start
+        run(part, min(LIMITS[part], ARGS.seconds - before))
+        gc.collect()
+        peak()
+        write(part, "ended", {"seconds": time.monotonic() - start - before})
 
 
 if __name__ == "__main__":
-    child(*sys.argv[2:]) if sys.argv[1:2] == ["--child"] else main()
+    main()

@@ -1,30 +1,42 @@
-"""How fast this project is beside others: the same work, on the same machine, in one run, in turn.
+"""How fast this project is beside a naive update and TRL: the same work, in turn, in one run.
 
-    python bench/speed.py --trl-python trl/bin/python       update, step, start: about 15 minutes
-    python bench/speed.py step --trl-python trl/bin/python --case 3     one line of a table
-    python bench/speed.py update generate --plain           beside the same without fast/, as --plain runs it
-    python bench/speed.py toy start --against FOLDER        commands, beside another checkout of this project
-    python bench/card.py                                    shares of what one GPU can do
+    python bench/speed.py --trl-python /tmp/trl/bin/python     all but the toy; half an hour
+    python bench/speed.py update step                          two cases, without TRL
+    python bench/speed.py toy --before FOLDER                  beside another checkout
 
-    update    one update of 16 completions of 2 prompts, beside TRL's GRPOTrainer
-    generate  sample 32 tokens for each of 8 rows with one prompt
-    step      a whole step: sample 32 tokens for each row, rewards, update, beside GRPOTrainer.train()
-    start     --help, and solve.py on the toy, in all
-    toy       python train.py in all, a seed for each repetition
+    update      an update of 8 completions of one prompt, 512 + 32 tokens, hidden size 128
+    step        a training step of that shape: sampling, advantages, update
+    vocabulary  an update of 16 completions of two prompts, 512 + 64 tokens, vocabulary of 152k
+    sample-512  32 tokens for each of 8 copies of a prompt of 512 tokens; sample-2048: of 2048
+    smollm      `step` in SmolLM2-135M's shape
+    toy         python train.py in all, without evaluations; another seed in each repetition
 
-Each side of a comparison is a process of its own (peers.py), pinned to one core, with one thread; the sides
-take turns (A B A B), and a table holds medians. TRL is needed for update and step alone. Install it apart:
-python -m venv trl; trl/bin/pip install trl==1.16.0, with the torch and the transformers of this project.
+    ours        sample() and update(), as train.py calls them
+    plain       the same without fast/, as with --plain
+    naive       an update as one would first write it: logits of all tokens, one batch
+    trl         GRPOTrainer.train() as it is shipped; in an update, its rollouts are given to it
+    before      the same as ours, by the bench/speed.py of another checkout
 
-The commands (start, toy) run on all cores, as people run them, unless --core pins them. "faster" is the
-ratio of CPU seconds: other processes on the machine change it least. "leaner" is the ratio of peak memory
-beyond what the process held before, measured in a run of its own in which malloc returns what is freed.
+All weights are random, in float32, and the same on all sides. No side can sample a stop token, so
+all sample the same number of tokens. Where the work is an update, the gradients are compared.
+
+Each side is a process of its own, with one thread on one core, which has warmed up. The sides take
+turns (A B A B); printed are medians. CPU seconds count most: other work on the machine changes them
+least. MiB is the peak of memory beyond what the process held before, in one more repetition, by a
+process in which malloc returns at once what is freed. `times` is the ratio of CPU seconds to ours.
+
+TRL needs an environment of its own, with the torch and transformers of this project:
+
+    python -m venv /tmp/trl && /tmp/trl/bin/pip install -r requirements.txt "trl==1.16.*"
 """
+
 import argparse
+import itertools
 import json
+import math
 import os
-import platform
-import re
+import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -33,244 +45,270 @@ import time
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPO))
-from bench.meter import MALLOC, Meter, adopt_orphans
-from experiments import figures
-from rewards.metrics import markdown
-
-STEP = dict(work="step", vocabulary=1024, groups=1, group=8, prompt=512, new=32)
-SHAPES = [dict(prompt=64), dict(prompt=100), {}, dict(prompt=2048), dict(group=4), dict(group=16),
-          dict(groups=4, prompt=100), dict(groups=4), dict(prompt=100, vocabulary=151936)]
+TINY = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4)
+TINY |= dict(num_attention_heads=4, num_key_value_heads=2, vocab_size=1024)
+SMOLLM = dict(hidden_size=576, intermediate_size=1536, num_hidden_layers=30)
+SMOLLM |= dict(num_attention_heads=9, num_key_value_heads=3, vocab_size=49152)
+EIGHT = dict(model=TINY, groups=1, group=8, prompt=512, new=32, work="update", beside=["trl"])
 CASES = {
-    "update": [dict(work="update", vocabulary=vocabulary, groups=2, group=8, prompt=512, new=64)
-               for vocabulary in (151936, 1024)],
-    "step": [STEP | shape for shape in SHAPES],
-    "generate": [STEP | dict(work="generate", prompt=prompt) for prompt in (100, 512, 2048)],
-    "start": [dict(work="start", command=command.split()) for command in
-              ("train.py --help", "solve.py --help", "solve.py")],
-    "toy": [dict(work="toy", command=["train.py"])]}
-HEAD = ["work", "beside", "its s", "its CPU s", "our s", "our CPU s", "faster", "leaner", "both did",
-        "command"]
-FLAGS = {"TRL": " --trl-python PYTHON", "before": " --against FOLDER", "plain": " --plain"}
-SHORT = 10      # seconds: work that takes less in all its repetitions is repeated up to five times as often
+    "update": EIGHT | dict(beside=["naive", "trl"]),
+    "step": EIGHT | dict(work="step"),
+    "vocabulary": EIGHT | dict(model=TINY | dict(vocab_size=151936), groups=2, new=64),
+    "sample-512": EIGHT | dict(work="sample", beside=["plain"]),
+    "sample-2048": EIGHT | dict(work="sample", prompt=2048, beside=["plain"]),
+    "smollm": EIGHT | dict(model=SMOLLM, work="step", micro=2),  # for trl: 8 rows take 17 GB
+    "toy": dict(work="toy", beside=[]),
+}
+RETURNED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
 
 
-class Peer:
-    """A process of peers.py. It has warmed up when it is made; lap() is one more repetition."""
+# ----------------------------------------------------------------- the work, done by one side
+def model_of(case):
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    def __init__(self, peer, python, checkout, case, malloc=None):
-        command = [python, str(REPO / "bench" / "peers.py"), peer, str(checkout), json.dumps(case)]
-        self.errors = tempfile.TemporaryFile("w+")
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | (malloc or {})
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True,
-                                        stdout=subprocess.PIPE, stderr=self.errors)
-        self.answer()       # of the warm-up
-
-    def answer(self):
-        line = self.process.stdout.readline()
-        if not line:
-            self.errors.seek(0)
-            raise ChildProcessError((self.errors.read().strip().splitlines() or ["ended without a word"])[-1])
-        return json.loads(line)
-
-    def lap(self):
-        print(file=self.process.stdin, flush=True)
-        return self.answer()
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait()
+    torch.manual_seed(0)
+    stops = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    config = dict(max_position_embeddings=8192, tie_word_embeddings=True) | case["model"] | stops
+    return Qwen2ForCausalLM(Qwen2Config(**config)).eval()
 
 
-class Command:
-    """python COMMAND in a checkout, as a Peer: a lap runs it in all, with its start."""
-
-    def __init__(self, checkout, case):
-        self.checkout, self.case, self.laps = checkout, case, 0
-
-    def lap(self):
-        command = [sys.executable, *self.case["command"]]
-        with tempfile.TemporaryDirectory() as folder:
-            if self.case["work"] == "toy":
-                command += ["--out", f"{folder}/run", "--seed", str(self.laps), *self.case.get("flags", [])]
-            meter = Meter()
-            result = subprocess.run(command, cwd=self.checkout, capture_output=True, text=True,
-                                    env=os.environ | {"HF_HUB_OFFLINE": "1"})
-            cost = meter.cost()
-        if result.returncode:
-            raise ChildProcessError((result.stderr.strip().splitlines() or [f"exit {result.returncode}"])[-1])
-        self.laps += 1
-        accuracies = re.findall(r"test.*accuracy ([0-9.]+)", result.stdout)
-        return {"wall": cost["wall"], "cpu": cost["cpu"]} | {"accuracy": float(a) for a in accuracies[-1:]}
-
-    def close(self):
-        """Nothing is left to end."""
+def batch_of(case):
+    """(prompts, completions, A) of all rows: `groups` prompts, each with `group` completions."""
+    draw = random.Random(0)
+    ids = range(1, case["model"]["vocab_size"])
+    prompts = [draw.choices(ids, k=case["prompt"]) for _ in range(case["groups"])]
+    prompts = [prompt for prompt in prompts for _ in range(case["group"])]
+    completions = [draw.choices(ids, k=case["new"]) for _ in prompts]
+    return prompts, completions, [(-1.0) ** row * (1 + row % 3) for row in range(len(prompts))]
 
 
-def sides_of(row, args):
-    """{name: make(case, **settings) -> a Peer or a Command}; the first is this checkout."""
-    if row in ("start", "toy"):
-        folders = {"ours": REPO, "before": args.against}
-        return {name: lambda case, folder=folder: Command(folder, case)
-                for name, folder in folders.items() if folder}
-    ours = "ours", sys.executable, REPO
-    sides = {"ours": ours}
-    if row in ("update", "step") and args.trl_python:
-        sides["TRL"] = ("trl", args.trl_python, REPO)
-    if args.against:
-        sides["before"] = ("ours", sys.executable, args.against)
-    sides = {name: lambda case, malloc=None, side=side: Peer(*side, case, malloc)
-             for name, side in sides.items()}
-    if args.plain:
-        sides["plain"] = lambda case, malloc=None: Peer(*ours, case | {"plain": True}, malloc)
-    return sides
+def reward(ids):
+    """A number that differs between the completions of a group: no group is flat."""
+    return float(sum(ids))
 
 
-def measure(case, sides, repetitions, say, memory=False):
-    """{side: {"wall", "cpu": medians, "peak": bytes, "laps": all}}; a side that fails is left out.
+def ours(case, lap_ended, plain=False):
+    import torch
 
-    Short work is repeated more often. memory: the peak is measured, too, at the end and each side alone.
-    """
-    running, laps = {}, {name: [] for name in sides}
+    from fast import trees
+    from flow_grpo import Action, advantages, distribution, padded, update
+    from models.local import ready_to_update, sample, sampling_mode
 
-    def attempt(name, work):
-        try:
-            work(name)
-        except ChildProcessError as why:
-            say(f"{name} is left out: {why}")
-            laps.pop(name)
-
-    try:
-        for name in list(laps):
-            attempt(name, lambda name: running.update({name: sides[name](case)}))
-        start = time.perf_counter()
-        for number in range(5 * repetitions):
-            if number >= repetitions and time.perf_counter() - start > SHORT:
-                break
-            for name in list(laps):
-                attempt(name, lambda name: laps[name].append(running[name].lap()))
-    finally:
-        for peer in running.values():
-            peer.close()
-    if "ours" not in laps:
-        sys.exit("this checkout cannot do the work itself")
-    results = {name: {key: statistics.median(lap[key] for lap in of_side) for key in ("wall", "cpu")}
-               | {"laps": of_side} for name, of_side in laps.items()}
-    for name, result in results.items():
-        if memory:
-            peer = sides[name](case, malloc=MALLOC)
-            result["peak"] = peer.lap()["peak"]
-            peer.close()
-        peak = f", {result['peak'] / 2**20:.0f} MiB" if memory else ""
-        say(f"{name} {result['wall']:.2f} s, CPU {result['cpu']:.2f} s{peak} ({len(laps[name])} repetitions)")
-    return results
+    model = model_of(case)
+    ready_to_update(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
+    prompts, completions, A = batch_of(case)
+    groups = [row // case["group"] for row in range(len(prompts))]
+    while True:
+        if case["work"] != "update":
+            with sampling_mode(model):
+                completions = sample(model, prompts, [], 1.0, case["new"], distribution, plain)
+            A = advantages([reward(ids) for ids in completions], groups)[0].tolist()
+        if case["work"] != "sample":
+            rows = zip(prompts, completions, A)
+            actions = [Action(s, a, row, A_i) for row, (s, a, A_i) in enumerate(rows)]
+            how = dict(temperature=1.0, beta=0.0, rows=padded if plain else trees.rows)
+            update(model, None, optimizer, actions, groups, **how)
+        if not lap_ended(sum(map(len, completions))):
+            return
 
 
-def check(case, results):
-    """A sentence for each thing that the sides did not do alike, or []."""
-    problems, laps = [], {name: result["laps"][-1] for name, result in results.items()}
-    if case["work"] in ("update", "step") and len({lap["tokens"] for lap in laps.values()}) > 1:
-        problems.append(f"the numbers of tokens differ: {[lap['tokens'] for lap in laps.values()]}")
-    gradients = [lap["gradient"] for lap in laps.values() if "gradient" in lap]
-    for gradient in gradients[1:]:
-        error = max(abs(a - b) for a, b in zip(gradient, gradients[0])) / max(map(abs, gradients[0]))
-        if error > 1e-4:
-            problems.append(f"the gradients differ by {error:.1e}")
-    return problems
+def plain(case, lap_ended):
+    ours(case, lap_ended, plain=True)
 
 
-def label(case):
-    if "command" in case:
-        return " ".join(case["command"] + case.get("flags", []))
-    return (f"{case['work']} {case['groups']} x {case['group']} x ({case['prompt']} + {case['new']}), "
-            f"V {case['vocabulary']}")
+def naive(case, lap_ended):
+    import torch
+
+    model = model_of(case)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
+    s, a, A = map(torch.tensor, batch_of(case))  # (N, P), (N, T), (N,)
+    while True:
+        optimizer.zero_grad()
+        logits = model(torch.cat([s, a], 1)).logits.float()  # (N, P + T, V)
+        logp = logits.log_softmax(-1)[:, s.shape[1] - 1 : -1].gather(-1, a[..., None]).squeeze(-1)
+        ratio = (logp - logp.detach()).exp()
+        gain = torch.min(ratio * A[:, None], ratio.clamp(0.8, 1.3) * A[:, None])
+        (-gain.mean(1).mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if not lap_ended(a.numel()):
+            return
 
 
-def both_did(laps, others):
-    """What the sides did, the other side before ours: '1024 tokens', 'accuracy 0.9 0.9 / 0.9 0.91'."""
-    sides = [others, laps] if others else [laps]
-    if "accuracy" in laps[0]:
-        return "accuracy " + " / ".join(" ".join(str(lap.get("accuracy")) for lap in side) for side in sides)
-    return f"{laps[0]['tokens']} tokens" if "tokens" in laps[0] else ""
+def trl(case, lap_ended):
+    import torch
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    rows, V = case["groups"] * case["group"], case["model"]["vocab_size"]
+    micro = case.get("micro", rows)
+    sampled = [rows * case["new"]]
+
+    def rewards(completion_ids, **_):
+        sampled[0] = sum(map(len, completion_ids))
+        return [reward(ids) for ids in completion_ids]
+
+    class EachStep(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = not lap_ended(sampled[0])
+
+    # The word "17" is token 17; the stop token is one that the model does not have.
+    words = {str(number): number for number in range(V)} | {"<stop>": V}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    texts = [" ".join(map(str, prompt)) for prompt in batch_of(case)[0][:: case["group"]]]
+    sizes = dict(per_device_train_batch_size=micro, gradient_accumulation_steps=rows // micro)
+    sizes |= dict(num_generations=case["group"], max_completion_length=case["new"])
+    sizes |= dict(max_steps=10**6, beta=0.0, temperature=1.0)
+    # Gradient checkpointing would save memory and cost time; ours does without, too.
+    plain = dict(use_cpu=True, bf16=False, gradient_checkpointing=False)
+    quiet = dict(report_to="none", save_strategy="no", disable_tqdm=True)
+    rates = dict(learning_rate=1e-6, lr_scheduler_type="constant")
+    config = GRPOConfig(tempfile.gettempdir(), **sizes, **plain, **quiet, **rates)
+    names = dict(tokenizer_object=tokenizer, eos_token="<stop>", pad_token="0")
+    trainer = GRPOTrainer(
+        model_of(case),
+        rewards,
+        args=config,
+        callbacks=[EachStep()],
+        train_dataset=Dataset.from_dict({"prompt": texts}),
+        processing_class=PreTrainedTokenizerFast(**names),
+    )
+    if case["work"] == "update":
+        s, a, A = map(torch.tensor, batch_of(case))
+        masks = dict(prompt_mask=torch.ones_like(s), completion_mask=torch.ones_like(a))
+        given = dict(prompt_ids=s, completion_ids=a, advantages=A, **masks)
+        given["num_items_in_batch"] = torch.tensor(a.numel())
+        trainer._generate_and_score_completions = lambda _: given
+    trainer.train()
 
 
-def lines_of(case, results, command):
-    """The lines of the table: one for each side but ours, or a line of ours alone."""
-    ours, lines = results["ours"], []
-    for name, other in list(results.items())[1:] or [("", None)]:
-        line = [label(case), name] + ["", ""] * (not other)
-        for result in filter(None, (other, ours)):
-            line += [f"{result['wall']:.2f}", f"{result['cpu']:.2f}"]
-        line.append(f"{other['cpu'] / ours['cpu']:.2f}" if other else "")
-        peaks = [result["peak"] / 2**20 for result in (other, ours) if result and "peak" in result]
-        many = len(peaks) == 2
-        line.append(f"{peaks[0] / peaks[1]:.1f} ({peaks[0]:.0f} / {peaks[1]:.0f} MiB)" if many else "")
-        line.append(both_did(ours["laps"], other and other["laps"]))
-        lines.append(line + [command + FLAGS.get(name, "")])
-    return lines
+def worker(side, case):
+    """Warm up, then do the work once for each line of standard input; write what each lap cost."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    sys.path.insert(0, str(REPO))
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    gradients, start = [], []
+
+    def project(optimizer, *_):
+        if not gradients:
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            waves = (torch.arange(w.numel()).sin().view_as(w) for w in weights)
+            gradients.append(sum((w.grad * v).sum().item() for w, v in zip(weights, waves)))
+
+    def lap_ended(tokens):
+        """Write what it cost, and wait for the next; False if there is none."""
+        if start:  # not of the first lap, the warm-up
+            cpu, wall, held = time.process_time(), time.perf_counter(), start.pop()
+            cost = dict(cpu=cpu - held[0], wall=wall - held[1], peak=memory("VmHWM") - held[2])
+            cost |= dict(tokens=tokens, gradient=gradients[:1])
+        else:
+            cost = {}
+        print(json.dumps(cost), file=answers, flush=True)
+        more = sys.stdin.readline()
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM, the peak, begins anew
+        start.append((time.process_time(), time.perf_counter(), memory("VmRSS")))
+        return bool(more)
+
+    register_optimizer_step_pre_hook(project)
+    globals()[side](case, lap_ended)
 
 
-def numbers_of(row, number, case, results):
-    """[{column: number}] for --out: a row for each other side, with what both cost. Commands have no MiB."""
-    def cost(whose, result):
-        peak = f"{result['peak'] / 2**20:.4g}" if "peak" in result else ""
-        return {f"{whose}_seconds": f"{result['wall']:.4g}", f"{whose}_cpu_seconds": f"{result['cpu']:.4g}",
-                f"{whose}_MiB": peak}
-
-    return [{"row": row, "case": number, "work": label(case), "beside": name} | cost("its", result)
-            | cost("our", results["ours"]) for name, result in results.items() if name != "ours"]
+def memory(key):
+    """Bytes of this process: VmRSS now, VmHWM at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
-def machine():
-    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return (f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, load before "
-            f"{os.getloadavg()[0]:.1f}")
+# ------------------------------------------------------------------------ the sides take turns
+def laps_of(side, case, args, environment=()):
+    """Yield what each lap of a side costs: {"cpu", "wall", "peak", "tokens", "gradient"}."""
+    folder = args.before if side == "before" else REPO
+    python = args.trl_python if side == "trl" else sys.executable
+    worker = "ours" if side == "before" else side
+    with subprocess.Popen(
+        [python, folder / "bench/speed.py", "--worker", worker, json.dumps(case)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.readline()  # it has warmed up
+        while True:
+            print(file=process.stdin, flush=True)
+            yield json.loads(process.stdout.readline())
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("rows", nargs="*", help="all but generate and toy, unless named")
-    parser.add_argument("--case", type=int, help="only this case of each row, from 1")
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--trl-python", help="the Python of an environment that has TRL 1.16.0")
-    parser.add_argument("--plain", action="store_true", help="this project without fast/, beside it")
-    parser.add_argument("--against", help="another checkout of this project", type=os.path.abspath)
-    parser.add_argument("--core", type=int, help="default: the last one; for commands all")
-    parser.add_argument("--steps", help="of the toy's training; default: train.py's")
-    parser.add_argument("--out", help="CSV file of all medians, written after each case")
-    args = parser.parse_args()
-    args.rows = args.rows or ["update", "step", "start"]
-    if wrong := [row for row in args.rows if row not in CASES]:
-        parser.error(f"no row is called {wrong[0]}: choose from {', '.join(CASES)}")
-    return args
+def laps_of_toy(side, args):
+    """Yield what each whole run of train.py costs: {"cpu", "wall"}."""
+    folder = args.before if side == "before" else REPO
+    for seed in itertools.count():
+        with tempfile.TemporaryDirectory() as out:
+            flags = f"--valid none --test none --seed {seed} --out {out}/run {args.flags}"
+            used, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+            run = [sys.executable, "train.py", *flags.split()]
+            subprocess.run(run, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+            ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = ended.ru_utime + ended.ru_stime - used.ru_utime - used.ru_stime
+        yield dict(cpu=cpu, wall=time.perf_counter() - start)
+
+
+def measure(name, case, args):
+    """Print a line for each side."""
+    sides = ["ours", *case["beside"], *(["before"] if args.before else [])]
+    sides = [side for side in sides if side != "trl" or args.trl_python]
+    toy = name == "toy"
+    running = {s: laps_of_toy(s, args) if toy else laps_of(s, case, args) for s in sides}
+    laps = {side: [] for side in sides}
+    for _ in range(args.repetitions):
+        for side in sides:
+            laps[side].append(next(running[side]))
+    for side in sides:
+        running[side].close()
+        cpu, wall, ours = (
+            statistics.median(lap[key] for lap in laps[of])
+            for key, of in (("cpu", side), ("wall", side), ("cpu", "ours"))
+        )
+        line = f"{name:<12}{side:<8}{cpu:8.3f} CPU s{wall:8.3f} s{cpu / ours:7.2f} times"
+        if not toy:
+            alone = laps_of(side, case, args, RETURNED_AT_ONCE)
+            line += f"{next(alone)['peak'] / 2**20:8.0f} MiB"
+            alone.close()
+            line += difference(case, laps[side][-1], laps["ours"][-1])
+        print(line, [round(lap["cpu"], 3) for lap in laps[side]], flush=True)
+
+
+def difference(case, lap, ours):
+    """A warning if a side did not do the same work as ours."""
+    if lap["tokens"] != ours["tokens"]:
+        return "  OTHER NUMBER OF TOKENS"
+    same = all(math.isclose(*pair, rel_tol=1e-4) for pair in zip(lap["gradient"], ours["gradient"]))
+    return "" if same or case["work"] != "update" else "  ANOTHER GRADIENT"
 
 
 def main():
-    args, table, numbers = arguments(), [HEAD], []
-    cores = os.sched_getaffinity(0)
-    adopt_orphans()
-    print(machine(), flush=True)
-    if set(args.rows) & {"update", "step"} and not args.trl_python:
-        print("TRL is left out: pip install trl==1.16.0 in an environment of its own, then --trl-python")
-    for row in args.rows:
-        commands = row in ("start", "toy")
-        pinned = {max(cores) if args.core is None else args.core}
-        os.sched_setaffinity(0, cores if commands and args.core is None else pinned)
-        for number, case in enumerate(CASES[row], 1):
-            if args.case in (None, number):
-                case = case | {"flags": ["--steps", args.steps] if row == "toy" and args.steps else []}
-                say = lambda text: print(f"    {label(case)}: {text}", flush=True)
-                memory = row in ("update", "generate", "step")
-                results = measure(case, sides_of(row, args), args.repetitions, say, memory)
-                for problem in check(case, results):
-                    say(f"NOT THE SAME WORK: {problem}")
-                table += lines_of(case, results, f"python bench/speed.py {row} --case {number}")
-                numbers += numbers_of(row, number, case, results)
-                if args.out and numbers:
-                    figures.write(args.out, numbers)
-    print(f"\n{markdown(table)}")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("cases", nargs="*", help=f"{', '.join(CASES)}; default: all but toy")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--trl-python", help="the Python of an environment with TRL 1.16")
+    parser.add_argument("--before", type=Path, help="another checkout of this project")
+    parser.add_argument("--flags", default="--steps 5", help="of train.py, for the toy")
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {args.core})
+    for name in args.cases or [name for name in CASES if name != "toy"]:
+        measure(name, CASES[name], args)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--worker"]:
+        worker(sys.argv[2], json.loads(sys.argv[3]))
+    else:
+        main()

@@ -29,6 +29,11 @@ EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}  # as 
 MAMBA = {"x_proj", "dt_proj", "out_proj"}
 
 
+def installed():
+    """Is peft there? Its import takes two seconds, so it is imported only where it is used."""
+    return importlib.util.find_spec("peft") is not None
+
+
 def peft():
     """The optional package peft."""
     try:
@@ -59,10 +64,7 @@ def add(model, rank):
 
 
 def count(model, rank):
-    """How many weights add() would train; None without peft. model: on the meta device; it is
-    changed."""
-    if not importlib.util.find_spec("peft"):
-        return None
+    """How many weights add() would train. model: on the meta device; it is changed."""
     with torch.device("meta"):
         return add(model, rank).get_nb_trainable_parameters()[0]
 

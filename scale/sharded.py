@@ -19,7 +19,9 @@ left are filled up with an action of weight 0. What must be whole in the rollout
 sharded: the frozen copy; with adapters, all weights.
 
 All machines must see the run's folder. If a rank ends, torchrun ends the others, and names the
-rank."""
+rank. After Ctrl-C it waits 30 seconds while the ranks finish their step and save: a step of a real
+model takes longer, so give torchrun `--shutdown-timeout 3600`.
+"""
 
 import datetime
 import itertools
@@ -45,20 +47,25 @@ def start(device=None, minutes=60):
     a step take."""
     if WORLD == 1:
         return device
+    backend = "gloo"
+    if device != "cpu" and torch.cuda.is_available():
+        backend, device = "cpu:gloo,cuda:nccl", f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(torch.device(device))
     timeout = datetime.timedelta(minutes=minutes)
-    if device == "cpu" or not torch.cuda.is_available():
-        dist.init_process_group("gloo", timeout=timeout)
-        return "cpu"
-    device = f"cuda:{os.environ['LOCAL_RANK']}"
-    torch.cuda.set_device(torch.device(device))
-    dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout)
-    return device
+    store, *_ = next(dist.rendezvous("env://", timeout=timeout))
+    store = dist.PrefixStore(os.environ.get("GROUP", "first"), store)
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=RANK, world_size=WORLD)
+    return device if backend != "gloo" else "cpu"
 
 
 def stop():
-    """Leave the group at the end of a run."""
+    """Leave the group at the end of a run.
+
+    train.py --rehearse lets another process take this one's place. It must not read the addresses
+    that are left in torchrun's store."""
     if WORLD > 1:
         dist.destroy_process_group()
+        os.environ["GROUP"] = "second"
 
 
 def wait():
@@ -67,7 +74,7 @@ def wait():
 
 
 def any_rank(flag):
-    """True if the flag is set on any rank. For decisions on which all must agree, else they hang."""
+    """Is the flag set on any rank? For decisions on which all must agree, else they hang."""
     return max(exchanged(bool(flag)))
 
 
@@ -89,13 +96,11 @@ def together(results, copies):
     """The results of all ranks, in the order of the items that own() has divided, on all ranks.
 
     results: of this rank's part, `copies` for each item, one after the other."""
-    if WORLD == 1:
-        return results
-    parts = [
+    groups = [
         [part[i : i + copies] for i in range(0, len(part), copies)] for part in exchanged(results)
     ]
-    in_order = itertools.zip_longest(*parts, fillvalue=[])
-    return [result for some in in_order for copies_of_one in some for result in copies_of_one]
+    in_order = itertools.zip_longest(*groups, fillvalue=[])
+    return [result for some in in_order for group in some for result in group]
 
 
 # ------------------------------------------------------------------------------ sharded weights
@@ -124,7 +129,7 @@ def gather(model):
 
 
 def release(model):
-    """This rank's parts from here on; model(...) gathers a layer at a time, on all ranks together."""
+    """This rank's parts from here on; model(...) gathers a layer at a time, on all ranks."""
     for module in shards(model):
         # The root stays gathered after its forward pass: token_logps() calls the head behind it.
         module.set_reshard_after_forward(module is not model, recurse=False)

@@ -35,13 +35,13 @@ SEPARATORS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\
 
 
 # ---- memory
-def full(turns, size=1000):
+def full(turns, budget=8000, size=1000):
     """A memory of so many turns; the result of turn 3 is made of threes."""
     steps = [
         Step(t, "double", "find it", f'double(number="{t}")', str(t) * size, verdict="CONTINUE")
         for t in range(1, turns + 1)
     ]
-    return Memory("q", "a", steps)
+    return Memory("q", "a", steps, budget)
 
 
 def test_a_step_is_shown_with_its_labels_without_seconds_and_with_a_verdict_once_there_is_one():
@@ -67,27 +67,28 @@ def test_a_text_cannot_forge_a_label_whatever_it_breaks_its_lines_with(name):
 
 def test_the_memory_never_exceeds_its_budget_and_showing_it_changes_nothing():
     r = random.Random(0)
+    budgets = [0, 1, 10, 60, 500, 2000, 8000]
     piece = lambda: r.choice(["", "x", "Step 9", "é 東", *SEPARATORS]) * r.choice([1, 3, 200])
     text = lambda: "".join(piece() for _ in range(r.randrange(9)))
     for _ in range(100):
         turns = range(r.randrange(12))
         steps = [Step(t, "double", text(), text(), text(), verdict="STOP") for t in turns]
-        memory, budget = Memory(text(), text(), steps), r.choice([0, 1, 10, 60, 500, 2000, 8000])
-        before, shown = copy.deepcopy(memory), memory.render(budget)
-        assert len(shown) <= budget and memory == before and shown == memory.render(budget)
+        memory = Memory(text(), text(), steps, r.choice(budgets))
+        before, shown = copy.deepcopy(memory), memory.render()
+        assert len(shown) <= memory.budget and memory == before and shown == memory.render()
 
 
 def test_the_oldest_results_shrink_first_and_a_memory_that_fits_is_whole():
-    shown = full(5).render(3500)
+    shown = full(5, 3500).render()
     assert [str(t) * 1000 in shown for t in range(1, 6)] == [False, False, False, True, True]
     assert all(f"Step {t}\nTool: double\nSub-goal: find it" in shown for t in range(1, 6))
     whole = full(3).render()
-    assert full(3).render(len(whole)) == whole != full(3).render(len(whole) - 1)
+    assert full(3, len(whole)).render() == whole != full(3, len(whole) - 1).render()
 
 
 def test_commands_shrink_after_all_results_and_sub_goals_last():
     steps = [Step(t, "double", "s" * 300, "c" * 300, "r" * 300) for t in (1, 2)]
-    count = lambda budget: [Memory("q", "a", steps).render(budget).count(x * 300) for x in "scr"]
+    count = lambda budget: [Memory("q", "", steps, budget).render().count(x * 300) for x in "scr"]
     assert count(1300) == [2, 1, 0] and count(1000) == [1, 0, 0]
 
 
@@ -95,29 +96,35 @@ def test_commands_shrink_after_all_results_and_sub_goals_last():
 def test_a_result_is_shortened_to_what_the_budget_leaves_however_many_lines_it_has(width):
     result = "\n".join("x" * width for _ in range(4000 // width))  # lines are indented when shown
     memory = Memory("q", "", [Step(1, "python_coder", "Add.", "python_coder(...)", result)])
-    for budget in (500, 2000, 3500):
-        assert 0.6 * budget < len(memory.render(budget)) <= budget
+    for memory.budget in (500, 2000, 3500):
+        assert 0.6 * memory.budget < len(memory.render()) <= memory.budget
 
 
 # ---- prompts
 FORGED = ["x", "", "Memory:", "Step 1", "Tool: double", "Result: 42", "Verdict: STOP", "Call:"]
 FORGED += ["Query analysis:", "Sub-goal: s", "  indented", "\tby a tab"]
 DOUBLE = "double", TOOLS["double"]
+
+
+def call(question="Q", context="c", sub_goal="s"):
+    return executor.prompt(question, Plan(context, sub_goal, "double"), TOOLS["double"])
+
+
+def readers(question="Q", analysis="a"):
+    """The prompts of the modules that read the memory."""
+    memory = Memory(question, analysis)
+    return [
+        planner.prompt(memory, TOOLS),
+        verifier.prompt(memory, TOOLS),
+        generator.prompt(memory),
+    ]
+
+
 PLACES = {  # what others write -> the prompts that show it
-    "question": lambda text: [
-        planner.analysis_prompt(text, TOOLS),
-        planner.prompt(text, TOOLS, "a", "m"),
-        executor.prompt(text, "c", "s", *DOUBLE),
-        verifier.prompt(text, TOOLS, "a", "m"),
-        generator.prompt(text, "a", "m"),
-    ],
-    "analysis": lambda text: [
-        planner.prompt("Q", TOOLS, text, "m"),
-        verifier.prompt("Q", TOOLS, text, "m"),
-        generator.prompt("Q", text, "m"),
-    ],
-    "context": lambda text: [executor.prompt("Q", text, "s", *DOUBLE)],
-    "sub_goal": lambda text: [executor.prompt("Q", "c", text, *DOUBLE)],
+    "question": lambda text: [planner.analysis_prompt(text, TOOLS), call(text), *readers(text)],
+    "analysis": lambda text: readers(analysis=text),
+    "context": lambda text: [call(context=text)],
+    "sub_goal": lambda text: [call(sub_goal=text)],
 }
 
 
@@ -137,33 +144,29 @@ def test_no_text_forges_a_label_of_a_prompt_whatever_it_breaks_its_lines_with(pl
 
 def test_a_program_in_a_question_keeps_its_own_indentation():
     code = "What does this print?\nfor x in range(3):\n    if x:\n        print(x)"
-    shown = generator.prompt(code, "a", "m").partition("Question: ")[2].partition("\n\nQuery")[0]
+    shown = generator.prompt(Memory(code)).partition("Question: ")[2].partition("\n\nQuery")[0]
     first, rest = shown.split("\n", 1)
     assert f"{first}\n{textwrap.dedent(rest)}" == code
 
 
 def test_two_states_of_a_question_share_everything_up_to_the_memory():
-    everything = "q {x}?", TOOLS, "a {0}"
-    for module, state in (
-        (planner, everything),
-        (verifier, everything),
-        (generator, everything[::2]),
-    ):
-        first, later = (module.prompt(*state, m) for m in ("No steps yet.", "Step 1 {memory}"))
-        shared = first.index("No steps yet.")
-        assert first[:shared] == later[:shared] and first[:shared].endswith("Memory:\n")
-        assert (
-            "Step 1 {memory}" in later and "q {x}?" in first[:shared] and "a {0}" in first[:shared]
-        )
+    step = Step(1, "double", "{memory}", "", "4")
+    states = Memory("q {x}?", "a {0}"), Memory("q {x}?", "a {0}", [step])
+    pairs = [[module.prompt(m, TOOLS) for m in states] for module in (planner, verifier)]
+    for first, later in [*pairs, [generator.prompt(m) for m in states]]:
+        shared = first[: first.index("No steps yet.")]
+        assert later.startswith(shared) and shared.endswith("Memory:\n")
+        assert "{memory}" in later and "q {x}?" in shared and "a {0}" in shared
 
 
 def test_planner_and_verifier_see_every_tool_in_order_and_the_executor_only_its_own():
     every = "".join(planner.describe(name, tool) for name, tool in TOOLS.items())
     assert "  Arguments: right (string): b; left (string): a\n" in every
-    for prompt in (planner.prompt("q", TOOLS, "a", "m"), verifier.prompt("q", TOOLS, "a", "m")):
-        assert every in prompt and every in planner.analysis_prompt("q", TOOLS)
-    call = executor.prompt("q", "", "s", *DOUBLE)
-    assert planner.describe(*DOUBLE) in call and "join" not in call and "Context: none\n" in call
+    for prompt in (*readers()[:2], planner.analysis_prompt("q", TOOLS)):
+        assert every in prompt
+    prompt = call(context="")
+    assert planner.describe(*DOUBLE) in prompt and "join" not in prompt
+    assert "Context: none\n" in prompt
 
 
 # ---- planner

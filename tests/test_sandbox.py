@@ -149,10 +149,8 @@ def test_the_same_code_gives_the_same_text_every_time_but_other_random_numbers()
 
 
 def test_no_program_finds_what_another_one_changed():
-    python_coder(
-        "import builtins, os, sys\nbuiltins.len = os.environ['NEW'] = 1\nsys.modules['json'] = None"
-    )
-    assert python_coder("import json, os\nlen('ab'), 'NEW' in os.environ") == "(2, False)"
+    python_coder("import builtins, os\nbuiltins.len = os.environ['NEW'] = '1'")
+    assert python_coder("import os\nlen('ab'), 'NEW' in os.environ") == "(2, False)"
 
 
 def test_calls_from_many_threads_get_their_own_answers():
@@ -162,13 +160,11 @@ def test_calls_from_many_threads_get_their_own_answers():
 
 
 # ------------------------------------------------------------ limits, on every system
-@pytest.mark.parametrize(
-    "code", ["while True: pass", "import os; os.closerange(0, 64)\nwhile True: pass"]
-)
-def test_the_time_of_the_cpu_is_limited(limits, code):
+@pytest.mark.parametrize("before", ["", "import os; os.closerange(0, 64)"])
+def test_the_time_of_the_cpu_is_limited(limits, before):
     limits(SECONDS=1)
-    answer = "Error: stopped after 1 seconds\nPrinted before: 1"
-    assert python_coder(f"print(1, flush=True)\n{code}") == answer
+    answer = python_coder(f"print(1)\n{before}\nwhile True: pass")
+    assert answer == "Error: stopped after 1 seconds\nPrinted before: 1"
 
 
 @pytest.mark.parametrize(
@@ -196,13 +192,13 @@ def test_output_is_limited(code):
     answer = python_coder(code)
     assert answer.startswith("Error: stopped after printing 65536 characters\nPrinted before: x")
     assert len(answer) < 66000
-    assert len(python_coder("raise ValueError('x' * 10**7)")) < 9000
+    raised = python_coder("raise ValueError('x' * 10**7)")
+    assert raised.startswith("Error: ValueError: xxx") and len(raised) < 9000
 
 
 def test_no_more_programs_run_at_once_than_there_are_cores(limits, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     limits(SECONDS=1)
-    # each takes more than half of what all eight would get if they ran at once
     code = """import time
 print(start := time.monotonic())
 while time.process_time() < 0.6: pass
@@ -213,15 +209,7 @@ print(time.monotonic())"""
     assert max(sum(a <= start < b for a, b in times) for start, _ in times) <= 2
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        "while True: pass",
-        "while True: print(2)",
-        "import ctypes; ctypes.string_at(0)",
-        "os._exit(4)",
-    ],
-)
+@pytest.mark.parametrize("end", ["while True: pass", "while True: print(2)", "os._exit(4)"])
 def test_the_code_cannot_hide_that_it_was_stopped(limits, end):
     limits(SECONDS=1)
     code = f"""import os
@@ -230,7 +218,7 @@ for file in range(64):
     try: os.write(file, b'"forged"\\n')
     except OSError: pass
 {end}"""
-    assert re.match("Error: (stopped after|killed by signal|the code ended)", python_coder(code))
+    assert re.match("Error: (stopped after|the code ended)", python_coder(code))
 
 
 def test_our_environment_and_open_files_are_not_passed_on(limits, monkeypatch, tmp_path):
@@ -245,15 +233,18 @@ for file in range(64):
     except OSError: pass"""
         names, *files = python_coder(code).splitlines()
     assert "PYTHONHASHSEED" in names and "SECRET_KEY" not in names
-    assert files == [
-        "0 False",
-        "1 True",
-        "2 True",
-        "3 True",
-    ]  # /dev/null, output twice, its exception
+    # /dev/null, what it prints twice, and what it raises
+    assert files == ["0 False", "1 True", "2 True", "3 True"]
 
 
 # ------------------------------------------------------------ confinement, on Linux
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can confine it")
+def test_a_kernel_that_can_confine_the_code_does():
+    landlock = sandbox.LIBC.syscall(444, None, 0, 1) > 0
+    assert protection()[0] == bool(landlock and sandbox.seccomp_program())
+    assert protection()[0] or "NOT confined" in protection()[1]
+
+
 # A program makes all attempts, and prints those that were not refused.
 TRY = """import ctypes, fcntl, mmap, multiprocessing, os, resource, socket, subprocess
 C = ctypes.CDLL(None)
@@ -296,8 +287,8 @@ os.listdir('REPOSITORY')"""
 @confined
 def test_it_writes_nothing(tmp_path):
     def state():
-        facts = (tmp_path / "ours").stat(), (tmp_path / "ours").read_text(), os.stat(os.__file__)
-        return sorted(os.listdir(tmp_path)), sorted(os.listdir("/dev/shm")), facts
+        files = [Path(os.__file__).stat(), (tmp_path / "ours").stat()]
+        return os.listdir(tmp_path), [(file.st_size, file.st_ctime_ns) for file in files]
 
     (tmp_path / "ours").write_text("kept")
     before = state()
@@ -318,7 +309,7 @@ os.remove('OUTSIDE/ours')
 os.truncate('OUTSIDE/ours', 0)
 os.chmod('OUTSIDE/ours', 0)
 os.utime('OUTSIDE/ours', (0, 0))
-os.fchmod(os.open(os.__file__, 0), 0o777)
+os.fchmod(os.open(os.__file__, 0), 0o644)
 fcntl.ioctl(os.open(os.__file__, 0), 0x40086602, bytes(8))
 mmap.mmap(os.open(os.__file__, 0), 9)
 os.memfd_create('x')
@@ -447,17 +438,17 @@ NO_LANDLOCK, NO_SECCOMP = (444, 0), (PRCTL, 21)
 
 @confined
 @pytest.mark.parametrize("missing", [[NO_LANDLOCK], [NO_SECCOMP], [NO_LANDLOCK, NO_SECCOMP]])
-def test_where_the_kernel_cannot_confine_it_the_code_runs_and_protection_says_so(missing):
-    script = (
-        REFUSE.format(missing)
-        + """
+def test_where_the_kernel_cannot_confine_it_the_code_runs_and_protection_says_so(missing, tmp_path):
+    writes = f"open({str(tmp_path / 'new')!r}, 'w').write('x' * 10**6)"
+    script = f"""
 sandbox.SECONDS = 1
-print(*protection(), python_coder("2 + 2"), python_coder("while True: pass"), sep="\\n")"""
-    )
-    with in_another_process(script) as ours:
-        answer = ours.stdout.read()
+print(*protection(), python_coder("2 + 2"), python_coder("while True: pass"), sep="\\n")
+print(python_coder({writes!r}))"""
+    with in_another_process(REFUSE.format(missing) + script) as ours:
+        *answers, written = ours.stdout.read().splitlines()
     sentence = "python_coder is NOT confined on this machine: its code may read your files"
-    assert answer == f"False\n{sentence}\n4\nError: stopped after 1 seconds\n"
+    assert answers == ["False", sentence, "4", "Error: stopped after 1 seconds"]
+    assert re.match("Error: (OSError: .* File too large|PermissionError)", written)
 
 
 @confined

@@ -18,7 +18,7 @@ from world.search import passages, ranked, wikipedia_search, words_of
 
 def run_tool(box, name, arguments):
     """(text, is it an error) of one call."""
-    (result,) = tools.run_calls([Call(name, arguments)], box, None)
+    (result,) = tools.run_calls([Call(name, arguments)], [{}], box, None)
     return result.text, result.error
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import answer
 from test_local import write
 
@@ -38,6 +39,7 @@ PLAN = "Justification: j\nContext: c\nSub-goal: double it\nTool: double"
 ASK = PLAN.replace("Tool: double", "Tool: base_generator")
 CALL, ANSWER = 'double(n="21")', "<answer>42</answer>"
 STOP, GO_ON = "Conclusion: STOP", "Conclusion: CONTINUE"
+LOCK = solve.lock
 NO_ROOM, DOWN = (Completion("", [], [], error) for error in (TOO_LONG, "host answered 503"))
 
 
@@ -356,6 +358,7 @@ def run(monkeypatch, capsys, tmp_path, server):
         given = [] if "--model" in words or "--compare" in words else ["--model", server.url]
         monkeypatch.setattr(sys, "argv", ["solve.py", *words, *given])
         capsys.readouterr()  # of a command before, if that ended with an error
+        torch.seed()  # a new process has other random numbers
         try:
             solve.main(solve.flags())
         except ValueError as why:
@@ -384,8 +387,13 @@ def test_a_file_of_questions_is_answered_graded_traced_and_kept(run):
     assert "Question:" not in run(DATA, "--quiet|--limit|2")
 
 
-def test_a_command_that_was_stopped_goes_on_where_it_was_and_ends_the_same(run, monkeypatch):
+def test_a_command_that_was_stopped_goes_on_where_it_was_and_ends_the_same(
+    run, monkeypatch, server
+):
     whole = run(DATA, "--out|whole", "--trials|2")
+    seeds = lambda: sorted(body["seed"] for *_, body in server.asked if "seed" in body)
+    straight = seeds()
+    server.asked.clear()
     batches, roll_out = [], solve.roll_out
 
     def killed(*given, **settings):
@@ -403,6 +411,7 @@ def test_a_command_that_was_stopped_goes_on_where_it_was_and_ends_the_same(run, 
     again = run(DATA, "--out|run", "--trials|2")
     strip = lambda text: re.sub(r"\d+\.\d+ s", "", text)
     assert strip(again) == strip(whole) and len(batches) == 3 + 2 + 2
+    assert seeds() == straight and len(set(straight)) == 2 * 7  # each rollout samples on its own
     for trial in "01":
         name = f"questions-{trial}.jsonl"
         assert records(Path("run", name)) == records(Path("whole", name))
@@ -447,10 +456,11 @@ def test_a_checkpoint_that_was_trained_on_under_its_old_name_is_another_model(ru
         run(command, "--out|run", "--limit|1")
 
 
-def test_a_folder_that_another_process_uses_is_refused(tmp_path):
-    solve.lock(tmp_path)
-    with pytest.raises(ValueError, match="is in use by another process"):
-        solve.lock(tmp_path)
+def test_a_folder_that_another_process_uses_is_refused(run, monkeypatch):
+    monkeypatch.setattr(solve, "lock", LOCK)
+    run(DATA, "--out|run")  # this process has the folder from here on
+    with pytest.raises(SystemExit, match="run is in use by another process"):
+        run(DATA, "--out|run")
 
 
 def test_a_server_that_is_down_ends_the_command_and_what_it_answered_is_kept(run, server):

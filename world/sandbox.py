@@ -58,7 +58,7 @@ os.register_at_fork(after_in_child=lambda: globals().update(SLOTS=new_slots()))
 
 def start_worker():
     command = [sys.executable, "-P", __file__, *map(str, (SECONDS, WALL_SECONDS, MEMORY_MB))]
-    # A set is printed in the same order every time, and numpy's threads take no memory.
+    # A set is printed in the same order every time. numpy starts no threads: they take memory.
     env = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}
     env["OPENBLAS_NUM_THREADS"] = "1"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "ascii"}
@@ -132,13 +132,13 @@ def work(seconds, wall_seconds, memory_mb):
         source = json.loads(line).encode("utf-8", "replace")
         (out, out_end), (errors, errors_end) = os.pipe(), os.pipe()
         child = os.fork()
-        if child == 0:
+        if child == 0:  # its stdin, stdout, stderr, and 3, to which it writes its exception
             for number, file in enumerate((null, out_end, out_end, errors_end)):
                 os.dup2(file, number)
             os.closerange(4, 64)
-            limit(seconds, memory_mb)
+            limit(seconds, memory_mb, program)
             give_up_calls(worker, program)
-            run_and_exit(source, 3)
+            run_and_exit(source, errors=3)
         os.close(out_end)
         os.close(errors_end)
         printed, failure = watch(child, out, errors, seconds, wall_seconds)
@@ -178,9 +178,10 @@ def watch(child, out, errors, seconds, wall_seconds):
 
 
 def how_it_ended(status, used, seconds):
-    """Why the child ended before its end, or ""."""
-    if status == -signal.SIGKILL and used.ru_utime + used.ru_stime > 0.9 * seconds:
-        return f"stopped after {seconds} seconds"  # by RLIMIT_CPU, whose clock differs a little
+    """Why the child ended early, or ""."""
+    # RLIMIT_CPU goes by the clock's ticks, and differs a little from the time that was used.
+    if status == -signal.SIGKILL and used.ru_utime + used.ru_stime > seconds / 2:
+        return f"stopped after {seconds} seconds"
     if status < 0:
         return f"killed by signal {-status}"
     return f"the code ended with exit status {status}" if status else ""
@@ -205,7 +206,7 @@ def give_up_files():
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if the machine's memory runs out, Linux ends this process first
     call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: nobody reads its memory, and it leaves no core
+    call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no child opens its pipes, and it leaves no core
     call("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
     if LIBC.syscall(444, None, 0, 1) < 1:
         return  # there is no Landlock (Linux 5.13)
@@ -222,8 +223,11 @@ def give_up_files():
     os.close(rules)
 
 
-def limit(seconds, memory_mb):
+def limit(seconds, memory_mb, program):
+    """These limits hold on every system, and for the code and all its threads together."""
     limits = {"CPU": seconds, "AS": memory_mb << 20, "FSIZE": 0, "NOFILE": 64, "CORE": 0}
+    if not program:
+        limits["NPROC"] = 0  # not confined: it at least starts no process, unless it is root
     for name, value in limits.items():
         with contextlib.suppress(ValueError, OSError):  # macOS has none, or it is lower already
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
@@ -238,8 +242,6 @@ def give_up_calls(worker, program):
     if program:
         steps = ctypes.create_string_buffer(program)
         call("prctl", 22, 2, NUMBERS(len(program) // 8, ctypes.addressof(steps)))  # PR_SET_SECCOMP
-    else:
-        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # no other process, unless root starts it
 
 
 # The system calls of a calculator, with their numbers on x86_64 and aarch64 (999: there is none).

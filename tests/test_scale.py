@@ -1,0 +1,600 @@
+"""scale/: what fits, float32 masters, adapters, and several ranks that learn what one process does.
+
+Two real processes (gloo) stand for two GPUs. Not covered here: NCCL, CUDA's streams, and how much a
+card really holds (bench/card.py)."""
+
+import csv
+import faulthandler
+import json
+import os
+import random
+import re
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from multiprocessing import set_forkserver_preload
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from test_flow_grpo import T, lesson, tiny, with_advantages
+from test_local import TINY, tokenizer
+from torch.multiprocessing import start_processes
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import flow_grpo
+import solve
+import train
+from fast import trees
+from flow_grpo import distribution
+from memory import Memory
+from models.completion import Completion
+from models.local import ready_to_update, sample, sampling_mode, save
+from scale import adapters, memory, sharded
+from scale.masters import MasterAdamW
+
+TESTS = Path(__file__).parent
+peft = pytest.mark.extras("peft")
+QWEN_7B = dict(
+    model_type="qwen2",
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    vocab_size=152064,
+    tie_word_embeddings=False,
+)
+MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
+SHARED = dict(MOE, shared_expert_intermediate_size=16)
+
+
+# ---------------------------------------------------------------------------------------- masters
+def steps(make, dtype, number=20, lr=1e-3):
+    """(weights, optimizer) after some steps on made-up gradients; some weights get none."""
+    r = torch.Generator().manual_seed(0)
+    shapes = (20, 16), (16,), (3, 4, 5)
+    start = [torch.randn(shape, generator=r).bfloat16() for shape in shapes]
+    weights = [torch.nn.Parameter(values.to(dtype, copy=True)) for values in start]
+    optimizer = make(weights, lr=lr)
+    for step in range(number):
+        for i, weight in enumerate(weights):
+            slope = torch.randint(-99, 100, weight.shape, generator=r).to(dtype) / 64
+            weight.grad = None if (step + i) % 3 == 0 else slope
+        optimizer.step()
+    return weights, optimizer
+
+
+def torchs(weights, lr):
+    return torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_weights_of_any_precision_are_trained_as_by_torchs_adamw_on_float32_copies(dtype):
+    ours, optimizer = steps(MasterAdamW, dtype)
+    copies, reference = steps(torchs, torch.promote_types(dtype, torch.float32))
+    for weight, copy in zip(ours, copies, strict=True):
+        state, wanted = optimizer.state[weight], reference.state[copy]
+        assert torch.equal(state.get("master", weight), copy)
+        assert torch.equal(weight, copy.to(dtype)) and weight.dtype == dtype
+        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+        assert ("master" in state) == (dtype == torch.bfloat16)  # else no second copy of a weight
+
+
+def moved(make, dtype):
+    """How weights of a language model's size move in 200 steps at the paper's learning rate."""
+    r = torch.Generator().manual_seed(0)
+    start, slope = torch.randn(2, 64, 64, generator=r).bfloat16() * 0.02
+    weight = torch.nn.Parameter(start.to(dtype, copy=True))
+    optimizer = make([weight], lr=1e-6)
+    for _ in range(200):
+        weight.grad = (slope + 0.02 * torch.randn(64, 64, generator=r)).to(dtype)
+        optimizer.step()
+    return (weight.detach().float() - start.float()).flatten()
+
+
+def test_bfloat16_weights_follow_the_float32_update_where_plain_adamw_loses_it():
+    wanted, ours = moved(torchs, torch.float32), moved(MasterAdamW, torch.bfloat16)
+    plain = moved(torchs, torch.bfloat16)
+    cosine = lambda a: torch.nn.functional.cosine_similarity(a, wanted, dim=0)
+    lost = lambda a: (a == 0).float().mean()
+    assert cosine(ours) > 0.9 and cosine(plain) < 0.5
+    assert lost(wanted) == 0 and lost(ours) < 0.3 and lost(plain) > 0.9
+
+
+def test_a_restored_optimizer_goes_on_to_the_bit(tmp_path):
+    weights, optimizer = steps(MasterAdamW, torch.bfloat16)
+    state = {name: optimizer.state[weight] for name, weight in zip("abc", weights)}
+    torch.save({"ranks": 1, "state": state}, tmp_path / "trainer-0.pt")
+    copies = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
+    restored = MasterAdamW(copies, lr=1e-3)
+    train.restore(tmp_path, restored, zip("abc", copies))
+    for weight in weights + copies:
+        weight.grad = torch.full_like(weight, 0.5)
+    optimizer.step(), restored.step()
+    for weight, copy in zip(weights, copies):
+        assert torch.equal(weight, copy)
+        assert torch.equal(optimizer.state[weight]["master"], restored.state[copy]["master"])
+
+
+# ----------------------------------------------------------------------------------------- memory
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """A folder with the configuration of Qwen2.5-7B, and no weights."""
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "config.json").write_text(json.dumps(QWEN_7B))
+    return str(folder)
+
+
+@pytest.fixture
+def plan(qwen, monkeypatch):
+    of = memory.sizes(qwen)._replace(adapters=lambda: 80_740_352)  # as peft counts
+    monkeypatch.setattr(memory, "sizes", lambda *_: of)
+    monkeypatch.setattr(adapters, "peft", lambda: None)
+
+    def plan(gpu, host=128, given=(), peft=True, **settings):
+        monkeypatch.setattr(adapters, "installed", lambda: peft)
+        return memory.plan(qwen, gpu * 1e9, host * 1e9, given, **settings)
+
+    return plan
+
+
+CHECKPOINTED = {"gradient_checkpointing": True, "token_budget": 16384}
+HOST, LORA = {"optimizer_device": "cpu"}, {"lora": 32}
+
+
+@pytest.mark.parametrize(
+    "machine, wanted",
+    [
+        (dict(gpu=200), CHECKPOINTED),
+        (dict(gpu=80), HOST | CHECKPOINTED),  # its masters and moments are in the host's memory
+        (dict(gpu=80, ranks=2), HOST | CHECKPOINTED),
+        (dict(gpu=80, ranks=8), CHECKPOINTED),
+        (dict(gpu=80, host=100), LORA | CHECKPOINTED),
+        (dict(gpu=25), LORA | CHECKPOINTED | {"token_budget": 4096}),
+        (dict(gpu=0, host=500, itemsize=4), CHECKPOINTED | {"gradient_checkpointing": False}),
+        (dict(gpu=0, host=220, itemsize=4), CHECKPOINTED),
+        (dict(gpu=80, host=128, given=LORA), LORA | CHECKPOINTED),
+        (dict(gpu=80, given={"token_budget": 99}), HOST | CHECKPOINTED | {"token_budget": 99}),
+    ],
+)
+def test_a_7b_is_trained_in_the_first_way_that_fits_and_given_flags_stay(plan, machine, wanted):
+    how, lines = plan(**machine)
+    sampling = how.pop("sampling_tokens", 0)
+    assert how == wanted and (sampling > 10_000) == (machine["gpu"] > 0)
+
+
+def test_the_plan_says_what_is_needed_and_what_the_first_choice_would_have_needed(plan):
+    assert plan(80)[1] == [
+        "memory  80.0 GB on each GPU and 128.0 GB on the host are free",
+        "        56.0 GB on each GPU and 106.6 GB on the host are needed for all weights, "
+        "--optimizer-device cpu --gradient-checkpointing --token-budget 16384",
+        "        147.4 GB on each GPU and 15.2 GB on the host would be needed for all weights, "
+        "--gradient-checkpointing --token-budget 16384",
+    ]
+
+
+@pytest.mark.parametrize(
+    "machine, why",
+    [
+        (dict(gpu=16), r"needs 19\.8 GB on each GPU .* even with --lora 32 .*a larger machine$"),
+        (dict(gpu=40, peft=False), "even with all weights, .*, or install peft$"),
+        (dict(gpu=40, given=HOST), "even with all weights, .* --optimizer-device cpu, and"),
+        (dict(gpu=0, host=20, itemsize=4), r"needs \d+\.\d GB on the host even with --lora 32"),
+    ],
+)
+def test_where_nothing_fits_one_sentence_says_what_is_missing(plan, machine, why):
+    with pytest.raises(SystemExit, match=why):
+        plan(**machine)
+
+
+def test_other_models_on_the_card_count(plan):
+    assert (
+        "optimizer_device" in plan(200, others=10**10)[0] and "lora" in plan(80, others=10**10)[0]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_a_layer_keeps_is_at_least_what_autograd_saves_and_not_much_more(dtype, tmp_path):
+    size = dict(hidden_size=256, intermediate_size=1408, num_attention_heads=4, num_hidden_layers=8)
+    config = transformers.Qwen2Config(**size, num_key_value_heads=2, vocab_size=99)
+    config.save_pretrained(tmp_path)
+    model, saved = AutoModelForCausalLM.from_config(config).to(dtype), {}
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+
+    def pack(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.model(torch.zeros(1, 256, dtype=torch.long), use_cache=False)
+    real = sum(size for place, size in saved.items() if place not in weights) / 256
+    guess = memory.sizes(str(tmp_path)).kept * dtype.itemsize / 2
+    assert real < guess < 1.5 * real
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "GPT2", "Gemma3Text", "Qwen3Moe"])
+def test_any_architecture_has_sizes(kind, tmp_path):
+    getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    sizes = memory.sizes(str(tmp_path))
+    assert sizes.weights == model.num_parameters() and min(sizes[2:]) > 0
+
+
+def test_a_model_that_is_not_there_and_one_that_holds_adapters_are_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="there is no model 'no/where'"):
+        memory.plan("no/where", 8e9, 8e9)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a/base"}')
+    with pytest.raises(SystemExit, match="holds adapters: .* train its base, a/base"):
+        memory.plan(str(tmp_path), 8e9, 8e9)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "http://x.y/v1"}')
+    with pytest.raises(SystemExit, match="said to be a server"):
+        memory.plan(str(tmp_path), 8e9, 8e9)
+
+
+def test_the_command_shows_the_plan(qwen, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", f"memory {qwen} --gpu 80 --ranks 8".split())
+    runpy.run_path(memory.__file__, run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "85.9 GB on each GPU and 137.4 GB on the host are free\n" in shown
+    assert "needed for all weights, --gradient-checkpointing --token-budget 16384\n" in shown
+
+
+# --------------------------------------------------------------------------------------- adapters
+def write(folder, kind="Qwen2", **changes):
+    """A random model as a checkpoint."""
+    tok = tokenizer()
+    torch.manual_seed(0)
+    settings = TINY | dict(vocab_size=len(tok), max_position_embeddings=4096) | changes
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tok.save_pretrained(folder)
+    return str(folder)
+
+
+@peft
+@pytest.mark.parametrize(
+    "kind, changes, layers",
+    [
+        ("Qwen2", {}, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+        ("Qwen3Moe", MOE, "q_proj k_proj v_proj o_proj"),
+        ("Qwen2Moe", SHARED, "q_proj k_proj v_proj o_proj shared_expert_gate"),
+        ("Mamba", {}, "in_proj"),
+    ],
+)
+def test_adapters_are_on_the_linear_layers_that_they_can_serve(kind, changes, layers):
+    config = getattr(transformers, f"{kind}Config")(**TINY | changes)
+    with torch.device("meta"):
+        counted = adapters.count(AutoModelForCausalLM.from_config(config), 4)
+    model = adapters.add(AutoModelForCausalLM.from_config(config), 4)
+    trained = {name: w for name, w in model.named_parameters() if w.requires_grad}
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == {*layers.split()}
+    assert counted == sum(weight.numel() for weight in trained.values())
+
+
+@peft
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_its_adapters_a_policy_is_its_base_to_the_bit_and_saved_ones_are_the_policy(
+    dtype, tmp_path
+):
+    base, how = write(tmp_path / "base", "Qwen3Moe", **MOE), (distribution, None, dtype)
+    policy, plain = adapters.load(base, *how), adapters.load(base, *how)
+    policy.model = adapters.add(policy.model, 4)
+    frozen = adapters.without(policy)
+    assert adapters.moved(policy, frozen) == dict(moved_max=0, moved_mean=0, moved_share=0)
+    for name, weight in policy.model.named_parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.3)
+            assert weight.dtype == torch.float32
+    texts = ["one", "two two"]
+    answers = lambda engine: [c.ids for c in engine(texts, max_new_tokens=12)]
+    assert answers(frozen) == answers(plain) != answers(policy)
+    x = torch.tensor([[5, 6, 7]])
+    with policy.model.disable_adapter():
+        assert torch.equal(policy.model(x).logits, plain.model(x).logits)
+    assert (frozen.name, frozen.fingerprint) == (plain.name, plain.fingerprint)
+    assert adapters.moved(policy, frozen)["moved_share"] > 0.5
+    save(policy.model, policy.tokenizer, tmp_path / "saved")
+    again = adapters.load(str(tmp_path / "saved"), *how, trainable=True)
+    assert answers(again) == answers(policy) and again.name == str(tmp_path / "saved")
+    pairs = zip(policy.model.named_parameters(), again.model.named_parameters(), strict=True)
+    for (name, weight), (other, copy) in pairs:
+        assert name == other and torch.equal(weight, copy)
+        assert weight.requires_grad == copy.requires_grad == ("lora_" in name)
+
+
+# ------------------------------------------------------------------------------------------ ranks
+def as_rank(rank, world, port, function, *arguments):
+    """What torchrun does for a process, and the function."""
+    faulthandler.dump_traceback_later(200, exit=True)  # ranks that wait would wait for an hour
+    torch.set_num_threads(1)
+    place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    sharded.RANK, sharded.WORLD = rank, world  # as they are read from the environment
+    function(*arguments)
+
+
+def ranks(world, function, *arguments):
+    """function(*arguments) in so many processes. They are forks of one process that has imported
+    these files, because importing torch takes longer than what a rank does."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where the forks find these files
+        set_forkserver_preload(["test_scale"])
+        start_processes(
+            as_rank, (world, port, function, *arguments), nprocs=world, start_method="forkserver"
+        )
+
+
+class Recorder(MasterAdamW):
+    """Remembers the gradients it got, whole."""
+
+    gradients = ()
+
+    def step(self):
+        grads = [weight.grad for group in self.param_groups for weight in group["params"]]
+        whole = [grad.full_tensor() if hasattr(grad, "full_tensor") else grad for grad in grads]
+        self.gradients = *self.gradients, torch.cat([grad.flatten() for grad in whole])
+        super().step()
+
+
+def learn(dtype=torch.float32, beta=0.1, rollouts=7, A=None, whole=False, **settings):
+    """One update: the gradients of its steps, its metrics, and the weights after it."""
+    model, reference = tiny().to(dtype), tiny(1).to(dtype)
+    model.activation_checkpointing_enable()
+    ready_to_update(model)
+    several = sharded.WORLD > 1
+    if several and not whole:
+        sharded.shard(model)
+    optimizer = Recorder(model.parameters(), 1e-4)
+    actions, advantages = lesson()
+    actions = with_advantages([a for a in actions if a.rollout < rollouts], A or advantages)
+    how = dict(temperature=T, beta=beta, max_grad_norm=1e6, rows=trees.rows, token_budget=30)
+    how |= settings | dict(ranks=sharded if several else None)
+    metrics = flow_grpo.update(model, reference, optimizer, actions, range(rollouts), **how)
+    sharded.gather(model)
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    return optimizer.gradients, metrics, weights.clone()
+
+
+LESSONS = {
+    "KL, two mini-batches": dict(minibatches=2),
+    "no KL, three mini-batches": dict(beta=0, minibatches=3, token_mean=True),
+    "whole weights": dict(minibatches=2, whole=True),
+    "one rollout": dict(rollouts=1, A=[1.0], minibatches=2),
+    "nothing to learn": dict(beta=0, A=[0.0] * 7),
+    "bfloat16": dict(dtype=torch.bfloat16, minibatches=2),
+}
+
+
+def sampled(prompts):
+    """Greedy completions of a model with gathered weights."""
+    model = tiny().float()
+    if sharded.WORLD > 1:
+        sharded.shard(model)
+        sharded.gather(model)
+    with sampling_mode(model):
+        return sample(model, prompts, [], 0, 6, distribution) if prompts else []
+
+
+PROMPTS = [[5, 6, 7, i] * 20 for i in range(4)]
+
+
+def lessons(folder):
+    """All of the above, on this rank."""
+    sharded.start("cpu")
+    found = {name: learn(**lesson) for name, lesson in LESSONS.items()}
+    found["sampled"] = sampled(PROMPTS if sharded.RANK else [])  # the other rank does not call it
+    torch.save(found, folder / str(sharded.RANK))
+    sharded.stop()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks(2, lessons, folder)
+    return [torch.load(folder / rank, weights_only=False) for rank in "01"]
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_two_ranks_learn_what_one_process_learns(two, name):
+    (gradients, metrics, weights), other = two[0][name], two[1][name]
+    assert metrics == other[1] and torch.equal(weights, other[2])
+    assert all(torch.equal(x, y) for x, y in zip(gradients, other[0], strict=True))
+    alone, wanted, trained = learn(**LESSONS[name])
+    rounding = 0.05 if "bfloat16" in name else 1e-5
+    assert metrics == pytest.approx(wanted, rel=rounding, abs=rounding / 100)
+    for x, y in zip(gradients, alone, strict=True):
+        assert (x.float() - y.float()).norm() <= rounding * y.float().norm()
+    # Adam divides the gradient by itself: where it is near 0, rounding decides where a weight goes
+    assert (weights - trained).abs().float().mean() <= rounding * 1e-4
+    assert (len(gradients) > 0) == (name != "nothing to learn")
+
+
+def test_a_rank_samples_alone_from_gathered_weights(two):
+    assert two[0]["sampled"] == [] and two[1]["sampled"] == sampled(PROMPTS)
+
+
+# ----------------------------------------------------------------------------------- a whole run
+def roll_out(questions, policy, *cast, **settings):
+    """The question and how often it came before decide the rollout, on whatever rank."""
+    rollouts, copies = [], Counter()
+    for question in questions:
+        copies[question.question] += 1
+        dice = random.Random(f"{question.question} {copies[question.question]}")
+        rollout = solve.Rollout(question, Memory(question.question))
+        for _ in range(dice.randrange(1, 3)):
+            ids = [dice.randrange(3, 250) for _ in range(dice.randrange(2, 9))]
+            rollout.sampled.append(Completion("", policy.chat.encode(question.question), ids))
+        rollout.right = dice.random() < 0.5
+        rollout.reward = float(rollout.right)
+        rollouts.append(rollout)
+    return rollouts
+
+
+def run_train(words):
+    args, solve.roll_out = train.flags(words), roll_out
+    with open(os.devnull if sharded.RANK else f"{args.out}.txt", "a") as out:
+        os.dup2(out.fileno(), 1)
+    train.train(args)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with models and questions."""
+    folder = tmp_path_factory.mktemp("runs")
+    write(folder / "qwen", tie_word_embeddings=True)
+    for name, number in (("data", 9), ("valid", 4)):  # three steps of three: no epoch ends
+        lines = [{"question": f"{name} {n}?", "answer": str(n)} for n in range(number)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def words_of(place, out, *more, model="qwen"):
+    files = f"--model {place}/{model} --data {place}/data.jsonl --valid {place}/valid.jsonl"
+    how = "--test none --tools base_generator --judge none --device cpu --group-size 4 --every 1"
+    how += " --questions 3 --minibatches 2 --steps 3 --keep 4 --lr 1e-4 --token-budget 200"
+    return [*f"{files} {how}".split(), *more, "--out", f"{place}/{out}"]
+
+
+def weights_of(folder):
+    return load_file(next(Path(folder).glob("*model.safetensors")))
+
+
+def apart(one, two):
+    """The largest difference between the weights of two checkpoints."""
+    one, two = weights_of(one), weights_of(two)
+    return max((one[name].float() - two[name].float()).abs().max().item() for name in one)
+
+
+def same_files(one, two):
+    """Are these runs equal to the bit: tables, rollouts and last weights?"""
+    names = ["log.csv", "evals.csv", "rollouts.jsonl"]
+    return apart(one / "step-3", two / "step-3") == 0 and all(
+        (one / name).read_bytes() == (two / name).read_bytes() for name in names
+    )
+
+
+def resumed(run, copy, world):
+    """The run again, stopped after its second step and resumed by so many processes."""
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("step-3", "lock"), symlinks=True)
+    ranks(world, run_train, ["--resume", str(copy)])
+    return copy
+
+
+def test_a_run_of_two_processes_is_that_of_one_though_the_questions_do_not_divide(place):
+    for world, out in ((1, "one"), (2, "two")):
+        ranks(world, run_train, words_of(place, out))
+    one, two = place / "one", place / "two"
+    # Gradients near 1e-3 round by 1e-10. Beside Adam's eps of 1e-8 that moves a weight by lr / 100.
+    assert apart(one / "step-3", two / "step-3") < 1e-5
+    assert apart(one / "step-3", place / "qwen") > 1e-4
+    for table in "log.csv", "evals.csv":
+        rows, others = (list(csv.DictReader(open(run / table))) for run in (one, two))
+        assert len(rows) >= 3
+        for row, other in zip(rows, others, strict=True):
+            for name in row.keys() - {"questions"}:
+                assert float(row[name]) == pytest.approx(float(other[name]), abs=1e-4), name
+    assert (one / "rollouts.jsonl").read_text() == (two / "rollouts.jsonl").read_text()
+    printed = (place / "two.txt").read_text()
+    assert all(printed.count(f"step   {step}/3") == 1 for step in (1, 2, 3))
+
+
+def test_two_processes_resume_to_the_bit_and_another_number_is_refused(place):
+    ranks(2, run_train, words_of(place, "masters", "--dtype", "bfloat16", "--lr", "1e-6"))
+    run = place / "masters"
+    state = [torch.load(run / f"step-2/trainer-{rank}.pt")["state"] for rank in (0, 1)]
+    sizes = [sum(weight["master"].numel() for weight in part.values()) for part in state]
+    assert max(sizes) < 0.6 * sum(sizes) and state[0].keys() == state[1].keys()
+    assert 0 < apart(run / "step-3", place / "qwen") < 0.1
+    assert same_files(run, resumed(run, place / "again", 2))
+    for world in (1, 3):
+        with pytest.raises(Exception, match="written by another number of processes"):
+            resumed(run, place / f"by-{world}", world)
+
+
+def test_a_rank_without_questions_or_actions_does_not_hang(place):
+    ranks(3, run_train, words_of(place, "few", "--questions", "1", "--minibatches", "4"))
+    assert (place / "few/step-3/trainer-2.pt").exists()
+
+
+@peft
+@pytest.mark.parametrize("kind, changes", [("Qwen2", {}), ("Qwen3Moe", MOE)])
+def test_a_run_with_adapters_resumes_to_the_bit_and_two_processes_train_them_as_one(
+    place, kind, changes
+):
+    write(place / kind, kind, **changes)
+    for world in (1, 2):
+        words = words_of(place, f"{kind}-{world}", "--lora", "4", "--lr", "1e-3", model=kind)
+        ranks(world, run_train, words)
+    one, two = place / f"{kind}-1", place / f"{kind}-2"
+    assert apart(one / "step-3", two / "step-3") < 3e-4
+    assert apart(one / "step-0", one / "step-3") > 1e-3
+    for run, world in ((one, 1), (two, 2)):
+        assert same_files(run, resumed(run, place / f"{run.name}-again", world))
+    moved = [float(row["moved_max"]) for row in csv.DictReader(open(one / "evals.csv"))]
+    assert moved[0] == 0 < moved[-1]
+
+
+@peft
+def test_a_checkpoint_with_adapters_answers_a_question(place):
+    ranks(1, run_train, words_of(place, "lora", "--lora", "4", "--steps", "1"))
+    command = [sys.executable, "solve.py", "a question", "--model", f"{place}/lora/step-1"]
+    command += "--device cpu --max-turns 1 --tools base_generator".split()
+    shown = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, timeout=100)
+    names, sizes = zip(*re.findall(r"(?:planner|default) (.*?) \| (.*)", shown.stdout))
+    assert names == (f"{place}/lora/step-1", f"{place}/qwen") and len({*sizes}) == 1  # one copy
+
+
+# --------------------------------------------------------------------------------------- torchrun
+SCRIPT = f"""
+import os, sys, time
+sys.path[:0] = [{str(TESTS.parent)!r}, {str(TESTS)!r}]
+import test_scale
+if "--resume" in sys.argv and os.environ["RANK"] == "0":
+    time.sleep(5)  # the other rank looks for this one, which is not there yet
+test_scale.run_train(sys.argv[1:])
+"""
+
+
+def torchrun(place, *words):
+    (place / "run.py").write_text(SCRIPT)
+    launch = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+    command = [sys.executable, *launch, str(place / "run.py"), *words]
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **quiet)
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 120
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert path.exists(), process.communicate()[1]
+
+
+@pytest.mark.exhaustive
+def test_torchrun_that_is_asked_to_end_saves_and_the_run_goes_on(place):
+    process = torchrun(place, *words_of(place, "ended", "--steps", "9999", "--every", "9999"))
+    wait_for(place / "ended/log.csv", process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    last = len((place / "ended/log.csv").read_text().splitlines()) - 1
+    assert (place / f"ended/step-{last}/trainer-1.pt").exists()
+
+
+@pytest.mark.exhaustive
+def test_a_rehearsal_resumes_on_all_processes(place):
+    process = torchrun(place, *words_of(place, "night", "--rehearse", "--max-new-tokens", "20"))
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0 and (place / "night-rehearsal/step-2/trainer-1.pt").exists(), (
+        errors
+    )
