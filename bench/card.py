@@ -131,8 +131,8 @@ def rehearse():
     with tempfile.TemporaryDirectory() as folder:
         model_of("0.5b", "bfloat16").save_pretrained(f"{folder}/model")
         AutoTokenizer.from_pretrained(REPO / "toy").save_pretrained(f"{folder}/model")
-        flags = f"--model {folder}/model --data toy/train.jsonl --corpus toy/corpus.jsonl"
-        flags += f" --judge none --max-turns 1 --max-new-tokens {NEW // 2} --rehearse"
+        flags = f"--model {folder}/model --data toy/train.jsonl --judge none"
+        flags += f" --tools base_generator --max-turns 1 --max-new-tokens {NEW // 2} --rehearse"
         yield train(f"{flags} --out {folder}/run")
 
 

@@ -1,6 +1,6 @@
 """How fast this project is beside a naive update and TRL: the same work, in turn, in one run.
 
-    python bench/speed.py --trl-python /tmp/trl/bin/python     all but the toy; half an hour
+    python bench/speed.py --trl-python /tmp/trl/bin/python     all but the toy; 40 minutes
     python bench/speed.py update step                          two cases, without TRL
     python bench/speed.py toy --before FOLDER                  beside another checkout
 

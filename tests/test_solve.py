@@ -381,7 +381,7 @@ def test_a_file_of_questions_is_answered_graded_traced_and_kept(run):
     out = run(DATA, "--out|run")
     assert out.count("Question: Double") == 7 and out.count("  (right)\n") == 6
     assert "  (wrong: 6)\n" in out and "\nquestions: accuracy 0.857 [0.49, 0.97] of 7 |" in out
-    assert "\njudge   None\ntools   base_generator\n" in out
+    assert "\njudge   none\ntools   base_generator\n" in out
     rows = [json.loads(line) for line in Path("run/questions-0.jsonl").read_text().splitlines()]
     assert [(row["gold"], row["right"]) for row in rows[2:4]] == [("4", True), ("6", False)]
     assert "Question:" not in run(DATA, "--quiet|--limit|2")
