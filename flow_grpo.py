@@ -13,9 +13,9 @@ the *policy* π_θ; θ are its weights.
   3. Less variance: we may subtract a *baseline* from R, any number that does not depend on this
      rollout's plans. On average it changes nothing, because E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P =
      ∇1 = 0. Here it is the mean reward of the group, the rollouts of the same question: if all of
-     them are right, none is pushed up. (Strictly, this mean depends on the rollout's own R. But R
-     minus it is (G - 1) / G times R minus the mean of the *others*, and that mean is a valid
-     baseline: see advantages().)
+     them are right, none is pushed up. (Strictly, this mean depends on the rollout's own R. But
+     R - mean of all = (G - 1) / G · (R - mean of the others), and the mean of the others is a
+     valid baseline: see advantages().)
   4. So every token of every turn of rollout i gets the same advantage A_i: how much better this
      rollout ended than its group. It is as if the planner were fine-tuned on its own plans, each
      weighted by its A: tokens with A > 0 are pushed up, tokens with A < 0 down. (In RL, this is
@@ -38,8 +38,9 @@ Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a 
 (6) ρ    = π_θ(a_ij^t | s_i^t, a_i,<j^t) / π_θold(a_ij^t | s_i^t, a_i,<j^t)       for each token j
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                             over the group's G rollouts
 
-π_θold is the planner as it was before the update, when it sampled the rollouts. π is always the
-distribution at the sampling temperature. The paper has a single ε and does not give its value; 0.2
+π_θold is the planner as it was before the update, when it sampled the rollouts. It is no second
+model: its log-probs are computed before the first step. π is always the distribution at the
+sampling temperature. The paper has a single ε and does not give its value; 0.2
 below and 0.3 above come from the released code.
 
 Together, E_q and 1/G Σ_i are one mean over all rollouts, because all groups have the same size
@@ -161,7 +162,7 @@ def distribution(logits, temperature):
     """log π of every token of the vocabulary, always in float32: (..., V) -> (..., V).
 
     The policy is defined here, once. Samples are drawn from this distribution (models/local.py),
-    and token_logps() scores them with it. An edit, such as a smallest probability, changes both."""
+    and token_logps() scores them with it. An edit, such as top-k, changes both."""
     return (logits.float() / temperature).log_softmax(-1)
 
 
@@ -203,17 +204,18 @@ def token_logps(model, micro_batch, temperature):
     checkpoint() does)."""
     actions, x, place, settings = micro_batch
     y = torch.tensor([token for a in actions for token in a.ids])  # (K,)
-    # Where actions share a row, they share predictions. Only the P different ones are computed.
-    pairs, copy = torch.stack([place, y]).unique(dim=1, return_inverse=True)  # (2, P), (K,)
-    place, y = pairs  # (P,) each
-    keep = torch.zeros(x.numel(), dtype=torch.bool)  # True at the M places before an action token
+    # A prediction is a place and the token that follows it. Where actions share a row, they share
+    # predictions: of the K, only the P different ones are computed. copy: which of them each is.
+    (place, y), copy = torch.stack([place, y]).unique(dim=1, return_inverse=True)
+    keep = torch.zeros(x.numel(), dtype=torch.bool)  # True at the M places that predict
     keep[place] = True
-    place = keep.cumsum(0)[place] - 1  # (P,) now an index into these M places
-    x, keep, place, y, copy = (t.to(model.device) for t in (x, keep.view_as(x), place, y, copy))
+    which = keep.cumsum(0)[place] - 1  # (P,) the place of each prediction, among these M
+    x, keep, which, y, copy = (t.to(model.device) for t in (x, keep.view_as(x), which, y, copy))
     settings = {name: tensor.to(model.device) for name, tensor in settings.items()}
 
     with without_head(model) as head:
-        states = model(x, logits_to_keep=keep, use_cache=False, **settings).logits[place]  # (P, d)
+        states = model(x, logits_to_keep=keep, use_cache=False, **settings).logits  # (M, d)
+    states = states[which]  # (P, d)
 
     def logps_at(states, y):  # (p, d), (p,) -> (p,)
         return distribution(head(states), temperature).gather(-1, y[:, None]).squeeze(-1)
@@ -337,9 +339,9 @@ def update(
     groups,
     *,
     temperature,
-    clip=(0.2, 0.3),
-    beta=0.001,
-    minibatches=1,
+    clip,
+    beta,
+    minibatches,
     max_grad_norm=1.0,
     token_mean=False,
     seed=0,
@@ -349,14 +351,20 @@ def update(
 ):
     """Train the policy on one batch of rollouts, in `minibatches` optimiser steps -> metrics.
 
-    model: the policy. reference: π_ref; `model` itself if it carries adapters, which are then
-    switched off; None: no KL. actions: [Action], all turns of all rollouts, in any order. groups:
-    the group of each rollout, (N,); Action.rollout is an index into it. temperature: that of
-    sampling. clip: (ε, ε'). beta: the weight of the KL; with 0 there is no forward pass for it.
-    max_grad_norm: longer gradients are scaled down to this norm. token_mean: see token_weight().
-    seed: shuffles the groups. token_budget: the most tokens of a micro-batch; it bounds the memory,
-    and changes the gradient only by rounding. rows: padded, or another layout. ranks: None, or what
-    several GPUs need (scale/sharded.py).
+        model           the policy
+        reference       π_ref; `model` itself if it carries adapters, which are then switched off;
+                        None: no KL
+        actions         [Action], all turns of all rollouts, in any order
+        groups          the group of each rollout, (N,); Action.rollout is an index into it
+        temperature     that of sampling
+        clip            (ε, ε')
+        beta            the weight of the KL; with 0 there is no forward pass for it
+        max_grad_norm   longer gradients are scaled down to this norm
+        token_mean      see token_weight()
+        seed            shuffles the groups
+        token_budget    the most tokens of a micro-batch: bounds the memory, changes only rounding
+        rows            padded, or another layout of the same tokens
+        ranks           None, or what several GPUs need (scale/sharded.py)
 
     The metrics say whether learning is healthy. Sums are over all GPUs.
 
@@ -368,7 +376,9 @@ def update(
         grad_norm   norm of the gradient before clipping, mean over the mini-batches
         skipped     mini-batches without a step: the gradient was not finite, or far too large
         loss        -J, mean over the mini-batches; it does not measure learning, see loss()
-    """
+
+    With beta = 0, actions with A = 0 are left out of them. Beside these, "token_budget" is the one
+    that was enough: begin the next update with it."""
     beta = beta if reference is not None else 0
     check_actions(actions, len(groups), temperature)
 
@@ -398,9 +408,9 @@ def update(
                 batches = micro_batches(model, mini, token_budget, rows, ranks)
                 sums = gradient(model, reference, batches, temperature, clip, beta)
             except torch.OutOfMemoryError:
-                token_budget //= 2  # this mini-batch once more, in smaller micro-batches
-                if ranks or not token_budget:
+                if ranks or len(batches) == len(mini):  # each action is alone already
                     raise
+                token_budget //= 2  # this mini-batch once more, in smaller micro-batches
         if ranks:
             ranks.sum_gradients(model, sums)
         totals += sums.cpu()
@@ -425,7 +435,7 @@ def update(
         "grad_norm": sum(norms) / minibatches,
         "skipped": skipped,
         "loss": minus_J / minibatches,
-        "token_budget": token_budget,  # that was enough: begin the next update with it
+        "token_budget": token_budget,
     }
 
 
@@ -462,8 +472,10 @@ def gradient(model, reference, batches, temperature, clip, beta):
             with torch.no_grad(), adapters_off:
                 logp_ref = token_logps(reference, batch, temperature).to(model.device)  # (K,)
         logp = token_logps(model, batch, temperature)  # (K,)
-        first = actions[0].logp_old is None  # of the first mini-batch: the model still is π_θold
-        logp_old = logp.detach() if first else torch.cat([a.logp_old for a in actions])  # (K,)
+        if actions[0].logp_old is None:  # in the first mini-batch, the model still is π_θold
+            logp_old = logp.detach()  # (K,)
+        else:
+            logp_old = torch.cat([a.logp_old for a in actions])  # (K,)
         A = per_token(actions, [a.A for a in actions]).to(logp)  # (K,)
         weight = per_token(actions, [a.weight for a in actions]).to(logp)  # (K,)
         minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)

@@ -1,5 +1,6 @@
-"""The flow: planner -> executor -> tool -> verifier, in turns, through one memory (AgentFlow,
-Algorithm 1).
+"""The flow: planner -> executor -> tool -> verifier, in turns, through one memory.
+
+It is AgentFlow's Algorithm 1, arXiv 2510.05592.
 
 roll_out() runs a batch of questions:
 
@@ -10,7 +11,8 @@ all of them plan, then the executor writes all their calls, then the calls run, 
 language model gets all prompts of a stage in one batch, and the same seed gives the same rollouts.
 
 An *engine* is a language model: engine(prompts, temperature, max_new_tokens) -> [Completion], with
-the text, and the token ids that training needs (models/completion.py).
+the text, and the token ids that training needs (models/completion.py). The *policy* is the engine
+that is trained: it plays the planner. Others are *fixed*.
 
 Whatever goes wrong is one of two things:
 
@@ -29,7 +31,7 @@ The rest of this file, from flags() on, is the command line:
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
     python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
 
-Where functions import, they do so because torch and transformers take seconds to load.
+Some functions import what only they need: torch and transformers take seconds to load.
 """
 
 import argparse
@@ -82,7 +84,7 @@ class Rollout:
     memory: Memory
     # One of each turn: plans[k] led to memory.steps[k]. (A failed rollout may lack the last step.)
     plans: list[Plan | Unparsed] = field(default_factory=list)
-    call: Call | Unparsed | None = None  # the last one
+    call: Call | Unparsed | None = None  # of the present turn
     # What the policy wrote, with the ids of s^t and a^t: Flow-GRPO trains on it, and train.py makes
     # a flow_grpo.Action of each. By default these are the completions of the planner, one a turn.
     sampled: list[Completion] = field(default_factory=list)
@@ -127,6 +129,7 @@ def roll_out(
     questions: [Question]; G copies of a question make a group.
     policy: the engine that plays the `trained` modules, which alone sample. fixed: the engine that
     plays all others, and base_generator; or a dict, as {"executor": engine, "default": engine}.
+    trained: of analysis, planner, executor, verifier, generator.
     judge: grades what the rules cannot. max_turns: 3 as in the paper's training. max_new_tokens: of
     each completion; None: as many as the checkpoint says, or 1 024. live: print what modules and
     tools write, as soon as they have written it.
@@ -140,13 +143,13 @@ def roll_out(
         """Run a module on each of these rollouts that has not failed: [(rollout, Completion)].
 
         prompt(rollout) -> text. Where that is too long for the model, it is written again with less
-        memory. A rollout fails, and is left out, if the engine reports another error."""
+        memory, twice at most. A rollout fails, and is left out, if the engine reports an error."""
         some = [rollout for rollout in some if not rollout.failed]
         bar.set_postfix_str(f"turn {turn} {module}")
         started = time.perf_counter()
         sampled = module in trained
         engine = policy if sampled else engines.get(module, engines["default"])
-        how = dict(temperature=temperature * sampled, max_new_tokens=max_new_tokens)
+        how = dict(temperature=temperature if sampled else 0.0, max_new_tokens=max_new_tokens)
         completions = engine([prompt(rollout) for rollout in some], **how) if some else []
         for _ in range(SHORTER):
             too_long = [i for i, c in enumerate(completions) if c.error == TOO_LONG]
@@ -166,10 +169,10 @@ def roll_out(
                 print(block(rollout.outputs[-1]), flush=True)
         return [(rollout, c) for rollout, c in zip(some, completions) if not c.error]
 
-    analyses = ask(
+    written = ask(
         "analysis", 0, rollouts, lambda r: planner.analysis_prompt(r.memory.question, tools)
     )
-    for rollout, completion in analyses:
+    for rollout, completion in written:
         analysis = after_thinking(completion.text) or ""
         rollout.memory.analysis = truncate(analysis, ANALYSIS_LIMIT)
 
@@ -178,9 +181,9 @@ def roll_out(
         bar.update(len(rollouts) - len(running) - bar.n)
 
         # The state s^t is the prompt: question, toolset and memory. The plan is the action a^t.
-        plans = ask("planner", turn, running, lambda r: planner.prompt(r.memory, tools))
+        written = ask("planner", turn, running, lambda r: planner.prompt(r.memory, tools))
         planned = []  # those of `running` whose plan could be parsed
-        for rollout, completion in plans:
+        for rollout, completion in written:
             plan = planner.parse(completion.text, tools)
             rollout.plans.append(plan)
             if isinstance(plan, Plan):
@@ -189,14 +192,14 @@ def roll_out(
                 step = Step(turn, "", "", "", f"Error: {plan}", error=True, verdict="CONTINUE")
                 rollout.memory.steps.append(step)
 
-        calls = ask(
+        written = ask(
             "executor",
             turn,
             planned,
             lambda r: executor.prompt(r.memory.question, r.plans[-1], tools[r.plans[-1].tool]),
         )
         called = []  # those of `planned` whose executor wrote something: a Call, or an Unparsed
-        for rollout, completion in calls:
+        for rollout, completion in written:
             name = rollout.plans[-1].tool
             rollout.call = executor.parse(completion.text, name, tools[name])
             called.append(rollout)
@@ -224,21 +227,20 @@ def roll_out(
             if live:
                 print(block(rollout.outputs[-1]), flush=True)
 
-        checks = ask("verifier", turn, called, lambda r: verifier.prompt(r.memory, tools))
-        for rollout, completion in checks:
+        written = ask("verifier", turn, called, lambda r: verifier.prompt(r.memory, tools))
+        for rollout, completion in written:
             rollout.stopped = verifier.parse(completion.text)
             rollout.memory.steps[-1].verdict = "STOP" if rollout.stopped else "CONTINUE"
 
-    answers = ask("generator", max_turns + 1, rollouts, lambda r: generator.prompt(r.memory))
-    for rollout, completion in answers:
+    written = ask("generator", max_turns + 1, rollouts, lambda r: generator.prompt(r.memory))
+    for rollout, completion in written:
         answer = generator.parse(completion.text, completion.cut)
         rollout.answer = truncate(answer, RECORD_LIMIT)
     bar.close()
     for rollout in rollouts:
         rollout.seconds = (time.perf_counter() - start) / len(rollouts)
-    grade(
-        rollouts, judge
-    )  # sets right, judged, undecided and reward; `failed` if the judge is down
+    # sets right, judged, undecided and reward; and `failed` if the judge is down
+    grade(rollouts, judge)
     return rollouts
 
 
@@ -271,14 +273,15 @@ def record_of(rollout):
 
 # --------------------------------------------------------------------------------- the command line
 TOY = os.path.relpath(Path(__file__).with_name("toy"))
-MODULES = "fixed executor verifier generator base_generator".split()  # flags that name a model
+# the flags that name a model, beside --model
+MODELS = "fixed", "executor", "verifier", "generator", "base_generator", "judge"
 ROLLOUT_SETTINGS = "max_turns", "temperature", "max_new_tokens"  # of roll_out(), also flags
 EXAMPLES = 8  # how many of the toy's questions are answered if the command line names none
 
 
 def flags(words=None):
     """The command line of solve.py, with all defaults."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     add = parser.add_argument_group("the questions").add_argument
     add("question", nargs="*", help="one question, in quotes; else --data or --benchmark")
     add("--data", help="questions as JSONL, which are graded (default: a few of the toy's)")
@@ -298,7 +301,7 @@ def flags(words=None):
     add("--trials", type=int, default=1, help="how often all questions are answered; the paper: 3")
     add("--out", help="folder for the rollouts; the same command goes on in it")
     add("--quiet", action="store_true", help="no traces, only the summary")
-    parser.set_defaults(**remembered(parser.parse_args(words)))
+    parser.set_defaults(**remembered(parser.parse_args(words)))  # these depend on --model
     args = parser.parse_args(words)
     if len(args.question) > 1:
         parser.error(f'put the question in quotes: "{" ".join(args.question)}"')
@@ -320,9 +323,10 @@ def add_shared(parser):
     """The flags that solve.py and train.py share."""
     add = parser.add_argument_group("the modules that are not trained, and the tools").add_argument
     add("--fixed", help="the model of all modules but the planner (default: --model)")
-    for module in MODULES[1:]:
+    for module in MODELS[1:-1]:
         add(f"--{module.replace('_', '-')}", help=f"another model for the {module} alone")
-    add("--judge", help="model that grades what the rules cannot, or none (default: --fixed)")
+    help = "model that grades what the rules cannot, or none (default: --fixed; for the toy none)"
+    add("--judge", help=help)
     add("--tools", nargs="+", choices=TOOLS, help="tools to choose from (default: all)")
     help = "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; if lines "
     help += "have a url, web_search reads these pages alone (default: wikipedia:en)"
@@ -334,7 +338,7 @@ def add_shared(parser):
     add("--device", choices=["cuda", "mps", "cpu"], help="default: the first there is")
     dtypes = ["float32", "bfloat16", "float16", "float64"]
     add("--dtype", choices=dtypes, help="default: bfloat16 on cuda, float32 elsewhere")
-    help = "longest completion (default: the checkpoint's, or 1024; train.py: 2048)"
+    help = "longest completion (default: the checkpoint's, or 1024; to train a real model 2048)"
     add("--max-new-tokens", type=int, help=help)
     add("--seed", type=int, default=0, help="decides everything random")
     add("--plain", action="store_true", help="without fast/: slower, the same distributions")
@@ -347,14 +351,14 @@ def remembered(args):
     if not file.exists():
         return {}
     found = json.loads(file.read_text())
-    for name in [*MODULES, "judge"]:
+    for name in MODELS:
         if is_server(found.get(name) or "") and not getattr(args, name):
             # A folder that somebody else made must not choose which server gets the key.
             flag = f"--{name.replace('_', '-')}"
             raise SystemExit(f"{model} was trained with {flag} {found[name]}: give that or another")
     if found.get("corpus") and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
-    names = [*MODULES, "judge", "tools", "corpus"]
+    names = [*MODELS, "tools", "corpus"]
     return {name: found[name] for name in names if found.get(name)}
 
 
@@ -363,10 +367,10 @@ def is_toy(model):
 
 
 def load_cast(args, loaded, say):
-    """(the engines of the fixed modules, the toolset, the judge or None), and the first lines of a
-    run.
+    """(the engines of the fixed modules, the toolset, the judge or None).
 
-    loaded: {name: engine} of models that are in memory already."""
+    Fills in args.tools, args.fixed and args.judge, and prints the first lines of a run. loaded:
+    {name: engine} of the models that are in memory already; those loaded here join them."""
     cache = Cache(args.cache or ":memory:")
     tools = choose(args.tools, args.corpus, cache if args.cache else None)
     confined, how = protection() if "python_coder" in tools else (True, "")
@@ -378,7 +382,7 @@ def load_cast(args, loaded, say):
         )
     args.tools, args.fixed = list(tools), args.fixed or args.model
     args.judge = args.judge or args.fixed
-    names = [("default", args.fixed), *((name, getattr(args, name)) for name in MODULES[1:])]
+    names = [("default", args.fixed), *((name, getattr(args, name)) for name in MODELS[1:-1])]
     fixed = {module: engine_of(name, args, loaded) for module, name in names if name}
     judge = None if args.judge == "none" else engine_of(args.judge, args, loaded)
     say(
@@ -412,14 +416,15 @@ def main(args):
         folders = answer_both(args) if args.data or args.benchmark else args.compare
         return print(*compare(*folders, args.out), sep="\n")
     sets = load_questions(args)
-    policy = engine_of(args.model, args, loaded := {})
+    loaded = {}
+    policy = engine_of(args.model, args, loaded)
     print(f"planner {policy}")
     cast = policy, *load_cast(args, loaded, say=lambda *lines: print(*lines, sep="\n"))
     for name, engine in loaded.items():
         if not is_server(name) and engine.model.device.type == "cuda":
-            from scale import memory
+            from scale import fit
 
-            engine.token_budget = memory.sampling_tokens(name, engine.model.device)
+            engine.token_budget = fit.sampling_tokens(name, engine.model.device)
     folder = open_folder(args) if args.out else None
     print(flush=True)
     for name, questions in sets.items():  # one set, or one for each benchmark
@@ -494,9 +499,7 @@ def lock(folder):
     """Take a folder for this process until it ends. ValueError if another one has it."""
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(
-            file, fcntl.LOCK_EX | fcntl.LOCK_NB
-        )  # the kernel releases it, also after a kill
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however
     except BlockingIOError:
         raise ValueError(f"{folder} is in use by another process") from None
 
@@ -517,7 +520,7 @@ def open_folder(args):
 
     free = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials", "compare"}
     settings = {name: value for name, value in vars(args).items() if name not in free}
-    models = {getattr(args, name) for name in ["model", *MODULES, "judge"]} - {None, "none"}
+    models = {getattr(args, name) for name in ["model", *MODELS]} - {None, "none"}
     settings |= {"weights": sorted(map(fingerprint, models)), "code": commit()}
     folder, file = Path(args.out), Path(args.out, "settings.json")
     folder.mkdir(parents=True, exist_ok=True)

@@ -42,9 +42,8 @@ class Tool:
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
     from_web: bool = False  # its results come from the network, so --cache keeps them
-    stateful: bool = (
-        False  # its function also gets state=, the rollout's own dict, to keep things in
-    )
+    # its function also gets state=, the rollout's own dict, to keep things in
+    stateful: bool = False
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
@@ -160,8 +159,7 @@ def left_out():
     return f"left out: {'; '.join(tools)}" if tools else ""
 
 
-# ------------------------------------------------------------------------------------------- how
-# calls run
+# --------------------------------------------------------------------------------- how calls run
 @dataclass
 class Result:
     """The result e^t of one call."""

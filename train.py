@@ -22,7 +22,7 @@ A run has a folder:
                      than that of the untrained planner
 
 All random numbers of a step come from its number and --seed. So a run that is stopped and resumed
-on the same machine gives the same files, byte for byte, as one that was never stopped.
+on the same machine gives the same tables and weights, byte for byte, as one that was never stopped.
 """
 
 import argparse
@@ -71,7 +71,7 @@ TOY = {
 
 def flags(words=None):
     """The command line, with all defaults that do not depend on the machine."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     add = parser.add_argument_group("what is trained, on what").add_argument
     add("--model", default=solve.TOY, help="folder or hub name of the planner (default: the toy)")
     add("--data", help="questions: JSONL, or nq, deepmath, nq+deepmath (default; the toy its own)")
@@ -169,7 +169,7 @@ import torch
 from fast import trees
 from flow_grpo import Action, advantages, distribution, padded, update
 from models import local
-from scale import adapters, masters, memory, sharded
+from scale import adapters, fit, masters, sharded
 
 SIGNALS = []  # those that have asked the run to end
 
@@ -182,7 +182,8 @@ def train(args):
         plan_memory(args)
     data, valid, test = load_questions(args)
     checkpoint = last_checkpoint(args.out) if args.resume else None
-    done, best = state_of(checkpoint)  # the last finished step; the highest accuracy on --valid
+    # the last finished step, -1 before the evaluation of step 0; the highest accuracy on --valid
+    done, best = state_of(checkpoint)
     if args.steps < done:
         raise ValueError(f"{args.out} has done {done} steps: give --steps {done} or more")
 
@@ -233,17 +234,18 @@ def train(args):
         rollouts = solve.roll_out(copies, *cast, **settings)  # of this GPU
         rollouts = sharded.together(rollouts, args.group_size)  # those of a question are neighbours
         if why := solve.servers_down(rollouts):
-            save(args, policy, optimizer, weights, step - 1, best)
+            save(args, policy, optimizer, weights, step - 1, best)  # this step is run again
             raise SystemExit(f"train.py: {why}. Then go on with --resume {args.out}")
 
         usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
         rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
         A, flat = advantages(rewards, groups)
         actions = actions_of(usable, A)
-        if args.rehearse:
+        if args.rehearse and usable:
             actions.append(longest_action(policy, args.max_new_tokens))
         row = row_of(step, rollouts, usable, groups, flat, tools)
-        say(*advice(row, rollouts), *([check_line(row)] if step == done + 1 else []))
+        first = step == done + 1  # of this process
+        say(*advice(row, rollouts), *([check_line(row)] if first else []))
 
         middle = time.perf_counter()
         if ranks:
@@ -275,16 +277,17 @@ def train(args):
             records = ({"step": step, **solve.record_of(rollout)} for rollout in rollouts)
             solve.append(Path(args.out, "rollouts.jsonl"), records)
         say(line_of(row, args.steps, middle - start, end - middle))
-        if step == done + 1:
+        if first:
             say(cost_line(rollouts, end - start, args.steps - step))
 
+        # all ranks must agree
         ending = sharded.any_rank(SIGNALS)
-        late = args.minutes and time.monotonic() - saved > 60 * args.minutes
+        late = sharded.any_rank(args.minutes and time.monotonic() - saved > 60 * args.minutes)
         if step % args.every == 0 or step == args.steps:
             accuracy = evaluate(args, cast, frozen, step, "valid", valid)
             save(args, policy, optimizer, weights, step, max(best, accuracy), accuracy > best)
             best, saved = max(best, accuracy), time.monotonic()
-        elif sharded.any_rank(ending or late):
+        elif ending or late:
             save(args, policy, optimizer, weights, step, best)
             saved = time.monotonic()
         if ending:
@@ -296,7 +299,7 @@ def train(args):
     if args.rehearse and args.steps == 1:
         words = [sys.argv[0], "--resume", args.out, "--steps", "2"]
         words += ["--allow-unconfined"] * args.allow_unconfined  # must be repeated, see resumed()
-        for name in [*solve.MODULES, "judge"]:
+        for name in solve.MODELS:
             if is_server(getattr(args, name) or ""):  # so must these
                 words += [f"--{name.replace('_', '-')}", getattr(args, name)]
         os.execv(sys.executable, [sys.executable, *words])  # this process becomes the resumed run
@@ -331,13 +334,12 @@ def load_questions(args):
 def questions_of(step, questions, count, seed):
     """The `count` questions of a step; they depend on its number and the seed alone.
 
-    The questions are taken in a shuffled order, and shuffled again for each epoch."""
-    found = []
-    for n in range((step - 1) * count, step * count):  # the n-th question of the run
-        epoch, place = divmod(n, len(questions))
-        order = random.Random(f"{seed}-{epoch}").sample(range(len(questions)), len(questions))
-        found.append(questions[order[place]])
-    return found
+    The questions are taken in a shuffled order, and shuffled again for each epoch. (A run may be
+    shorter than an epoch.)"""
+    first, n = (step - 1) * count, len(questions)
+    epochs = range(first // n, (first + count - 1) // n + 1)  # a step may reach into the next one
+    orders = [random.Random(f"{seed}-{epoch}").sample(questions, n) for epoch in epochs]
+    return [question for order in orders for question in order][first % n :][:count]
 
 
 def with_outcome(rollouts, group_size):
@@ -363,7 +365,7 @@ def actions_of(rollouts, A):
 
 def longest_action(policy, new_tokens):
     """For --rehearse: a plan of the most tokens, behind a prompt of 4 096, or what fits."""
-    new_tokens = new_tokens or 1024
+    new_tokens = policy.new_tokens(new_tokens)
     return Action([1] * min(4096, policy.context() - new_tokens), [1] * new_tokens, 0, A=1.0)
 
 
@@ -407,19 +409,19 @@ def plan_memory(args):
         )
     names = "lora optimizer_device gradient_checkpointing token_budget".split()
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    others = {getattr(args, name) for name in [*solve.MODULES, "judge"]} - {
+    others = {getattr(args, name) for name in solve.MODELS} - {
         None,
         "none",
         args.model,
     }
-    how, lines = memory.plan(
+    how, lines = fit.plan(
         args.model,
         # the least of all ranks, so all choose alike
-        *map(min, zip(*sharded.exchanged(memory.free_memory(device)))),
+        *map(min, zip(*sharded.exchanged(fit.free_memory(device)))),
         given,
         ranks=sharded.WORLD,
         itemsize=local.pick_dtype(args.dtype, device).itemsize,
-        others=sum(memory.sizes(name).weights for name in others if not is_server(name)),
+        others=sum(fit.sizes(name).weights for name in others if not is_server(name)),
     )
     args.sampling_tokens = local.TOKENS
     for name, value in how.items():
@@ -498,7 +500,7 @@ def save(args, policy, optimizer, weights, step, best, is_best=False):
     if sharded.RANK == 0:
         shutil.rmtree(beside, ignore_errors=True)
         local.save(policy.model, policy.tokenizer, beside)
-        names = [*solve.MODULES, "judge", "tools", "corpus"]
+        names = [*solve.MODELS, "tools", "corpus"]
         settings = {name: getattr(args, name) for name in names}
         settings |= {"step": step, "best": best, "is_best": is_best}
         (beside / "train.json").write_text(json.dumps(settings, indent=1))

@@ -14,7 +14,7 @@
     7b-host    updates of all weights of a 7B, with masters and moments in the host's memory
 
 All weights are random, so nothing here says how well a model learns. GB is the peak that the card
-has reserved, plan_GB what scale/memory.py expects. A part that fails, or takes longer than its
+has reserved, plan_GB what scale/fit.py expects. A part that fails, or takes longer than its
 limit, leaves a line that says so, and the next one begins.
 """
 
@@ -58,7 +58,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 from fast import trees
 from flow_grpo import Action, distribution, padded, token_logps, update
 from models.local import ready_to_update, sample, sampling_mode
-from scale import adapters, memory
+from scale import adapters, fit
 from scale.masters import MasterAdamW
 
 CPU, CARD = torch.device("cpu"), torch.device("cpu" if ARGS.cpu else "cuda")
@@ -74,7 +74,7 @@ ON_CARD = {"token_budget": 4 * LONG, "gradient_checkpointing": True}
 # ------------------------------------------------------- the parts: each yields lines of the table
 def equal():
     """Two mini-batches with a KL; the second one needs old log-probs."""
-    settings = dict(temperature=0.7, beta=0.1, minibatches=2, token_budget=500)
+    settings = dict(temperature=0.7, clip=(0.2, 0.3), beta=0.1, minibatches=2, token_budget=500)
     right = None  # the first: on the CPU, in float32, with rows
     for device, dtype in (CPU, "float32"), (CARD, "float32"), (CARD, "bfloat16"):
         for layout, rows in LAYOUTS.items():
@@ -205,13 +205,14 @@ def updates(size, model, reference, optimizer, how):
     reference: π_ref, as in train.py; a model with adapters is its own."""
     with tempfile.TemporaryDirectory() as folder:
         config_of(size).save_pretrained(folder)
-        of = memory.sizes(folder)
-    card, _, host = memory.needed(of, how, ranks=1, itemsize=2, others=0)
+        of = fit.sizes(folder)
+    card, _, host = fit.needed(of, how, ranks=1, itemsize=2, others=0)
     numbers = dict(plan_GB=card / 1e9, host_plan_GB=host / 1e9)
     model.activation_checkpointing_enable()
     ready_to_update(model)
     actions, groups = batch(2, 8, LONG, NEW)
-    settings = dict(temperature=0.7, token_budget=how["token_budget"])
+    settings = dict(temperature=0.7, clip=(0.2, 0.3), beta=0.001, minibatches=1)
+    settings |= dict(token_budget=how["token_budget"])
     peak()
     for layout in ("trees", "rows", "trees"):
         settings["rows"] = LAYOUTS[layout]
@@ -254,7 +255,7 @@ def peak():
 
 def host_memory():
     """GB that are free on the host."""
-    return memory.free_memory(CARD)[1] / 1e9
+    return fit.free_memory(CARD)[1] / 1e9
 
 
 # --------------------------------------------------------------------------------------- the run

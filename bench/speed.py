@@ -108,7 +108,8 @@ def ours(case, lap_ended, plain=False):
         if case["work"] != "sample":
             rows = zip(prompts, completions, A)
             actions = [Action(s, a, row, A_i) for row, (s, a, A_i) in enumerate(rows)]
-            how = dict(temperature=1.0, beta=0.0, rows=padded if plain else trees.rows)
+            how = dict(temperature=1.0, clip=(0.2, 0.3), beta=0.0, minibatches=1)
+            how |= dict(rows=padded if plain else trees.rows)
             update(model, None, optimizer, actions, groups, **how)
         if not lap_ended(sum(map(len, completions))):
             return

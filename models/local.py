@@ -5,8 +5,8 @@
 
     prompt -> chat.encode() -> ids of s^t -> sample() -> ids of a^t -> chat.decode() -> text
 
-distribution(logits, temperature) is flow_grpo's, which says what is sampled and what is scored. A
-room of this project imports none of the nine scripts, so it is handed in.
+distribution(logits, temperature) is flow_grpo's, which says what is sampled and what is scored. The
+folders of this project import none of the nine scripts at the top, so it is handed in.
 
 Temperature 0 takes the likeliest token each time. Above it, the random numbers come from torch's
 global generator: torch.manual_seed(s) before a call decides the samples, given the same prompts,
@@ -45,8 +45,8 @@ HEAD_IS_LAST = WeakKeyDictionary()  # {model: are its logits head(states), and n
 def load(name, distribution, device=None, dtype=None, think=False, plain=False):
     """The Engine of a folder or of a name on the hub. ValueError says why there is none.
 
-    device, dtype: as pick_device() and pick_dtype() have chosen. think: let models think whose chat
-    template leaves the choice. plain: sample without fast/."""
+    device, dtype: names; None: the best for this machine, see pick_device() and pick_dtype().
+    think: let models think whose chat template leaves the choice. plain: sample without fast/."""
     name, device = os.path.expanduser(name), pick_device(device)
     if os.path.isdir(name):
         logging.disable_progress_bar()  # a download shows its progress; a folder needs none
@@ -62,6 +62,7 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
     if lacking := report["missing_keys"]:  # transformers fills them with random numbers
         raise ValueError(f"the weights of {name!r} are not whole: {min(lacking)} is missing")
     model = model.to(device).eval()
+    model.published, _ = PreTrainedConfig.get_config_dict(name)  # as it is now: see save()
     small = device.type == "cpu" and model.config.get_text_config().hidden_size < 512
     if small and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the threads of a small product only wait for each other
@@ -186,8 +187,7 @@ class Engine:
         At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of
         a group must be able to differ. max_new_tokens None: as many as the checkpoint's
         generation_config says, or else NEW_TOKENS. A prompt without room for them is TOO_LONG."""
-        settings = self.model.generation_config
-        limit = max_new_tokens or getattr(settings, "max_new_tokens", None) or NEW_TOKENS
+        limit = self.new_tokens(max_new_tokens)
         encoded = {prompt: self.chat.encode(prompt) for prompt in set(prompts)}
         distinct = list(prompts) if temperature else list(dict.fromkeys(prompts))
         completions = [Completion("", encoded[prompt][:], []) for prompt in distinct]
@@ -217,6 +217,11 @@ class Engine:
             return completions
         answers = dict(zip(distinct, completions))
         return [replace(answers[prompt]) for prompt in prompts]
+
+    def new_tokens(self, given):
+        """The most tokens of a completion: those given, the checkpoint's, or NEW_TOKENS."""
+        own = getattr(self.model.generation_config, "max_new_tokens", None)
+        return given or own or NEW_TOKENS
 
     def context(self):
         """The most tokens of prompt and answer together; infinite where the model names none."""
@@ -319,13 +324,13 @@ def save(model, tokenizer, folder):
 
     The published config.json's fields stay beside the new ones: transformers 5 writes rope_theta
     only into rope_parameters, where older readers do not look, and they would assume 10 000."""
-    published, _ = PreTrainedConfig.get_config_dict(model.config.name_or_path)
     with sampling_mode(model):  # transformers refuses to save some published generation_configs
         model.save_pretrained(folder, state_dict=weights_of(model))
     tokenizer.save_pretrained(folder)
     if (config := Path(folder, "config.json")).exists():  # not with adapters
         model.generation_config.to_json_file(Path(folder, "generation_config.json"))
         written = json.loads(config.read_text())
+        published = getattr(model, "published", {})
         published = {name: value for name, value in published.items() if name != "torch_dtype"}
         config.write_text(json.dumps(published | written, indent=2))
 
@@ -333,8 +338,8 @@ def save(model, tokenizer, folder):
 def weights_of(model):
     """{name: tensor}: model.state_dict() itself would free weights gathered from other GPUs."""
     buffers = {
-        f"{prefix}.{name}".removeprefix("."): buffer
-        for prefix, module in model.named_modules()
+        f"{path}.{name}".removeprefix("."): buffer
+        for path, module in model.named_modules()
         for name, buffer in module._buffers.items()
         if name not in module._non_persistent_buffers_set
     }

@@ -9,6 +9,8 @@ from collections import Counter
 from rewards.metrics import summary
 from world.text import printable, truncate
 
+MODULES = "analysis planner executor verifier generator judge".split()  # timed by the batch
+
 
 def row_of(step, rollouts, usable, groups, flat, tools):
     """The row of log.csv, without the metrics of the update. usable: the rollouts with an outcome;
@@ -85,19 +87,17 @@ def check_line(row):
 
 
 def cost_line(rollouts, seconds, steps):
-    """How long the run will take, and what for."""
-    spent = {}  # {(module, turn): seconds of its batch}
+    """How long the run will take, and which modules take it. steps: that are left, of so many
+    seconds each."""
+    spent = {}  # {(module, turn): the seconds of its batch}; the judge has one batch
     for output in (output for rollout in rollouts for output in rollout.outputs):
-        spent[output["module"], output["turn"]] = output["seconds"]
+        if output["module"] in MODULES:
+            turn = 0 if output["module"] == "judge" else output["turn"]
+            spent[output["module"], turn] = output["seconds"]
     modules = Counter()
-    for (module, _), time_of in spent.items():
-        modules[module] += time_of
-    shares = ", ".join(
-        f"{name} {time_of / seconds:.0%}" for name, time_of in modules.most_common(4)
-    )
-    hours = (
-        f"{steps * seconds / 3600:.1f} hours"
-        if steps * seconds > 3600
-        else (f"{steps * seconds / 60:.1f} minutes")
-    )
-    return f"        {hours} are left, of {seconds:.3g} seconds a step ({shares})"
+    for (module, _), batch_seconds in spent.items():
+        modules[module] += batch_seconds
+    shares = ", ".join(f"{name} {part / seconds:.0%}" for name, part in modules.most_common(4))
+    left = steps * seconds
+    time = f"{left / 3600:.1f} hours" if left > 3600 else f"{left / 60:.1f} minutes"
+    return f"        {time} are left, at {seconds:.3g} seconds a step ({shares})"

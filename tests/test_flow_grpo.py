@@ -188,6 +188,7 @@ def learn(model, actions, A, reference=None, lr=0.1, groups=None, **settings):
     """One update: (its metrics, the optimizer). Without groups, each rollout is one of its own."""
     optimizer = Recorder(model, lr)
     settings = dict(temperature=T, max_grad_norm=1e9, rows=trees.rows) | settings
+    settings = dict(clip=(0.2, 0.3), beta=0.001, minibatches=1) | settings
     actions, groups = with_advantages(actions, A), range(len(A)) if groups is None else groups
     return flow_grpo.update(model, reference, optimizer, actions, groups, **settings), optimizer
 
@@ -455,7 +456,8 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
     for rollout in (-1, 2):
         actions = [Action([1], [2], 0), Action([1], [2], rollout)]
         with pytest.raises(ValueError, match="renumber the rollouts that are left"):
-            flow_grpo.update(tiny(), None, None, actions, [0, 1], temperature=T)
+            how = dict(temperature=T, clip=(0.2, 0.3), beta=0, minibatches=1)
+            flow_grpo.update(tiny(), None, None, actions, [0, 1], **how)
 
 
 # ---------------------------------------------------------------------------------------- the
@@ -687,12 +689,12 @@ EDITS = [  # of what lies between the formula and the optimiser's step
     ("logits.float() / temperature", "logits.float()"),
     ("len(a.prompt_ids) - 1 for row", "len(a.prompt_ids) for row"),
     ("y = torch.tensor([token for a in actions for token in a.ids])", "y = place % 63"),
-    (".logits[place]", ".logits"),
+    ("states = states[which]", "pass"),
     ("return logps_at(states, y)[copy]", "return logps_at(states, y)"),
     ("turns[a.rollout], len(rollouts)", "1, len(rollouts)"),
     ("turns[a.rollout], len(rollouts)", "turns[a.rollout], len(actions)"),
-    ("logp.detach() if first else torch.cat([a.logp_old for a in actions])", "logp.detach()"),
-    ("logp.detach() if first else", "logp if first else"),
+    ("torch.cat([a.logp_old for a in actions])", "logp.detach()"),
+    ("logp_old = logp.detach()", "logp_old = logp"),
     ("for mini in minis[1:]:", "for mini in minis[2:]:"),
     ("token_logps(reference, batch", "token_logps(model, batch"),
     ("minus_J.backward()", "(minus_J / len(batches)).backward()"),

@@ -37,7 +37,7 @@ from flow_grpo import distribution
 from memory import Memory
 from models.completion import Completion
 from models.local import ready_to_update, sample, sampling_mode, save
-from scale import adapters, memory, sharded
+from scale import adapters, fit, sharded
 from scale.masters import MasterAdamW
 
 TESTS = Path(__file__).parent
@@ -135,13 +135,13 @@ def qwen(tmp_path_factory):
 
 @pytest.fixture
 def plan(qwen, monkeypatch):
-    of = memory.sizes(qwen)._replace(adapters=lambda: 80_740_352)  # as peft counts
-    monkeypatch.setattr(memory, "sizes", lambda *_: of)
+    of = fit.sizes(qwen)._replace(adapters=lambda: 80_740_352)  # as peft counts
+    monkeypatch.setattr(fit, "sizes", lambda *_: of)
     monkeypatch.setattr(adapters, "peft", lambda: None)
 
     def plan(gpu, host=128, given=(), peft=True, **settings):
         monkeypatch.setattr(adapters, "installed", lambda: peft)
-        return memory.plan(qwen, gpu * 1e9, host * 1e9, given, **settings)
+        return fit.plan(qwen, gpu * 1e9, host * 1e9, given, **settings)
 
     return plan
 
@@ -216,7 +216,7 @@ def test_what_a_layer_keeps_is_at_least_what_autograd_saves_and_not_much_more(dt
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model.model(torch.zeros(1, 256, dtype=torch.long), use_cache=False)
     real = sum(size for place, size in saved.items() if place not in weights) / 256
-    guess = memory.sizes(str(tmp_path)).kept * dtype.itemsize / 2
+    guess = fit.sizes(str(tmp_path)).kept * dtype.itemsize / 2
     assert real < guess < 1.5 * real
 
 
@@ -225,24 +225,24 @@ def test_any_architecture_has_sizes(kind, tmp_path):
     getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
-    sizes = memory.sizes(str(tmp_path))
+    sizes = fit.sizes(str(tmp_path))
     assert sizes.weights == model.num_parameters() and min(sizes[2:]) > 0
 
 
 def test_a_model_that_is_not_there_and_one_that_holds_adapters_are_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="there is no model 'no/where'"):
-        memory.plan("no/where", 8e9, 8e9)
+        fit.plan("no/where", 8e9, 8e9)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a/base"}')
     with pytest.raises(SystemExit, match="holds adapters: .* train its base, a/base"):
-        memory.plan(str(tmp_path), 8e9, 8e9)
+        fit.plan(str(tmp_path), 8e9, 8e9)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "http://x.y/v1"}')
     with pytest.raises(SystemExit, match="said to be a server"):
-        memory.plan(str(tmp_path), 8e9, 8e9)
+        fit.plan(str(tmp_path), 8e9, 8e9)
 
 
 def test_the_command_shows_the_plan(qwen, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", f"memory {qwen} --gpu 80 --ranks 8".split())
-    runpy.run_path(memory.__file__, run_name="__main__")
+    monkeypatch.setattr(sys, "argv", f"fit {qwen} --gpu 80 --ranks 8".split())
+    runpy.run_path(fit.__file__, run_name="__main__")
     shown = capsys.readouterr().out
     assert "85.9 GB on each GPU and 137.4 GB on the host are free\n" in shown
     assert "needed for all weights, --gradient-checkpointing --token-budget 16384\n" in shown
@@ -359,6 +359,7 @@ def learn(dtype=torch.float32, beta=0.1, rollouts=7, A=None, whole=False, **sett
     actions, advantages = lesson()
     actions = with_advantages([a for a in actions if a.rollout < rollouts], A or advantages)
     how = dict(temperature=T, beta=beta, max_grad_norm=1e6, rows=trees.rows, token_budget=30)
+    how |= dict(clip=(0.2, 0.3), minibatches=1)
     how |= settings | dict(ranks=sharded if several else None)
     metrics = flow_grpo.update(model, reference, optimizer, actions, range(rollouts), **how)
     sharded.gather(model)

@@ -1,6 +1,6 @@
 """What fits: how to train in the free memory, chosen from the model's configuration alone.
 
-    python -m scale.memory Qwen/Qwen2.5-7B-Instruct --gpu 80 --host 128
+    python -m scale.fit Qwen/Qwen2.5-7B-Instruct --gpu 80 --host 128
 
 says what train.py would choose on a machine with a card of 80 GB.
 
@@ -182,7 +182,7 @@ def free_memory(device):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        prog="python -m scale.memory", description="What train.py would choose."
+        prog="python -m scale.fit", description="What train.py would choose."
     )
     parser.add_argument("model", help="folder or hub name; only its configuration is read")
     parser.add_argument("--gpu", type=float, default=80, help="GB free on each card; 0: none")
