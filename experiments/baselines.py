@@ -79,7 +79,7 @@ def collect(planner, fixed, tools, questions, steps, seed):
         torch.manual_seed(seed * 1_000_003 + step)
         some = train.questions_of(step, questions, DEFAULTS["questions"], seed)
         copies = [question for question in some for _ in range(DEFAULTS["group_size"])]
-        rollouts = solve.roll_out(copies, planner, fixed, tools, max_turns=make.MAX_TURNS)
+        rollouts = solve.roll_out(copies, planner, fixed, tools, max_turns=make.MAX_TURNS["test"])
         found += [rollout for rollout in rollouts if rollout.right]
         print(f"batch {step}/{steps} | {accuracy_line(summary(rollouts), len(copies))}", flush=True)
     return found
@@ -95,7 +95,7 @@ def imitate(model, rollouts, steps, lr, seed):
             (i, completion) for i, rollout in enumerate(batch) for completion in rollout.sampled
         ]
         actions = [Action(c.prompt_ids, c.ids, i, A=1.0) for i, c in turns]
-        settings = dict(temperature=1.0, rows=trees.rows)
+        settings = dict(temperature=1.0, clip=(0.2, 0.3), beta=0, minibatches=1, rows=trees.rows)
         metrics = update(model, None, optimizer, actions, range(len(batch)), **settings)
         if step % 20 == 0:
             print(f"step {step} | -log π a token {metrics['entropy']:.4f}", flush=True)
@@ -117,7 +117,7 @@ def perfect(args):
     """Write the perfect planner's answers to the test questions, as solve.py --out does."""
     engine, tools, made, planner = cast()
     questions = for_flow(made["test"])
-    rollouts = solve.roll_out(questions, planner, engine, tools, max_turns=make.MAX_TURNS)
+    rollouts = solve.roll_out(questions, planner, engine, tools, max_turns=make.MAX_TURNS["test"])
     args.out.mkdir()
     solve.append(args.out / "questions-0.jsonl", map(solve.record_of, rollouts))
     print(accuracy_line(summary(rollouts), len(questions)))
@@ -246,12 +246,11 @@ def teach(questions, blind, _, tools, max_turns):
 def warm(args):
     engine, rng = local.load(solve.TOY, distribution, "cpu"), random.Random(args.seed)
     torch.manual_seed(args.seed)
-    encode, stop = partial(engine.tokenizer.encode, add_special_tokens=False), engine.chat.stops[0]
     solve.roll_out = teach
-    examples = make.teachers_examples(args.rollouts, args.seed)
+    encode, stop = partial(engine.tokenizer.encode, add_special_tokens=False), engine.chat.stops[0]
+    examples = make.rollout_examples(args.rollouts, rng)
     pairs = [(engine.chat.encode(prompt), [*encode(text), stop]) for prompt, text in examples]
-    words = [encode(text)[0] for text in make.COPIED]
-    make.warm_start(engine, {"rollouts": (pairs, 6)}, words, args.steps, 0, rng)
+    make.learn(engine, make.batches_of([(pairs, 1)], rng), args.steps, 2e-3)
     save(engine, args.out)
 
 
@@ -281,8 +280,8 @@ def main():
     commands.add_parser("perfect").add_argument("out", type=Path, help="a new folder")
     add = commands.add_parser("warm").add_argument
     add("out", type=Path, help="the checkpoint's folder")
-    add("--rollouts", type=int, default=12800, help="of the teacher")
-    add("--steps", type=int, default=2000, help="of 64 examples")
+    add("--rollouts", type=int, default=6400, help="of the teacher")
+    add("--steps", type=int, default=2000, help="of 32 examples")
     add("--seed", type=int, default=0)
     args = parser.parse_args()
     {"sft": sft, "perfect": perfect, "warm": warm}[args.command](args)

@@ -119,7 +119,8 @@ def imitate(engine, examples, optimizer):
         for n, (prompt, texts) in enumerate(examples)
         for text in texts
     ]
-    how = dict(temperature=1.0, token_budget=4096, rows=trees.rows)
+    how = dict(temperature=1.0, clip=(0.2, 0.3), beta=0, minibatches=1)
+    how |= dict(token_budget=4096, rows=trees.rows)
     return update(engine.model, None, optimizer, actions, range(len(examples)), **how)["entropy"]
 
 
