@@ -1,195 +1,162 @@
-"""See a run: one page with all rollouts of a training run, which opens from a file and needs no network.
+"""See rollouts turn by turn: one page that a browser opens from a file, without network or script.
 
-    python experiments/flows.py runs/toy-seed0                   # writes runs/toy-seed0/flows.html
-    python experiments/flows.py runs/toy-seed0 --steps 1-5 60    # only these steps
+    python experiments/flows.py runs/toy-seed0                    # some steps of a training run
+    python experiments/flows.py runs/toy-seed0 --steps 1 20-22
+    python experiments/flows.py runs/before runs/after            # two folders of solve.py --out
 
-The page has a list of rollouts, filtered by step, reward, tool and error; the chosen rollout turn by turn,
-with what each module read and wrote; its group side by side, with rewards and advantages; and the planner's
-tokens, coloured by advantage, or by log-ratio if the run has kept these (experiments/ratios.py).
+docs/rollouts.html shows the same questions before and after training:
 
-rollouts.jsonl holds no prompts. They are made again by solve.prompt_of() of this code, with the whole memory:
-if prompts have changed since, or if a long memory had to be shortened to fit the model, the page differs from
-what the model has read.
+    python solve.py --data toy/test.jsonl --max-turns 3 --limit 12 --out runs/before
+    python solve.py --data toy/test.jsonl --max-turns 3 --limit 12 --out runs/after \\
+        --model runs/toy-seed0/best
+    python experiments/flows.py runs/before runs/after --out docs/rollouts.html
 
-What models and web pages wrote is hostile. It reaches the page as data (JSON, in which "<" is escaped, and
-compressed JSON in base64), the script of flows.html turns it into text nodes only, and the page's policy lets
-the browser run no other script and load nothing.
-"""
+Of a training run the page shows the groups of a step, with the reward and the advantage of each
+rollout. Of several folders it shows what each has made of a question, one below the other.
+
+What models and web pages wrote is hostile: every text is escaped, control characters too, and the
+page's policy lets a browser run no script and load nothing."""
 
 import argparse
-import base64
-import csv
-import hashlib
 import json
-import re
 import sys
-import zlib
-from dataclasses import replace
-from itertools import groupby
+from html import escape
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from logbook import endings
-
-endings.without_traceback(__name__)
-
-import memory
-import planner
-import solve
 from flow_grpo import advantages
-from logbook.endings import errors_leave
-from memory import Memory, Step
-from rewards.questions import Question
-from solve import Rollout
-from tools import TOOLS
-from train import with_outcome
-from world.files import reading
-from world.text import truncate
+from world.text import printable
 
-TEMPLATE = Path(__file__).with_suffix(".html")
-MODULES = ("analysis", "planner", "executor", "verifier", "generator")
-LIMIT = 50  # megabytes of a page: a browser opens it in two seconds
+STYLE = """
+:root { color-scheme: light dark; --page: light-dark(#fff, #0d1117);
+  --ink: light-dark(#1f2328, #e6edf3); --soft: light-dark(#59636e, #9198a1);
+  --line: light-dark(#d1d9e0, #3d444d); --card: light-dark(#f6f8fa, #151b23);
+  --good: light-dark(#0969da, #58a6ff); --bad: light-dark(#bc4c00, #f0883e); }
+body { max-width: 860px; margin: auto; padding: 12px; color: var(--ink); background: var(--page);
+  font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 20px; } h2 { font-size: 18px; margin-top: 36px; } h3 { margin: 26px 0 4px; }
+h3, h4 { font-size: 15px; } h4 { margin: 14px 0 4px; }
+p { margin: 4px 0; } a { color: var(--good); }
+p, .who { color: var(--soft); }
+details { border: 1px solid var(--line); border-left: 5px solid var(--line); border-radius: 6px;
+  margin: 6px 0; padding: 4px 10px; }
+summary { cursor: pointer; }
+.box { border: 1px solid var(--line); border-radius: 6px; background: var(--card); margin: 6px 0;
+  padding: 4px 10px; }
+.planner { border-left-width: 5px; }
+.right, .up { border-left-color: var(--good); } .wrong, .down { border-left-color: var(--bad); }
+.right > summary > b { color: var(--good); }
+.wrong > summary > b, .error .who { color: var(--bad); }
+pre { margin: 0; font: 13px/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;
+  unicode-bidi: isolate; max-height: 60vh; overflow-y: auto; }
+"""
+HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>{style}</style></head><body>
+<h1>{title}</h1>
+<p>A click on a rollout shows what each module wrote in it. Blue: right, or pushed up by training
+(A &gt; 0). Orange: wrong, or pushed down.</p>
+"""
 
 
-def steps_of(folder):
-    """(number, [record]) of each step in rollouts.jsonl. A line that is still being written is left out."""
-    with open(folder / "rollouts.jsonl", encoding="utf-8") as file:
-        records = (json.loads(line, parse_constant=lambda nan: None) for line in file if line.endswith("\n"))
-        for step, group in groupby(records, key=lambda record: record["step"]):
-            yield step, list(group)
+def safe(text):
+    """A text that others wrote, for any place in the page."""
+    return escape(printable(str(text)))
 
 
-def rollout_of(record):
-    """The Rollout that wrote this record."""
-    question = Question(record["question"], record["gold"], id=record["id"], kind=record["kind"])
-    names = "answer", "reward", "failed", "undecided", "seconds"
-    fields = {name: record[name] for name in names} | {"outputs": record["words"]}
-    steps = [Step(**step) for step in record["memory"]["steps"]]
-    return Rollout(question, Memory(**record["memory"] | {"steps": steps}), **fields)
+def read(path):
+    """The records of a JSONL file. The last line may still be being written."""
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
 
 
-def prompts_of(rollout, tools):
-    """What was read for each output: a module's prompt, a tool's call; "" where that is unknown."""
-    steps, texts = {step.turn: step for step in rollout.memory.steps}, []
-    for output in rollout.outputs:
+def sections_of(folders, steps=()):
+    """[(title, [group])], a group: [(label, record, A or None)], rollouts of one question."""
+    run = folders[0]
+    if not (run / "rollouts.jsonl").exists():
+        return [("", answers_of(folders))]
+    size, records = json.loads((run / "args.json").read_text())["group_size"], {}
+    for record in read(run / "rollouts.jsonl"):
+        records.setdefault(record["step"], []).append(record)
+    chosen = steps or {min(records), sorted(records)[len(records) // 2], max(records)}
+    sections = []
+    for step in sorted(records.keys() & set(chosen)):
+        some = records[step]
+        groups = [some[i : i + size] for i in range(0, len(some) - size + 1, size)]
+        sections.append((f"Step {step}", [with_advantages(group) for group in groups]))
+    return sections
+
+
+def answers_of(folders):
+    """A group for each question: how the folders, and the trials in each, have answered it."""
+    groups = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*-*.jsonl")):
+            for n, record in enumerate(read(path)):
+                label = folder.name if len(folders) > 1 else ""
+                key = path.stem.rpartition("-")[0], n, record["question"]
+                groups.setdefault(key, []).append((label, record, None))
+    return list(groups.values())
+
+
+def with_advantages(group):
+    """A group of a training run, with the advantages that train.py has given its rollouts."""
+    rewards = [record["reward"] for record in group if has_outcome(record)]
+    A = iter(advantages(rewards, [0] * len(rewards))[0].tolist())
+    return [("", record, next(A) if has_outcome(record) else None) for record in group]
+
+
+def has_outcome(record):
+    return not (record["failed"] or record["undecided"])
+
+
+def group_shown(group):
+    """The HTML of a group, in parts."""
+    question, gold = group[0][1]["question"], group[0][1]["gold"]
+    yield f"<h3>{safe(question)}</h3><p>Answer: {safe(gold) or 'unknown'}</p>"
+    for label, record, A in group:
+        yield from rollout_shown(label, record, A)
+
+
+def rollout_shown(label, record, A):
+    steps = {step["turn"]: step for step in record["memory"]["steps"]}
+    verdict = ("right" if record["right"] else "wrong") if has_outcome(record) else "no outcome"
+    tools = " → ".join(step["tool"] or "unreadable plan" for step in steps.values())
+    facts = [label, tools, f"“{record['answer']}”", f"reward {record['reward']:g}"]
+    facts += [] if A is None else [f"A {A:+.2f}"]
+    yield f'<details class="{verdict}"><summary><b>{verdict}</b> '
+    yield f"{safe(' · '.join(filter(None, facts)))}</summary>"
+    for output in record["words"]:
         module, step = output["module"], steps.get(output["turn"])
-        before = [steps[turn] for turn in steps if turn < output["turn"]]
-        seen = before + [replace(step, verdict="")] if module == "verifier" else before
-        now = replace(rollout, memory=Memory(rollout.memory.question, rollout.memory.analysis, seen))
-        if module not in MODULES:
-            texts.append(step.command if step and step.tool == module else "")
-        elif not tools or (module == "executor" and not isinstance(rollout.plan, planner.Plan)):
-            texts.append("")
-        else:
-            texts.append(solve.prompt_of(module, tools, now, memory.BUDGET))
+        tokens = f"{output['tokens']} tokens" if output["tokens"] else ""
+        title = " · ".join(filter(None, [module, tokens, "cut" * output["cut"]]))
+        kind = "error" if step and step["error"] and module == step["tool"] else ""
         if module == "planner":
-            rollout.plan = planner.parse(output["text"], tools)
-    return texts
+            yield f"<h4>Turn {output['turn']}</h4>"
+            kind = "planner up" if A and A > 0 else "planner down" if A else "planner"
+        yield box(kind, title, output["text"])
+        if module == "planner" and step and not step["tool"]:  # nothing else happens in this turn
+            yield box("error", "memory", step["result"])
+    yield f"<p>{safe(record['failed'])}</p></details>"
 
 
-def error_of(step):
-    """Which tool-calling error a step of a memory is: "plan", "call" or "tool"; "" for none."""
-    if not step.error:
-        return ""
-    return "plan" if not step.tool else "tool" if step.command else "call"
+def box(kind, title, text):
+    return (
+        f'<div class="box {kind}"><div class="who">{safe(title)}</div><pre>{safe(text)}</pre></div>'
+    )
 
 
-def state_of(rollout):
-    """Why a rollout has no outcome; "" if it has one."""
-    return "failed" if rollout.failed else "undecided" if rollout.undecided else ""
-
-
-def advantages_of(rollouts, group_size):
-    """A_i of each rollout, as train.py computed it; None for those without an outcome."""
-    usable, groups = with_outcome(rollouts, group_size)
-    A = iter(advantages([rollout.reward for rollout in usable], groups)[0].tolist())
-    return [None if state_of(rollout) else next(A) for rollout in rollouts]
-
-
-def overview(rollouts, group_size):
-    """The groups of a step as the page's list shows them: the question, and a few facts of each rollout."""
-    rows = [{
-        "reward": rollout.reward, "advantage": a, "answer": truncate(rollout.answer, 200),
-        "state": state_of(rollout),
-        "turns": [[step.tool or "(no tool)", error_of(step)] for step in rollout.memory.steps],
-        "sample": any("log_ratios" in output for output in rollout.outputs),
-    } for rollout, a in zip(rollouts, advantages_of(rollouts, group_size))]
-    return [{"question": rollout.question.question, "gold": rollout.question.answer,
-             "rollouts": rows[i * group_size :][:group_size]}
-            for i, rollout in enumerate(rollouts[::group_size])]
-
-
-def details(rollouts, tools):
-    """All texts of a step: {"read": [each text once], "rollouts": [{"failed", "outputs": [...]}]}."""
-    place, texts_of = {}, []
-    for rollout in rollouts:
-        outputs = [output | {"read": place.setdefault(text, len(place))}
-                   for output, text in zip(rollout.outputs, prompts_of(rollout, tools))]
-        texts_of.append({"failed": rollout.failed, "outputs": outputs})
-    return {"read": list(place), "rollouts": texts_of}
-
-
-def packed(data):
-    """JSON, compressed, in base64. The prompts of a step repeat each other, so little is left of them."""
-    return base64.b64encode(zlib.compress(json.dumps(data).encode())).decode()
-
-
-def rows_of(folder):
-    """{step: its row of log.csv, with four digits of each number}."""
-    try:
-        with open(folder / "log.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except FileNotFoundError:
-        return {}
-    return {int(row["step"]): {name: f"{float(row[name]):.4g}" for name in row} for row in rows}
-
-
-def few_enough(steps, limit):
-    """Every step, every second, every third ...: as many as make a page of `limit` bytes at most; and why."""
-    every = next(k for k in range(1, len(steps) + 1)
-                 if k == len(steps) or sum(len(step["texts"]) for step in steps[::k]) <= limit)
-    note = f"Only {len(steps[::every])} of {len(steps)} steps are shown, evenly spread: a page with all of " \
-           "them would be too large. Choose others with --steps, or allow more with --limit."
-    return steps[::every], note if every > 1 else ""
-
-
-def page(folder, chosen=(), limit=LIMIT):
-    """The page as text. chosen: numbers of steps; () for all. limit: in megabytes."""
-    args, rows, steps = json.loads((folder / "args.json").read_text()), rows_of(folder), []
-    unknown = [name for name in args["tools"] if name not in TOOLS]
-    tools = {} if unknown else {name: TOOLS[name] for name in TOOLS if name in args["tools"]}
-    for number, records in steps_of(folder):
-        size = args["group_size"]
-        records = records[: len(records) // size * size]  # the last group may not be written to its end
-        if records and (not chosen or number in chosen):
-            rollouts = [rollout_of(record) for record in records]
-            steps.append({"step": number, "row": rows.get(number, {}), "groups": overview(rollouts, size),
-                          "texts": packed(details(rollouts, tools))})
-    if not steps:
-        raise SystemExit(f"flows.py: {folder} has no rollouts of these steps")
-    steps, note = few_enough(steps, 1e6 * limit)
-    if unknown:
-        note += f" This code has no tool {', '.join(unknown)}: the prompts are left out."
-    index = {"name": str(folder), "note": note, "settings": args, "steps": steps}
-    return filled(index, [step.pop("texts") for step in steps])
-
-
-def filled(index, texts):
-    """The template with its data, and a policy that allows the template's own script and style only."""
-    template = TEMPLATE.read_text(encoding="utf-8")
-    data = [f'<script type="application/json" id="index">{escaped(index)}</script>']
-    data += [f'<script type="text/plain" id="texts-{n}">{text}</script>' for n, text in enumerate(texts)]
-    policy = "default-src 'none'; base-uri 'none'; form-action 'none'"
-    for name in ("script", "style"):
-        code = re.search(f"<{name}>(.*?)</{name}>", template, re.DOTALL)[1]
-        policy += f"; {name}-src 'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"
-    return template.replace("{policy}", policy).replace("{data}", "\n".join(data))
-
-
-def escaped(data):
-    """JSON for a <script>: in ASCII, and without any "<", so no text in it can end the element."""
-    return json.dumps(data).replace("<", "\\u003c")
+def page(title, sections):
+    """The whole page as text."""
+    parts = [HEAD.format(title=safe(title), style=STYLE)]
+    for name, groups in sections:
+        parts.append(f"<h2>{safe(name)}</h2>" if name else "")
+        for group in groups:
+            parts += group_shown(group)
+    return "\n".join(parts) + "</body></html>\n"
 
 
 def numbers(text):
@@ -199,23 +166,19 @@ def numbers(text):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("run", type=Path, help="the folder of a training run")
-    parser.add_argument("--steps", nargs="+", type=numbers, default=[], metavar="N-M",
-                        help="only these steps (default: all)")
-    parser.add_argument("--limit", type=float, default=LIMIT, metavar="MB",
-                        help="leave out steps, evenly, if the page would be larger (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="the page (default: flows.html in the run's folder)")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("folders", nargs="+", type=Path, help="a training run, or folders of solve.py --out")
+    help = "steps of a training run (default: the first, one in the middle, the last)"
+    add("--steps", nargs="+", type=numbers, default=[], metavar="N-M", help=help)
+    add("--out", type=Path, help="the page (default: flows.html in the first folder)")
     args = parser.parse_args()
-    if not (args.run / "rollouts.jsonl").is_file():
-        parser.exit(2, f"flows.py: {args.run} holds no rollouts.jsonl: give the folder of a training run\n")
-    with errors_leave("flows.py"), reading(args.run, "give the folder of a whole run"):
-        text = page(args.run, {step for numbers in args.steps for step in numbers}, args.limit)
-    out = args.out or args.run / "flows.html"
-    if not args.out:
-        out.unlink(missing_ok=True)  # a run that somebody else made may hold a link to another file
-    out.write_text(text, encoding="utf-8")
-    print(f"wrote {out}, {len(text) / 1e6:.1f} MB: open it in a browser")
+    sections = sections_of(args.folders, {step for some in args.steps for step in some})
+    if not any(groups for _, groups in sections):
+        parser.error(f"{args.folders[0]} has no rollouts, or none of these steps")
+    out = args.out or args.folders[0] / "flows.html"
+    out.write_text(page(" and ".join(map(str, args.folders)), sections), encoding="utf-8")
+    print(out)
 
 
 if __name__ == "__main__":

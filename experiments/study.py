@@ -1,105 +1,421 @@
-"""Remake the paper's analyses at toy scale: the runs, tables and pictures of RESULTS.md, sections 1 to 8.
+"""All runs, tables and pictures of RESULTS.md, on the toy.
 
-With --tables also those of README.md, and docs/speed.md's tables beside TRL and beside the plain way.
+    python experiments/study.py                       all runs: hours. The same command goes on
+    python experiments/study.py --only planners       one table's runs
+    python experiments/study.py --tables              tables and pictures again, from results/*.csv
 
-    pip install matplotlib
-    python experiments/study.py --tables                    tables and pictures from results/*.csv, no runs
-    python experiments/study.py --only hops-tests hops-ways     some analyses, with their runs
-    python experiments/study.py --only hops-forks --seeds 9     with other than the usual number of seeds
-    python experiments/study.py                             everything
+A row of a table is a planner: a command that trains it (or none), and one that tests it on
+toy/test.jsonl, for each seed. All folders are in runs/study/. results/study.csv has a line for each
+row and seed, with both commands; the tables between the marks in RESULTS.md are made of it, with
+its runs averaged over seeds. Pictures need matplotlib.
 
-An analysis is a generator. It first yields the runs that it needs: commands of this repository (train.py,
-solve.py, toy/make.py, or a script beside this one), some in a copy of the code with a line or two changed
-(edits/, forks/, runs.py). When they are finished, it yields its CSV files. The analyses are in planning.py,
-but for README's, below; the tables and pictures that are made from the CSV files are in pages.py.
-"""
+Intervals are Student's t, 95 %, over seeds. p is that of an exact permutation test of the seeds of
+two rows, corrected by Holm's method for the rows of a table. "Findable" is the difference that so
+many seeds find in four studies of five."""
 
 import argparse
+import csv
+import itertools
+import os
+import re
+import shlex
+import shutil
+import statistics
+import subprocess
 import sys
-from importlib.util import find_spec
-from itertools import chain
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-from logbook import endings
+from experiments import curves
+from memory import Step
+from rewards.compare import read_answers
+from rewards.metrics import markdown, summary
+from toy.teacher import TOOLS, Known
+from train import TOY
 
-endings.without_traceback(__name__)
-
-from experiments import figures, pages, planning
-from experiments.runs import ROOT, Run, make_all, rows_of
-
-
-def toy(seeds=3):
-    """README's table and curve: the default run, as it is."""
-    command = lambda seed: ("train.py", "--seed", str(seed), "--out", "{out}")
-    runs = {seed: Run(f"toy-seed{seed}", command(seed), rollouts=60 * 128) for seed in range(seeds)}
-    yield runs.values()
-    columns = ("step", "reward", "errors", "turns")
-    yield "toy", [{"seed": seed} | {column: row[column] for column in columns}
-                  for seed, run in runs.items() for row in rows_of(run.folder / "log.csv")]
-    rows = []
-    for seed, run in runs.items():
-        tests = [row for row in rows_of(run.folder / "evals.csv") if row["questions"] == "test"]
-        for when, row in (("before", tests[0]), ("after", tests[-1])):
-            rows.append({"seed": seed, "when": when, "questions": row["n"]}
-                        | {column: row[column] for column in ("accuracy", "errors", "turns")})
-    yield "toy-tests", rows
-
-
-ANALYSES = {"toy": toy} | planning.ANALYSES
+STUDY, RESULTS = ROOT / "runs" / "study", ROOT / "experiments" / "results"
+T = 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # Student's, of 2 to 10 values
+TEST, LONG = "toy/test.jsonl", "toy/long.jsonl"
+BUDGETS, TRIES, ASKED = range(1, 7), 64, 100  # TRIES on ASKED questions, untrained
+FORKS = {  # what is changed for the table of credit: (the fork, flags)
+    "turn-cost": ("turn-cost", ""),
+    "no std, no lengths (dr-grpo)": ("dr-grpo", "--beta 0"),
+    "mean over tokens": ("", "--token-mean"),
+    "gigpo": ("gigpo", ""),
+    "rloo": ("rloo", "--minibatches 1"),
+}
+# What train.py sets for the toy by itself, and for no other folder.
+AS_TOY = f"""--data toy/train.jsonl --corpus toy/corpus.jsonl --tools {" ".join(TOOLS)} --judge none
+    --valid none --test {TEST} --max-new-tokens 64 --max-turns {TOY["max_turns"]} --lr {TOY["lr"]}
+    --steps {TOY["steps"]} --questions {TOY["questions"]} --minibatches {TOY["minibatches"]}
+    --every {TOY["steps"]}"""
 
 
-def make_pages(names):
-    """Fill RESULTS.md, README.md and the heads of the forks from results/*.csv, and draw the pictures."""
-    for name in (name for name in names if not figures.path_of(name).exists()):
-        print(f"{name}: not measured yet, so there is no table: study.py --only {name}")
-    names = [name for name in names if figures.path_of(name).exists()]
-    for name in names:
-        if name == "toy":
-            figures.fill("toy-seeds", pages.toy_table())
-        else:
-            figures.fill(name, pages.block(name))
-    pages.write_results()
-    if find_spec("matplotlib") is None:
-        print("The tables are made. The pictures need matplotlib, which the project does not: "
-              "pip install matplotlib")
+@dataclass(frozen=True)
+class Row:
+    """One planner with one seed: how it is made, and how it is tested. "": nothing is made."""
+
+    table: str
+    name: str
+    seed: int
+    train: str = ""  # a command; {out} is its folder
+    folder: str = ""  # the name of that folder in runs/study/
+    planner: str | None = ""  # the checkpoint in it; None: the command itself has run the test
+    fork: str = ""  # a diff of experiments/forks that is applied for the training
+    flags: str = ""  # of the test
+    data: str = TEST
+
+    def test(self):
+        """The command that tests it."""
+        model = f"runs/study/{self.folder}/{self.planner}" if self.folder else self.planner
+        turns = "" if "--max-turns" in self.flags else f"--max-turns {TOY['max_turns']}"
+        how = f"solve.py --model {model} --data {self.data} {turns} --seed {self.seed} {self.flags}"
+        return f"{how} --quiet --out {{out}}"
+
+    def tested(self):
+        """The name of the folder of its test."""
+        if self.planner is None:
+            return self.folder
+        data = "" if self.data == TEST else f"-{Path(self.data).stem}"
+        flags = "".join(self.flags.split()).replace("--", "-")
+        return f"test-{self.folder or f'frozen-seed{self.seed}'}{data}{flags}"
+
+
+def all_rows(seeds):
+    """The Rows of all tables."""
+    step = f"step-{TOY['steps']}"
+    for seed in range(seeds):
+        trained = f"train.py --seed {seed} --out {{out}}", f"flow-grpo-seed{seed}", step
+        frozen = "", "", "toy"
+        yield Row("planners", "frozen", seed, *frozen)
+        for traces in ("own", "perfect"):
+            command = f"experiments/baselines.py sft {traces} {{out}} --seed {seed}"
+            folder = f"sft-{traces}-seed{seed}"
+            yield Row("planners", f"SFT, {traces} traces", seed, command, folder)
+        if not seed:
+            command = "experiments/baselines.py perfect {out}"
+            yield Row("planners", "perfect plans", seed, command, "perfect", None)
+        yield Row("planners", "Flow-GRPO", seed, *trained)
+        for n in BUDGETS:
+            yield Row("budget", f"{n} turns", seed, *trained, flags=f"--max-turns {n}")
+        for name, made in (("frozen", frozen), ("Flow-GRPO", trained)):
+            yield Row("long", name, seed, *made, flags="--max-turns 5", data=LONG)
+        yield Row("designs", "the flow", seed, *trained[:2], None)
+        monolith = "experiments/baselines.py monolith --model runs/study/monolith"
+        command = f"{monolith} {AS_TOY} --seed {seed} --out {{out}}"
+        yield Row("designs", "a monolith", seed, command, f"monolith-seed{seed}", None)
+        yield Row("sizes", "as it is", seed, *trained)
+        command = f"train.py --model runs/study/toy-64 {AS_TOY} --seed {seed} --out {{out}}"
+        yield Row("sizes", "width 64", seed, command, f"width-64-seed{seed}", step)
+        yield Row("credit", "as it is", seed, *trained)
+        command = f"experiments/baselines.py last-turn --seed {seed} --out {{out}}"
+        yield Row("credit", "last turn alone", seed, command, f"last-turn-seed{seed}", step)
+        for name, (fork, flags) in FORKS.items():
+            command = f"train.py --seed {seed} {flags} --out {{out}}"
+            folder = f"{fork or 'token-mean'}-seed{seed}"
+            yield Row("credit", name, seed, command, folder, step, fork)
+
+
+MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begins with
+    "designs": ("monolith", "experiments/baselines.py warm {out}"),
+    "sizes": ("toy-64", "toy/make.py --width 64 --out {out}"),
+}
+
+
+# ---------------------------------------------------------------------------------------- the runs
+def run(folder, command, fork=""):
+    """Run a Python command with this folder in runs/study/, unless it has been run. What a killed
+    one has left is deleted."""
+    out, done = STUDY / folder, STUDY / f"{folder}.done"
+    if done.exists():
         return
-    import matplotlib.pyplot as plt
+    if out.exists():
+        shutil.rmtree(out)
+    STUDY.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, *shlex.split(command.format(out=out))]
+    with open(STUDY / f"{folder}.txt", "w") as log:
+        code = checkout(fork) if fork else ROOT
+        failed = subprocess.run(words, cwd=code, stdout=log, stderr=subprocess.STDOUT).returncode
+    if failed:
+        raise SystemExit(f"study.py: {shlex.join(words)} failed: see {log.name}")
+    done.touch()
+    print(folder, flush=True)
 
-    for name in names:
-        pages.toy_picture(plt) if name == "toy" else pages.draw(plt, name)
-    pages.smollm_picture(plt)  # its rows are smollm.py's
+
+def checkout(fork):
+    """A folder with the code of git's index and this fork."""
+    folder = STUDY / "forks" / fork
+    if not folder.exists():
+        diff = ROOT / "experiments" / "forks" / f"{fork}.diff"
+        command = ["git", "checkout-index", "--all", f"--prefix={folder}/"]
+        subprocess.run(command, cwd=ROOT, check=True)
+        subprocess.run(["git", "apply", diff], cwd=folder, check=True)
+    return folder
+
+
+def run_all(rows, workers):
+    """All commands that the rows need, the models first."""
+    first = {MADE_FIRST[row.table] for row in rows if row.table in MADE_FIRST}
+    trainings = {(row.folder, row.train, row.fork) for row in rows if row.train}
+    tests = {(row.tested(), row.test()) for row in rows if row.planner is not None}
+    if any(row.table == "planners" for row in rows):
+        asked = f"solve.py --model toy --data {TEST} --limit {ASKED} --trials {TRIES} --quiet"
+        tests |= {("tries", f"{asked} --max-turns {TOY['max_turns']} --out {{out}}")}
+        tests |= {("routers.csv", "toy/routers.py --out {out}")}
+    with ThreadPoolExecutor(workers) as pool:
+        for commands in (first, trainings, tests):
+            list(pool.map(lambda command: run(*command), sorted(commands)))
+
+
+# ------------------------------------------------------------------- from the runs to results/*.csv
+def collect(rows):
+    """Write results/*.csv, as far as the runs of these rows have them."""
+    tables, planners = {row.table for row in rows}, [row for row in rows if row.table == "planners"]
+    kept = [line for line in read("study") if line["table"] not in tables]
+    write("study", kept + [line for row in rows for line in results_of(row)])
+    if planners:
+        write("routers", csv.DictReader(open(STUDY / "routers.csv", newline="")))
+        compared = [row for row in planners if row.name in ("frozen", "Flow-GRPO")]
+        write("tools", [line for row in compared for line in tools_of(row)])
+        write("new", new_solutions([row for row in planners if row.name == "Flow-GRPO"]))
+    logs = {row.folder for row in rows if (STUDY / row.folder / "log.csv").exists()}
+    old = [line for line in read("curves") if line["run"] not in logs]
+    write("curves", old + [line for name in sorted(logs) for line in curve_of(name)])
+
+
+def read(name):
+    """The rows of results/NAME.csv; [] if there is none."""
+    path = RESULTS / f"{name}.csv"
+    return list(csv.DictReader(open(path, newline=""))) if path.exists() else []
+
+
+def write(name, rows):
+    rows = list(rows)
+    with open(RESULTS / f"{name}.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0] if rows else ["empty"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def answers(folder):
+    """For each question, its rollouts: one for each trial."""
+    return read_answers(STUDY / folder)["questions"]
+
+
+def results_of(row):
+    """The lines of study.csv of a row: one, or two of a run that has tested itself."""
+    line = {"table": row.table, "row": row.name, "seed": row.seed}
+    commands = {"train": row.train, "test": "" if row.planner is None else row.test()}
+    if row.table == "designs":
+        for found in csv.DictReader(open(STUDY / row.folder / "evals.csv", newline="")):
+            if found["questions"] == "test":
+                when = " before" if found["step"] == "0" else ""
+                numbers = {name: found[name] for name in ("n", "accuracy", "turns", "errors")}
+                yield line | {"row": row.name + when} | numbers | commands
+        return
+    rollouts = [rollout for trials in answers(row.tested()) for rollout in trials]
+    found = summary(rollouts)
+    numbers = {name: f"{found[name]:.4f}" for name in ("accuracy", "turns", "errors")}
+    yield line | {"n": len(rollouts)} | numbers | commands
+
+
+def tools_of(row):
+    """How often the plans of a row name each tool, by what memory shows last."""
+    counts = Counter()
+    for rollout in (rollout for trials in answers(row.tested()) for rollout in trials):
+        steps = rollout.memory.steps
+        for n, step in enumerate(steps):
+            counts[last_shown(steps[:n]), step.tool or "unreadable"] += 1
+    for (last, tool), plans in sorted(counts.items()):
+        yield {"row": row.name, "seed": row.seed, "last": last, "tool": tool, "plans": plans}
+
+
+def last_shown(steps):
+    if not steps:
+        return "nothing yet"
+    memory = "\n\n".join(Step(**vars(step)).render() for step in steps)
+    return Known(f"\nMemory:\n{memory}").last or "another error"
+
+
+def new_solutions(trained):
+    """Of each question: how often it was right untrained, and after training."""
+    tried, after = answers("tries"), [answers(row.tested()) for row in trained]
+    for n, trials in enumerate(tried):
+        line = {"question": trials[0].question, "tries": len(trials)}
+        line |= {"right": sum(rollout.right for rollout in trials), "seeds": len(after)}
+        yield line | {"right_after": sum(some[n][0].right for some in after)}
+
+
+def curve_of(run):
+    for row in csv.DictReader(open(STUDY / run / "log.csv", newline="")):
+        yield {"run": run} | {
+            name: row[name] for name in ("step", "reward", "errors", "turns", "kl")
+        }
+
+
+# ------------------------------------------------------------------------------------------- tables
+def interval(values):
+    """'0.915 ± 0.062', or one value alone."""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    half = T[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.fmean(values):.3f} ± {half:.3f}"
+
+
+def permutation(first, second):
+    """The share of all ways to deal the seeds to two rows whose means differ at least as much."""
+    pooled, n = first + second, len(first)
+
+    def gap(chosen):
+        rest = (sum(pooled) - sum(chosen)) / (len(pooled) - n)
+        return abs(sum(chosen) / n - rest)
+
+    deals = [gap(chosen) for chosen in itertools.combinations(pooled, n)]
+    return sum(deal >= gap(first) - 1e-12 for deal in deals) / len(deals)
+
+
+def holm(ps):
+    """Corrected p values, in their order."""
+    corrected, largest = [0.0] * len(ps), 0.0
+    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        largest = max(largest, min(1.0, (len(ps) - rank) * ps[i]))
+        corrected[i] = largest
+    return corrected
+
+
+def findable(first, second):
+    """The difference of two rows that is found in four studies of five, by the normal rule."""
+    spread = statistics.fmean([statistics.variance(first), statistics.variance(second)])
+    return 2.8 * (spread * (1 / len(first) + 1 / len(second))) ** 0.5
+
+
+def table(lines, versus):
+    """A table of study.csv's lines. versus: the row that the others are compared with."""
+    rows = {}
+    for line in lines:
+        rows.setdefault(line["row"], []).append(line)
+    values = {name: [float(line["accuracy"]) for line in some] for name, some in rows.items()}
+    others = [name for name in rows if name != versus and len(values[name]) > 1]
+    ps = dict(zip(others, holm([permutation(values[name], values[versus]) for name in others])))
+    shown = [["planner", "accuracy", "each seed", "questions", "turns", "errors, %"]]
+    shown[0] += [f"minus {versus}", "p, Holm", "findable"]
+    for name, some in rows.items():
+        means = [
+            statistics.fmean(float(line[column]) for line in some) for column in ("turns", "errors")
+        ]
+        cells = [name, interval(values[name]), " ".join(f"{v:.2f}" for v in values[name])]
+        cells += [some[0]["n"], f"{means[0]:.2f}", f"{100 * means[1]:.1f}"]
+        if name in others:
+            gap = statistics.fmean(values[name]) - statistics.fmean(values[versus])
+            cells += [f"{gap:+.3f}", f"{ps[name]:.2g}"]
+            cells += [f"{findable(values[name], values[versus]):.2f}"]
+        shown.append(cells + [""] * (len(shown[0]) - len(cells)))
+    return markdown(shown)
+
+
+def tools_table():
+    """Tool by what memory shows last, in % of plans: frozen → Flow-GRPO."""
+    counts = Counter()
+    for line in read("tools"):
+        counts[line["row"], line["last"], line["tool"]] += int(line["plans"])
+    tools, lasts = ([*dict.fromkeys(key[n] for key in sorted(counts))] for n in (2, 1))
+    shown = [["memory shows last", *tools]]
+    for last in lasts:
+        cells = []
+        for tool in tools:
+            share = []
+            for row in ("frozen", "Flow-GRPO"):
+                total = sum(counts[row, last, other] for other in tools)
+                share.append(f"{100 * counts[row, last, tool] / total:.0f}" if total else "-")
+            cells.append(" → ".join(share))
+        shown.append([last, *cells])
+    return markdown(shown)
+
+
+def new_table():
+    shown = [["untrained: right", "questions", "right after training"]]
+    for low, high in ((0, 0), (1, 4), (5, TRIES)):
+        some = [line for line in read("new") if low <= int(line["right"]) <= high]
+        if some:
+            after = sum(int(line["right_after"]) for line in some)
+            share = after / sum(int(line["seeds"]) for line in some)
+            bin = f"{low}" if low == high else f"{low} to {high}"
+            shown.append([f"{bin} of {some[0]['tries']}", str(len(some)), f"{share:.2f}"])
+    return markdown(shown)
+
+
+VERSUS = {"planners": "Flow-GRPO", "budget": f"{TOY['max_turns']} turns", "long": "frozen"}
+VERSUS |= {"designs": "the flow", "sizes": "as it is", "credit": "as it is"}
+
+
+def write_tables():
+    """Put all tables between their marks in RESULTS.md, and draw the pictures."""
+    path, lines = ROOT / "experiments" / "RESULTS.md", read("study")
+    text, tables = path.read_text(encoding="utf-8"), {"tools": tools_table(), "new": new_table()}
+    for name, versus in VERSUS.items():
+        if some := [line for line in lines if line["table"] == name]:
+            tables[name] = table(some, versus)
+    routers = [[row["rule"], f"{float(row['accuracy']):.3f}"] for row in read("routers")]
+    tables["routers"] = markdown([["rule", "accuracy"], *routers])
+    for name, made in tables.items():
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+            lambda found: f"{found[1]}{made}\n{found[2]}",
+            text,
+            flags=re.DOTALL,
+        )
+    path.write_text(text, encoding="utf-8")
+    draw()
+
+
+def draw():
+    """Reward and errors of each kind of run; that of README has levels to compare it with."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return print("The pictures need matplotlib: pip install matplotlib")
+    lines = {}
+    for row in read("curves"):
+        name, _, seed = row["run"].rpartition("-seed")
+        lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
+    plt.rcParams["figure.constrained_layout.use"] = True
+    plt.rcParams["svg.hashsalt"] = "study"  # equal pictures are equal files
+    for name in lines:
+        figure = curves.draw(plt, {name: list(lines[name].values())}, ["reward", "errors"])
+        if name == "flow-grpo":
+            for rule, level in levels().items():
+                figure.axes[0].axhline(level, linestyle=":", linewidth=1)
+                figure.axes[0].annotate(rule, (0, level), fontsize=7, va="bottom")
+        figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+
+
+def levels():
+    """{what: accuracy} to compare the curve with."""
+    rules = {row["rule"]: float(row["accuracy"]) for row in read("routers")}
+    routers = [rules[name] for name in rules if name not in ("perfect", "result")]  # which read
+    return {"perfect plans": rules["perfect"], "best router": max(routers)} if rules else {}
 
 
 def main():
-    settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--only", nargs="+", choices=ANALYSES, metavar="NAME", help="some analyses")
-    add("--seeds", type=int, help="seeds of each analysis; None: five, of some three (planning.py)")
-    add("--workers", type=int, default=2, help="runs at a time, a thread each")
-    add("--tables", action="store_true", help="no runs: only tables and pictures, from results/*.csv")
+    add("--only", nargs="+", choices=VERSUS, default=list(VERSUS), help="tables (default: all)")
+    add("--seeds", type=int, default=5, help="of each row (default: 5)")
+    add("--workers", type=int, default=1, help="runs at a time")
+    add("--tables", action="store_true", help="run nothing")
     args = parser.parse_args()
-    if not 2 <= (args.seeds or 2) <= 20 or args.workers < 1:
-        parser.exit(2, "study.py: --seeds from 2 (one seed has no interval) to 20, --workers from 1\n")
-    if args.tables:
-        make_pages(args.only or list(ANALYSES))
-        if not args.only:
-            figures.fill("two-cpus", pages.two_cpus_table())
-            figures.fill("mixtures", pages.mixtures_table())
-            for beside in ("TRL", "plain"):  # from speed.csv, which bench/speed.py writes
-                figures.fill(f"speed-{beside}", pages.speed_table(beside), [ROOT / "docs" / "speed.md"])
-        return
-    only = args.only or list(ANALYSES)
-    if find_spec("matplotlib") is None:  # before the runs, which take hours
-        parser.exit(2, "study.py: needs matplotlib, which the project does not: pip install matplotlib\n")
-    seeds = {"seeds": args.seeds} if args.seeds else {}
-    analyses = [ANALYSES[name](**seeds) for name in only]
-    make_all([run for analysis in analyses for run in next(analysis)], args.workers)
-    for name, rows in chain.from_iterable(analyses):
-        figures.write(figures.path_of(name), rows)
-    make_pages(only)
+    if not args.tables:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        rows = [row for row in all_rows(args.seeds) if row.table in args.only]
+        run_all(rows, args.workers)
+        RESULTS.mkdir(exist_ok=True)
+        collect(rows)
+    write_tables()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""The scripts of experiments/ that RESULTS.md is made with: statistics, tables and commands."""
+
+import csv
+import shlex
+from types import SimpleNamespace
+
+import pytest
+
+import executor
+import generator
+import planner
+import solve
+import train
+import verifier
+from experiments import baselines, prompt_edits, study
+from memory import Step
+from models.completion import Completion
+from rewards.questions import Question
+from test_forks import FORKS
+from tools import TOOLS, choose
+from world.search import nothing
+
+
+# -------------------------------------------------------------------------------------- statistics
+def test_an_interval_is_students_over_seeds():
+    assert study.interval([0.5]) == "0.500"
+    assert study.interval([0.4, 0.6]) == "0.500 ± 1.271"  # 12.71 * 0.1414 / sqrt(2)
+    assert study.interval([0.4, 0.5, 0.6]) == "0.500 ± 0.248"
+
+
+def test_a_permutation_test_counts_the_deals_that_differ_as_much():
+    assert study.permutation([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)
+    assert study.permutation([0.9, 0.8], [0.8, 0.9]) == 1
+    assert study.permutation([1], [2, 3]) == pytest.approx(2 / 3)
+
+
+def test_holm_multiplies_the_smallest_p_by_all_and_keeps_the_order():
+    assert study.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert study.holm([0.9, 0.8]) == [1, 1]
+
+
+def test_a_table_has_a_row_for_each_planner_and_the_seeds_of_each(tmp_path):
+    lines = [
+        dict(row=row, seed=seed, n="300", accuracy=accuracy, turns="2", errors="0.1")
+        for row, accuracies in {"a": (0.1, 0.2), "b": (0.9, 0.8), "perfect": (1.0,)}.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    head, _, a, b, perfect = study.table(lines, "a").splitlines()
+    assert "minus a" in head and a.split("|")[3].split() == ["0.10", "0.20"]
+    assert b.split("|")[-4:-1] == [" +0.700  ", " 0.33    ", " 0.20     "]
+    assert perfect.split("|")[2].strip() == "1.000" and not perfect.split("|")[-2].strip()
+
+
+def test_what_memory_shows_last_is_read_from_the_results():
+    def step(result):
+        goal = "Find the calling code of Norway"
+        return SimpleNamespace(**vars(Step(1, "wikipedia_search", goal, "w()", result)))
+
+    assert study.last_shown([]) == "nothing yet"
+    assert study.last_shown([step("47")]) == "number"
+    assert study.last_shown([step("Error: no server")]) == "another error"
+
+
+# ---------------------------------------------------------------------------------------- commands
+def test_every_command_of_the_study_has_flags_that_exist(tmp_path, monkeypatch):
+    monkeypatch.chdir(study.ROOT)
+    rows = list(study.all_rows(2))
+    assert {row.table for row in rows} == {*study.VERSUS}
+    assert {row.fork for row in rows} - {""} <= {*FORKS}
+    for row in rows:
+        words = shlex.split(row.train.format(out=tmp_path / "new"))
+        while words[:1] == ["experiments/baselines.py"] or words[:1] in (
+            ["monolith"],
+            ["last-turn"],
+        ):
+            words = words[1:]
+        if words and words[0] not in ("sft", "perfect"):
+            args = train.flags([word for word in words if word != "train.py"])
+            assert args.steps == train.TOY["steps"] and args.lr == train.TOY["lr"]
+            assert args.max_turns == train.TOY["max_turns"] and args.questions == 16
+        if row.planner is not None:
+            script, *words = shlex.split(row.test().format(out=tmp_path / "new"))
+            assert script == "solve.py" and solve.flags(words).seed == row.seed
+    folders = [(row.tested(), row.test(), row.planner) for row in rows]
+    assert len({folder for folder, *_ in folders}) == len({*folders})  # none is shared by two tests
+
+
+def test_tables_are_made_of_the_committed_rows_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "ROOT", tmp_path)
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    monkeypatch.setattr(study, "draw", lambda: None)
+    (tmp_path / "experiments").mkdir()
+    page = tmp_path / "experiments" / "RESULTS.md"
+    page.write_text("before\n<!-- long -->\nold\n<!-- /long -->\nafter\n")
+    names = "table row seed n accuracy turns errors train test".split()
+    with open(tmp_path / "study.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerows([names, ["long", "frozen", 0, 200, 0.25, 3, 0.5, "", ""]])
+    study.write_tables()
+    text = page.read_text()
+    assert text.startswith("before\n<!-- long -->\n| planner ") and "0.250" in text
+    assert "old" not in text and text.endswith("<!-- /long -->\nafter\n")
+
+
+def test_every_edited_text_is_in_a_prompt_of_today():
+    prompts = [planner.PROMPT, planner.ANALYSIS_PROMPT, executor.PROMPT, verifier.PROMPT]
+    prompts += [generator.PROMPT, planner.describe_all(TOOLS), nothing("iron", "passage")]
+    prompts += [f"\n{Step(1, 'tool', 'goal', 'call()', 'result').render()}"]
+    for name, (old, new) in prompt_edits.EDITS.items():
+        assert any(old in prompt for prompt in prompts), name
+        assert not old or not any(new in prompt for prompt in prompts), name
+
+
+# ---------------------------------------------------------------------------------------- monolith
+def test_a_monolith_reads_all_that_it_has_written_and_every_text_is_trained():
+    texts = ['think\nCommand: python_coder(code="print(6 * 7)")', "no call", "<answer>42</answer>"]
+    prompts, left = [], iter(texts)
+
+    def policy(asked, **how):
+        prompts.extend(asked)
+        return [Completion(next(left), [1], [2]) for _ in asked]
+
+    tools = choose(["python_coder"])
+    [done] = baselines.roll_out([Question("q?", "42")], policy, policy, tools, max_turns=3)
+    assert done.right and [step.error for step in done.memory.steps] == [False, True]
+    assert len(done.sampled) == 3 and prompts[1] == prompts[0] + texts[0] + "\nResult: 42\n\n"
+    assert "\nResult: Error: no line 'Command: ...'" in prompts[2]
