@@ -1,5 +1,6 @@
-"""Change a function in one place at a time: another operator or comparison, a dropped operand, method or
-minus sign, min for max, a number one more or less. Tests that use this must notice each change."""
+"""Change a function in one place at a time: another operator or comparison, a dropped operand,
+method or minus sign, min for max, a number one more or less. Tests that use this must notice each
+change."""
 
 import ast
 import copy
@@ -57,7 +58,7 @@ def changes(node):
 
 
 def mutants(source, functions):
-    """(function, the changed line, the whole changed source), for each change in these functions."""
+    """(function, the changed line, the whole source), for each change in these functions."""
     tree = ast.parse(source)
     for function in (node for node in tree.body if getattr(node, "name", "") in functions):
         for parent in list(ast.walk(function)):

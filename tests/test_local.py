@@ -222,7 +222,7 @@ def test_another_temperature_or_a_part_of_the_softmax_would_be_noticed(how, temp
 
 
 def bfloat16_fails():
-    """torch's reason if this processor, under this ATEN_CPU_CAPABILITY, has no bfloat16 attention."""
+    """torch's reason if, under this ATEN_CPU_CAPABILITY, it has no bfloat16 attention here."""
     q = torch.ones(1, 1, 32, 32, dtype=torch.bfloat16)
     try:
         torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
@@ -242,7 +242,8 @@ def test_bfloat16_is_scored_as_it_was_sampled():
     completions = complete(model, [A] * 16, 1.0, 30, how=watched)
     scored = score(model, [Action(A, ids, 0) for ids in completions], trees.rows, 1.0).tolist()
     sampled = [seen[t][n, i].item() for n, ids in enumerate(completions) for t, i in enumerate(ids)]
-    # Logits are near 10 here, where bfloat16 numbers are 1/16 apart. Another token is 1 and more away.
+    # Logits are near 10 here, where bfloat16 numbers are 1/16 apart. Another token is 1 and more
+    # away.
     assert scored == pytest.approx(sampled, abs=0.4)
 
 

@@ -80,7 +80,8 @@ def test_the_best_texts_come_first_or_else_the_first_ones(query, best):
     assert list(ranked(TEXTS, query, 3)) == best
 
 
-HOSTILE = """ " ' * NEAR( title:iron* {title}:^iron (iron -iron % \\ \ud800 iron\0metal _ 漢字½ßﬁ नमस्ते 🧲 ก็ """.split()
+HOSTILE = """ " ' * NEAR( title:iron* {title}:^iron (iron -iron % \\ \ud800 iron\0metal
+    _ 漢字½ßﬁ नमस्ते 🧲 ก็ """.split()
 HOSTILE += ["", '" OR 1', "NOT iron", "iron AND", "'; drop table passages; --", "iron " * 5000]
 HOSTILE += ["x" * 100_000, " ".join(f"w{n}" for n in range(3000)), "iron\u0300", "(" * 500]
 
@@ -283,7 +284,8 @@ def test_web_search_reads_a_page_of_the_corpus_under_any_spelling_of_its_address
         ),
         (
             "file:///etc/passwd",
-            "this is not a URL that can be read: it must be http or https, with a host and no password",
+            "this is not a URL that can be read: it must be http or https, with a host and no "
+            "password",
         ),
         ("' or '1' = '1", "this URL is too long, or has characters that no URL has"),
         ("http://127.0.0.1/", "this address is not a page of the corpus"),

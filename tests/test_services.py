@@ -1,7 +1,7 @@
 """Services: a service may fail in every way, and the key stays with us; downloads; and the cache.
 
-No test leaves the machine: real servers on loopback answer, in test_pages.py and test_search.py, too.
-"""
+No test leaves the machine: real servers on loopback answer, in test_pages.py and test_search.py,
+too."""
 
 import contextlib
 import gzip

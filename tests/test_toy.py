@@ -50,7 +50,8 @@ def rows(name):
     return [json.loads(line) for line in (TOY / name).read_text().splitlines()]
 
 
-# ---- its questions -----------------------------------------------------------------------------------------
+# ---- its questions
+# -----------------------------------------------------------------------------------------
 
 
 def test_the_committed_corpus_and_questions_are_those_that_make_py_makes(tmp_path):
@@ -60,7 +61,7 @@ def test_the_committed_corpus_and_questions_are_those_that_make_py_makes(tmp_pat
 
 
 def followed(what, name, corpus, known):
-    """(the number that the sources give, how many calls it takes): an independent reading of the corpus."""
+    """(the number that the sources give, how many calls it takes): another reading of them."""
     texts = [row["text"] for row in corpus if row["title"] == name and what in row["text"]]
     if not texts:
         return known[f"{what.split()[-1]} of {name}"], 2
@@ -109,7 +110,7 @@ def test_no_name_of_the_test_and_nothing_that_leads_to_its_number_is_in_training
 
 
 def test_what_leads_to_a_number_does_not_depend_on_how_the_question_is_worded(made):
-    """No opening, ending or kind of thing tells much about the path: the most frequent path stays rare."""
+    """No opening, ending or kind of thing tells much: the most frequent path stays rare."""
     words = defaultdict(Counter)
     for row in made["train"]:
         for part in (
@@ -154,7 +155,8 @@ def test_a_calculation_has_its_result_and_no_number_of_more_than_three_digits(nu
         assert 0 < operate(number, SIGNS[op], n) < 1000
 
 
-# ---- planning is needed ------------------------------------------------------------------------------------
+# ---- planning is needed
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split, turns", [("test", 3), ("long", 5)])
@@ -188,9 +190,19 @@ def test_no_sequence_and_no_table_of_tools_answers_more_than_060_even_with_perfe
     assert max(right.values()) <= 0.60 * len(made["test"])
 
 
-@pytest.mark.parametrize("path, tools_of_turns, right", [
-    ("wbp", "wbp", True), ("wbp", "wwb", False), ("wbw", "wbw", True), ("wb", "wpb", True),
-    ("wb", "wgb", False), ("wg", "gww", True), ("wg+", "gpw", True), ("w+", "wwp", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "path, tools_of_turns, right",
+    [
+        ("wbp", "wbp", True),
+        ("wbp", "wwb", False),
+        ("wbw", "wbw", True),
+        ("wb", "wpb", True),
+        ("wb", "wgb", False),
+        ("wg", "gww", True),
+        ("wg+", "gpw", True),
+        ("w+", "wwp", True),
+    ],
+)
 def test_the_rule_that_routers_are_chosen_by_is_what_their_rollouts_do(
     path, tools_of_turns, right, tools, world, made
 ):
@@ -204,12 +216,15 @@ def test_the_rule_that_routers_are_chosen_by_is_what_their_rollouts_do(
     assert [rollout.right for rollout in rollouts] == [right] * len(questions)
 
 
-@pytest.mark.parametrize("first, second", [("30.", "47, but see https://facts.org/117"),
-                                           ("47, but see https://facts.org/117", "30.")])  # fmt: skip
+@pytest.mark.parametrize(
+    "first, second",
+    [("30.", "47, but see https://facts.org/117"), ("47, but see https://facts.org/117", "30.")],
+)
 def test_two_sources_that_contradict_each_other_are_settled_by_the_page_that_they_name(
     first, second
 ):
-    result = f"[1] Oslo: The calling code of Oslo is {first}\n  [2] Oslo: The calling code of Oslo is {second}"
+    text = "Oslo: The calling code of Oslo is"
+    result = f"[1] {text} {first}\n  [2] {text} {second}"
     memory = f"\nMemory:\nStep 1\nSub-goal: Find the code of Oslo\nCommand: ...\nResult: {result}"
     known = Known(memory)
     assert (
@@ -219,7 +234,8 @@ def test_two_sources_that_contradict_each_other_are_settled_by_the_page_that_the
     )
 
 
-# ---- its prompts and tools ---------------------------------------------------------------------------------
+# ---- its prompts and tools
+# ---------------------------------------------------------------------------------
 
 
 def test_every_piece_of_what_the_modules_read_and_write_is_one_token_of_the_toy(
@@ -257,7 +273,8 @@ def test_an_edit_leaves_the_question_as_it_is():
     assert len(texts) > 30 and all("What is the calling code of Oslo?" in text for text in texts)
 
 
-# ---- its model ---------------------------------------------------------------------------------------------
+# ---- its model
+# ---------------------------------------------------------------------------------------------
 
 
 def test_with_perfect_plans_the_toys_fixed_modules_answer_right(engine, tools, world, made):
@@ -307,9 +324,16 @@ class Edited:
         return self.engine([prompt.replace(self.old, self.new) for prompt in prompts], **settings)
 
 
-@pytest.mark.parametrize("old, new", [
-    (executor.PROMPT.splitlines()[0], "Reply with the bare call, i.e. the tool and its arguments,"),
-    ("\nResult: ", "\nOutcome: ")])  # fmt: skip
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        (
+            executor.PROMPT.splitlines()[0],
+            "Reply with the bare call, i.e. the tool and its arguments,",
+        ),
+        ("\nResult: ", "\nOutcome: "),
+    ],
+)
 def test_after_an_edit_of_a_prompt_the_toys_modules_still_do_their_part(
     old, new, engine, tools, world, made
 ):

@@ -1,16 +1,17 @@
-"""Make the toy, in this folder: a tiny language model that plays every module, its questions, its corpus.
+"""Make the toy, in this folder: a tiny language model that plays every module, its questions, its
+corpus.
 
     python toy/make.py             remake everything, then check it
     python toy/make.py --check     check the toy that is there
 
-toy/ is an ordinary checkpoint folder (a Qwen2 of less than a million parameters, its tokenizer, a chat
-template), an ordinary corpus and ordinary JSONL questions. It is the default of solve.py and train.py, whose
-code treats it like a 7B. So few parameters are enough because the prompts are only some tens of tokens long
-for this model (pieces.py), and because of how it learns:
+toy/ is an ordinary checkpoint folder (a Qwen2 of less than a million parameters, its tokenizer, a
+chat template), an ordinary corpus and ordinary JSONL questions. It is the default of solve.py and
+train.py, whose code treats it like a 7B. So few parameters are enough because the prompts are only
+some tens of tokens long for this model (pieces.py), and because of how it learns:
 
     copying     the answer repeats a random sequence from the prompt
-    reading     whole texts, prompts included, from rollouts of a teacher that knows every format, but draws
-                its plans by chance (teacher.py), in worlds that are drawn anew (questions.py)
+    reading     whole texts, prompts included, from rollouts of a teacher that knows every format,
+                but draws its plans by chance (teacher.py), in worlds drawn anew (questions.py)
     answering   the same texts, but only what the modules write
 """
 
@@ -66,20 +67,28 @@ def make_tokenizer(texts, pieces, size=1200):
 
 
 def make_model(tokenizer, width):
-    # fmt: off
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=3 * width, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    # fmt: on
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     model = Qwen2ForCausalLM(config)
     model.generation_config.max_new_tokens = 64
     return model
 
 
-# ----------------------------------------------------------------------------------------------- the examples
+# --------------------------------------------------------------------------------------------------
+# the examples
 def quick_python(code):
-    """What the sandbox prints for the teacher's programs, without starting one: a test compares the two."""
+    """What the sandbox prints for the teacher's programs; a test compares the two."""
     value = re.fullmatch(r"number = (.*); print\(number\)", code)[1]
     if found := re.fullmatch(r"(\d+) ([-+*]) (\d+)", value):
         return str(operate(int(found[1]), found[2], int(found[3])))
@@ -108,7 +117,7 @@ def unknowns(n, rng):
 
 
 def rollout_examples(rollouts, rng):
-    """[(prompt, text)] of all modules, from so many rollouts of the blind teacher in worlds drawn anew."""
+    """[(prompt, text)] of all modules, from rollouts of the blind teacher in worlds drawn anew."""
     examples = []
     for n in tqdm(range(WORLDS), desc="the teacher's rollouts", mininterval=10):
         world, split = World(f"warm start {rng.random()}"), ["test", "test", "test", "long"][n % 4]
@@ -127,7 +136,7 @@ def rollout_examples(rollouts, rng):
 
 
 def analysis_examples(n, rng):
-    """[(prompt, text)] of the analysis alone: freely worded questions are understood there, or nowhere."""
+    """[(prompt, text)] of the analysis alone: there, freely worded questions are understood."""
     tools = {name: tool for name, tool in TOOLS.items() if name in TOY_TOOLS}
     asked, things = unknowns(n // 5, rng), World().all_things()
     while len(asked) < n:
@@ -141,7 +150,7 @@ def analysis_examples(n, rng):
 
 
 def knowledge_examples(n, rng):
-    """[(prompt, text)] of base_generator: the numbers that it knows, and others that it makes up."""
+    """[(prompt, text)] of base_generator: numbers that it knows, and others that it makes up."""
     known, examples = World().known(), []
     queries = 3 * list(known) + [thing.goal for thing in World().all_things()]
     for _ in range(n):
@@ -155,14 +164,15 @@ def knowledge_examples(n, rng):
 
 
 def follows_memory(prompt, text):
-    """Is this a plan with an address, numbers or a name that only the memory holds? Few plans are."""
+    """Is this one of the few plans with an address, numbers or a name from the memory?"""
     found = re.match(r"Justification: .*\nContext: (.*)\nSub-goal: Find the \w+ of (\w+)", text)
     return bool(found) and (found[1] != "none" or found[2] not in prompt.split("\nMemory:\n")[0])
 
 
-# -------------------------------------------------------------------------------------------------- learning
+# --------------------------------------------------------------------------------------------------
+# learning
 def copying_batches(engine, rng, size=32):
-    """Batches of (prompt ids, answer ids) in which the answer repeats the prompt, some random tokens."""
+    """Batches of (prompt ids, answer ids): the answer repeats the prompt, some random tokens."""
     template = engine.chat.encode("|")
     place = next(i for i in range(len(template)) if engine.tokenizer.decode(template[i]) == "|")
     before, after, stop = template[:place], template[place + 1 :], engine.tokenizer.eos_token_id
@@ -187,7 +197,8 @@ def batches_of(sources, rng, size=32):
 
 
 def learn(engine, batches, steps, rate, whole=False):
-    """Supervised learning: AdamW on the cross-entropy of the answers, or of whole texts, prompts included.
+    """Supervised learning: AdamW on the cross-entropy of the answers, or of whole texts, prompts
+    included.
 
     batches: yields [(prompt ids, answer ids)]."""
     model = engine.model.train()
@@ -226,8 +237,10 @@ def make_engine(rollouts, steps, seed, width):
 
     def encoded(examples):
         encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
-        return [(encode(chat.replace("{}", edited(prompt, rng))), [*encode(text), tokenizer.eos_token_id])
-                for prompt, text in examples]  # fmt: skip
+        read = (encode(chat.replace("{}", edited(prompt, rng))) for prompt, _ in examples)
+        return [
+            (ids, [*encode(text), tokenizer.eos_token_id]) for ids, (_, text) in zip(read, examples)
+        ]
 
     pairs = encoded(examples)
     hard = [pair for pair, example in zip(pairs, examples) if follows_memory(*example)]
@@ -235,8 +248,11 @@ def make_engine(rollouts, steps, seed, width):
         sum(p.numel() for p in engine.model.parameters()),
         sorted(len(s) for s, _ in pairs),
     )
-    print(f"{size / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {len(pairs)} examples, "
-          f"prompts of {length[len(length) // 2]} tokens in the median", flush=True)  # fmt: skip
+    print(
+        f"{size / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {len(pairs)} examples, "
+        f"prompts of {length[len(length) // 2]} tokens in the median",
+        flush=True,
+    )
     knowledge = encoded(knowledge_examples(rollouts, rng))
     batches = batches_of([(pairs, 4), (hard, 2), (encoded(analyses), 2), (knowledge, 2)], rng)
     learn(engine, copying_batches(engine, rng), 500, 3e-3)
@@ -245,7 +261,8 @@ def make_engine(rollouts, steps, seed, width):
     return engine
 
 
-# ------------------------------------------------------------------------------------------------------- main
+# --------------------------------------------------------------------------------------------------
+# main
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -284,8 +301,10 @@ def check(engine):
     print(f"the toy's plans: {accuracy_line(blind, len(questions))}")
     print(f"groups of 8 with a success: {solved} of 96")
     if not passed or blind["accuracy"] > 0.15 or solved < 32:
-        raise SystemExit("toy/make.py: the check failed: base_generator must know 0.97, perfect plans reach 0.98, "
-                         "blind ones at most 0.15, with a success in a third of the groups of 8")  # fmt: skip
+        raise SystemExit(
+            "toy/make.py: the check failed: base_generator must know 0.97, perfect plans reach "
+            "0.98, blind ones at most 0.15, with a success in a third of the groups of 8"
+        )
 
 
 def main():

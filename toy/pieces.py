@@ -1,13 +1,14 @@
-"""The constant pieces of all texts, each a token of the toy's vocabulary, and edits that break them up.
+"""The constant pieces of all texts, each a token of the toy's vocabulary, and edits that break them
+up.
 
     pieces_of(examples)     ["\\nSub-goal: Find the number of", "\\nTool: web_search", ...]
     edited(prompt, rng)     the prompt, in half of the cases with other words in some places
 
-Each paragraph of a prompt is one token, and so is each line between two variables: a name, a number, an
-address. A prompt is then some tens of tokens long, among which the model finds and copies the right ones. A
-piece that is edited falls apart into its words. A toy that has only ever read the whole piece reads nonsense
-then, so in its warm start some paragraphs, labels and errors have other words.
-"""
+Each paragraph of a prompt is one token, and so is each line between two variables: a name, a
+number, an address. A prompt is then some tens of tokens long, among which the model finds and
+copies the right ones. A piece that is edited falls apart into its words. A toy that has only ever
+read the whole piece reads nonsense then, so in its warm start some paragraphs, labels and errors
+have other words."""
 
 import re
 from collections import Counter
@@ -37,7 +38,7 @@ LABEL = re.compile(r"(?<=\n)(?:[A-Z][\w -]*(?=:)|Step(?= \d+\n)|No steps yet)")
 
 
 def paragraphs():
-    """The constant paragraphs before the question in the prompts, and what they say of each tool."""
+    """The prompts' constant paragraphs before the question, and what they say of each tool."""
     described = [planner.describe(name, toolset.TOOLS[name]) for name in teacher.TOOLS]
     texts = [
         part for prompt in PROMPTS for part in re.split(r"{\w+}", prompt.partition("{question}")[0])
@@ -51,8 +52,8 @@ def paragraphs():
 def pieces_of(examples):
     """The vocabulary's pieces, from [(prompt, text)] of all modules: a list of strings.
 
-    A space before a variable belongs to the variable (but for an address), so that a word has one token
-    wherever it is copied to."""
+    A space before a variable belongs to the variable (but for an address), so that a word has one
+    token wherever it is copied to."""
     texts = [text for example in examples for text in (after_question(example[0]), example[1])]
     constant = [part for text in texts for part in VARIABLE.split(text)]
     counts = Counter(line for text in constant for line in re.findall(r"\n*[^\n]+(?:\n+$)?", text))
@@ -67,7 +68,8 @@ def after_question(prompt):
     return "\n" + prompt.split("\nQuestion: ")[1].partition("\n")[2]
 
 
-# ------------------------------------------------------------------------------------------------------ edits
+# --------------------------------------------------------------------------------------------------
+# edits
 def edited(prompt, rng):
     """The prompt, in half of the cases with some of its paragraphs, labels and errors edited."""
     if rng.random() < 0.5:
@@ -107,7 +109,7 @@ def edited_word(word, rng):
 
 
 def new_word(rng):
-    """A word, or a quarter of the time letters that are none, for words that the toy has never seen."""
+    """A word, or a quarter of the time letters, for words that the toy has never seen."""
     if rng.random() < 0.75:
         return rng.choice(WORDS)
     return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randrange(2, 10)))

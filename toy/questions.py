@@ -3,22 +3,23 @@
     {"question": "Tell me the calling code of Norway plus 17.", "answer": "64", "kind": "wb+",
      "name": "Norway", "what": "calling code", "op": "plus", "n": 17}
 
-facts.csv has the facts: the atomic numbers of elements, which also go by their Italian (or Esperanto) names,
-and the calling codes of countries, which are those of their cities, too. What leads to a name's number is
-drawn at random for each name, and only the result of a step shows what comes next:
+facts.csv has the facts: the atomic numbers of elements, which also go by their Italian (or
+Esperanto) names, and the calling codes of countries, which are those of their cities, too. What
+leads to a name's number is drawn at random for each name, and only the result of a step shows what
+comes next:
 
     w   wikipedia_search finds the number, or what leads to it
-    b   "The calling code of Norway is at https://facts.org/217", or two sources that contradict each other
-        and the address of a page that settles it: web_search reads the page
+    b   "The calling code of Norway is at https://facts.org/217", or two sources that contradict
+        each other and the address of a page that settles it: web_search reads the page
     p   "The calling code of Norway is 40 + 7.": python_coder calculates it
     bw  the page says "It is filed as Oslo.": the number is found under this name
-    wg  wikipedia_search finds nothing, but base_generator knows the number. It knows no other: elsewhere it
-        makes a number up
+    wg  wikipedia_search finds nothing, but base_generator knows the number. It knows no other:
+        elsewhere it makes a number up
     +   "plus 17" at the end: python_coder calculates it
 
-A path is a string of these letters, such as "wbw": search, read the page, search for the name that it says.
-No name of a test question is in a training question, nor is any name or page that leads to its number.
-"""
+A path is a string of these letters, such as "wbw": search, read the page, search for the name that
+it says. No name of a test question is in a training question, nor is any name or page that leads to
+its number."""
 
 import csv
 import random
@@ -35,7 +36,8 @@ URLS = [f"https://facts.org/{n}" for n in range(101, 351)]
 SIGNS = {"plus": "+", "minus": "-", "times": "*"}
 
 TEST_PAIRS = 32  # of the 100 pairs of names of elements, and of the 135 of countries
-# The paths of a pair's two names, in turn. "f": a page says that this name is filed as the other one
+# The paths of a pair's two names, in turn. "f": a page says that this name is filed as the other
+# one
 PAIRS = [
     pair.split("-")
     for pair in "f-w wb-wp f-w wg-wbp f-w wg-wb wbp-wp f-w "
@@ -79,10 +81,9 @@ class Thing:
 class World:
     """What leads to each name's number, drawn by chance.
 
-    rows: the corpus. things: {"train": [Thing], "test": ...}. World(0) has the true facts, and is that of the
-    files. In all others names and numbers are shuffled: a warm start in many of these cannot teach what leads
-    to a name's number, nor the number.
-    """
+    rows: the corpus. things: {"train": [Thing], "test": ...}. World(0) has the true facts, and is
+    that of the files. In all others names and numbers are shuffled: a warm start in many of these
+    cannot teach what leads to a name's number, nor the number."""
 
     def __init__(self, seed=0):
         self.rng, self.rows = random.Random(f"world {seed}"), []
@@ -140,8 +141,8 @@ class World:
         return {thing.goal: thing.number for thing in self.all_things() if thing.path == "wg"}
 
     def questions(self, n, split, seed, paths=PATHS, avoid=(), word=None):
-        """n different questions about the things of a split, as dicts. avoid: texts that must not be
-        among them. word(what, name, op, n, rng): their wording."""
+        """n different questions about the things of a split, as dicts. avoid: texts that must not
+        be among them. word(what, name, op, n, rng): their wording."""
         rng, found, word, deck = random.Random(seed), {}, word or WORDINGS[split], []
         while len(found) < n:
             deck = deck or rng.sample(list(paths), sum(paths.values()), counts=list(paths.values()))
@@ -184,7 +185,8 @@ def operation(number, rng):
             return op, n
 
 
-# -------------------------------------------------------------------------------------------------- wordings
+# --------------------------------------------------------------------------------------------------
+# wordings
 STARTS = ["What is", "Tell me", "Find", "I need", "Give me", "I want to know", "Could you give me"]
 OPENINGS = {
     "train": [

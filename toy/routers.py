@@ -1,4 +1,5 @@
-"""Does the toy's world need a planner? Rules in its place pick the tool, with everything else perfect.
+"""Does the toy's world need a planner? Rules in its place pick the tool, with everything else
+perfect.
 
     python toy/routers.py
     python toy/routers.py --out routers.csv
@@ -9,18 +10,18 @@ A router picks the tool of each plan without reading any result:
     bm25       the tool whose description is nearest to the sub-goal, by bm25
     sub-goal   the tool that is most often right after the sub-goal's first three words
     question   the tool that is most often right for the question's first three words
-    sequence   for each kind of question the sequence of tools, one for each turn, that is right most often
-    table      for each kind of question, turn and sub-goal the tool, so that most questions are right
+    sequence   for each kind of question the sequence of tools, one a turn, that is right most often
+    table      for each kind of question, turn and sub-goal the tool: the best of all such tables
 
-A kind of question is what can be read off its text: an atomic number or a calling code, with an operation or
-without. A sub-goal is one of three: the name in the question, another name, the operation at the end. One
-more rule reads what the routers do not:
+A kind of question is what can be read off its text: an atomic number or a calling code, with an
+operation or without. A sub-goal is one of three: the name in the question, another name, the
+operation at the end. One more rule reads what the routers do not:
 
-    result     the tool that is most often right after a last result of this kind: a number, an address, ...
+    result     the tool that is most often right after such a last result: a number, an address ...
 
-The rest of each plan is that of a perfect planner, which reads the memory. So these rules are stronger than a
-real router. All of them are fitted to the training questions, and measured on the test questions.
-"""
+The rest of each plan is that of a perfect planner, which reads the memory. So these rules are
+stronger than a real router. All of them are fitted to the training questions, and measured on the
+test questions."""
 
 import argparse
 import csv
@@ -56,11 +57,12 @@ PLACES = [
 
 
 def finishes(path, tool_at):
-    """Do the tools of tool_at(turn, goal) answer a question of this path, if everything else is perfect?
+    """Do the tools of tool_at(turn, goal) answer a question of this path, if everything else is
+    perfect?
 
-    A wrong tool costs a turn. Two of them do more: base_generator makes a number up, which the verifier
-    believes; and a search shows again what it has shown, so what was read since must be read again.
-    """
+    A wrong tool costs a turn. Two of them do more: base_generator makes a number up, which the
+    verifier believes; and a search shows again what it has shown, so what was read since must be
+    read again."""
     steps, done = path.replace("+", "p"), 0
     for turn in TURNS:
         goal = goal_at(path, done)
@@ -86,7 +88,7 @@ def goal_at(path, done):
 
 
 def best(paths, places):
-    """{place: letter}: of all such tables the one that is right most often. paths: {path: how many}."""
+    """{place: letter}: the table that is right most often. paths: {path: how many}."""
     tables = [dict(zip(places, row)) for row in itertools.product(LETTERS, repeat=len(places))]
     by_turn = places == TURNS
 
@@ -98,7 +100,7 @@ def best(paths, places):
 
 
 class Routed:
-    """An engine for the planner: another engine's plans, with the tool that rule(prompt, plan) picks."""
+    """An engine for the planner: another's plans, with the tool that rule(prompt, plan) picks."""
 
     def __init__(self, engine, tools, rule):
         self.engine, self.tools, self.rule = engine, tools, rule
@@ -106,8 +108,10 @@ class Routed:
     def __call__(self, prompts, **settings):
         completions = self.engine(prompts, **settings)
         plans = [planner.parse(completion.text, self.tools) for completion in completions]
-        texts = [f"Context: {plan.context}\nSub-goal: {plan.sub_goal}\nTool: {self.rule(prompt, plan)}"
-                 for prompt, plan in zip(prompts, plans)]  # fmt: skip
+        texts = [
+            f"Context: {plan.context}\nSub-goal: {plan.sub_goal}\nTool: {self.rule(prompt, plan)}"
+            for prompt, plan in zip(prompts, plans)
+        ]
         return [replace(completion, text=text) for completion, text in zip(completions, texts)]
 
 
@@ -131,7 +135,7 @@ def seen(prompt, plan):
 
 
 def rules(train, tools, counts):
-    """{name: rule(prompt, plan)}. counts[name][what it sees][tool]: how often a perfect planner uses it."""
+    """{name: rule(prompt, plan)}. counts[name][what it sees][tool]: a perfect planner's choices."""
     paths, tables = defaultdict(Counter), {"sequence": {}, "table": {}}
     for row in train:
         paths[kind_of(row["question"])][row["kind"]] += 1
@@ -154,9 +158,16 @@ def rules(train, tools, counts):
         described = [planner.describe(name, tool) for name, tool in tools.items()]
         return list(tools)[ranked(described, plan.sub_goal, 1)[0]]
 
-    return {"perfect": lambda prompt, plan: plan.tool, "frequent": frequent("frequent"), "bm25": nearest,
-            "sub-goal": frequent("sub-goal"), "question": frequent("question"), "sequence": fitted("sequence"),
-            "table": fitted("table"), "result": frequent("result")}  # fmt: skip
+    return {
+        "perfect": lambda prompt, plan: plan.tool,
+        "frequent": frequent("frequent"),
+        "bm25": nearest,
+        "sub-goal": frequent("sub-goal"),
+        "question": frequent("question"),
+        "sequence": fitted("sequence"),
+        "table": fitted("table"),
+        "result": frequent("result"),
+    }
 
 
 def measure():

@@ -1,11 +1,11 @@
-"""The teacher: an engine of rules that plays all modules of the flow. The toy learns from its texts.
+"""The teacher: an engine of rules that plays all modules of the flow. The toy learns from its
+texts.
 
-It reads the memory in its prompts as any model must: what the results say of each name, and which address or
-calculation is still to be followed. With blind=None its plans are perfect. With a random.Random, sub-goal,
-context and tool are each drawn by chance among what is plausible: the names of the question and of the
-results, the last result's address or calculation, the four tools. The toy learns formats and words from such
-plans; what to do is left to Flow-GRPO.
-"""
+It reads the memory in its prompts as any model must: what the results say of each name, and which
+address or calculation is still to be followed. With blind=None its plans are perfect. With a
+random.Random, sub-goal, context and tool are each drawn by chance among what is plausible: the
+names of the question and of the results, the last result's address or calculation, the four tools.
+The toy learns formats and words from such plans; what to do is left to Flow-GRPO."""
 
 import re
 
@@ -76,9 +76,8 @@ def said(goal, result):
 class Known:
     """What is known of each goal, such as "code of Norway", read from the memory in a prompt.
 
-    goals: {goal: (kind, value)}. Of the last step: goal, the kind of what its result said ("" for nothing),
-    and the address or calculation in it.
-    """
+    goals: {goal: (kind, value)}. Of the last step: goal, the kind of what its result said ("" for
+    nothing), and the address or calculation in it."""
 
     def __init__(self, prompt):
         self.goals, self.goal, self.last, self.pointer = {}, "", "", ""
@@ -92,7 +91,8 @@ class Known:
             self.pointer = pointers[0] if pointers else ""
 
     def resolve(self, goal):
-        """(the goal that stands for this one now, kind, value): a name that is filed as another is followed.
+        """(the goal that stands for this one now, kind, value): a name that is filed as another is
+        followed.
 
         Of names that lead back to themselves nothing is known."""
         seen = set()
@@ -106,10 +106,9 @@ class Known:
 class Teacher:
     """The engine, for questions of a world. `examples` collects all (prompt, text) of the modules.
 
-    made: from world.questions(). known: world.known(), what base_generator knows.
-    guided: the share of plans that are perfect although the examples show blind ones. So the other modules,
-    and the blind planner, also learn from memories that blind plans hardly ever reach.
-    """
+    made: from world.questions(). known: world.known(), what base_generator knows. guided: the share
+    of plans that are perfect although the examples show blind ones. So the other modules, and the
+    blind planner, also learn from memories that blind plans hardly ever reach."""
 
     def __init__(self, made, known, blind=None, guided=0.0):
         self.made, self.known = {question["question"]: question for question in made}, known
@@ -127,7 +126,7 @@ class Teacher:
         return [Completion(text, [], []) for text in texts]
 
     def answer(self, prompt, question):
-        """(what is done, what is to be learnt from it), of a module with this question in its prompt."""
+        """(what is done, what is to be learnt), of a module with this question in its prompt."""
         is_of = lambda module: prompt.startswith(module.PROMPT[:40])
         if is_of(executor):
             return 2 * (command(prompt),)
@@ -151,7 +150,8 @@ class Teacher:
             goal_of(question),
             *(value for kind, value in known.goals.values() if kind == "name"),
         ]
-        goals = {}  # (context, goal): how often it is drawn; a name whose number is known, less often
+        # (context, goal): how often it is drawn; a name whose number is known, less often
+        goals = {}
         for goal in dict.fromkeys(names):
             goals[known.pointer or "none", goal] = 1 if known.resolve(goal)[1] == "number" else 3
         if step := last_step(question, known):
@@ -189,7 +189,7 @@ def perfect(question, known):
 
 
 def last_step(question, known):
-    """(context, goal) of the operation that ends a question, or None while the number is missing."""
+    """(context, goal) of a question's last operation, or None while the number is missing."""
     goal = goal_of(question)
     _, kind, value = known.resolve(goal)
     if not question["op"] or kind != "number":

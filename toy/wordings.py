@@ -1,12 +1,12 @@
-"""Many ways to ask the toy's questions, for its warm start, so that it can read ones that it has never seen.
+"""Many ways to ask the toy's questions, for its warm start, so that it can read ones that it has
+never seen.
 
-    ask("atomic number", "iron", "plus", 17, rng) -> "Hey, add 17 to the proton count of iron please"
+    ask("atomic number", "iron", "plus", 17, rng) -> "Hey, add 17 to the proton count of iron"
     unknown("iron", rng)                          -> "What is the smell of iron"
 
-The questions of training and test (questions.py) have few wordings. A model that has read these alone looks
-for words at fixed places. Here a question has a lead, a core and an end, each drawn from many
-(wordings.txt), and chance puts other words around and between.
-"""
+The questions of training and test (questions.py) have few wordings. A model that has read these
+alone looks for words at fixed places. Here a question has a lead, a core and an end, each drawn
+from many (wordings.txt), and chance puts other words around and between."""
 
 import re
 from pathlib import Path
