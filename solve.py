@@ -69,9 +69,8 @@ from world.sandbox import protection
 from world.services import Cache, is_server
 from world.text import printable, truncate
 
-SHORTER = (
-    2  # how often a prompt that is too long is written again, each time with a quarter of memory
-)
+# how often a prompt that is too long is written again, each time with a quarter of memory
+SHORTER = 2
 ANALYSIS_LIMIT = 2_000  # characters of the analysis, which is shown beside the memory
 RECORD_LIMIT = 20_000  # characters: longer completions, calls and answers are truncated
 
@@ -268,7 +267,7 @@ def record_of(rollout):
     names = "answer right reward judged failed undecided".split()
     record |= {name: getattr(rollout, name) for name in names}
     record |= {"turns": len(rollout.plans), "seconds": round(rollout.seconds, 3)}
-    return record | {"memory": dataclasses.asdict(rollout.memory), "words": rollout.outputs}
+    return record | {"memory": dataclasses.asdict(rollout.memory), "outputs": rollout.outputs}
 
 
 # --------------------------------------------------------------------------------- the command line

@@ -129,7 +129,7 @@ def rollout_shown(label, record, A):
     facts += [] if A is None else [f"A {A:+.2f}"]
     yield f'<details class="{verdict}"><summary><b>{verdict}</b> '
     yield f"{safe(' · '.join(filter(None, facts)))}</summary>"
-    for output in record["words"]:
+    for output in record["outputs"]:
         module, step = output["module"], steps.get(output["turn"])
         tokens = f"{output['tokens']} tokens" if output["tokens"] else ""
         title = " · ".join(filter(None, [module, tokens, "cut" * output["cut"]]))

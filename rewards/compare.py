@@ -89,7 +89,7 @@ def rollout_of(record):
     """What the metrics need of the rollout that wrote this record."""
     steps = [SimpleNamespace(**step) for step in record["memory"]["steps"]]
     memory = SimpleNamespace(**record["memory"] | {"steps": steps})
-    return SimpleNamespace(**record | {"memory": memory, "outputs": record["words"]})
+    return SimpleNamespace(**record | {"memory": memory})
 
 
 def different_settings(*folders):

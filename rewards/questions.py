@@ -43,9 +43,7 @@ def read_questions(path):
     {"question": "2 + 2?", "answer": 4} -> Question(question="2 + 2?", answer="4")
     """
     try:
-        lines = (
-            Path(path).read_bytes().splitlines()
-        )  # bytes: str.splitlines() also splits at U+2028
+        lines = Path(path).read_bytes().splitlines()  # of bytes: str's would split at U+2028, too
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; give a JSONL file of questions.") from None
     questions = []

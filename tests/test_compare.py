@@ -49,7 +49,7 @@ def record(number, right, answer="42", failed="", gold="42"):
     ]
     outcome = {"answer": answer, "right": bool(right), "failed": failed, "undecided": False}
     question = {"id": "", "kind": "", "question": f"question {number}?", "gold": gold}
-    return question | outcome | {"memory": {"analysis": "", "steps": [step]}, "words": words}
+    return question | outcome | {"memory": {"analysis": "", "steps": [step]}, "outputs": words}
 
 
 def folder(path, *trials, name="questions", **settings):

@@ -758,7 +758,7 @@ def trained_in(code, out, plain):
     given = words(out, **QUICK | {"steps": 2}, beta=0, max_new_tokens=9) + ["--plain"] * plain
     assert ended(forked(*given, code=code)) == 0, Path("forked").read_text()
     records = [json.loads(line) for line in Path(out, "rollouts.jsonl").read_text().splitlines()]
-    return [[word["text"] for word in record["words"]] for record in records[:8]], rows(out)
+    return [[output["text"] for output in record["outputs"]] for record in records[:8]], rows(out)
 
 
 @pytest.fixture(scope="module")
