@@ -96,7 +96,7 @@ class Chat:
                 continue  # ordinary text, even if the tokenizer pads with "!"
             if special and token not in KNOWN:
                 self.silent.add(i)
-            if (special or BRACKETED.fullmatch(token)) and token not in OURS:
+            if (special or BRACKETED.fullmatch(token)) and not token.strip().startswith(OURS):
                 self.control[i] = token
         if tokenizer.unk_token_id not in self.stops:
             self.control.pop(tokenizer.unk_token_id, None)  # an unknown character is ordinary, too

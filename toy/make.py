@@ -40,8 +40,8 @@ from models.local import Engine, load
 from rewards.metrics import accuracy_line, summary
 from tools import TOOLS, choose
 from toy import wordings
-from toy.pieces import NAMES, edited, pieces_of
-from toy.questions import LONG, PATHS, WORDINGS, World, for_flow, operate, operation, splits
+from toy.pieces import NAMES, NUMBERS, edited, pieces_of
+from toy.questions import LONG, PATHS, URLS, WORDINGS, World, for_flow, operate, operation, splits
 from toy.teacher import GUESS, Teacher, analysis
 from toy.teacher import TOOLS as TOY_TOOLS
 
@@ -171,43 +171,46 @@ def follows_memory(prompt, text):
 
 # --------------------------------------------------------------------------------------------------
 # learning
-def copying_batches(engine, rng, size=32):
-    """Batches of (prompt ids, answer ids): the answer repeats the prompt, some random tokens."""
-    template = engine.chat.encode("|")
-    place = next(i for i in range(len(template)) if engine.tokenizer.decode(template[i]) == "|")
-    before, after, stop = template[:place], template[place + 1 :], engine.tokenizer.eos_token_id
-    while True:
-        lengths = [rng.randrange(1, 16) for _ in range(size)]
-        texts = [rng.choices(range(256, len(engine.tokenizer)), k=n) for n in lengths]
-        yield [(before + text + after, [*text, stop]) for text in texts]
+def copying_examples(engine, n, rng):
+    """[(prompt ids, answer ids)]: the answer repeats the prompt, random names and numbers."""
+    template, tokenizer = engine.chat.encode("|"), engine.tokenizer
+    place = next(i for i in range(len(template)) if tokenizer.decode(template[i]) == "|")
+    before, after, stop = template[:place], template[place + 1 :], tokenizer.eos_token_id
+    words = [*NUMBERS, *(f" {name}" for name in NAMES), *URLS]
+    words = [i for word in words for i in tokenizer.encode(word, add_special_tokens=False)]
+    pools, examples = [words, words, words, range(256, len(tokenizer))], []
+    for _ in range(n):
+        text = rng.choices(rng.choice(pools), k=rng.randrange(1, 16))
+        examples.append((before + text + after, [*text, stop]))
+    return examples
 
 
 def batches_of(sources, rng, size=32):
-    """Batches of the sources in random order. sources: [(examples, how often)]."""
+    """(batch, whole) of the sources in random order. sources: [(examples, how often, whole)]."""
     pools = [[] for _ in sources]
     while True:
-        [k] = rng.choices(range(len(sources)), [share for _, share in sources])
+        [k] = rng.choices(range(len(sources)), [share for _, share, _ in sources])
         if not pools[k]:  # 50 batches, each of examples of similar length
             drawn = sorted(
                 rng.choices(sources[k][0], k=size * 50), key=lambda pair: sum(map(len, pair))
             )
             pools[k] = [drawn[i : i + size] for i in range(0, len(drawn), size)]
             rng.shuffle(pools[k])
-        yield pools[k].pop()
+        yield pools[k].pop(), sources[k][2]
 
 
-def learn(engine, batches, steps, rate, whole=False):
+def learn(engine, batches, steps, rate):
     """Supervised learning: AdamW on the cross-entropy of the answers, or of whole texts, prompts
     included.
 
-    batches: yields [(prompt ids, answer ids)]."""
+    batches: yields ([(prompt ids, answer ids)], whole)."""
     model = engine.model.train()
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, rate, total_steps=steps, pct_start=0.1
     )
     bar, mean = tqdm(range(steps), mininterval=10), 0.0
-    for _, batch in zip(bar, batches):
+    for _, (batch, whole) in zip(bar, batches):
         T = max(len(s) + len(a) for s, a in batch)
         ids = torch.tensor([s + a + [0] * (T - len(s) - len(a)) for s, a in batch])  # (N, T)
         learnt = torch.zeros_like(ids, dtype=torch.bool)  # (N, T)
@@ -254,10 +257,13 @@ def make_engine(rollouts, steps, seed, width):
         flush=True,
     )
     knowledge = encoded(knowledge_examples(rollouts, rng))
-    batches = batches_of([(pairs, 4), (hard, 2), (encoded(analyses), 2), (knowledge, 2)], rng)
-    learn(engine, copying_batches(engine, rng), 500, 3e-3)
-    learn(engine, batches, steps, 2e-3, whole=True)
-    learn(engine, batches, steps // 3, 5e-4)
+    copies = copying_examples(engine, 4 * rollouts, rng)
+    texts = [(pairs, 4), (hard, 2), (encoded(analyses), 2), (knowledge, 2)]
+    reading = [(copies, 2, False), *((*source, True) for source in texts)]
+    answering = [(copies, 1, False), *((*source, False) for source in texts)]
+    learn(engine, batches_of([(copies, 1, False)], rng, size=64), 1300, 3e-3)
+    learn(engine, batches_of(reading, rng), steps, 2e-3)
+    learn(engine, batches_of(answering, rng), steps // 2, 1e-3)
     return engine
 
 
