@@ -4,7 +4,7 @@ corpus.
     python toy/make.py             remake everything, then check it
     python toy/make.py --check     check the toy that is there
 
-toy/ is an ordinary checkpoint folder (a Qwen2 of less than a million parameters, its tokenizer, a
+toy/ is an ordinary checkpoint folder (a Qwen2 of about a million parameters, its tokenizer, a
 chat template), an ordinary corpus and ordinary JSONL questions. It is the default of solve.py and
 train.py, whose code treats it like a 7B. So few parameters are enough because the prompts are only
 some tens of tokens long for this model (pieces.py), and because of how it learns:
@@ -317,9 +317,9 @@ def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
     parser.add_argument("--rollouts", type=int, default=6400, help="of the teacher, to learn from")
-    parser.add_argument("--steps", type=int, default=2000, help="of reading whole texts")
+    parser.add_argument("--steps", type=int, default=3000, help="of reading whole texts")
     parser.add_argument("--seed", type=int, default=0, help="decides everything random")
-    parser.add_argument("--width", type=int, default=96, help="hidden size of the model")
+    parser.add_argument("--width", type=int, default=128, help="hidden size of the model")
     parser.add_argument("--out", type=Path, default=TOY, help="folder")
     parser.add_argument("--check", action="store_true", help="only check the toy that is there")
     args = parser.parse_args()
