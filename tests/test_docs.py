@@ -1,6 +1,7 @@
-"""README.md and docs/ agree with the code: commands, links, names, and the examples of use.md."""
+"""README.md and docs/ agree with the code: commands, links, names, and their examples run."""
 
 import ast
+import doctest
 import functools
 import json
 import re
@@ -17,7 +18,7 @@ from rewards.rules import decide
 from world.search import rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
-USE = ROOT / "docs/use.md"
+USE, TOUR = ROOT / "docs/use.md", ROOT / "docs/tour.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")]
 COMMAND = re.compile(r"(?:python3?|torchrun \S+ \d+) (?!-m venv|-m pytest)((?:-m )?\S+)([^|&`]*)")
@@ -99,6 +100,10 @@ def test_the_examples_of_use_md_run(monkeypatch, tmp_path, capsys):
         assert decide(parse(line), str(json.loads(line)["answer"]))
     (tmp_path / "passages.jsonl").write_text(passages)
     assert len(list(rows_of(tmp_path / "passages.jsonl"))) == 2
+
+
+def test_the_session_of_tour_md_runs():
+    assert not doctest.testfile(str(TOUR), module_relative=False).failed
 
 
 def test_the_rules_decide_as_the_table_of_use_md_says():

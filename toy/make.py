@@ -155,10 +155,10 @@ def knowledge_examples(n, rng):
     queries = 3 * list(known) + [thing.goal for thing in World().all_things()]
     for _ in range(n):
         query = rng.choice(queries)
-        number = known.get(query) or rng.randrange(1, 1000)
-        if rng.random() < 0.1:
-            op, other = operation(number, rng)
-            query, number = f"{query} {op} {other}", rng.randrange(1, 1000)
+        if query not in known and rng.random() < 0.2:
+            op, other = operation(rng.randrange(1, 1000), rng)
+            query = f"{query} {op} {other}"
+        number = known.get(query) or random.Random(query).randrange(1, 1000)  # always the same
         examples.append((query, GUESS.format(number)))
     return examples
 

@@ -78,7 +78,7 @@ def edited(prompt, rng):
         if rng.random() < 0.08 and paragraph in prompt:
             prompt = prompt.replace(paragraph, edited_text(paragraph, rng))
     for label in sorted(set(LABEL.findall(prompt))):
-        if rng.random() < 0.05:
+        if rng.random() < 0.15:
             prompt = re.sub(rf"(?<=\n){label}\b", edited_text(label, rng), prompt)
     for error in set(re.findall(r"Error: [^'\n]+", prompt)):
         if rng.random() < 0.2:
