@@ -173,9 +173,8 @@ def free_memory(device):
         Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current", "stat")
     )
     if limit.exists() and limit.read_text().strip() != "max":
-        cached = re.search(r"^inactive_file (\d+)", stat.read_text(), re.M)[
-            1
-        ]  # given back on demand
+        # a cache of files is given back on demand
+        cached = re.search(r"^inactive_file (\d+)", stat.read_text(), re.M)[1]
         host = min(host, int(limit.read_text()) - int(used.read_text()) + int(cached))
     return gpu, host
 

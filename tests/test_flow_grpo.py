@@ -329,9 +329,8 @@ def test_the_clip_stops_a_good_token_above_and_a_bad_token_below_and_nothing_els
     A = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
     value, *_ = flow_grpo.loss(logp, torch.zeros(5), None, A, torch.ones(5), (0.2, 0.3), beta=0)
     value.backward()
-    assert logp.grad.tolist() == pytest.approx(
-        [0, 1.5, -0.5, 0, -1], abs=1e-5
-    )  # -ρ A where it lives
+    # -ρ A where the clip does not act
+    assert logp.grad.tolist() == pytest.approx([0, 1.5, -0.5, 0, -1], abs=1e-5)
     assert value.item() == pytest.approx(-(1.3 - 1.5 + 0.5 - 0.8 + 1.0), abs=1e-5)
 
 
@@ -353,9 +352,8 @@ def test_an_empty_plan_has_no_tokens_but_is_a_turn():
 
 
 def test_group_statistics_are_over_rollouts_and_not_over_turns():
-    A, _ = flow_grpo.advantages(
-        [1] + [0] * 7, [0] * 8
-    )  # over the turns of one short and seven long: 4.477
+    # over the turns of one short and seven long rollouts it would be 4.477
+    A, _ = flow_grpo.advantages([1] + [0] * 7, [0] * 8)
     assert A[0].item() == pytest.approx(2.4749, abs=1e-3)
 
 
@@ -504,9 +502,8 @@ def test_an_update_leaves_no_gradient_behind_and_adds_none_that_was_there():
         p.grad = torch.ones_like(p)
     (_, clean), (_, other) = learn(tiny(), *lesson()), learn(dirty, *lesson())
     assert torch.equal(clean.gradients[0], other.gradients[0])
-    assert all(
-        p.grad is None for p in dirty.parameters()
-    )  # 15 GB of a 7B, through the whole next rollout
+    # they would take 15 GB of a 7B, through the whole next rollout
+    assert all(p.grad is None for p in dirty.parameters())
 
 
 def test_rollouts_without_advantage_are_not_computed_when_beta_is_zero_but_they_count():
@@ -635,9 +632,7 @@ def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference):
     reference = tiny(1) if with_reference else None
     models = [tiny(), tiny()]
     for model in models:
-        score(
-            model, actions
-        )  # every weight has a gradient, and the head is found to be the last layer
+        score(model, actions)  # every weight has a gradient, and the head is the last layer
 
     def process(rank):
         copied = copy.deepcopy(reference)

@@ -425,6 +425,5 @@ def test_what_the_web_has_answered_is_not_asked_again(net, tmp_path):
     assert cached("fr") == nothing and len(server.requests) == 4  # another Wikipedia
     assert cached("fr") == nothing and len(server.requests) == 4  # that there is nothing is known
     server = net(WRONG)
-    assert (
-        cached("it")[1] and cached("it")[1] and len(server.requests) == 6
-    )  # failures are not kept
+    # failures are not kept
+    assert cached("it")[1] and cached("it")[1] and len(server.requests) == 6

@@ -99,9 +99,8 @@ def test_no_name_of_the_test_and_nothing_that_leads_to_its_number_is_in_training
     }
     pairs = {frozenset(names) for _, _, names in facts()}
     test = {thing.name for thing in world.things["test"]}
-    assert all(
-        pair <= test or not pair & test for pair in pairs
-    )  # a page leads to the other name of a pair alone
+    # a page leads to the other name of a pair alone
+    assert all(pair <= test or not pair & test for pair in pairs)
     addresses = [row["url"] for row in world.rows if "url" in row]
     assert len(addresses) == len(set(addresses))
     assert not {row["question"] for row in made["train"]} & {
@@ -177,10 +176,10 @@ def test_no_sequence_and_no_table_of_tools_answers_more_than_060_even_with_perfe
         paths = Counter(
             row["kind"] for row in made["test"] if routers.kind_of(row["question"]) == kind
         )
+        # fitted to these very questions
         sequence, table = (
-            routers.best(paths, routers.TURNS),
-            routers.best(paths, routers.PLACES),
-        )  # of these very questions
+            routers.best(paths, places) for places in (routers.TURNS, routers.PLACES)
+        )
         rules = {
             "sequence": lambda turn, goal: sequence[turn],
             "table": lambda *place: table[place],

@@ -55,9 +55,8 @@ def parse_url(url):
 
 
 # --------------------------------------------------------------------------------- the connection
-UNICAST = ipaddress.ip_network(
-    "2000::/3"
-)  # ::1, ::ffff:127.0.0.1, NAT64, fc00:: and fe80:: are not
+# without ::1, ::ffff:127.0.0.1, NAT64, fc00:: and fe80::
+UNICAST = ipaddress.ip_network("2000::/3")
 
 
 def public(address):
