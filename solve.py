@@ -36,7 +36,6 @@ Some functions import what only they need: torch and transformers take seconds t
 
 import argparse
 import dataclasses
-import fcntl
 import json
 import os
 import re
@@ -49,6 +48,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:
+    raise SystemExit("nano-agentflow needs Linux or macOS; on Windows, run it in WSL") from None
 from tqdm import tqdm
 
 import executor

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -572,3 +573,10 @@ def test_a_mistake_that_people_make_daily_is_one_sentence(run, capsys, words, wh
     lines = f"{capsys.readouterr().err}{stop.value.code}".splitlines()
     [line] = [line for line in lines if why in line]
     assert line.startswith("solve.py: ") and stop.value.code not in (0, None)
+
+
+def test_on_windows_it_says_what_to_do():
+    code = "import sys; sys.modules['fcntl'] = None; import train"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr == "nano-agentflow needs Linux or macOS; on Windows, run it in WSL\n"
