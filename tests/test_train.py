@@ -378,8 +378,8 @@ def test_signals_at_random_moments_lose_nothing(whole):
         process = forked(*begun("signalled"))
         time.sleep(random.uniform(0, 1.5))
         os.kill(process, number)
-        codes.append(ended(process))
-        assert codes[-1] in (0, 1, -number, 128 + number), Path("forked").read_text()
+        codes.append(ended(process))  # however it ended, but not with an error of ours
+        assert codes[-1] != 99, Path("forked").read_text()
     assert ended(forked(*begun("signalled"))) == 0
     assert everything("signalled") == everything(whole), codes
 
