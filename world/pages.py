@@ -41,13 +41,10 @@ def parse_url(url):
         raise ServiceError("this URL is too long, or has characters that no URL has")
     try:
         parts = urllib3.util.parse_url(url)
+        known = parts.scheme in PORTS and re.fullmatch(r"[\w.:[\]-]+", parts.host or "")
     except ValueError:
-        parts = urllib3.util.Url()
-    if (
-        parts.scheme not in PORTS
-        or parts.auth
-        or not re.fullmatch(r"[\w.:[\]-]+", parts.host or "")
-    ):
+        known = False
+    if not known or parts.auth:
         why = "it must be http or https, with a host and no password"
         raise ServiceError(f"this is not a URL that can be read: {why}")
     port = None if parts.port == PORTS[parts.scheme] else parts.port
@@ -55,8 +52,7 @@ def parse_url(url):
 
 
 # --------------------------------------------------------------------------------- the connection
-# without ::1, ::ffff:127.0.0.1, NAT64, fc00:: and fe80::
-UNICAST = ipaddress.ip_network("2000::/3")
+UNICAST = ipaddress.ip_network("2000::/3")  # not in it: ::1, ::ffff:127.0.0.1, NAT64, fc00::
 
 
 def public(address):
@@ -82,6 +78,7 @@ def connect(url, end):
     sock = socket.create_connection((address, port), timeout=seconds_left(end))
     if url.scheme == "http":
         return sock
+    sock.settimeout(seconds_left(end))
     context = ssl.create_default_context(cafile=requests.certs.where())
     return context.wrap_socket(sock, server_hostname=host)
 
@@ -145,6 +142,9 @@ def text_in(answer, host, limit, end):
     if not re.fullmatch(r"text/[\w.+-]+|application/([\w.+-]+\+)?(json|xml)", kind, re.ASCII):
         raise ServiceError(f"{host} answered with {ascii(kind[:80])}, which is not text")
     packed = urllib3.HTTPResponse(answer, answer.headers.items(), preload_content=False)
+    encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity", *packed.CONTENT_DECODERS):
+        raise ServiceError(f"{host} answered in an encoding that nobody asked for")
     body = body_of(packed, limit, end)[:limit]
     text = body.decode(charset_of(body, details), "replace")
     text = text_of(text) if "html" in kind else text.replace("\r\n", "\n")
@@ -164,8 +164,8 @@ IN_DOCUMENT = re.compile(rb"<(?:meta[^>]*charset|\?xml[^>]*encoding)" + LABEL, r
 
 
 def charset_of(body, details):
-    """The charset of a page, as browsers find it: its byte order mark, else the header's label
-    (details: what follows the type in Content-Type), else what the page declares, else UTF-8."""
+    """The charset of a page, as browsers find it: its byte order mark, else the header's label (in
+    `details`, which follow the type), else what the document declares, else UTF-8."""
     for mark, name in BOMS.items():
         if body.startswith(mark):
             return name
@@ -203,12 +203,13 @@ BREAKS = (
     "table tbody tfoot thead tr ul"
 )
 # What an element shows at its beginning and at its end. \1 and \2 enclose what is raised, \3 and \4
-# a part of a formula, which gets brackets if it is more than a word.
+# a part of a formula, which gets brackets if it is not SIMPLE: a number or a letter.
 SHOWN = dict.fromkeys(BREAKS.split(), ("\n", "\n"))
-SHOWN |= dict.fromkeys(("td", "th", "option", "mfrac"), (" ", " "))
-SHOWN |= {"sup": ("\1", "\2"), "msqrt": ("√\3", "\4")}
+SHOWN |= dict.fromkeys(("td", "th", "option"), ("\t", "\t"))
+SHOWN |= {"sup": ("\1", "\2"), "mfrac": (" ", " "), "msqrt": ("√\3", "\4")}
 SIGNS = {("mfrac", 1): "/", ("msup", 1): "^", ("msubsup", 2): "^"}  # what follows the n-th part
 FORMULAS = {name for name, _ in SIGNS}
+SIMPLE = r"[-+−–]?(?:\d[\d.,]*|\w?)[-+−–]?"
 
 
 def text_of(html):
@@ -262,9 +263,9 @@ def part_of(opened, name, ends):
 def with_signs(text):
     """The text with "^" and brackets for what only the layout shows: 10<sup>8</sup> -> 10^8"""
     text = text.replace("\3 ", "\3").replace(" \4", "\4")
-    text = re.sub(r"\x03(\W?[\w.,]*)\x04", r"\1", text)
+    text = re.sub(rf"\x03({SIMPLE})\x04", r"\1", text)
     text = text.replace("\3", "(").replace("\4", ")")
-    before = r"(?:(?<=[\w)\]}])|(?<=\d)\s)"  # in <sup>14</sup>C there is nothing to be raised to
+    before = r"(?:(?<=[\w)\]}])|(?<=\d) )"  # in <sup>14</sup>C there is nothing to be raised to
     text = re.sub(before + r"\x01([^\x01\x02]*)\x02(?=(.?))", power, text)
     return text.replace("\1", "").replace("\2", "")
 
@@ -276,4 +277,4 @@ def power(raised):
         return f" {text}"
     if not re.fullmatch(r"(?=.*[\d+−–=-])[^[(].{0,11}|[ijkmnptxyz]", text):
         return raised[0]
-    return f"^{text}" if re.fullmatch(r"[-+−–]?[\w.,]+[-+−–]?", text) else f"^({text})"
+    return f"^{text}" if re.fullmatch(SIMPLE, text) else f"^({text})"

@@ -20,7 +20,6 @@ import json
 import os
 import re
 import sqlite3
-import textwrap
 import threading
 import unicodedata
 import zlib
@@ -34,6 +33,7 @@ from world.text import truncate, visible
 
 PASSAGE = 1100  # characters of a passage, so that k = 3 of them fit into a result
 IN_MEMORY = 8_000_000  # bytes of a corpus; the index of a larger one is a file beside it
+FULL = re.compile(rf"\S.{{0,{PASSAGE - 1}}}(?!\S)|\S{{{PASSAGE}}}")
 NOTHING = "Error: no"  # the beginning of the answer when a search has worked but found nothing
 LIVE = "wikipedia:"  # with a language behind it: not a file, but the live Wikipedia
 WIKIPEDIA = "https://{}.wikipedia.org/w/api.php"
@@ -87,8 +87,9 @@ def query_words(query):
 
 
 def passages(text):
-    """The text in passages of at most PASSAGE characters, without line breaks."""
-    return textwrap.wrap(" ".join(visible(text).split()), PASSAGE, break_on_hyphens=False)
+    """The text in passages of at most PASSAGE characters, without line breaks, split at spaces. A
+    longer run without a space is split where a passage is full."""
+    return FULL.findall(" ".join(visible(text).split()))
 
 
 # --------------------------------------------------------------------------------------- ranking

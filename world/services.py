@@ -109,6 +109,7 @@ def session(tries=4):
 
 REASONS = {
     "NameResolutionError": "there is no such host",
+    "gaierror": "there is no such host",
     "NewConnectionError": "nobody listens there",
     "ConnectionRefusedError": "nobody listens there",
     "TimeoutError": "no answer in time",
