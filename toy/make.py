@@ -297,7 +297,7 @@ def check(engine):
         teacher, questions = Teacher(made[name], known), for_flow(made[name])
         perfect = summary(solve.roll_out(questions, teacher, engine, tools, max_turns=turns))
         print(f"perfect plans, {name}: {accuracy_line(perfect, len(questions))}")
-        passed &= perfect["accuracy"] >= 0.98
+        passed &= perfect["accuracy"] >= (0.98 if name == "test" else 0.9)
     questions = [question for question in for_flow(made["test"][:96]) for _ in range(8)]
     rollouts = solve.roll_out(questions, engine, engine, tools, max_turns=MAX_TURNS["test"])
     blind = summary(rollouts)
@@ -309,7 +309,8 @@ def check(engine):
     if not passed or blind["accuracy"] > 0.15 or solved < 32:
         raise SystemExit(
             "toy/make.py: the check failed: base_generator must know 0.97, perfect plans reach "
-            "0.98, blind ones at most 0.15, with a success in a third of the groups of 8"
+            "0.98 (0.9 of the long questions), blind ones at most 0.15, with a success in a third "
+            "of the groups of 8"
         )
 
 
