@@ -53,6 +53,7 @@ PAPER = {
     "minibatches": 4,
     "max_turns": 3,
     "max_new_tokens": 2048,
+    "beta": 0.001,
     "every": 5,
     "keep": 2,
 }
@@ -66,6 +67,7 @@ TOY = {
     "max_turns": 3,
     "every": 10,
     "lr": 4e-4,
+    "beta": 0.01,
 }
 
 
@@ -88,8 +90,8 @@ def flags(words=None):
     add("--questions", type=int, help="questions a step (default: 32; the toy 16)")
     add("--group-size", type=int, default=8, help="G, rollouts of a question (default: 8)")
     add("--lr", type=float, help="default: 1e-6; with adapters 1e-5; the toy 4e-4")
-    help = "weight of the KL to the untrained planner; 0 saves a pass (default: 0.001)"
-    add("--beta", type=float, default=0.001, help=help)
+    help = "weight of the KL to the untrained planner (default: 0.001; the toy 0.01)"
+    add("--beta", type=float, help=help)
     add("--minibatches", type=int, help="optimiser steps a batch of rollouts (default: 4)")
     add("--clip-low", type=float, default=0.2, help="ε: ρ is clipped below 1 - ε (default: 0.2)")
     add("--clip-high", type=float, default=0.3, help="ε': ρ is clipped above 1 + ε' (default: 0.3)")

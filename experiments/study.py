@@ -53,7 +53,7 @@ FORKS = {  # what is changed for the table of credit: (the fork, flags)
 AS_TOY = f"""--data toy/train.jsonl --corpus toy/corpus.jsonl --tools {" ".join(TOOLS)} --judge none
     --valid none --test {TEST} --max-new-tokens 64 --max-turns {TOY["max_turns"]} --lr {TOY["lr"]}
     --steps {TOY["steps"]} --questions {TOY["questions"]} --minibatches {TOY["minibatches"]}
-    --every {TOY["steps"]}"""
+    --every {TOY["steps"]} --beta {TOY["beta"]}"""
 
 
 @dataclass(frozen=True)
