@@ -93,7 +93,7 @@ def all_rows(seeds):
         trained = f"train.py --seed {seed} --out {{out}}", f"flow-grpo-seed{seed}", step
         frozen = "", "", "toy"
         yield Row("planners", "frozen", seed, *frozen)
-        for traces in ("own", "perfect") if seed < 3 else ():  # longer than Flow-GRPO itself
+        for traces in ("own", "perfect") if not seed else ():  # longer than Flow-GRPO itself
             command = f"experiments/baselines.py sft {traces} {{out}} --seed {seed}"
             folder = f"sft-{traces}-seed{seed}"
             yield Row("planners", f"SFT, {traces} traces", seed, command, folder)
