@@ -95,6 +95,7 @@ def test_a_group_or_a_line_that_is_not_finished_is_left_out(tmp_path):
     assert [[record["question"] for _, record, _ in group] for group in groups] == [["a?"] * 2]
 
 
+@pytest.mark.exhaustive
 def test_two_folders_of_solve_py_are_shown_question_by_question(tmp_path):
     for name, reward in (("before", 0.0), ("after", 1.0)):
         for trial in (0, 1):

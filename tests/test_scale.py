@@ -510,6 +510,7 @@ def test_a_run_of_two_processes_is_that_of_one_though_the_questions_do_not_divid
     assert all(printed.count(f"step   {step}/3") == 1 for step in (1, 2, 3))
 
 
+@pytest.mark.exhaustive
 def test_two_processes_resume_to_the_bit_and_another_number_is_refused(place):
     ranks(2, run_train, words_of(place, "masters", "--dtype", "bfloat16", "--lr", "1e-6"))
     run = place / "masters"
