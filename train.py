@@ -412,11 +412,7 @@ def plan_memory(args):
         )
     names = "lora optimizer_device gradient_checkpointing token_budget".split()
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    others = {getattr(args, name) for name in solve.MODELS} - {
-        None,
-        "none",
-        args.model,
-    }
+    others = {getattr(args, name) for name in solve.MODELS} - {None, "none", args.model}
     how, lines = fit.plan(
         args.model,
         # the least of all ranks, so all choose alike

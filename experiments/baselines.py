@@ -250,7 +250,7 @@ def warm(args):
     encode, stop = partial(engine.tokenizer.encode, add_special_tokens=False), engine.chat.stops[0]
     examples = make.rollout_examples(args.rollouts, rng)
     pairs = [(engine.chat.encode(prompt), [*encode(text), stop]) for prompt, text in examples]
-    make.learn(engine, make.batches_of([(pairs, 1)], rng), args.steps, 2e-3)
+    make.learn(engine, make.batches_of([(pairs, 1, False)], rng), args.steps, 2e-3)
     save(engine, args.out)
 
 

@@ -125,3 +125,12 @@ def test_a_monolith_reads_all_that_it_has_written_and_every_text_is_trained():
     assert done.right and [step.error for step in done.memory.steps] == [False, True]
     assert len(done.sampled) == 3 and prompts[1] == prompts[0] + texts[0] + "\nResult: 42\n\n"
     assert "\nResult: Error: no line 'Command: ...'" in prompts[2]
+
+
+def test_a_monolith_begins_with_a_warm_start_that_solve_can_load(monkeypatch, tmp_path):
+    monkeypatch.setattr(baselines.make, "WORLDS", 1)
+    monkeypatch.setattr(solve, "roll_out", solve.roll_out)  # warm() exchanges it
+    args = SimpleNamespace(seed=0, rollouts=16, steps=1, out=tmp_path / "monolith")
+    baselines.warm(args)
+    assert solve.remembered(solve.flags(["--model", str(args.out)]))["tools"]
+    assert baselines.local.load(str(args.out), baselines.distribution, "cpu").model

@@ -85,8 +85,7 @@ def make_model(tokenizer, width):
     return model
 
 
-# --------------------------------------------------------------------------------------------------
-# the examples
+# ------------------------------------------------------------------------------------- the examples
 def quick_python(code):
     """What the sandbox prints for the teacher's programs; a test compares the two."""
     value = re.fullmatch(r"number = (.*); print\(number\)", code)[1]
@@ -169,8 +168,7 @@ def follows_memory(prompt, text):
     return bool(found) and (found[1] != "none" or found[2] not in prompt.split("\nMemory:\n")[0])
 
 
-# --------------------------------------------------------------------------------------------------
-# learning
+# ----------------------------------------------------------------------------------------- learning
 def copying_examples(engine, n, rng):
     """[(prompt ids, answer ids)]: the answer repeats the prompt, random names and numbers."""
     template, tokenizer = engine.chat.encode("|"), engine.tokenizer
@@ -235,22 +233,21 @@ def make_engine(rollouts, steps, seed, width):
     pieces = pieces_of(examples)
     tokenizer = make_tokenizer([*texts, *pieces], pieces)
     engine = Engine(make_model(tokenizer, width), tokenizer, distribution)
-    message = [{"role": "user", "content": "{}"}]
-    chat = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
 
     def encoded(examples):
-        encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
-        read = (encode(chat.replace("{}", edited(prompt, rng))) for prompt, _ in examples)
+        encode, stop = tokenizer.encode, tokenizer.eos_token_id
         return [
-            (ids, [*encode(text), tokenizer.eos_token_id]) for ids, (_, text) in zip(read, examples)
+            (
+                engine.chat.encode(edited(prompt, rng)),
+                [*encode(text, add_special_tokens=False), stop],
+            )
+            for prompt, text in examples
         ]
 
     pairs = encoded(examples)
     hard = [pair for pair, example in zip(pairs, examples) if follows_memory(*example)]
-    size, length = (
-        sum(p.numel() for p in engine.model.parameters()),
-        sorted(len(s) for s, _ in pairs),
-    )
+    size = sum(p.numel() for p in engine.model.parameters())
+    length = sorted(len(s) for s, _ in pairs)
     print(
         f"{size / 1e6:.2f} M parameters, {len(tokenizer)} tokens, {len(pairs)} examples, "
         f"prompts of {length[len(length) // 2]} tokens in the median",
@@ -267,8 +264,7 @@ def make_engine(rollouts, steps, seed, width):
     return engine
 
 
-# --------------------------------------------------------------------------------------------------
-# main
+# --------------------------------------------------------------------------------------------- main
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 

@@ -68,8 +68,7 @@ def after_question(prompt):
     return "\n" + prompt.split("\nQuestion: ")[1].partition("\n")[2]
 
 
-# --------------------------------------------------------------------------------------------------
-# edits
+# -------------------------------------------------------------------------------------------- edits
 def edited(prompt, rng):
     """The prompt, in half of the cases with some of its paragraphs, labels and errors edited."""
     if rng.random() < 0.5:
@@ -80,7 +79,7 @@ def edited(prompt, rng):
     for label in sorted(set(LABEL.findall(prompt))):
         if rng.random() < 0.15:
             prompt = re.sub(rf"(?<=\n){label}\b", edited_text(label, rng), prompt)
-    for error in set(re.findall(r"Error: [^'\n]+", prompt)):
+    for error in sorted(set(re.findall(r"Error: [^'\n]+", prompt))):
         if rng.random() < 0.2:
             prompt = prompt.replace(error, edited_text(error, rng))
     return prompt

@@ -185,8 +185,7 @@ def operation(number, rng):
             return op, n
 
 
-# --------------------------------------------------------------------------------------------------
-# wordings
+# ----------------------------------------------------------------------------------------- wordings
 STARTS = ["What is", "Tell me", "Find", "I need", "Give me", "I want to know", "Could you give me"]
 OPENINGS = {
     "train": [

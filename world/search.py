@@ -279,8 +279,8 @@ def google_search(query, k=5):
     """Ranked titles, URLs and snippets, from Serper.
 
     Only a list of results: an answer written by the search service's own language model is left
-    out. With it, that model would be measured, and the planner
-    rewarded for passing the question on.
+    out. With it, that model would be measured, and the planner rewarded for passing the question
+    on.
     """
     headers = {"X-API-KEY": os.environ["SERPER_API_KEY"]}
     fields = lambda row: (row["title"], row["link"], row.get("snippet", ""))
