@@ -23,9 +23,11 @@ rank. After Ctrl-C it waits 30 seconds while the ranks finish their step and sav
 model takes longer, so give torchrun `--shutdown-timeout 3600`.
 """
 
+import atexit
 import datetime
 import itertools
 import os
+import time
 from types import SimpleNamespace
 
 import torch
@@ -55,6 +57,8 @@ def start(device=None, minutes=60):
     store, *_ = next(dist.rendezvous("env://", timeout=timeout))
     store = dist.PrefixStore(os.environ.get("GROUP", "first"), store)
     dist.init_process_group(backend, timeout=timeout, store=store, rank=RANK, world_size=WORLD)
+    # a thread of gloo's that drops the last call's tensors while Python ends aborts the process
+    atexit.register(time.sleep, 1)
     return device if backend != "gloo" else "cpu"
 
 
