@@ -54,7 +54,8 @@ PLAN = "Justification: The next step.\nContext: {}\nSub-goal: Find the code of D
 SHOWN = r"""
 solve.roll_out @ def ask( ||| rollouts[1].question.question; len(rollouts)
 solve.roll_out.ask | the planner, turn 2 | module == "planner" and turn == 2
-  | len(some); sampled; how; completions[1].text; completions[1].ids
+  | len(some); sampled; how; completions[1].text
+  ; [engine.tokenizer.decode(token) for token in completions[1].ids]
 solve.roll_out @ for turn in ||| rollouts[1].memory.analysis
 solve.roll_out @ planned = | turn 1 || len(running); written[1][1].text
 solve.roll_out @ called = | turn 1 || rollouts[1].plans[0]; written[1][1].text
@@ -103,7 +104,8 @@ train.train @ weights = ||| list(tools); args.temperature; args.beta
 train.train @ open_run( ||| args.lr; len(weights)
 train.train @ for step in ||| settings
 train.train @ usable, groups = ||| questions; len(copies); len(rollouts)
-train.train @ middle = ||| rewards; A; flat; len(actions)
+train.train @ middle = ||| [[step.tool for step in rollout.memory.steps] for rollout in usable]
+  ; rewards; A; flat; len(actions)
 train.train @ end = ||| metrics
 train.questions_of ||| step; count; [question.question for question in returned]
 train.with_outcome ||| len(rollouts); len(returned[0]); returned[1]
@@ -132,9 +134,11 @@ body { max-width: 1500px; } p { max-width: 860px; } i { font-style: normal; colo
   border-top: 1px solid var(--line); padding: 6px 0; font: 12.5px/1.5 ui-monospace, Menlo,
   Consolas, monospace; } .row pre { font: inherit; max-height: none; }
 .row em { font-style: normal; color: var(--soft); }
-.box { position: sticky; top: 6px; align-self: start; border-left: 5px solid var(--good); }
-.box pre { max-height: 40vh; margin-bottom: 5px; } .box b { font-family: system-ui, sans-serif; }
-@media (max-width: 900px) { .row { display: block; font-size: 11.5px; } .box { position: static; } }
+.row > div { position: sticky; top: 0; align-self: start; max-height: 100vh; overflow-y: auto; }
+.box { border-left: 5px solid var(--good); } .box b { font-family: system-ui, sans-serif; }
+.box pre { max-height: 40vh; margin-bottom: 5px; }
+@media (max-width: 900px) { .row { display: block; font-size: 11.5px; }
+  .row > div { position: static; max-height: none; } }
 """
 INTRO = """\
 <p>The nine scripts in reading order. Beside the code are values that it held in a real step
@@ -167,7 +171,7 @@ def notes_of(table, sources):
         place, title, condition, expressions = (part.strip() for part in paragraph.split("|"))
         function, _, line = place.partition(" @ ")
         name = function.partition(".")[0]
-        note = Note(function, line, title, condition or "1", expressions.split("; "))
+        note = Note(function, line, title, condition or "True", re.split(" *; ", expressions))
         lines, node = sources[name].splitlines(), found[name][function]
         note.cut = node.end_lineno
         if line:
@@ -206,22 +210,25 @@ def play(engine, prompts, temperature=0.0, max_new_tokens=None, sample=Engine.__
 
 def training_step(trace):
     """Run train.py for a step. trace(frame, event, value) is called as sys.settrace() says."""
-    with tempfile.TemporaryDirectory() as folder:
+    before = sys.gettrace(), threading.gettrace()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(Engine, "__call__", play),
+        patch("signal.signal"),  # train.py's Ctrl-C
+        redirect_stdout(io.StringIO()),
+    ):
+        lines = (ROOT / "toy/train.jsonl").read_text("utf-8").splitlines()
         data = Path(folder, "question.jsonl")
-        lines = Path(ROOT, "toy/train.jsonl").read_text().splitlines()
-        data.write_text("\n".join(line for line in lines if QUESTION in line))
-        words = f"--data {data} --out {folder}/run --valid none --test none --device cpu --plain "
+        data.write_text("".join(line for line in lines if QUESTION in line), "utf-8")
+        words = f"--data {data} --out {folder}/run --valid none --test none --device cpu --plain"
         args = train.flags(f"{words} --steps 1 --questions 1 --minibatches 2".split())
-        before = sys.gettrace()
         threading.settrace(trace)
         sys.settrace(trace)
         try:
-            with patch.object(Engine, "__call__", play), patch("signal.signal"):
-                with redirect_stdout(io.StringIO()):
-                    train.train(args)
+            train.train(args)
         finally:
-            sys.settrace(before)
-            threading.settrace(None)
+            sys.settrace(before[0])
+            threading.settrace(before[1])
 
 
 def recorder(notes):
@@ -255,22 +262,20 @@ def of(i, actions, values):
 
 
 # ----------------------------------------------------------------------------------------- the page
-def shown(value):
+def shown(value, inside=False):
     """A value as HTML. Fractions are rounded, and marked: the test tolerates small differences."""
     if isinstance(value, float):
-        return f"<i>{round(value, 7) + 0.0:.3g}</i>"  # + 0.0: no minus zero
+        return f"<i>{round(value, 5) + 0.0:.3g}</i>"  # + 0.0: no minus zero
     if isinstance(value, torch.Tensor):
         return shown(value.tolist())
     if isinstance(value, dict):
-        parts, (left, right) = [f"{safe(key)}: {shown(item)}" for key, item in value.items()], "{}"
+        parts, ends = [f"{safe(key)}: {shown(item, True)}" for key, item in value.items()], "{}"
     elif isinstance(value, list | tuple):
-        parts = [safe(repr(item)) if isinstance(item, str) else shown(item) for item in value]
-        left, right = "()" if isinstance(value, tuple) else "[]"
+        parts, ends = [shown(item, True) for item in value], "[]" if type(value) is list else "()"
     else:
-        return safe(value)
-    if not isinstance(value, tuple) and max(map(len, parts), default=0) > 30:
-        return left + ",\n ".join(parts) + right
-    return left + ", ".join(parts) + right
+        return safe(repr(value) if inside and isinstance(value, str) else value)
+    rows = ends != "()" and max(map(len, parts), default=0) > 40
+    return ends[0] + (",\n " if rows else ", ").join(parts) + ends[1]
 
 
 def page(notes, sources):
@@ -294,22 +299,22 @@ def pieces(source, name, notes):
     Functions without a note are pieces to be folded, and have names. Neighbours are one piece."""
     lines, tree, found = source.splitlines(), ast.parse(source), []
     cuts, folded = {0, len(lines), *(note.cut for note in notes)}, {}
+    followed = "".join(f"{note.function}.\n" for note in notes)
     for function, node in functions(tree, name):
-        if any(f"{note.function}.".startswith(f"{function}.") for note in notes):
+        if f"{function}." in followed:
             cuts.add(first_line(node))
-        elif node in tree.body and not isinstance(node, ast.ClassDef):
-            cuts |= {first_line(node), node.end_lineno}
-            folded[first_line(node)] = [f"{node.name}()"]
     for node in tree.body:
-        if isinstance(node, ast.If):
+        if isinstance(node, ast.FunctionDef | ast.If) and first_line(node) not in cuts:
             cuts |= {first_line(node), node.end_lineno}
-            folded[first_line(node)] = ["the command line"]
-    cuts = sorted(cuts)
+            folded[first_line(node)] = [getattr(node, "name", "the command line")]
+    cuts, above = sorted(cuts), ""
     for start, end in zip(cuts, cuts[1:]):
-        code, names = "\n".join(lines[start:end]), folded.get(start, [])
-        remark = not re.search(r"^[^#\n]", code, re.M)
-        if found and (remark or names and found[-1][2]):
-            found[-1] = [end, f"{found[-1][1]}\n{code}", found[-1][2] + names]
+        code, names = above + "\n".join(lines[start:end]) + "\n", folded.get(start, [])
+        above = "" if re.search(r"^[^#\n]", code, re.M) else code.strip("\n") + "\n"
+        if above:  # nothing but comments: they belong to what follows
+            continue
+        if names and found and found[-1][2]:
+            found[-1] = [end, found[-1][1] + code, found[-1][2] + names]
         else:
             found.append([end, code, names])
     return found
@@ -334,7 +339,7 @@ def note_shown(note):
     title = " · ".join(filter(None, [note.function.partition(".")[2] + "()", note.title]))
     lines = [f'<div class="box"><b>{safe(title)}</b>']
     for text, value in zip(note.expressions, note.values):
-        if "\n" in value or len(text + value) > 60:
+        if "\n" in value or len(text + re.sub("<.*?>", "", value)) > 58:
             lines.append(f'<div class="who">{safe(text)}</div><pre>{value}</pre>')
         else:
             lines.append(f'<pre><span class="who">{safe(text)} =</span> {value}</pre>')
