@@ -137,6 +137,8 @@ body { max-width: 1500px; } p { max-width: 860px; } i { font-style: normal; colo
 .row > div { position: sticky; top: 0; align-self: start; max-height: 100vh; overflow-y: auto; }
 .box { border-left: 5px solid var(--good); } .box b { font-family: system-ui, sans-serif; }
 .box pre { max-height: 40vh; margin-bottom: 5px; }
+.row > pre > span { display: block; padding-left: calc(var(--n) + 2ch);
+  text-indent: calc(-2ch - var(--n)); }
 @media (max-width: 900px) { .row { display: block; font-size: 11.5px; }
   .row > div { position: static; max-height: none; } }
 """
@@ -326,10 +328,14 @@ def first_line(node):
 
 
 def coloured(code):
-    """Code as HTML, its docstrings and comments in a soft colour."""
+    """Code as HTML: docstrings and comments are soft, and a line that wraps keeps its indent."""
     parts = r'(?ms)(= """.*?""")|(^ *""".*?"""|(?:^|(?<= ))# [^\n]*)'
-    code = re.sub(parts, lambda m: m[1] or f"<em>{m[2]}</em>", escape(code, quote=False))
-    return f"<pre>{code.strip(chr(10))}</pre>"
+    soft = lambda m: m[1] or re.sub("(?m)^.+$", r"<em>\g<0></em>", m[2])
+    lines, html = code.strip("\n").split("\n"), []
+    for line, text in zip(lines, re.sub(parts, soft, escape("\n".join(lines), False)).split("\n")):
+        indent = len(line) - len(line.lstrip())
+        html.append(f'<span style="--n:{indent}ch">{text}</span>' if line[50:] else f"{text}\n")
+    return f"<pre>{''.join(html)}</pre>"
 
 
 def note_shown(note):
