@@ -33,8 +33,8 @@ from models.local import Engine
 PAGE = ROOT / "docs/tour.html"
 NINE = "solve planner memory flow_grpo train executor verifier generator tools".split()
 QUESTION = "Can you find the calling code of Dublin now."
-# The tools that the untrained planner chose in the turns of 8 rollouts. Further turns can follow
-# if the verifier does not say STOP.
+# The tools that the planner chooses in the turns of 8 rollouts, as in docs/tour.md. A rollout that
+# ends early leaves the rest.
 CHOSEN = [
     "wikipedia_search wikipedia_search wikipedia_search",
     "wikipedia_search web_search python_coder",  # rollout 1, which most notes follow
@@ -66,7 +66,8 @@ solve.roll_out @ written = ask("generator" | after all turns
 solve.roll_out ||| rollouts[1].answer; [r.answer for r in rollouts]; [r.reward for r in rollouts]
 planner.describe | one tool | name == "web_search" | returned
 planner.analysis_prompt | before turn 1 || question
-planner.prompt | the state s^2 of rollout 1 | "facts.org" in returned | returned
+planner.prompt | the state s^2 of rollout 1 | "facts.org" in returned
+  | memory.render(); returned
 planner.parse | turn 1 of rollout 1 | n == 1 | text; returned
 planner.parse | turn 2 of rollout 1 | n == 9 | text; returned
 memory.Step.render | turn 1 of rollout 1 | "facts.org" in returned | returned
