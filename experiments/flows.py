@@ -57,6 +57,8 @@ HEAD = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>{style}</style></head><body>
 <h1>{title}</h1>
+"""
+INTRO = """\
 <p>A click on a rollout shows what each module wrote in it. Blue: right, or pushed up by training
 (A &gt; 0). Orange: wrong, or pushed down.</p>
 """
@@ -151,7 +153,7 @@ def box(kind, title, text):
 
 def page(title, sections):
     """The whole page as text."""
-    parts = [HEAD.format(title=safe(title), style=STYLE)]
+    parts = [HEAD.format(title=safe(title), style=STYLE) + INTRO]
     for name, groups in sections:
         parts.append(f"<h2>{safe(name)}</h2>" if name else "")
         for group in groups:
