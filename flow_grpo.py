@@ -249,8 +249,8 @@ def token_weight(action, T, N, num_tokens=None):
         after plan X    0.6             3                3          0.6/3 - 0.4/3 = 0.07
         after plan Y    0.5             1                3          0.5/1 - 0.5/3 = 0.33
 
-    X is right more often, but Y is pushed up five times as hard, and wins: they compete for
-    probability.
+    X is right more often, but Y is pushed up five times as hard. They compete for probability, so Y
+    wins.
 
     num_tokens: the tokens of the mini-batch, to weigh all of them equally, as the released code
     does. Then long plans and long rollouts weigh more."""
@@ -304,7 +304,7 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
     incentive to go further:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
-        A < 0    the gain grows as ρ falls to 1-ε, and is flat below; if ρ rises, it falls on and on
+        A < 0    the gain grows as ρ falls to 1-ε, and is flat below; it keeps falling as ρ rises
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never
     negative, and its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). But the mean of its
