@@ -396,6 +396,23 @@ def test_a_saved_model_is_the_same_model_and_keeps_the_published_configuration(t
     assert engine.fingerprint == again.fingerprint != ""
 
 
+@pytest.mark.parametrize("kind, nested", [("Gemma3", True), ("Llama4", False)])
+def test_the_published_configuration_of_a_text_model_within_another_is_kept(kind, nested, tmp_path):
+    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=TINY | dict(head_dim=8, intermediate_size_mlp=64, num_local_experts=2),
+        vision_config=vision | dict(image_size=28, patch_size=14),
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    published = {"model_type": kind.lower(), "text_config": {"rope_theta": 7e5}}
+    model.published = published | {"torch_dtype": "bfloat16"}
+    save(model, tokenizer(), tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    text = written["text_config"] if nested else written
+    assert text["rope_theta"] == 7e5 and text["hidden_size"] == 32
+    assert ("text_config" in written) == nested
+
+
 @pytest.mark.parametrize(
     "spoil, sentence",
     [
