@@ -103,7 +103,10 @@ class Chat:
                 self.control[i] = token
         if tokenizer.unk_token_id not in self.stops:
             self.control.pop(tokenizer.unk_token_id, None)  # an unknown character is ordinary, too
-        self.frame = self.control_tokens(self.apply_template("x"))  # those of the template itself
+        framed = self.apply_template("x")
+        if framed == self.apply_template("x x"):  # it reads lists of texts and images only
+            raise ValueError(f"The chat template of {tokenizer.name_or_path} drops our prompts.")
+        self.frame = self.control_tokens(framed)  # those of the template itself
 
     def encode(self, prompt):
         """The ids of the prompt, as one user message, up to where the answer begins."""
