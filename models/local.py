@@ -361,7 +361,7 @@ def fingerprint(name):
 
     It tells two models apart that were saved in the same folder, one after the other. "" for a name
     on the hub."""
-    files = sorted(Path(name).glob("*.safetensors"))
+    files = sorted(f for f in Path(name).glob("*") if f.suffix in (".safetensors", ".bin"))
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size

@@ -18,7 +18,7 @@ import flow_grpo
 from fast import prefix, trees
 from flow_grpo import Action, distribution
 from models.completion import TOO_LONG
-from models.local import Engine, ignores_padding, load, sample, sampling_mode, save
+from models.local import Engine, fingerprint, ignores_padding, load, sample, sampling_mode, save
 
 TINY = dict(
     vocab_size=99,
@@ -394,6 +394,8 @@ def test_a_saved_model_is_the_same_model_and_keeps_the_published_configuration(t
         for one, other in zip(engine.model.parameters(), again.model.parameters(), strict=True)
     )
     assert engine.fingerprint == again.fingerprint != ""
+    (tmp_path / "copy/pytorch_model.bin").write_bytes(b"other weights")
+    assert fingerprint(tmp_path / "copy") != again.fingerprint
 
 
 @pytest.mark.parametrize("kind, nested", [("Gemma3", True), ("Llama4", False)])
