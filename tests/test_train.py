@@ -34,6 +34,7 @@ import train
 from memory import Memory
 from models.completion import TOO_LONG, Completion
 from models.local import load
+from rewards import health
 from rewards.questions import Question
 from tools import TOOLS
 
@@ -445,6 +446,13 @@ def test_a_finished_run_may_be_given_more_steps_and_not_fewer(whole, monkeypatch
     assert everything(out, 2) == before
     resume(out, "--steps", "4")
     assert rows(out) == rows(whole) and texts(out) == texts(whole)
+
+
+def test_small_numbers_in_the_line_of_a_step_keep_their_digits(whole):
+    numbers = {name: float(value) for name, value in rows(whole)[0].items()}
+    counts = {name: int(numbers[name]) for name in ("step", "flat", "groups")}
+    line = health.line_of(numbers | counts | {"kl": 4.321e-9, "clip": 4.321e-5}, 4, 1, 1)
+    assert " | kl 4.32e-09 | clip 0.00432% | " in line
 
 
 @pytest.mark.parametrize("kept", [[], [0], [0, 1, 2, 3], [0, 1, 3, 4]])
