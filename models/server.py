@@ -48,8 +48,8 @@ CODE = re.compile(r'"(?:code|type|param|loc|finish_reason)"\s*:\s*("[^"\\]*"|\[[
 # Values of finish_reason, in small letters. All others mean a text that is not whole.
 WHOLE = "stop", "eos", "eos_token", "end_turn", "stop_sequence"
 FAILED = re.compile("error|abort|cancel|resource")
-# At least one token, for any tokenizer: a word, or four letters of a script without spaces
-WORD = re.compile(r"[\u0e00-\u1aff\u3000-\uffff]{1,4}|\w+")
+# At least one token, for any tokenizer: a word, or six letters of a script without spaces
+WORD = re.compile(r"[\u0e00-\u1aff\u3000-\uffff]{1,6}|\w+")
 
 
 class Server:
