@@ -26,7 +26,7 @@ from models.chat import after_thinking  # what follows a thinking model's though
 from planner import Unparsed
 from world import search, services
 from world.sandbox import python_coder
-from world.text import truncate
+from world.text import CUT, truncate
 
 RESULT_BUDGET = 4000  # characters of a result that reach memory
 
@@ -216,6 +216,7 @@ def answer_queries(queries, ask_model):
             results[i] = Result("", error=False, failed=completion.error)
             continue
         text = f"Error: {completion.error}" if completion.error else after_thinking(completion.text)
+        text = f"{text}{CUT}" if text and completion.cut else text
         results[i] = result_of(text or "Error: no answer", seconds, completion.tokens)
     return results
 

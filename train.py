@@ -462,16 +462,16 @@ def open_run(args, done, checkpoint):
 
 def cut_back(path, done):
     """Keep the header and the rows of the steps up to `done`, that of the checkpoint."""
-    kept, last = 0, 0
+    kept, rows = 0, 0
     if path.exists():
         with open(path, "rb") as file:
             for line in file:
                 step = re.match(rb'(?:\{"step": )?(\d+),', line)  # 3,0.5 or {"step": 3, ...
                 if step and int(step[1]) > done or not line.endswith(b"\n"):
                     break
-                kept, last = kept + len(line), int(step[1]) if step else 0
-    if path.name == "log.csv" and last < done:
-        raise ValueError(f"{path} ends with step {last}, but the checkpoint is of step {done}")
+                kept, rows = kept + len(line), rows + bool(step)
+    if path.name == "log.csv" and rows < done:
+        raise ValueError(f"{path} has only {rows} steps, but the checkpoint is of step {done}")
     if path.exists():
         os.truncate(path, kept)
 

@@ -33,11 +33,14 @@ THOUGHTS = [
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ("<|think|>", "<|content|>"),  # Solar
     ("<|channel>thought", "<channel|>"),  # Gemma
+    ("<unused94>thought", "<unused95>"),  # MedGemma
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
     ("<|channel|>commentary<|message|>", "<|channel|>final<|message|>"),
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 ]
 KNOWN = " ".join(mark for pair in [THINK, *THOUGHTS] for mark in pair)
+# What may enclose the answer that follows: <|START_RESPONSE|>, <|begin_of_box|>, <response>
+FRAME = r"(?:<\|[^\s<>|]{1,60}\|>|</?response>)"
 LIKE_A_THOUGHT = re.compile(
     r"[<\[◁][|｜]?/?[\w:▁]*(?:think|thought|reason|ponder|scratchpad|monologue|reflection)"
     r"[\w:▁]*[|｜]?[>\]▷]",
@@ -100,7 +103,10 @@ class Chat:
                 self.control[i] = token
         if tokenizer.unk_token_id not in self.stops:
             self.control.pop(tokenizer.unk_token_id, None)  # an unknown character is ordinary, too
-        self.frame = self.control_tokens(self.apply_template("x"))  # those of the template itself
+        framed = self.apply_template("x")
+        if framed == self.apply_template("x x"):  # it reads lists of texts and images only
+            raise ValueError(f"The chat template of {tokenizer.name_or_path} drops our prompts.")
+        self.frame = self.control_tokens(framed)  # those of the template itself
 
     def encode(self, prompt):
         """The ids of the prompt, as one user message, up to where the answer begins."""
@@ -170,8 +176,11 @@ def after_thinking(text):
     """The text after the last </think>; None if the thinking never ends.
 
     "<think>6 * 7 ...</think>\\n\\n42" -> "42"        "42" -> "42"        "<think>6 * 7 is" -> None
+    "<think>6 * 7</think><|START_RESPONSE|>42<|END_RESPONSE|>" -> "42"
     """
     rest = text.rpartition(THINK[1])[2]
+    for _ in range(2):  # <|END_RESPONSE|><|END_OF_TURN_TOKEN|>
+        rest = re.sub(rf"\A{FRAME}|{FRAME}\Z", "", rest.strip())
     return None if THINK[0] in rest else rest.strip()
 
 

@@ -333,7 +333,16 @@ def save(model, tokenizer, folder):
         written = json.loads(config.read_text())
         published = getattr(model, "published", {})
         published = {name: value for name, value in published.items() if name != "torch_dtype"}
-        config.write_text(json.dumps(published | written, indent=2))
+        if "text_config" not in written:  # of a model that also reads images, only the text's part
+            published |= published.pop("text_config", {})
+        config.write_text(json.dumps(joined(published, written), indent=2))
+
+
+def joined(old, new):
+    """The entries of both dicts and of the dicts in them; where they differ, the new ones."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return old | {name: joined(old.get(name), value) for name, value in new.items()}
 
 
 def weights_of(model):
@@ -352,7 +361,7 @@ def fingerprint(name):
 
     It tells two models apart that were saved in the same folder, one after the other. "" for a name
     on the hub."""
-    files = sorted(Path(name).glob("*.safetensors"))
+    files = sorted(f for f in Path(name).glob("*") if f.suffix in (".safetensors", ".bin"))
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size

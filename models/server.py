@@ -48,6 +48,8 @@ CODE = re.compile(r'"(?:code|type|param|loc|finish_reason)"\s*:\s*("[^"\\]*"|\[[
 # Values of finish_reason, in small letters. All others mean a text that is not whole.
 WHOLE = "stop", "eos", "eos_token", "end_turn", "stop_sequence"
 FAILED = re.compile("error|abort|cancel|resource")
+# At least one token, for any tokenizer: a word, or six letters of a script without spaces
+WORD = re.compile(r"[\u0e00-\u1aff\u3000-\uffff]{1,6}|\w+")
 
 
 class Server:
@@ -163,13 +165,13 @@ class Server:
             raise ValueError(reason)
         content, tokens = message.get("content") or "", usage.get("completion_tokens")
         if isinstance(content, list):  # Mistral's thinking models: only the texts are the answer
-            content = "".join(part["text"] for part in content if part["type"] == "text")
+            content = "".join(part["text"] for part in content if part["type"].endswith("text"))
         # A server that quotes the key sends it into no prompt, file or terminal.
         text = plain_thoughts(services.without_whole_keys(content))
         full = re.search("length|max_", reason) or (tokens or 0) >= body["max_tokens"]
         cut, empty = bool(full) or reason not in WHOLE, not text.strip()
         elsewhere = [name for name in message if message[name] and name not in ("role", "content")]
-        words = len(re.findall(r"\w\S*", body["messages"][0]["content"]))
+        words = len(re.findall(WORD, body["messages"][0]["content"]))
         said_nothing = None, *range(1, 17)  # tokens of a stop, perhaps with an empty thought
         problem = ""
         if full and not after_thinking(text):
@@ -206,7 +208,8 @@ def refused_field(why, sent):
     error = f"{messages_of(why.body)} {CODE.findall(why.body)}"
     if why.status not in (400, 422) or OVERFLOW.search(error):
         return None
-    return next((f for f in REFUSABLE if f in sent and re.search(rf"\b{f}\b", error)), None)
+    named = lambda field: re.search(rf"\b{field.removesuffix('_kwargs')}", error)  # vLLM cuts it
+    return next((field for field in REFUSABLE if field in sent and named(field)), None)
 
 
 def messages_of(body):

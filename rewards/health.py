@@ -45,7 +45,7 @@ def line_of(row, steps, rollout_seconds, update_seconds):
         line += f" | right {row['right']:4.0%}"
     line += f" | turns {row['turns']:.2f} | errors {row['errors']:4.0%}"
     line += f" | flat groups {row['flat']:2d}/{row['groups']}"
-    line += f" | kl {row['kl']:.3g} | clip {row['clip']:4.1%}"
+    line += f" | kl {row['kl']:.3g} | clip {100 * row['clip']:.3g}%"
     line += f" | {rollout_seconds:.1f}s + {update_seconds:.1f}s"
     for name in ("failed", "undecided", "skipped"):
         line += f" | {name} {row[name]}" * (row[name] > 0)

@@ -158,6 +158,15 @@ def test_a_template_that_refuses_our_prompts_is_one_sentence_at_once(template, r
     assert str(why.value).endswith(f": {reason}")
 
 
+def test_a_template_that_drops_our_prompts_is_refused():
+    """It reads lists of texts and images only, and takes our text for such a list."""
+    parts = (
+        "{% for part in messages[0].content if part.type == 'text' %}{{ part.text }}{% endfor %}"
+    )
+    with pytest.raises(ValueError, match="^The chat template of .* drops our prompts.$"):
+        Chat(tokenizer(f"User: {parts}\nAssistant:"))
+
+
 # ---- prompts of servers, whose tokenizer is unknown
 SERVED = """
 <eos> <pad> <unk> <sop> <eoh> <start_of_turn> <|turn> <turn|> <|"|> <EOS_TOKEN> </s> <endoftext>

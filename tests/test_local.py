@@ -18,7 +18,7 @@ import flow_grpo
 from fast import prefix, trees
 from flow_grpo import Action, distribution
 from models.completion import TOO_LONG
-from models.local import Engine, ignores_padding, load, sample, sampling_mode, save
+from models.local import Engine, fingerprint, ignores_padding, load, sample, sampling_mode, save
 
 TINY = dict(
     vocab_size=99,
@@ -394,6 +394,25 @@ def test_a_saved_model_is_the_same_model_and_keeps_the_published_configuration(t
         for one, other in zip(engine.model.parameters(), again.model.parameters(), strict=True)
     )
     assert engine.fingerprint == again.fingerprint != ""
+    (tmp_path / "copy/pytorch_model.bin").write_bytes(b"other weights")
+    assert fingerprint(tmp_path / "copy") != again.fingerprint
+
+
+@pytest.mark.parametrize("kind, nested", [("Gemma3", True), ("Llama4", False)])
+def test_the_published_configuration_of_a_text_model_within_another_is_kept(kind, nested, tmp_path):
+    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=TINY | dict(head_dim=8, intermediate_size_mlp=64, num_local_experts=2),
+        vision_config=vision | dict(image_size=28, patch_size=14),
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    published = {"model_type": kind.lower(), "text_config": {"rope_theta": 7e5}}
+    model.published = published | {"torch_dtype": "bfloat16"}
+    save(model, tokenizer(), tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    text = written["text_config"] if nested else written
+    assert text["rope_theta"] == 7e5 and text["hidden_size"] == 32
+    assert ("text_config" in written) == nested
 
 
 @pytest.mark.parametrize(

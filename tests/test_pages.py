@@ -254,6 +254,7 @@ CHARSETS = [
     ("text/html; charset=nonsense", "<meta charset=windows-1251>Да".encode("cp1251"), "Да"),
     ("text/xml", '<?xml encoding="koi8-r"?>Да'.encode("koi8-r"), '<?xml encoding="koi8-r"?>Да'),
     ("text/html; charset=zip", b"<meta charset=utf-16>caf\xc3\xa9", "café"),
+    ("text/html", b"<!--\n<meta charset=latin1>-->caf\xc3\xa9", "café"),
     ("text/plain", "i\u00adro\u200bn\ufeff".encode(), "iron"),
 ]
 
@@ -281,6 +282,8 @@ SEEN = {
     "2<sup>n+1</sup> 10 <sup>8</sup> x<sup>2</sup>": "2^(n+1) 10^8 x^2",
     "CO<sub>2</sub> 1<sup>st</sup> <sup>14</sup>C a<sup>[1]</sup>": "CO2 1st 14C a[1]",
     "3<sup>1</sup>/<sub>2</sub> <sup>3</sup>/<sub>4</sub>": "3 1/2 3/4",
+    "10<sup>10<sup>100</sup></sup>": "10^(10^100)",
+    "<mroot><mn>8</mn><mn>3</mn></mroot>": "8^(1/3)",
     "<del>old</del>new <s>a<strike>b</strike>c</s>d <del>not closed": "new d not closed",
     "2<mfrac><mrow>a+1</mrow>\n<msqrt><mn>2</mn></msqrt></mfrac>": "2 (a+1)/(√2)",
     "<math><msup><mn>10</mn><mn>8</mn></msup><annotation>10^8</annotation></math>": "10^8",

@@ -157,10 +157,12 @@ def test_each_kind_of_server_answers_and_what_it_refuses_is_left_out(server, nam
         ),
         (422, {"detail": [{"loc": ["body", "top_p"], "msg": "extra fields not permitted"}]}),
         (400, {"error": {"param": "top_p", "message": "Unknown field."}}),
+        (400, {"error": {"message": "chat_template is not supported for Mistral tokenizers."}}),
     ],
 )
 def test_a_refused_field_is_found_in_other_words_too(server, status, error):
-    server.reply = lambda body, turn: (status, error) if "top_p" in body else answer("a")
+    field = "chat_template_kwargs" if "chat_template" in str(error) else "top_p"
+    server.reply = lambda body, turn: (status, error) if field in body else answer("a")
     assert Server(server.url)(["q"], temperature=1.0)[0].text == "a" and len(server.asked) == 2
 
 
@@ -244,6 +246,7 @@ def test_an_empty_text_of_a_model_that_said_something_is_an_error_of_this_prompt
         (choice(None, {"content": "It is 18", "reasoning": "9 + 9"}), "It is 18", False),
         (choice("stop", {"content": "It"}) | {"usage": {"completion_tokens": 8}}, "It", True),
         (choice("stop", {"content": ""}) | {"usage": {"completion_tokens": 1}}, "", False),
+        (choice("stop", {"content": [{"type": "output_text", "text": "It"}]}), "It", False),
         (choice("stop", {"content": "[THINK]9 + 9[/THINK]18"}), "<think>9 + 9</think>18", False),
     ],
 )
@@ -254,12 +257,21 @@ def test_a_text_is_cut_unless_its_model_ended_it(server, data, text, cut):
 
 
 @pytest.mark.parametrize(
-    "words, tokens, fits",
-    [(20_000, 4095, False), (5000, 4095, False), (3, 3, True), (3, 0, True), (3, None, True)],
+    "prompt, tokens, fits",
+    [
+        ("word | " * 20_000, 4095, False),
+        ("word | " * 5000, 4095, False),
+        ("今天天气很好" * 4000, 2048, False),
+        ("x=1;y=f(x)\n" * 1000, 2048, False),
+        ("word | " * 3, 3, True),
+        ("word | " * 3, 0, True),
+        ("word | " * 3, None, True),
+        ("今天天气很好", 3, True),
+    ],
 )
-def test_a_prompt_that_the_server_has_cut_is_too_long(server, words, tokens, fits):
+def test_a_prompt_that_the_server_has_cut_is_too_long(server, prompt, tokens, fits):
     server.reply = replies(answer("42", prompt_tokens=tokens))
-    (completion,) = Server(server.url)(["word | " * words])
+    (completion,) = Server(server.url)([prompt])
     assert (completion.text, completion.error) == (("42", "") if fits else ("", TOO_LONG))
 
 

@@ -70,7 +70,7 @@ def test_thoughts_between_other_marks_are_thoughts(marks, special):
     tok.add_tokens([AddedToken(t, special=special, normalized=False) for t in marks.split()])
     chat = Chat(tok)
     decode = lambda text: chat.decode(tok.encode(text, add_special_tokens=False))
-    assert after_thinking(decode(text)).removeprefix("<|START_RESPONSE|>") == "42"
+    assert after_thinking(decode(text)) == "42"
     assert after_thinking(decode(text[: text.index("7") + 1])) is None
     assert unknown_thoughts(tok) == ""
 
@@ -84,6 +84,11 @@ def test_thoughts_between_other_marks_are_thoughts(marks, special):
         ("<|channel|>commentary<|message|>I add.<|end|><|channel|>final<|message|>42", "42"),
         ("Here are my reasoning steps:\n6 * 7\n[BEGIN FINAL RESPONSE]\n42", "42"),
         ("analysis of 42", "analysis of 42"),
+        ("<unused94>thought\n6 * 7<unused95>42", "42"),
+        ("<|START_RESPONSE|>42<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", "42"),
+        ("<think>6 * 7</think>\n<|begin_of_box|>42<|end_of_box|>", "42"),
+        ("<think>6 * 7</think>\n<response>\n42\n</response>", "42"),
+        ("<|x|>" * 99_999 + "42", "<|x|>" * 99_997 + "42"),
     ],
 )
 def test_thoughts_in_the_text_of_a_server_are_thoughts(text, rest):
@@ -152,6 +157,7 @@ THOUGHT = "<think>\nSub-goal: guess\nTool: join\nConclusion: CONTINUE\n<answer>0
 )
 def test_each_parser_reads_what_follows_the_thinking_and_nothing_of_it(parse, good, endless):
     assert parse(f"{THOUGHT}</think>\n\n{good}") == parse(good) != endless
+    assert parse(f"<|START_RESPONSE|>{good}<|END_RESPONSE|>") == parse(good)
     assert parse(f"{THOUGHT * 999}</think>{good}") == parse(good)  # no limit for thoughts
     read = parse(THOUGHT + good)
     assert read.startswith(endless) if endless else read == endless

@@ -149,6 +149,12 @@ def test_a_query_that_is_too_long_is_an_error_and_an_engine_that_is_down_a_failu
     assert [(r.text, r.failed) for r in found] == [(f"Error: {TOO_LONG}", ""), ("", "host is down")]
 
 
+def test_an_answer_that_was_cut_says_so():
+    answers = Completion("It is 1", [], [], cut=True), Completion("<think>It", [], [], cut=True)
+    found = results({"ask": tool(None)}, ("ask", "a"), ("ask", "b"), ask=lambda queries: answers)
+    assert [r.text for r in found] == ["It is 1 ... [cut] ... ", "Error: no answer"]
+
+
 def test_equal_calls_of_a_turn_run_once_but_each_rollout_has_a_state_of_its_own():
     ran = []
 

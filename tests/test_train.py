@@ -34,6 +34,7 @@ import train
 from memory import Memory
 from models.completion import TOO_LONG, Completion
 from models.local import load
+from rewards import health
 from rewards.questions import Question
 from tools import TOOLS
 
@@ -447,12 +448,22 @@ def test_a_finished_run_may_be_given_more_steps_and_not_fewer(whole, monkeypatch
     assert rows(out) == rows(whole) and texts(out) == texts(whole)
 
 
-@pytest.mark.parametrize("lose", [lambda log: log.unlink(), lambda log: log.write_text("step,a\n")])
-def test_rows_of_the_log_that_are_lost_are_noticed(whole, tmp_path, lose):
+def test_small_numbers_in_the_line_of_a_step_keep_their_digits(whole):
+    numbers = {name: float(value) for name, value in rows(whole)[0].items()}
+    counts = {name: int(numbers[name]) for name in ("step", "flat", "groups")}
+    line = health.line_of(numbers | counts | {"kl": 4.321e-9, "clip": 4.321e-5}, 4, 1, 1)
+    assert " | kl 4.32e-09 | clip 0.00432% | " in line
+
+
+@pytest.mark.parametrize("kept", [[], [0], [0, 1, 2, 3], [0, 1, 3, 4]])
+def test_rows_of_the_log_that_are_lost_are_noticed(whole, tmp_path, kept):
     shutil.copytree(whole, tmp_path / "run", symlinks=True)
-    lose(tmp_path / "run" / "log.csv")
+    log = tmp_path / "run" / "log.csv"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[i] for i in kept))
     why = command("--resume", str(tmp_path / "run"), "--steps", "5")
-    assert "log.csv ends with step 0, but the checkpoint is of step 4" in why
+    steps = max(0, len(kept) - 1)
+    assert f"log.csv has only {steps} steps, but the checkpoint is of step 4" in why
 
 
 def test_a_row_with_other_columns_is_not_written_under_the_old_header(whole, tmp_path, monkeypatch):

@@ -170,7 +170,8 @@ def charset_of(body, details):
         if body.startswith(mark):
             return name
     header = IN_HEADER.search(details.encode("utf-8", "replace"))
-    for found in (header, IN_DOCUMENT.search(body[:1024])):
+    start = re.sub(rb"<!--.*?-->", b"", body[:1024], flags=re.DOTALL)
+    for found in (header, IN_DOCUMENT.search(start)):
         label = found[1].decode().lower().removeprefix("x-") if found else "none"
         label = label.replace("windows-31j", "cp932").replace("windows-", "cp")
         with contextlib.suppress(LookupError):
@@ -206,8 +207,9 @@ BREAKS = (
 # a part of a formula, which gets brackets if it is not SIMPLE: a number or a letter.
 SHOWN = dict.fromkeys(BREAKS.split(), ("\n", "\n"))
 SHOWN |= dict.fromkeys(("td", "th", "option"), ("\t", "\t"))
-SHOWN |= {"sup": ("\1", "\2"), "mfrac": (" ", " "), "msqrt": ("√\3", "\4")}
-SIGNS = {("mfrac", 1): "/", ("msup", 1): "^", ("msubsup", 2): "^"}  # what follows the n-th part
+SHOWN |= {"sup": ("\1", "\2"), "mfrac": (" ", " "), "msqrt": ("√\3", "\4"), "mroot": ("", ")")}
+# what follows the n-th part
+SIGNS = {("mfrac", 1): "/", ("msup", 1): "^", ("msubsup", 2): "^", ("mroot", 1): "^(1/"}
 FORMULAS = {name for name, _ in SIGNS}
 SIMPLE = r"[-+−–]?(?:\d[\d.,]*|\w?)[-+−–]?"
 
@@ -266,7 +268,8 @@ def with_signs(text):
     text = re.sub(rf"\x03({SIMPLE})\x04", r"\1", text)
     text = text.replace("\3", "(").replace("\4", ")")
     before = r"(?:(?<=[\w)\]}])|(?<=\d) )"  # in <sup>14</sup>C there is nothing to be raised to
-    text = re.sub(before + r"\x01([^\x01\x02]*)\x02(?=(.?))", power, text)
+    for _ in range(2):  # 10<sup>10<sup>100</sup></sup>
+        text = re.sub(before + r"\x01([^\x01\x02]*)\x02(?=(.?))", power, text)
     return text.replace("\1", "").replace("\2", "")
 
 
