@@ -314,7 +314,7 @@ def main():
     settings = {"formatter_class": argparse.ArgumentDefaultsHelpFormatter}
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], **settings)
     parser.add_argument("--rollouts", type=int, default=6400, help="of the teacher, to learn from")
-    parser.add_argument("--steps", type=int, default=3000, help="of reading whole texts")
+    parser.add_argument("--steps", type=int, default=3500, help="of reading whole texts")
     parser.add_argument("--seed", type=int, default=0, help="decides everything random")
     parser.add_argument("--width", type=int, default=128, help="hidden size of the model")
     parser.add_argument("--out", type=Path, default=TOY, help="folder")

@@ -17,9 +17,9 @@ from models.completion import Completion
 from toy.questions import SIGNS, WORDS
 
 TOOLS = {
-    "base_generator": 5,
+    "base_generator": 7,
     "python_coder": 7,
-    "wikipedia_search": 9,
+    "wikipedia_search": 8,
     "web_search": 7,
 }  # how often drawn
 NO_OBJECTIVE = "Objective: unknown.\nSkills: none of these tools."
