@@ -60,9 +60,8 @@ does not act: apart from the KL, the gradient is the three means of A_i ∇log �
 
 They work on token ids, one reward per rollout and two language models, and know nothing of agents
 or text. All log-probs are one flat list of action tokens, (K,): there is no padding in the loss,
-and no mask that could be forgotten. There is one of each function, and every run takes it. A fast
-way is an argument: `rows` lays out the tokens that the model reads (fast/trees.py); it computes no
-probability.
+and no mask that could be forgotten. There is one of each function, and every run takes it. A faster
+way is an argument: `rows` only arranges the tokens that the model reads (fast/trees.py).
 
 Which choices are the paper's, the released code's and ours: docs/benchmarks.md, "Where this
 differs".
@@ -252,8 +251,8 @@ def token_weight(action, T, N, num_tokens=None):
     X is right more often, but Y is pushed up five times as hard. They compete for probability, so Y
     wins.
 
-    num_tokens: the tokens of the mini-batch, to weigh all of them equally, as the released code
-    does. Then long plans and long rollouts weigh more."""
+    num_tokens: the tokens of the mini-batch, to weigh all of them equally; the released code does so
+    within each micro-batch. Then long plans and long rollouts weigh more."""
     return 1 / num_tokens if num_tokens else 1 / (N * T * len(action.ids))
 
 
@@ -274,9 +273,9 @@ def weighted(actions, rollouts, token_mean=False):
 def split_rollouts(groups, minibatches, seed):
     """Rollouts 0..N-1 as `minibatches` lists of equal size (± 1). groups: the group of each, (N,).
 
-    The groups, in shuffled order, are laid out one after the other and cut into equal parts: none
-    is divided if all have the same size and `minibatches` divides their number. (Copies of a prompt
-    are cheaper together, see fast/trees.py.) A rollout is never divided."""
+    The groups, in shuffled order, are laid out one after the other and cut into equal parts. No
+    group is divided if all have the same size and their number is a multiple of `minibatches`:
+    copies of a prompt are cheaper together (fast/trees.py). A rollout is never divided."""
     groups = torch.as_tensor(groups).tolist()
     distinct, N = sorted(set(groups)), len(groups)
     places = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -374,7 +373,7 @@ def update(
         entropy     mean of -log π over the tokens. They were sampled from π_θold, so in the first
                     mini-batch this estimates its entropy
         grad_norm   norm of the gradient before clipping, mean over the mini-batches
-        skipped     mini-batches without a step: the gradient was not finite, or far too large
+        skipped     mini-batches skipped because the gradient was not finite, or far too large
         loss        -J, mean over the mini-batches; it does not measure learning, see loss()
 
     With beta = 0, actions with A = 0 are left out of them. Beside these, "token_budget" is the one

@@ -20,8 +20,8 @@ Whatever goes wrong is one of two things:
                 it was asked for, or the web service behind it is down. This costs a turn, and
                 memory says why: the planner reads it in its next prompt.
     a failure   The rollout is aborted (`failed` says why), counts as wrong, and is not trained on.
-                A module or the judge got no completion from its language model: the server is
-                down, or the prompt is too long even with a shortened memory.
+                A module, base_generator or the judge got no completion from its language model: the
+                server is down, or the prompt is too long even with a shortened memory.
 
 The rest of this file, from flags() on, is the command line:
 
@@ -29,7 +29,7 @@ The rest of this file, from flags() on, is the command line:
     python solve.py --data toy/test.jsonl --max-turns 3 --limit 100 --quiet
     python solve.py --model Qwen/Qwen2.5-7B-Instruct "Which is longer, the Nile or the Danube?"
     python solve.py --model Qwen/Qwen2.5-7B-Instruct --benchmark bamboogle gameof24
-    python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl
+    python solve.py --compare toy runs/toy-seed0/best --data toy/test.jsonl --max-turns 3
 
 Some functions import what only they need: torch and transformers take seconds to load.
 """

@@ -9,7 +9,7 @@ Each training step takes `--questions` questions and runs each of them `--group-
 the flow (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is
 right, else 0. The rewards of a question are normalised (eq. 7): this gives each rollout an
 advantage A, and each of its turns gets this A. flow_grpo.update() then changes the planner, in
-`--minibatches` optimiser steps. A frozen copy of the model plays all other modules and is π_ref.
+`--minibatches` optimiser steps. By default a frozen copy of the model plays all other modules; it also is π_ref.
 
 A run has a folder:
 
@@ -43,9 +43,9 @@ from rewards.metrics import accuracy_line, calls_line, summary
 from rewards.questions import read_questions
 from world.services import is_server, replace_file
 
-# The defaults: the paper's (the steps are read off its figures; mini-batches, temperature and the
-# longest plan are those of the released code), and the toy's. A small model learns at a larger
-# rate, from smaller batches.
+# The defaults: the paper's (the steps are read off its figures; temperature, mini-batches of 8
+# questions and the longest plan are the released configuration's), and the toy's. A small model
+# learns at a larger rate, from smaller batches.
 PAPER = {
     "data": "nq+deepmath",
     "steps": 32,
