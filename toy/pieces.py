@@ -78,7 +78,7 @@ def edited(prompt, rng):
             prompt = prompt.replace(paragraph, edited_text(paragraph, rng))
     for label in sorted(set(LABEL.findall(prompt))):
         if rng.random() < 0.3:
-            prompt = re.sub(rf"(?<=\n){label}\b", edited_label(label, rng), prompt)
+            prompt = re.sub(rf"(?<=\n){label}\b", edited_text(label, rng), prompt)
     for error in sorted(set(re.findall(r"Error: [^'\n]+", prompt))):
         if rng.random() < 0.4:
             prompt = prompt.replace(error, edited_text(error, rng))
@@ -100,12 +100,6 @@ def edited_text(text, rng):
     return WORD.sub(
         lambda word: edited_word(word[0], rng) if rng.random() < share else word[0], text
     )
-
-
-def edited_label(label, rng):
-    """Up to five words, of the label or new."""
-    words = label.split()
-    return " ".join(rng.choice([new_word(rng), *words]) for _ in range(rng.randrange(1, 6)))
 
 
 def edited_word(word, rng):
