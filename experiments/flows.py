@@ -6,8 +6,8 @@
 
 docs/rollouts.html shows the same questions before and after training:
 
-    python solve.py --data toy/test.jsonl --max-turns 3 --limit 12 --out runs/before
-    python solve.py --data toy/test.jsonl --max-turns 3 --limit 12 --out runs/after \\
+    python solve.py --data toy/test.jsonl --max-turns 3 --limit 24 --out runs/before
+    python solve.py --data toy/test.jsonl --max-turns 3 --limit 24 --out runs/after \\
         --model runs/toy-seed0/best
     python experiments/flows.py runs/before runs/after --out docs/rollouts.html
 
