@@ -43,11 +43,8 @@ T = 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # Student's, 
 TEST, LONG = "toy/test.jsonl", "toy/long.jsonl"
 BUDGETS, TRIES, ASKED = range(1, 7), 64, 100  # TRIES on ASKED questions, untrained
 FORKS = {  # what is changed for the table of credit: (the fork, flags)
-    "turn-cost": ("turn-cost", ""),
-    "no std, no lengths (dr-grpo)": ("dr-grpo", "--beta 0"),
+    "no std, no lengths (dr-grpo)": ("dr-grpo", ""),
     "mean over tokens": ("", "--token-mean"),
-    "gigpo": ("gigpo", ""),
-    "rloo": ("rloo", "--minibatches 1"),
 }
 # What train.py sets for the toy by itself, and for no other folder.
 AS_TOY = f"""--data toy/train.jsonl --corpus toy/corpus.jsonl --tools {" ".join(TOOLS)} --judge none
