@@ -164,6 +164,8 @@ def run_all(rows, workers):
         asked = f"solve.py --model toy --data {TEST} --limit {ASKED} --trials {TRIES} --quiet"
         tests |= {("tries", f"{asked} --max-turns {TOY['max_turns']} --out {{out}}")}
         tests |= {("routers.csv", "toy/routers.py --out {out}")}
+    for fork in sorted({row.fork for row in rows if row.fork}):
+        checkout(fork)  # before two threads do it at the same time
     with ThreadPoolExecutor(workers) as pool:
         for commands in (first, trainings, tests):
             list(pool.map(lambda command: run(*command), sorted(commands)))
