@@ -42,10 +42,6 @@ STUDY, RESULTS = ROOT / "runs" / "study", ROOT / "experiments" / "results"
 T = 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # Student's, of 2 to 10 values
 TEST, LONG = "toy/test.jsonl", "toy/long.jsonl"
 BUDGETS, TRIES, ASKED = range(1, 7), 64, 100  # TRIES on ASKED questions, untrained
-FORKS = {  # what is changed for the table of credit: (the fork, flags)
-    "no std, no lengths (dr-grpo)": ("dr-grpo", ""),
-    "mean over tokens": ("", "--token-mean"),
-}
 # What train.py sets for the toy by itself, and for no other folder.
 AS_TOY = f"""--data toy/train.jsonl --corpus toy/corpus.jsonl --tools {" ".join(TOOLS)} --judge none
     --valid none --test {TEST} --max-new-tokens 64 --max-turns {TOY["max_turns"]} --lr {TOY["lr"]}
@@ -112,10 +108,9 @@ def all_rows(seeds):
         yield Row("credit", "as it is", seed, *trained)
         command = f"experiments/baselines.py last-turn --seed {seed} --out {{out}}"
         yield Row("credit", "last turn alone", seed, command, f"last-turn-seed{seed}", step)
-        for name, (fork, flags) in FORKS.items():
-            command = f"train.py --seed {seed} {flags} --out {{out}}"
-            folder = f"{fork or 'token-mean'}-seed{seed}"
-            yield Row("credit", name, seed, command, folder, step, fork)
+        command = f"train.py --seed {seed} --out {{out}}"
+        folder = f"dr-grpo-seed{seed}"
+        yield Row("credit", "no std, no lengths", seed, command, folder, step, "dr-grpo")
 
 
 MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begins with
