@@ -251,8 +251,8 @@ def token_weight(action, T, N, num_tokens=None):
     X is right more often, but Y is pushed up five times as hard. They compete for probability, so Y
     wins.
 
-    num_tokens: the tokens of the mini-batch, to weigh all of them equally; the released code does so
-    within each micro-batch. Then long plans and long rollouts weigh more."""
+    num_tokens: the tokens of the mini-batch, to weigh all of them equally (the released code: those
+    of a micro-batch). Then long plans and long rollouts weigh more."""
     return 1 / num_tokens if num_tokens else 1 / (N * T * len(action.ids))
 
 

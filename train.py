@@ -9,7 +9,8 @@ Each training step takes `--questions` questions and runs each of them `--group-
 the flow (solve.py), with the planner as it is now. Each rollout gets one reward: 1 if its answer is
 right, else 0. The rewards of a question are normalised (eq. 7): this gives each rollout an
 advantage A, and each of its turns gets this A. flow_grpo.update() then changes the planner, in
-`--minibatches` optimiser steps. By default a frozen copy of the model plays all other modules; it also is π_ref.
+`--minibatches` optimiser steps. By default a frozen copy of the model plays all other modules; it
+also is π_ref.
 
 A run has a folder:
 
