@@ -196,6 +196,7 @@ def test_output_is_limited(code):
     assert raised.startswith("Error: ValueError: xxx") and len(raised) < 9000
 
 
+@pytest.mark.exhaustive
 def test_no_more_programs_run_at_once_than_there_are_cores(limits, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     limits(SECONDS=1)

@@ -464,6 +464,7 @@ def test_a_folder_that_another_process_uses_is_refused(run, monkeypatch):
         run(DATA, "--out|run")
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_is_down_ends_the_command_and_what_it_answered_is_kept(run, server):
     server.reply = lambda body, turn: model(body, turn) if turn < 30 else (500, {"error": "down"})
     with pytest.raises(
@@ -483,6 +484,7 @@ def test_one_question_is_traced_while_it_is_answered_and_greedily(run, server):
     assert run("Double 21", "--quiet|--tools|base_generator").endswith("\n\nAnswer: 42\n")
 
 
+@pytest.mark.exhaustive
 def test_two_folders_and_two_models_are_compared(run, monkeypatch, server):
     def in_this_process(words):
         run(*words[2:])

@@ -373,6 +373,7 @@ def begun(out):
     return words(out)
 
 
+@pytest.mark.exhaustive
 def test_signals_at_random_moments_lose_nothing(whole):
     codes = []
     for number in [signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL]:
