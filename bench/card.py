@@ -14,8 +14,8 @@
     7b-host    updates of all weights of a 7B, with masters and moments in the host's memory
 
 All weights are random, so nothing here says how well a model learns. GB is the peak of what tensors
-took, plan_GB what scale/fit.py expects. A part that fails, or takes longer than its
-limit, leaves a line that says so, and the next one begins.
+took, plan_GB what scale/fit.py expects. A part that fails, or takes longer than its limit, leaves a
+line that says so, and the next one begins.
 """
 
 import argparse

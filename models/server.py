@@ -171,7 +171,7 @@ class Server:
         full = re.search("length|max_", reason) or (tokens or 0) >= body["max_tokens"]
         cut, empty = bool(full) or reason not in WHOLE, not text.strip()
         elsewhere = [name for name in message if message[name] and name not in ("role", "content")]
-        words = len(re.findall(WORD, body["messages"][0]["content"]))
+        words = len(WORD.findall(body["messages"][0]["content"]))
         said_nothing = None, *range(1, 17)  # tokens of a stop, perhaps with an empty thought
         problem = ""
         if full and not after_thinking(text):
@@ -208,7 +208,8 @@ def refused_field(why, sent):
     error = f"{messages_of(why.body)} {CODE.findall(why.body)}"
     if why.status not in (400, 422) or OVERFLOW.search(error):
         return None
-    named = lambda field: re.search(rf"\b{field.removesuffix('_kwargs')}", error)  # vLLM cuts it
+    # vLLM may name chat_template_kwargs without its last word
+    named = lambda field: re.search(rf"\b{field.removesuffix('_kwargs')}(_kwargs)?\b", error)
     return next((field for field in REFUSABLE if field in sent and named(field)), None)
 
 
