@@ -49,6 +49,16 @@ AS_TOY = f"""--data toy/train.jsonl --corpus toy/corpus.jsonl --tools {" ".join(
     --every {TOY["steps"]} --beta {TOY["beta"]}"""
 
 
+CREDIT = {  # {row: (command, folder, fork)}
+    "last turn alone": ("experiments/baselines.py last-turn", "last-turn", ""),
+    "one mean over all tokens": ("train.py --token-mean", "token-mean", ""),
+    "no std, no lengths": ("train.py", "dr-grpo", "dr-grpo"),
+    "RLOO": ("train.py --minibatches 1", "rloo", "rloo"),
+    "GiGPO": ("train.py", "gigpo", "gigpo"),
+    "a turn costs 0.1": ("train.py", "turn-cost", "turn-cost"),
+}
+
+
 @dataclass(frozen=True)
 class Row:
     """One planner with one seed: how it is made, and how it is tested. "": nothing is made."""
@@ -86,7 +96,7 @@ def all_rows(seeds):
         trained = f"train.py --seed {seed} --out {{out}}", f"flow-grpo-seed{seed}", step
         frozen = "", "", "toy"
         yield Row("planners", "frozen", seed, *frozen)
-        for traces in ("own", "perfect") if not seed else ():  # longer than Flow-GRPO itself
+        for traces in ("own", "perfect"):
             command = f"experiments/baselines.py sft {traces} {{out}} --seed {seed}"
             folder = f"sft-{traces}-seed{seed}"
             yield Row("planners", f"SFT, {traces} traces", seed, command, folder)
@@ -106,11 +116,9 @@ def all_rows(seeds):
         command = f"train.py --model runs/study/toy-64 {AS_TOY} --seed {seed} --out {{out}}"
         yield Row("sizes", "width 64", seed, command, f"width-64-seed{seed}", step)
         yield Row("credit", "as it is", seed, *trained)
-        command = f"experiments/baselines.py last-turn --seed {seed} --out {{out}}"
-        yield Row("credit", "last turn alone", seed, command, f"last-turn-seed{seed}", step)
-        command = f"train.py --seed {seed} --out {{out}}"
-        folder = f"dr-grpo-seed{seed}"
-        yield Row("credit", "no std, no lengths", seed, command, folder, step, "dr-grpo")
+        for name, (command, folder, fork) in CREDIT.items():
+            command = f"{command} --seed {seed} --out {{out}}"
+            yield Row("credit", name, seed, command, f"{folder}-seed{seed}", step, fork)
 
 
 MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begins with
@@ -368,7 +376,7 @@ def write_tables():
 
 
 def draw():
-    """Reward and errors of each kind of run; that of README has levels to compare it with."""
+    """README's picture, with levels to compare it with, and the runs of the table "credit"."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
@@ -377,15 +385,17 @@ def draw():
     for row in read("curves"):
         name, _, seed = row["run"].rpartition("-seed")
         lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
+    lines = {name: list(seeds.values()) for name, seeds in lines.items()}
+    kinds = ["flow-grpo", *(folder for _, folder, _ in CREDIT.values() if folder in lines)]
     plt.rcParams["figure.constrained_layout.use"] = True
     plt.rcParams["svg.hashsalt"] = "study"  # equal pictures are equal files
-    for name in lines:
-        figure = curves.draw(plt, {name: list(lines[name].values())}, ["reward", "errors"])
-        if name == "flow-grpo":
-            for rule, level in levels().items():
-                figure.axes[0].axhline(level, linestyle=":", linewidth=1)
-                figure.axes[0].annotate(rule, (0, level), fontsize=7, va="bottom")
-        figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+    for picture, names in (("flow-grpo", ["flow-grpo"]), ("credit", kinds)):
+        shown = {name: lines[name] for name in names}
+        figure = curves.draw(plt, shown, ["reward", "errors"])
+        for rule, level in levels().items() if picture == "flow-grpo" else ():
+            figure.axes[0].axhline(level, linestyle=":", linewidth=1)
+            figure.axes[0].annotate(rule, (0, level), fontsize=7, va="bottom")
+        figure.savefig(RESULTS / f"{picture}.svg", metadata={"Date": None})
 
 
 def levels():
