@@ -53,7 +53,6 @@ CREDIT = {  # {row: (command, folder, fork)}
     "last turn alone": ("experiments/baselines.py last-turn", "last-turn", ""),
     "one mean over all tokens": ("train.py --token-mean", "token-mean", ""),
     "no std, no lengths": ("train.py", "dr-grpo", "dr-grpo"),
-    "RLOO": ("train.py --minibatches 1", "rloo", "rloo"),
     "GiGPO": ("train.py", "gigpo", "gigpo"),
     "a turn costs 0.1": ("train.py", "turn-cost", "turn-cost"),
 }
