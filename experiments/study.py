@@ -111,9 +111,10 @@ def all_rows(seeds):
         monolith = "experiments/baselines.py monolith --model runs/study/monolith"
         command = f"{monolith} {AS_TOY} --seed {seed} --out {{out}}"
         yield Row("designs", "a monolith", seed, command, f"monolith-seed{seed}", None)
-        yield Row("sizes", "as it is", seed, *trained)
-        command = f"train.py --model runs/study/toy-64 {AS_TOY} --seed {seed} --out {{out}}"
-        yield Row("sizes", "width 64", seed, command, f"width-64-seed{seed}", step)
+        yield Row("sizes", "width 128", seed, *trained[:2], None)
+        command = f"train.py --model runs/study/width-64 --fixed toy {AS_TOY} --seed {seed}"
+        folder = f"width-64-seed{seed}"
+        yield Row("sizes", "width 64", seed, f"{command} --out {{out}}", folder, None)
         yield Row("credit", "as it is", seed, *trained)
         for name, (command, folder, fork) in CREDIT.items():
             command = f"{command} --seed {seed} --out {{out}}"
@@ -122,7 +123,7 @@ def all_rows(seeds):
 
 MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begins with
     "designs": ("monolith", "experiments/baselines.py warm {out}"),
-    "sizes": ("toy-64", "toy/make.py --width 64 --out {out}"),
+    "sizes": ("width-64", "experiments/baselines.py narrow {out}"),
 }
 
 
@@ -212,7 +213,7 @@ def results_of(row):
     """The lines of study.csv of a row: one, or two of a run that has tested itself."""
     line = {"table": row.table, "row": row.name, "seed": row.seed}
     commands = {"train": row.train, "test": "" if row.planner is None else row.test()}
-    if row.table == "designs":
+    if row.table in ("designs", "sizes"):
         for found in csv.DictReader(open(STUDY / row.folder / "evals.csv", newline="")):
             if found["questions"] == "test":
                 when = " before" if found["step"] == "0" else ""
@@ -351,7 +352,7 @@ def new_table():
 
 
 VERSUS = {"planners": "Flow-GRPO", "budget": f"{TOY['max_turns']} turns", "long": "frozen"}
-VERSUS |= {"designs": "the flow", "sizes": "as it is", "credit": "as it is"}
+VERSUS |= {"designs": "the flow", "sizes": "width 128", "credit": "as it is"}
 
 
 def write_tables():
