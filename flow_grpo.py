@@ -90,7 +90,7 @@ class Action:
     """One turn of one rollout, exactly as the engine sampled it (models.completion.Completion)."""
 
     prompt_ids: list[int]  # s^t
-    ids: list[int]  # a^t, stop token included; a plan that was cut off at the token limit has none
+    ids: list[int]  # a^t, its last is the stop token, unless the plan was cut at the token limit
     rollout: int  # the number of its rollout, 0 .. N-1
     A: float = 0.0  # its advantage: the A_i of its rollout
     # filled in during an update, on a copy
@@ -111,8 +111,8 @@ def advantages(rewards, groups):
 
     All turns of a rollout share its A: nothing here finds the turn that mattered. So the bad turns
     of a lucky rollout are rewarded, too. But of two plans for the same state, the worse one makes
-    success less likely, so over many rollouts its mean A is lower. (How much a turn weighs in J
-    also depends on its length and on the number of turns: see token_weight().)
+    success less likely, so over many rollouts its mean A is lower. (Its mean push can still be
+    higher, because 1/T_i and 1/|a| weigh the turns: see token_weight().)
 
     The division by std is not part of a plain policy gradient. With it, every group that is not
     flat has the same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh
@@ -306,10 +306,9 @@ def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; it keeps falling as ρ rises
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never
-    negative, and its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). But the mean of its
-    gradient is the gradient of the KL with its arguments exchanged, KL(π_ref ‖ π_θ), which has the
-    same minimum (docs/fork.md, "Another KL"). As the tokens were drawn from π_θold, both statements
-    are exact at ρ = 1 only.
+    negative, and its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). But its mean gradient is
+    that of the reversed KL, KL(π_ref ‖ π_θ) (docs/fork.md, "Another KL"). Both are smallest at
+    π_θ = π_ref. As the tokens were drawn from π_θold, this is exact at ρ = 1 only.
 
     Add a term of your own to `terms`. If it needs π_ref, or tokens with A = 0, or a flag:
     docs/fork.md, "Another term in the objective".
@@ -376,8 +375,8 @@ def update(
         skipped     mini-batches skipped because the gradient was not finite, or far too large
         loss        -J, mean over the mini-batches; it does not measure learning, see loss()
 
-    With beta = 0, actions with A = 0 are left out of them. Beside these, "token_budget" is the one
-    that was enough: begin the next update with it."""
+    With beta = 0, the metrics leave out actions with A = 0. The result also has "token_budget", the
+    largest that fitted: start the next update with it."""
     beta = beta if reference is not None else 0
     check_actions(actions, len(groups), temperature)
 

@@ -351,8 +351,8 @@ def with_outcome(rollouts, group_size):
 
     groups[i] is the group of usable[i]: the number of its question in the batch. (Not the text of
     the question: one that comes twice in a batch makes two groups.) The others have no outcome,
-    mostly through no fault of the planner. When its plans are at fault (say, they make prompts too
-    long), it gets no signal to stop: so watch the number of failures in the log."""
+    mostly through no fault of the planner. But if its own plans cause the failure (say, they make
+    prompts too long), it is not punished: so watch the number of failures in the log."""
     numbers = [n for n, rollout in enumerate(rollouts) if not (rollout.failed or rollout.undecided)]
     return [rollouts[n] for n in numbers], [n // group_size for n in numbers]
 

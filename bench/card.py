@@ -195,7 +195,8 @@ def sampling(how, model, new):
     start = clock()
     with sampling_mode(model):
         sample(model, prompts, [], 0.7, new, distribution)
-    numbers = dict(seconds=clock() - start) | peak()
+    seconds = clock() - start
+    numbers = dict(seconds=seconds, ms_a_token=1000 * seconds / new) | peak()
     return f"{COPIES} x ({PROMPT} shared + {new}) sampled {how}", numbers
 
 

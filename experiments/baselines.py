@@ -8,8 +8,8 @@
     python experiments/baselines.py last-turn --seed 1 ...        only last plans are trained
     python experiments/baselines.py narrow runs/width-64          a smaller planner, made as toy/ is
 
-monolith and last-turn are train.py with all of its flags, and one function of it exchanged. Routers,
-which pick the tools by a rule, are in toy/routers.py.
+monolith and last-turn are train.py with all of its flags, and one function of it exchanged.
+Routers, which pick the tools by a rule, are in toy/routers.py.
 
 Supervised: as many rollouts as train.py would sample are collected once, with the questions that it
 would take. The planner then takes as many optimiser steps on the right ones as train.py would. The

@@ -71,8 +71,8 @@ def python_coder(code: str) -> str:
 
     If something goes wrong, it is "Error: " and the reason, and then what was printed before.
     Covered:
-      10 seconds of the CPU (all threads together), 60 on the clock, 512 MB, 64 open files, 64 KB of
-        output. No more programs run at once than there are cores;
+      10 seconds of the CPU (all threads together), 60 on the clock, 512 MB (not on macOS), 64 open
+        files, 64 KB of output. No more programs run at once than there are cores;
       it runs once, in one scope, in a new process, without our environment; stdin is empty;
       that it was stopped or killed comes first in the answer, and the code cannot hide it;
       it ends with our process, however that ends.
@@ -224,7 +224,7 @@ def give_up_files():
 
 
 def limit(seconds, memory_mb, program):
-    """These limits hold on every system, and for the code and all its threads together."""
+    """Limits for the code and all its threads together, on every system (macOS: not of memory)."""
     limits = {"CPU": seconds, "AS": memory_mb << 20, "FSIZE": 0, "NOFILE": 64, "CORE": 0}
     if not program:
         limits["NPROC"] = 0  # not confined: it at least starts no process, unless it is root
