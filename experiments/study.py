@@ -9,9 +9,9 @@ toy/test.jsonl, for each seed. All folders are in runs/study/. results/study.csv
 row and seed, with both commands; the tables between the marks in RESULTS.md are made of it, with
 its runs averaged over seeds. Pictures need matplotlib.
 
-Intervals are Student's t, 95 %, over seeds. p is that of an exact permutation test of the seeds of
-two rows, corrected by Holm's method for the rows of a table. "Findable" is the difference that so
-many seeds find in four studies of five."""
+Intervals are Student's t, 95 %, over seeds; those of a difference are over its differences seed by
+seed. p is that of an exact permutation test of the seeds of two rows, corrected by Holm's method
+for the rows of a table; there is none where the rows are tests of the same planners."""
 
 import argparse
 import csv
@@ -290,14 +290,9 @@ def holm(ps):
     return corrected
 
 
-def findable(first, second):
-    """The difference of two rows that is found in four studies of five, by the normal rule."""
-    spread = statistics.fmean([statistics.variance(first), statistics.variance(second)])
-    return 2.8 * (spread * (1 / len(first) + 1 / len(second))) ** 0.5
-
-
-def table(lines, versus):
-    """A table of study.csv's lines. versus: the row that the others are compared with."""
+def table(lines, versus, same=False):
+    """A table of study.csv's lines. versus: the row that the others are compared with. same: all
+    rows are tests of the same planners."""
     rows = {}
     for line in lines:
         rows.setdefault(line["row"], []).append(line)
@@ -305,7 +300,7 @@ def table(lines, versus):
     others = [name for name in rows if name != versus and len(values[name]) > 1]
     ps = dict(zip(others, holm([permutation(values[name], values[versus]) for name in others])))
     shown = [["planner", "accuracy", "each seed", "questions", "turns", "errors, %"]]
-    shown[0] += [f"minus {versus}", "p, Holm", "findable"]
+    shown[0] += [f"minus {versus}"] + ["p, Holm"] * (not same)
     for name, some in rows.items():
         means = [
             statistics.fmean(float(line[column]) for line in some) for column in ("turns", "errors")
@@ -313,9 +308,8 @@ def table(lines, versus):
         cells = [name, interval(values[name]), " ".join(f"{v:.2f}" for v in values[name])]
         cells += [some[0]["n"], f"{means[0]:.2f}", f"{100 * means[1]:.1f}"]
         if name in others:
-            gap = statistics.fmean(values[name]) - statistics.fmean(values[versus])
-            cells += [f"{gap:+.3f}", f"{ps[name]:.2g}"]
-            cells += [f"{findable(values[name], values[versus]):.2f}"]
+            cells += [interval([a - b for a, b in zip(values[name], values[versus])])]
+            cells += [f"{ps[name]:.2g}"] * (not same)
         shown.append(cells + [""] * (len(shown[0]) - len(cells)))
     return markdown(shown)
 
@@ -326,15 +320,14 @@ def tools_table():
     for line in read("tools"):
         counts[line["row"], line["last"], line["tool"]] += int(line["plans"])
     tools, lasts = ([*dict.fromkeys(key[n] for key in sorted(counts))] for n in (2, 1))
-    shown = [["memory shows last", *tools]]
+    shown = [["memory shows last", "plans", *tools]]
     for last in lasts:
-        cells = []
+        totals = [sum(counts[row, last, tool] for tool in tools) for row in ("frozen", "Flow-GRPO")]
+        cells = [" → ".join(map(str, totals))]
         for tool in tools:
-            share = []
-            for row in ("frozen", "Flow-GRPO"):
-                total = sum(counts[row, last, other] for other in tools)
-                share.append(f"{100 * counts[row, last, tool] / total:.0f}" if total else "-")
-            cells.append(" → ".join(share))
+            found = counts["frozen", last, tool], counts["Flow-GRPO", last, tool]
+            shares = (f"{100 * n / total:.0f}" if total else "-" for n, total in zip(found, totals))
+            cells.append(" → ".join(shares))
         shown.append([last, *cells])
     return markdown(shown)
 
@@ -361,7 +354,7 @@ def write_tables():
     text, tables = path.read_text(encoding="utf-8"), {"tools": tools_table(), "new": new_table()}
     for name, versus in VERSUS.items():
         if some := [line for line in lines if line["table"] == name]:
-            tables[name] = table(some, versus)
+            tables[name] = table(some, versus, same=name == "budget")
     routers = [[row["rule"], f"{float(row['accuracy']):.3f}"] for row in read("routers")]
     tables["routers"] = markdown([["rule", "accuracy"], *routers])
     for name, made in tables.items():
