@@ -348,6 +348,18 @@ VERSUS = {"planners": "Flow-GRPO", "budget": f"{TOY['max_turns']} turns", "long"
 VERSUS |= {"designs": "the flow", "sizes": "width 128", "credit": "as it is"}
 
 
+RULES = {  # of toy/routers.py
+    "perfect": "everything: a planner without mistakes",
+    "frequent": "nothing: always the most frequent tool",
+    "bm25": "the description nearest to the sub-goal",
+    "sub-goal": "the sub-goal's first three words",
+    "question": "the question's first three words",
+    "sequence": "the kind of question: its best sequence",
+    "table": "the kind of question, the turn, the sub-goal",
+    "result": "the kind of the last result",
+}
+
+
 def write_tables():
     """Put all tables between their marks in RESULTS.md, and draw the pictures."""
     path, lines = ROOT / "experiments" / "RESULTS.md", read("study")
@@ -355,8 +367,11 @@ def write_tables():
     for name, versus in VERSUS.items():
         if some := [line for line in lines if line["table"] == name]:
             tables[name] = table(some, versus, same=name == "budget")
-    routers = [[row["rule"], f"{float(row['accuracy']):.3f}"] for row in read("routers")]
-    tables["routers"] = markdown([["rule", "accuracy"], *routers])
+    routers = [
+        [row["rule"], RULES[row["rule"]], f"{float(row['accuracy']):.3f}"]
+        for row in read("routers")
+    ]
+    tables["routers"] = markdown([["rule", "picks the tool by", "accuracy"], *routers])
     for name, made in tables.items():
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
