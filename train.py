@@ -12,6 +12,9 @@ advantage A, and each of its turns gets this A. flow_grpo.update() then changes 
 `--minibatches` optimiser steps. By default a frozen copy of the model plays all other modules; it
 also is π_ref.
 
+The method is in train(), from `for step in` to `update(`. What stands before it makes the models
+and the optimiser, what follows writes everything down.
+
 A run has a folder:
 
     args.json        the settings, for --resume, and the commit of the code
