@@ -217,8 +217,10 @@ def results_of(row):
         for found in csv.DictReader(open(STUDY / row.folder / "evals.csv", newline="")):
             if found["questions"] == "test":
                 when = " before" if found["step"] == "0" else ""
-                numbers = {name: found[name] for name in ("n", "accuracy", "turns", "errors")}
-                yield line | {"row": row.name + when} | numbers | commands
+                numbers = {
+                    name: f"{float(found[name]):.4f}" for name in ("accuracy", "turns", "errors")
+                }
+                yield line | {"row": row.name + when, "n": found["n"]} | numbers | commands
         return
     rollouts = [rollout for trials in answers(row.tested()) for rollout in trials]
     found = summary(rollouts)
