@@ -5,6 +5,7 @@
     python bench/speed.py toy --before FOLDER                  beside another checkout
 
     update      an update of 8 completions of one prompt, 512 + 32 tokens, hidden size 128
+    turns       the same, but the last 256 tokens of a prompt are its own, as a later turn's memory
     step        a training step of that shape: sampling, advantages, update
     vocabulary  an update of 16 completions of two prompts, 512 + 64 tokens, vocabulary of 152k
     sample-512  32 tokens for each of 8 copies of a prompt of 512 tokens; sample-2048: of 2048
@@ -52,6 +53,7 @@ SMOLLM |= dict(num_attention_heads=9, num_key_value_heads=3, vocab_size=49152)
 EIGHT = dict(model=TINY, groups=1, group=8, prompt=512, new=32, work="update", beside=["trl"])
 CASES = {
     "update": EIGHT | dict(beside=["naive", "trl"]),
+    "turns": EIGHT | dict(own=256, beside=["naive", "trl"]),
     "step": EIGHT | dict(work="step"),
     "vocabulary": EIGHT | dict(model=TINY | dict(vocab_size=151936), groups=2, new=64),
     "sample-512": EIGHT | dict(work="sample", beside=["plain"]),
@@ -74,11 +76,14 @@ def model_of(case):
 
 
 def batch_of(case):
-    """(prompts, completions, A) of all rows: `groups` prompts, each with `group` completions."""
+    """(prompts, completions, A) of all rows: `groups` prompts, each with `group` completions. The
+    last `own` tokens of a prompt differ in each row."""
     draw = random.Random(0)
     ids = range(1, case["model"]["vocab_size"])
     prompts = [draw.choices(ids, k=case["prompt"]) for _ in range(case["groups"])]
     prompts = [prompt for prompt in prompts for _ in range(case["group"])]
+    if own := case.get("own"):
+        prompts = [prompt[:-own] + draw.choices(ids, k=own) for prompt in prompts]
     completions = [draw.choices(ids, k=case["new"]) for _ in prompts]
     return prompts, completions, [(-1.0) ** row * (1 + row % 3) for row in range(len(prompts))]
 
