@@ -9,7 +9,7 @@
     step        a training step of that shape: sampling, advantages, update
     vocabulary  an update of 16 completions of two prompts, 512 + 64 tokens, vocabulary of 152k
     sample-512  32 tokens for each of 8 copies of a prompt of 512 tokens; sample-2048: of 2048
-    smollm      `step` in SmolLM2-135M's shape
+    smollm      `step` in SmolLM2-135M's shape; smollm-turns: `turns` in that shape
     toy         python train.py in all, without evaluations; another seed in each repetition
 
     ours        sample() and update(), as train.py calls them
@@ -59,6 +59,7 @@ CASES = {
     "sample-512": EIGHT | dict(work="sample", beside=["plain"]),
     "sample-2048": EIGHT | dict(work="sample", prompt=2048, beside=["plain"]),
     "smollm": EIGHT | dict(model=SMOLLM, work="step", micro=2),  # for trl: 8 rows take 17 GB
+    "smollm-turns": EIGHT | dict(model=SMOLLM, own=256, beside=["plain"]),
     "toy": dict(work="toy", beside=[]),
 }
 RETURNED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
