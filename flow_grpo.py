@@ -397,8 +397,8 @@ def update(
                 batches = micro_batches(model, mini, token_budget, rows, ranks)
                 score_old(model, batches, temperature)
                 break
-            except torch.OutOfMemoryError:
-                token_budget = halved(token_budget, batches, mini, ranks)
+            except torch.OutOfMemoryError as error:
+                token_budget = halved(token_budget, batches, mini, ranks, error)
 
     totals, norms, skipped = torch.zeros(5), [], 0
     for mini in minis:  # one optimiser step each
@@ -407,8 +407,8 @@ def update(
             try:
                 batches = micro_batches(model, mini, token_budget, rows, ranks)
                 sums = gradient(model, reference, batches, temperature, clip, beta)
-            except torch.OutOfMemoryError:  # this mini-batch once more, in smaller micro-batches
-                token_budget = halved(token_budget, batches, mini, ranks)
+            except torch.OutOfMemoryError as error:  # once more, in smaller micro-batches
+                token_budget = halved(token_budget, batches, mini, ranks, error)
         if ranks:
             ranks.sum_gradients(model, sums)
         totals += sums.cpu()
@@ -456,10 +456,10 @@ def micro_batches(model, mini, token_budget, rows, ranks):
     return ranks.even(batches) if ranks else batches
 
 
-def halved(token_budget, batches, mini, ranks):
-    """Half of the token budget, after memory ran out; the same error if nothing is left to cut."""
+def halved(token_budget, batches, mini, ranks, error):
+    """Half of the token budget, after memory ran out; the error if nothing is left to cut."""
     if ranks or len(batches) == len(mini):
-        raise
+        raise error
     return token_budget // 2
 
 
