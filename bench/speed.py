@@ -283,7 +283,7 @@ def measure(name, case, args):
             statistics.median(lap[key] for lap in laps[of])
             for key, of in (("cpu", side), ("wall", side), ("cpu", "ours"))
         )
-        line = f"{name:<12}{side:<8}{cpu:8.3f} CPU s{wall:8.3f} s{cpu / ours:7.2f} times"
+        line = f"{name:<13}{side:<8}{cpu:8.3f} CPU s{wall:8.3f} s{cpu / ours:7.2f} times"
         if not toy:
             alone = laps_of(side, case, args, RETURNED_AT_ONCE)
             line += f"{next(alone)['peak'] / 2**20:8.0f} MiB"
