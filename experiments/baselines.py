@@ -6,10 +6,9 @@
     python experiments/baselines.py warm runs/monolith            warm-start a monolithic policy
     python experiments/baselines.py monolith --model runs/monolith --out runs/monolith-seed0 ...
     python experiments/baselines.py last-turn --seed 1 ...        only last plans are trained
-    python experiments/baselines.py narrow runs/width-64          a smaller planner, made as toy/ is
 
-monolith and last-turn are train.py with all of its flags, and one function of it exchanged.
-Routers, which pick the tools by a rule, are in toy/routers.py.
+The last two commands are train.py with all of its flags, and one function of it exchanged. Routers,
+which pick the tools by a rule, are in toy/routers.py.
 
 Supervised: as many rollouts as train.py would sample are collected once, with the questions that it
 would take. The planner then takes as many optimiser steps on the right ones as train.py would. The
@@ -255,12 +254,6 @@ def warm(args):
     save(engine, args.out)
 
 
-def narrow(args):
-    """A planner of half the toy's width, with the toy's warm start."""
-    torch.manual_seed(args.seed)
-    save(make.make_engine(args.rollouts, args.steps, args.seed, args.width), args.out)
-
-
 def last_actions(rollouts, A):
     """In the place of train.actions_of()."""
     last = {action.rollout: action for action in ALL_ACTIONS(rollouts, A)}
@@ -276,7 +269,7 @@ def main():
         return train.train(train.flags(sys.argv[2:]))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(
-        required=True, metavar="sft, perfect, warm, narrow", dest="command"
+        required=True, metavar="sft, perfect, warm, ...", dest="command"
     )
     add = commands.add_parser("sft").add_argument
     add("traces", choices=["own", "perfect"], help="whose rollouts are imitated")
@@ -290,14 +283,8 @@ def main():
     add("--rollouts", type=int, default=6400, help="of the teacher")
     add("--steps", type=int, default=2000, help="of 32 examples")
     add("--seed", type=int, default=0)
-    add = commands.add_parser("narrow").add_argument
-    add("out", type=Path, help="the checkpoint's folder")
-    add("--width", type=int, default=64, help="hidden size")
-    add("--rollouts", type=int, default=6400, help="of the teacher")
-    add("--steps", type=int, default=3500, help="see toy/make.py")
-    add("--seed", type=int, default=0)
     args = parser.parse_args()
-    {"sft": sft, "perfect": perfect, "warm": warm, "narrow": narrow}[args.command](args)
+    {"sft": sft, "perfect": perfect, "warm": warm}[args.command](args)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,6 @@ AS_TOY = f"""--data toy/train.jsonl --corpus toy/corpus.jsonl --tools {" ".join(
     --valid none --test {TEST} --max-new-tokens 64 --max-turns {TOY["max_turns"]} --lr {TOY["lr"]}
     --steps {TOY["steps"]} --questions {TOY["questions"]} --minibatches {TOY["minibatches"]}
     --every {TOY["steps"]} --beta {TOY["beta"]}"""
-
-
 CREDIT = {  # {row: (command, folder, fork)}
     "last turn alone": ("experiments/baselines.py last-turn", "last-turn", ""),
     "one mean over all tokens": ("train.py --token-mean", "token-mean", ""),
@@ -123,7 +121,7 @@ def all_rows(seeds):
 
 MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begins with
     "designs": ("monolith", "experiments/baselines.py warm {out}"),
-    "sizes": ("width-64", "experiments/baselines.py narrow {out}"),
+    "sizes": ("width-64", "toy/make.py --width 64 --out {out}"),
 }
 
 
@@ -214,18 +212,15 @@ def results_of(row):
     line = {"table": row.table, "row": row.name, "seed": row.seed}
     commands = {"train": row.train, "test": "" if row.planner is None else row.test()}
     if row.table in ("designs", "sizes"):
-        for found in csv.DictReader(open(STUDY / row.folder / "evals.csv", newline="")):
-            if found["questions"] == "test":
-                when = " before" if found["step"] == "0" else ""
-                numbers = {
-                    name: f"{float(found[name]):.4f}" for name in ("accuracy", "turns", "errors")
-                }
-                yield line | {"row": row.name + when, "n": found["n"]} | numbers | commands
-        return
-    rollouts = [rollout for trials in answers(row.tested()) for rollout in trials]
-    found = summary(rollouts)
-    numbers = {name: f"{found[name]:.4f}" for name in ("accuracy", "turns", "errors")}
-    yield line | {"n": len(rollouts)} | numbers | commands
+        evals = csv.DictReader(open(STUDY / row.folder / "evals.csv", newline=""))
+        tests = [found for found in evals if found["questions"] == "test"]
+        names = [row.name + " before" * (found["step"] == "0") for found in tests]
+    else:
+        rollouts = [rollout for trials in answers(row.tested()) for rollout in trials]
+        tests, names = [summary(rollouts) | {"n": len(rollouts)}], [row.name]
+    for name, found in zip(names, tests):
+        numbers = {key: f"{float(found[key]):.4f}" for key in ("accuracy", "turns", "errors")}
+        yield line | {"row": name, "n": found["n"]} | numbers | commands
 
 
 def tools_of(row):
@@ -399,10 +394,13 @@ def draw():
     kinds = ["flow-grpo", *(folder for _, folder, _ in CREDIT.values() if folder in lines)]
     plt.rcParams["figure.constrained_layout.use"] = True
     plt.rcParams["svg.hashsalt"] = "study"  # equal pictures are equal files
-    for picture, names in (("flow-grpo", ["flow-grpo"]), ("credit", kinds)):
+    for picture, names, marked in (
+        ("flow-grpo", ["flow-grpo"], levels()),
+        ("credit", kinds, {}),
+    ):
         shown = {name: lines[name] for name in names}
         figure = curves.draw(plt, shown, ["reward", "errors"])
-        for rule, level in levels().items() if picture == "flow-grpo" else ():
+        for rule, level in marked.items():
             figure.axes[0].axhline(level, linestyle=":", linewidth=1)
             figure.axes[0].annotate(rule, (0, level), fontsize=7, va="bottom")
         figure.savefig(RESULTS / f"{picture}.svg", metadata={"Date": None})
