@@ -6,6 +6,8 @@ import functools
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,12 @@ def test_the_examples_of_use_md_run(monkeypatch, tmp_path, capsys):
 
 def test_the_session_of_tour_md_runs():
     assert not doctest.testfile(str(TOUR), module_relative=False).failed
+
+
+def test_the_dollars_of_gpu_md_are_those_that_cost_py_computes():
+    command = [sys.executable, ROOT / "bench" / "cost.py"]
+    table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert table.count("\n") == 6 and table in (ROOT / "docs" / "gpu.md").read_text("utf-8")
 
 
 def test_the_rules_decide_as_the_table_of_use_md_says():

@@ -1,0 +1,112 @@
+"""What a 7B costs for a night: hours and dollars of train.py on one H100, all computed.
+
+    python bench/cost.py                         the table in docs/gpu.md
+    python bench/cost.py --ms 30 --dollars 1.8   with ms_a_token as bench/card.py measured it
+
+Tools, the judge and saving are not counted. Measured (card.py) are OPTIMIZER, the shape of
+sampled(), and an update: with --plain 1.1 times as long as cost() says, with shared prompts 1.3
+times. All other constants are guesses.
+"""
+
+import argparse
+import sys
+from math import ceil
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rewards.metrics import markdown
+
+P = 7.6e9  # weights of Qwen2.5-7B
+CACHE = 57e3  # bytes of a token's keys and values
+OPERATIONS, BANDWIDTH = 0.4 * 989e12, 3.35e12  # a second: those reached, and bytes of memory
+OPTIMIZER = 18.3  # seconds of a step with masters on the host: 20.7 measured, less the rest
+VLLM = 0.012 / 64  # seconds a token, with 64 rollouts in flight
+G, TURNS, VALID = 8, 3, 64  # rollouts of a question, turns, questions of a validation
+
+PROMPTS = 880, 1340, 1800  # tokens of the planner's prompts in the three turns
+READ = 0.5  # the share of prompt tokens that neither rows share nor vLLM has cached
+OWN = 0.4  # the share of an update's tokens that plans do not share
+
+# How it is trained, and the tokens of a sampling batch that scale/fit.py leaves room for.
+RUNS = {
+    "as above": dict(steps=70, questions=16, limit=512, every=10, tokens=120e3, vllm=True),
+    "without vLLM": dict(steps=70, questions=16, limit=512, every=10, tokens=244e3),
+    "all weights": dict(steps=70, questions=16, limit=512, every=10, tokens=105e3, full=True),
+    "defaults": dict(steps=32, questions=32, limit=2048, every=5, tokens=105e3, full=True),
+}
+
+
+def calls(questions, longest):
+    """What the planner writes in a step, and what the frozen modules write.
+
+    Each [(longest completion of a batch, tokens of a prompt, number of prompts)]."""
+    n = questions * G
+    planner = [(longest, prompt, n) for prompt in PROMPTS]
+    executor, base_generator, verifier = (200, 500, n), (200, 300, n // 2), (150, 1400, n)
+    analysis, generator = (200, 700, questions), (200, 1800, n)
+    return planner, [analysis, *TURNS * [executor, base_generator, verifier], generator]
+
+
+def rows(prompt, limit, tokens):
+    return max(1, int(tokens / (prompt + limit)))
+
+
+def sampled(some, run, seconds):
+    """Seconds of HF generate. seconds: of one token for all rows, without reading their caches.
+
+    That each row's cache is read at three times its size was fitted to card.py."""
+    total = 0
+    for longest, prompt, n in some:
+        batch = rows(prompt, run["limit"], run["tokens"])
+        cache = 3 * min(batch, n) * (prompt + longest / 2) * CACHE
+        total += ceil(n / batch) * longest * (seconds + cache / BANDWIDTH)
+    return total
+
+
+def read(some, distinct=0):
+    """Seconds to read prompts. distinct: of prompts that rows share, the tokens, read once."""
+    return 2 * P * (distinct + READ * sum(prompt * n for _, prompt, n in some)) / OPERATIONS
+
+
+def cost(run, seconds, longest):
+    """Seconds of the planner, of the frozen modules, of an update and of the whole run.
+
+    longest: tokens of the longest plan of a batch; the mean is half of it."""
+    planner, frozen = calls(run["questions"], longest)
+    n = run["questions"] * G
+    plan = sampled(planner, run, seconds)
+    plan += read(planner[1:], distinct=run["questions"] * PROMPTS[0])
+    if run.get("vllm"):
+        others = VLLM * sum(written / 2 * number for written, _, number in frozen)
+        others += read(frozen)
+    else:
+        others = sampled(frozen, run, seconds) + read(frozen)
+    # P x tokens: 2 forward, 4 backward, 2 again (checkpointing), 2 π_ref, 1.5 π_θold
+    update = 11.5 * P * OWN * n * (sum(PROMPTS) + TURNS * longest / 2) / OPERATIONS
+    update += 4 * OPTIMIZER * run.get("full", False)
+    validations = (run["steps"] / run["every"] + 1) * VALID / n * (plan + others)
+    return plan, others, update, run["steps"] * (plan + others + update) + validations
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--ms", type=float, default=80, help="for a token of a batch (default: 80)")
+    add("--plan", type=int, default=300, help="tokens of the longest plan (default: 300)")
+    add("--dollars", type=float, default=2.5, help="of an hour (default: 2.5)")
+    args = parser.parse_args()
+    titles = "", "rows", "planner, s", "frozen, s", "update, s", "step, min", "in all, h", "dollars"
+    table = [titles]
+    for name, run in RUNS.items():
+        plan, others, update, total = cost(run, args.ms / 1000, args.plan)
+        batches = [str(rows(prompt, run["limit"], run["tokens"])) for prompt in PROMPTS]
+        cells = [f"{plan:.0f}", f"{others:.0f}", f"{update:.0f}"]
+        cells += [f"{(plan + others + update) / 60:.1f}", f"{total / 3600:.1f}"]
+        dollars = f"{args.dollars * total / 3600:.0f}"
+        table.append([name, ", ".join(batches), *cells, dollars])
+    print(markdown(table))
+
+
+if __name__ == "__main__":
+    main()
