@@ -36,6 +36,7 @@ Some functions import what only they need: torch and transformers take seconds t
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -507,13 +508,18 @@ def lock(folder):
 
 
 def commit():
-    """The commit of this code, with "-dirty" if files were changed since; "" without git."""
+    """The commit of this code. If files were changed since, or without git, with a digest of it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    here, found = Path(__file__).parent, ""
     try:
-        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    except OSError:
-        return ""
-    return found.stdout.strip()
+        found = subprocess.run(command, cwd=here, capture_output=True, text=True).stdout.strip()
+    except OSError:  # there is no git
+        pass
+    if found and not found.endswith("-dirty"):
+        return found
+    files = sorted([*here.glob("*.py"), *here.glob("*/*.py")])
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files))
+    return f"{found}-{digest.hexdigest()[:12]}"
 
 
 def open_folder(args):

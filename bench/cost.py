@@ -3,9 +3,8 @@
     python bench/cost.py                         the table in docs/gpu.md
     python bench/cost.py --ms 30 --dollars 1.8   with ms_a_token as bench/card.py measured it
 
-Tools, the judge and saving are not counted. Measured (card.py) are OPTIMIZER, the shape of
-sampled(), and an update: with --plain 1.1 times as long as cost() says, with shared prompts 1.3
-times. All other constants are guesses.
+Measured, by card.py, are OPTIMIZER, SLOWER and the 80 ms. Other constants are guesses, if they are
+not the run's settings or the card's data. The judge and saving are not counted.
 """
 
 import argparse
@@ -20,8 +19,11 @@ from rewards.metrics import markdown
 P = 7.6e9  # weights of Qwen2.5-7B
 CACHE = 57e3  # bytes of a token's keys and values
 OPERATIONS, BANDWIDTH = 0.4 * 989e12, 3.35e12  # a second: those reached, and bytes of memory
+CARD = 64 * 2048  # tokens in the caches when card.py measures ms_a_token
+SLOWER = 1.3  # an update with shared prompts takes this many times what its operations need
 OPTIMIZER = 18.3  # seconds of a step with masters on the host: 20.7 measured, less the rest
 VLLM = 0.012 / 64  # seconds a token, with 64 rollouts in flight
+TOOLS = 0.25  # seconds a rollout, of all its calls: mostly searches of the live Wikipedia
 G, TURNS, VALID = 8, 3, 64  # rollouts of a question, turns, questions of a validation
 
 PROMPTS = 880, 1340, 1800  # tokens of the planner's prompts in the three turns
@@ -30,9 +32,9 @@ OWN = 0.4  # the share of an update's tokens that plans do not share
 
 # How it is trained, and the tokens of a sampling batch that scale/fit.py leaves room for.
 RUNS = {
-    "as above": dict(steps=70, questions=16, limit=512, every=10, tokens=120e3, vllm=True),
-    "without vLLM": dict(steps=70, questions=16, limit=512, every=10, tokens=244e3),
-    "all weights": dict(steps=70, questions=16, limit=512, every=10, tokens=105e3, full=True),
+    "as above": dict(steps=60, questions=16, limit=512, every=10, tokens=120e3, vllm=True),
+    "without vLLM": dict(steps=60, questions=16, limit=512, every=10, tokens=244e3),
+    "all weights": dict(steps=60, questions=16, limit=512, every=10, tokens=105e3, full=True),
     "defaults": dict(steps=32, questions=32, limit=2048, every=5, tokens=105e3, full=True),
 }
 
@@ -52,15 +54,19 @@ def rows(prompt, limit, tokens):
     return max(1, int(tokens / (prompt + limit)))
 
 
-def sampled(some, run, seconds):
-    """Seconds of HF generate. seconds: of one token for all rows, without reading their caches.
+def reading(tokens):
+    """Seconds to read the caches of so many tokens: three times, as fitted to card.py."""
+    return 3 * tokens * CACHE / BANDWIDTH
 
-    That each row's cache is read at three times its size was fitted to card.py."""
+
+def sampled(some, run, seconds):
+    """Seconds of HF generate. seconds: those of a token of card.py's batch."""
     total = 0
     for longest, prompt, n in some:
         batch = rows(prompt, run["limit"], run["tokens"])
-        cache = 3 * min(batch, n) * (prompt + longest / 2) * CACHE
-        total += ceil(n / batch) * longest * (seconds + cache / BANDWIDTH)
+        cached = min(batch, n) * (prompt + longest / 2)
+        each = seconds - reading(CARD) + reading(cached)
+        total += ceil(n / batch) * longest * each
     return total
 
 
@@ -70,7 +76,7 @@ def read(some, distinct=0):
 
 
 def cost(run, seconds, longest):
-    """Seconds of the planner, of the frozen modules, of an update and of the whole run.
+    """Seconds a step of the planner, the frozen modules, the tools, the update; of the whole run.
 
     longest: tokens of the longest plan of a batch; the mean is half of it."""
     planner, frozen = calls(run["questions"], longest)
@@ -83,10 +89,12 @@ def cost(run, seconds, longest):
     else:
         others = sampled(frozen, run, seconds) + read(frozen)
     # P x tokens: 2 forward, 4 backward, 2 again (checkpointing), 2 π_ref, 1.5 π_θold
-    update = 11.5 * P * OWN * n * (sum(PROMPTS) + TURNS * longest / 2) / OPERATIONS
+    update = SLOWER * 11.5 * P * OWN * n * (sum(PROMPTS) + TURNS * longest / 2) / OPERATIONS
     update += 4 * OPTIMIZER * run.get("full", False)
-    validations = (run["steps"] / run["every"] + 1) * VALID / n * (plan + others)
-    return plan, others, update, run["steps"] * (plan + others + update) + validations
+    called = TOOLS * n
+    validations = (run["steps"] / run["every"] + 1) * VALID / n * (plan + others + called)
+    step = plan, others, called, update
+    return step, run["steps"] * sum(step) + validations
 
 
 def main():
@@ -96,13 +104,14 @@ def main():
     add("--plan", type=int, default=300, help="tokens of the longest plan (default: 300)")
     add("--dollars", type=float, default=2.5, help="of an hour (default: 2.5)")
     args = parser.parse_args()
-    titles = "", "rows", "planner, s", "frozen, s", "update, s", "step, min", "in all, h", "dollars"
-    table = [titles]
+    table = [
+        ["", "rows", "planner", "frozen", "tools", "update", "step, min", "in all, h", "dollars"]
+    ]
     for name, run in RUNS.items():
-        plan, others, update, total = cost(run, args.ms / 1000, args.plan)
+        step, total = cost(run, args.ms / 1000, args.plan)
         batches = [str(rows(prompt, run["limit"], run["tokens"])) for prompt in PROMPTS]
-        cells = [f"{plan:.0f}", f"{others:.0f}", f"{update:.0f}"]
-        cells += [f"{(plan + others + update) / 60:.1f}", f"{total / 3600:.1f}"]
+        cells = [f"{seconds:.0f} s" for seconds in step]
+        cells += [f"{sum(step) / 60:.1f}", f"{total / 3600:.1f}"]
         dollars = f"{args.dollars * total / 3600:.0f}"
         table.append([name, ", ".join(batches), *cells, dollars])
     print(markdown(table))

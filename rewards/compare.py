@@ -98,8 +98,7 @@ def different_settings(*folders):
     first, second = (json.loads(file.read_text()) if file.exists() else {} for file in files)
     for name in dict.fromkeys([*first, *second]):
         a, b = first.get(name), second.get(name)
-        unknown = name == "code" and str(a).endswith("-dirty")  # one commit, but which changes?
-        if name not in UNSHOWN and (a != b or unknown):
+        if name not in UNSHOWN and a != b:
             yield f"{name} {a} | {b}"
 
 

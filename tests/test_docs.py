@@ -36,7 +36,8 @@ def commands(page):
     shown += [" ".join(span.split()) for span in re.findall(r"(?<!`)`(python\s[^`]+)`", text)]
     for name, words in (found for line in shown for found in COMMAND.findall(line)):
         file = f"{name[3:].replace('.', '/')}.py" if name.startswith("-m ") else name
-        yield file, ["1" if word == "N" else word for word in shlex.split(words, comments=True)]
+        words = [word for word in shlex.split(words, comments=True) if word != "..."]
+        yield file, ["1" if word == "N" else word for word in words]
 
 
 @functools.cache

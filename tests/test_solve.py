@@ -420,6 +420,23 @@ def test_a_command_that_was_stopped_goes_on_where_it_was_and_ends_the_same(
     assert len(batches) == 7  # everything was kept
 
 
+def test_the_code_of_a_folder_tells_two_uncommitted_changes_apart(tmp_path, monkeypatch):
+    file, seen = tmp_path / "solve.py", set()
+    monkeypatch.setattr(solve, "__file__", str(file))
+    file.write_text("1")
+    seen.add(solve.commit())  # without git
+    who = "-c user.name=a -c user.email=a@b -c commit.gpgsign=false"
+    for words in ("init -q", "add solve.py", f"{who} commit -qm 1"):
+        subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
+    committed = solve.commit()
+    assert re.fullmatch("[0-9a-f]{40}", committed)
+    for text in "23":
+        file.write_text(text)
+        assert solve.commit().startswith(f"{committed}-dirty-")
+        seen.add(solve.commit())
+    assert len(seen) == 3
+
+
 @pytest.mark.parametrize(
     "words, why",
     [
