@@ -389,26 +389,28 @@ def update(
             mini = [a for a in mini if a.A != 0]
         minis.append(mini)
 
+    def in_micro_batches(mini, compute):
+        """compute(micro-batches of a mini-batch). If memory runs out, again in smaller ones."""
+        nonlocal token_budget
+        while True:
+            batches = list(rows(model, mini, token_budget))
+            batches = ranks.even(batches) if ranks else batches  # as many on each GPU
+            try:
+                return compute(batches)
+            except torch.OutOfMemoryError:
+                if ranks or len(batches) == len(mini):  # nothing is left to cut
+                    raise
+            token_budget //= 2
+
     # All mini-batches but the first need log π_θold, so they are scored before any step. The first
     # is scored during its step, in which π_θ still is π_θold.
     for mini in minis[1:]:
-        while True:
-            try:
-                batches = micro_batches(model, mini, token_budget, rows, ranks)
-                score_old(model, batches, temperature)
-                break
-            except torch.OutOfMemoryError as error:
-                token_budget = halved(token_budget, batches, mini, ranks, error)
+        in_micro_batches(mini, lambda batches: score_old(model, batches, temperature))
 
     totals, norms, skipped = torch.zeros(5), [], 0
+    how = reference, temperature, clip, beta
     for mini in minis:  # one optimiser step each
-        sums = None
-        while sums is None:
-            try:
-                batches = micro_batches(model, mini, token_budget, rows, ranks)
-                sums = gradient(model, reference, batches, temperature, clip, beta)
-            except torch.OutOfMemoryError as error:  # once more, in smaller micro-batches
-                token_budget = halved(token_budget, batches, mini, ranks, error)
+        sums = in_micro_batches(mini, lambda batches: gradient(model, batches, *how))
         if ranks:
             ranks.sum_gradients(model, sums)
         totals += sums.cpu()
@@ -450,19 +452,6 @@ def check_actions(actions, num_rollouts, temperature):
         raise ValueError("temperature must be > 0: a greedy planner has no distribution to train")
 
 
-def micro_batches(model, mini, token_budget, rows, ranks):
-    """The micro-batches of a mini-batch; with several GPUs, as many on each."""
-    batches = list(rows(model, mini, token_budget))
-    return ranks.even(batches) if ranks else batches
-
-
-def halved(token_budget, batches, mini, ranks, error):
-    """Half of the token budget, after memory ran out; the error if nothing is left to cut."""
-    if ranks or len(batches) == len(mini):
-        raise error
-    return token_budget // 2
-
-
 def score_old(model, batches, temperature):
     """Set Action.logp_old of a mini-batch, while the model is π_θold."""
     for batch in batches:
@@ -472,7 +461,7 @@ def score_old(model, batches, temperature):
             a.logp_old = logp  # (|a|,)
 
 
-def gradient(model, reference, batches, temperature, clip, beta):
+def gradient(model, batches, reference, temperature, clip, beta):
     """Set .grad to the gradient of -J of a mini-batch: those of its micro-batches add up.
 
     -> (5,): -J, and sums over the tokens of kl * weight, clipped, -log π and 1."""

@@ -94,8 +94,7 @@ flow_grpo.update @ totals, | second mini-batch; π_θold of rollout 6
   || of(6, minis[1], torch.cat([a.logp_old for a in minis[1]]).exp())
 flow_grpo.update ||| norms; max_grad_norm; skipped; returned
 flow_grpo.check_actions ||| num_rollouts; temperature
-flow_grpo.micro_batches | first mini-batch | n == 1 | len(mini); len(batches)
-flow_grpo.score_old | second mini-batch || of(6, batch[0], logps)
+flow_grpo.score_old | second mini-batch || len(batches); of(6, batch[0], logps)
 flow_grpo.gradient | first mini-batch; rollout 1
   || of(1, actions, A); of(1, actions, weight); of(1, actions, logp); of(1, actions, ratio); sums
 flow_grpo.gradient | second mini-batch; rollout 6 | n == 1 | of(6, actions, A)

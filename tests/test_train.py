@@ -597,7 +597,7 @@ def test_if_memory_is_short_the_token_budget_is_halved_and_stays_so(monkeypatch)
     sizes, gradient = [], flow_grpo.gradient
 
     def short(*given):
-        sizes.append(max(x.numel() for _, x, *_ in given[2]))
+        sizes.append(max(x.numel() for _, x, *_ in given[1]))
         if sizes[-1] > 400:
             raise torch.OutOfMemoryError("out of memory")
         return gradient(*given)
