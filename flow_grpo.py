@@ -349,6 +349,8 @@ def update(
 ):
     """Train the policy on one batch of rollouts, in `minibatches` optimiser steps -> metrics.
 
+    Call it once for a batch: a second call would take the policy as it is then for π_θold.
+
         model           the policy
         reference       π_ref; `model` itself if it carries adapters, which are then switched off;
                         None: no KL

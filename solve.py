@@ -348,7 +348,7 @@ def add_shared(parser):
 
 
 def remembered(args):
-    """What the checkpoint --model was trained with, for defaults: fixed modules, tools, corpus."""
+    """What the checkpoint --model was trained with, for defaults: models, tools, corpus, length."""
     model = args.model
     file = Path(model, "train.json")
     if not file.exists():
@@ -361,7 +361,7 @@ def remembered(args):
             raise SystemExit(f"{model} was trained with {flag} {found[name]}: give that or another")
     if found.get("corpus") and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
-    names = [*MODELS, "tools", "corpus"]
+    names = [*MODELS, "tools", "corpus", "think", "max_new_tokens"]
     return {name: found[name] for name in names if found.get(name)}
 
 
@@ -428,7 +428,7 @@ def main(args):
             from scale import fit
 
             engine.token_budget = fit.sampling_tokens(name, engine.model.device)
-    folder = open_folder(args) if args.out else None
+    folder = open_folder(args, loaded) if args.out else None
     print(flush=True)
     for name, questions in sets.items():  # one set, or one for each benchmark
         done = []
@@ -508,28 +508,37 @@ def lock(folder):
 
 
 def commit():
-    """The commit of this code. If files were changed since, or without git, with a digest of it."""
+    """The commit of this code, with "-dirty" if files were changed since, and a digest of it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     here, found = Path(__file__).parent, ""
     try:
         found = subprocess.run(command, cwd=here, capture_output=True, text=True).stdout.strip()
     except OSError:  # there is no git
         pass
-    if found and not found.endswith("-dirty"):
-        return found
     files = sorted([*here.glob("*.py"), *here.glob("*/*.py")])
+    files = [file for file in files if file.parent.name not in ("tests", "docs", "bench")]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     return f"{found}-{digest.hexdigest()[:12]}"
 
 
-def open_folder(args):
-    """The folder of --out, new or with the same settings: the command then goes on in it."""
-    from models.local import fingerprint
+def identity(args, loaded):
+    """What decides the results besides the flags: the code, the weights (or the name of a server's
+    model), and the contents of files. loaded: {name: engine}."""
+    found = {"code": commit()}
+    found["weights"] = sorted(f"{e.name} {e.fingerprint}".strip() for e in loaded.values())
+    for name in ("data", "valid", "test", "corpus"):
+        file = Path(getattr(args, name, None) or "none")
+        if file.is_file():
+            with open(file, "rb") as data:
+                found[f"{name}_digest"] = hashlib.file_digest(data, "sha256").hexdigest()[:12]
+    return found
 
+
+def open_folder(args, loaded):
+    """The folder of --out, new or with the same settings: the command then goes on in it."""
     free = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials", "compare"}
     settings = {name: value for name, value in vars(args).items() if name not in free}
-    models = {getattr(args, name) for name in ["model", *MODELS]} - {None, "none"}
-    settings |= {"weights": sorted(map(fingerprint, models)), "code": commit()}
+    settings |= identity(args, loaded)
     folder, file = Path(args.out), Path(args.out, "settings.json")
     folder.mkdir(parents=True, exist_ok=True)
     lock(folder)
@@ -554,7 +563,8 @@ def kept_rollouts(path, questions, batch):
     if len(lines) < len(questions):
         lines = lines[: len(lines) // batch * batch]
     rollouts = [rollout_of(json.loads(line)) for line in lines]
-    if [rollout.question for rollout in rollouts] != [q.question for q in questions[: len(lines)]]:
+    asked = [(question.question, question.answer) for question in questions[: len(lines)]]
+    if [(rollout.question, rollout.gold) for rollout in rollouts] != asked:
         raise ValueError(f"{path} holds answers to other questions: give another --out")
     os.truncate(path, sum(map(len, lines)))
     return rollouts

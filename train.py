@@ -224,7 +224,7 @@ def train(args):
         restore(checkpoint, optimizer, weights)
     sharded.gather(model)  # whole weights for the rollouts; nothing to do on one device
 
-    open_run(args, done, checkpoint)
+    open_run(args, loaded, done, checkpoint)
     if not checkpoint:
         evaluate(args, cast, frozen, 0, "test", test)
         best = evaluate(args, cast, frozen, 0, "valid", valid)
@@ -298,7 +298,7 @@ def train(args):
             save(args, policy, optimizer, weights, step, best)
             saved = time.monotonic()
         if ending:
-            say(f"Stopped after step {step}. Go on with: python train.py --resume {args.out}")
+            say(f"Stopped after step {step}. Go on with --resume {args.out}")
             raise SystemExit(128 + max(SIGNALS, default=signal.SIGTERM))
 
     evaluate(args, cast, frozen, args.steps, "test", test)
@@ -448,14 +448,22 @@ def say(*lines):
         print(*lines, sep="\n", flush=True)
 
 
-def open_run(args, done, checkpoint):
+def open_run(args, loaded, done, checkpoint):
     """Make the run's folder, or take it for this process. Cut the logs back to the checkpoint: a
     run that was killed may have written rows after it, and these steps are run again."""
     if sharded.RANK == 0:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=bool(args.resume))
         solve.lock(out)
-        args.code = solve.commit()
+        for name, value in solve.identity(args, loaded).items():
+            before = getattr(args, name, value)  # that of args.json, if the run is resumed
+            if name == "code" and before.split(" | ")[-1] != value:
+                say(f"the code has changed since the run began: {before} | {value}")
+                before += f" | {value}"
+            elif name != "code" and before != value:
+                why = "has changed since the run began"
+                raise ValueError(f"{out}: {name} {why}: {before}, {value}")
+            setattr(args, name, before)
         replace_file(out / "args.json", json.dumps(vars(args), indent=1).encode())
         for name in ("log.csv", "evals.csv", "rollouts.jsonl"):
             cut_back(out / name, done)
@@ -503,7 +511,7 @@ def save(args, policy, optimizer, weights, step, best, is_best=False):
     if sharded.RANK == 0:
         shutil.rmtree(beside, ignore_errors=True)
         local.save(policy.model, policy.tokenizer, beside)
-        names = [*solve.MODELS, "tools", "corpus"]
+        names = [*solve.MODELS, "tools", "corpus", "think", "max_new_tokens"]
         settings = {name: getattr(args, name) for name in names}
         settings |= {"step": step, "best": best, "is_best": is_best}
         (beside / "train.json").write_text(json.dumps(settings, indent=1))
@@ -573,6 +581,8 @@ def restore(checkpoint, optimizer, weights):
     saved = torch.load(file, weights_only=True) if file.exists() else {"ranks": 0}
     if saved["ranks"] != sharded.WORLD:
         raise ValueError(f"{checkpoint} was written by another number of processes: use as many")
+    if unknown := saved["state"].keys() - dict(weights).keys():
+        raise ValueError(f"{checkpoint} has other weights than this model: {sorted(unknown)[0]}")
     for name, weight in weights:
         if name in saved["state"]:
             optimizer.state[weight] = saved["state"][name]

@@ -5,15 +5,19 @@
 
 valid.accuracy and test.accuracy are columns of evals.csv. Runs whose folders differ only in -seedN
 at the end are one line: their mean, in a band from the lowest to the highest. So bonus-0.2-seed0
-and bonus-0.5-seed0 are two lines. The number at the end of a line is its last value."""
+and bonus-0.5-seed0 are two lines, and so are a/toy-seed0 and b/toy-seed1. Runs of one line should
+differ in their seeds alone: it says which other settings, or code, differ. The number at the end of
+a line is its last value."""
 
 import argparse
 import csv
+import json
 import math
 import re
 from pathlib import Path
 
 COLUMNS = "reward errors turns kl".split()
+FREE = {"seed", "out", "resume", "token_budget", "sampling_tokens"}  # settings that may differ
 
 
 def rows_of(run):
@@ -29,12 +33,26 @@ def rows_of(run):
     return rows
 
 
+def line_of(run):
+    """The name of the line that a run belongs to."""
+    return re.sub(r"-seed\d+$", "", str(run))
+
+
 def lines_of(runs):
     """{name of a line: [rows_of() each of its seeds]}"""
     lines = {}
-    for run in map(Path, runs):
-        lines.setdefault(re.sub(r"-seed\d+$", "", run.name), []).append(rows_of(run))
+    for run in runs:
+        lines.setdefault(line_of(run), []).append(rows_of(run))
     return lines
+
+
+def mixed(runs):
+    """[(name of a line, a setting in which its runs differ)]: they should not be one line."""
+    found = {}  # {(line, setting): {its values}}
+    for run in runs:
+        for name, value in json.loads((run / "args.json").read_text()).items():
+            found.setdefault((line_of(run), name), set()).add(str(value))
+    return [key for key, values in found.items() if len(values) > 1 and key[1] not in FREE]
 
 
 def points(seeds, column):
@@ -80,6 +98,8 @@ def main():
         import matplotlib.pyplot as plt
     except ImportError:
         parser.error("drawing needs matplotlib: pip install matplotlib")
+    for line, name in mixed(args.runs):
+        print(f"the runs of {line} differ in {name}")
     lines = lines_of(args.runs)
     known = {
         column

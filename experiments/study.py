@@ -35,10 +35,12 @@ from experiments import curves
 from memory import Step
 from rewards.compare import read_answers
 from rewards.metrics import markdown, summary
+from solve import commit
 from toy.teacher import TOOLS, Known
 from train import TOY
 
 STUDY, RESULTS = ROOT / "runs" / "study", ROOT / "experiments" / "results"
+VERSION = commit()[-12:]  # of the code
 T = 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # Student's, of 2 to 10 values
 TEST, LONG = "toy/test.jsonl", "toy/long.jsonl"
 BUDGETS, TRIES, ASKED = range(1, 7), 64, 100  # TRIES on ASKED questions, untrained
@@ -131,6 +133,8 @@ def run(folder, command, fork=""):
     one has left is deleted."""
     out, done = STUDY / folder, STUDY / f"{folder}.done"
     if done.exists():
+        if done.read_text() != VERSION:
+            print(f"{folder} was made by other code; to make it again, delete {done}")
         return
     if out.exists():
         shutil.rmtree(out)
@@ -141,15 +145,17 @@ def run(folder, command, fork=""):
         failed = subprocess.run(words, cwd=code, stdout=log, stderr=subprocess.STDOUT).returncode
     if failed:
         raise SystemExit(f"study.py: {shlex.join(words)} failed: see {log.name}")
-    done.touch()
+    done.write_text(VERSION)
     print(folder, flush=True)
 
 
 def checkout(fork):
-    """A folder with the code of git's index and this fork."""
-    folder = STUDY / "forks" / fork
+    """A folder with the code of git's index, which is that of the files, and this fork."""
+    folder = STUDY / "forks" / f"{fork}-{VERSION}"
     if not folder.exists():
         diff = ROOT / "experiments" / "forks" / f"{fork}.diff"
+        if subprocess.run(["git", "diff", "--quiet"], cwd=ROOT).returncode:
+            raise SystemExit("study.py: git add your changes first: forks are made of its index")
         command = ["git", "checkout-index", "--all", f"--prefix={folder}/"]
         subprocess.run(command, cwd=ROOT, check=True)
         subprocess.run(["git", "apply", diff], cwd=folder, check=True)

@@ -1,9 +1,11 @@
 """experiments/flows.py makes the page of a run; curves.py draws runs."""
 
 import csv
+import json
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -115,9 +117,10 @@ def test_a_folder_without_rollouts_is_one_sentence(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------- curves
-def logged(folder, rewards, accuracies=()):
-    """A training run with these rows."""
-    folder.mkdir()
+def logged(folder, rewards, accuracies=(), **args):
+    """A training run with these rows and settings."""
+    folder.mkdir(parents=True)
+    (folder / "args.json").write_text(json.dumps(args))
     log = [{"step": n, "reward": reward} for n, reward in enumerate(rewards, 1)]
     evals = [
         {"step": n, "questions": "test", "accuracy": share} for n, share in enumerate(accuracies)
@@ -130,12 +133,22 @@ def logged(folder, rewards, accuracies=()):
     return folder
 
 
-def test_seeds_are_one_line_and_the_values_of_a_sweep_are_not(tmp_path):
-    names = "bonus-0.2-seed0", "bonus-0.2-seed1", "bonus-0.5-seed0", "bonus-0.5"
-    runs = [logged(tmp_path / name, [n]) for n, name in enumerate(names)]
+def test_seeds_are_one_line_and_neither_a_sweep_nor_another_clone_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = "a/bonus-0.2-seed0 a/bonus-0.2-seed1 a/bonus-0.5-seed0 a/bonus-0.5 b/bonus-0.5".split()
+    runs = [logged(Path(name), [n]) for n, name in enumerate(names)]
     lines = curves.lines_of(runs)
-    assert {name: len(some) for name, some in lines.items()} == {"bonus-0.2": 2, "bonus-0.5": 2}
-    assert curves.points(lines["bonus-0.2"], "reward") == [(1, 0, 0.5, 1)]
+    numbers = {"a/bonus-0.2": 2, "a/bonus-0.5": 2, "b/bonus-0.5": 1}
+    assert {name: len(some) for name, some in lines.items()} == numbers
+    assert curves.points(lines["a/bonus-0.2"], "reward") == [(1, 0, 0.5, 1)]
+
+
+def test_runs_of_a_line_that_differ_in_more_than_their_seed_are_named(tmp_path):
+    same = dict(beta=0, tools=["a"])
+    one = logged(tmp_path / "a-seed0", [1], lr=0.1, seed=0, **same)
+    other = logged(tmp_path / "a-seed1", [1], lr=0.2, seed=1, **same)
+    third = logged(tmp_path / "b-seed1", [1], lr=0.3, seed=1, **same)
+    assert curves.mixed([one, other, third]) == [(str(tmp_path / "a"), "lr")]
 
 
 def test_a_line_has_the_steps_that_all_seeds_have_of_any_column(tmp_path):

@@ -115,7 +115,7 @@ def test_a_restored_optimizer_goes_on_to_the_bit(tmp_path):
     torch.save({"ranks": 1, "state": state}, tmp_path / "trainer-0.pt")
     copies = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
     restored = MasterAdamW(copies, lr=1e-3)
-    train.restore(tmp_path, restored, zip("abc", copies))
+    train.restore(tmp_path, restored, list(zip("abc", copies)))
     for weight in weights + copies:
         weight.grad = torch.full_like(weight, 0.5)
     optimizer.step(), restored.step()

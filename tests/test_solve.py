@@ -23,7 +23,7 @@ import verifier
 from models.completion import TOO_LONG, Completion
 from rewards.compare import rollout_of
 from rewards.metrics import summary
-from rewards.questions import Question
+from rewards.questions import Question, read_questions
 from tools import TOOLS as ALL_TOOLS
 from tools import Tool
 
@@ -420,7 +420,7 @@ def test_a_command_that_was_stopped_goes_on_where_it_was_and_ends_the_same(
     assert len(batches) == 7  # everything was kept
 
 
-def test_the_code_of_a_folder_tells_two_uncommitted_changes_apart(tmp_path, monkeypatch):
+def test_every_version_of_the_code_has_its_own_name(tmp_path, monkeypatch):
     file, seen = tmp_path / "solve.py", set()
     monkeypatch.setattr(solve, "__file__", str(file))
     file.write_text("1")
@@ -429,12 +429,14 @@ def test_the_code_of_a_folder_tells_two_uncommitted_changes_apart(tmp_path, monk
     for words in ("init -q", "add solve.py", f"{who} commit -qm 1"):
         subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
     committed = solve.commit()
-    assert re.fullmatch("[0-9a-f]{40}", committed)
+    assert re.fullmatch("[0-9a-f]{40}-[0-9a-f]{12}", committed)
+    (tmp_path / "untracked.py").write_text("4")
+    seen |= {committed, solve.commit()}
     for text in "23":
         file.write_text(text)
-        assert solve.commit().startswith(f"{committed}-dirty-")
+        assert solve.commit().startswith(f"{committed[:40]}-dirty-")
         seen.add(solve.commit())
-    assert len(seen) == 3
+    assert len(seen) == 5
 
 
 @pytest.mark.parametrize(
@@ -459,10 +461,22 @@ def test_answers_to_other_questions_are_not_taken_for_ours_and_not_cut(run):
     kept = Path("run/questions-0.jsonl")
     lines = kept.read_bytes().splitlines(keepends=True)
     kept.write_bytes(b"".join(lines[:5]))
+    questions = read_questions("data.jsonl")
+    questions[2] = dataclasses.replace(questions[2], answer="5")  # a gold that was mended
+    with pytest.raises(ValueError, match="holds answers to other questions: give another --out"):
+        solve.kept_rollouts(kept, questions, batch=5)
     Path("other.jsonl").rename("data.jsonl")
-    with pytest.raises(SystemExit, match="holds answers to other questions: give another --out"):
+    with pytest.raises(SystemExit, match="with another data_digest"):
         run(DATA, "--out|run")
     assert kept.read_bytes() == b"".join(lines[:5])
+
+
+def test_a_server_that_serves_another_model_is_another_planner(run, server):
+    server.models = ["before"]
+    run(DATA, "--out|run", "--limit|1")
+    server.models = ["after"]
+    with pytest.raises(SystemExit, match="with another weights .*before"):
+        run(DATA, "--out|run", "--limit|1")
 
 
 def test_a_checkpoint_that_was_trained_on_under_its_old_name_is_another_model(run):

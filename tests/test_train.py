@@ -414,7 +414,7 @@ def test_ctrl_c_ends_a_run_after_its_step_and_says_how_to_go_on(whole):
     out, error = process.communicate()
     assert process.returncode == 128 + signal.SIGINT, error
     assert "\nStopping after this step; Ctrl-C again leaves at once.\n" in out
-    assert "\nStopped after step 1. Go on with: python train.py --resume stopped\n" in out
+    assert "\nStopped after step 1. Go on with --resume stopped\n" in out
     assert len(rows("stopped")) == 1 and ended(forked("--resume", "stopped")) == 0
     assert everything("stopped") == everything(whole)
 
@@ -591,6 +591,26 @@ def test_a_step_in_which_every_rollout_failed_is_survived_and_said(monkeypatch, 
     assert rows(out)[0]["failed"] == "8" and rows(out)[0]["grad_norm"] == "0.0"
     text = capsys.readouterr().out
     assert f"failed 8 times: planner: {TOO_LONG}" in text and "| failed 8\n" in text
+
+
+def test_a_resumed_run_says_that_the_code_changed_and_refuses_other_data(monkeypatch, capsys):
+    Path("mine.jsonl").write_text(
+        "".join(f'{{"question": "{n}?", "answer": {n}}}\n' for n in range(4))
+    )
+    monkeypatch.setattr(solve, "commit", lambda: "old")
+    run("changed", **QUICK | {"data": "mine.jsonl"})
+    monkeypatch.setattr(solve, "commit", lambda: "new")
+    capsys.readouterr()
+    for steps in ("2", "3"):  # it is said once, and stays
+        assert command("--resume", "changed", "--steps", steps) == 0
+        said = "the code has changed since the run began: old | new" in capsys.readouterr().out
+        assert said == (steps == "2")
+        assert json.loads(Path("changed/args.json").read_text())["code"] == "old | new"
+    with open("mine.jsonl", "a") as file:
+        file.write('{"question": "5?", "answer": 5}\n')
+    assert "data_digest has changed since the run began" in str(
+        command("--resume", "changed", "--steps", "4")
+    )
 
 
 def test_if_memory_is_short_the_token_budget_is_halved_and_stays_so(monkeypatch):

@@ -34,7 +34,7 @@ from world.text import truncate, visible
 PASSAGE = 1100  # characters of a passage, so that k = 3 of them fit into a result
 IN_MEMORY = 8_000_000  # bytes of a corpus; the index of a larger one is a file beside it
 FULL = re.compile(rf"\S.{{0,{PASSAGE - 1}}}(?!\S)|\S{{{PASSAGE}}}")
-NOTHING = "Error: no"  # the beginning of the answer when a search has worked but found nothing
+NOTHING = re.compile(r"Error: no \w+ matches ")  # the answer of a search that found nothing
 LIVE = "wikipedia:"  # with a language behind it: not a file, but the live Wikipedia
 WIKIPEDIA = "https://{}.wikipedia.org/w/api.php"
 SERPER = "https://google.serper.dev/search"
@@ -205,7 +205,7 @@ def matching(table, words, k):
 
 
 def nothing(query, what):
-    return f"{NOTHING} {what} matches {truncate(query, 200)!r}. Try other or fewer words."
+    return f"Error: no {what} matches {truncate(query, 200)!r}. Try other or fewer words."
 
 
 def numbered(found):
@@ -299,7 +299,7 @@ def remembered(cache, name, run):
         result = cache.get(name, key)
         if result is None:
             result = run(**arguments)
-            if result.startswith(NOTHING) or not result.startswith("Error:"):
+            if NOTHING.match(result) or not result.startswith("Error:"):
                 cache.put(result, name, key)
         return result
 
