@@ -186,12 +186,28 @@ def everything(args):
         test = ["--model", model, "--data", FOLDER / "test.jsonl", *how, "--quiet"]
         run(ROOT / "solve.py", *test, "--out", FOLDER / f"test-{name.replace(' ', '')}")
     rows = [row_of(name, FOLDER / f"test-{name.replace(' ', '')}") for name in planners]
-    TABLE.parent.mkdir(exist_ok=True)
-    with open(TABLE, "w", newline="") as file:
+    write_csv(TABLE, rows)
+    write_csv(TABLE.with_name("smollm-log.csv"), steps_of(args.seeds))
+    print(TABLE.read_text())
+
+
+def write_csv(path, rows):
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    print(TABLE.read_text())
+
+
+def steps_of(seeds):
+    """The steps of all runs, as rows of curves.csv."""
+    columns = "step reward errors turns kl".split()
+    rows = []
+    for seed in range(seeds):
+        with open(FOLDER / f"seed{seed}" / "log.csv", newline="") as file:
+            for line in csv.DictReader(file):
+                rows.append({"run": f"smollm-seed{seed}"} | {name: line[name] for name in columns})
+    return rows
 
 
 def run(*words):

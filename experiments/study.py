@@ -7,7 +7,8 @@
 A row of a table is a planner: a command that trains it (or none), and one that tests it on
 toy/test.jsonl, for each seed. All folders are in runs/study/. results/study.csv has a line for each
 row and seed, with both commands; the tables between the marks in RESULTS.md are made of it, with
-its runs averaged over seeds. Pictures need matplotlib.
+its runs averaged over seeds; the table of SmolLM2 is of what smollm.py has written. Pictures need
+matplotlib.
 
 Intervals are Student's t, 95 %, over seeds; those of a difference are over its differences seed by
 seed. p is that of an exact permutation test of the seeds of two rows, corrected by Holm's method
@@ -347,6 +348,17 @@ def new_table():
     return markdown(shown)
 
 
+def smollm_table():
+    """What smollm.py has written, for people."""
+    shown = [["planner", "accuracy", "pages", "calculations", "errors, %", "reward in training"]]
+    for row in read("smollm"):
+        shares = [f"{float(row[name]):.2f}" for name in ("accuracy", "page", "calculation")]
+        steps = [f"{float(row[name]):.2f}" for name in ("first_steps", "last_steps") if row[name]]
+        errors = f"{100 * float(row['errors']):.0f}"
+        shown.append([row["planner"], *shares, errors, " → ".join(steps)])
+    return markdown(shown)
+
+
 VERSUS = {"planners": "Flow-GRPO", "budget": f"{TOY['max_turns']} turns", "long": "frozen"}
 VERSUS |= {"designs": "the flow", "sizes": "width 128", "credit": "as it is"}
 
@@ -367,6 +379,7 @@ def write_tables():
     """Put all tables between their marks in RESULTS.md, and draw the pictures."""
     path, lines = ROOT / "experiments" / "RESULTS.md", read("study")
     text, tables = path.read_text(encoding="utf-8"), {"tools": tools_table(), "new": new_table()}
+    tables["smollm"] = smollm_table()
     for name, versus in VERSUS.items():
         if some := [line for line in lines if line["table"] == name]:
             tables[name] = table(some, versus, same=name == "budget")
@@ -387,13 +400,13 @@ def write_tables():
 
 
 def draw():
-    """README's picture, with levels to compare it with, and the runs of the table "credit"."""
+    """README's picture, with levels to compare it with, and those of credit and of SmolLM2."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
         return print("The pictures need matplotlib: pip install matplotlib")
     lines = {}
-    for row in read("curves"):
+    for row in read("curves") + read("smollm-log"):
         name, _, seed = row["run"].rpartition("-seed")
         lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
     lines = {name: list(seeds.values()) for name, seeds in lines.items()}
@@ -403,8 +416,9 @@ def draw():
     for picture, names, marked in (
         ("flow-grpo", ["flow-grpo"], levels()),
         ("credit", kinds, {}),
+        ("smollm", ["smollm"], {}),
     ):
-        shown = {name: lines[name] for name in names}
+        shown = {name: lines[name] for name in names if name in lines}
         figure = curves.draw(plt, shown, ["reward", "errors"])
         for rule, level in marked.items():
             figure.axes[0].axhline(level, linestyle=":", linewidth=1)
