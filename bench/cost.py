@@ -32,8 +32,8 @@ OWN = 0.4  # the share of an update's tokens that plans do not share
 
 # How it is trained, and the tokens of a sampling batch that scale/fit.py leaves room for.
 RUNS = {
-    "as above": dict(steps=60, questions=16, limit=512, every=10, tokens=120e3, vllm=True),
-    "without vLLM": dict(steps=60, questions=16, limit=512, every=10, tokens=244e3),
+    "adapters, vLLM": dict(steps=60, questions=16, limit=512, every=10, tokens=120e3, vllm=True),
+    "adapters alone": dict(steps=60, questions=16, limit=512, every=10, tokens=244e3),
     "all weights": dict(steps=60, questions=16, limit=512, every=10, tokens=105e3, full=True),
     "defaults": dict(steps=32, questions=32, limit=2048, every=5, tokens=105e3, full=True),
 }
