@@ -522,9 +522,9 @@ def commit():
 
 
 def identity(args, loaded):
-    """What decides the results besides the flags: the code, the weights (or the name of a server's
-    model), and the contents of files. loaded: {name: engine}."""
-    found = {"code": commit()}
+    """What decides the results besides the flags: the script, the code, the weights (or the name of
+    a server's model), and the contents of files. loaded: {name: engine}."""
+    found = {"script": Path(sys.argv[0]).name, "code": commit()}
     found["weights"] = sorted(f"{e.name} {e.fingerprint}".strip() for e in loaded.values())
     for name in ("data", "valid", "test", "corpus"):
         file = Path(getattr(args, name, None) or "none")

@@ -87,6 +87,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("train")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(sys, "argv", ["train.py"])
         patch.setattr(solve, "grade", graded(GRADE))
         patch.setattr(train.fit, "free_memory", lambda device: (0, 64e9))  # whatever runs beside
         write("model")
@@ -606,6 +607,10 @@ def test_a_resumed_run_says_that_the_code_changed_and_refuses_other_data(monkeyp
         said = "the code has changed since the run began: old | new" in capsys.readouterr().out
         assert said == (steps == "2")
         assert json.loads(Path("changed/args.json").read_text())["code"] == "old | new"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["baselines.py"])  # which exchanges a function of train.py
+        refused = command("--resume", "changed", "--steps", "4")
+        assert "script has changed since the run began: train.py, baselines.py" in refused
     with open("mine.jsonl", "a") as file:
         file.write('{"question": "5?", "answer": 5}\n')
     assert "data_digest has changed since the run began" in str(
