@@ -180,7 +180,7 @@ from flow_grpo import Action, advantages, distribution, padded, update
 from models import local
 from scale import adapters, fit, masters, sharded
 
-SIGNALS = []  # those that have asked the run to end
+SIGNALS = {}  # {those that have asked the run to end: when}
 
 
 def train(args):
@@ -435,10 +435,14 @@ def plan_memory(args):
 
 
 def stop(number, frame):
-    """Ctrl-C or SIGTERM: the run ends after the present step. A second Ctrl-C ends it at once."""
-    SIGNALS.append(number)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    say("\nStopping after this step; Ctrl-C again leaves at once.")
+    """Ctrl-C or SIGTERM: the run ends after the present step. Ctrl-C again ends it at once, but not
+    within a second: `timeout --foreground` passes on what the terminal has already sent."""
+    now = time.monotonic()
+    if not SIGNALS:
+        say("\nStopping after this step; Ctrl-C again leaves at once.")
+    if now > SIGNALS.setdefault(number, now) + 1:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 # --------------------------------------------------------------------------------- the run's folder

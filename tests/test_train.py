@@ -410,6 +410,17 @@ def started(*given, **env):
     return subprocess.Popen([sys.executable, "-c", SCRIPT, *given], **pipes)
 
 
+def test_a_ctrl_c_that_comes_twice_at_once_is_one_and_a_later_one_ends_at_once(monkeypatch):
+    now, killed = [10.0], []
+    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(train.os, "kill", lambda process, number: killed.append(number))
+    for seconds in (0, 0.5, 1.5):
+        assert not killed
+        now[0] = 10 + seconds
+        train.stop(signal.SIGINT, None)
+    assert killed == [signal.SIGINT] and [*train.SIGNALS] == [signal.SIGINT]
+
+
 def test_ctrl_c_ends_a_run_after_its_step_and_says_how_to_go_on(whole):
     process = started(*words("stopped"), INTERRUPTED="in step 1")
     out, error = process.communicate()
