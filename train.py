@@ -97,6 +97,8 @@ def flags(words=None):
     help = "weight of the KL to the untrained planner (default: 0.001; the toy 0.01)"
     add("--beta", type=float, help=help)
     add("--minibatches", type=int, help="optimiser steps a batch of rollouts (default: 4)")
+    help = "longer gradients are scaled down to this norm (default: 1)"
+    add("--max-grad-norm", type=float, default=1.0, help=help)
     add("--clip-low", type=float, default=0.2, help="ε: ρ is clipped below 1 - ε (default: 0.2)")
     add("--clip-high", type=float, default=0.3, help="ε': ρ is clipped above 1 + ε' (default: 0.3)")
     add(
@@ -268,6 +270,7 @@ def train(args):
             clip=(args.clip_low, args.clip_high),
             beta=args.beta,
             minibatches=args.minibatches,
+            max_grad_norm=args.max_grad_norm,
             token_mean=args.token_mean,
             seed=seed,
             token_budget=args.token_budget,

@@ -274,6 +274,7 @@ def test_gradient_checkpointing_changes_nothing_of_a_step(whole, monkeypatch):
 def test_every_flag_of_the_objective_reaches_it(monkeypatch):
     updates, rollouts = spy(monkeypatch, "update"), spy(monkeypatch, "roll_out", solve)
     flags = dict(temperature=0.9, beta=0.01, minibatches=3, token_budget=999, token_mean=True)
+    flags["max_grad_norm"] = 0.5
     run("flags", **QUICK, **flags, clip_low=0.1, clip_high=0.4, lr=2e-4, optimizer_device="cpu")
     [((_, _, optimizer, _, groups), settings)] = updates
     assert settings.pop("clip") == (0.1, 0.4) and groups == [0] * 4 + [1] * 4
