@@ -406,9 +406,12 @@ def draw():
     except ImportError:
         return print("The pictures need matplotlib: pip install matplotlib")
     lines = {}
-    for row in read("curves") + read("smollm-log"):
+    for row in read("curves"):
         name, _, seed = row["run"].rpartition("-seed")
         lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
+    logs = read("smollm-log")
+    for row in logs:  # each run a line
+        lines.setdefault(row["run"], {}).setdefault("", {})[int(row["step"])] = row
     lines = {name: list(seeds.values()) for name, seeds in lines.items()}
     kinds = ["flow-grpo", *(folder for _, folder, _ in CREDIT.values() if folder in lines)]
     plt.rcParams["figure.constrained_layout.use"] = True
@@ -416,9 +419,9 @@ def draw():
     for picture, names, marked in (
         ("flow-grpo", ["flow-grpo"], levels()),
         ("credit", kinds, {}),
-        ("smollm", ["smollm"], {}),
+        ("smollm", dict.fromkeys(row["run"] for row in logs), {}),
     ):
-        shown = {name: lines[name] for name in names if name in lines}
+        shown = {name: lines[name] for name in names}
         figure = curves.draw(plt, shown, ["reward", "errors"])
         for rule, level in marked.items():
             figure.axes[0].axhline(level, linestyle=":", linewidth=1)
