@@ -92,5 +92,5 @@ def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
     for _ in range(2):
         subprocess.run([sys.executable, "-c", code, *words], cwd=smollm.ROOT, check=True)
     rows = list(csv.DictReader(open(tmp_path / "table.csv", newline="")))
-    assert [row["planner"] for row in rows] == ["warm-started", "seed 0"]
+    assert [row["planner"] for row in rows] == ["warm-started", "seed 0", "perfect plans"]
     assert all(row["n"] == "120" for row in rows)
