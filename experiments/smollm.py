@@ -204,7 +204,7 @@ def write_csv(path, rows):
 
 def steps_of(seeds):
     """The steps of all runs, as rows of curves.csv."""
-    columns = "step reward errors turns kl".split()
+    columns = "step reward errors turns kl grad_norm".split()
     rows = []
     for seed in range(seeds):
         with open(FOLDER / f"seed{seed}" / "log.csv", newline="") as file:

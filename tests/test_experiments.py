@@ -32,6 +32,8 @@ def test_a_permutation_test_counts_the_deals_that_differ_as_much():
     assert study.permutation([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(2 / 252)
     assert study.permutation([0.9, 0.8], [0.8, 0.9]) == 1
     assert study.permutation([1], [2, 3]) == pytest.approx(2 / 3)
+    thirds = [round(count / 300, 4) for count in (1, 2, 4, 5)]  # 1 + 5 and 2 + 4 are a tie
+    assert study.permutation(thirds[::3], thirds[1:3]) == 1
 
 
 def test_holm_multiplies_the_smallest_p_by_all_and_keeps_the_order():
