@@ -422,6 +422,7 @@ def test_a_ctrl_c_that_comes_twice_at_once_is_one_and_a_later_one_ends_at_once(m
     assert killed == [signal.SIGINT] and [*train.SIGNALS] == [signal.SIGINT]
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_ends_a_run_after_its_step_and_says_how_to_go_on(whole):
     process = started(*words("stopped"), INTERRUPTED="in step 1")
     out, error = process.communicate()
