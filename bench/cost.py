@@ -31,10 +31,11 @@ READ = 0.5  # the share of prompt tokens that neither rows share nor vLLM has ca
 OWN = 0.4  # the share of an update's tokens that plans do not share
 
 # How it is trained, and the tokens of a sampling batch that scale/fit.py leaves room for.
+NIGHT = dict(steps=60, questions=16, limit=512, every=10)
 RUNS = {
-    "adapters, vLLM": dict(steps=60, questions=16, limit=512, every=10, tokens=120e3, vllm=True),
-    "adapters alone": dict(steps=60, questions=16, limit=512, every=10, tokens=244e3),
-    "all weights": dict(steps=60, questions=16, limit=512, every=10, tokens=105e3, full=True),
+    "adapters, vLLM": NIGHT | dict(tokens=120e3, vllm=True),
+    "adapters alone": NIGHT | dict(tokens=244e3),
+    "all weights": NIGHT | dict(tokens=105e3, full=True),
     "defaults": dict(steps=32, questions=32, limit=2048, every=5, tokens=105e3, full=True),
 }
 

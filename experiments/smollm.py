@@ -42,6 +42,7 @@ import torch
 import planner
 import solve
 import train
+from experiments.study import write_csv
 from fast import trees
 from flow_grpo import Action, distribution, update
 from models import local
@@ -57,6 +58,7 @@ FOLDER = ROOT / "runs" / "smollm"
 TABLE = ROOT / "experiments" / "results" / "smollm.csv"
 PLANS, CHECKED = 8, 48  # plans of a step of the warm start; plans that are sampled to check it
 CALLS = {"wb": 1, "wp": 1}  # the two kinds of question, see toy/questions.py
+SIZES = {"train": 300, "test": 120}  # questions
 HOW = "--max-turns 2 --max-new-tokens 64 --judge none --tools".split() + list(teacher.TOOLS)
 RECIPE = """--questions 4 --group-size 8 --minibatches 1 --lora 16 --lr 2e-4 --beta 0.03
     --valid none --test none --every 5 --keep 1 --token-budget 4096""".split()
@@ -147,11 +149,16 @@ def warm(args):
 
 
 # --------------------------------------------------------------------------- training and the test
+def questions_for(world, split):
+    """The questions of a split, as dicts."""
+    return world.questions(SIZES[split], split, seed=5, paths=CALLS)
+
+
 def write_questions():
     """Write the questions of Flow-GRPO, and those of the test, about other things."""
-    for split, number in (("train", 300), ("test", 120)):
-        made = World().questions(number, split, seed=5, paths=CALLS)
-        rows = [{key: row[key] for key in ("kind", "question", "answer")} for row in made]
+    for split in SIZES:
+        keys = "kind", "question", "answer"
+        rows = [{key: row[key] for key in keys} for row in questions_for(World(), split)]
         write_rows(FOLDER / f"{split}.jsonl", rows)
 
 
@@ -194,14 +201,6 @@ def everything(args):
     print(TABLE.read_text())
 
 
-def write_csv(path, rows):
-    path.parent.mkdir(exist_ok=True)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def steps_of(seeds):
     """The steps of all runs, as rows of curves.csv."""
     columns = "step reward errors turns kl grad_norm".split()
@@ -219,10 +218,11 @@ def run(*words):
 
 def perfect():
     """The row of a planner without mistakes: what the toy's modules lose."""
-    made = World().questions(120, "test", seed=5, paths=CALLS)
-    plans, toy = teacher.Teacher(made, World().known()), local.load(solve.TOY, distribution, "cpu")
+    world, toy = World(), local.load(solve.TOY, distribution, "cpu")
+    asked = questions_for(world, "test")
+    plans = teacher.Teacher(asked, world.known())
     tools = choose(list(teacher.TOOLS), f"{solve.TOY}/corpus.jsonl")
-    rollouts = solve.roll_out(for_flow(made), plans, toy, tools, max_turns=2)
+    rollouts = solve.roll_out(for_flow(asked), plans, toy, tools, max_turns=2)
     return row_of("perfect plans", [rollout_of(solve.record_of(rollout)) for rollout in rollouts])
 
 

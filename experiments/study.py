@@ -27,6 +27,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +42,6 @@ from toy.teacher import TOOLS, Known
 from train import TOY
 
 STUDY, RESULTS = ROOT / "runs" / "study", ROOT / "experiments" / "results"
-VERSION = commit()[-12:]  # of the code
 T = 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # Student's, of 2 to 10 values
 TEST, LONG = "toy/test.jsonl", "toy/long.jsonl"
 BUDGETS, TRIES, ASKED = range(1, 7), 64, 100  # TRIES on ASKED questions, untrained
@@ -129,12 +129,18 @@ MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begi
 
 
 # ---------------------------------------------------------------------------------------- the runs
+@cache
+def version():
+    """A digest of the code."""
+    return commit()[-12:]
+
+
 def run(folder, command, fork=""):
     """Run a Python command with this folder in runs/study/, unless it has been run. What a killed
     one has left is deleted."""
     out, done = STUDY / folder, STUDY / f"{folder}.done"
     if done.exists():
-        if done.read_text() != VERSION:
+        if done.read_text() != version():
             print(f"{folder} was made by other code; to make it again, delete {done}")
         return
     if out.exists():
@@ -146,13 +152,13 @@ def run(folder, command, fork=""):
         failed = subprocess.run(words, cwd=code, stdout=log, stderr=subprocess.STDOUT).returncode
     if failed:
         raise SystemExit(f"study.py: {shlex.join(words)} failed: see {log.name}")
-    done.write_text(VERSION)
+    done.write_text(version())
     print(folder, flush=True)
 
 
 def checkout(fork):
     """A folder with the code of git's index, which is that of the files, and this fork."""
-    folder = STUDY / "forks" / f"{fork}-{VERSION}"
+    folder = STUDY / "forks" / f"{fork}-{version()}"
     if not folder.exists():
         diff = ROOT / "experiments" / "forks" / f"{fork}.diff"
         if subprocess.run(["git", "diff", "--quiet"], cwd=ROOT).returncode:
@@ -202,8 +208,11 @@ def read(name):
 
 
 def write(name, rows):
-    rows = list(rows)
-    with open(RESULTS / f"{name}.csv", "w", newline="") as file:
+    write_csv(RESULTS / f"{name}.csv", list(rows))
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0] if rows else ["empty"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

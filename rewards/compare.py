@@ -98,7 +98,9 @@ def different_settings(*folders):
     first, second = (json.loads(file.read_text()) if file.exists() else {} for file in files)
     for name in dict.fromkeys([*first, *second]):
         a, b = first.get(name), second.get(name)
-        if name not in UNSHOWN and a != b:
+        # of an older folder: one commit, but which changes?
+        unknown = name == "code" and str(a).endswith("-dirty")
+        if name not in UNSHOWN and (a != b or unknown):
             yield f"{name} {a} | {b}"
 
 
