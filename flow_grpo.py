@@ -43,9 +43,9 @@ model: its log-probs are computed before the first step. π is always the distri
 sampling temperature. The paper has a single ε and does not give its value; 0.2
 below and 0.3 above come from the released code.
 
-The code takes one mean over all rollouts. That equals E_q and 1/G Σ_i while no rollout has failed.
-So J has three nested means: over rollouts, over the turns of each, over the tokens of each turn.
-The KL is averaged in the same way.
+The code takes one mean over all rollouts. With groups of equal size, that is the mean of the
+groups' means, E_q and 1/G Σ_i. So J has three nested means: over rollouts, over the turns of each,
+over the tokens of each turn. The KL is averaged in the same way.
 
 In the first optimiser step on a batch of rollouts, π_θ is still π_θold. Then ρ is 1 and the clip
 does not act: apart from the KL, the gradient is the three means of A_i ∇log π.
@@ -59,9 +59,9 @@ does not act: apart from the KL, the gradient is the three means of A_i ∇log �
     update()            one batch of rollouts -> optimiser steps
 
 They work on token ids, one reward per rollout and two language models, and know nothing of agents
-or text. All log-probs are one flat list of action tokens, (K,): there is no padding in the loss,
-and no mask that could be forgotten. There is one of each function, and every run takes it. A faster
-way is an argument: `rows` only arranges the tokens that the model reads (fast/trees.py).
+or text. All log-probs are one flat list of action tokens, (K,). The loss sees only plan tokens, so
+it needs no mask. There is one of each function, and every run takes it. A faster way is an
+argument: `rows` only arranges the tokens that the model reads (fast/trees.py).
 
 Which choices are the paper's, the released code's and ours: docs/benchmarks.md, "Where this
 differs".
@@ -69,15 +69,17 @@ differs".
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from models.local import without_head
+from models.local import MicroBatch, without_head
 
 CHUNK = 2**25  # the most logits in float32 at a time: 128 MiB, 220 tokens of a vocabulary of 152k
 # No step if the gradient's norm is EXPLODED * max_grad_norm or more. Such a gradient is probably a
@@ -93,19 +95,20 @@ class Action:
     ids: list[int]  # a^t, its last is the stop token, unless the plan was cut at the token limit
     rollout: int  # the number of its rollout, 0 .. N-1
     A: float = 0.0  # its advantage: the A_i of its rollout
+    turn: int = 0  # t, from 0 on: for advantages that differ from turn to turn
     # filled in during an update, on a copy
     weight: float = 0.0  # the weight of each of its tokens: token_weight()
-    logp_old: torch.Tensor | None = None  # log π_θold of ids, (|a|,)
+    logp_old: Tensor | None = None  # log π_θold of ids, (|a|,)
 
 
 # fmt: off
-def advantages(rewards, groups):
+def advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[Tensor, int]:
     """Eq. 7: compare each rollout with its group -> A (N,), the number of flat groups.
 
     rewards: one number for each rollout, (N,). groups: the number of its group, N ints (not the
     question's text, because a question that comes twice in a batch makes two groups). Groups may
-    differ in size, because a failed rollout leaves its group. A flat group (equal rewards, or a
-    single rollout) gets A = 0 exactly.
+    differ in size, because a failed rollout leaves its group. A group is flat if its rewards are
+    equal, or if it has a single rollout. It gets A = 0 exactly.
 
         advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
 
@@ -119,26 +122,26 @@ def advantages(rewards, groups):
     more than without it, and a group whose rewards differ by a tiny cost weighs as much as one of
     successes and failures.
 
-    For another baseline, edit the line that sets A. Strictly, a baseline must not contain R_i: R_i
-    should be compared with the mean of the n - 1 *others*. But R_i - mean of the others = n / (n -
-    1) (R_i - mean of all): only a constant factor, if all groups have n rollouts. The difference
-    from the others, without the division by the standard deviation, is RLOO (leave-one-out):
-    rloo.diff in experiments/forks/.
+    For another baseline, edit the line that sets A; it acts in flat groups, too. Strictly, a
+    baseline must not contain R_i: R_i should be compared with the mean of the n - 1 *others*. But
+    R_i - mean of the others = n / (n - 1) (R_i - mean of all): only a constant factor, if all
+    groups have n rollouts. The difference from the others, without the division by the standard
+    deviation, is RLOO (leave-one-out): rloo.diff in experiments/forks/.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
     A, flat = torch.zeros_like(R), 0
     for number in groups.unique():
         group = groups == number                                        # (N,) True for its rollouts
-        if R[group].max() == R[group].min():
-            flat += 1
-            continue
-        # std() divides by n - 1, as in the released code
-        A[group] = (R[group] - R[group].mean()) / (R[group].std() + 1e-6)
+        r = R[group]                                                    # (n,)
+        flat += bool((r == r[0]).all())
+        mean = r[0] + (r - r[0]).mean()          # r.mean(), but without rounding in a flat group
+        std = r.std(correction=min(1, len(r) - 1))  # divides by n - 1, as in the released code
+        A[group] = (r - mean) / (std + 1e-6)
     return A, flat
 
 
-def objective(rollouts, A, clip, beta):
+def objective(rollouts, A: Sequence[float], clip: tuple[float, float], beta: float) -> Tensor:
     """J of eq. 5, term by term -> (), a scalar. The tests compare loss() and its gradient with it.
 
     rollouts[i][t][j]: log π_θ, log π_θold and log π_ref of token j of turn t of rollout i, each a
@@ -158,25 +161,23 @@ def objective(rollouts, A, clip, beta):
 # fmt: on
 
 
-def distribution(logits, temperature):
+def distribution(logits: Tensor, temperature: float) -> Tensor:
     """log π of every token of the vocabulary, always in float32: (..., V) -> (..., V).
 
-    The policy is defined here, once. Samples are drawn from this distribution (models/local.py),
-    and token_logps() scores them with it. An edit, such as top-k, changes both. (If an edit makes
-    tokens impossible, π_ref may be unable to write what was sampled: then give --beta 0.)"""
+    π is defined here, once: softmax(logits / temperature). Samples are drawn from this distribution
+    (models/local.py), and token_logps() scores them with it, so an edit, such as top-k, changes
+    both. Give the tokens that it forbids a logit of -1e4, not -inf: sampling and scoring round
+    differently, so now and then a token at the border is drawn by the one and forbidden by the
+    other, and log 0 has no gradient."""
     return (logits.float() / temperature).log_softmax(-1)
 
 
-def padded(model, actions, token_budget):
+def padded(model, actions: Sequence[Action], token_budget: int) -> Iterator[MicroBatch]:
     """Lay the actions of a mini-batch out in rows, one a row, in parts that fit into memory.
 
-    Yields micro-batches (actions, x, place, settings), the longest rows first:
-
-        x         (B, L)  the tokens that the model reads, padded on the right. B x L is at most
-                          token_budget, unless one row alone has more. In a causal model no token
-                          sees what comes after it, so the padding needs no mask.
-        place     (K,)    where each action token is predicted: an index into x.flatten()
-        settings          more arguments for the model: none
+    Yields micro-batches, the longest rows first. Rows are padded on the right: in a causal model no
+    token sees what comes after it, so the padding needs no mask. A micro-batch has at most
+    token_budget tokens, padding included, unless one row alone has more.
 
     fast/trees.py does the same with rows of several actions, which share the beginning of a
     prompt."""
@@ -188,11 +189,12 @@ def padded(model, actions, token_budget):
         # the last token of a plan predicts nothing, so the model need not read it
         x = pad_sequence([torch.tensor(a.prompt_ids + a.ids[:-1]) for a in some], batch_first=True)
         starts = [row * x.shape[1] + len(a.prompt_ids) - 1 for row, a in enumerate(some)]
-        place = torch.cat([start + torch.arange(len(a.ids)) for start, a in zip(starts, some)])
-        yield some, x, place, {}
+        pairs = zip(starts, some, strict=True)
+        place = torch.cat([start + torch.arange(len(a.ids)) for start, a in pairs])
+        yield MicroBatch(some, x, place, {})
 
 
-def token_logps(model, micro_batch, temperature):
+def token_logps(model, batch: MicroBatch, temperature: float) -> Tensor:
     """log π(a_j | s, a_<j) of every action token of a micro-batch -> (K,), K = Σ |a|, in float32.
 
     The actions come one after the other. New, old and reference log-probs all come from this
@@ -203,16 +205,16 @@ def token_logps(model, micro_batch, temperature):
     returns the states before its output layer (the head), only where an action token is predicted,
     and logits are made of them a chunk at a time. The backward pass makes them again (that is what
     checkpoint() does)."""
-    actions, x, place, settings = micro_batch
-    y = torch.tensor([token for a in actions for token in a.ids])  # (K,)
-    # A prediction is a place and the token that follows it. Where actions share a row, they share
-    # predictions: of the K, only the P different ones are computed. copy: which of them each is.
-    (place, y), copy = torch.stack([place, y]).unique(dim=1, return_inverse=True)
-    keep = torch.zeros(x.numel(), dtype=torch.bool)  # True at the M places that predict
+    y = torch.tensor([token for a in batch.actions for token in a.ids])  # (K,)
+    # A prediction is a place and the token that follows it. Plans that share a row can share
+    # predictions. Compute each distinct one once: P of the K. copy[k] says which one token k uses.
+    (place, y), copy = torch.stack([batch.place, y]).unique(dim=1, return_inverse=True)
+    keep = torch.zeros(batch.x.numel(), dtype=torch.bool)  # True at the M places that predict
     keep[place] = True
     which = keep.cumsum(0)[place] - 1  # (P,) the place of each prediction, among these M
-    x, keep, which, y, copy = (t.to(model.device) for t in (x, keep.view_as(x), which, y, copy))
-    settings = {name: tensor.to(model.device) for name, tensor in settings.items()}
+    keep = keep.view_as(batch.x)
+    x, keep, which, y, copy = (t.to(model.device) for t in (batch.x, keep, which, y, copy))
+    settings = {name: tensor.to(model.device) for name, tensor in batch.settings.items()}
 
     with without_head(model) as head:
         states = model(x, logits_to_keep=keep, use_cache=False, **settings).logits  # (M, d)
@@ -225,11 +227,11 @@ def token_logps(model, micro_batch, temperature):
     score = logps_at
     if len(y) > size:
         score = partial(checkpoint, logps_at, use_reentrant=False, preserve_rng_state=False)
-    logps = [score(*chunk) for chunk in zip(states.split(size), y.split(size))]
+    logps = [score(*chunk) for chunk in zip(states.split(size), y.split(size), strict=True)]
     return torch.cat(logps)[copy]  # (P,) -> (K,)
 
 
-def token_weight(action, T, N, num_tokens=None):
+def token_weight(action: Action, T: int, N: int, num_tokens: int | None = None) -> float:
     """The three nested means of eq. 5 as the weight of each token of an action: 1/N 1/T_i 1/|a|.
 
     N: the rollouts of the mini-batch (on all GPUs together). T: the turns of this rollout. 1/N
@@ -256,10 +258,14 @@ def token_weight(action, T, N, num_tokens=None):
     return 1 / num_tokens if num_tokens else 1 / (N * T * len(action.ids))
 
 
-def weighted(actions, rollouts, token_mean=False):
-    """The actions of a mini-batch, those of these rollouts, with their token's weights: [Action].
+def weighted(
+    actions: Sequence[Action], rollouts: Sequence[int], token_mean: bool = False
+) -> list[Action]:
+    """The actions of a mini-batch, those of these rollouts, as copies with their token's weights.
 
-    If an engine returns an action without tokens, it is left out, but still counts in T_i and N."""
+    Here the whole mini-batch is in one place, on every GPU: take its statistics here, such as a
+    mean of A to subtract, not in loss(). If an engine returns an action without tokens, it is left
+    out, but still counts in T_i and N."""
     actions = [a for a in actions if a.rollout in rollouts]
     turns = Counter(a.rollout for a in actions)  # turns[i] = T_i
     tokens = sum(len(a.ids) for a in actions) if token_mean else None
@@ -270,7 +276,7 @@ def weighted(actions, rollouts, token_mean=False):
     ]
 
 
-def split_rollouts(groups, minibatches, seed):
+def split_rollouts(groups: Sequence[int], minibatches: int, seed: int) -> list[list[int]]:
     """Rollouts 0..N-1 as `minibatches` lists of equal size (± 1). groups: the group of each, (N,).
 
     The groups, in shuffled order, are laid out one after the other and cut into equal parts. No
@@ -279,42 +285,47 @@ def split_rollouts(groups, minibatches, seed):
     groups = torch.as_tensor(groups).tolist()
     distinct, N = sorted(set(groups)), len(groups)
     places = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
-    place = dict(zip(distinct, places))  # of each group in the new order
+    place = dict(zip(distinct, places, strict=True))  # of each group in the new order
     rollouts = sorted(range(N), key=lambda i: place[groups[i]])  # a group stays together
     return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
 
 
-def per_token(actions, values):
+def per_token(actions: Sequence[Action], values: Sequence[float]) -> Tensor:
     """One value for each action -> one for each token: (K,)."""
     return torch.tensor(values).repeat_interleave(torch.tensor([len(a.ids) for a in actions]))
 
 
 # fmt: off
-def loss(logp, logp_old, logp_ref, A, weight, clip, beta):
+def loss(
+    logp: Tensor, logp_old: Tensor, logp_ref: Tensor | None, A: Tensor, weight: Tensor,
+    *, clip: tuple[float, float], beta: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     """-J of eq. 5 for K action tokens -> loss (), ratio (K,), kl (K,). logp_ref=None: no KL.
 
-    Tensors are (K,); only logp carries a gradient. At ρ = 1, `ratio * A` has the gradient A ∇log π.
+    Tensors are (K,), the tokens of a micro-batch. So statistics taken here, such as a mean of A,
+    would depend on the token budget: take them in weighted(). Only logp carries a gradient. At
+    ρ = 1, `ratio * A` has the gradient A ∇log π.
 
     Why a ratio? We want a large mean of A over rollouts of π_θ, but these were sampled with π_θold.
     A rollout that π_θ makes twice as likely should count twice. That factor is the product of the
     ratios of all tokens of its plans. But a product of hundreds of ratios is very noisy. So PPO
     gives each token only its own ratio. At π_θ = π_θold the sum of these ratios has the same
-    gradient as the product. Further away the approximation gets worse, so the clip removes the
-    incentive to go further:
+    gradient as the product. Further away the approximation gets worse, so the clip limits how far
+    one batch can push a token:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; it keeps falling as ρ rises
 
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never
-    negative, and its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). But its mean gradient is
-    that of the reversed KL, KL(π_ref ‖ π_θ) (docs/fork.md, "Another KL"). Both are smallest at
-    π_θ = π_ref. As the tokens were drawn from π_θold, this is exact at ρ = 1 only.
+    negative, and its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Its mean gradient is that
+    of the reversed KL, with the same minimum (docs/fork.md, "Another KL"). The tokens were drawn
+    from π_θold, so this is exact at ρ = 1 only.
 
     Add a term of your own to `terms`. If it needs π_ref, or tokens with A = 0, or a flag:
     docs/fork.md, "Another term in the objective".
 
-    The value of the loss does not measure learning: with the three means it is -1/N Σ_i A_i (plus β
-    KL) at ρ = 1, and the A of a whole group add up to 0, whatever its rewards.
+    Don't watch the loss. At ρ = 1 it is -1/N Σ_i A_i (plus β KL), and the A of a whole group add up
+    to 0, whatever its rewards. Its gradient does not.
     """
     low, high = clip                                                    # ε, ε'
     ratio   = (logp - logp_old).exp()                                   # ρ
@@ -333,20 +344,21 @@ def update(
     model,
     reference,
     optimizer,
-    actions,
-    groups,
+    actions: Sequence[Action],
+    groups: Sequence[int],
     *,
-    temperature,
-    clip,
-    beta,
-    minibatches,
-    max_grad_norm=1.0,
-    token_mean=False,
-    seed=0,
-    token_budget=16_384,
-    rows=padded,
+    temperature: float,
+    clip: tuple[float, float],
+    beta: float,
+    minibatches: int,
+    max_grad_norm: float = 1.0,
+    token_mean: bool = False,
+    seed: int = 0,
+    token_budget: int = 16_384,
+    rows: Callable = padded,
     ranks=None,
-):
+    **more,
+) -> dict[str, float]:
     """Train the policy on one batch of rollouts, in `minibatches` optimiser steps -> metrics.
 
     Call it once for a batch: a second call would take the policy as it is then for π_θold.
@@ -365,6 +377,7 @@ def update(
         token_budget    the most tokens of a micro-batch: bounds the memory, changes only rounding
         rows            padded, or another layout of the same tokens
         ranks           None, or what several GPUs need (scale/sharded.py)
+        more            settings of a term of yours: loss() gets them by name
 
     The metrics say whether learning is healthy. Sums are over all GPUs.
 
@@ -373,9 +386,9 @@ def update(
                     and ρ < 1-ε
         entropy     mean of -log π over the tokens. They were sampled from π_θold, so in the first
                     mini-batch this estimates its entropy
-        grad_norm   norm of the gradient before clipping, mean over the mini-batches
-        skipped     mini-batches skipped because the gradient was not finite, or far too large
-        loss        -J, mean over the mini-batches; it does not measure learning, see loss()
+        grad_norm   norm of the gradient before clipping, mean over the optimiser steps
+        skipped     steps skipped because the gradient was not finite, or far too large
+        loss        -J, mean over the optimiser steps; it does not measure learning, see loss()
 
     With beta = 0, the metrics leave out actions with A = 0. The result also has "token_budget", the
     largest that fitted: start the next update with it."""
@@ -386,41 +399,43 @@ def update(
     for rollouts in split_rollouts(groups, minibatches, seed):
         # First the weights: N and T also count actions that are on other GPUs, or left out here.
         mini = weighted(actions, rollouts, token_mean)
-        mini = ranks.share(mini) if ranks else mini
+        mini = ranks.own_actions(mini) if ranks else mini
         if not beta:  # actions with A = 0 have no gradient (for a term of yours, see docs/fork.md)
             mini = [a for a in mini if a.A != 0]
         minis.append(mini)
 
-    def in_micro_batches(mini, compute):
-        """compute(micro-batches of a mini-batch). If memory runs out, again in smaller ones."""
+    def in_micro_batches(compute, mini, **settings):
+        """compute(model, micro-batches of a mini-batch). If memory runs out, in smaller ones."""
         nonlocal token_budget
         while True:
             batches = list(rows(model, mini, token_budget))
             batches = ranks.even(batches) if ranks else batches  # as many on each GPU
             try:
-                return compute(batches)
+                return compute(model, batches, temperature=temperature, **settings)
             except torch.OutOfMemoryError:
                 if ranks or len(batches) == len(mini):  # nothing is left to cut
                     raise
             token_budget //= 2
 
-    # All mini-batches but the first need log π_θold, so they are scored before any step. The first
-    # is scored during its step, in which π_θ still is π_θold.
-    for mini in minis[1:]:
-        in_micro_batches(mini, lambda batches: score_old(model, batches, temperature))
+    steps = minis  # minis * 2: every mini-batch twice (the epochs of PPO)
+    # log π_θold is computed before any step. The first mini-batch needs no pass of its own: it is
+    # scored during its step, in which π_θ still is π_θold.
+    for mini in minis:
+        if mini is not steps[0]:
+            in_micro_batches(score_old, mini)
 
-    totals, norms, skipped = torch.zeros(5), [], 0
-    how = reference, temperature, clip, beta
-    for mini in minis:  # one optimiser step each
-        sums = in_micro_batches(mini, lambda batches: gradient(model, batches, *how))
+    totals, norms, skipped = Counter(), [], 0
+    for mini in steps:  # one optimiser step each
+        sums = in_micro_batches(gradient, mini, reference=reference, clip=clip, beta=beta, **more)
         if ranks:
             ranks.sum_gradients(model, sums)
-        totals += sums.cpu()
+        sums = {name: value.item() for name, value in sums.items()}
+        totals.update(sums)
         # clips the gradient, and returns its norm before
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
         norms.append(norm)
         # One bad mini-batch must not end the run.
-        if not math.isfinite(sums[0].item() + norm) or norm >= EXPLODED * max_grad_norm:
+        if not math.isfinite(sums["loss"] + norm) or norm >= EXPLODED * max_grad_norm:
             skipped += 1
         # No step if the gradient is exactly 0: AdamW's momentum would still move θ. Without a KL,
         # this is a mini-batch of flat groups. With one, only while the policy is still π_ref:
@@ -429,19 +444,19 @@ def update(
             optimizer.step()
     model.zero_grad()
 
-    minus_J, kl, clipped, entropy, tokens = totals.tolist()
+    tokens = max(totals.pop("tokens"), 1)
     return {
-        "kl": kl / minibatches,
-        "clip": clipped / max(tokens, 1),
-        "entropy": entropy / max(tokens, 1),
-        "grad_norm": sum(norms) / minibatches,
+        "kl": totals["kl"] / len(steps),
+        "clip": totals["clip"] / tokens,
+        "entropy": totals["entropy"] / tokens,
+        "grad_norm": sum(norms) / len(steps),
         "skipped": skipped,
-        "loss": minus_J / minibatches,
+        "loss": totals["loss"] / len(steps),
         "token_budget": token_budget,
     }
 
 
-def check_actions(actions, num_rollouts, temperature):
+def check_actions(actions: Sequence[Action], num_rollouts: int, temperature: float) -> None:
     """ValueError for what would be a silent mistake in the objective."""
     if any(not 0 <= a.rollout < num_rollouts for a in actions):
         last = num_rollouts - 1
@@ -454,42 +469,60 @@ def check_actions(actions, num_rollouts, temperature):
         raise ValueError("temperature must be > 0: a greedy planner has no distribution to train")
 
 
-def score_old(model, batches, temperature):
+def check_possible(*logps: Tensor) -> None:
+    """ValueError if a sampled token has probability 0: its ρ or KL would be nan or infinite."""
+    if any(logp.isinf().any() for logp in logps):
+        raise ValueError(
+            "a token that was sampled has probability 0 here: in distribution(), give forbidden "
+            "tokens a logit of -1e4, not -inf, and leave out the KL (--beta 0)"
+        )
+
+
+def score_old(model, batches: Sequence[MicroBatch], *, temperature: float) -> None:
     """Set Action.logp_old of a mini-batch, while the model is π_θold."""
     for batch in batches:
         with torch.no_grad():
-            logps = token_logps(model, batch, temperature)  # (K,)
-        for a, logp in zip(batch[0], logps.split([len(a.ids) for a in batch[0]])):
-            a.logp_old = logp  # (|a|,)
+            keep_old(batch.actions, token_logps(model, batch, temperature))
 
 
-def gradient(model, batches, reference, temperature, clip, beta):
+def keep_old(actions: Sequence[Action], logps: Tensor) -> None:
+    """logps (K,) become Action.logp_old of these actions."""
+    check_possible(logps)
+    for a, logp in zip(actions, logps.split([len(a.ids) for a in actions]), strict=True):
+        a.logp_old = logp  # (|a|,)
+
+
+def gradient(
+    model, batches: Sequence[MicroBatch], *, temperature: float, reference, clip, beta, **more
+) -> dict[str, Tensor]:
     """Set .grad to the gradient of -J of a mini-batch: those of its micro-batches add up.
 
-    -> (5,): -J, and sums over the tokens of kl * weight, clipped, -log π and 1."""
+    -> {name: ()}: -J, and sums over the tokens of kl * weight, of those clipped, -log π and 1."""
     model.zero_grad()
-    sums = torch.zeros(5, device=model.device)
+    names = "loss", "kl", "clip", "entropy", "tokens"
+    sums = {name: torch.zeros((), device=model.device) for name in names}
     for batch in batches:
-        actions = batch[0]
-        logp_ref = None
+        actions, logp_ref = batch.actions, None
         if beta:
             adapters_off = model.disable_adapter() if reference is model else nullcontext()
             with torch.no_grad(), adapters_off:
                 logp_ref = token_logps(reference, batch, temperature).to(model.device)  # (K,)
-            if logp_ref.isinf().any():
-                raise ValueError("π_ref cannot write a token that was sampled: the KL is infinite")
         logp = token_logps(model, batch, temperature)  # (K,)
-        if actions[0].logp_old is None:  # in the first mini-batch, the model still is π_θold
-            logp_old = logp.detach()  # (K,)
-        else:
-            logp_old = torch.cat([a.logp_old for a in actions])  # (K,)
+        if logp_ref is not None:
+            check_possible(logp, logp_ref)
+        if actions[0].logp_old is None:  # the first time for the first mini-batch: π_θ is π_θold
+            keep_old(actions, logp.detach())
+        logp_old = torch.cat([a.logp_old for a in actions]).to(logp.device)  # (K,)
         A = per_token(actions, [a.A for a in actions]).to(logp)  # (K,)
         weight = per_token(actions, [a.weight for a in actions]).to(logp)  # (K,)
-        minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip, beta)
+        minus_J, ratio, kl = loss(logp, logp_old, logp_ref, A, weight, clip=clip, beta=beta, **more)
         minus_J.backward()
 
         clipped = ((A > 0) & (ratio > 1 + clip[1])) | ((A < 0) & (ratio < 1 - clip[0]))
-        counted = weight.sign()  # 1, and 0 for the filler of a GPU that has nothing left to compute
-        of_tokens = torch.stack([kl * weight, clipped * counted, -logp.detach() * counted, counted])
-        sums += torch.cat([minus_J.detach()[None], of_tokens.sum(1)])
+        counted = weight != 0  # not the filler of a GPU that has nothing left to compute
+        sums["loss"] += minus_J.detach()
+        sums["kl"] += (kl * weight).sum()
+        sums["clip"] += (clipped & counted).sum()
+        sums["entropy"] -= logp.detach()[counted].sum()
+        sums["tokens"] += counted.sum()
     return sums

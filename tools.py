@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from models.completion import TOO_LONG  # the error of a prompt that does not fit the model
 from models.chat import after_thinking  # what follows a thinking model's thoughts
+from models.completion import TOO_LONG  # the error of a prompt that does not fit the model
 from planner import Unparsed
 from world import search, services
+from world.mistakes import Mistake
 from world.sandbox import python_coder
 from world.text import CUT, truncate
 
@@ -119,22 +120,22 @@ def choose(names=None, corpus=None, cache=None):
     corpus: what wikipedia_search reads, a JSONL file or "wikipedia:de"; None: the live English
     Wikipedia. If lines of the file have a "url", web_search reads these pages and no others.
     cache: a services.Cache for the results of tools that use the network.
-    ValueError, as one sentence, for an unknown name, a missing key or a bad corpus.
+    Mistake, as one sentence, for an unknown name, a missing key or a bad corpus.
     """
     names = [name for name in TOOLS if not lacking(name)] if names is None else names
     for name in names:
         if name not in TOOLS:
-            raise ValueError(f"no tool is called {name!r}: choose from {', '.join(TOOLS)}")
+            raise Mistake(f"no tool is called {name!r}: choose from {', '.join(TOOLS)}")
         if lacking(name):
-            raise ValueError(f"{name} needs {lacking(name)} in the environment")
+            raise Mistake(f"{name} needs {lacking(name)} in the environment")
     corpus = str(corpus or f"{search.LIVE}en")
     live = corpus.startswith(search.LIVE)
     if live and not re.fullmatch(
         r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus
     ):  # a part of a host name
-        raise ValueError(f"{corpus} names no Wikipedia: give its language, as in wikipedia:de")
+        raise Mistake(f"{corpus} names no Wikipedia: give its language, as in wikipedia:de")
     if not live and not Path(corpus).is_file():
-        raise ValueError(f"{corpus}: there is no such corpus")
+        raise Mistake(f"{corpus}: there is no such corpus")
     tools = {name: tool for name, tool in TOOLS.items() if name in names}
     bound = ["wikipedia_search"]
     if not live and search.has_pages(corpus):
@@ -153,9 +154,11 @@ def lacking(name):
     return " and ".join(key for key in TOOLS[name].needs if not os.environ.get(key))
 
 
-def left_out():
-    """A sentence about the tools that choose() leaves out because a key is missing, or ""."""
-    tools = [f"{name}, which needs {lacking(name)}" for name in TOOLS if lacking(name)]
+def left_out(chosen):
+    """A sentence about the tools of TOOLS that are not among the chosen ones, and why; or ""."""
+    whys = {name: lacking(name) for name in TOOLS if name not in chosen}
+    other = "is not in --tools, nor in the toolset that the model was trained with"
+    tools = [f"{name}, which {f'needs {why}' if why else other}" for name, why in whys.items()]
     return f"left out: {'; '.join(tools)}" if tools else ""
 
 

@@ -12,241 +12,109 @@ advantage A, and each of its turns gets this A. flow_grpo.update() then changes 
 `--minibatches` optimiser steps. By default a frozen copy of the model plays all other modules; it
 also is π_ref.
 
-The method is in train(), from `for step in` to `update(`. What stands before it makes the models
-and the optimiser, what follows writes everything down.
-
-A run has a folder:
-
-    args.json        the settings, for --resume, and the commit of the code
-    log.csv          a row for each step
-    evals.csv        a row for each evaluation on --valid or --test
-    rollouts.jsonl   each rollout of each step, with the text of every module
-    step-N/          checkpoints: folders that transformers can read; trainer-0.pt is for --resume
-    best             a link to the checkpoint with the highest accuracy on --valid, if it is higher
-                     than that of the untrained planner
-
-All random numbers of a step come from its number and --seed. So a run that is stopped and resumed
-on the same machine gives the same tables and weights, byte for byte, as one that was never stopped.
+What a run writes into its folder, and reads again after it was stopped: record/checkpoints.py. All
+random numbers of a step come from its number and --seed. So a run that is stopped and resumed on
+the same machine gives the same tables and weights, byte for byte, as one that was never stopped.
 """
 
-import argparse
-import csv
-import json
 import os
 import random
-import re
-import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import solve  # imports neither torch nor transformers
-from rewards.health import advice, check_line, cost_line, line_of, row_of
-from rewards.metrics import accuracy_line, calls_line, summary
-from rewards.questions import read_questions
-from world.services import is_server, replace_file
+from record import flags
+from tools import TOOLS, lacking
 
-# The defaults: the paper's (the steps are read off its figures; temperature, mini-batches of 8
-# questions and the longest plan are the released configuration's), and the toy's. A small model
-# learns at a larger rate, from smaller batches.
-PAPER = {
-    "data": "nq+deepmath",
-    "steps": 32,
-    "questions": 32,
-    "minibatches": 4,
-    "max_turns": 3,
-    "max_new_tokens": 2048,
-    "beta": 0.001,
-    "every": 5,
-    "keep": 2,
-}
-TOY = {
-    "data": f"{solve.TOY}/train.jsonl",
-    "valid": f"{solve.TOY}/valid.jsonl",
-    "test": f"{solve.TOY}/test.jsonl",
-    "steps": 50,
-    "questions": 16,
-    "minibatches": 4,
-    "max_turns": 3,
-    "every": 10,
-    "lr": 4e-4,
-    "beta": 0.01,
-}
-
-
-def flags(words=None):
-    """The command line, with all defaults that do not depend on the machine."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    add = parser.add_argument_group("what is trained, on what").add_argument
-    add("--model", default=solve.TOY, help="folder or hub name of the planner (default: the toy)")
-    add("--data", help="questions: JSONL, or nq, deepmath, nq+deepmath (default; the toy its own)")
-    add("--valid", help="questions that choose best: JSONL, or none (default: 64 of --data)")
-    add("--test", help="questions graded before and after: JSONL, or none (default: none)")
-    add("--limit", type=int, help="questions of --data at most (default: 1000 of a named set)")
-    solve.add_shared(parser)
-    add = parser.add_argument_group("the rollouts").add_argument
-    add("--max-turns", type=int, help="turns of a rollout at most (default: 3)")
-    help = "of the planner, in rollouts and in the ratio (default: 0.7)"
-    add("--temperature", type=float, default=0.7, help=help)
-    add = parser.add_argument_group("the objective").add_argument
-    add("--steps", type=int, help="training steps (default: 32; the toy 50)")
-    add("--questions", type=int, help="questions a step (default: 32; the toy 16)")
-    add("--group-size", type=int, default=8, help="G, rollouts of a question (default: 8)")
-    add("--lr", type=float, help="default: 1e-6; with adapters 1e-5; the toy 4e-4")
-    help = "weight of the KL to the untrained planner (default: 0.001; the toy 0.01)"
-    add("--beta", type=float, help=help)
-    add("--minibatches", type=int, help="optimiser steps a batch of rollouts (default: 4)")
-    help = "longer gradients are scaled down to this norm (default: 1)"
-    add("--max-grad-norm", type=float, default=1.0, help=help)
-    add("--clip-low", type=float, default=0.2, help="ε: ρ is clipped below 1 - ε (default: 0.2)")
-    add("--clip-high", type=float, default=0.3, help="ε': ρ is clipped above 1 + ε' (default: 0.3)")
-    add(
-        "--token-mean", action="store_true", help="one mean over all tokens, not the three of eq. 5"
-    )
-    add = parser.add_argument_group("the machine's memory (default: what fits)").add_argument
-    add("--lora", type=int, metavar="RANK", help="train adapters of this rank (needs peft)")
-    add("--token-budget", type=int, help="tokens of a micro-batch")
-    help = "cpu: float32 masters and moments in the host's memory"
-    add("--optimizer-device", choices=["cpu"], help=help)
-    help = "less memory, a third more time"
-    add("--gradient-checkpointing", action=argparse.BooleanOptionalAction, help=help)
-    add = parser.add_argument_group("the run").add_argument
-    help = "save, and evaluate on --valid, every so many steps (default: 5; the toy 10)"
-    add("--every", type=int, help=help)
-    add("--minutes", type=float, help="save after so many minutes, too: for cards taken back")
-    add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
-    add("--out", help="the run's folder, which must not exist (default: runs/MODEL-seedN)")
-    help = "go on with this run; only --steps and --token-budget may change"
-    add("--resume", metavar="RUN", help=help)
-    help = "two questions, the longest plan, a checkpoint, a resumed step: what a long run meets"
-    add("--rehearse", action="store_true", help=help)
-
-    args = parser.parse_args(words)
-    if args.resume:
-        return resumed(parser, words)
-    parser.set_defaults(**(TOY if solve.is_toy(args.model) else PAPER))
-    if args.data and solve.is_toy(args.model):
-        parser.set_defaults(valid=None, test=None)  # the toy's own belong to other questions
-    parser.set_defaults(**solve.remembered(args))
-    args = parser.parse_args(words)
-    if is_server(args.model):
-        parser.error("--model must be local weights: a server's cannot be updated from here")
-    if args.group_size < 2:
-        parser.error(f"--group-size {args.group_size} has no baseline: use 2 or more")
-    if args.temperature <= 0:
-        parser.error("a greedy planner has no distribution to train: use a --temperature above 0")
-    args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
-    if args.rehearse:
-        args.out, args.steps, args.questions, args.minibatches = f"{args.out}-rehearsal", 1, 2, 1
-        args.valid = args.test = "none"
-    if Path(args.out).exists():
-        parser.error(
-            f"{args.out} exists: --resume {args.out} goes on with it; or give another --out"
-        )
-    return args
-
-
-def resumed(parser, words):
-    """The settings of the run in --resume; only --steps and --token-budget may differ."""
-    defaults = vars(parser.parse_args([]))
-    # argparse leaves an attribute that exists: so what is not given stays None
-    nothing = argparse.Namespace(**dict.fromkeys(defaults))
-    given = vars(parser.parse_args(words, nothing))
-    given = {name: value for name, value in given.items() if value is not None}
-    file = Path(given["resume"], "args.json")
-    if not file.exists():
-        parser.error(f"{given['resume']} is not the folder of a run")
-    saved = json.loads(file.read_text())
-    for name, value in saved.items():
-        if is_server(str(value)) and given.get(name) != value:
-            # A folder that somebody else made must not choose which server gets the key.
-            parser.error(f"the run uses a server: repeat --{name.replace('_', '-')} {value}")
-    for name, value in given.items():
-        free = "steps", "token_budget", "resume", "allow_unconfined"
-        if name not in free and value != saved.get(name):
-            parser.error(f"--resume keeps the run's settings: leave out --{name.replace('_', '-')}")
-    # Nor must it decide that the model's code may read this machine's files.
-    saved["allow_unconfined"] = False
-    # The defaults are for flags that are newer than the run.
-    return argparse.Namespace(**defaults | saved | given | {"out": given["resume"]})
-
-
+given = partial(flags.train_flags, tools=TOOLS, about=__doc__.split("\n")[0])
 if __name__ == "__main__":
-    ARGS = flags()  # before torch, which takes seconds to import
+    GIVEN = given()  # before torch is imported, which takes seconds
 
 import torch
 
+from benchmarks.training import three_sets
 from fast import trees
-from flow_grpo import Action, advantages, distribution, padded, update
+from flow_grpo import Action, advantages, padded, update
 from models import local
+from models.completion import is_server, servers_down
+from record import checkpoints
+from record.checkpoints import add_row, save, say
+from record.folder import rows_of
+from record.health import advice, check_line, cost_line, line_of, row_of
+from record.metrics import accuracy_line, calls_line, summary
 from scale import adapters, fit, masters, sharded
+from world.mistakes import Mistake
 
+TRAINED = ("planner",)  # the modules that the policy plays and that are trained, of solve.MODULES
 SIGNALS = {}  # {those that have asked the run to end: when}
 
 
 def train(args):
     """A whole run."""
-    ranks = sharded if sharded.WORLD > 1 else None  # torchrun has started several processes
-    args.device = sharded.start(args.device)
-    if not args.resume:
-        plan_memory(args)
-    data, valid, test = load_questions(args)
-    checkpoint = last_checkpoint(args.out) if args.resume else None
-    # the last finished step, -1 before the evaluation of step 0; the highest accuracy on --valid
-    done, best = state_of(checkpoint)
+    plan_memory(args)
+    data, valid, test = three_sets(args.data, args.valid, args.test, args.limit, args.seed)
+    numbers = f"{len(data)} to train on, {len(valid)} to validate, {len(test)} to test"
+    say(f"data    {args.data}: {numbers}")
+    checkpoint = checkpoints.last_checkpoint(args.out) if args.resume else None
+    done = checkpoints.step_of(checkpoint)  # the last finished step
     if args.steps < done:
-        raise ValueError(f"{args.out} has done {done} steps: give --steps {done} or more")
+        raise Mistake(f"{args.out} has done {done} steps: give --steps {done} or more")
 
-    # The models: the policy, and a frozen copy, which is π_ref and plays the other modules. With
-    # adapters the copy is the policy with its adapters off.
-    how = distribution, args.device, args.dtype, args.think, args.plain
-    policy = adapters.load(str(checkpoint or args.model), *how, trainable=True)
-    if args.lora and not checkpoint:
-        torch.manual_seed(args.seed)  # new adapters begin with random numbers
-        policy.model = adapters.add(policy.model, args.lora)
-    frozen = adapters.without(policy) if args.lora else local.load(args.model, *how)
-    model, reference = policy.model, frozen.model if args.beta else None
+    # The policy plays the planner. Fixed models play the other modules. By default that is one
+    # frozen copy of the policy as it began, which also is π_ref.
+    policy = load_policy(args, checkpoint)
     say(f"planner {policy}")
-    loaded = {args.model: frozen}
+    loaded = {args.model: adapters.without(policy)} if args.lora else {}
     fixed, tools, judge = solve.load_cast(args, loaded, say)
+    frozen = solve.engine_of(args.model, args, loaded) if args.beta else loaded.get(args.model)
     cast = policy, fixed, tools, judge
     for engine in (policy, *loaded.values()):
-        engine.token_budget = args.sampling_tokens
-    if args.gradient_checkpointing:
-        model.activation_checkpointing_enable()
-    local.ready_to_update(model)
-    if ranks and not args.lora:
-        ranks.shard(model)
+        engine.sampling_tokens = args.sampling_tokens
+    model, reference = policy.model, frozen.model if args.beta else None
 
-    # The optimiser: AdamW with a constant learning rate and no weight decay.
-    weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    optimizer = masters.MasterAdamW(weights, args.lr, args.optimizer_device)
+    # AdamW with a constant learning rate and no weight decay; any optimiser of torch may stand here
+    adamw = partial(torch.optim.AdamW, lr=args.lr, weight_decay=0.0, fused=True)
+    weights = {name: w for name, w in model.named_parameters() if w.requires_grad}
+    optimizer = masters.Masters(weights, adamw, args.optimizer_device)
     if checkpoint:
-        restore(checkpoint, optimizer, weights)
+        checkpoints.restore(checkpoint, optimizer)
     sharded.gather(model)  # whole weights for the rollouts; nothing to do on one device
 
-    open_run(args, loaded, done, checkpoint)
+    # the settings of the objective
+    objective = dict(
+        clip=(args.clip_low, args.clip_high),
+        beta=args.beta,
+        minibatches=args.minibatches,
+        max_grad_norm=args.max_grad_norm,
+        token_mean=args.token_mean,
+        rows=padded if args.plain else trees.rows,
+        ranks=sharded if sharded.WORLD > 1 else None,
+    )
+    token_budget = args.token_budget  # less, once memory was short
+
+    checkpoints.open_run(args, loaded, done)
+    due = lambda step: step % args.every == 0 or step == args.steps  # of a validation
     if not checkpoint:
+        save(args, policy, optimizer, 0)  # a disk that is full shows now
+    if done == 0:
         evaluate(args, cast, frozen, 0, "test", test)
-        best = evaluate(args, cast, frozen, 0, "valid", valid)
-        save(args, policy, optimizer, weights, 0, best)  # a disk that is full shows now
-        done = 0
+    if due(done):  # unless a kill came after it
+        evaluate(args, cast, frozen, done, "valid", valid)
     saved = time.monotonic()  # when the last checkpoint was written
-    settings = {name: getattr(args, name) for name in solve.ROLLOUT_SETTINGS}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
 
     for step in range(done + 1, args.steps + 1):
         start, seed = time.perf_counter(), args.seed * 1_000_003 + step
-        questions = sharded.own(questions_of(step, data, args.questions, args.seed))
-        copies = [question for question in questions for _ in range(args.group_size)]
-        torch.manual_seed(seed + 7_919 * sharded.RANK)
-        rollouts = solve.roll_out(copies, *cast, **settings)  # of this GPU
-        rollouts = sharded.together(rollouts, args.group_size)  # those of a question are neighbours
-        if why := solve.servers_down(rollouts):
-            save(args, policy, optimizer, weights, step - 1, best)  # this step is run again
-            raise SystemExit(f"train.py: {why}. Then go on with --resume {args.out}")
+        temperature = args.temperature  # of sampling and of the ratio: edit it here for a schedule
+        questions = questions_of(step, data, args.questions, args.seed)
+        rollouts = rollouts_of(questions, args.group_size, args, cast, temperature, seed)
+        if why := servers_down([rollout.failed for rollout in rollouts]):
+            save(args, policy, optimizer, step - 1)  # this step is run again
+            raise Mistake(f"{why}. Then go on with --resume {args.out}")
 
         usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
         rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
@@ -266,81 +134,44 @@ def train(args):
             optimizer,
             actions,
             groups,
-            temperature=args.temperature,
-            clip=(args.clip_low, args.clip_high),
-            beta=args.beta,
-            minibatches=args.minibatches,
-            max_grad_norm=args.max_grad_norm,
-            token_mean=args.token_mean,
+            temperature=temperature,
             seed=seed,
-            token_budget=args.token_budget,
-            rows=padded if args.plain else trees.rows,
-            ranks=ranks,
+            token_budget=token_budget,
+            **objective,
         )
         sharded.gather(model)
-        args.token_budget = metrics.pop("token_budget")  # smaller if memory was short
+        token_budget = metrics.pop("token_budget")
         end = time.perf_counter()
 
         row |= metrics
-        add_row(args, "log.csv", row)
-        if sharded.RANK == 0:
-            records = ({"step": step, **solve.record_of(rollout)} for rollout in rollouts)
-            solve.append(Path(args.out, "rollouts.jsonl"), records)
+        add_row(Path(args.out, "log.csv"), row)
+        checkpoints.add_rollouts(Path(args.out, "rollouts.jsonl"), step, rollouts)
         say(line_of(row, args.steps, middle - start, end - middle))
         if first:
             say(cost_line(rollouts, end - start, args.steps - step))
 
-        # all ranks must agree
+        # the same on all GPUs
         ending = sharded.any_rank(SIGNALS)
         late = sharded.any_rank(args.minutes and time.monotonic() - saved > 60 * args.minutes)
-        if step % args.every == 0 or step == args.steps:
-            accuracy = evaluate(args, cast, frozen, step, "valid", valid)
-            save(args, policy, optimizer, weights, step, max(best, accuracy), accuracy > best)
-            best, saved = max(best, accuracy), time.monotonic()
-        elif ending or late:
-            save(args, policy, optimizer, weights, step, best)
+        if due(step) or late or ending:
+            save(args, policy, optimizer, step)
             saved = time.monotonic()
         if ending:
             say(f"Stopped after step {step}. Go on with --resume {args.out}")
             raise SystemExit(128 + max(SIGNALS, default=signal.SIGTERM))
+        if due(step):
+            evaluate(args, cast, frozen, step, "valid", valid)
 
     evaluate(args, cast, frozen, args.steps, "test", test)
     sharded.stop()
     if args.rehearse and args.steps == 1:
-        words = [sys.argv[0], "--resume", args.out, "--steps", "2"]
-        words += ["--allow-unconfined"] * args.allow_unconfined  # must be repeated, see resumed()
-        for name in solve.MODELS:
-            if is_server(getattr(args, name) or ""):  # so must these
-                words += [f"--{name.replace('_', '-')}", getattr(args, name)]
-        os.execv(sys.executable, [sys.executable, *words])  # this process becomes the resumed run
+        go_on_with_rehearsal(args)
     trained = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
-    say(f"Done. Try: python solve.py --model {args.out}/{trained}")
+    flag = "model" if "planner" in TRAINED else TRAINED[0]
+    say(f"Done. Try: python solve.py --{flag} {args.out}/{trained}")
 
 
 # ------------------------------------------------------------------------------ the parts of a step
-def load_questions(args):
-    """(training, validation, test): three lists of Question; "none" is an empty one.
-
-    Without --valid, up to 64 of --data are held out for it."""
-    if Path(args.data).exists() or args.data.endswith(".jsonl"):
-        questions = read_questions(args.data)[: args.limit]
-    else:
-        from benchmarks.training import training
-
-        questions = training(args.data, args.limit or 1000, args.seed)
-    valid, test = (
-        read_questions(path) if path not in (None, "none") else []
-        for path in (args.valid, args.test)
-    )
-    if args.valid is None:
-        from benchmarks.training import held_out
-
-        questions, valid = held_out(questions, min(64, len(questions) // 2), args.seed)
-    numbers = f"{len(questions)} to train on, {len(valid)} to validate, {len(test)} to test"
-    say(f"data    {args.data}: {numbers}")
-    return questions, valid, test
-
-
 def questions_of(step, questions, count, seed):
     """The `count` questions of a step; they depend on its number and the seed alone.
 
@@ -350,6 +181,22 @@ def questions_of(step, questions, count, seed):
     epochs = range(first // n, (first + count - 1) // n + 1)  # a step may reach into the next one
     orders = [random.Random(f"{seed}-{epoch}").sample(questions, n) for epoch in epochs]
     return [question for order in orders for question in order][first % n :][:count]
+
+
+def rollouts_of(questions, copies, args, cast, temperature, seed):
+    """So many rollouts of each question, one after the other. With several GPUs, each runs its
+    share of the questions, and gets the rollouts of all."""
+    own = [question for question in sharded.own(questions) for _ in range(copies)]
+    torch.manual_seed(seed + 7_919 * sharded.RANK)
+    rollouts = solve.roll_out(
+        own,
+        *cast,
+        max_turns=args.max_turns,
+        temperature=temperature,
+        max_new_tokens=args.max_new_tokens,
+        trained=TRAINED,
+    )
+    return sharded.together(rollouts, copies)
 
 
 def with_outcome(rollouts, group_size):
@@ -367,74 +214,37 @@ def actions_of(rollouts, A):
     """[Action]: what the policy wrote in all turns of these rollouts, as it was sampled, even if it
     could not be parsed. This is the broadcast of Flow-GRPO: each turn of rollout i gets A_i."""
     return [
-        Action(completion.prompt_ids, completion.ids, i, A[i].item())
+        Action(completion.prompt_ids, completion.ids, i, A=A[i].item(), turn=t)
         for i, rollout in enumerate(rollouts)
-        for completion in rollout.sampled
+        for t, completion in enumerate(rollout.sampled)
     ]
 
 
-def longest_action(policy, new_tokens):
-    """For --rehearse: a plan of the most tokens, behind a prompt of 4 096, or what fits."""
-    new_tokens = policy.new_tokens(new_tokens)
-    return Action([1] * min(4096, policy.context() - new_tokens), [1] * new_tokens, 0, A=1.0)
-
-
 def evaluate(args, cast, frozen, step, name, questions):
-    """The accuracy on --valid or --test, each question once, sampled as in training; 0.0 without
-    any.
+    """The accuracy on --valid or --test, each question once, sampled as in training.
 
     It goes to evals.csv, with how far the weights have moved. The seed is always the same, so that
     evaluations differ by the planner alone."""
     file = Path(args.out, "evals.csv")
-    if not questions or file.exists() and f"\n{step},{name}," in file.read_text():
-        return 0.0  # nothing to do; or a finished run is resumed
-    torch.manual_seed(args.seed + 7_919 * sharded.RANK)
-    settings = {name: getattr(args, name) for name in solve.ROLLOUT_SETTINGS}
-    rollouts = sharded.together(solve.roll_out(sharded.own(questions), *cast, **settings), 1)
-    if why := solve.servers_down(rollouts):
-        raise SystemExit(f"train.py: {why}. Then go on with --resume {args.out}")
-    found = summary(rollouts)
-    columns = "accuracy turns errors failed undecided".split()
-    row = {"step": step, "questions": name} | {column: found[column] for column in columns}
-    row |= {"n": len(rollouts)} | adapters.moved(cast[0], frozen)
-    add_row(args, "evals.csv", row)
-    say(f"{name:<5} after step {step}: {accuracy_line(found, len(rollouts))}")
-    if name == "test" or step == 0:
-        say(f"calls   {calls_line(found)}")
-    if step:
-        say(
-            "moved   weights by {moved_max:.2g} at most, {moved_mean:.2g} on average; "
-            "{moved_share:.1%} of them changed".format(**row)
-        )
-    return found["accuracy"]
-
-
-def plan_memory(args):
-    """Choose how to train in the free memory: fill in the flags of memory that were not given."""
-    device = local.pick_device(args.device)
-    if device.type == "cpu" and not args.device and not Path(args.model).is_dir():
-        raise ValueError(
-            f"there is no folder {args.model}, and no GPU to train a model from the hub: if the "
-            "name is right, train on a machine with a GPU, or give --device cpu"
-        )
-    names = "lora optimizer_device gradient_checkpointing token_budget".split()
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    others = {getattr(args, name) for name in solve.MODELS} - {None, "none", args.model}
-    how, lines = fit.plan(
-        args.model,
-        # the least of all ranks, so all choose alike
-        *map(min, zip(*sharded.exchanged(fit.free_memory(device)))),
-        given,
-        ranks=sharded.WORLD,
-        itemsize=local.pick_dtype(args.dtype, device).itemsize,
-        others=sum(fit.sizes(name).weights for name in others if not is_server(name)),
-    )
-    args.sampling_tokens = local.TOKENS
-    for name, value in how.items():
-        setattr(args, name, value)
-    if args.lr is None:
-        args.lr = 1e-5 if args.lora else 1e-6
-    say(f"device  {device}", *lines)
+    done = any((row["step"], row["questions"]) == (str(step), name) for row in rows_of(file))
+    if questions and not done:  # it is done if a finished run is resumed
+        rollouts = rollouts_of(questions, 1, args, cast, args.temperature, args.seed)
+        if why := servers_down([rollout.failed for rollout in rollouts]):
+            raise Mistake(f"{why}. Then go on with --resume {args.out}")
+        found = summary(rollouts)
+        columns = "accuracy turns errors failed undecided".split()
+        row = {"step": step, "questions": name} | {column: found[column] for column in columns}
+        row |= {"n": len(rollouts)} | (adapters.moved(cast[0], frozen) if frozen else {})
+        add_row(file, row)
+        say(f"{name:<5} after step {step}: {accuracy_line(found, len(rollouts))}")
+        if name == "test" or step == 0:
+            say(f"calls   {calls_line(found)}")
+        if step and frozen:
+            say(
+                "moved   weights by {moved_max:.2g} at most, {moved_mean:.2g} on average; "
+                "{moved_share:.1%} of them changed".format(**row)
+            )
+    checkpoints.mark_best(args.out, args.keep)
 
 
 def stop(number, frame):
@@ -448,158 +258,143 @@ def stop(number, frame):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-# --------------------------------------------------------------------------------- the run's folder
-def say(*lines):
-    """Print lines. With several GPUs, only the first rank prints."""
-    if sharded.RANK == 0 and lines:
-        print(*lines, sep="\n", flush=True)
+# -------------------------------------------------------------------------------- before the steps
+def load_policy(args, checkpoint):
+    """The engine that is trained: the checkpoint's, or --model's, with new adapters if --lora."""
+    policy = solve.load(str(checkpoint or args.model), args, trainable=True)
+    if args.lora and not checkpoint:
+        torch.manual_seed(args.seed)  # new adapters begin with random numbers
+        policy.model = adapters.add(policy.model, args.lora)
+    if args.gradient_checkpointing:
+        policy.model.activation_checkpointing_enable()
+    local.ready_to_update(policy.model)
+    if sharded.WORLD > 1 and not args.lora:
+        sharded.shard(policy.model)
+    return policy
 
 
-def open_run(args, loaded, done, checkpoint):
-    """Make the run's folder, or take it for this process. Cut the logs back to the checkpoint: a
-    run that was killed may have written rows after it, and these steps are run again."""
-    if sharded.RANK == 0:
-        out = Path(args.out)
-        out.mkdir(parents=True, exist_ok=bool(args.resume))
-        solve.lock(out)
-        for name, value in solve.identity(args, loaded).items():
-            before = getattr(args, name, value)  # that of args.json, if the run is resumed
-            if name == "code" and before.split(" | ")[-1] != value:
-                say(f"the code has changed since the run began: {before} | {value}")
-                before += f" | {value}"
-            elif name != "code" and before != value:
-                why = "has changed since the run began"
-                raise ValueError(f"{out}: {name} {why}: {before}, {value}")
-            setattr(args, name, before)
-        replace_file(out / "args.json", json.dumps(vars(args), indent=1).encode())
-        for name in ("log.csv", "evals.csv", "rollouts.jsonl"):
-            cut_back(out / name, done)
-        if checkpoint and json.loads((checkpoint / "train.json").read_text())["is_best"]:
-            mark_best(checkpoint)  # a kill may have come before save() could
-    sharded.wait()
-
-
-def cut_back(path, done):
-    """Keep the header and the rows of the steps up to `done`, that of the checkpoint."""
-    kept, rows = 0, 0
-    if path.exists():
-        with open(path, "rb") as file:
-            for line in file:
-                step = re.match(rb'(?:\{"step": )?(\d+),', line)  # 3,0.5 or {"step": 3, ...
-                if step and int(step[1]) > done or not line.endswith(b"\n"):
-                    break
-                kept, rows = kept + len(line), rows + bool(step)
-    if path.name == "log.csv" and rows < done:
-        raise ValueError(f"{path} has only {rows} steps, but the checkpoint is of step {done}")
-    if path.exists():
-        os.truncate(path, kept)
-
-
-def add_row(args, name, row):
-    """Append a row, {column: value}, to a table of the run."""
-    if sharded.RANK == 0:
-        path = Path(args.out, name)
-        with open(path, "a+", newline="") as file:
-            file.seek(0)
-            header, writer = next(csv.reader(file), None), csv.DictWriter(file, row)
-            if not header:
-                writer.writeheader()
-            elif header != list(row):  # the code has changed since the run began
-                raise ValueError(f"{path} has other columns than a row of step {row['step']}")
-            writer.writerow(row)
-
-
-def save(args, policy, optimizer, weights, step, best, is_best=False):
-    """Write step-N/, and let `best` point to it. A kill or a power cut leaves the old or the new
-    one whole: the folder is written beside, synced and renamed, before older ones are deleted."""
-    out, folder, beside = Path(args.out), Path(args.out, f"step-{step}"), Path(args.out, "writing")
-    if folder.exists():
+def plan_memory(args):
+    """Join the other GPUs. Then choose how to train in the free memory: fill in the flags of memory
+    that were not given, and the learning rate, which depends on them. A resumed run keeps its
+    choice."""
+    args.device = sharded.start(args.device)
+    if args.resume:
         return
-    if sharded.RANK == 0:
-        shutil.rmtree(beside, ignore_errors=True)
-        local.save(policy.model, policy.tokenizer, beside)
-        names = [*solve.MODELS, "tools", "corpus", "think", "max_new_tokens"]
-        settings = {name: getattr(args, name) for name in names}
-        settings |= {"step": step, "best": best, "is_best": is_best}
-        (beside / "train.json").write_text(json.dumps(settings, indent=1))
-    sharded.wait()
-    state = {name: optimizer.state[weight] for name, weight in weights if weight in optimizer.state}
-    torch.save({"ranks": sharded.WORLD, "state": state}, beside / f"trainer-{sharded.RANK}.pt")
-    sharded.wait()
-    if sharded.RANK == 0:
-        for path in [*beside.iterdir(), beside, *out.glob("*.*")]:  # and the logs up to here
-            sync(path)
-        beside.rename(folder)
-        if is_best:
-            mark_best(folder)
-        sync(out)
-        if args.keep:
-            for old in {*out.glob("step-*")} - {*checkpoints(out)[-args.keep :]}:
-                forget(old, out / "best")
-    sharded.wait()
+    device = local.pick_device(args.device)
+    if device.type == "cpu" and not args.device and not Path(args.model).is_dir():
+        raise Mistake(
+            f"there is no folder {args.model}, and no GPU to train a model from the hub: if the "
+            "name is right, train on a machine with a GPU, or give --device cpu"
+        )
+    names = "lora optimizer_device gradient_checkpointing token_budget".split()
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    others = {getattr(args, name) for name in flags.MODELS} - {None, "none", args.model}
+    chosen, lines = fit.choose(
+        args.model,
+        # the least of all ranks, so all choose alike
+        *map(min, zip(*sharded.exchanged(fit.free_memory(device)))),
+        given,
+        ranks=sharded.WORLD,
+        itemsize=local.pick_dtype(args.dtype, device).itemsize,
+        others=sum(fit.sizes(name).weights for name in others if not is_server(name)),
+    )
+    args.sampling_tokens = local.TOKENS
+    for name, value in chosen.items():
+        setattr(args, name, value)
+    if args.lr is None:
+        args.lr = 1e-5 if args.lora else 1e-6
+    say(f"device  {device}", *lines)
 
 
-def mark_best(folder):
-    """Let `best` point to this checkpoint."""
-    beside = folder.with_name("best.new")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(folder.name)
-    beside.rename(folder.with_name("best"))
+def longest_action(policy, new_tokens):
+    """For --rehearse: a plan of the most tokens, behind a prompt of 4 096, or what fits."""
+    new_tokens = policy.new_tokens(new_tokens)
+    return Action([1] * min(4096, policy.context() - new_tokens), [1] * new_tokens, 0, A=1.0)
 
 
-def sync(path):
-    """Wait until a file or a folder is on the disk."""
-    file = os.open(path, os.O_RDONLY)
-    os.fsync(file)
-    os.close(file)
+def go_on_with_rehearsal(args):
+    """This process becomes the rehearsal's second step, a resumed one."""
+    words = [sys.argv[0], "--resume", args.out, "--steps", "2"]
+    words += ["--allow-unconfined"] * bool(args.allow_unconfined)  # must be repeated, see resumed()
+    for name in flags.MODELS:
+        if is_server(getattr(args, name) or ""):  # so must these
+            words += [f"--{name.replace('_', '-')}", getattr(args, name)]
+    os.execv(sys.executable, [sys.executable, *words])
 
 
-def forget(folder, best):
-    """Delete a checkpoint; of the best one, only what --resume needs."""
-    if folder.resolve() == best.resolve():
-        for file in folder.glob("trainer-*.pt"):
-            file.unlink()
-    else:
-        shutil.rmtree(folder)
+# ------------------------------------------------------------------------------------- the defaults
+DEFAULTS = {
+    "seed": 0,
+    "max_turns": 3,
+    "group_size": 8,
+    "temperature": 0.7,
+    "minibatches": 4,
+    "clip_low": 0.2,
+    "clip_high": 0.3,
+    "max_grad_norm": 1.0,
+}
+# A small model learns at a larger rate, from smaller batches.
+TOY = DEFAULTS | {
+    "data": f"{flags.TOY}/train.jsonl",
+    "valid": f"{flags.TOY}/valid.jsonl",
+    "test": f"{flags.TOY}/test.jsonl",
+    "steps": 50,
+    "questions": 16,
+    "every": 10,
+    "lr": 4e-4,
+    "beta": 0.01,
+}
+# The paper's. The steps are read off its figures; temperature, mini-batches of 8 questions and the
+# longest plan are the released configuration's.
+PAPER = DEFAULTS | {
+    "data": "nq+deepmath",
+    "steps": 32,
+    "questions": 32,
+    "max_new_tokens": 2048,
+    "beta": 0.001,
+    "every": 5,
+    "keep": 2,
+}
 
 
-def checkpoints(run):
-    """The step-N folders that --resume can go on from, the oldest first."""
-    folders = [file.parent for file in Path(run).glob("step-*/trainer-0.pt")]
-    return sorted(folders, key=lambda folder: int(folder.name[5:]))
-
-
-def last_checkpoint(run):
-    """The checkpoint to go on from; None if the run was stopped before its first one."""
-    return (checkpoints(run) or [None])[-1]
-
-
-def state_of(checkpoint):
-    """(the last finished step, the highest accuracy on --valid); (-1, 0.0) without a checkpoint."""
-    if not checkpoint:
-        return -1, 0.0
-    data = json.loads((checkpoint / "train.json").read_text())
-    return data["step"], data["best"]
-
-
-def restore(checkpoint, optimizer, weights):
-    """Give the optimiser its masters and moments back, exactly."""
-    file = checkpoint / f"trainer-{sharded.RANK}.pt"
-    saved = torch.load(file, weights_only=True) if file.exists() else {"ranks": 0}
-    if saved["ranks"] != sharded.WORLD:
-        raise ValueError(f"{checkpoint} was written by another number of processes: use as many")
-    if unknown := saved["state"].keys() - dict(weights).keys():
-        raise ValueError(f"{checkpoint} has other weights than this model: {sorted(unknown)[0]}")
-    for name, weight in weights:
-        if name in saved["state"]:
-            optimizer.state[weight] = saved["state"][name]
+def settings(given):
+    """All settings of a run: the flags that were given, and defaults for the others."""
+    if given.resume:
+        return flags.resumed(given, DEFAULTS)
+    given.model = given.model or flags.TOY
+    toy = flags.is_toy(given.model)
+    defaults = dict(TOY if toy else PAPER)
+    if toy and given.data:
+        del defaults["valid"], defaults["test"]  # the toy's own belong to other questions
+    args = flags.fill_in(given, defaults | flags.remembered(given))
+    if is_server(args.model):
+        raise Mistake("--model must be local weights: a server's cannot be updated from here")
+    if args.group_size < 2:
+        raise Mistake(f"--group-size {args.group_size} has no baseline: use 2 or more")
+    if args.temperature <= 0:
+        raise Mistake("a greedy planner has no distribution to train: use a --temperature above 0")
+    if args.dtype == "float16":
+        raise Mistake(
+            "--dtype float16 cannot train: small gradients are 0 in it. Use bfloat16 or float32"
+        )
+    args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
+    if args.rehearse:
+        args.out, args.steps, args.questions, args.minibatches = f"{args.out}-rehearsal", 1, 2, 1
+        args.valid = args.test = "none"
+    if Path(args.out).exists():
+        raise Mistake(
+            f"{args.out} exists: --resume {args.out} goes on with it; or give another --out"
+        )
+    args.tools = args.tools or [name for name in TOOLS if not lacking(name)]
+    return args
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
+        ARGS = settings(GIVEN)
         train(ARGS)
-    except ValueError as why:  # one sentence
+    except Mistake as why:  # any other exception is a bug, and keeps its traceback
         raise SystemExit(f"train.py: {why}") from None
     except torch.OutOfMemoryError as why:
         less = f"--resume {ARGS.out} --token-budget {ARGS.token_budget // 2}"

@@ -30,6 +30,7 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,7 +60,7 @@ from fast import trees
 from flow_grpo import Action, distribution, padded, token_logps, update
 from models.local import ready_to_update, sample, sampling_mode
 from scale import adapters, fit
-from scale.masters import MasterAdamW
+from scale.masters import Masters
 
 CPU, CARD = torch.device("cpu"), torch.device("cpu" if ARGS.cpu else "cuda")
 LAYOUTS = {"rows": padded, "trees": trees.rows}
@@ -68,6 +69,7 @@ SHAPE = f"{SHAPE} vocab_size tie_word_embeddings".split()
 SHAPES = {"tiny": (64, 128, 2, 4, 2, 8000, True), "7b": (3584, 18944, 28, 28, 4, 152064, False)}
 SHAPES["0.5b"] = (896, 4864, 24, 14, 2, 151936, True)
 PROMPT, LONG, NEW, COPIES = (64, 96, 8, 8) if ARGS.cpu else (2048, 4096, 256, 64)
+ADAMW = partial(torch.optim.AdamW, lr=1e-6, weight_decay=0.0, fused=True)
 ON_CARD = {"token_budget": 4 * LONG, "gradient_checkpointing": True}
 
 
@@ -143,7 +145,7 @@ def toy():
 
 def half():
     model = model_of("0.5b", "bfloat16")
-    optimizer = MasterAdamW(model.parameters(), lr=1e-6)
+    optimizer = Masters(dict(model.named_parameters()), ADAMW)
     yield from updates("0.5b", model, copy.deepcopy(model), optimizer, ON_CARD)
 
 
@@ -153,7 +155,7 @@ def seven_host():
     if needed > 0.97 * free:
         yield "left out: too little host memory", dict(needed_GB=needed, free_GB=free)
         return
-    optimizer = MasterAdamW(model.parameters(), lr=1e-6, device="cpu")
+    optimizer = Masters(dict(model.named_parameters()), ADAMW, "cpu")
     how = ON_CARD | {"optimizer_device": "cpu"}
     yield from updates("7b", model, copy.deepcopy(model), optimizer, how)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rewards.metrics import markdown
+from record.metrics import markdown
 
 P = 7.6e9  # weights of Qwen2.5-7B
 CACHE = 57e3  # bytes of a token's keys and values

@@ -28,14 +28,18 @@ import hashlib
 import json
 import os
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-
-from rewards.questions import Question, Written, check_choices
+from benchmarks.questions import Question, Written, check_choices
+from record.folder import replace_file
+from record.metrics import interval, markdown, summary
+from record.rollouts import read_answers
 from rewards.rules import LIMIT
 from world import services
+from world.mistakes import Mistake
 
 FILES = "https://raw.githubusercontent.com/lupantech/AgentFlow/main/test"  # /<name>/data/data.json
 
@@ -76,7 +80,7 @@ def load(name, folder=None, limit=None, cache=None):
         path = next((place for place in places if place.is_file()), None)
         if path is None:
             places = ", ".join(map(str, places))
-            raise ValueError(f"{folder} has no {name}; put its file at one of {places}.")
+            raise Mistake(f"{folder} has no {name}; put its file at one of {places}.")
     else:
         path = downloaded(name, cache_folder(cache))
     questions, number = read_items(path, name), BENCHMARKS[name].items
@@ -98,17 +102,16 @@ def downloaded(name, cache):
     """The path of a benchmark's file in the cache, downloaded if it is missing."""
     path, url = cache / f"{name}.json", f"{FILES}/{name}/data/data.json"
     if not path.exists():
-        beside = path.with_suffix(".part")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            services.download(url, beside)
-            json.loads(beside.read_bytes())  # not the page of a hotel's network
+            body = services.download(url)
+            json.loads(body)  # not the page of a hotel's network
         except (services.ServiceError, ValueError) as why:
-            raise ValueError(
+            raise Mistake(
                 f"{url} cannot be used ({why}); download it by hand to {path}, "
                 "or give --benchmark-dir FOLDER."
             ) from None
-        beside.rename(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, body)
     if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(BENCHMARKS[name].sha256):
         note = "is not the file that benchmarks/tables.py was checked with; it may be newer."
         print(f"{path} {note}", file=sys.stderr)
@@ -116,18 +119,18 @@ def downloaded(name, cache):
 
 
 def read_items(path, name):
-    """All items of a file. ValueError names the file and the item that cannot be used."""
+    """All items of a file. Mistake names the file and the item that cannot be used."""
     try:
         # Numbers as in rewards/questions.py
         rows = json.loads(path.read_bytes(), parse_float=Written, parse_constant=int)
     except ValueError as why:
-        raise ValueError(f"{path} is not JSON ({why}).") from None
+        raise Mistake(f"{path} is not JSON ({why}).") from None
     questions = []
     for i, row in enumerate(rows):
         try:
             questions.append(question_of(row, name, i))
         except ValueError as why:
-            raise ValueError(f"{path}, item {i}: {why}.") from None
+            raise Mistake(f"{path}, item {i}: {why}.") from None
     return questions
 
 
@@ -181,3 +184,26 @@ def choices_of(value):
         for letter, choice in zip(LETTERS, choices)
     ]
     return [match[1] for match in matches] if all(matches) else choices
+
+
+def write_table(folder):
+    """Write table.md, and return it: a row for each benchmark with whole trials in the folder."""
+    rows = []
+    for name, trials in read_answers(folder).items():
+        rollouts = [rollout for question in trials for rollout in question]
+        found, n = summary(rollouts), len(trials)
+        low, high = interval(found["accuracy"], n)
+        each = [100 * statistics.fmean(r.right for r in trial) for trial in zip(*trials)]
+        spread = f" ({statistics.stdev(each):.1f})" if len(each) > 1 else ""
+        paper = BENCHMARKS[name]
+        shares = "".join(f", {tool} {calls[0]}" for tool, calls in found["calls"].items())
+        items = n if n == paper.items else f"{n} of {paper.items}"  # --limit, or unfinished
+        row = {"benchmark": name, "items": items, "accuracy %": f"{100 * found['accuracy']:.1f}"}
+        row |= {"95 %": f"{100 * low:.1f}-{100 * high:.1f}", "trials (sd)": f"{len(each)}{spread}"}
+        row |= {f"paper: {way}": getattr(paper, way) for way in ("alone", "frozen", "trained")}
+        row |= {"turns": f"{found['turns']:.2f}", "errors %": f"{100 * found['errors']:.1f}"}
+        row |= {"failed": found["failed"], "undecided": found["undecided"], "calls": shares[2:]}
+        rows.append({column: str(value) for column, value in row.items()})
+    table = markdown([list(rows[0]), *(list(row.values()) for row in rows)])
+    replace_file(folder / "table.md", f"{table}\n".encode())
+    return table

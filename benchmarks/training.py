@@ -12,11 +12,14 @@ import random
 import re
 import unicodedata
 from dataclasses import asdict
+from pathlib import Path
 
+from benchmarks.questions import Question, read_questions
 from benchmarks.tables import BENCHMARKS, cache_folder, gold_texts
+from record.folder import replace_file
 from rewards.plain import folded
-from rewards.questions import Question, read_questions
 from world import services
+from world.mistakes import Mistake
 
 ROWS = "https://datasets-server.huggingface.co/rows"  # rows of any public set, by offset
 PAGE = 20  # rows per request (the API allows 100): small pages spread a sample over the whole set
@@ -35,12 +38,12 @@ def training(names, limit=1000, seed=0, cache=None):
     parts = list(dict.fromkeys(names.split("+")))
     for part in parts:
         if part in BENCHMARKS:
-            raise ValueError(
+            raise Mistake(
                 f"{part} is a test benchmark: trained or chosen on it, a policy's accuracy there "
                 f"would say nothing; use {' or '.join(TRAINING)}."
             )
         if part not in TRAINING:
-            raise ValueError(f"no training set is called {part!r}; use {' or '.join(TRAINING)}.")
+            raise Mistake(f"no training set is called {part!r}; use {' or '.join(TRAINING)}.")
     questions = []
     for i, part in enumerate(parts):
         number = limit // len(parts) + (i < limit % len(parts))
@@ -48,12 +51,27 @@ def training(names, limit=1000, seed=0, cache=None):
         if not path.exists():
             lines = [json.dumps(asdict(question)) + "\n" for question in sample(part, number, seed)]
             if not lines:
-                raise ValueError(f"{ROWS} gave no usable row of {part}: use --data FILE.")
+                raise Mistake(f"{ROWS} gave no usable row of {part}: use --data FILE.")
             path.parent.mkdir(parents=True, exist_ok=True)
-            services.replace_file(path, "".join(lines).encode())
+            replace_file(path, "".join(lines).encode())
         questions += read_questions(path)
     random.Random(f"{names} {seed}").shuffle(questions)
     return questions
+
+
+def three_sets(data, valid, test, limit, seed):
+    """The questions of train.py's flags: (training, validation, test), three lists of Question.
+
+    data: a file, or names for training(). "none" is an empty list. Without --valid, up to 64 of
+    --data are held out for it."""
+    if Path(data).exists() or data.endswith(".jsonl"):
+        questions = read_questions(data)[:limit]
+    else:
+        questions = training(data, limit or 1000, seed)
+    others = [read_questions(path) if path not in (None, "none") else [] for path in (valid, test)]
+    if valid is None:
+        questions, others[0] = held_out(questions, min(64, len(questions) // 2), seed)
+    return questions, *others
 
 
 def sample(name, number, seed):
@@ -79,7 +97,7 @@ def rows(session, name, offset, length):
         where |= {"offset": offset, "length": length}
         return services.api(session, "GET", ROWS, params=where)
     except services.ServiceError as why:
-        raise ValueError(
+        raise Mistake(
             f"{dataset} cannot be downloaded: {why}; try later, or use --data FILE with questions "
             "of your own."
         ) from None
@@ -117,9 +135,7 @@ def held_out(questions, number, seed):
             valid.setdefault(words[i], i)
     train = [question for question, key in zip(questions, words) if key not in valid]
     if not train:
-        raise ValueError(
-            f"{len(questions)} questions are too few to hold {number} out: give --valid."
-        )
+        raise Mistake(f"{len(questions)} questions are too few to hold {number} out: give --valid.")
     return train, [questions[i] for i in valid.values()]
 
 

@@ -223,7 +223,9 @@ def training_step(trace):
         data = Path(folder, "question.jsonl")
         data.write_text("".join(line for line in lines if QUESTION in line), "utf-8")
         words = f"--data {data} --out {folder}/run --valid none --test none --device cpu --plain"
-        args = train.flags(f"{words} --steps 1 --questions 1 --minibatches 2".split())
+        args = train.settings(
+            train.given(f"{words} --steps 1 --questions 1 --minibatches 2".split())
+        )
         threading.settrace(trace)
         sys.settrace(trace)
         try:

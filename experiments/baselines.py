@@ -42,16 +42,18 @@ from memory import Memory, Step
 from models import local
 from models.completion import Completion
 from planner import Plan, Unparsed
+from record.flags import TOY
+from record.folder import append
+from record.metrics import accuracy_line, summary
+from record.rollouts import record_of
 from rewards.grade import grade
-from rewards.metrics import accuracy_line, summary
-from scale.masters import MasterAdamW
 from tools import choose, run_calls
 from toy import make, teacher
 from toy.questions import World, for_flow, splits
 from toy.teacher import Known, Teacher
 from world.text import indented
 
-DEFAULTS = train.TOY | {"group_size": 8}
+DEFAULTS = train.TOY
 ALL_ACTIONS = train.actions_of
 
 
@@ -87,7 +89,8 @@ def collect(planner, fixed, tools, questions, steps, seed):
 
 def imitate(model, rollouts, steps, lr, seed):
     """Take as many optimiser steps as train.py, each on a random part as large as a mini-batch."""
-    optimizer, rng = MasterAdamW(list(model.named_parameters()), lr), random.Random(seed)
+    adamw = partial(torch.optim.AdamW, weight_decay=0.0, fused=True)
+    optimizer, rng = adamw(model.parameters(), lr=lr), random.Random(seed)
     size = DEFAULTS["questions"] * DEFAULTS["group_size"] // DEFAULTS["minibatches"]
     for step in range(1, steps * DEFAULTS["minibatches"] + 1):
         batch = rng.sample(rollouts, min(size, len(rollouts)))
@@ -103,8 +106,8 @@ def imitate(model, rollouts, steps, lr, seed):
 
 def cast():
     """(the toy, its tools, its questions as {split: dicts}, the perfect planner)"""
-    engine, world = local.load(solve.TOY, distribution, "cpu"), World()
-    tools, made = choose(list(teacher.TOOLS), f"{solve.TOY}/corpus.jsonl"), splits(world)
+    engine, world = local.load(TOY, distribution, "cpu"), World()
+    tools, made = choose(list(teacher.TOOLS), f"{TOY}/corpus.jsonl"), splits(world)
     return (
         engine,
         tools,
@@ -119,7 +122,7 @@ def perfect(args):
     questions = for_flow(made["test"])
     rollouts = solve.roll_out(questions, planner, engine, tools, max_turns=make.MAX_TURNS["test"])
     args.out.mkdir()
-    solve.append(args.out / "questions-0.jsonl", map(solve.record_of, rollouts))
+    append(args.out / "questions-0.jsonl", map(record_of, rollouts))
     print(accuracy_line(summary(rollouts), len(questions)))
 
 
@@ -137,8 +140,8 @@ def sft(args):
 def save(engine, folder):
     """A folder for solve.py --model; the toy plays the other modules."""
     local.save(engine.model, engine.tokenizer, folder)
-    settings = {"fixed": solve.TOY, "tools": list(teacher.TOOLS)}
-    settings |= {"judge": "none", "corpus": f"{solve.TOY}/corpus.jsonl"}
+    settings = {"fixed": TOY, "tools": list(teacher.TOOLS)}
+    settings |= {"judge": "none", "corpus": f"{TOY}/corpus.jsonl"}
     (folder / "train.json").write_text(json.dumps(settings))
 
 
@@ -166,6 +169,7 @@ def roll_out(
     max_turns=3,
     temperature=0.7,
     max_new_tokens=None,
+    trained=("planner",),
 ):
     """In the place of solve.roll_out(): up to max_turns steps of a monolith, then its answer."""
     rollouts = [solve.Rollout(question, Memory(question.question)) for question in questions]
@@ -244,7 +248,7 @@ def teach(questions, blind, _, tools, max_turns):
 
 
 def warm(args):
-    engine, rng = local.load(solve.TOY, distribution, "cpu"), random.Random(args.seed)
+    engine, rng = local.load(TOY, distribution, "cpu"), random.Random(args.seed)
     torch.manual_seed(args.seed)
     solve.roll_out = teach
     encode, stop = partial(engine.tokenizer.encode, add_special_tokens=False), engine.chat.stops[0]
@@ -263,10 +267,10 @@ def last_actions(rollouts, A):
 def main():
     if sys.argv[1:2] == ["monolith"]:
         solve.roll_out = roll_out
-        return train.train(train.flags(sys.argv[2:]))
+        return train.train(train.settings(train.given(sys.argv[2:])))
     if sys.argv[1:2] == ["last-turn"]:
         train.actions_of = last_actions
-        return train.train(train.flags(sys.argv[2:]))
+        return train.train(train.settings(train.given(sys.argv[2:])))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(
         required=True, metavar="sft, perfect, warm, ...", dest="command"

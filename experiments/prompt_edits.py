@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import solve
-from rewards.metrics import summary
-from rewards.questions import read_questions
+from benchmarks.questions import read_questions
+from record.flags import TOY
+from record.metrics import summary
 
 EDITS = {  # name: (what is in the prompts, what takes its place)
     "none": ("", ""),
@@ -99,8 +100,8 @@ def accuracy(questions, policy, fixed, tools, old, new):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", nargs="+", default=[solve.TOY], help="planners")
-    parser.add_argument("--data", default=f"{solve.TOY}/test.jsonl", help="questions")
+    parser.add_argument("--model", nargs="+", default=[TOY], help="planners")
+    parser.add_argument("--data", default=f"{TOY}/test.jsonl", help="questions")
     parser.add_argument("--limit", type=int, help="only the first so many")
     parser.add_argument("--out", required=True, help="CSV file")
     args = parser.parse_args()
@@ -109,7 +110,7 @@ def main():
         table = csv.writer(file)
         table.writerow(["planner", "edit", "questions", "accuracy"])
         for name in args.model:
-            flags = solve.flags(["--model", name, "--fixed", solve.TOY, "--judge", "none"])
+            flags = solve.flags(["--model", name, "--fixed", TOY, "--judge", "none"])
             policy = solve.engine_of(name, flags, loaded)
             fixed, tools, _ = solve.load_cast(flags, loaded, say=lambda *_: None)
             for edit, (old, new) in EDITS.items():

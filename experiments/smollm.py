@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,9 +47,10 @@ from experiments.study import write_csv
 from fast import trees
 from flow_grpo import Action, distribution, update
 from models import local
-from rewards.compare import read_answers, rollout_of
-from rewards.metrics import share, summary
-from scale.masters import MasterAdamW
+from record.flags import TOY
+from record.metrics import share, summary
+from record.rollouts import read_answers, record_of, rollout_of
+from scale.masters import Masters
 from tools import choose
 from toy import teacher
 from toy.make import write_rows
@@ -129,16 +131,18 @@ def imitate(engine, examples, optimizer):
 def warm(args):
     """Warm-start args.model, check it, and save it in runs/smollm/warm."""
     engine = local.load(str(args.model), distribution, args.device, args.dtype)
-    optimizer = MasterAdamW(list(engine.model.named_parameters()), 1.5e-4)
+    adamw = partial(torch.optim.AdamW, lr=1.5e-4, weight_decay=0.0, fused=True)
+    optimizer = Masters(dict(engine.model.named_parameters()), adamw)
     plans = blind_plans(400, seed=0)
     for step in range(1, args.warm_steps + 1):
         # It falls to 0, so that the last few examples do not tip the balance between the tools.
-        optimizer.param_groups[0]["lr"] = 1.5e-4 * (1 - (step - 1) / args.warm_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = 1.5e-4 * (1 - (step - 1) / args.warm_steps)
         loss = imitate(engine, shown(plans, random.Random(step)), optimizer)
         print(f"warm start {step}/{args.warm_steps} | -log π a token {loss:.3f}", flush=True)
     torch.manual_seed(0)
     prompts = [prompt for prompt, _ in random.Random(0).sample(blind_plans(100, seed=1), CHECKED)]
-    tools = choose(list(teacher.TOOLS), f"{solve.TOY}/corpus.jsonl")
+    tools = choose(list(teacher.TOOLS), f"{TOY}/corpus.jsonl")
     sampled = engine(prompts, temperature=0.7, max_new_tokens=64)
     found = [planner.parse(completion.text, tools) for completion in sampled]
     counts = Counter(plan.tool for plan in found if isinstance(plan, planner.Plan))
@@ -177,7 +181,7 @@ def everything(args):
     if not (FOLDER / "warm").exists():
         warm(args)
     write_questions()
-    how = [*HOW, "--fixed", solve.TOY, "--corpus", f"{solve.TOY}/corpus.jsonl"]
+    how = [*HOW, "--fixed", TOY, "--corpus", f"{TOY}/corpus.jsonl"]
     for name in ("device", "dtype"):
         how += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
     planners = {"warm-started": FOLDER / "warm"}
@@ -218,12 +222,12 @@ def run(*words):
 
 def perfect():
     """The row of a planner without mistakes: what the toy's modules lose."""
-    world, toy = World(), local.load(solve.TOY, distribution, "cpu")
+    world, toy = World(), local.load(TOY, distribution, "cpu")
     asked = questions_for(world, "test")
     plans = teacher.Teacher(asked, world.known())
-    tools = choose(list(teacher.TOOLS), f"{solve.TOY}/corpus.jsonl")
+    tools = choose(list(teacher.TOOLS), f"{TOY}/corpus.jsonl")
     rollouts = solve.roll_out(for_flow(asked), plans, toy, tools, max_turns=2)
-    return row_of("perfect plans", [rollout_of(solve.record_of(rollout)) for rollout in rollouts])
+    return row_of("perfect plans", [rollout_of(record_of(rollout)) for rollout in rollouts])
 
 
 def row_of(name, rollouts):
@@ -244,7 +248,7 @@ def row_of(name, rollouts):
 def main():
     if sys.argv[1:2] == ["train"]:
         train.questions_of = questions_of
-        return train.train(train.flags(sys.argv[2:]))
+        return train.train(train.settings(train.given(sys.argv[2:])))
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("command", choices=["all", "get", "warm"], help="or train, with the flags of train.py")

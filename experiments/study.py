@@ -35,9 +35,9 @@ sys.path.insert(0, str(ROOT))
 
 from experiments import curves
 from memory import Step
-from rewards.compare import read_answers
-from rewards.metrics import markdown, summary
-from solve import commit
+from record.folder import version as code_version
+from record.metrics import markdown, summary
+from record.rollouts import read_answers
 from toy.teacher import TOOLS, Known
 from train import TOY
 
@@ -132,7 +132,7 @@ MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begi
 @cache
 def version():
     """A digest of the code."""
-    return commit()[-12:]
+    return code_version()[-12:]
 
 
 def run(folder, command, fork=""):

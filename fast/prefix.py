@@ -27,9 +27,10 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-SAVED_TOKENS = (
-    64  # prompt tokens that sharing must save, since it costs two more calls of the model
-)
+from models.local import left_padded
+
+# prompt tokens that sharing must save, since it costs two more calls of the model
+SAVED_TOKENS = 64
 
 
 @torch.no_grad()
@@ -44,10 +45,10 @@ def prefill(model, prompts, pad):
     prefix = os.path.commonprefix([prompt[:-1] for prompt in distinct])  # works on any sequences
     N, D, L, P = len(prompts), len(distinct), len(prefix), max(map(len, prompts))
     if N * P - L - D * (P - L) < SAVED_TOKENS or not in_parts(model):
-        return *padded(prompts, 0, pad, model.device), None
+        return *left_padded(prompts, pad, model.device), None
     cache = DynamicCache(config=model.config)
     decoder = model.get_decoder()  # the model without its head: no logits of prompts
-    ids, mask = padded(distinct, L, pad, model.device)
+    ids, mask = left_padded(distinct, pad, model.device, shared=L)
 
     def compute(rows, start, end):
         positions = (mask[rows, :end].cumsum(1) - 1).clamp(min=0)[:, start:]
@@ -87,12 +88,3 @@ def in_parts(model):
         and not getattr(config, "alibi", False)
         and rope.get("rope_type") != "longrope"
     )
-
-
-def padded(prompts, shared, pad, device):
-    """(ids, mask) of the prompts, (N, P). They share their `shared` first tokens."""
-    P = max(map(len, prompts))
-    gaps = [P - len(prompt) for prompt in prompts]
-    ids = [[*s[:shared], *[pad] * gap, *s[shared:]] for s, gap in zip(prompts, gaps)]
-    mask = [[1] * shared + [0] * gap + [1] * (P - shared - gap) for gap in gaps]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

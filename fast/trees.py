@@ -21,7 +21,7 @@ It is a mask, and not a KV cache: with gradient checkpointing, transformers drop
 word, and the prompt's part of the gradient would be lost.
 
 Trees are right only for plain causal attention. A model with windows (Mistral 0.1, Gemma), ALiBi
-(Bloom) or a recurrent state (Mamba, Qwen3.5) gets a row for each action: shares() finds out.
+(Bloom) or a recurrent state (Mamba, Qwen3.5) gets a row for each action: are_right() finds out.
 """
 
 from types import SimpleNamespace
@@ -30,13 +30,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from models.local import MicroBatch
+
 PADDING, SMALL = 0.1, 512  # at most this share of a micro-batch is padding, unless it is small
 WINDOWS = "sliding_window", "window_size", "attention_chunk_size"  # names in configurations
-SHARES = WeakKeyDictionary()  # {model: may its rows be trees?}
+RIGHT = WeakKeyDictionary()  # {model: may its rows be trees?}
 
 
 def rows(model, actions, token_budget):
-    """Yield micro-batches (actions, x, place, settings), as flow_grpo.padded() does.
+    """Yield micro-batches, as flow_grpo.padded() does.
 
     Rows of similar length are neighbours. A micro-batch ends where the next row would exceed the
     budget, or make more than a tenth of it padding."""
@@ -70,7 +72,7 @@ def shared_rows(model, actions, token_budget):
     for each of the k is least at k^2 = p (p + 6 width). Longer rows would lose in attention what
     they save in layers."""
     width, found, before = model.config.get_text_config().hidden_size, [], []
-    together = shares(model)
+    together = are_right(model)
     for action in sorted(actions, key=sequence):
         ids = sequence(action)
         shared = common(before, ids) if found and together else 0
@@ -108,7 +110,7 @@ def tree(row):
 
 
 def layout(rows):
-    """The micro-batch (actions, x, place, settings) of some rows, each a list of actions."""
+    """The micro-batch of some rows, each a list of actions."""
     trees = [tree(row) for row in rows]
     x, depths, ends = (
         pad_sequence([torch.tensor(numbers) for numbers in each], batch_first=True)  # (B, L)
@@ -122,7 +124,8 @@ def layout(rows):
     ]
     branched = any(len(row) > 1 for row in rows)
     settings = {"position_ids": depths, "attention_mask": mask(ends)} if branched else {}
-    return [action for row in rows for action in row], x, torch.tensor(place), settings
+    actions = [action for row in rows for action in row]
+    return MicroBatch(actions, x, torch.tensor(place), settings)
 
 
 def mask(ends):
@@ -132,18 +135,18 @@ def mask(ends):
     return ((j <= i) & (i < ends[:, None, :]) | (j == i))[:, None]
 
 
-def shares(model):
+def are_right(model):
     """May the rows of this model be trees? Found out once, from its configuration and by trying."""
-    if model not in SHARES:
+    if model not in RIGHT:
         config = model.config.get_text_config()
         kinds = {*(getattr(config, "layer_types", None) or ["full_attention"])}
         windows = any(getattr(config, name, None) for name in WINDOWS)
-        SHARES[model] = kinds == {"full_attention"} and not windows and tree_is_right(model)
-    return SHARES[model]
+        RIGHT[model] = kinds == {"full_attention"} and not windows and one_is_right(model)
+    return RIGHT[model]
 
 
 @torch.no_grad()
-def tree_is_right(model):
+def one_is_right(model):
     """Does a tree of two sequences get their logits, but for rounding?
 
     Rounding is measured against what the row gets without mask and positions, where the second
@@ -152,10 +155,10 @@ def tree_is_right(model):
     two = [SimpleNamespace(prompt_ids=[3, 1, 4, 1, 5], ids=ids) for ids in ends]
 
     def logits(rows, plain=False):
-        _, x, place, settings = layout(rows)
-        settings = {} if plain else {k: v.to(model.device) for k, v in settings.items()}
-        out = model(x.to(model.device), use_cache=False, **settings).logits.float()
-        return out.flatten(0, 1)[place]
+        batch = layout(rows)
+        settings = {} if plain else {k: v.to(model.device) for k, v in batch.settings.items()}
+        out = model(batch.x.to(model.device), use_cache=False, **settings).logits.float()
+        return out.flatten(0, 1)[batch.place]
 
     try:
         right, shared, wrong = logits([[a] for a in two]), logits([two]), logits([two], plain=True)

@@ -11,6 +11,8 @@ since the policy has to learn to end; a completion that was cut at max_new_token
 import re
 from dataclasses import dataclass
 
+from world.text import printable
+
 NEW_TOKENS = 1024  # the limit of a completion, unless the caller or the checkpoint sets one
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
 
@@ -38,3 +40,17 @@ def outage(error):
     """
     this_prompt = r"answered (4(00|13|15|22)\b|without a text)"
     return error != "" and TOO_LONG not in error and not re.search(this_prompt, error)
+
+
+def servers_down(errors):
+    """Why a run must stop: an outage hit more than half of the rollouts. "" if not. errors: of each
+    rollout, "" if it has none."""
+    down = [error for error in errors if outage(error)]
+    if 2 * len(down) <= len(errors):
+        return ""
+    return printable(f"{len(down)} of {len(errors)} rollouts were aborted ({down[0]})")
+
+
+def is_server(name):
+    """Is the name of a model the address of a server?"""
+    return str(name).startswith(("http://", "https://"))

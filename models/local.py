@@ -6,7 +6,8 @@
     prompt -> chat.encode() -> ids of s^t -> sample() -> ids of a^t -> chat.decode() -> text
 
 distribution(logits, temperature) is flow_grpo's, which says what is sampled and what is scored. The
-folders of this project import none of the nine scripts at the top, so it is handed in.
+folders of this project import none of the nine scripts at the top, so it is handed in. So is
+`prefill`, a faster way to begin: fast/prefix.py computes once what the prompts of a batch share.
 
 Temperature 0 takes the likeliest token each time. Above it, the random numbers come from torch's
 global generator: torch.manual_seed(s) before a call decides the samples, given the same prompts,
@@ -18,9 +19,11 @@ import json
 import math
 import os
 import sys
+import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,21 +36,32 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from fast import prefix
 from models.chat import Chat, unknown_thoughts
-from models.completion import NEW_TOKENS, TOO_LONG, Completion
+from models.completion import NEW_TOKENS, TOO_LONG, Completion, is_server
+from world.mistakes import Mistake
 
 TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
 HEAD_IS_LAST = WeakKeyDictionary()  # {model: are its logits head(states), and nothing else?}
 
 
+class MicroBatch(NamedTuple):
+    """What the model reads at once in an update: actions as rows of tokens (flow_grpo.padded())."""
+
+    actions: list  # [flow_grpo.Action], the K action tokens in this order
+    x: torch.Tensor  # (B, L) the tokens, on the CPU, padded on the right
+    place: torch.Tensor  # (K,) where each action token is predicted: an index into x.flatten()
+    settings: dict  # {name: tensor} of more arguments for the model; {} for one action a row
+
+
 # ------------------------------------------------------------------------------------------- load
-def load(name, distribution, device=None, dtype=None, think=False, plain=False):
-    """The Engine of a folder or of a name on the hub. ValueError says why there is none.
+def load(name, distribution, device=None, dtype=None, think=False, prefill=None, trainable=False):
+    """The Engine of a folder or of a name on the hub. Mistake says why there is none.
 
     device, dtype: names; None: the best for this machine, see pick_device() and pick_dtype().
-    think: let models think whose chat template leaves the choice. plain: sample without fast/."""
-    name, device = os.path.expanduser(name), pick_device(device)
+    think: let models think whose chat template leaves the choice. prefill: see sample(). A
+    checkpoint with adapters is loaded as its base model with them; trainable: to train them on."""
+    given, device = os.path.expanduser(name), pick_device(device)
+    name = base_of(given) or given
     if os.path.isdir(name):
         logging.disable_progress_bar()  # a download shows its progress; a folder needs none
     try:
@@ -56,11 +70,11 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
             name, dtype=pick_dtype(dtype, device), output_loading_info=True
         )
     except OSError as why:
-        raise ValueError(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
+        raise Mistake(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
     if not tokenizer.chat_template:
-        raise ValueError(f"{name!r} has no chat template: use a model made for chat")
+        raise Mistake(f"{name!r} has no chat template: use a model made for chat")
     if lacking := report["missing_keys"]:  # transformers fills them with random numbers
-        raise ValueError(f"the weights of {name!r} are not whole: {min(lacking)} is missing")
+        raise Mistake(f"the weights of {name!r} are not whole: {min(lacking)} is missing")
     model = model.to(device).eval()
     model.published, _ = PreTrainedConfig.get_config_dict(name)  # as it is now: see save()
     small = device.type == "cpu" and model.config.get_text_config().hidden_size < 512
@@ -70,11 +84,35 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
         print(message, file=sys.stderr)
     forbid_ids_without_token(model, tokenizer)
     if not ignores_padding(model):
-        raise ValueError(
+        raise Mistake(
             f"{name!r} computes nan, or reads the padding of a batch as if it were text: use "
             "another model, or serve it and give the server's address"
         )
-    return Engine(model, tokenizer, distribution, think=think, plain=plain)
+    if name != given:
+        model = peft().PeftModel.from_pretrained(model, given, is_trainable=trainable)
+    return Engine(model, tokenizer, distribution, given, think=think, prefill=prefill)
+
+
+def base_of(name):
+    """The base model of a checkpoint with adapters; None for any other model."""
+    config = Path(name) / "adapter_config.json"
+    if not config.exists():
+        return None
+    base = json.loads(config.read_text())["base_model_name_or_path"]
+    if is_server(base):  # a folder must not choose who gets our key
+        raise Mistake(f"{name}: its base model is said to be a server, {base}")
+    return base
+
+
+def peft():
+    """The optional package peft. Its import takes two seconds."""
+    try:
+        import peft
+    except ImportError as why:
+        raise Mistake("adapters need the package peft: pip install peft") from why
+    # peft 0.21 reads an attribute that transformers 5.23 has renamed
+    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+    return peft
 
 
 def pick_device(device):
@@ -117,7 +155,7 @@ def ignores_padding(model):
     short, long = [5, 3, 4], [5, 3, 4, 6, 7, 5, 8, 3, 9, 4, 6, 3] * 3
 
     def logits(prompts):  # of four tokens after the first prompt
-        ids, mask = prefix.padded(prompts, 0, 0, model.device)
+        ids, mask = left_padded(prompts, 0, model.device)
         how = dict(max_new_tokens=4, pad_token_id=0, output_logits=True)
         with sampling_mode(model):
             out = model.generate(ids, attention_mask=mask, return_dict_in_generate=True, **how)
@@ -129,17 +167,17 @@ def ignores_padding(model):
 
 
 # ----------------------------------------------------------------------------------------- sample
-def sample(model, prompts, stops, temperature, max_new_tokens, distribution, plain=False):
+def sample(model, prompts, stops, temperature, max_new_tokens, distribution, prefill=None):
     """Complete prompts, given as token lists: the ids of each completion, up to its stop token.
 
     The policy is distribution() over the whole vocabulary, and nothing else: call this in
     sampling_mode(), which hides the checkpoint's own settings. stops: the tokens that end a
-    completion. plain: without fast/prefix.py, which computes once what the prompts share."""
+    completion. prefill: None, or fast.prefix.prefill: it computes once what the prompts share."""
     pad = stops[0] if stops else 0  # any token: the mask hides it on the left, upto_stop() drops it
-    if plain:
-        ids, mask, cache = *prefix.padded(prompts, 0, pad, model.device), None
+    if prefill:
+        ids, mask, cache = prefill(model, prompts, pad)
     else:
-        ids, mask, cache = prefix.prefill(model, prompts, pad)
+        ids, mask, cache = *left_padded(prompts, pad, model.device), None
     out = model.generate(
         ids,  # (B, P) padded on the left, because generate() goes on at the right end of each row
         attention_mask=mask,
@@ -157,6 +195,16 @@ def sample(model, prompts, stops, temperature, max_new_tokens, distribution, pla
     return [upto_stop(new, stops) for new in out[:, ids.shape[1] :].tolist()]
 
 
+def left_padded(prompts, pad, device, shared=0):
+    """(ids, mask) of the prompts, (N, P). The padding comes after their `shared` first tokens,
+    which must be equal."""
+    P = max(map(len, prompts))
+    gaps = [P - len(prompt) for prompt in prompts]
+    ids = [[*s[:shared], *[pad] * gap, *s[shared:]] for s, gap in zip(prompts, gaps)]
+    mask = [[1] * shared + [0] * gap + [1] * (P - shared - gap) for gap in gaps]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
 def upto_stop(ids, stops):
     """The sampled tokens: all up to and including the first stop token. The rest is padding.
 
@@ -170,16 +218,18 @@ def upto_stop(ids, stops):
 class Engine:
     """A transformers model with its tokenizer, called with prompts.
 
-    token_budget: the most tokens of a batch, prompts and completions together. adapters: False
+    sampling_tokens: the most tokens of a batch, prompts and completions together. adapters: False
     switches the adapters of the model off: π_ref and the frozen modules, in the memory of the
     policy."""
 
-    def __init__(self, model, tokenizer, distribution, *, think=False, plain=False, adapters=True):
+    def __init__(
+        self, model, tokenizer, distribution, name="", *, think=False, prefill=None, adapters=True
+    ):
         self.model, self.tokenizer, self.distribution = model, tokenizer, distribution
-        self.think, self.plain, self.adapters = think, plain, adapters
+        self.think, self.prefill, self.adapters = think, prefill, adapters
         self.chat = Chat(tokenizer, model.generation_config, think)
-        self.token_budget = TOKENS
-        self.name = model.config.name_or_path
+        self.sampling_tokens = TOKENS
+        self.name = name or model.config.name_or_path
         self.fingerprint = fingerprint(self.name)
 
     def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
@@ -200,7 +250,7 @@ class Engine:
         adapters_off = nullcontext() if self.adapters else self.model.disable_adapter()
         with sampling_mode(self.model), adapters_off:
             while left:
-                rows = max(1, self.token_budget // (len(left[0].prompt_ids) + limit))
+                rows = max(1, self.sampling_tokens // (len(left[0].prompt_ids) + limit))
                 batch, left = left[:rows], left[rows:]
                 sampled = sample(
                     self.model,
@@ -209,7 +259,7 @@ class Engine:
                     temperature,
                     limit,
                     self.distribution,
-                    self.plain,
+                    self.prefill,
                 )
                 for c, ids in zip(batch, sampled):
                     c.ids, c.text = ids, self.chat.decode(ids, c.prompt_ids)

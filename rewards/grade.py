@@ -18,6 +18,7 @@ import time
 
 from rewards import rules
 from rewards.judge import verdicts_on
+from world.mistakes import Mistake
 
 
 def reward(rollout):
@@ -52,7 +53,7 @@ def grade(rollouts, judge=None):
         rollout.reward = float(reward(rollout))
         if not math.isfinite(rollout.reward):  # it would make every weight NaN
             where = f"rewards/grade.py: reward() is {rollout.reward} for the question "
-            raise SystemExit(f"{where}{rollout.question.question[:80]!r}: it must be finite.")
+            raise Mistake(f"{where}{rollout.question.question[:80]!r}: it must be finite.")
 
 
 def let_judge_decide(judge, rollouts):

@@ -15,8 +15,8 @@ rewarded (rollouts.jsonl).
 import json
 import re
 
-from models.completion import Completion
 from models.chat import after_thinking
+from models.completion import Completion
 from world.text import indented
 
 PROMPT = """\

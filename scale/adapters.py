@@ -15,15 +15,11 @@ A checkpoint is a folder as peft saves it, with A and B in float32 and the name 
 """
 
 import importlib.util
-import json
-import warnings
 from copy import copy
-from pathlib import Path
 
 import torch
 
 from models import local
-from world.services import is_server
 
 EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}  # as peft names them
 MAMBA = {"x_proj", "dt_proj", "out_proj"}
@@ -32,17 +28,6 @@ MAMBA = {"x_proj", "dt_proj", "out_proj"}
 def installed():
     """Is peft there? Its import takes two seconds, so it is imported only where it is used."""
     return importlib.util.find_spec("peft") is not None
-
-
-def peft():
-    """The optional package peft."""
-    try:
-        import peft
-    except ImportError as why:
-        raise SystemExit("--lora needs the package peft: pip install peft") from why
-    # peft 0.21 reads an attribute that transformers 5.23 has renamed
-    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-    return peft
 
 
 def add(model, rank):
@@ -57,37 +42,17 @@ def add(model, rank):
         layers -= EXPERTS
     if any(name.endswith("A_log") for name in weights):
         layers -= MAMBA
-    config = peft().LoraConfig(
+    peft = local.peft()
+    config = peft.LoraConfig(
         r=rank, lora_alpha=2 * rank, target_modules=sorted(layers), task_type="CAUSAL_LM"
     )
-    return peft().get_peft_model(model, config)
+    return peft.get_peft_model(model, config)
 
 
 def count(model, rank):
     """How many weights add() would train. model: on the meta device; it is changed."""
     with torch.device("meta"):
         return add(model, rank).get_nb_trainable_parameters()[0]
-
-
-def base_of(name):
-    """The base model of a checkpoint with adapters; None for any other model."""
-    config = Path(name) / "adapter_config.json"
-    if not config.exists():
-        return None
-    base = json.loads(config.read_text())["base_model_name_or_path"]
-    if is_server(base):  # a folder must not choose who gets our key
-        raise SystemExit(f"{name}: its base model is said to be a server, {base}")
-    return base
-
-
-def load(name, *settings, trainable=False):
-    """local.load(), but a checkpoint with adapters is loaded as its base model with them."""
-    base = base_of(name)
-    engine = local.load(base or name, *settings)
-    if base:
-        engine.model = peft().PeftModel.from_pretrained(engine.model, name, is_trainable=trainable)
-        engine.name, engine.fingerprint = str(name), local.fingerprint(name)
-    return engine
 
 
 def without(engine):

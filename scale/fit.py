@@ -31,7 +31,9 @@ from typing import NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from models import local
 from scale import adapters
+from world.mistakes import Mistake
 
 CARD, HOST = 0.8, 0.95  # the shares of the free memory that are used
 BUDGETS = 16_384, 8_192, 4_096  # tokens of a micro-batch that are tried
@@ -50,9 +52,9 @@ class Sizes(NamedTuple):
 
 def sizes(name, rank=32):
     try:
-        config = AutoConfig.from_pretrained(adapters.base_of(name) or name)
+        config = AutoConfig.from_pretrained(local.base_of(name) or name)
     except OSError as why:
-        raise ValueError(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
+        raise Mistake(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     trained = cache(lambda: adapters.count(model, rank))
@@ -96,18 +98,18 @@ def ways(given, gpu):
                 yield kind | how | given
 
 
-def plan(name, gpu, host, given=(), ranks=1, itemsize=2, others=0):
-    """(how to train: {flag: value}, lines that say so): the first way that fits, or SystemExit.
+def choose(name, gpu, host, given=(), ranks=1, itemsize=2, others=0):
+    """(how to train: {flag: value}, lines that say so): the first way that fits, or Mistake.
 
     gpu, host: free bytes of each card, and of the host; gpu 0: there is no GPU. given: {flag:
     value} of those that the user has chosen. others: the weights of other models on the card."""
     given, tried = dict(given), []
     if not gpu:
         given.pop("optimizer_device", None)  # everything is in the host's memory
-    if base := adapters.base_of(name):
-        raise SystemExit(f"{name} holds adapters: go on with --resume, or train its base, {base}")
+    if base := local.base_of(name):
+        raise Mistake(f"{name} holds adapters: go on with --resume, or train its base, {base}")
     if given.get("lora"):
-        adapters.peft()  # or one sentence
+        local.peft()  # or one sentence
     of = sizes(name, given.get("lora") or 32)
     for how in ways(given, gpu):
         card, activations, on_host = needed(of, how, ranks, itemsize, others)
@@ -121,7 +123,7 @@ def plan(name, gpu, host, given=(), ranks=1, itemsize=2, others=0):
         needs = f"{name} needs {gigabytes(*least)} even with {shown(how)}"
         cure = "use a smaller model or a larger machine"
         cure += "" if adapters.installed() else ", or install peft"
-        raise SystemExit(f"{needs}, and {gigabytes(gpu, host)} are free: {cure}")
+        raise Mistake(f"{needs}, and {gigabytes(gpu, host)} are free: {cure}")
     if gpu:  # what is left while sampling, when there are no activations
         spare = CARD * gpu - card + activations
         how["sampling_tokens"] = int(spare / of.sampling * 2 / itemsize)
@@ -189,4 +191,4 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=1, help="number of cards")
     args = parser.parse_args()
     free = args.gpu * 2**30, args.host * 2**30
-    print(*plan(args.model, *free, ranks=args.ranks, itemsize=2 if args.gpu else 4)[1], sep="\n")
+    print(*choose(args.model, *free, ranks=args.ranks, itemsize=2 if args.gpu else 4)[1], sep="\n")

@@ -1,5 +1,6 @@
-"""AdamW for weights in bfloat16: it moves float32 masters, which may be in the host's memory
-(train.py --optimizer-device cpu).
+"""Float32 masters: any optimiser of torch, for weights in bfloat16.
+
+They may be in the host's memory (train.py --optimizer-device cpu).
 
 Why masters? A bfloat16 number has 8 significant bits. Around 0.02, the size of a language model's
 weights, neighbouring numbers are 1.2e-4 apart, but an AdamW step at the paper's learning rate is
@@ -15,66 +16,114 @@ That is 12 bytes a weight beside 4 for the bfloat16 weight and its gradient. Whe
 room for them, they are on the host; then one weight at a time crosses, 2 bytes each way.
 (fully_shard's CPUOffloadPolicy would keep the gradients in float32 on the host, too: 122 GB for a
 7B, where this takes 91.) A float32 weight on its own device is its own master.
+
+Each weight has an optimiser of its own, so only one gradient at a time is in float32.
 """
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim.adamw import adamw
 
 
-class MasterAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW without weight decay, on float32 masters of the weights, or of this rank's
-    parts of them (scale/sharded.py).
+class Masters:
+    """An optimiser for {name: weight}, or for this rank's parts of them (scale/sharded.py).
 
-    device: where masters and moments are; None: beside the weights. After its first gradient a
-    weight has optimizer.state[weight] = {"step", "exp_avg", "exp_avg_sq", "master"}. If you change
-    the weights yourself, clear optimizer.state: the next step would overwrite each weight from its
-    master."""
+        adamw = partial(torch.optim.AdamW, lr=1e-6, weight_decay=0.0, fused=True)
+        optimizer = Masters(dict(model.named_parameters()), adamw)
 
-    def __init__(self, params, lr, device=None, betas=(0.9, 0.999), eps=1e-8):
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps))
-        self.device = device
+    make([master]) returns an optimiser of torch for one master. With several ranks it sees only its
+    part of a weight, as a matrix of fewer rows: right for AdamW, SGD and Lion, not for optimisers
+    that factor matrices (Adafactor, Muon). device: where masters and moments are; None: beside the
+    weights. If you change the weights yourself, make the optimiser anew: its next step overwrites
+    each bfloat16 weight from its master."""
+
+    @torch.no_grad()
+    def __init__(self, weights, make, device=None):
+        self.weights, self.make = weights, make
+        self.masters, self.optimizers = {}, {}
+        for name, weight in weights.items():
+            part = on_this_rank(weight)
+            wide = torch.promote_types(part.dtype, torch.float32)
+            self.masters[name] = part.detach().to(device or part.device, wide)
+            self.optimizers[name] = make([self.masters[name]])
+        self.buffers = {}  # {(dtype, device): as long as the largest weight}
+
+    @property
+    def param_groups(self):
+        """The settings of all optimisers, as [{"lr": ...}]: for learning-rate schedules."""
+        return [group for each in self.optimizers.values() for group in each.param_groups]
 
     @torch.no_grad()
     def step(self):
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self.move(weight, group)
+        for name, weight in self.weights.items():
+            if weight.grad is None:
+                continue
+            master, part, gradient = self.masters[name], *map(on_this_rank, (weight, weight.grad))
+            crosses = master.device != part.device
+            if crosses:
+                gradient = self.buffer(part, master.device).copy_(gradient)
+            if gradient.dtype != master.dtype:
+                gradient = self.buffer(master, master.device).copy_(gradient)
+            master.grad = gradient
+            self.optimizers[name].step()
+            master.grad = None
+            if crosses:
+                master = self.buffer(part, master.device).copy_(master)
+            if not self.is_own(name):
+                part.copy_(master)
 
-    def move(self, weight, group):
-        part, gradient, state = local(weight), local(weight.grad), self.state[weight]
-        if not state:
-            wide = torch.promote_types(part.dtype, torch.float32)
-            master = part.to(self.device or part.device, wide)
-            state["step"] = torch.tensor(0.0, device=master.device)
-            state["exp_avg"], state["exp_avg_sq"] = (
-                torch.zeros_like(master),
-                torch.zeros_like(master),
-            )
-            if master is not part:
-                state["master"] = master
-        master = state.get("master", part)
-        adamw(
-            [master],
-            [gradient.to(master.device).to(master.dtype)],
-            [state["exp_avg"]],
-            [state["exp_avg_sq"]],
-            [],
-            [state["step"]],
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            eps=group["eps"],
-            weight_decay=0.0,
-            amsgrad=False,
-            maximize=False,
-            fused=True,  # five times as fast on a host, and equal but for the last bit
-        )
-        if master is not part:
-            part.copy_(master.to(part.dtype))
+    def buffer(self, like, device):
+        """A tensor of this shape and dtype: the same memory again in each step."""
+        key = like.dtype, device
+        if key not in self.buffers:
+            pinned = device.type == "cpu" and torch.cuda.is_available()
+            longest = max(map(torch.numel, self.masters.values()))
+            how = dict(dtype=like.dtype, device=device, pin_memory=pinned)
+            self.buffers[key] = torch.empty(longest, **how)
+        return self.buffers[key][: like.numel()].view_as(like)
+
+    # ------------------------------------------------------------------------- for checkpoints
+    def state_dict(self):
+        """{name: {"step": ..., "exp_avg": ..., "master": ...}} of weights that have had a gradient.
+        (A float32 weight on its own device has no master but itself.)"""
+        found = {}
+        for name, master in self.masters.items():
+            if state := self.optimizers[name].state.get(master):
+                found[name] = state | ({} if self.is_own(name) else {"master": master})
+        return found
+
+    def load_state_dict(self, saved):
+        """Take masters and moments back, exactly. ValueError if they are another model's: a fused
+        step would write beyond a moment that is too short."""
+        if unknown := saved.keys() - self.weights.keys():
+            raise ValueError(f"it has a weight that this model lacks, {min(unknown)}")
+        for name, state in saved.items():
+            master, wanted = self.masters[name], self.kinds_of(name)
+            kinds = {key: (value.dtype, value.shape) for key, value in state.items()}
+            if kinds != wanted:
+                raise ValueError(f"the moments of {name} are {kinds}, not {wanted}")
+            master.copy_(state.get("master", master))
+            moments = {key: state[key].to(master.device) for key in state if key != "master"}
+            self.optimizers[name].state[master] = moments
+
+    def kinds_of(self, name):
+        """{"exp_avg": (dtype, shape), ...}: a weight's state as a first step would make it. It is
+        tried on a smaller tensor."""
+        master = self.masters[name]
+        tiny = torch.zeros([2] * master.ndim, dtype=master.dtype, device=master.device)
+        tiny.grad = torch.zeros_like(tiny)
+        optimizer = self.make([tiny])
+        optimizer.step()
+        kinds = {
+            key: (value.dtype, master.shape if value.shape == tiny.shape else value.shape)
+            for key, value in optimizer.state[tiny].items()
+        }
+        return kinds | ({} if self.is_own(name) else {"master": (master.dtype, master.shape)})
+
+    def is_own(self, name):
+        """Is this weight its own master?"""
+        return self.masters[name].data_ptr() == on_this_rank(self.weights[name]).data_ptr()
 
 
-def local(tensor):
+def on_this_rank(tensor):
     """This rank's part of a sharded tensor; any other tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

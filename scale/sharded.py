@@ -37,7 +37,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fast import trees
-from models.local import without_head
+from models.local import MicroBatch, without_head
 
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # of torchrun
 
@@ -110,7 +110,9 @@ def together(results, copies):
 # ------------------------------------------------------------------------------ sharded weights
 def shard(model):
     """Spread the model's weights over the ranks."""
-    trees.shares(model)  # tried now, and remembered: a sharded model computes with all ranks only
+    trees.are_right(
+        model
+    )  # tried now, and remembered: a sharded model computes with all ranks only
     with without_head(model):
         pass
     mesh = init_device_mesh(model.device.type, (WORLD,))
@@ -146,7 +148,7 @@ def shards(model):
 
 
 # ------------------------------------------------------------------- what flow_grpo.update() needs
-def share(actions):
+def own_actions(actions):
     """This rank's part of a mini-batch: whole rollouts, neighbours, because they share prompts."""
     rollouts = list(dict.fromkeys(action.rollout for action in actions))
     n = len(rollouts)
@@ -155,10 +157,21 @@ def share(actions):
 
 
 def even(batches):
-    """As many micro-batches as the rank with the most: the others are filled up."""
-    nothing = SimpleNamespace(prompt_ids=[0], ids=[0], A=0.0, weight=0.0, logp_old=None)
-    filler = [nothing], torch.tensor([[0]]), torch.tensor([0]), {}
-    return batches + [filler] * (max(exchanged(len(batches))) - len(batches))
+    """As many micro-batches as the rank with the most: the others are filled up, with weight 0.
+
+    The filler is a copy of an action that some rank has sampled. Under an edited distribution()
+    any other may be impossible, and log 0 makes every gradient nan, even with weight 0."""
+    last = batches[-1].actions[-1] if batches else None  # one of the shortest
+    counts, sampled = zip(*exchanged((len(batches), last and (last.prompt_ids, last.ids))))
+    missing = max(counts) - len(batches)
+    if not missing:
+        return batches
+    prompt_ids, ids = next(filter(None, sampled))
+    nothing = SimpleNamespace(prompt_ids=prompt_ids, ids=ids, A=0.0, weight=0.0)
+    nothing.logp_old = torch.zeros(len(ids))
+    x = torch.tensor([prompt_ids + ids[:-1]])
+    place = torch.arange(len(prompt_ids) - 1, x.shape[1])
+    return batches + [MicroBatch([nothing], x, place, {})] * missing
 
 
 def sum_gradients(model, sums):
@@ -168,4 +181,5 @@ def sum_gradients(model, sums):
         if weight.requires_grad:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             dist.all_reduce(weight.grad)
-    dist.all_reduce(sums)
+    for value in sums.values():
+        dist.all_reduce(value)

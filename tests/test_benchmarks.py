@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks import tables
 from benchmarks import training as training_sets
+from benchmarks.questions import Question
 from benchmarks.tables import BENCHMARKS, load
 from benchmarks.training import held_out, training
-from rewards.questions import Question
 from rewards.rules import decide
 
 TAIL = (

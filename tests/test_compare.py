@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rewards.compare import compare, difference, mcnemar
+from record.compare import compare, difference, mcnemar
 
 
 # -------------------------------------------------------------------------------- the statistics

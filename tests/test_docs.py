@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+import record.flags
 import solve
 import tools
 import train
-from rewards.questions import Question, parse
+from benchmarks.questions import Question, parse
 from rewards.rules import decide
 from world.search import rows_of
 
@@ -57,10 +58,9 @@ def anchors(page):
 @each_page
 def test_every_shown_command_parses(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # the reader has no runs/ yet
-    monkeypatch.setattr(solve, "TOY", str(ROOT / "toy"))
-    monkeypatch.setattr(train, "resumed", lambda parser, words: parser.parse_args(words))
+    monkeypatch.setattr(record.flags, "TOY", str(ROOT / "toy"))
     for file, words in commands(page):
-        if flags := {"train.py": train.flags, "solve.py": solve.flags}.get(file):
+        if flags := {"train.py": train.given, "solve.py": solve.flags}.get(file):
             try:
                 flags(words)
             except SystemExit:

@@ -5,6 +5,7 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
+from test_forks import FORKS
 
 import executor
 import generator
@@ -12,11 +13,11 @@ import planner
 import solve
 import train
 import verifier
+from benchmarks.questions import Question
 from experiments import baselines, prompt_edits, study
 from memory import Step
 from models.completion import Completion
-from rewards.questions import Question
-from test_forks import FORKS
+from record.flags import remembered
 from tools import TOOLS, choose
 from world.search import nothing
 
@@ -79,7 +80,7 @@ def test_every_command_of_the_study_has_flags_that_exist(tmp_path, monkeypatch):
         ):
             words = words[1:]
         if words and words[0] not in ("sft", "perfect"):
-            args = train.flags([word for word in words if word != "train.py"])
+            args = train.settings(train.given([word for word in words if word != "train.py"]))
             assert args.steps == train.TOY["steps"] and args.lr == train.TOY["lr"]
             assert args.max_turns == train.TOY["max_turns"] and args.questions == 16
         if row.planner is not None:
@@ -136,5 +137,5 @@ def test_a_monolith_begins_with_a_warm_start_that_solve_can_load(monkeypatch, tm
     monkeypatch.setattr(solve, "roll_out", solve.roll_out)  # warm() exchanges it
     args = SimpleNamespace(seed=0, rollouts=16, steps=1, out=tmp_path / "monolith")
     baselines.warm(args)
-    assert solve.remembered(solve.flags(["--model", str(args.out)]))["tools"]
+    assert remembered(solve.flags(["--model", str(args.out)]))["tools"]
     assert baselines.local.load(str(args.out), baselines.distribution, "cpu").model

@@ -8,7 +8,6 @@ import contextlib
 import copy
 import statistics
 import sys
-import threading
 import types
 from collections import Counter
 from dataclasses import replace
@@ -211,26 +210,37 @@ def small_memory(model, most, broken):
 
 
 def compare_with_the_oracle(
-    module=flow_grpo, token_mean=False, rows=None, budget=40, memory=None, beta=0.2, batch=None
+    module=flow_grpo,
+    token_mean=False,
+    rows=None,
+    budget=40,
+    memory=None,
+    beta=0.2,
+    batch=None,
+    minibatches=2,
+    passes=1,
 ):
-    """Two optimiser steps of `module` on the same rollouts as the oracle; AssertionError at the
-    first difference. memory: how many sequences fit into it; batch: other rollouts()."""
+    """An update of `module` on the same rollouts as the oracle; AssertionError at the first
+    difference. memory: how many sequences fit into it. batch: other rollouts(). passes: over the
+    mini-batches."""
     actions, rewards, groups = batch or rollouts()
     clip, seed, broken = (0.05, 0.2), 1, []
     low, high = clip
     start, reference = tiny(0), tiny(1)
     model = copy.deepcopy(start)
-    optimizer = Recorder(small_memory(model, memory, broken) if memory else model)
+    watched = small_memory(model, memory, broken) if memory else model
+    optimizer = Recorder(watched, lr=0.1 / passes**2)
     A, flat = module.advantages(rewards, groups)
     expected_A = oracle_advantages(rewards, groups)
     assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-5)
     copies = [module.Action(a.prompt_ids, a.ids, a.rollout, A[a.rollout].item()) for a in actions]
-    settings = dict(temperature=T, clip=clip, beta=beta, minibatches=2, max_grad_norm=1e9)
-    settings |= dict(token_mean=token_mean, seed=seed, token_budget=budget)
+    settings = dict(temperature=T, clip=clip, beta=beta, minibatches=minibatches)
+    settings |= dict(max_grad_norm=1e9, token_mean=token_mean, seed=seed, token_budget=budget)
     settings |= dict(rows=rows or module.padded)
     got = module.update(model, reference, optimizer, copies, groups, **settings)
-    parts = module.split_rollouts(groups, 2, seed)
+    parts = module.split_rollouts(groups, minibatches, seed)
     assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
+    parts = parts * passes
     losses, seen, norms = [], [], []
     assert len(optimizer.gradients) == len(parts)
     for part, weights, found in zip(parts, optimizer.weights, optimizer.gradients):
@@ -253,7 +263,8 @@ def compare_with_the_oracle(
     clipped, mean = sum(a > 0 for a in up) + sum(a < 0 for a in down), statistics.mean
     want = dict(loss=mean(losses), grad_norm=mean(norms), skipped=0, clip=clipped / len(seen))
     want |= dict(
-        kl=sum(kl * share for *_, kl, share in seen) / 2, entropy=mean(h for _, _, h, *_ in seen)
+        kl=sum(kl * share for *_, kl, share in seen) / len(parts),
+        entropy=mean(h for _, _, h, *_ in seen),
     )
     assert got == pytest.approx(want, abs=1e-5, rel=1e-5)
 
@@ -276,7 +287,7 @@ def compare_with_loops(module):
         rows = zip(loops, old, new if anchor is None else ref)
         logps = lambda action: zip(*[next(rows) for _ in action.ids])
         want, seen = oracle(actions, expected, logps, clip, beta, token_mean=total)
-        value, ratio, kl = module.loss(logp, old, anchor, adv, weight, clip, beta)
+        value, ratio, kl = module.loss(logp, old, anchor, adv, weight, clip=clip, beta=beta)
         want.backward(), value.backward()
         assert value.item() == pytest.approx(want.item(), abs=1e-6)
         assert (logp.grad - loops.grad).abs().max() < 1e-6
@@ -327,7 +338,8 @@ def test_a_row_that_does_not_fit_alone_is_an_error():
 def test_the_clip_stops_a_good_token_above_and_a_bad_token_below_and_nothing_else():
     logp = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log().requires_grad_()
     A = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
-    value, *_ = flow_grpo.loss(logp, torch.zeros(5), None, A, torch.ones(5), (0.2, 0.3), beta=0)
+    zeros, ones = torch.zeros(5), torch.ones(5)
+    value, *_ = flow_grpo.loss(logp, zeros, None, A, ones, clip=(0.2, 0.3), beta=0)
     value.backward()
     # -ρ A where the clip does not act
     assert logp.grad.tolist() == pytest.approx([0, 1.5, -0.5, 0, -1], abs=1e-5)
@@ -463,8 +475,8 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
 def test_the_ratio_is_exactly_one_on_the_first_mini_batch_and_leaves_one_later(monkeypatch):
     ratios, original = [], flow_grpo.loss
 
-    def loss(*arguments):
-        found = original(*arguments)
+    def loss(*arguments, **settings):
+        found = original(*arguments, **settings)
         ratios[-1].append(found[1])
         return found
 
@@ -596,65 +608,97 @@ def test_with_adapters_the_reference_is_the_model_with_its_adapters_off():
     assert with_adapter == pytest.approx(with_copy) and with_copy["kl"] > 0.01
 
 
-class TwoRanks:
-    """What scale/sharded.py does for whole weights on two GPUs, between two threads."""
-
-    barrier, box = threading.Barrier(2), {}
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    def share(self, mini):
-        first = {*list(dict.fromkeys(a.rollout for a in mini))[:2]}
-        return [action for action in mini if (action.rollout in first) == (self.rank == 0)]
-
-    def exchanged(self, item):
-        self.box[self.rank] = item
-        self.barrier.wait(timeout=20)
-        both = self.box[0], self.box[1]
-        self.barrier.wait(timeout=20)
-        return both
-
-    def even(self, batches):
-        nothing = Action([0], [0], 0)
-        filler = [nothing], torch.tensor([[0]]), torch.tensor([0]), {}
-        return batches + [filler] * (max(self.exchanged(len(batches))) - len(batches))
-
-    def sum_gradients(self, model, sums):
-        for tensor in [*(p.grad for p in model.parameters()), sums]:
-            one, other = self.exchanged(tensor.clone())
-            tensor.copy_(one + other)
-
-
-@pytest.mark.parametrize("with_reference", [True, False])
-def test_two_processes_with_uneven_shares_learn_the_same_as_one(with_reference):
-    (actions, A), results = lesson(), {}
-    reference = tiny(1) if with_reference else None
-    models = [tiny(), tiny()]
-    for model in models:
-        score(model, actions)  # every weight has a gradient, and the head is the last layer
-
-    def process(rank):
-        copied = copy.deepcopy(reference)
-        settings = dict(token_budget=30, minibatches=2, ranks=TwoRanks(rank), rows=flow_grpo.padded)
-        results[rank] = learn(models[rank], actions, A, copied, **settings)
-
-    alone, single = learn(tiny(), actions, A, reference, token_budget=30, minibatches=2)
-    threads = [threading.Thread(target=process, args=(rank,)) for rank in (0, 1)]
-    [t.start() for t in threads], [t.join() for t in threads]
-    for got, optimizer in (results[0], results[1]):
-        assert got == pytest.approx(alone, abs=1e-5)
-        for one, other in zip(optimizer.gradients, single.gradients, strict=True):
-            assert (one - other).abs().max() < 1e-6
-
-
-# ------------------------------------------------ change the code in one place: the oracle must
-# notice
+# ------------------------------------------------------- edits that people make: they act
 def mutant(source, monkeypatch):
     module = types.ModuleType("mutant")
     monkeypatch.setitem(sys.modules, "mutant", module)  # dataclasses look their module up
     exec(compile(source, "mutant", "exec"), module.__dict__)
     return module
+
+
+def edited(monkeypatch, *edits):
+    """flow_grpo.py with these edits, each as (from, to), and its public names."""
+    source = SOURCE
+    for before, after in edits:
+        assert source.count(before) == 1, f"flow_grpo.py no longer has: {before}"
+        source = source.replace(before, after)
+    return mutant(source, monkeypatch)
+
+
+EPOCHS = "steps = minis  # minis * 2", "steps = minis * 2  # minis * 2"
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_in_a_second_pass_over_a_batch_the_old_policy_is_still_the_one_that_sampled(
+    minibatches, monkeypatch
+):
+    compare_with_the_oracle(edited(monkeypatch, EPOCHS), passes=2, minibatches=minibatches)
+
+
+@pytest.mark.parametrize(
+    "baseline, wanted",
+    [
+        ("r", [1, 0, 1, 1, 0]),
+        ("r - R.mean()", [0.4, -0.6, 0.4, 0.4, -0.6]),
+        ("r - 0.5", [0.5, -0.5, 0.5, 0.5, -0.5]),
+    ],
+)
+def test_another_baseline_acts_in_flat_groups_too_and_they_are_counted(
+    baseline, wanted, monkeypatch
+):
+    line = "A[group] = (r - mean) / (std + 1e-6)"
+    module = edited(monkeypatch, (line, f"A[group] = {baseline}"))
+    A, flat = module.advantages([1, 0, 1, 1, 0], [0, 0, 1, 1, 2])
+    assert A.tolist() == pytest.approx(wanted) and flat == 2
+
+
+SCALED = """    actions = [a for a in actions if a.rollout in rollouts]
+    largest = max(abs(a.A) for a in actions)
+    actions = [replace(a, A=a.A / largest) for a in actions]
+"""
+
+
+def test_statistics_of_a_mini_batch_do_not_depend_on_the_token_budget(monkeypatch):
+    plain = learn(tiny(), *lesson())[1].gradients[0]
+    module = edited(monkeypatch, (SCALED.splitlines(keepends=True)[0], SCALED))
+    monkeypatch.setattr(flow_grpo, "update", module.update)
+    found = [learn(tiny(), *lesson(), token_budget=budget)[1].gradients[0] for budget in (9, 999)]
+    assert (found[0] - found[1]).abs().max() < 1e-6
+    assert (found[0] - plain).abs().max() > 1e-3
+
+
+def test_a_term_with_a_setting_of_its_own_gets_it_by_name(monkeypatch):
+    edits = [
+        ("*, clip: tuple[float, float], beta: float,\n)", "*, clip, beta, bonus=0.0)"),
+        ("terms   = gain - beta * kl ", "terms   = gain - beta * kl - bonus * logp "),
+    ]
+    plain = learn(tiny(), *lesson())[0]["loss"]
+    module = edited(monkeypatch, *edits)
+    monkeypatch.setattr(flow_grpo, "update", module.update)
+    found = [learn(tiny(), *lesson(), **more)[0]["loss"] for more in ({}, {"bonus": 0.5})]
+    assert found[0] == pytest.approx(plain) != found[1]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bonsu'"):
+        learn(tiny(), *lesson(), bonsu=0.5)
+
+
+@pytest.mark.parametrize("beta", [0, 0.1])
+def test_a_sampled_token_of_probability_0_is_refused_and_a_very_unlikely_one_is_not(
+    beta, monkeypatch
+):
+    for value in ("-math.inf", "-1e4"):
+        forbid = f"logits.clone().index_fill(-1, torch.tensor([STOP]), {value})"
+        edit = "return (logits.float()", f"return ({forbid}.float()"
+        module = edited(monkeypatch, edit)
+        module.STOP = STOP
+        monkeypatch.setattr(flow_grpo, "update", module.update)
+        if value == "-1e4":
+            assert learn(tiny(), *lesson(), tiny(1), beta=beta)[0]["skipped"] == 0
+        else:
+            with pytest.raises(ValueError, match="give forbidden tokens a logit of -1e4"):
+                learn(tiny(), *lesson(), tiny(1), beta=beta)
+
+
+# ------------------------------- change the code in one place: the oracle must notice
 
 
 @pytest.mark.exhaustive
@@ -683,27 +727,26 @@ def test_no_mutant_of_the_formula_survives(monkeypatch):
 EDITS = [  # of what lies between the formula and the optimiser's step
     ("logits.float() / temperature", "logits.float()"),
     ("len(a.prompt_ids) - 1 for row", "len(a.prompt_ids) for row"),
-    ("y = torch.tensor([token for a in actions for token in a.ids])", "y = place % 63"),
+    ("y = torch.tensor([token for a in batch.actions for token in a.ids])", "y = batch.place % 63"),
     ("states = states[which]", "pass"),
     ("torch.cat(logps)[copy]", "torch.cat(logps)"),
     ("turns[a.rollout], len(rollouts)", "1, len(rollouts)"),
     ("turns[a.rollout], len(rollouts)", "turns[a.rollout], len(actions)"),
     ("torch.cat([a.logp_old for a in actions])", "logp.detach()"),
-    ("logp_old = logp.detach()", "logp_old = logp"),
-    ("for mini in minis[1:]:", "for mini in minis[2:]:"),
-    ("for mini in minis:  #", "for mini in minis[1:]:  #"),
+    ("keep_old(actions, logp.detach())", "keep_old(actions, logp)"),
+    ("if mini is not steps[0]:", "if mini is not steps[-1]:"),
+    ("steps = minis  #", "steps = minis[1:]  #"),
     ("token_logps(reference, batch", "token_logps(model, batch"),
     ("minus_J.backward()", "(minus_J / len(batches)).backward()"),
     ("minus_J.backward()", "pass"),
     ("optimizer.step()", "pass"),
-    ("    model.zero_grad()\n    sums", "    sums"),
+    ("    model.zero_grad()\n    names", "    names"),
 ]
 
 
 @pytest.mark.parametrize("before, after", EDITS)
 def test_no_edit_of_the_update_passes_for_the_formula(before, after, monkeypatch):
-    assert SOURCE.count(before) == 1
-    edited = mutant(SOURCE.replace(before, after), monkeypatch)
+    module = edited(monkeypatch, (before, after))
     with pytest.raises((AssertionError, RuntimeError, IndexError, TypeError, ValueError)):
-        compare_with_the_oracle(edited)
-        compare_with_the_oracle(edited, batch=family(), rows=trees.rows)
+        compare_with_the_oracle(module)
+        compare_with_the_oracle(module, batch=family(), rows=trees.rows)

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import solve
+from benchmarks.questions import Question
 from experiments import curves, flows
 from memory import Memory, Step
-from rewards.questions import Question
+from record.folder import append
+from record.rollouts import record_of
 
 TAGS = "html head meta title style body h1 h2 h3 h4 p details summary b div pre".split()
 HOSTILE = [
@@ -53,7 +55,7 @@ def rollout(text="q?", reward=1.0, failed="", tool="python_coder"):
 
 def write(path, rollouts, **more):
     path.parent.mkdir(exist_ok=True)
-    solve.append(path, [more | solve.record_of(one) for one in rollouts])
+    append(path, [more | record_of(one) for one in rollouts])
 
 
 def run_of(tmp_path, *steps):

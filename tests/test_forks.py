@@ -19,7 +19,7 @@ import torch
 from test_house import ORDER, ROOMS, ROOT
 
 DIFFS = ROOT / "experiments" / "forks"
-FORKS = "turn-cost cispo rloo gigpo dr-grpo dapo prompt sql critic verifier".split()
+FORKS = "turn-cost cispo gspo rloo gigpo dr-grpo epochs dapo prompt sql critic verifier".split()
 DIFFERS = AssertionError, AttributeError, ImportError, OSError, TypeError
 FLAGS = {"cispo": ["--clip-low", "1", "--beta", "0"], "rloo": ["--minibatches", "1"]}
 
@@ -97,8 +97,32 @@ def slopes(clip):
 
     logp = torch.tensor([0.5, 1.5, 0.5, 1.5]).log().requires_grad_()
     A = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    loss(logp, torch.zeros(4), None, A, torch.ones(4), clip, 0)[0].backward()
+    loss(logp, torch.zeros(4), None, A, torch.ones(4), clip=clip, beta=0)[0].backward()
     return (-logp.grad).tolist()
+
+
+def check_gspo():
+    from flow_grpo import loss
+
+    logp = torch.tensor([0.5, 2.0, 8.0, 3.0]).log().requires_grad_()
+    zeros, ones = torch.zeros(4), torch.ones(4)
+    how = dict(clip=(0.2, 0.3), beta=0)
+    value, ratio, _ = loss(logp, zeros, None, ones, ones, lengths=[2, 1, 1], **how)
+    assert ratio.tolist() == pytest.approx([1, 1, 8, 3])  # √(0.5 · 2) for the first plan
+    value.backward()
+    assert logp.grad.tolist() == pytest.approx([-1, -1, 0, 0])
+
+
+def check_epochs():
+    from flow_grpo import Action, update
+    from test_flow_grpo import tiny
+
+    steps = []
+    optimizer = SimpleNamespace(step=lambda: steps.append(1))
+    actions = [Action([1, 2], [3, 4], n, A=1.0 - 2 * n) for n in (0, 1)]
+    how = dict(temperature=1.0, clip=(0.2, 0.3), beta=0, minibatches=1)
+    update(tiny(), None, optimizer, actions, [0, 0], **how)
+    assert len(steps) == 2
 
 
 def weight(tokens, turns):
@@ -171,9 +195,10 @@ def check_prompt():
 
 
 def check_sql():
-    import tools
-    from rewards.questions import read_questions
     from world.sql import FILE
+
+    import tools
+    from benchmarks.questions import read_questions
 
     subprocess.run([sys.executable, "-m", "world.sql"], cwd=FILE.parent, check=True)
     assert read_questions(FILE.with_suffix(".jsonl"))[2].answer == "57"
@@ -192,8 +217,8 @@ def check_sql():
 def rollout_with(turns, **texts):
     """A rollout in which each module writes these texts."""
     import solve
+    from benchmarks.questions import Question
     from models.completion import Completion
-    from rewards.questions import Question
 
     texts = {
         "planner": "Sub-goal: multiply\nTool: python_coder",

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDER = "memory planner executor verifier generator tools flow_grpo solve train".split()
-LEVELS = [["world"], ["fast"], ["models"], ["rewards"], ["benchmarks", "scale"]]  # from the ground
+LEVELS = [["world"], ["models"], ["fast", "rewards"], ["scale"], ["record"], ["benchmarks"]]  # up
 ROOMS = [room for level in LEVELS for room in level]
 OTHERS = ["toy", "experiments", "bench", "tests"]  # these may import the nine
 

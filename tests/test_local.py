@@ -136,7 +136,7 @@ def test_sharing_changes_no_greedy_token(kind):
     shapes = watched_calls(model)
     shared = complete(model, PROMPTS["ragged"], temperature=0)
     assert (shapes[0] == (1, 39)) == FAMILIES[kind][1] == prefix.in_parts(model)
-    assert trees.shares(model) == FAMILIES[kind][2]
+    assert trees.are_right(model) == FAMILIES[kind][2]
     assert shared == complete(model, PROMPTS["ragged"], temperature=0, plain=True)
 
 

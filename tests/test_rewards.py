@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.questions import Question, read_questions
 from models.completion import Completion
-from rewards import grade, judge, metrics
+from record import metrics
+from rewards import grade, judge
 from rewards.game24 import numbers_to_use
-from rewards.questions import Question, read_questions
 from rewards.rules import LIMIT, decide
 from world import services
+from world.mistakes import Mistake
 
 CATASTROPHE = 30  # seconds for what takes milliseconds: a pattern that backtracks, a huge power
 
@@ -387,7 +389,7 @@ def test_accuracy_is_the_share_of_right_answers_whatever_the_reward(monkeypatch)
 
 def test_a_reward_that_is_no_finite_number_ends_the_run_with_a_sentence(monkeypatch):
     monkeypatch.setattr(grade, "reward", lambda rollout: float("nan"))
-    with pytest.raises(SystemExit, match=r"reward\(\) is nan for the question 'Who wrote Emma\?'"):
+    with pytest.raises(Mistake, match=r"reward\(\) is nan for the question 'Who wrote Emma\?'"):
         graded("jane austen")
 
 

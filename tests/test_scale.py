@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
 
@@ -35,10 +36,13 @@ import train
 from fast import trees
 from flow_grpo import distribution
 from memory import Memory
+from models import local
 from models.completion import Completion
 from models.local import ready_to_update, sample, sampling_mode, save
+from record import checkpoints
 from scale import adapters, fit, sharded
-from scale.masters import MasterAdamW
+from scale.masters import Masters
+from world.mistakes import Mistake
 
 TESTS = Path(__file__).parent
 peft = pytest.mark.extras("peft")
@@ -57,13 +61,27 @@ SHARED = dict(MOE, shared_expert_intermediate_size=16)
 
 
 # ---------------------------------------------------------------------------------------- masters
-def steps(make, dtype, number=20, lr=1e-3):
+ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.0, fused=True)
+OPTIMISERS = {
+    "AdamW": ADAMW,
+    "weight decay": partial(ADAMW, weight_decay=0.1),
+    "SGD": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "Adafactor": partial(torch.optim.Adafactor, lr=1e-3),
+}
+
+
+def masters(make):
+    """What makes our optimiser of a list of weights."""
+    return lambda weights: Masters(dict(zip("abcdefg", weights)), make)
+
+
+def steps(make, dtype, number=20):
     """(weights, optimizer) after some steps on made-up gradients; some weights get none."""
     r = torch.Generator().manual_seed(0)
     shapes = (20, 16), (16,), (3, 4, 5)
     start = [torch.randn(shape, generator=r).bfloat16() for shape in shapes]
     weights = [torch.nn.Parameter(values.to(dtype, copy=True)) for values in start]
-    optimizer = make(weights, lr=lr)
+    optimizer = make(weights)
     for step in range(number):
         for i, weight in enumerate(weights):
             slope = torch.randint(-99, 100, weight.shape, generator=r).to(dtype) / 64
@@ -72,20 +90,29 @@ def steps(make, dtype, number=20, lr=1e-3):
     return weights, optimizer
 
 
-def torchs(weights, lr):
-    return torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=True)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_weights_of_any_precision_are_trained_as_by_torchs_adamw_on_float32_copies(dtype):
-    ours, optimizer = steps(MasterAdamW, dtype)
-    copies, reference = steps(torchs, torch.promote_types(dtype, torch.float32))
-    for weight, copy in zip(ours, copies, strict=True):
-        state, wanted = optimizer.state[weight], reference.state[copy]
-        assert torch.equal(state.get("master", weight), copy)
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_any_optimiser_trains_weights_of_any_precision_as_it_trains_float32_copies(name, dtype):
+    ours, optimizer = steps(masters(OPTIMISERS[name]), dtype)
+    copies, reference = steps(OPTIMISERS[name], torch.promote_types(dtype, torch.float32))
+    for key, weight, copy in zip("abc", ours, copies, strict=True):
+        assert torch.equal(optimizer.masters[key], copy)
         assert torch.equal(weight, copy.to(dtype)) and weight.dtype == dtype
-        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+        state, wanted = optimizer.state_dict()[key], reference.state[copy]
+        for each, value in wanted.items():
+            assert state[each] is value is None or torch.equal(state[each], value)
         assert ("master" in state) == (dtype == torch.bfloat16)  # else no second copy of a weight
+
+
+def test_a_schedule_of_the_learning_rate_reaches_every_weight():
+    weights, optimizer = steps(masters(ADAMW), torch.bfloat16)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    before = [weight.tolist() for weight in weights]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert [weight.tolist() for weight in weights] == before
 
 
 def moved(make, dtype):
@@ -93,7 +120,7 @@ def moved(make, dtype):
     r = torch.Generator().manual_seed(0)
     start, slope = torch.randn(2, 64, 64, generator=r).bfloat16() * 0.02
     weight = torch.nn.Parameter(start.to(dtype, copy=True))
-    optimizer = make([weight], lr=1e-6)
+    optimizer = make([weight])
     for _ in range(200):
         weight.grad = (slope + 0.02 * torch.randn(64, 64, generator=r)).to(dtype)
         optimizer.step()
@@ -101,27 +128,64 @@ def moved(make, dtype):
 
 
 def test_bfloat16_weights_follow_the_float32_update_where_plain_adamw_loses_it():
-    wanted, ours = moved(torchs, torch.float32), moved(MasterAdamW, torch.bfloat16)
-    plain = moved(torchs, torch.bfloat16)
+    slow = partial(ADAMW, lr=1e-6)
+    wanted, ours = moved(slow, torch.float32), moved(masters(slow), torch.bfloat16)
+    plain = moved(slow, torch.bfloat16)
     cosine = lambda a: torch.nn.functional.cosine_similarity(a, wanted, dim=0)
     lost = lambda a: (a == 0).float().mean()
     assert cosine(ours) > 0.9 and cosine(plain) < 0.5
     assert lost(wanted) == 0 and lost(ours) < 0.3 and lost(plain) > 0.9
 
 
-def test_a_restored_optimizer_goes_on_to_the_bit(tmp_path):
-    weights, optimizer = steps(MasterAdamW, torch.bfloat16)
-    state = {name: optimizer.state[weight] for name, weight in zip("abc", weights)}
-    torch.save({"ranks": 1, "state": state}, tmp_path / "trainer-0.pt")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_restored_optimizer_goes_on_to_the_bit(dtype, tmp_path):
+    weights, optimizer = steps(masters(ADAMW), dtype)
+    saved = tmp_path / "step-3" / "trainer-0.pt"
+    saved.parent.mkdir()
+    torch.save({"ranks": 1, "step": 3, "state": optimizer.state_dict()}, saved)
     copies = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
-    restored = MasterAdamW(copies, lr=1e-3)
-    train.restore(tmp_path, restored, list(zip("abc", copies)))
+    restored = masters(ADAMW)(copies)
+    checkpoints.restore(saved.parent, restored)
     for weight in weights + copies:
         weight.grad = torch.full_like(weight, 0.5)
     optimizer.step(), restored.step()
-    for weight, copy in zip(weights, copies):
+    for name, weight, copy in zip("abc", weights, copies, strict=True):
         assert torch.equal(weight, copy)
-        assert torch.equal(optimizer.state[weight]["master"], restored.state[copy]["master"])
+        assert torch.equal(optimizer.masters[name], restored.masters[name])
+
+
+BROKEN = {  # {what: (a change of the saved data, why it is refused)}
+    "another weight": (lambda s: s["state"].update(x=s["state"].pop("a")), "lacks, x"),
+    "a moment of one value": (
+        lambda s: s["state"]["a"].update(exp_avg=torch.zeros(1)),
+        "the moments of a are",
+    ),
+    "a moment of another type": (
+        lambda s: s["state"]["b"].update(exp_avg_sq=torch.zeros(16).double()),
+        "the moments of b are",
+    ),
+    "a master of another shape": (
+        lambda s: s["state"]["c"].update(master=torch.zeros(5, 4, 3)),
+        "the moments of c are",
+    ),
+    "a missing moment": (lambda s: s["state"]["c"].pop("exp_avg"), "the moments of c are"),
+    "another step": (lambda s: s.update(step=2), "is of step 2"),
+    "another number of ranks": (lambda s: s.update(ranks=2), "another number of processes"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_does_not_fit_the_model_is_not_restored(what, tmp_path):
+    """A fused step would write beyond a moment that is too short."""
+    _, optimizer = steps(masters(ADAMW), torch.bfloat16)
+    state = {name: dict(moments) for name, moments in optimizer.state_dict().items()}
+    saved = {"ranks": 1, "step": 3, "state": state}
+    change, why = BROKEN[what]
+    change(saved)
+    (tmp_path / "step-3").mkdir()
+    torch.save(saved, tmp_path / "step-3" / "trainer-0.pt")
+    with pytest.raises(Mistake, match=why):
+        checkpoints.restore(tmp_path / "step-3", steps(masters(ADAMW), torch.bfloat16, 0)[1])
 
 
 # ----------------------------------------------------------------------------------------- memory
@@ -137,11 +201,11 @@ def qwen(tmp_path_factory):
 def plan(qwen, monkeypatch):
     of = fit.sizes(qwen)._replace(adapters=lambda: 80_740_352)  # as peft counts
     monkeypatch.setattr(fit, "sizes", lambda *_: of)
-    monkeypatch.setattr(adapters, "peft", lambda: None)
+    monkeypatch.setattr(local, "peft", lambda: None)
 
     def plan(gpu, host=128, given=(), peft=True, **settings):
         monkeypatch.setattr(adapters, "installed", lambda: peft)
-        return fit.plan(qwen, gpu * 1e9, host * 1e9, given, **settings)
+        return fit.choose(qwen, gpu * 1e9, host * 1e9, given, **settings)
 
     return plan
 
@@ -191,7 +255,7 @@ def test_the_plan_says_what_is_needed_and_what_the_first_choice_would_have_neede
     ],
 )
 def test_where_nothing_fits_one_sentence_says_what_is_missing(plan, machine, why):
-    with pytest.raises(SystemExit, match=why):
+    with pytest.raises(Mistake, match=why):
         plan(**machine)
 
 
@@ -230,14 +294,14 @@ def test_any_architecture_has_sizes(kind, tmp_path):
 
 
 def test_a_model_that_is_not_there_and_one_that_holds_adapters_are_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match="there is no model 'no/where'"):
-        fit.plan("no/where", 8e9, 8e9)
+    with pytest.raises(Mistake, match="there is no model 'no/where'"):
+        fit.choose("no/where", 8e9, 8e9)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a/base"}')
-    with pytest.raises(SystemExit, match="holds adapters: .* train its base, a/base"):
-        fit.plan(str(tmp_path), 8e9, 8e9)
+    with pytest.raises(Mistake, match="holds adapters: .* train its base, a/base"):
+        fit.choose(str(tmp_path), 8e9, 8e9)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "http://x.y/v1"}')
-    with pytest.raises(SystemExit, match="said to be a server"):
-        fit.plan(str(tmp_path), 8e9, 8e9)
+    with pytest.raises(Mistake, match="said to be a server"):
+        fit.choose(str(tmp_path), 8e9, 8e9)
 
 
 def test_the_command_shows_the_plan(qwen, monkeypatch, capsys):
@@ -286,7 +350,7 @@ def test_without_its_adapters_a_policy_is_its_base_to_the_bit_and_saved_ones_are
     dtype, tmp_path
 ):
     base, how = write(tmp_path / "base", "Qwen3Moe", **MOE), (distribution, None, dtype)
-    policy, plain = adapters.load(base, *how), adapters.load(base, *how)
+    policy, plain = local.load(base, *how), local.load(base, *how)
     policy.model = adapters.add(policy.model, 4)
     frozen = adapters.without(policy)
     assert adapters.moved(policy, frozen) == dict(moved_max=0, moved_mean=0, moved_share=0)
@@ -303,7 +367,7 @@ def test_without_its_adapters_a_policy_is_its_base_to_the_bit_and_saved_ones_are
     assert (frozen.name, frozen.fingerprint) == (plain.name, plain.fingerprint)
     assert adapters.moved(policy, frozen)["moved_share"] > 0.5
     save(policy.model, policy.tokenizer, tmp_path / "saved")
-    again = adapters.load(str(tmp_path / "saved"), *how, trainable=True)
+    again = local.load(str(tmp_path / "saved"), *how, trainable=True)
     assert answers(again) == answers(policy) and again.name == str(tmp_path / "saved")
     pairs = zip(policy.model.named_parameters(), again.model.named_parameters(), strict=True)
     for (name, weight), (other, copy) in pairs:
@@ -335,13 +399,13 @@ def ranks(world, function, *arguments):
         )
 
 
-class Recorder(MasterAdamW):
+class Recorder(Masters):
     """Remembers the gradients it got, whole."""
 
     gradients = ()
 
     def step(self):
-        grads = [weight.grad for group in self.param_groups for weight in group["params"]]
+        grads = [weight.grad for weight in self.weights.values()]
         whole = [grad.full_tensor() if hasattr(grad, "full_tensor") else grad for grad in grads]
         self.gradients = *self.gradients, torch.cat([grad.flatten() for grad in whole])
         super().step()
@@ -355,7 +419,7 @@ def learn(dtype=torch.float32, beta=0.1, rollouts=7, A=None, whole=False, **sett
     several = sharded.WORLD > 1
     if several and not whole:
         sharded.shard(model)
-    optimizer = Recorder(model.parameters(), 1e-4)
+    optimizer = Recorder(dict(model.named_parameters()), partial(ADAMW, lr=1e-4))
     actions, advantages = lesson()
     actions = with_advantages([a for a in actions if a.rollout < rollouts], A or advantages)
     how = dict(temperature=T, beta=beta, max_grad_norm=1e6, rows=trees.rows, token_budget=30)
@@ -443,7 +507,7 @@ def roll_out(questions, policy, *cast, **settings):
 
 
 def run_train(words):
-    args, solve.roll_out = train.flags(words), roll_out
+    args, solve.roll_out = train.settings(train.given(words)), roll_out
     with open(os.devnull if sharded.RANK else f"{args.out}.txt", "a") as out:
         os.dup2(out.fileno(), 1)
     train.train(args)

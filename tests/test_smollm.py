@@ -6,18 +6,19 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import planner
-import solve
+from benchmarks.questions import Question, read_questions
 from experiments import smollm
 from flow_grpo import distribution
 from models import local
-from rewards.questions import Question, read_questions
-from scale.masters import MasterAdamW
+from record.flags import TOY
+from scale.masters import Masters
 from tools import choose
 from toy import teacher
 
@@ -25,10 +26,10 @@ from toy import teacher
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model of the toy's kind, with random weights."""
-    folder, toy = tmp_path_factory.mktemp("tiny"), local.load(solve.TOY, distribution)
+    folder, toy = tmp_path_factory.mktemp("tiny"), local.load(TOY, distribution)
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(
-        solve.TOY, hidden_size=32, num_hidden_layers=1, layer_types=["full_attention"]
+        TOY, hidden_size=32, num_hidden_layers=1, layer_types=["full_attention"]
     )
     local.save(AutoModelForCausalLM.from_config(config), toy.tokenizer, folder)
     return folder
@@ -40,7 +41,7 @@ def plans():
 
 
 def test_the_warm_start_shows_each_plan_with_each_tool_and_half_of_them_with_a_context(plans):
-    tools = choose(list(teacher.TOOLS), f"{solve.TOY}/corpus.jsonl")
+    tools = choose(list(teacher.TOOLS), f"{TOY}/corpus.jsonl")
     some = smollm.shown(plans, random.Random(0))
     assert len(some) == smollm.PLANS
     for prompt, texts in some:
@@ -53,7 +54,8 @@ def test_the_warm_start_shows_each_plan_with_each_tool_and_half_of_them_with_a_c
 
 def test_imitating_makes_the_shown_plans_likelier(folder, plans):
     engine = local.load(str(folder), distribution)
-    optimizer = MasterAdamW(list(engine.model.named_parameters()), 1e-2)
+    adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.0, fused=True)
+    optimizer = Masters(dict(engine.model.named_parameters()), adamw)
     some = smollm.shown(plans, random.Random(0))[:2]
     losses = [smollm.imitate(engine, some, optimizer) for _ in range(8)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]

@@ -20,12 +20,16 @@ import memory
 import planner
 import solve
 import verifier
+from benchmarks.questions import Question, read_questions
 from models.completion import TOO_LONG, Completion
-from rewards.compare import rollout_of
-from rewards.metrics import summary
-from rewards.questions import Question, read_questions
+from record import folder
+from record.flags import EXAMPLES, TOY
+from record.folder import append
+from record.metrics import summary
+from record.rollouts import record_of, rollout_of, trace
 from tools import TOOLS as ALL_TOOLS
 from tools import Tool
+from world.mistakes import Mistake
 
 PROMPTS = {
     "analysis": planner.ANALYSIS_PROMPT,
@@ -40,7 +44,7 @@ PLAN = "Justification: j\nContext: c\nSub-goal: double it\nTool: double"
 ASK = PLAN.replace("Tool: double", "Tool: base_generator")
 CALL, ANSWER = 'double(n="21")', "<answer>42</answer>"
 STOP, GO_ON = "Conclusion: STOP", "Conclusion: CONTINUE"
-LOCK = solve.lock
+LOCK = folder.lock
 NO_ROOM, DOWN = (Completion("", [], [], error) for error in (TOO_LONG, "host answered 503"))
 
 
@@ -311,7 +315,7 @@ def test_a_failed_judge_fails_the_rollout_and_a_failed_rollout_is_not_judged():
 def test_the_trace_shows_what_everyone_wrote_turn_by_turn_as_text_that_no_terminal_obeys(capsys):
     fixed = Script("think\ntwice\x1b[2J", CALL, STOP, "half \ud800 \u202eback")
     done = rollout(Script("what?", PLAN), fixed, live=True)
-    text = solve.trace(done.question, done)
+    text = trace(done.question, done)
     titles = ["analysis", "turn 1 planner", "turn 2 planner", "turn 2 executor", "turn 2 double"]
     titles += ["turn 2 verifier", "generator"]
     assert re.findall(r"(?m)^\[(.*?)\]", text) == titles
@@ -324,10 +328,10 @@ def test_the_trace_shows_what_everyone_wrote_turn_by_turn_as_text_that_no_termin
 def test_a_rollout_is_in_its_record_but_for_its_token_ids(tmp_path):
     done = rollout(Script("?", PLAN, PLAN), Cast(verifier=GO_ON))
     done.answer = "\u2028 is no new line"
-    solve.append(tmp_path / "a.jsonl", [solve.record_of(done)])
+    append(tmp_path / "a.jsonl", [record_of(done)])
     [line] = (tmp_path / "a.jsonl").read_bytes().splitlines()
     again = rollout_of(json.loads(line))
-    assert solve.trace(done.question, again) == solve.trace(done.question, done)
+    assert trace(done.question, again) == trace(done.question, done)
     assert [memory.Step(**vars(step)) for step in again.memory.steps] == done.memory.steps
     assert summary([again]) == summary([done]) and again.turns == 3 and again.gold == "42"
 
@@ -349,7 +353,7 @@ def run(monkeypatch, capsys, tmp_path, server):
     plays the models. SystemExit if it ends with an error."""
     server.reply = model
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(solve, "lock", lambda folder: None)  # this process would keep it for ever
+    monkeypatch.setattr(folder, "lock", lambda folder: None)  # this process would keep it for ever
     for name, numbers in (("data.jsonl", range(7)), ("other.jsonl", range(1, 8))):
         rows = [{"question": f"Double {n}", "answer": 2 * n} for n in numbers]
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -362,7 +366,7 @@ def run(monkeypatch, capsys, tmp_path, server):
         torch.seed()  # a new process has other random numbers
         try:
             solve.main(solve.flags())
-        except ValueError as why:
+        except Mistake as why:
             raise SystemExit(f"solve.py: {why}") from why
         return capsys.readouterr().out
 
@@ -422,20 +426,20 @@ def test_a_command_that_was_stopped_goes_on_where_it_was_and_ends_the_same(
 
 def test_every_version_of_the_code_has_its_own_name(tmp_path, monkeypatch):
     file, seen = tmp_path / "solve.py", set()
-    monkeypatch.setattr(solve, "__file__", str(file))
+    monkeypatch.setattr(folder, "__file__", str(tmp_path / "record" / "folder.py"))
     file.write_text("1")
-    seen.add(solve.commit())  # without git
+    seen.add(folder.version())  # without git
     who = "-c user.name=a -c user.email=a@b -c commit.gpgsign=false"
     for words in ("init -q", "add solve.py", f"{who} commit -qm 1"):
         subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
-    committed = solve.commit()
+    committed = folder.version()
     assert re.fullmatch("[0-9a-f]{40}-[0-9a-f]{12}", committed)
     (tmp_path / "untracked.py").write_text("4")
-    seen |= {committed, solve.commit()}
+    seen |= {committed, folder.version()}
     for text in "23":
         file.write_text(text)
-        assert solve.commit().startswith(f"{committed[:40]}-dirty-")
-        seen.add(solve.commit())
+        assert folder.version().startswith(f"{committed[:40]}-dirty-")
+        seen.add(folder.version())
     assert len(seen) == 5
 
 
@@ -464,7 +468,7 @@ def test_answers_to_other_questions_are_not_taken_for_ours_and_not_cut(run):
     questions = read_questions("data.jsonl")
     questions[2] = dataclasses.replace(questions[2], answer="5")  # a gold that was mended
     with pytest.raises(ValueError, match="holds answers to other questions: give another --out"):
-        solve.kept_rollouts(kept, questions, batch=5)
+        folder.kept_rollouts(kept, questions, batch=5)
     Path("other.jsonl").rename("data.jsonl")
     with pytest.raises(SystemExit, match="with another data_digest"):
         run(DATA, "--out|run")
@@ -489,7 +493,7 @@ def test_a_checkpoint_that_was_trained_on_under_its_old_name_is_another_model(ru
 
 
 def test_a_folder_that_another_process_uses_is_refused(run, monkeypatch):
-    monkeypatch.setattr(solve, "lock", LOCK)
+    monkeypatch.setattr(folder, "lock", LOCK)
     run(DATA, "--out|run")  # this process has the folder from here on
     with pytest.raises(SystemExit, match="run is in use by another process"):
         run(DATA, "--out|run")
@@ -527,8 +531,8 @@ def test_two_folders_and_two_models_are_compared(run, monkeypatch, server):
     server.reply = lambda body, turn: (
         answer(f"{double(body)}") if right(body) else model(body, turn)
     )
-    monkeypatch.setattr(solve.subprocess, "run", in_this_process)
-    monkeypatch.setattr(solve, "commit", lambda: "")
+    monkeypatch.setattr(subprocess, "run", in_this_process)
+    monkeypatch.setattr(folder, "version", lambda: "")
     out = run(f"--compare|SERVER#a|SERVER#b|{DATA}")
     assert "A alone right 1, B alone right 0" in out and "gold 6 | A 6 | B 7" in out
     folders = sorted(str(path) for path in Path("runs/compare").iterdir())
@@ -559,8 +563,8 @@ def flags(text):
 
 def test_without_arguments_a_few_questions_of_the_toy_are_answered():
     args = flags("")
-    assert (args.model, args.data) == (solve.TOY, f"{solve.TOY}/test.jsonl")
-    assert (args.limit, args.max_turns, args.temperature) == (solve.EXAMPLES, 3, 0.7)
+    assert (args.model, args.data) == (TOY, f"{TOY}/test.jsonl")
+    assert (args.limit, args.max_turns, args.temperature) == (EXAMPLES, 3, 0.7)
     assert args.judge == "none" and args.corpus.endswith("toy/corpus.jsonl")
     args = flags("q|--model|Qwen/Qwen2.5-7B-Instruct")
     assert (args.temperature, args.max_turns, args.data, args.tools) == (0, 10, None, None)
@@ -579,7 +583,7 @@ def test_a_checkpoint_brings_the_modules_and_tools_that_it_was_trained_with(tmp_
 def test_a_checkpoint_does_not_choose_the_server_that_reads_our_questions_and_our_key(tmp_path):
     address = "https://elsewhere.example/v1"
     (tmp_path / "train.json").write_text(json.dumps({"base_generator": address}))
-    with pytest.raises(SystemExit, match=f"trained with --base-generator {address}: give that or"):
+    with pytest.raises(Mistake, match=f"trained with --base-generator {address}: give that or"):
         flags(f"q|--model|{tmp_path}")
     assert flags(f"q|--model|{tmp_path}|--base-generator|mine").base_generator == "mine"
 

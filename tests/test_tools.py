@@ -10,6 +10,7 @@ import tools
 from executor import Call
 from models.completion import TOO_LONG, Completion
 from planner import Unparsed, describe
+from record.flags import TOY, remembered, solve_flags
 from tools import TOOLS, Tool, choose, left_out, run_calls
 from world import services
 
@@ -42,9 +43,18 @@ def test_a_tool_without_its_key_is_refused_if_named_and_left_out_if_not(monkeypa
     with pytest.raises(ValueError, match="google_search needs SERPER_API_KEY in the environment"):
         choose(["google_search"])
     assert list(choose()) == [name for name in TOOLS if name != "google_search"]
-    assert left_out() == "left out: google_search, which needs SERPER_API_KEY"
+    assert left_out(choose()) == "left out: google_search, which needs SERPER_API_KEY"
     monkeypatch.setenv("SERPER_API_KEY", "x")
-    assert list(choose()) == list(TOOLS) and left_out() == ""
+    assert list(choose()) == list(TOOLS) and left_out(TOOLS) == ""
+
+
+def test_a_tool_that_a_checkpoint_was_not_trained_with_is_left_out_and_named():
+    trained_with = remembered(solve_flags(["--model", TOY], tools=TOOLS, about=""))["tools"]
+    tools = TOOLS | {"word_count": TOOLS["base_generator"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tools.TOOLS", tools)
+        said = left_out(choose(trained_with, f"{TOY}/corpus.jsonl"))
+    assert "; word_count, which is not in --tools, nor in the toolset that the model was" in said
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ import solve
 from flow_grpo import distribution
 from memory import Memory
 from models.local import load
-from rewards.metrics import share
+from record.metrics import share
+from tools import choose, run_tool
 from toy import routers
 from toy.make import TOY, make_files, quick_python
 from toy.pieces import edited, pieces_of
 from toy.questions import SIGNS, World, calculation, facts, for_flow, operate, operation, splits
 from toy.teacher import GUESS, TOOLS, Known, Teacher
-from tools import choose, run_tool
 from world.sandbox import python_coder
 
 

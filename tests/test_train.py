@@ -4,7 +4,6 @@ A tiny random Qwen2 writes no plan that can be parsed, so all its groups would b
 rollout is right if its plans end by themselves, and are not cut at the limit of tokens: this can be
 learnt, and the sampled tokens alone decide it."""
 
-import argparse
 import csv
 import importlib
 import json
@@ -31,12 +30,14 @@ import generator
 import planner
 import solve
 import train
+from benchmarks.questions import Question
 from memory import Memory
 from models.completion import TOO_LONG, Completion
 from models.local import load
-from rewards import health
-from rewards.questions import Question
+from record import checkpoints, folder, health
+from record.flags import TOY
 from tools import TOOLS
+from world.mistakes import Mistake
 
 INVOKED = Path.cwd()
 FLAGS = (
@@ -46,7 +47,7 @@ FLAGS = (
 )
 QUICK = dict(steps=1, valid="none", test="none")  # for a test that looks at one step alone
 ACCURACIES = {0: 0.2, 1: 0.6, 2: 0.3, 3: 0.6, 4: 0.7}  # after each step, in some tests
-GRADE, EVALUATE = solve.grade, train.evaluate
+GRADE, SUMMARY = solve.grade, train.summary
 
 
 def graded(grade):
@@ -118,12 +119,12 @@ def command(*words):
     train.SIGNALS.clear()
     torch.seed()  # a new process has other random numbers
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solve, "lock", lambda folder: None)  # this process would keep it for ever
+        patch.setattr(checkpoints, "lock", lambda folder: None)  # this process would keep it
         try:
-            train.train(train.flags(words))
+            train.train(train.settings(train.given(words)))
         except SystemExit as left:
             return left.code
-        except ValueError as why:
+        except Mistake as why:
             return f"train.py: {why}"
     return 0
 
@@ -188,12 +189,17 @@ def spy(monkeypatch, name, module=train):
 
 def accuracies(monkeypatch):
     """Evaluations find ACCURACIES, whatever the tiny model has learnt."""
+    evaluate, steps = train.evaluate, []
 
-    def found(args, cast, frozen, step, *rest):
-        EVALUATE(args, cast, frozen, step, *rest)
-        return ACCURACIES[step]
+    def evaluated(args, cast, frozen, step, *rest):
+        steps.append(step)
+        evaluate(args, cast, frozen, step, *rest)
 
-    monkeypatch.setattr(train, "evaluate", found)
+    def found(rollouts):
+        return SUMMARY(rollouts) | {"accuracy": ACCURACIES[steps[-1]]}
+
+    monkeypatch.setattr(train, "evaluate", evaluated)
+    monkeypatch.setattr(train, "summary", found)
 
 
 # ------------------------------------------------------------------------------ what a run leaves
@@ -210,7 +216,7 @@ def test_a_run_leaves_its_settings_its_logs_and_checkpoints(whole):
     settings = json.loads((whole / "args.json").read_text())
     assert settings["group_size"] == 4 and settings["fixed"] == "model" and "code" in settings
     saved = json.loads((whole / "step-4" / "train.json").read_text())
-    assert (saved["fixed"], saved["tools"], saved["step"]) == ("model", ["base_generator"], 4)
+    assert (saved["fixed"], saved["tools"]) == ("model", ["base_generator"])
     args = solve.flags(["q", "--model", str(whole / "step-4")])
     assert (args.fixed, args.corpus) == ("model", None)
 
@@ -279,9 +285,10 @@ def test_every_flag_of_the_objective_reaches_it(monkeypatch):
     [((_, _, optimizer, _, groups), settings)] = updates
     assert settings.pop("clip") == (0.1, 0.4) and groups == [0] * 4 + [1] * 4
     assert flags.items() <= settings.items() and settings["seed"] == 1_000_003 + 1
-    [group] = optimizer.param_groups
-    assert (group["lr"], optimizer.device) == (2e-4, "cpu")
-    assert rollouts[0][1] == {"temperature": 0.9, "max_turns": 2, "max_new_tokens": 6}
+    assert {group["lr"] for group in optimizer.param_groups} == {2e-4}
+    assert {master.device.type for master in optimizer.masters.values()} == {"cpu"}
+    how = {"temperature": 0.9, "max_turns": 2, "max_new_tokens": 6, "trained": ("planner",)}
+    assert rollouts[0][1] == how
 
 
 # --------------------------------------------------------------------------- killed and resumed
@@ -303,18 +310,19 @@ def kill(monkeypatch, module, name, number=1):
 
 
 MOMENTS = {  # {when: (module, function, which of its calls)}, after the moment before
-    "in the first evaluation": (solve, "roll_out", 2),
-    "before there is a checkpoint": (train.local, "save", 1),
+    "before there is a checkpoint": (checkpoints.local, "save", 1),
+    "in the first evaluation": (solve, "roll_out", 1),
     "in the rollouts of a step": (solve, "roll_out", 3),
     "in the second mini-batch": (flow_grpo, "gradient", 2),
-    "between two logs": (solve, "append", 1),
-    "in an evaluation": (train, "summary", 1),
-    "while the weights are written": (train.local, "save", 1),
-    "while a checkpoint is synced": (train, "sync", 3),
+    "between two logs": (train.checkpoints, "add_rollouts", 1),
+    "while the weights are written": (checkpoints.local, "save", 1),
+    "while a checkpoint is synced": (checkpoints, "sync", 3),
     "before a checkpoint gets its name": (Path, "rename", 1),
-    "before it is marked as the best": (train, "mark_best", 1),
-    "while older ones are deleted": (train.shutil, "rmtree", 2),
-    "while another one is marked": (Path, "rename", 3),
+    "in an evaluation": (train, "summary", 1),
+    "before its row is written": (train, "add_row", 1),
+    "before it is marked as the best": (train.checkpoints, "mark_best", 1),
+    "while older ones are deleted": (checkpoints.shutil, "rmtree", 2),
+    "while another one is marked": (Path, "rename", 4),
     "in the last evaluation": (train, "summary", 1),
 }
 
@@ -331,8 +339,8 @@ def test_a_run_that_is_killed_at_every_moment_equals_one_that_was_not(monkeypatc
             with open(file, "a") as half:  # a disk that took half a line
                 half.write("3,0.")
     assert everything(resume("killed")) == straight
-    last = [("step-1", None), ("step-2", "step-1"), ("step-4", "step-1"), ("step-4", "step-4")]
-    assert steps[-4:] == last and {step for step, _ in steps[:-4]} <= {"", "step-0", "writing"}
+    last = [("step-1", None), ("step-2", "step-1"), ("writing", "step-1"), ("step-4", "step-1")]
+    assert steps[-4:] == last and {step for step, _ in steps[:5]} == {"", "step-0"}
 
 
 def forked(*given, code=None):
@@ -352,7 +360,7 @@ def forked(*given, code=None):
             sys.path.insert(0, str(code))
             module = importlib.import_module("train")
             module.solve.grade = graded(module.solve.grade)
-        module.train(module.flags(given))
+        module.train(module.settings(module.given(given)))
         status = 0
     except (SystemExit, KeyboardInterrupt) as left:
         status = left.code if isinstance(getattr(left, "code", ""), int) else 1
@@ -392,15 +400,16 @@ SCRIPT = f"""
 import os, runpy, signal, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import solve, test_train
-solve.grade, append = test_train.graded(solve.grade), solve.append
+from record import checkpoints
+solve.grade, append = test_train.graded(solve.grade), checkpoints.append
 
 def interrupted(path, records):
-    solve.append = append
+    checkpoints.append = append
     append(path, records)
     os.kill(os.getpid(), signal.SIGINT)
 
 if os.environ.get("INTERRUPTED"):
-    solve.append = interrupted
+    checkpoints.append = interrupted
 runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 
@@ -453,7 +462,7 @@ def test_real_processes_that_are_killed_at_random_moments_lose_nothing(whole):
 
 def test_a_finished_run_may_be_given_more_steps_and_not_fewer(whole, monkeypatch):
     out = run("short", steps=2, test="none")
-    monkeypatch.setattr(train, "plan_memory", None)  # a run keeps the plan that it began with
+    monkeypatch.setattr(train.fit, "choose", None)  # a run keeps the plan that it began with
     before = everything(out, 2)
     assert everything(resume(out), 2) == before  # nothing is left to do
     why = command("--resume", "short", "--steps", "1")
@@ -492,7 +501,7 @@ def test_a_row_with_other_columns_is_not_written_under_the_old_header(whole, tmp
 
 def test_a_folder_that_is_in_use_is_refused():
     out = run("used", **QUICK)
-    solve.lock(out)
+    folder.lock(out)
     assert ended(forked("--resume", "used", "--steps", "2")) != 0 and len(rows(out)) == 1
 
 
@@ -515,7 +524,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_older_one
     accuracies(monkeypatch)
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
-    monkeypatch.setattr(train.shutil, "rmtree", deleted)
+    monkeypatch.setattr(checkpoints.shutil, "rmtree", deleted)
     out = run("order", steps=1, every=1, keep=1, test="none")
     ours = events[events.index(("rename", "step-0")) + 1 :]
     position = {event: ours.index(event) for event in ours}
@@ -525,7 +534,8 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_older_one
     for file in ("log.csv", "evals.csv", "rollouts.jsonl"):
         assert position["sync", file] < named
     last = len(ours) - 1 - ours[::-1].index(("sync", "."))
-    assert named < marked < last < position["delete", "step-0"]
+    first = ours.index(("sync", "."), named)  # the folder, which has the new name
+    assert named < first < position["delete", "step-0"] < marked < last
 
 
 @pytest.mark.extras("peft")
@@ -579,10 +589,10 @@ def test_two_equal_questions_in_a_batch_are_two_groups(monkeypatch, tmp_path):
 
 
 DOWN = {  # {where: (which call of roll_out(), the last checkpoint then)}, after the one before
-    "in the first test": (1, None),
+    "in the first test": (1, "step-0"),
     "in the first step": (3, "step-0"),
-    "in an evaluation": (3, "step-0"),
-    "in the step after a checkpoint": (4, "step-2"),
+    "in an evaluation": (3, "step-2"),
+    "in the step after a checkpoint": (2, "step-2"),
     "in another step": (2, "step-3"),
     "in the last test": (3, "step-4"),
 }
@@ -611,9 +621,9 @@ def test_a_resumed_run_says_that_the_code_changed_and_refuses_other_data(monkeyp
     Path("mine.jsonl").write_text(
         "".join(f'{{"question": "{n}?", "answer": {n}}}\n' for n in range(4))
     )
-    monkeypatch.setattr(solve, "commit", lambda: "old")
+    monkeypatch.setattr(folder, "version", lambda: "old")
     run("changed", **QUICK | {"data": "mine.jsonl"})
-    monkeypatch.setattr(solve, "commit", lambda: "new")
+    monkeypatch.setattr(folder, "version", lambda: "new")
     capsys.readouterr()
     for steps in ("2", "3"):  # it is said once, and stays
         assert command("--resume", "changed", "--steps", steps) == 0
@@ -634,11 +644,11 @@ def test_a_resumed_run_says_that_the_code_changed_and_refuses_other_data(monkeyp
 def test_if_memory_is_short_the_token_budget_is_halved_and_stays_so(monkeypatch):
     sizes, gradient = [], flow_grpo.gradient
 
-    def short(*given):
-        sizes.append(max(x.numel() for _, x, *_ in given[1]))
+    def short(*given, **settings):
+        sizes.append(max(batch.x.numel() for batch in given[1]))
         if sizes[-1] > 400:
             raise torch.OutOfMemoryError("out of memory")
-        return gradient(*given)
+        return gradient(*given, **settings)
 
     updates = spy(monkeypatch, "update")
     monkeypatch.setattr(flow_grpo, "gradient", short)
@@ -686,40 +696,41 @@ def test_every_turn_gets_the_advantage_of_its_rollout_and_the_very_ids_that_were
 @pytest.fixture
 def flags(monkeypatch):
     """The settings of a command line."""
-    monkeypatch.chdir(INVOKED)  # solve.TOY is a path from there
-    return lambda *given: train.flags(["--out", "unused", *given])
+    monkeypatch.chdir(INVOKED)  # TOY is a path from there
+    return lambda *given: train.settings(train.given(["--out", "unused", *given]))
 
 
 def test_the_toy_and_a_real_model_have_defaults_of_their_own(flags):
     toy = flags()
-    assert toy.model == solve.TOY and toy.data == f"{solve.TOY}/train.jsonl" and toy.judge == "none"
-    assert (toy.valid, toy.lr, toy.keep) == (f"{solve.TOY}/valid.jsonl", train.TOY["lr"], None)
+    assert toy.model == TOY and toy.data == f"{TOY}/train.jsonl" and toy.judge == "none"
+    assert (toy.valid, toy.lr, toy.keep) == (f"{TOY}/valid.jsonl", train.TOY["lr"], None)
     assert flags("--data", "x.jsonl").valid is None and flags("--lr", "1").lr == 1
     real = flags("--model", "Qwen/Qwen2.5-7B-Instruct")
-    assert (real.data, real.valid, real.test, real.judge) == ("nq+deepmath", None, None, None)
+    assert (real.data, real.valid, real.test) == ("nq+deepmath", None, None)
+    assert real.fixed == real.judge == "Qwen/Qwen2.5-7B-Instruct"
     paper = (32, 32, 8, 4, 3, 2048, 0.7, 0.001, 0.2, 0.3)
     names = "steps questions group_size minibatches max_turns max_new_tokens temperature beta"
     assert paper == tuple(getattr(real, n) for n in [*names.split(), "clip_low", "clip_high"])
-    assert train.flags(["--seed", "7"]).out == "runs/toy-seed7"
+    assert train.settings(train.given(["--seed", "7"])).out == "runs/toy-seed7"
 
 
 def test_without_valid_questions_some_are_held_out_and_never_trained_on():
-    settings = dict(data=jsonl("many.jsonl", *map(str, range(200))), limit=None, seed=0)
-    args = argparse.Namespace(**settings, valid=None, test="none")
-    data, valid, test = train.load_questions(args)
+    many = jsonl("many.jsonl", *map(str, range(200)))
+    data, valid, test = train.three_sets(many, None, "none", limit=None, seed=0)
     assert (len(data), len(valid), test) == (136, 64, []) and not set(data) & set(valid)
 
 
-def test_a_server_that_a_run_names_must_be_repeated_before_it_gets_the_key(capsys):
-    saved = vars(train.flags(words("server"))) | {"judge": "http://elsewhere:8000/v1"}
+def test_a_server_that_a_run_names_must_be_repeated_before_it_gets_the_key():
+    saved = vars(train.settings(train.given(words("server")))) | {
+        "judge": "http://elsewhere:8000/v1"
+    }
     Path("server").mkdir()
     Path("server/args.json").write_text(json.dumps(saved))
     repeat = ["--judge", "http://elsewhere:8000/v1"]
     for given in ([], ["--judge", "http://here:8000/v1"]):
-        with pytest.raises(SystemExit):
-            train.flags(["--resume", "server", *given])
-        assert f"repeat {' '.join(repeat)}" in capsys.readouterr().err
-    args = train.flags(["--resume", "server", *repeat, "--steps", "99"])
+        with pytest.raises(Mistake, match=f"repeat {' '.join(repeat)}"):
+            train.settings(train.given(["--resume", "server", *given]))
+    args = train.settings(train.given(["--resume", "server", *repeat, "--steps", "99"]))
     assert (args.judge, args.steps, args.out) == (repeat[1], 99, "server")
 
 
@@ -761,7 +772,7 @@ def test_a_hub_name_without_a_gpu_is_refused_before_anything_is_downloaded(monke
 
 # --------------------------------------------------------------------- an edit of the parts acts
 EARLY = """    logps = torch.cat(logps)[copy]
-    early = torch.cat([torch.arange(len(a.ids)) < 2 for a in actions])
+    early = torch.cat([torch.arange(len(a.ids)) < 2 for a in batch.actions])
     return torch.where(early, logps.detach(), logps)
 """
 MIN_P = """    logits = logits.float() / temperature

@@ -37,7 +37,7 @@ import planner
 import solve
 from flow_grpo import distribution
 from models.local import Engine, load
-from rewards.metrics import accuracy_line, summary
+from record.metrics import accuracy_line, summary
 from tools import TOOLS, choose
 from toy import wordings
 from toy.pieces import NAMES, NUMBERS, edited, pieces_of

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
-from rewards.questions import Question
+from benchmarks.questions import Question
 
 SIZES = {"train": 2000, "valid": 96, "test": 300, "long": 200}
 FACTS = Path(__file__).with_name("facts.csv")

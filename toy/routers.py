@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import planner
 import solve
-from rewards.metrics import share
+from record.metrics import share
 from tools import choose
 from toy.make import TOY, quick_python
 from toy.questions import World, for_flow, splits

@@ -82,11 +82,6 @@ def replaced(pieces, rest, text):
 
 
 # --------------------------------------------------------------------------------------- requests
-def is_server(name):
-    """True if the name of a model is the address of a server."""
-    return str(name).startswith(("http://", "https://"))
-
-
 def session(tries=4):
     """A requests.Session for all threads, which tries each request up to `tries` times. POST, too:
     ours change nothing."""
@@ -182,8 +177,8 @@ def body_of(response, limit, end):
     return bytes(body[: limit + 1])
 
 
-def download(url, path, limit=50_000_000, seconds=300):
-    """Save the file at this URL as `path`, after all of it has arrived; else ServiceError."""
+def download(url, limit=50_000_000, seconds=300):
+    """The file at this URL, whole; else ServiceError."""
     host = host_of(url)
     try:
         with session() as ours, ours.get(url, stream=True, timeout=30) as answer:
@@ -194,17 +189,7 @@ def download(url, path, limit=50_000_000, seconds=300):
         raise ServiceError(f"{host} answered {status_line(answer.status_code)}", answer.status_code)
     if len(body) > limit:
         raise ServiceError(f"{host} sends more than {limit} bytes")
-    replace_file(path, body)
-
-
-def replace_file(path, content):
-    """Write these bytes in one step: after a kill or a power cut, the file is old or new."""
-    beside = f"{path}.{os.getpid()}.part"  # two processes may write the same file
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    return body
 
 
 # ------------------------------------------------------------------------------------------ cache

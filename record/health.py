@@ -6,7 +6,7 @@ if every question is too easy or too hard."""
 
 from collections import Counter
 
-from rewards.metrics import summary
+from record.metrics import summary
 from world.text import printable, truncate
 
 MODULES = "analysis planner executor verifier generator judge".split()  # timed by the batch

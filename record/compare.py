@@ -14,11 +14,14 @@ as not right. Several trials of a question count as one, by the share that was r
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 
-from rewards.metrics import accuracy_line, interval, summary
+from record.metrics import accuracy_line, interval, summary
+from record.rollouts import read_answers
+from world.mistakes import Mistake
 from world.text import printable
 
 SHOWN = 5  # how many questions of each kind are printed
@@ -31,18 +34,16 @@ def compare(folder_a, folder_b, out=None):
     both = [read_answers(Path(folder)) for folder in (folder_a, folder_b)]
     names = [name for name in both[0] if name in both[1]]
     if not names:
-        raise ValueError(
-            f"nothing to compare: {folder_a} has {[*both[0]]}, {folder_b} {[*both[1]]}"
-        )
+        raise Mistake(f"nothing to compare: {folder_a} has {[*both[0]]}, {folder_b} {[*both[1]]}")
     firsts = [[trials[0] for name in names for trials in answers[name]] for answers in both]
     questions, others = ([(first.question, first.gold) for first in side] for side in firsts)
     if questions != others:
-        raise ValueError(
+        raise Mistake(
             f"{folder_a} and {folder_b} have answered different questions ({len(questions)} and "
             f"{len(others)}): let both runs finish, with the same questions and the same --limit"
         )
     if not any(gold for _, gold in questions):
-        raise ValueError("nothing to compare: no question has a gold answer, so none was graded")
+        raise Mistake("nothing to compare: no question has a gold answer, so none was graded")
     different = "; ".join(different_settings(Path(folder_a), Path(folder_b))) or "none"
     lines = [f"A  {folder_a}", f"B  {folder_b}", f"settings that differ, A | B: {different}"]
     sets = {name: [answers[name] for answers in both] for name in names}
@@ -63,33 +64,6 @@ def compare(folder_a, folder_b, out=None):
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         lines += ["", f"all {len(rows)} questions that differ: {file}"]
     return [printable(line) for line in lines]
-
-
-def read_answers(folder):
-    """{name of a set: for each question, its rollouts, one a trial}, of NAME-0.jsonl and so on.
-
-    A trial with fewer questions than another one is unfinished, and left out.
-    """
-    sets = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        lines = path.read_bytes().splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith(b"\n")]  # a kill may leave half a line
-        found = re.fullmatch(r"(?!unfinished-)(.+)-\d+\.jsonl", path.name)
-        if found and whole:
-            sets.setdefault(found[1], []).append([rollout_of(json.loads(line)) for line in whole])
-    if not sets:
-        raise ValueError(f"{folder} holds no answers: give a folder that solve.py --out wrote")
-    for name, trials in sets.items():
-        number = max(map(len, trials))
-        sets[name] = list(zip(*(trial for trial in trials if len(trial) == number)))
-    return sets
-
-
-def rollout_of(record):
-    """What the metrics need of the rollout that wrote this record."""
-    steps = [SimpleNamespace(**step) for step in record["memory"]["steps"]]
-    memory = SimpleNamespace(**record["memory"] | {"steps": steps})
-    return SimpleNamespace(**record | {"memory": memory})
 
 
 def different_settings(*folders):
@@ -170,3 +144,18 @@ def line_of(row):
     texts = [" ".join(text.split()) for text in (row["question"], row["gold"], *row["answers"])]
     short = [text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..." for text in texts]
     return "    {} | gold {} | A {} | B {}".format(*short)
+
+
+def answer_both(args):
+    """The folders with the answers of two models: this command runs once for each."""
+    folders = [
+        Path(args.out or "runs/compare", re.sub(r"\W+", "-", model)) for model in args.compare
+    ]
+    at = sys.argv.index("--compare")
+    words = sys.argv[1:at] + sys.argv[at + 3 :]
+    for model, folder in zip(args.compare, folders, strict=True):
+        print(f"{model} answers, kept in {folder}", flush=True)
+        run = [sys.executable, sys.argv[0], *words, "--model", model, "--out", str(folder)]
+        if subprocess.run([*run, "--quiet"]).returncode:
+            raise Mistake(f"{model} has not answered all questions, so nothing is compared")
+    return folders

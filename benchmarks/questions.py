@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rewards.game24 import numbers_to_use
 from rewards.rules import LIMIT, named_option
+from world.mistakes import Mistake
 
 SOLUTION = re.compile(r"####[ \t]+(.+)")  # the last line of a GSM8K solution; group 1 is the answer
 
@@ -38,22 +39,22 @@ class Question:
 
 
 def read_questions(path):
-    """Every question of a JSONL file, in order. ValueError names the file and the bad line.
+    """Every question of a JSONL file, in order. Mistake names the file and the bad line.
 
     {"question": "2 + 2?", "answer": 4} -> Question(question="2 + 2?", answer="4")
     """
     try:
         lines = Path(path).read_bytes().splitlines()  # of bytes: str's would split at U+2028, too
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; give a JSONL file of questions.") from None
+        raise Mistake(f"{path}: no such file; give a JSONL file of questions.") from None
     questions = []
     for number, line in enumerate(lines, 1):
         try:
             questions += [parse(line)] if line.strip() else []
         except ValueError as why:
-            raise ValueError(f"{path}, line {number}: {why}.") from None
+            raise Mistake(f"{path}, line {number}: {why}.") from None
     if not questions:
-        raise ValueError(f"{path}: the file is empty.")
+        raise Mistake(f"{path}: the file is empty.")
     return questions
 
 

@@ -1,0 +1,181 @@
+"""The folder of a training run, and its checkpoints: what train.py writes and --resume reads again.
+
+    args.json                the settings, and what else decides the results
+    log.csv, evals.csv       a row for each step, and for each evaluation
+    rollouts.jsonl           each rollout of each step, with the text of every module
+    step-N/                  the weights, as models/local.save() writes them
+        train.json           what solve.py needs to play the same flow: models, tools, corpus
+        trainer-R.pt         for --resume: the optimiser's state, of each rank R
+    best                     a link to the checkpoint with the highest accuracy on --valid
+
+A kill or a power cut leaves the old or the new checkpoint whole: it is written beside, synced and
+renamed, before older ones are deleted. Rows are cut back to the checkpoint that a run goes on from.
+
+With several GPUs, the first rank writes; each writes its own trainer-R.pt."""
+
+import csv
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import torch
+
+from models import local
+from record.flags import CHECKPOINT_SETTINGS
+from record.folder import append, identity, lock, replace_file, rows_of
+from record.rollouts import record_of
+from scale import sharded
+from world.mistakes import Mistake
+
+
+def say(*lines):
+    """Print lines. With several GPUs, only the first rank prints."""
+    if sharded.RANK == 0 and lines:
+        print(*lines, sep="\n", flush=True)
+
+
+# ------------------------------------------------------------------------------------ the folder
+def open_run(args, loaded, done):
+    """Make the folder of a training run, or take it for this process. Cut the logs back to the
+    checkpoint: a run that was killed may have written rows after it, and these steps are run again.
+
+    args.json holds the settings, and what else decides the results."""
+    if sharded.RANK == 0:
+        out, settings = Path(args.out), vars(args).copy()
+        out.mkdir(parents=True, exist_ok=bool(args.resume))
+        lock(out)
+        for name, now in identity(args, loaded).items():
+            before = settings.setdefault(name, now)  # that of args.json, if the run is resumed
+            if name == "code" and before.split(" | ")[-1] != now:
+                say(f"the code has changed since the run began: {before} | {now}")
+                settings[name] = f"{before} | {now}"
+            elif name != "code" and before != now:
+                raise Mistake(f"{out}: {name} has changed since the run began: {before}, {now}")
+        replace_file(out / "args.json", json.dumps(settings, indent=1).encode())
+        for name in ("log.csv", "evals.csv", "rollouts.jsonl"):
+            cut_back(out / name, done)
+    sharded.wait()
+
+
+def cut_back(path, done):
+    """Keep the header and the rows of the steps up to `done`, that of the checkpoint."""
+    kept, rows = 0, 0
+    if path.exists():
+        with open(path, "rb") as file:
+            for line in file:
+                step = re.match(rb'(?:\{"step": )?(\d+),', line)  # 3,0.5 or {"step": 3, ...
+                if step and int(step[1]) > done or not line.endswith(b"\n"):
+                    break
+                kept, rows = kept + len(line), rows + bool(step)
+    if path.name == "log.csv" and rows < done:
+        raise Mistake(f"{path} has only {rows} steps, but the checkpoint is of step {done}")
+    if path.exists():
+        os.truncate(path, kept)
+
+
+def add_row(path, row):
+    """Append a row, {column: value}, to a table of the run (with several GPUs, the first rank)."""
+    if sharded.RANK:
+        return
+    with open(path, "a+", newline="") as file:
+        file.seek(0)
+        header, writer = next(csv.reader(file), None), csv.DictWriter(file, row)
+        if not header:
+            writer.writeheader()
+        elif header != list(row):  # the code has changed since the run began
+            raise Mistake(f"{path} has other columns than a row of step {row['step']}")
+        writer.writerow(row)
+
+
+def add_rollouts(path, step, rollouts):
+    """Append the records of a step's rollouts (with several GPUs, the first rank)."""
+    if sharded.RANK == 0:
+        append(path, ({"step": step, **record_of(rollout)} for rollout in rollouts))
+
+
+# ----------------------------------------------------------------------------------- checkpoints
+def save(args, policy, optimizer, step):
+    """Write step-N/, and delete checkpoints that are no longer needed."""
+    out, folder, beside = Path(args.out), Path(args.out, f"step-{step}"), Path(args.out, "writing")
+    if folder.exists():
+        return
+    if sharded.RANK == 0:
+        shutil.rmtree(beside, ignore_errors=True)
+        local.save(policy.model, policy.tokenizer, beside)
+        settings = {name: getattr(args, name) for name in CHECKPOINT_SETTINGS}
+        (beside / "train.json").write_text(json.dumps(settings, indent=1))
+    sharded.wait()
+    state = {"ranks": sharded.WORLD, "step": step, "state": optimizer.state_dict()}
+    torch.save(state, beside / f"trainer-{sharded.RANK}.pt")
+    sharded.wait()
+    if sharded.RANK == 0:
+        for path in [*beside.iterdir(), beside, *out.glob("*.*")]:  # and the logs up to here
+            sync(path)
+        beside.rename(folder)
+        sync(out)
+        forget_old(out, args.keep)
+    sharded.wait()
+
+
+def sync(path):
+    """Wait until a file or a folder is on the disk."""
+    file = os.open(path, os.O_RDONLY)
+    os.fsync(file)
+    os.close(file)
+
+
+def forget_old(out, keep):
+    """Delete all but the newest `keep` checkpoints; of the best one, only what --resume needs."""
+    for folder in {*out.glob("step-*")} - {*checkpoints(out)[-keep:]} if keep else ():
+        if folder.resolve() == (out / "best").resolve():
+            for file in folder.glob("trainer-*.pt"):
+                file.unlink()
+        else:
+            shutil.rmtree(folder)
+
+
+def mark_best(out, keep):
+    """Let `best` point to the checkpoint with the highest accuracy on --valid, of equals the first.
+    There is none while the untrained planner, of step 0, has not been beaten."""
+    rows = [row for row in rows_of(Path(out, "evals.csv")) if row["questions"] == "valid"]
+    accuracy = {int(row["step"]): float(row["accuracy"]) for row in rows}
+    step = max(accuracy, key=accuracy.get, default=0)
+    if sharded.RANK == 0 and step:
+        beside = Path(out, "best.new")
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(f"step-{step}")
+        beside.rename(Path(out, "best"))
+        sync(out)
+        forget_old(Path(out), keep)
+
+
+def checkpoints(run):
+    """The step-N folders that --resume can go on from, the oldest first."""
+    folders = [file.parent for file in Path(run).glob("step-*/trainer-0.pt")]
+    return sorted(folders, key=step_of)
+
+
+def last_checkpoint(run):
+    """The checkpoint to go on from; None if the run was stopped before its first one."""
+    return (checkpoints(run) or [None])[-1]
+
+
+def step_of(checkpoint):
+    """The step that a checkpoint was written after; 0 if there is none."""
+    return int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
+
+
+def restore(checkpoint, optimizer):
+    """Give the optimiser its masters and moments back, exactly."""
+    file = checkpoint / f"trainer-{sharded.RANK}.pt"
+    saved = torch.load(file, weights_only=True) if file.exists() else {"ranks": 0}
+    if saved["ranks"] != sharded.WORLD:
+        raise Mistake(f"{checkpoint} was written by another number of processes: use as many")
+    if saved["step"] != step_of(checkpoint):
+        raise Mistake(f"{file} is of step {saved['step']}")
+    try:
+        optimizer.load_state_dict(saved["state"])
+    except ValueError as why:
+        raise Mistake(f"{file} does not fit this model: {why}") from why

@@ -1,0 +1,191 @@
+"""The command lines of solve.py and train.py, and what a folder remembers for them.
+
+Nothing here imports torch, which takes seconds: a mistake in a flag is reported at once. The
+defaults of train.py stand there, in DEFAULTS, TOY, NIGHT and PAPER.
+
+`tools` is tools.TOOLS: the folders of this project import none of the scripts at the top."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from models.completion import is_server
+from world.mistakes import Mistake
+
+TOY = os.path.relpath(Path(__file__).parents[1] / "toy")
+# the flags that name a model, beside --model
+MODELS = "fixed", "executor", "verifier", "generator", "base_generator", "judge"
+# what a checkpoint remembers of its training, for solve.py and for a training that goes on from it
+CHECKPOINT_SETTINGS = *MODELS, "tools", "corpus", "think", "max_new_tokens"
+EXAMPLES = 8  # how many of the toy's questions are answered if the command line names none
+
+
+def solve_flags(words=None, *, tools, about):
+    """The command line of solve.py, with all defaults. about: a sentence for --help."""
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
+    add = parser.add_argument_group("the questions").add_argument
+    add("question", nargs="*", help="one question, in quotes; else --data or --benchmark")
+    add("--data", help="questions as JSONL, which are graded (default: a few of the toy's)")
+    add("--benchmark", nargs="+", metavar="NAME", help="one of the paper's ten, or all")
+    add("--benchmark-dir", help="folder with the benchmarks' files, for a machine without network")
+    add("--limit", type=int, help="only the first so many questions")
+    help = "the better of two: folders of --out, or models and --data"
+    add("--compare", nargs=2, metavar=("A", "B"), help=help)
+    add = parser.add_argument_group("the planner").add_argument
+    add("--model", default=TOY, help="folder, hub name or http://host:8000/v1#model")
+    help = "of the planner's sampling (default: 0, greedy, for one question; else 0.7)"
+    add("--temperature", type=float, help=help)
+    add_shared(parser, tools)
+    add = parser.add_argument_group("the run").add_argument
+    add("--max-turns", type=int, help="turns of a rollout at most (default: 10; the toy's demo 3)")
+    add("--batch", type=int, default=64, help="questions in lock-step (default: 64)")
+    add("--trials", type=int, default=1, help="how often all questions are answered; the paper: 3")
+    add("--out", help="folder for the rollouts; the same command goes on in it")
+    add("--quiet", action="store_true", help="no traces, only the summary")
+    args = parser.parse_args(words)
+    if len(args.question) > 1:
+        parser.error(f'put the question in quotes: "{" ".join(args.question)}"')
+    args.question = args.question[0] if args.question else None
+    if sum(value is not None for value in (args.question, args.data, args.benchmark)) > 1:
+        parser.error("give one question, --data or --benchmark, not two of them")
+    demo = not (args.question or args.data or args.benchmark or args.compare)
+    args.data = args.data or (f"{TOY}/test.jsonl" if demo else None)
+    args.limit = args.limit or (EXAMPLES if demo else None)
+    args.max_turns = args.max_turns or (3 if demo else 10)
+    if args.temperature is None:  # who types one question wants the likeliest plans
+        args.temperature = 0.0 if args.question else 0.7
+    if args.benchmark and not args.out:
+        args.out = f"runs/{Path(args.model).name}-benchmarks"
+    return fill_in(args, remembered(args) | {"seed": 0})
+
+
+def train_flags(words=None, *, tools, about):
+    """The command line of train.py. A flag that is not given is None."""
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
+    add = parser.add_argument_group("what is trained, on what").add_argument
+    add("--model", help="folder or hub name of the planner (default: the toy)")
+    add("--data", help="questions: JSONL, or nq, deepmath, nq+deepmath (default; the toy its own)")
+    add("--valid", help="questions that choose best: JSONL, or none (default: 64 of --data)")
+    add("--test", help="questions graded before and after: JSONL, or none (default: none)")
+    add("--limit", type=int, help="questions of --data at most (default: 1000 of a named set)")
+    add_shared(parser, tools)
+    add = parser.add_argument_group("the rollouts").add_argument
+    add("--max-turns", type=int, help="turns of a rollout at most (default: 3)")
+    help = "of the planner, in rollouts and in the ratio (default: 0.7)"
+    add("--temperature", type=float, help=help)
+    add = parser.add_argument_group("the objective").add_argument
+    add("--steps", type=int, help="training steps (default: 32; the toy 50)")
+    add("--questions", type=int, help="questions a step (default: 32; the toy 16)")
+    add("--group-size", type=int, help="G, rollouts of a question (default: 8)")
+    add("--lr", type=float, help="default: 1e-6; with adapters 1e-5; the toy 4e-4")
+    help = "weight of the KL to the untrained planner (default: 0.001; the toy 0.01)"
+    add("--beta", type=float, help=help)
+    add("--minibatches", type=int, help="optimiser steps a batch of rollouts (default: 4)")
+    help = "longer gradients are scaled down to this norm (default: 1)"
+    add("--max-grad-norm", type=float, help=help)
+    add("--clip-low", type=float, help="ε: ρ is clipped below 1 - ε (default: 0.2)")
+    add("--clip-high", type=float, help="ε': ρ is clipped above 1 + ε' (default: 0.3)")
+    help = "one mean over all tokens, not the three of eq. 5"
+    add("--token-mean", action="store_const", const=True, help=help)
+    add = parser.add_argument_group("the machine's memory (default: what fits)").add_argument
+    add("--lora", type=int, metavar="RANK", help="train adapters of this rank (needs peft)")
+    add("--token-budget", type=int, help="tokens of a micro-batch")
+    help = "cpu: float32 masters and moments in the host's memory"
+    add("--optimizer-device", choices=["cpu"], help=help)
+    help = "less memory, a third more time"
+    add("--gradient-checkpointing", action=argparse.BooleanOptionalAction, help=help)
+    add = parser.add_argument_group("the run").add_argument
+    help = "save, and evaluate on --valid, every so many steps (default: 5; the toy 10)"
+    add("--every", type=int, help=help)
+    add("--minutes", type=float, help="save after so many minutes, too: for cards taken back")
+    add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
+    add("--out", help="the run's folder, which must not exist (default: runs/MODEL-seedN)")
+    help = "go on with this run; only --steps and --token-budget may change"
+    add("--resume", metavar="RUN", help=help)
+    help = "two questions, the longest plan, a checkpoint, a resumed step: what a long run meets"
+    add("--rehearse", action="store_const", const=True, help=help)
+    return parser.parse_args(words)
+
+
+def add_shared(parser, tools):
+    """The flags that solve.py and train.py share."""
+    add = parser.add_argument_group("the modules that are not trained, and the tools").add_argument
+    add("--fixed", help="the model of all modules but the planner (default: --model)")
+    for module in MODELS[1:-1]:
+        add(f"--{module.replace('_', '-')}", help=f"another model for the {module} alone")
+    help = "model that grades what the rules cannot, or none (default: --fixed; for the toy none)"
+    add("--judge", help=help)
+    help = "tools to choose from (default: all that have their key)"
+    add("--tools", nargs="+", choices=tools, help=help)
+    help = "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; if lines "
+    help += "have a url, web_search reads these pages alone (default: wikipedia:en)"
+    add("--corpus", help=help)
+    help = "web_search and python_coder together where nothing protects your files"
+    add("--allow-unconfined", action="store_const", const=True, help=help)
+    add("--cache", help="SQLite file that keeps answers of the web and verdicts of the judge")
+    help = "let models think, if their template can switch it"
+    add("--think", action="store_const", const=True, help=help)
+    add("--device", choices=["cuda", "mps", "cpu"], help="default: the first there is")
+    dtypes = ["float32", "bfloat16", "float16", "float64"]
+    add("--dtype", choices=dtypes, help="default: bfloat16 on cuda, float32 elsewhere")
+    help = "longest completion, in tokens (default: the checkpoint's limit, or 1024; to train 2048)"
+    add("--max-new-tokens", type=int, help=help)
+    add("--seed", type=int, help="decides everything random (default: 0)")
+    help = "without fast/: slower, the same distributions"
+    add("--plain", action="store_const", const=True, help=help)
+
+
+def fill_in(args, defaults):
+    """Give each flag that was not given its default. Those of --fixed and --judge are the values of
+    other flags."""
+    for name, value in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    args.fixed = args.fixed or args.model
+    args.judge = args.judge or args.fixed
+    return args
+
+
+def is_toy(model):
+    return Path(model).resolve() == Path(TOY).resolve()
+
+
+def remembered(args):
+    """What the checkpoint --model was trained with, for defaults: models, tools, corpus, length."""
+    model = args.model
+    file = Path(model, "train.json")
+    if not file.exists():
+        return {}
+    found = json.loads(file.read_text())
+    for name in MODELS:
+        if is_server(found.get(name) or "") and not getattr(args, name):
+            # A folder that somebody else made must not choose which server gets the key.
+            flag = f"--{name.replace('_', '-')}"
+            raise Mistake(f"{model} was trained with {flag} {found[name]}: give that or another")
+    if found.get("corpus") and Path(model, found["corpus"]).exists():
+        found["corpus"] = str(Path(model, found["corpus"]))
+    return {name: found[name] for name in CHECKPOINT_SETTINGS if found.get(name)}
+
+
+def resumed(args, defaults):
+    """The settings of the run in --resume; only --steps and --token-budget may differ."""
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    file = Path(args.resume, "args.json")
+    if not file.exists():
+        raise Mistake(f"{args.resume} is not the folder of a run")
+    saved = json.loads(file.read_text())
+    for name, value in saved.items():
+        if is_server(str(value)) and given.get(name) != value:
+            # A folder that somebody else made must not choose which server gets the key.
+            raise Mistake(f"the run uses a server: repeat --{name.replace('_', '-')} {value}")
+    for name, value in given.items():
+        free = "steps", "token_budget", "resume", "allow_unconfined"
+        if name not in free and value != saved.get(name):
+            raise Mistake(
+                f"--resume keeps the run's settings: leave out --{name.replace('_', '-')}"
+            )
+    # Nor must it decide that the model's code may read this machine's files.
+    saved["allow_unconfined"] = None
+    # The defaults are for flags that are newer than the run.
+    return argparse.Namespace(**vars(args) | defaults | saved | given | {"out": args.resume})
