@@ -68,6 +68,7 @@ def points(seeds, column):
 def draw(plt, lines, columns):
     """The figure: a panel for each column."""
     height = math.ceil(len(columns) / 2)
+    colours = {name: f"C{n}" for n, name in enumerate(lines)}  # in every panel
     figure, panels = plt.subplots(height, 2, figsize=(8, 2.4 * height + 0.5), squeeze=False)
     for panel in panels.flat[len(columns) :]:
         panel.remove()
@@ -76,14 +77,14 @@ def draw(plt, lines, columns):
         panel.margins(x=0.12)  # room for the last values
         for name, seeds in lines.items():
             if found := points(seeds, column):
-                steps, low, mean, high = zip(*found)
-                [line] = panel.plot(steps, mean, label=name)
-                panel.fill_between(
-                    steps, low, high, color=line.get_color(), alpha=0.25, linewidth=0
-                )
-                end = {"va": "center", "color": line.get_color()}
+                steps, low, mean, high = zip(*found, strict=True)
+                panel.plot(steps, mean, color=colours[name])
+                panel.fill_between(steps, low, high, color=colours[name], alpha=0.25, linewidth=0)
+                end = {"va": "center", "color": colours[name]}
                 panel.annotate(f" {mean[-1]:.3g}", (steps[-1], mean[-1]), **end)
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=3)
+    for name, colour in colours.items():
+        panels[0, 0].plot([], [], color=colour, label=name)  # if it has no number in this panel
+    figure.legend(loc="outside upper left", ncols=3)
     return figure
 
 
@@ -98,6 +99,9 @@ def main():
         import matplotlib.pyplot as plt
     except ImportError:
         parser.error("drawing needs matplotlib: pip install matplotlib")
+    for run in args.runs:
+        if not (run / "args.json").exists():
+            parser.error(f"{run} is not the folder of a training run")
     for line, name in mixed(args.runs):
         print(f"the runs of {line} differ in {name}")
     lines = lines_of(args.runs)

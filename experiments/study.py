@@ -16,7 +16,6 @@ for the rows of a table; there is none where the rows are tests of the same plan
 
 import argparse
 import csv
-import itertools
 import os
 import re
 import shlex
@@ -37,6 +36,7 @@ from experiments import curves
 from memory import Step
 from record.folder import version as code_version
 from record.metrics import markdown, summary
+from record.compare import permutation
 from record.rollouts import read_answers
 from toy.teacher import TOOLS, Known
 from train import TOY
@@ -282,20 +282,6 @@ def interval(values):
     return f"{statistics.fmean(values):.3f} ± {half:.3f}"
 
 
-def permutation(first, second):
-    """The share of all ways to deal the seeds to two rows whose means differ at least as much.
-
-    study.csv has four digits of an accuracy. Gaps that differ by less than that are equal."""
-    pooled, n = first + second, len(first)
-
-    def gap(chosen):
-        rest = (sum(pooled) - sum(chosen)) / (len(pooled) - n)
-        return abs(sum(chosen) / n - rest)
-
-    deals = [gap(chosen) for chosen in itertools.combinations(pooled, n)]
-    return sum(deal >= gap(first) - 3e-4 for deal in deals) / len(deals)
-
-
 def holm(ps):
     """Corrected p values, in their order."""
     corrected, largest = [0.0] * len(ps), 0.0
@@ -313,7 +299,10 @@ def table(lines, versus, same=False):
         rows.setdefault(line["row"], []).append(line)
     values = {name: [float(line["accuracy"]) for line in some] for name, some in rows.items()}
     others = [name for name in rows if name != versus and len(values[name]) > 1]
-    ps = dict(zip(others, holm([permutation(values[name], values[versus]) for name in others])))
+    # study.csv has four digits of an accuracy: gaps that differ by less are equal
+    ps = dict(
+        zip(others, holm([permutation(values[name], values[versus], 3e-4) for name in others]))
+    )
     shown = [["planner", "accuracy", "each seed", "questions", "turns", "errors, %"]]
     shown[0] += [f"minus {versus}"] + ["p, Holm"] * (not same)
     for name, some in rows.items():

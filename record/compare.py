@@ -9,13 +9,19 @@ Most questions are easy for both planners or hard for both. They say nothing abo
 better, but they widen the interval of each accuracy. So the planners are compared in pairs: only
 the questions on which they differ count. A question without an outcome (failed, undecided) counts
 as not right. Several trials of a question count as one, by the share that was right.
+
+A side may also be several folders, one for each seed: solve.py --compare 'runs/mine-seed*' ... All
+this then says something about these very planners. Whether other seeds would differ as much, only
+the seeds can say: each counts once, in an exact permutation test of their accuracies.
 """
 
+import itertools
 import json
 import math
 import re
 import subprocess
 import sys
+from glob import glob
 from pathlib import Path
 from statistics import fmean
 
@@ -29,28 +35,33 @@ WIDTH = 50  # characters of a question or an answer that are printed
 UNSHOWN = {"batch", "data", "limit", "out"}  # settings that are no reason for a difference
 
 
-def compare(folder_a, folder_b, out=None):
-    """The lines to print. out: a folder that gets all questions that differ (differences.jsonl)."""
-    both = [read_answers(Path(folder)) for folder in (folder_a, folder_b)]
+def compare(a, b, out=None):
+    """The lines to print. a, b: a folder or a pattern of several each. out: a folder that gets all
+    questions that differ (differences.jsonl)."""
+    folders = [[Path(folder) for folder in matching(side)] for side in (a, b)]
+    each = [[read_answers(folder) for folder in side] for side in folders]
+    both = [joined(side) for side in each]
     names = [name for name in both[0] if name in both[1]]
     if not names:
-        raise Mistake(f"nothing to compare: {folder_a} has {[*both[0]]}, {folder_b} {[*both[1]]}")
+        raise Mistake(f"nothing to compare: {a} has {[*both[0]]}, {b} {[*both[1]]}")
     firsts = [[trials[0] for name in names for trials in answers[name]] for answers in both]
     questions, others = ([(first.question, first.gold) for first in side] for side in firsts)
     if questions != others:
         raise Mistake(
-            f"{folder_a} and {folder_b} have answered different questions ({len(questions)} and "
+            f"{a} and {b} have answered different questions ({len(questions)} and "
             f"{len(others)}): let both runs finish, with the same questions and the same --limit"
         )
     if not any(gold for _, gold in questions):
         raise Mistake("nothing to compare: no question has a gold answer, so none was graded")
-    different = "; ".join(different_settings(Path(folder_a), Path(folder_b))) or "none"
-    lines = [f"A  {folder_a}", f"B  {folder_b}", f"settings that differ, A | B: {different}"]
+    different = "; ".join(different_settings(folders[0][0], folders[1][0])) or "none"
+    lines = [f"A  {a}", f"B  {b}", f"settings that differ, A | B: {different}"]
     sets = {name: [answers[name] for answers in both] for name in names}
     if len(names) > 1:
         sets["all"] = [sum((answers[name] for name in names), []) for answers in both]
     for name, sides in sets.items():
         lines += ["", name, *statistics(*sides)]
+        if max(map(len, folders)) > 1:
+            lines.append(seeds_line(*each, names if name == "all" else [name]))
     rows = [
         row_of(name, a, b) for name in names for a, b in zip(*sets[name]) if right(a) != right(b)
     ]
@@ -64,6 +75,52 @@ def compare(folder_a, folder_b, out=None):
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         lines += ["", f"all {len(rows)} questions that differ: {file}"]
     return [printable(line) for line in lines]
+
+
+def matching(pattern):
+    """The folders, or models, of a pattern such as "runs/mine-seed*"; a name without * is one."""
+    found = sorted(glob(str(pattern))) if "*" in str(pattern) else [pattern]
+    if not found:
+        raise Mistake(f"no folder matches {pattern}")
+    return found
+
+
+def joined(sides):
+    """The answers of several folders as those of one: {name: for each question, its rollouts}."""
+    sets = {}
+    for name in set.intersection(*map(set, sides)):
+        each = [answers[name] for answers in sides]
+        asked = {tuple(trials[0].question for trials in answers) for answers in each}
+        if len(asked) > 1:
+            raise Mistake(f"the folders of a side have answered different questions of {name}")
+        sets[name] = [sum(trials, ()) for trials in zip(*each, strict=True)]
+    return dict(sorted(sets.items()))
+
+
+def seeds_line(first, second, names):
+    """'each folder: A 0.97 0.95 | B 0.11 0.12, exact permutation test p = 0.33'
+
+    first, second: the answers of each folder of a side."""
+    accuracies = [
+        [fmean(right(trials) for name in names for trials in answers[name]) for answers in side]
+        for side in (first, second)
+    ]
+    shown = [" ".join(f"{value:.3f}" for value in values) for values in accuracies]
+    p = permutation(*accuracies)
+    return f"each folder: A {shown[0]} | B {shown[1]}, exact permutation test p = {p:.2g}"
+
+
+def permutation(first, second, equal=1e-9):
+    """The share of all ways to deal the values to two sides whose means differ at least as much.
+    equal: gaps that differ by less are equal."""
+    pooled, n = first + second, len(first)
+
+    def gap(chosen):
+        rest = (sum(pooled) - sum(chosen)) / (len(pooled) - n)
+        return abs(sum(chosen) / n - rest)
+
+    deals = [gap(chosen) for chosen in itertools.combinations(pooled, n)]
+    return sum(deal >= gap(first) - equal for deal in deals) / len(deals)
 
 
 def different_settings(*folders):
@@ -147,15 +204,15 @@ def line_of(row):
 
 
 def answer_both(args):
-    """The folders with the answers of two models: this command runs once for each."""
-    folders = [
-        Path(args.out or "runs/compare", re.sub(r"\W+", "-", model)) for model in args.compare
-    ]
-    at = sys.argv.index("--compare")
+    """The folders with the answers of two models, or patterns of models: this command runs once for
+    each."""
+    top, at = Path(args.out or "runs/compare"), sys.argv.index("--compare")
     words = sys.argv[1:at] + sys.argv[at + 3 :]
-    for model, folder in zip(args.compare, folders, strict=True):
+    folder_of = lambda model: top / re.sub(r"[^\w*]+", "-", model)
+    for model in itertools.chain(*map(matching, args.compare)):
+        folder = folder_of(model)
         print(f"{model} answers, kept in {folder}", flush=True)
         run = [sys.executable, sys.argv[0], *words, "--model", model, "--out", str(folder)]
         if subprocess.run([*run, "--quiet"]).returncode:
             raise Mistake(f"{model} has not answered all questions, so nothing is compared")
-    return folders
+    return [str(folder_of(side)) for side in args.compare]

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from record.compare import compare, difference, mcnemar
+from world.mistakes import Mistake
 
 
 # -------------------------------------------------------------------------------- the statistics
@@ -115,6 +116,23 @@ def test_more_trials_add_no_questions_and_count_by_the_share_that_was_right(tmp_
     half = compare(folder(tmp_path / "c", [1, 1], [0, 1]), folder(tmp_path / "d", [1, 1]))
     assert any(line.startswith("A  accuracy 0.750") for line in half)
     assert any(line.startswith("B - A: +25.0 points") for line in half)
+
+
+def test_seeds_of_a_side_are_pooled_by_question_and_counted_as_blocks(tmp_path):
+    for n, right in enumerate([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]]):
+        folder(tmp_path / f"mine-seed{n}", right)
+    for n, right in enumerate([[0, 0, 1, 0], [0, 0, 1, 0]]):
+        folder(tmp_path / f"plain-seed{n}", right, right)  # twice as many trials weigh the same
+    lines = compare(tmp_path / "plain-seed*", tmp_path / "mine-seed*")
+    assert "A  accuracy 0.250" in "\n".join(lines) and "B  accuracy 0.833" in "\n".join(lines)
+    assert any("A more often right 0, B more often right 3" in line for line in lines)
+    seeds = "each folder: A 0.250 0.250 | B 0.750 1.000 0.750, exact permutation test p = 0.1"
+    assert seeds in lines  # one of the ten ways to deal them
+    folder(tmp_path / "mine-seed3", [1, 1, 1])
+    with pytest.raises(Mistake, match="folders of a side have answered different questions"):
+        compare(tmp_path / "plain-seed*", tmp_path / "mine-seed*")
+    with pytest.raises(Mistake, match=r"no folder matches .*nowhere\*"):
+        compare(tmp_path / "nowhere*", tmp_path / "plain-seed0")
 
 
 def test_benchmarks_that_both_have_are_compared_one_by_one_and_together(tmp_path):

@@ -161,13 +161,31 @@ def test_a_line_has_the_steps_that_all_seeds_have_of_any_column(tmp_path):
     assert curves.points(runs, "test.accuracy") == [(0, 0, 0.25, 0.5)]
 
 
-def test_a_missing_package_or_column_is_one_sentence(tmp_path):
-    run = logged(tmp_path / "a", [1])
-    command = [sys.executable, curves.__file__, run, "--columns", "rewards"]
+@pytest.mark.parametrize(
+    "run, column, why",
+    [("a", "rewards", "no column rewards"), ("b", "kl", "b is not the folder of a training run")],
+)
+def test_a_missing_package_column_or_folder_is_one_sentence(run, column, why, tmp_path):
+    logged(tmp_path / "a", [1])
+    command = [sys.executable, curves.__file__, tmp_path / run, "--columns", column]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and (
-        "matplotlib" in done.stderr or "no column rewards" in done.stderr
-    )
+    assert done.returncode == 2 and ("matplotlib" in done.stderr or why in done.stderr)
+
+
+@pytest.mark.extras("matplotlib")
+def test_a_line_keeps_its_colour_and_its_name_in_a_panel_where_another_has_no_number(tmp_path):
+    import matplotlib.pyplot as plt
+
+    logged(tmp_path / "a-seed0", [1, 1])
+    logged(tmp_path / "b-seed0", [1, 1], [0, 1])
+    lines = curves.lines_of([tmp_path / "a-seed0", tmp_path / "b-seed0"])
+    figure = curves.draw(plt, lines, ["test.accuracy", "reward"])
+    colours = [
+        [line.get_color() for line in axes.lines if len(line.get_xdata())] for axes in figure.axes
+    ]
+    assert colours == [["C1"], ["C0", "C1"]]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == [str(tmp_path / "a"), str(tmp_path / "b")]
 
 
 @pytest.mark.extras("matplotlib")
