@@ -140,6 +140,44 @@ def test_what_may_pass_is_tried_again(serve, first):
     assert answer == 1 and len(server.requests) == 2
 
 
+@pytest.fixture
+def slept(monkeypatch):
+    """The pauses, of which none is waited for."""
+    pauses = []
+    monkeypatch.setattr(services, "PAUSE", 0.5)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    return pauses
+
+
+BAD = ["0.001", "1e3", "30, 40", "", "-1", "soon", "1 Jan 99999 00:00:00 GMT", "9" * 5000, "0"]
+
+
+@pytest.mark.parametrize("tries", [3, 6])  # of a search, of a model
+@pytest.mark.parametrize(
+    "status, headers",
+    [("429 Slow", {}), ("503 Busy", {}), ("429 Slow", {"Retry_After": "2"})]
+    + [("429 Slow", {"Retry_After": "9999"}), *(("503 No", {"Retry_After": bad}) for bad in BAD)],
+)
+def test_a_limit_of_requests_per_minute_is_outlasted(serve, slept, tries, status, headers):
+    limited, good = reply(status=status, **headers), reply('{"good": 1}')
+    server = serve(lambda send: send(limited if sum(slept) < 60 else good))
+    assert api(session(tries=tries), "POST", server.url) == {"good": 1}
+    assert max(slept) < 75 and len(server.requests) <= tries
+
+
+def test_a_short_refusal_costs_a_short_pause(serve, slept):
+    server = serve(*[reply(status="429 Slow")] * 2, reply())
+    api(session(tries=6), "GET", server.url)
+    assert len(server.requests) == 3 and sum(slept) < 3
+
+
+@pytest.mark.parametrize("answer", [None, dropped, reply(status="500 No"), reply(status="502 No")])
+def test_a_service_that_is_down_is_given_up_after_seconds(serve, slept, answer):
+    url = serve(answer).url if answer else nowhere()
+    failure(api, session(tries=6), "GET", url)
+    assert 15 <= sum(slept) < 20
+
+
 @pytest.mark.parametrize(
     "answer, sentence, tries",
     [

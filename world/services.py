@@ -11,6 +11,7 @@ never shows a key. Pages whose addresses a model wrote are not trusted: pages.py
 Not covered: a server that sends its headers byte by byte can hold up api().
 """
 
+import contextlib
 import html
 import http.client
 import json
@@ -87,10 +88,23 @@ def is_server(name):
     return str(name).startswith(("http://", "https://"))
 
 
+class Retry(urllib3.Retry):
+    """urllib3's Retry, which also outlasts a limit of requests per minute."""
+
+    def sleep(self, response=None):
+        """Wait before the next try: 0, 1, 2, 4, ... seconds, or longer if a server says so."""
+        pause = self.get_backoff_time()
+        if response is not None and response.status in (429, 503) and self.total == 0:
+            pause += 120 * PAUSE  # a minute, before the last try
+        with contextlib.suppress(*FAILURES):  # of a Retry-After that is no number and no date
+            pause = max(pause, response and self.get_retry_after(response) or 0)
+        time.sleep(pause)
+
+
 def session(tries=4):
     """A requests.Session for all threads, which tries each request up to `tries` times. POST, too:
     ours change nothing."""
-    retry = urllib3.Retry(
+    retry = Retry(
         tries - 1,
         allowed_methods=None,
         status_forcelist=(429, *range(500, 600)),
