@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import socketserver
+import sqlite3
 import threading
 import time
 import traceback
@@ -329,6 +330,48 @@ def test_threads_and_connections_may_share_a_cache(tmp_path):
         list(pool.map(lambda n: caches[n % 3].put(str(n), "key", str(n)), range(60)))
         found = pool.map(lambda n: caches[(n + 1) % 3].get("key", str(n)), range(60))
         assert list(found) == [str(n) for n in range(60)]
+
+
+def locked(cache):
+    cache.table.execute("pragma busy_timeout = 50")
+    other = sqlite3.connect(cache.path, isolation_level=None)
+    other.execute("begin exclusive")
+    return other
+
+
+def full(cache):
+    pages = cache.table.execute("pragma page_count").fetchone()[0]
+    cache.table.execute(f"pragma max_page_count = {pages}")
+
+
+def read_only(cache):
+    cache.table.execute("pragma query_only = 1")
+
+
+def overwritten(cache):
+    cache.path.write_bytes(b"no database" * 999)
+
+
+def without_its_table(cache):
+    cache.table.execute("drop table answers")
+
+
+@pytest.mark.parametrize("fault", [locked, full, read_only, overwritten, without_its_table])
+def test_a_cache_that_fails_costs_no_answer_and_says_so_once(tmp_path, capsys, fault):
+    cache = Cache(tmp_path / "web.sqlite")
+    cache.put("found", "old")
+    other = fault(cache)  # a lock is held as long as this connection lives
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: cache.put("x" * 9999, str(n)), range(20)))
+        assert set(pool.map(lambda n: cache.get("new"), range(20))) == {None}
+    readable = fault in (full, read_only)
+    assert cache.get("old") == ("found" if readable else None)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": it is ")[1] for line in lines] == [
+        f"not {how} from now on." for how in ("written", "read")[: 2 - readable]
+    ]
+    assert all(line.startswith(f"{cache.path} fails as a cache (") for line in lines)
+    del other
 
 
 def test_a_file_that_cannot_be_a_cache_is_told_at_once(tmp_path):

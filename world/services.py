@@ -18,6 +18,7 @@ import json
 import os
 import re
 import sqlite3
+import sys
 import threading
 import time
 from urllib.parse import quote, quote_plus, urlsplit
@@ -223,10 +224,14 @@ def replace_file(path, content):
 
 # ------------------------------------------------------------------------------------------ cache
 class Cache:
-    """Answers in an SQLite file, not requested again. Threads and processes may share it."""
+    """Answers in an SQLite file, not requested again. Threads and processes may share it.
+
+    A file that fails later (the disk is full, another process locks it) costs no answer: stderr
+    says so once, and the file is not written, or not read, from then on.
+    """
 
     def __init__(self, path):
-        self.lock = threading.Lock()
+        self.path, self.lock, self.broken = path, threading.Lock(), set()
         try:
             self.table = sqlite3.connect(
                 path, timeout=60, check_same_thread=False, isolation_level=None
@@ -238,15 +243,22 @@ class Cache:
 
     def get(self, *key):
         """The value of these keys; None if there is none."""
-        rows = self.run("select value from answers where key = ?", json.dumps(key))
+        rows = self.run("read", "select value from answers where key = ?", json.dumps(key))
         return rows[0][0] if rows else None
 
     def put(self, value, *key):
         value = value.encode(
             "utf-8", "replace"
         ).decode()  # SQLite refuses halves of surrogate pairs
-        self.run("insert or replace into answers values (?, ?)", json.dumps(key), value)
+        self.run("written", "insert or replace into answers values (?, ?)", json.dumps(key), value)
 
-    def run(self, command, *values):
+    def run(self, how, command, *values):
+        """The rows of a command; None from the first one on that failed in this way."""
         with self.lock:
-            return self.table.execute(command, values).fetchall()
+            try:
+                if how not in self.broken:
+                    return self.table.execute(command, values).fetchall()
+            except sqlite3.Error as why:
+                self.broken.add(how)
+                sentence = f"{self.path} fails as a cache ({why}): it is not {how} from now on."
+                print(sentence, file=sys.stderr)
