@@ -5,7 +5,8 @@
 
 world/services.py retries what may work later (429, 5xx, a dropped connection, a broken answer). If
 a request fails for good, Completion.error says why, and no rollout takes that for an answer. An
-empty text is no answer either, unless the model really said nothing.
+empty text is no answer either, unless the model really said nothing. Nor is the answer to a prompt
+that the server has cut without saying so: is_whole().
 
 The key is OPENAI_API_KEY. It is sent over https or to this machine only, never in the clear. A
 server may sample with the checkpoint's settings (top-k, a repetition penalty), so it cannot be the
@@ -13,6 +14,7 @@ policy in training.
 """
 
 import json
+import math
 import os
 import re
 import sys
@@ -26,7 +28,7 @@ import torch
 from models.chat import after_thinking, defuse, plain_thoughts
 from models.completion import NEW_TOKENS, TOO_LONG, Completion
 from world import services
-from world.text import printable, truncate
+from world.text import printable, truncate, visible
 
 # Fields that a server may refuse. They are left out then; max_tokens is renamed. If an error names
 # several, the first in this order goes: Claude takes temperature or top_p, not both.
@@ -74,6 +76,8 @@ class Server:
         key = os.environ.get("OPENAI_API_KEY") if local or parts.scheme == "https" else None
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.refused, self.lock = set(), threading.Lock()  # refused: some of REFUSABLE
+        # In words: the longest prompt that was read whole, the shortest that was cut
+        self.longest_whole, self.shortest_cut = 0, math.inf
         self.session = services.session(tries=6)
         self.session.trust_env = not local  # a proxy would see the key, and this machine needs none
         self.name = name or self.only_model()
@@ -130,13 +134,15 @@ class Server:
         """
         refused, url = set(self.refused), f"{self.url}/chat/completions"
         how = dict(seconds=self.seconds, again=4, headers=self.headers)
-        how["read"] = lambda data: self.completion(data, body)
+        how["read"] = lambda data: (self.completion(data, body), data)
+        post = lambda sent: services.api(self.session, "POST", url, json=sent, **how)
         while True:
             sent = {field: value for field, value in body.items() if field not in refused}
             if "max_tokens" in refused:  # by OpenAI's newer models
                 sent["max_completion_tokens"] = body["max_tokens"]
             try:
-                completion = services.api(self.session, "POST", url, json=sent, **how)
+                completion, data = post(sent)
+                whole = self.is_whole(data, sent, post)
             except services.ServiceError as why:
                 field = refused_field(why, sent)
                 if not field:
@@ -144,7 +150,31 @@ class Server:
                 refused.add(field)
             else:
                 self.remember(refused)
-                return completion
+                return completion if whole else replace(completion, text="", error=TOO_LONG)
+
+    def is_whole(self, data, sent, post):
+        """Did the server read all of the prompt? data: its answer to `sent`, which `post` sends.
+
+        A word has at least one token. A server that counts fewer has cut the prompt, or does not
+        count the tokens in its cache (Ollama and others). So the prompt is sent once more, behind a
+        word that is in no cache. This is rare: prompts with no more words than a whole one are
+        whole, and those with no fewer words than a cut one are cut.
+        """
+        prompt, tokens = sent["messages"][0]["content"], count(data, "usage", "prompt_tokens")
+        words = len(WORD.findall(prompt))
+        if tokens and tokens < words and self.longest_whole < words < self.shortest_cut:
+            uncached = {"role": "user", "content": f"{os.urandom(4).hex()} {prompt}"}
+            _, data = post(sent | {"messages": [uncached]})
+            tokens = count(data, "usage", "prompt_tokens")
+            # Some servers count the tokens in the cache apart
+            cached = count(data, "usage", "prompt_tokens_details", "cached_tokens")
+            tokens = tokens and tokens + (cached or 0)
+        with self.lock:
+            if tokens and tokens >= words:
+                self.longest_whole = max(self.longest_whole, words)
+            elif tokens and words > self.longest_whole:
+                self.shortest_cut = min(self.shortest_cut, words)
+        return not tokens or tokens >= words or words <= self.longest_whole
 
     def remember(self, refused):
         """Do without these fields from now on. The user is told once."""
@@ -159,31 +189,31 @@ class Server:
 
         ValueError if the answer holds an error: services.api() repeats the request then.
         """
-        choice, usage = data["choices"][0], data.get("usage") or {}
+        choice, tokens = data["choices"][0], count(data, "usage", "completion_tokens")
         message, reason = choice["message"], str(choice.get("finish_reason") or "stop").lower()
         if data.get("error") or choice.get("error") or FAILED.search(reason):
             raise ValueError(reason)
-        content, tokens = message.get("content") or "", usage.get("completion_tokens")
+        content = message.get("content") or ""
         if isinstance(content, list):  # Mistral's thinking models: only the texts are the answer
             content = "".join(part["text"] for part in content if part["type"].endswith("text"))
         # A server that quotes the key sends it into no prompt, file or terminal.
         text = plain_thoughts(services.without_whole_keys(content))
         full = re.search("length|max_", reason) or (tokens or 0) >= body["max_tokens"]
-        cut, empty = bool(full) or reason not in WHOLE, not text.strip()
+        cut = bool(full) or reason not in WHOLE
+        seen = re.search(r"[^\s\x00-\x1f\x7f-\x9f]", visible(text))
         elsewhere = [name for name in message if message[name] and name not in ("role", "content")]
-        words = len(WORD.findall(body["messages"][0]["content"]))
         said_nothing = None, *range(1, 17)  # tokens of a stop, perhaps with an empty thought
         problem = ""
         if full and not after_thinking(text):
             problem = "its thinking used up all tokens: raise --max-new-tokens"
-        elif empty and elsewhere:
+        elif not seen and elsewhere:
             problem = f"all that it wrote is in {', '.join(elsewhere)}"
-        elif empty and (cut or "content" not in message or tokens not in said_nothing):
+        elif text.strip() and not seen:
+            problem = "it wrote control characters"
+        elif not seen and (cut or "content" not in message or tokens not in said_nothing):
             problem = f"it wrote nothing, and finish_reason is {reason}"
         error = f"{self.host} answered without a text: {shown(problem)}" if problem else ""
-        if 0 < (usage.get("prompt_tokens") or words) < words:
-            error = TOO_LONG  # a word has at least one token: the server has cut the prompt
-        text, total = "" if error else text, int(usage.get("total_tokens") or 0)
+        text, total = "" if error else text, count(data, "usage", "total_tokens") or 0
         return Completion(text, [], [], error, usage=total, cut=cut)
 
     def error(self, why):
@@ -201,6 +231,16 @@ class Server:
             message = message or f"finish_reason {codes}"
             return f"{self.host} answered with an error: {shown(message)}"
         return f"{why}: {shown(message)}" if message and why.status in (400, 404, 422) else str(why)
+
+
+def count(data, *path):
+    """The count of tokens at this path of a server's answer; None if there is no sensible one.
+
+    count({"usage": {"total_tokens": 7}}, "usage", "total_tokens") -> 7
+    """
+    for name in path:
+        data = data.get(name) if isinstance(data, dict) else None
+    return data if type(data) is int and 0 <= data < 10**12 else None
 
 
 def refused_field(why, sent):
