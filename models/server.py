@@ -41,8 +41,10 @@ OVERFLOW = re.compile(
     r"|(model|allowed) length|input token count|`inputs`",  # vLLM, SGLang, Gemini, TGI
     re.IGNORECASE,
 )
-# A 400 that any prompt would have met: the account is used up. Others answer 402 or 429 then.
+# A 400 that any prompt would have met: the account is used up, or the model is not loaded yet.
+# Others answer 402, 429 or 503 then.
 UNPAID = re.compile(r"quota|billing|credit|balance|spend|payment", re.IGNORECASE)
+LOADING = re.compile(r"model .{0,60}\b(un)?load|\bload.{0,60} model", re.IGNORECASE)
 MESSAGE = re.compile(
     r'"(?:message|msg|detail|error|raw)"\s*:\s*"((?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)'
 )
@@ -225,8 +227,8 @@ class Server:
         message, codes = messages_of(why.body), " ".join(CODE.findall(why.body))
         if why.status in (200, 400, 413, 422, 500) and OVERFLOW.search(f"{codes} {message}"):
             return TOO_LONG
-        if why.status == 400 and UNPAID.search(f"{codes} {message}"):
-            return f"{self.host} does not serve this account: {shown(message)}"  # an outage
+        if why.status == 400 and any(p.search(f"{codes} {message}") for p in (UNPAID, LOADING)):
+            return f"{self.host} refuses every prompt: {shown(message)}"  # an outage
         if why.status == 200 and (message or FAILED.search(codes)):
             message = message or f"finish_reason {codes}"
             return f"{self.host} answered with an error: {shown(message)}"
@@ -256,9 +258,12 @@ def refused_field(why, sent):
 def messages_of(body):
     """The messages of an error in JSON, of any shape, of which the end may be missing.
 
-    Nothing else of a server's error is looked at, because it may hold the prompt.
+    Of an error in plain text: the start of its first line. Nothing else of a server's error is
+    looked at, because it may hold the prompt.
     """
     found = dict.fromkeys(json.loads(f'"{text}"', strict=False) for text in MESSAGE.findall(body))
+    if not found and body.strip()[:1] not in "{[<":  # "" is in it, too
+        return body.strip().splitlines()[0][:200]
     return ": ".join(text for text in found if text)
 
 

@@ -423,15 +423,20 @@ def test_every_way_to_fail_is_tried_again_and_never_taken_for_an_answer(server, 
         (401, "no", True),
         (404, "no such model", True),
         (400, "Your credit balance is too low", True),
+        (400, "The model is still loading", True),
+        (400, "Failed to load model", True),
+        (400, "Images cannot be loaded", False),
     ],
 )
 def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_key(
     server, status, error, down
 ):
-    server.reply = replies((status, {"error": {"message": error}}))
-    (completion,) = Server(server.url)(["q"])
-    assert outage(completion.error) == down and len(server.asked) == 1
-    assert completion.error.endswith(f": {error}") == (status != 401)
+    for body in {"error": {"message": error}}, f"{error}\nTraceback: ...".encode():
+        server.reply = replies((status, body))
+        (completion,) = Server(server.url)(["q"])
+        assert outage(completion.error) == down
+        assert completion.error.endswith(f": {error}") == (status != 401)
+    assert len(server.asked) == 2
 
 
 @pytest.mark.parametrize(
@@ -449,10 +454,11 @@ def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_k
     ],
 )
 def test_a_prompt_that_does_not_fit_has_the_same_error_as_with_a_local_model(server, message):
-    for status in (200, 400, 413, 422, 404):
-        server.reply = replies((status, {"error": {"message": message}}))
-        assert (Server(server.url)(["q"])[0].error == TOO_LONG) == (status != 404)
-    assert len(server.asked) == 5 + 4  # an answer of 200 is asked for again
+    for body in {"error": {"message": message}}, message.encode():
+        for status in (200, 400, 413, 422, 404):
+            server.reply = replies((status, body))
+            assert (Server(server.url)(["q"])[0].error == TOO_LONG) == (status != 404)
+    assert len(server.asked) == 2 * (5 + 4)  # an answer of 200 is asked for again
 
 
 @pytest.mark.parametrize(
@@ -462,6 +468,9 @@ def test_a_prompt_that_does_not_fit_has_the_same_error_as_with_a_local_model(ser
         {"detail": [{"msg": "Field required", "input": {"content": "maximum context length"}}]},
         {"error": {"message": ["prompt too long"]}},
         {"error": 7},
+        b"<html>The context length is the length of the context.</html>",
+        b"Your prompt is refused:\nWhat is a context length?",
+        b"",
     ],
 )
 def test_another_refusal_is_no_overflow_even_if_it_quotes_the_prompt(server, body):
