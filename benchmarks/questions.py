@@ -102,10 +102,10 @@ def check_choices(choices, *golds):
 
 
 def text(key, value):
-    """A text or a number as text."""
+    """A text or a number as text. Half of a surrogate pair becomes "?", as in all files."""
     if type(value) not in (str, int, Written):
         raise ValueError(f'"{key}" must be text or a number, not {json.dumps(value)[:40]}')
-    return str(value)
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def texts(key, values):

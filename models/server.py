@@ -5,7 +5,8 @@
 
 world/services.py retries what may work later (429, 5xx, a dropped connection, a broken answer). If
 a request fails for good, Completion.error says why, and no rollout takes that for an answer. An
-empty text is no answer either, unless the model really said nothing.
+empty text is no answer either, unless the model really said nothing. Nor is the answer to a prompt
+that the server has cut without saying so: is_whole().
 
 The key is OPENAI_API_KEY. It is sent over https or to this machine only, never in the clear. A
 server may sample with the checkpoint's settings (top-k, a repetition penalty), so it cannot be the
@@ -13,6 +14,7 @@ policy in training.
 """
 
 import json
+import math
 import os
 import re
 import sys
@@ -26,7 +28,8 @@ import torch
 from models.chat import after_thinking, defuse, plain_thoughts
 from models.completion import NEW_TOKENS, TOO_LONG, Completion
 from world import services
-from world.text import printable, truncate
+from world.mistakes import Mistake
+from world.text import printable, truncate, visible
 
 # Fields that a server may refuse. They are left out then; max_tokens is renamed. If an error names
 # several, the first in this order goes: Claude takes temperature or top_p, not both.
@@ -39,8 +42,10 @@ OVERFLOW = re.compile(
     r"|(model|allowed) length|input token count|`inputs`",  # vLLM, SGLang, Gemini, TGI
     re.IGNORECASE,
 )
-# A 400 that any prompt would have met: the account is used up. Others answer 402 or 429 then.
+# A 400 that any prompt would have met: the account is used up, or the model is not loaded yet.
+# Others answer 402, 429 or 503 then.
 UNPAID = re.compile(r"quota|billing|credit|balance|spend|payment", re.IGNORECASE)
+LOADING = re.compile(r"model .{0,60}\b(un)?load|\bload.{0,60} model", re.IGNORECASE)
 MESSAGE = re.compile(
     r'"(?:message|msg|detail|error|raw)"\s*:\s*"((?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)'
 )
@@ -65,21 +70,21 @@ class Server:
         url, _, name = url.partition("#")
         parts = urlsplit(url)
         if "@" in parts.netloc or parts.query:
-            raise ValueError(
-                "A server's address holds no key and no ?: set OPENAI_API_KEY instead."
-            )
+            raise Mistake("A server's address holds no key and no ?: set OPENAI_API_KEY instead.")
         self.url = url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
         self.host, self.at_once, self.seconds, self.think = parts.netloc, at_once, seconds, think
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         key = os.environ.get("OPENAI_API_KEY") if local or parts.scheme == "https" else None
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.refused, self.lock = set(), threading.Lock()  # refused: some of REFUSABLE
+        # In words: the longest prompt that was read whole, the shortest that was cut
+        self.longest_whole, self.shortest_cut = 0, math.inf
         self.session = services.session(tries=6)
         self.session.trust_env = not local  # a proxy would see the key, and this machine needs none
         self.name = name or self.only_model()
 
     def only_model(self):
-        """The name of the only model that is served. ValueError if the server does not run."""
+        """The name of the only model that is served. Mistake if the server does not run."""
         session = services.session(tries=1)
         session.trust_env = self.session.trust_env
         names = lambda data: [str(model["id"]) for model in data["data"]]
@@ -88,10 +93,10 @@ class Server:
             served = services.api(session, "GET", f"{self.url}/models", **how)
         except services.ServiceError as why:
             advice = f"start the server, correct its address, or name a model: {self.url}#MODEL"
-            raise ValueError(f"{why}: {advice}.") from why
+            raise Mistake(f"{why}: {advice}.") from why
         if len(served) != 1:
             names = shown(", ".join(served) or "no model")
-            raise ValueError(f"{self.host} serves {names}: name one, as in {self.url}#MODEL.")
+            raise Mistake(f"{self.host} serves {names}: name one, as in {self.url}#MODEL.")
         return served[0]
 
     def __str__(self):
@@ -130,13 +135,15 @@ class Server:
         """
         refused, url = set(self.refused), f"{self.url}/chat/completions"
         how = dict(seconds=self.seconds, again=4, headers=self.headers)
-        how["read"] = lambda data: self.completion(data, body)
+        how["read"] = lambda data: (self.completion(data, body), data)
+        post = lambda sent: services.api(self.session, "POST", url, json=sent, **how)
         while True:
             sent = {field: value for field, value in body.items() if field not in refused}
             if "max_tokens" in refused:  # by OpenAI's newer models
                 sent["max_completion_tokens"] = body["max_tokens"]
             try:
-                completion = services.api(self.session, "POST", url, json=sent, **how)
+                completion, data = post(sent)
+                whole = self.is_whole(data, sent, post)
             except services.ServiceError as why:
                 field = refused_field(why, sent)
                 if not field:
@@ -144,7 +151,31 @@ class Server:
                 refused.add(field)
             else:
                 self.remember(refused)
-                return completion
+                return completion if whole else replace(completion, text="", error=TOO_LONG)
+
+    def is_whole(self, data, sent, post):
+        """Did the server read all of the prompt? data: its answer to `sent`, which `post` sends.
+
+        A word has at least one token. A server that counts fewer has cut the prompt, or does not
+        count the tokens in its cache (Ollama and others). So the prompt is sent once more, behind a
+        word that is in no cache. This is rare: prompts with no more words than a whole one are
+        whole, and those with no fewer words than a cut one are cut.
+        """
+        prompt, tokens = sent["messages"][0]["content"], count(data, "usage", "prompt_tokens")
+        words = len(WORD.findall(prompt))
+        if tokens and tokens < words and self.longest_whole < words < self.shortest_cut:
+            uncached = {"role": "user", "content": f"{os.urandom(4).hex()} {prompt}"}
+            _, data = post(sent | {"messages": [uncached]})
+            tokens = count(data, "usage", "prompt_tokens")
+            # Some servers count the tokens in the cache apart
+            cached = count(data, "usage", "prompt_tokens_details", "cached_tokens")
+            tokens = tokens and tokens + (cached or 0)
+        with self.lock:
+            if tokens and tokens >= words:
+                self.longest_whole = max(self.longest_whole, words)
+            elif tokens and words > self.longest_whole:
+                self.shortest_cut = min(self.shortest_cut, words)
+        return not tokens or tokens >= words or words <= self.longest_whole
 
     def remember(self, refused):
         """Do without these fields from now on. The user is told once."""
@@ -159,31 +190,31 @@ class Server:
 
         ValueError if the answer holds an error: services.api() repeats the request then.
         """
-        choice, usage = data["choices"][0], data.get("usage") or {}
+        choice, tokens = data["choices"][0], count(data, "usage", "completion_tokens")
         message, reason = choice["message"], str(choice.get("finish_reason") or "stop").lower()
         if data.get("error") or choice.get("error") or FAILED.search(reason):
             raise ValueError(reason)
-        content, tokens = message.get("content") or "", usage.get("completion_tokens")
+        content = message.get("content") or ""
         if isinstance(content, list):  # Mistral's thinking models: only the texts are the answer
             content = "".join(part["text"] for part in content if part["type"].endswith("text"))
         # A server that quotes the key sends it into no prompt, file or terminal.
         text = plain_thoughts(services.without_whole_keys(content))
         full = re.search("length|max_", reason) or (tokens or 0) >= body["max_tokens"]
-        cut, empty = bool(full) or reason not in WHOLE, not text.strip()
+        cut = bool(full) or reason not in WHOLE
+        seen = re.search(r"[^\s\x00-\x1f\x7f-\x9f]", visible(text))
         elsewhere = [name for name in message if message[name] and name not in ("role", "content")]
-        words = len(WORD.findall(body["messages"][0]["content"]))
         said_nothing = None, *range(1, 17)  # tokens of a stop, perhaps with an empty thought
         problem = ""
         if full and not after_thinking(text):
             problem = "its thinking used up all tokens: raise --max-new-tokens"
-        elif empty and elsewhere:
+        elif not seen and elsewhere:
             problem = f"all that it wrote is in {', '.join(elsewhere)}"
-        elif empty and (cut or "content" not in message or tokens not in said_nothing):
+        elif text.strip() and not seen:
+            problem = "it wrote control characters"
+        elif not seen and (cut or "content" not in message or tokens not in said_nothing):
             problem = f"it wrote nothing, and finish_reason is {reason}"
         error = f"{self.host} answered without a text: {shown(problem)}" if problem else ""
-        if 0 < (usage.get("prompt_tokens") or words) < words:
-            error = TOO_LONG  # a word has at least one token: the server has cut the prompt
-        text, total = "" if error else text, int(usage.get("total_tokens") or 0)
+        text, total = "" if error else text, count(data, "usage", "total_tokens") or 0
         return Completion(text, [], [], error, usage=total, cut=cut)
 
     def error(self, why):
@@ -195,12 +226,22 @@ class Server:
         message, codes = messages_of(why.body), " ".join(CODE.findall(why.body))
         if why.status in (200, 400, 413, 422, 500) and OVERFLOW.search(f"{codes} {message}"):
             return TOO_LONG
-        if why.status == 400 and UNPAID.search(f"{codes} {message}"):
-            return f"{self.host} does not serve this account: {shown(message)}"  # an outage
+        if why.status == 400 and any(p.search(f"{codes} {message}") for p in (UNPAID, LOADING)):
+            return f"{self.host} refuses every prompt: {shown(message)}"  # an outage
         if why.status == 200 and (message or FAILED.search(codes)):
             message = message or f"finish_reason {codes}"
             return f"{self.host} answered with an error: {shown(message)}"
         return f"{why}: {shown(message)}" if message and why.status in (400, 404, 422) else str(why)
+
+
+def count(data, *path):
+    """The count of tokens at this path of a server's answer; None if there is no sensible one.
+
+    count({"usage": {"total_tokens": 7}}, "usage", "total_tokens") -> 7
+    """
+    for name in path:
+        data = data.get(name) if isinstance(data, dict) else None
+    return data if type(data) is int and 0 <= data < 10**12 else None
 
 
 def refused_field(why, sent):
@@ -216,9 +257,12 @@ def refused_field(why, sent):
 def messages_of(body):
     """The messages of an error in JSON, of any shape, of which the end may be missing.
 
-    Nothing else of a server's error is looked at, because it may hold the prompt.
+    Of an error in plain text: the start of its first line. Nothing else of a server's error is
+    looked at, because it may hold the prompt.
     """
     found = dict.fromkeys(json.loads(f'"{text}"', strict=False) for text in MESSAGE.findall(body))
+    if not found and body.strip()[:1] not in "{[<":  # "" is in it, too
+        return body.strip().splitlines()[0][:200]
     return ": ".join(text for text in found if text)
 
 

@@ -13,6 +13,7 @@ INVISIBLE = re.compile(
     "|[\u200c\u200d](?![\u0600-\U0010ffff])"
 )
 FULL_WIDTH = re.compile("[\u3000\uff01-\uffee]")
+HYPHENS = re.compile("[\u2010-\u2013\u2212\ufe63]")  # also U+2011, which breaks no line, and minus
 
 # LaTeX that changes no value. "{,}" stays where it may be a decimal comma, and a final "\!", which
 # may be a factorial.
@@ -44,8 +45,9 @@ WRAPPED = re.compile(
 def folded(text):
     r"""The text with one spelling of each character, and without marks that nobody sees.
 
-    "e\u0301" -> "é"    "１２" -> "12"    "Pa\u200bris" -> "Paris"
+    "e\u0301" -> "é"    "１２" -> "12"    "Pa\u200bris" -> "Paris"    "x\u2011ray" -> "x-ray"
     """
+    text = HYPHENS.sub("-", text)
     text = FULL_WIDTH.sub(lambda m: unicodedata.normalize("NFKC", m[0]), INVISIBLE.sub("", text))
     return unicodedata.normalize("NFC", text)
 
@@ -55,7 +57,7 @@ def undressed(text):
 
     "**$5$.**" -> "5"
     """
-    text = folded(text).translate(str.maketrans("−–’\t", "--'\n"))
+    text = folded(text).translate(str.maketrans("’\t", "'\n"))
     for pattern, plain in LATEX:
         text = re.sub(pattern, plain, text)
     text = "\n".join(" ".join(line.split()) for line in text.splitlines())  # "1\n234" is not 1 234

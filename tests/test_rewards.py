@@ -78,6 +78,16 @@ def test_aliases_are_as_good_as_the_answer_and_a_unit_is_for_a_judge(question, v
     assert {text: decide(question, text) for text in verdicts} == verdicts
 
 
+@pytest.mark.parametrize("hyphen", "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d")
+def test_all_hyphens_are_one_character(hyphen):
+    for gold in "Jean-Luc", "F-16", "-5", "2018-03-29", "x-ray":
+        for pair in (gold, gold.replace("-", hyphen)), (gold.replace("-", hyphen), gold):
+            assert decide(Question("?", pair[0]), pair[1]) is True
+    assert decide(Question("?", "Jean-Luc"), f"Jean{hyphen}{hyphen}Luc") is None
+    game = Question("?", "2 3 4 6", kind="gameof24")
+    assert decide(game, f"6*4*(3{hyphen}2)") is True
+
+
 @pytest.mark.parametrize(
     "choices, gold, verdicts",
     [

@@ -1,5 +1,8 @@
 """models/server.py against a real server on loopback: answers, refusals, and every way to fail."""
 
+import os
+import threading
+
 import pytest
 import torch
 from conftest import answer
@@ -275,6 +278,94 @@ def test_a_prompt_that_the_server_has_cut_is_too_long(server, prompt, tokens, fi
     assert (completion.text, completion.error) == (("42", "") if fits else ("", TOO_LONG))
 
 
+def of_a_cache(counts, context=10**9):
+    """A reply that counts a token a word, of `context` words at most: the last ones.
+
+    counts: "all" tokens, "new" ones, which no earlier prompt began with, or those "apart"."""
+    seen, lock = [[]], threading.Lock()
+
+    def reply(body, turn):
+        tokens = ["<s>", *body["messages"][0]["content"].split()]
+        tokens = tokens[:1] + tokens[1:][-context:]
+        with lock:
+            cached = max(len(os.path.commonprefix([tokens, other])) for other in seen)
+            seen.append(tokens)
+        cached = 0 if counts == "all" else min(cached, len(tokens) - 1)
+        more = {"prompt_tokens_details": {"cached_tokens": cached}} if counts == "apart" else {}
+        return answer("42", prompt_tokens=len(tokens) - cached, **more)
+
+    return reply
+
+
+TOOLSET = "A tool of many. " * 50
+PROMPTS = [TOOLSET + f"Question {i}: what is it? " * 20 for i in range(8)]
+
+
+@pytest.mark.parametrize("counts", ["new", "apart", "all"])
+def test_a_prompt_in_the_cache_of_a_server_that_does_not_count_it_is_whole(server, counts):
+    server.reply = of_a_cache(counts)
+    for engine in Server(server.url), Server(server.url, at_once=1):  # for the latter all is cached
+        for temperature in (0.7, 0.0):
+            completions = engine(PROMPTS * 2, temperature)
+            assert {(c.text, c.error) for c in completions} == {("42", "")}
+    assert len(server.asked) <= 16 + 8 + 16 + 8 + 8 + 1  # and few requests are sent once more
+
+
+@pytest.mark.parametrize("counts", ["new", "apart", "all"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_cut_prompt_is_too_long_whether_or_not_the_cache_is_counted(server, counts, order):
+    server.reply = of_a_cache(counts, context=500)
+    prompts = [text * times for times in (1, 3) for text in PROMPTS][::order]
+    expected = [TOO_LONG if len(prompt.split()) > 500 else "" for prompt in prompts]
+    for engine in Server(server.url), Server(server.url):
+        for _ in range(2):
+            assert [c.error for c in engine(prompts)] == expected
+
+
+def test_one_second_request_is_enough_and_a_longer_context_needs_none(server):
+    server.reply, engine = of_a_cache("all", context=500), Server(server.url)
+    assert [engine([TOOLSET * n])[0].error for n in (5, 5, 6)] == [TOO_LONG] * 3
+    assert len(server.asked) == 1 + 3
+    server.reply = of_a_cache("all")
+    assert [engine([TOOLSET * n])[0].error for n in (6, 5)] == [""] * 2 and len(server.asked) == 6
+
+
+def test_tokens_that_a_server_counts_apart_are_part_of_the_prompt(server):
+    details = {"prompt_tokens_details": {"cached_tokens": 300}}
+    server.reply = replies(answer("42", prompt_tokens=7, **details))
+    short, long = Server(server.url, at_once=1)([TOOLSET, TOOLSET * 3])
+    assert (short.text, short.error) == ("42", "") and long.error == TOO_LONG
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"prompt_tokens": -3, "completion_tokens": -1, "total_tokens": -4},
+        {"prompt_tokens": "1", "completion_tokens": "900", "total_tokens": "7"},
+        {"prompt_tokens": float("nan"), "completion_tokens": float("inf"), "total_tokens": 1e99},
+        {"total_tokens": 10**400, "prompt_tokens": [1], "completion_tokens": {"a": 9}},
+        [1, 2],
+        "none",
+        7,
+    ],
+)
+def test_a_count_of_tokens_that_is_no_count_is_not_used(server, usage):
+    data = choice("stop", {"content": "It is 42."}) | {"usage": usage}
+    server.reply = replies((200, data))
+    (completion,) = Server(server.url)(["What is 6 * 7?"])
+    assert (completion.text, completion.error, completion.cut) == ("It is 42.", "", False)
+    assert completion.tokens == 0 and len(server.asked) == 1
+
+
+@pytest.mark.parametrize("text", ["\0\0\0", "\0 \n\0", "\x1b\x07", "\u200b", "\ufeff\u00ad"])
+@pytest.mark.parametrize("tokens", [None, 3])
+def test_a_text_that_nobody_can_see_is_none(server, text, tokens):
+    server.reply = replies(answer(text, completion_tokens=tokens))
+    (completion,) = Server(server.url)(["q"])
+    assert completion.text == "" and not outage(completion.error)
+    assert completion.error.endswith("answered without a text: it wrote control characters")
+
+
 # ---- addresses and keys
 def test_the_model_is_named_in_the_address_or_is_the_only_one(server):
     assert Server(server.url + "#other").name == "other"
@@ -332,15 +423,20 @@ def test_every_way_to_fail_is_tried_again_and_never_taken_for_an_answer(server, 
         (401, "no", True),
         (404, "no such model", True),
         (400, "Your credit balance is too low", True),
+        (400, "The model is still loading", True),
+        (400, "Failed to load model", True),
+        (400, "Images cannot be loaded", False),
     ],
 )
 def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_key(
     server, status, error, down
 ):
-    server.reply = replies((status, {"error": {"message": error}}))
-    (completion,) = Server(server.url)(["q"])
-    assert outage(completion.error) == down and len(server.asked) == 1
-    assert completion.error.endswith(f": {error}") == (status != 401)
+    for body in {"error": {"message": error}}, f"{error}\nTraceback: ...".encode():
+        server.reply = replies((status, body))
+        (completion,) = Server(server.url)(["q"])
+        assert outage(completion.error) == down
+        assert completion.error.endswith(f": {error}") == (status != 401)
+    assert len(server.asked) == 2
 
 
 @pytest.mark.parametrize(
@@ -358,10 +454,11 @@ def test_a_refusal_is_not_repeated_and_its_message_is_shown_where_it_quotes_no_k
     ],
 )
 def test_a_prompt_that_does_not_fit_has_the_same_error_as_with_a_local_model(server, message):
-    for status in (200, 400, 413, 422, 404):
-        server.reply = replies((status, {"error": {"message": message}}))
-        assert (Server(server.url)(["q"])[0].error == TOO_LONG) == (status != 404)
-    assert len(server.asked) == 5 + 4  # an answer of 200 is asked for again
+    for body in {"error": {"message": message}}, message.encode():
+        for status in (200, 400, 413, 422, 404):
+            server.reply = replies((status, body))
+            assert (Server(server.url)(["q"])[0].error == TOO_LONG) == (status != 404)
+    assert len(server.asked) == 2 * (5 + 4)  # an answer of 200 is asked for again
 
 
 @pytest.mark.parametrize(
@@ -371,6 +468,9 @@ def test_a_prompt_that_does_not_fit_has_the_same_error_as_with_a_local_model(ser
         {"detail": [{"msg": "Field required", "input": {"content": "maximum context length"}}]},
         {"error": {"message": ["prompt too long"]}},
         {"error": 7},
+        b"<html>The context length is the length of the context.</html>",
+        b"Your prompt is refused:\nWhat is a context length?",
+        b"",
     ],
 )
 def test_another_refusal_is_no_overflow_even_if_it_quotes_the_prompt(server, body):

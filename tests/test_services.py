@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import socketserver
+import sqlite3
 import threading
 import time
 import traceback
@@ -138,6 +139,44 @@ def test_what_may_pass_is_tried_again(serve, first):
     server = serve(first, reply('{"good": 1}'))
     answer = api(session(), "POST", server.url, read=lambda data: data["good"])
     assert answer == 1 and len(server.requests) == 2
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    """The pauses, of which none is waited for."""
+    pauses = []
+    monkeypatch.setattr(services, "PAUSE", 0.5)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    return pauses
+
+
+BAD = ["0.001", "1e3", "30, 40", "", "-1", "soon", "1 Jan 99999 00:00:00 GMT", "9" * 5000, "0"]
+
+
+@pytest.mark.parametrize("tries", [3, 6])  # of a search, of a model
+@pytest.mark.parametrize(
+    "status, headers",
+    [("429 Slow", {}), ("503 Busy", {}), ("429 Slow", {"Retry_After": "2"})]
+    + [("429 Slow", {"Retry_After": "9999"}), *(("503 No", {"Retry_After": bad}) for bad in BAD)],
+)
+def test_a_limit_of_requests_per_minute_is_outlasted(serve, slept, tries, status, headers):
+    limited, good = reply(status=status, **headers), reply('{"good": 1}')
+    server = serve(lambda send: send(limited if sum(slept) < 60 else good))
+    assert api(session(tries=tries), "POST", server.url) == {"good": 1}
+    assert max(slept) < 75 and len(server.requests) <= tries
+
+
+def test_a_short_refusal_costs_a_short_pause(serve, slept):
+    server = serve(*[reply(status="429 Slow")] * 2, reply())
+    api(session(tries=6), "GET", server.url)
+    assert len(server.requests) == 3 and sum(slept) < 3
+
+
+@pytest.mark.parametrize("answer", [None, dropped, reply(status="500 No"), reply(status="502 No")])
+def test_a_service_that_is_down_is_given_up_after_seconds(serve, slept, answer):
+    url = serve(answer).url if answer else nowhere()
+    failure(api, session(tries=6), "GET", url)
+    assert 15 <= sum(slept) < 20
 
 
 @pytest.mark.parametrize(
@@ -291,6 +330,48 @@ def test_threads_and_connections_may_share_a_cache(tmp_path):
         list(pool.map(lambda n: caches[n % 3].put(str(n), "key", str(n)), range(60)))
         found = pool.map(lambda n: caches[(n + 1) % 3].get("key", str(n)), range(60))
         assert list(found) == [str(n) for n in range(60)]
+
+
+def locked(cache):
+    cache.table.execute("pragma busy_timeout = 50")
+    other = sqlite3.connect(cache.path, isolation_level=None)
+    other.execute("begin exclusive")
+    return other
+
+
+def full(cache):
+    pages = cache.table.execute("pragma page_count").fetchone()[0]
+    cache.table.execute(f"pragma max_page_count = {pages}")
+
+
+def read_only(cache):
+    cache.table.execute("pragma query_only = 1")
+
+
+def overwritten(cache):
+    cache.path.write_bytes(b"no database" * 999)
+
+
+def without_its_table(cache):
+    cache.table.execute("drop table answers")
+
+
+@pytest.mark.parametrize("fault", [locked, full, read_only, overwritten, without_its_table])
+def test_a_cache_that_fails_costs_no_answer_and_says_so_once(tmp_path, capsys, fault):
+    cache = Cache(tmp_path / "web.sqlite")
+    cache.put("found", "old")
+    other = fault(cache)  # a lock is held as long as this connection lives
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: cache.put("x" * 9999, str(n)), range(20)))
+        assert set(pool.map(lambda n: cache.get("new"), range(20))) == {None}
+    readable = fault in (full, read_only)
+    assert cache.get("old") == ("found" if readable else None)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": it is ")[1] for line in lines] == [
+        f"not {how} from now on." for how in ("written", "read")[: 2 - readable]
+    ]
+    assert all(line.startswith(f"{cache.path} fails as a cache (") for line in lines)
+    del other
 
 
 def test_a_file_that_cannot_be_a_cache_is_told_at_once(tmp_path):

@@ -11,18 +11,22 @@ never shows a key. Pages whose addresses a model wrote are not trusted: pages.py
 Not covered: a server that sends its headers byte by byte can hold up api().
 """
 
+import contextlib
 import html
 import http.client
 import json
 import os
 import re
 import sqlite3
+import sys
 import threading
 import time
 from urllib.parse import quote, quote_plus, urlsplit
 
 import requests
 import urllib3
+
+from world.mistakes import Mistake
 
 # Wikimedia asks who calls, and with what
 USER_AGENT = (
@@ -82,10 +86,23 @@ def replaced(pieces, rest, text):
 
 
 # --------------------------------------------------------------------------------------- requests
+class Retry(urllib3.Retry):
+    """urllib3's Retry, which also outlasts a limit of requests per minute."""
+
+    def sleep(self, response=None):
+        """Wait before the next try: 0, 1, 2, 4, ... seconds, or longer if a server says so."""
+        pause = self.get_backoff_time()
+        if response is not None and response.status in (429, 503) and self.total == 0:
+            pause += 120 * PAUSE  # a minute, before the last try
+        with contextlib.suppress(*FAILURES):  # of a Retry-After that is no number and no date
+            pause = max(pause, response and self.get_retry_after(response) or 0)
+        time.sleep(pause)
+
+
 def session(tries=4):
     """A requests.Session for all threads, which tries each request up to `tries` times. POST, too:
     ours change nothing."""
-    retry = urllib3.Retry(
+    retry = Retry(
         tries - 1,
         allowed_methods=None,
         status_forcelist=(429, *range(500, 600)),
@@ -194,10 +211,14 @@ def download(url, limit=50_000_000, seconds=300):
 
 # ------------------------------------------------------------------------------------------ cache
 class Cache:
-    """Answers in an SQLite file, not requested again. Threads and processes may share it."""
+    """Answers in an SQLite file, not requested again. Threads and processes may share it.
+
+    A file that fails later (the disk is full, another process locks it) costs no answer: stderr
+    says so once, and the file is not written, or not read, from then on.
+    """
 
     def __init__(self, path):
-        self.lock = threading.Lock()
+        self.path, self.lock, self.broken = path, threading.Lock(), set()
         try:
             self.table = sqlite3.connect(
                 path, timeout=60, check_same_thread=False, isolation_level=None
@@ -205,19 +226,26 @@ class Cache:
             columns = "key text primary key, value text"
             self.table.execute(f"create table if not exists answers ({columns})")
         except sqlite3.Error as why:
-            raise ValueError(f"{path} cannot be used as a cache ({why}): name a new file") from why
+            raise Mistake(f"{path} cannot be used as a cache ({why}): name a new file") from why
 
     def get(self, *key):
         """The value of these keys; None if there is none."""
-        rows = self.run("select value from answers where key = ?", json.dumps(key))
+        rows = self.run("read", "select value from answers where key = ?", json.dumps(key))
         return rows[0][0] if rows else None
 
     def put(self, value, *key):
         value = value.encode(
             "utf-8", "replace"
         ).decode()  # SQLite refuses halves of surrogate pairs
-        self.run("insert or replace into answers values (?, ?)", json.dumps(key), value)
+        self.run("written", "insert or replace into answers values (?, ?)", json.dumps(key), value)
 
-    def run(self, command, *values):
+    def run(self, how, command, *values):
+        """The rows of a command; None from the first one on that failed in this way."""
         with self.lock:
-            return self.table.execute(command, values).fetchall()
+            try:
+                if how not in self.broken:
+                    return self.table.execute(command, values).fetchall()
+            except sqlite3.Error as why:
+                self.broken.add(how)
+                sentence = f"{self.path} fails as a cache ({why}): it is not {how} from now on."
+                print(sentence, file=sys.stderr)
