@@ -488,6 +488,40 @@ def test_the_ratio_is_exactly_one_on_the_first_mini_batch_and_leaves_one_later(m
     assert (one == 1).all() and three.min() < 0.99 and three.max() > 1.01
 
 
+def test_no_group_of_eight_is_divided_among_mini_batches():
+    groups = [i // 8 for i in range(128)]
+    for seed in range(5):
+        for part in flow_grpo.split_rollouts(groups, 4, seed):
+            counts = Counter(groups[i] for i in part)
+            assert set(counts.values()) == {8} and len(counts) == 4
+
+
+def test_a_micro_batch_is_as_large_as_the_token_budget_allows():
+    actions = [Action([1] * n, [2] * (n % 5 + 1), n) for n in range(1, 40)]
+    for budget in (10, 60, 500):
+        batches = list(flow_grpo.padded(None, actions, budget))
+        assert sum(len(batch.actions) for batch in batches) == len(actions)
+        for batch, after in zip(batches, [*batches[1:], None]):
+            B, L = batch.x.shape
+            assert B * L <= budget or B == 1
+            assert not after or (B + 1) * L > budget  # one more row would be too much
+
+
+def test_a_chunk_of_logits_has_128_mib_at_most(monkeypatch):
+    shapes, distribution = [], flow_grpo.distribution
+
+    def watched(logits, temperature):
+        shapes.append(logits.shape)
+        return distribution(logits, temperature)
+
+    monkeypatch.setattr(flow_grpo, "distribution", watched)
+    config = Qwen2ForCausalLM.config_class(**SIZE | {"vocab_size": 2**17, "hidden_size": 8})
+    model = Qwen2ForCausalLM(config).eval()
+    with torch.no_grad():
+        score(model, [Action([1], [n % 7 + 1 for n in range(300)], 0)])
+    assert shapes == [(256, 2**17), (44, 2**17)]  # 256 x 2^17 numbers of 4 bytes
+
+
 @pytest.mark.parametrize("rollouts, parts", [(7, 1), (7, 2), (8, 4), (3, 3), (2, 4)])
 def test_mini_batches_hold_every_rollout_once_and_divide_none(rollouts, parts):
     deal = lambda seed: flow_grpo.split_rollouts(range(rollouts), parts, seed)

@@ -259,6 +259,17 @@ def test_where_nothing_fits_one_sentence_says_what_is_missing(plan, machine, why
         plan(**machine)
 
 
+def test_gathered_weights_of_several_ranks_and_float32_while_sampling_count(plan):
+    of, given = fit.sizes("any"), CHECKPOINTED
+    one, four = (fit.needed(of, given, ranks, 2, 0)[0] for ranks in (1, 4))
+    weights = 2 * of.weights
+    assert one - four == pytest.approx((2 + 6) * weights * 3 / 4 - weights)  # whole, and its part
+    for size in (2, 4):
+        spare = 0.8 * 300e9 - size * of.weights - 16 * of.adapters() - fit.FIXED
+        tokens = plan(300, given=LORA, itemsize=size)[0]["sampling_tokens"]
+        assert tokens == pytest.approx(spare / (of.sampling * size / 2), rel=1e-4)
+
+
 def test_other_models_on_the_card_count(plan):
     assert (
         "optimizer_device" in plan(200, others=10**10)[0] and "lora" in plan(80, others=10**10)[0]

@@ -336,6 +336,44 @@ def test_a_rollout_is_in_its_record_but_for_its_token_ids(tmp_path):
     assert summary([again]) == summary([done]) and again.turns == 3 and again.gold == "42"
 
 
+# ---------------------------------------------------------------------------------- who plays what
+@pytest.mark.parametrize("module", ["planer", "critic"])
+def test_a_module_that_nobody_plays_cannot_be_trained(module):
+    with pytest.raises(
+        Mistake, match=f"no module is called '{module}': train some of analysis, pl"
+    ):
+        rollout(Script(PLAN), trained=("planner", module))
+
+
+PAGES = '{"title": "Tin", "text": "a metal", "url": "https://metals.org/tin"}\n'
+
+
+@pytest.mark.parametrize(
+    "tools, flags, refused",
+    [
+        (["python_coder", "web_search"], {}, True),
+        (["python_coder", "web_search"], {"allow_unconfined": True}, False),
+        (["python_coder", "web_search"], {"corpus": "pages.jsonl"}, False),
+        (["python_coder", "wikipedia_search"], {}, False),
+        (["base_generator", "web_search"], {}, False),
+    ],
+)
+def test_code_that_nothing_confines_does_not_run_beside_a_search_that_reads_the_web(
+    tools, flags, refused, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    Path("pages.jsonl").write_text(PAGES)
+    monkeypatch.setattr(solve, "protection", lambda: (False, "python_coder is NOT confined"))
+    args = solve.flags(["q", "--tools", *tools, "--judge", "none", "--model", "m"])
+    vars(args).update(flags)
+    load = lambda: solve.load_cast(args, {"m": Cast()}, say=lambda *lines: None)
+    if refused:
+        with pytest.raises(Mistake, match="NOT confined: leave python_coder or web_search out"):
+            load()
+    else:
+        assert list(load()[1]) == tools
+
+
 # -------------------------------------------------------------------------------- the command line
 def model(body, turn):
     """The reply of a server that plays all modules; it answers one question in four wrong."""
@@ -390,6 +428,8 @@ def test_a_file_of_questions_is_answered_graded_traced_and_kept(run):
     rows = [json.loads(line) for line in Path("run/questions-0.jsonl").read_text().splitlines()]
     assert [(row["gold"], row["right"]) for row in rows[2:4]] == [("4", True), ("6", False)]
     assert "Question:" not in run(DATA, "--quiet|--limit|2")
+    trials = run(DATA, "--quiet|--trials|2")  # more trials are no more questions
+    assert "\nquestions: accuracy 0.857 [0.49, 0.97] of 7 |" in trials
 
 
 def test_a_command_that_was_stopped_goes_on_where_it_was_and_ends_the_same(
@@ -570,6 +610,8 @@ def test_without_arguments_a_few_questions_of_the_toy_are_answered():
     assert (args.temperature, args.max_turns, args.data, args.tools) == (0, 10, None, None)
     assert flags("--data|x.jsonl").temperature == 0.7 and flags("--data|x.jsonl").limit is None
     assert flags("--benchmark|gaia").out == "runs/toy-benchmarks"
+    args = flags("q|--model|a|--fixed|b")
+    assert (args.model, args.fixed, args.judge) == ("a", "b", "b")  # no planner judges itself
 
 
 def test_a_checkpoint_brings_the_modules_and_tools_that_it_was_trained_with(tmp_path):

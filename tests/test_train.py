@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -261,6 +262,33 @@ def test_minutes_save_between_evaluations_and_a_run_begins_with_a_checkpoint(cap
     assert f"Try: python solve.py --model {out}/step-3\n" in text
 
 
+def test_minutes_are_minutes_since_the_last_checkpoint(monkeypatch):
+    now, update = [0.0], train.update
+
+    def slow(*given, **settings):
+        now[0] += 40
+        return update(*given, **settings)
+
+    monkeypatch.setattr(train, "update", slow)
+    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+    out = run("slow", **QUICK | {"steps": 5}, every=9, minutes=1, keep=9)
+    assert folders(out) == ["step-0", "step-2", "step-4", "step-5"]
+
+
+def test_the_last_step_is_saved_and_evaluated_whatever_every_says(capsys):
+    out = run("odd", steps=3, every=2, test="none")
+    steps = [row["step"] for row in rows(out, "evals.csv")]
+    assert steps == list("023") and (out / "step-3" / "model.safetensors").exists()
+    [shown] = re.findall(r"Try: python solve.py --model (.*)\n", capsys.readouterr().out)
+    assert Path(shown, "config.json").exists()
+
+
+def test_the_last_line_names_the_module_that_was_trained(monkeypatch, capsys):
+    monkeypatch.setattr(train, "TRAINED", ("generator",))
+    run("generator", **QUICK)
+    assert "Try: python solve.py --generator generator/step-1\n" in capsys.readouterr().out
+
+
 def test_plain_changes_a_log_by_rounding_only(whole, monkeypatch):
     updates = spy(monkeypatch, "update")
     plain = run("plain", **QUICK, plain=True)
@@ -470,6 +498,18 @@ def test_a_finished_run_may_be_given_more_steps_and_not_fewer(whole, monkeypatch
     assert everything(out, 2) == before
     resume(out, "--steps", "4")
     assert rows(out) == rows(whole) and texts(out) == texts(whole)
+
+
+def test_advice_names_a_tool_of_which_no_call_worked_and_no_other(capsys):
+    step = lambda tool, error: SimpleNamespace(tool=tool, error=error, result="Error: no network")
+    steps = [step("web_search", True)] * 5 + [step("python_coder", n < 5) for n in range(6)]
+    steps += [step("wikipedia_search", True)] * 4
+    rollouts = [SimpleNamespace(failed="", memory=SimpleNamespace(steps=steps))]
+    calls = {"web_search": 5, "python_coder": 6, "wikipedia_search": 4, "unreadable": 0}
+    errors = {"web_search": 5, "python_coder": 5, "wikipedia_search": 4, "unreadable": 0}
+    row = calls | {f"{name}_errors": n for name, n in errors.items()} | {"flat": 1, "groups": 2}
+    why = "        none of the 5 calls of web_search worked, as: Error: no network"
+    assert list(health.advice(row, rollouts)) == [why]
 
 
 def test_small_numbers_in_the_line_of_a_step_keep_their_digits(whole):
@@ -764,6 +804,35 @@ def test_a_mistake_that_people_make_daily_is_one_sentence(whole, capsys, given, 
     assert not Path("mistake").exists()
 
 
+@pytest.mark.parametrize("lora, lr", [(None, 1e-6), (8, 1e-5)])
+def test_the_learning_rate_and_the_memory_plan_follow_the_model_and_its_company(
+    lora, lr, monkeypatch
+):
+    plans = []
+    chosen = {"lora": lora, "token_budget": 99, "sampling_tokens": 77}
+    monkeypatch.setattr(train.fit, "choose", lambda *a, **k: plans.append(k) or (chosen, []))
+    sizes = {"model": 5, "other": 7}
+    monkeypatch.setattr(train.fit, "sizes", lambda name: train.fit.Sizes(sizes[name], *[None] * 4))
+    given = ["--model", "model", "--judge", "other", "--verifier", "http://h:1/v1", "--out", "new"]
+    args = train.settings(train.given(given))
+    train.plan_memory(args)
+    assert (args.lr, args.token_budget, args.sampling_tokens) == (lr, 99, 77)
+    assert plans[0]["others"] == 7  # a model that is served takes none of this memory
+
+
+def test_a_named_set_has_a_thousand_questions_by_the_seed(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("benchmarks.training.training", lambda *given: drawn.append(given) or [])
+    for limit in (None, 7):
+        train.three_sets("nq", "none", "none", limit=limit, seed=3)
+    assert drawn == [("nq", 1000, 3), ("nq", 7, 3)]
+
+
+def test_float16_cannot_train(flags):
+    with pytest.raises(Mistake, match="--dtype float16 cannot train: .* Use bfloat16 or float32"):
+        flags("--dtype", "float16")
+
+
 def test_a_hub_name_without_a_gpu_is_refused_before_anything_is_downloaded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     why = command("--model", "no-such/model", "--out", "mistake")
@@ -814,9 +883,10 @@ def edited(folder, file, before, after):
     return folder
 
 
-def trained_in(code, out, plain):
+def trained_in(code, out, plain, **flags):
     """Two steps of training with the code in this folder: (what was sampled first, log.csv)."""
-    given = words(out, **QUICK | {"steps": 2}, beta=0, max_new_tokens=9) + ["--plain"] * plain
+    flags = QUICK | {"steps": 2, "beta": 0, "max_new_tokens": 9} | flags
+    given = words(out, **flags) + ["--plain"] * plain
     assert ended(forked(*given, code=code)) == 0, Path("forked").read_text()
     records = [json.loads(line) for line in Path(out, "rollouts.jsonl").read_text().splitlines()]
     return [[output["text"] for output in record["outputs"]] for record in records[:8]], rows(out)
@@ -843,3 +913,9 @@ def test_an_edit_acts(unedited, tmp_path, plain, what, file, before, after, samp
     if what == "larger log-probs":  # of the same samples: they are scored with distribution(), too
         first = [float(rows[0]["entropy"]) for rows in (log_before, log)]
         assert first[0] - first[1] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_schedule_of_the_temperature_acts_on_sampling_and_on_the_ratio(tmp_path):
+    edit = "train.py", "temperature = args.temperature", "temperature = args.temperature / 2"
+    scheduled = trained_in(edited(tmp_path, *edit), tmp_path / "run", plain=False)
+    assert scheduled == trained_in(ROOT, tmp_path / "half", plain=False, temperature=0.35)
