@@ -17,9 +17,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -422,7 +424,7 @@ class Recorder(Masters):
         super().step()
 
 
-def learn(dtype=torch.float32, beta=0.1, rollouts=7, A=None, whole=False, **settings):
+def learn(dtype=torch.float32, beta=0.1, rollouts=7, A=None, whole=False, top_k=False, **settings):
     """One update: the gradients of its steps, its metrics, and the weights after it."""
     model, reference = tiny().to(dtype), tiny(1).to(dtype)
     model.activation_checkpointing_enable()
@@ -432,14 +434,35 @@ def learn(dtype=torch.float32, beta=0.1, rollouts=7, A=None, whole=False, **sett
         sharded.shard(model)
     optimizer = Recorder(dict(model.named_parameters()), partial(ADAMW, lr=1e-4))
     actions, advantages = lesson()
+    actions = possible(actions) if top_k else actions
     actions = with_advantages([a for a in actions if a.rollout < rollouts], A or advantages)
     how = dict(temperature=T, beta=beta, max_grad_norm=1e6, rows=trees.rows, token_budget=30)
     how |= dict(clip=(0.2, 0.3), minibatches=1)
     how |= settings | dict(ranks=sharded if several else None)
-    metrics = flow_grpo.update(model, reference, optimizer, actions, range(rollouts), **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flow_grpo, "distribution", top_20 if top_k else distribution)
+        metrics = flow_grpo.update(model, reference, optimizer, actions, range(rollouts), **how)
     sharded.gather(model)
     weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
     return optimizer.gradients, metrics, weights.clone()
+
+
+def top_20(logits, temperature):
+    """A distribution() in which most tokens are impossible."""
+    least = logits.topk(20).values[..., -1:]
+    return distribution(logits.masked_fill(logits < least, -torch.inf), temperature)
+
+
+def possible(actions):
+    """The actions, with tokens that top_20() allows in the place of others."""
+    model, found = tiny(), []
+    for action in actions:
+        ids = []
+        for token in action.ids:
+            best = model(torch.tensor([action.prompt_ids + ids])).logits[0, -1].topk(20).indices
+            ids.append(token if token in best else best[token % 20].item())
+        found.append(replace(action, ids=ids))
+    return found
 
 
 LESSONS = {
@@ -449,6 +472,8 @@ LESSONS = {
     "one rollout": dict(rollouts=1, A=[1.0], minibatches=2),
     "nothing to learn": dict(beta=0, A=[0.0] * 7),
     "bfloat16": dict(dtype=torch.bfloat16, minibatches=2),
+    "top-k, one rank has nothing": dict(rollouts=1, A=[1.0], beta=0, top_k=True),
+    "top-k": dict(minibatches=2, beta=0, top_k=True),
 }
 
 
@@ -465,10 +490,20 @@ def sampled(prompts):
 PROMPTS = [[5, 6, 7, i] * 20 for i in range(4)]
 
 
+def seed_of_rollouts():
+    """The seed with which this rank samples a step's rollouts."""
+    seeds, args = [], SimpleNamespace(max_turns=1, max_new_tokens=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solve, "roll_out", lambda *_, **__: seeds.append(torch.initial_seed()) or [])
+        train.rollouts_of(["a", "b"], 4, args, (), 0.7, seed=5)
+    return seeds[0]
+
+
 def lessons(folder):
     """All of the above, on this rank."""
     sharded.start("cpu")
     found = {name: learn(**lesson) for name, lesson in LESSONS.items()}
+    found["seed"] = seed_of_rollouts()
     found["sampled"] = sampled(PROMPTS if sharded.RANK else [])  # the other rank does not call it
     torch.save(found, folder / str(sharded.RANK))
     sharded.stop()
@@ -493,7 +528,11 @@ def test_two_ranks_learn_what_one_process_learns(two, name):
         assert (x.float() - y.float()).norm() <= rounding * y.float().norm()
     # Adam divides the gradient by itself: where it is near 0, rounding decides where a weight goes
     assert (weights - trained).abs().float().mean() <= rounding * 1e-4
-    assert (len(gradients) > 0) == (name != "nothing to learn")
+    assert (len(gradients) > 0) == (name != "nothing to learn") and not metrics["skipped"]
+
+
+def test_each_rank_samples_with_a_seed_of_its_own(two):
+    assert two[0]["seed"] == seed_of_rollouts() != two[1]["seed"]
 
 
 def test_a_rank_samples_alone_from_gathered_weights(two):
