@@ -31,6 +31,7 @@ from models.local import left_padded
 
 # prompt tokens that sharing must save, since it costs two more calls of the model
 SAVED_TOKENS = 64
+CHUNK = 256  # columns of prompts that are computed at a time
 
 
 @torch.no_grad()

@@ -89,7 +89,8 @@ def load(name, distribution, device=None, dtype=None, think=False, prefill=None,
             "another model, or serve it and give the server's address"
         )
     if name != given:
-        model = peft().PeftModel.from_pretrained(model, given, is_trainable=trainable)
+        how = dict(is_trainable=trainable, autocast_adapter_dtype=False)
+        model = peft().PeftModel.from_pretrained(model, given, **how)
     return Engine(model, tokenizer, distribution, given, think=think, prefill=prefill)
 
 

@@ -11,7 +11,7 @@ Adapters are on the linear layers, with three exceptions:
     weights of all experts at every token that is sampled, though a token needs only a few of them;
   * layers whose weights Mamba's kernels read past the layer: its adapters would do nothing there.
 
-A checkpoint is a folder as peft saves it, with A and B in float32 and the name of the base model.
+A checkpoint is a folder as peft saves it, with A, B and the name of the base model.
 """
 
 import importlib.util
@@ -31,28 +31,36 @@ def installed():
 
 
 def add(model, rank):
-    """The model with new adapters."""
-    head, weights = model.get_output_embeddings(), dict(model.named_parameters())
-    layers = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if type(module) is torch.nn.Linear and module is not head
-    }
-    if any(weight.ndim == 3 and "expert" in name for name, weight in weights.items()):
-        layers -= EXPERTS
-    if any(name.endswith("A_log") for name in weights):
-        layers -= MAMBA
+    """The model with new adapters, in the model's own dtype. If that is bfloat16, the optimiser
+    keeps float32 masters of them (masters.py)."""
     peft = local.peft()
+    names = sorted({name.rpartition(".")[2] for name in layers(model)})
     config = peft.LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=sorted(layers), task_type="CAUSAL_LM"
+        r=rank, lora_alpha=2 * rank, target_modules=names, task_type="CAUSAL_LM"
     )
-    return peft.get_peft_model(model, config)
+    return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+
+
+def layers(model):
+    """{name: linear layer} of those that get adapters."""
+    head, weights = model.get_output_embeddings(), dict(model.named_parameters())
+    left_out = set()
+    if any(weight.ndim == 3 and "expert" in name for name, weight in weights.items()):
+        left_out |= EXPERTS
+    if any(name.endswith("A_log") for name in weights):
+        left_out |= MAMBA
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear
+        and module is not head
+        and name.rpartition(".")[2] not in left_out
+    }
 
 
 def count(model, rank):
-    """How many weights add() would train. model: on the meta device; it is changed."""
-    with torch.device("meta"):
-        return add(model, rank).get_nb_trainable_parameters()[0]
+    """How many weights add() would train."""
+    return sum(rank * (m.in_features + m.out_features) for m in layers(model).values())
 
 
 def without(engine):

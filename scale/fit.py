@@ -2,35 +2,35 @@
 
     python -m scale.fit Qwen/Qwen2.5-7B-Instruct --gpu 80 --host 128
 
-says what train.py would choose on a machine with a card of 80 GB.
+says what train.py would choose on a machine with a card of 80 GiB.
 
 Bytes a weight on each of N cards, where the model computes in bfloat16. P weights; A of adapters.
 (In float32: twice as much for weights, gradients and copies, and no masters.)
 
-                         weights  gradients  masters, moments   gathered   frozen copy   on the host
-    all weights           2/N       2/N          12/N           2 if N > 1     2              2
-    optimizer on host     2/N       2/N           -             2 if N > 1     2             12 + 2
-    adapters              2         4 A/P        12 A/P         -              -              2
+                         weights  gradients  masters, moments   frozen copy   on the host
+    all weights           2/N       2/N          12/N               2              2
+    optimizer on host     2/N       2/N           -                 2             12 + 2
+    adapters              2         2 A/P        14 A/P             -              2
 
 "Frozen copy": the model that plays the other modules and is π_ref. With adapters it is the policy
-with its adapters off. "On the host": also the weights while they are saved. To these come the
-activations of a micro-batch. Sampling has the same memory for its cache.
+with its adapters off. "On the host": also the weights while they are saved. To this comes the
+larger of two: in an update, the activations of a micro-batch; while sampling, the cache, and with
+several cards 2 bytes a weight, because each card then holds all weights.
 
-This is an estimate; a fifth of the card is left free. If a micro-batch does not fit all the same,
-flow_grpo.update() halves it.
+This is an estimate; a fifth of the card is left free. If a batch does not fit all the same,
+flow_grpo.update() and models/local.Engine halve it.
 """
 
 import argparse
 import os
 import re
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from fast import prefix
 from models import local
 from scale import adapters
 from world.mistakes import Mistake
@@ -41,13 +41,17 @@ FIXED = 1e9  # bytes on a card: CUDA's context, and a chunk of logits in flow_gr
 
 
 class Sizes(NamedTuple):
-    """Of a model: made without memory, on the meta device. Bytes are those of bfloat16."""
+    """Of a model: made without memory, on the meta device. All are counts of numbers."""
 
     weights: int
-    adapters: Callable  # () -> weights of adapters
-    checkpointed: int  # bytes of activations a token in an update, with gradient checkpointing
+    ends: int  # weights of the embeddings and the head, which fully_shard keeps whole in an update
+    adapters: int  # weights of adapters
+    checkpointed: int  # activations of a token in an update, with gradient checkpointing
     kept: int  # the same without
-    sampling: int  # bytes a token while sampling: its cache, and its prompt in one layer
+    cache: int  # keys and values of a token
+    prefill: int  # of a token that is read while sampling, in one layer
+    in_parts: bool  # are prompts read in chunks? (fast/prefix.py)
+    vocabulary: int
 
 
 def sizes(name, rank=32):
@@ -57,52 +61,82 @@ def sizes(name, rank=32):
         raise Mistake(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    trained = cache(lambda: adapters.count(model, rank))
     text = config.get_text_config()
     depth, d = text.num_hidden_layers, text.hidden_size
     wide = getattr(text, "intermediate_size", None) or 4 * d
     heads = getattr(text, "num_attention_heads", None) or 1
     width = getattr(text, "head_dim", None) or d // heads
-    keys = 2 * depth * width * (getattr(text, "num_key_value_heads", None) or heads)
-    layer = 12 * d + 4 * wide  # numbers that autograd keeps of a token in a layer
+    queries, keys = width * heads, width * (getattr(text, "num_key_value_heads", None) or heads)
+    normed = any("q_norm" in name for name, _ in model.named_modules())  # Qwen3
+    # numbers that autograd keeps of a token in a layer, as a test measures them
+    layer = 9 * d + 4 * wide + (5 if normed else 2) * (queries + keys)
     passing = 2 * d + 3 * wide  # its gradients in the layer whose turn it is
-    checkpointed = depth * d + layer + passing
-    kept = depth * layer + passing
-    return Sizes(model.num_parameters(), trained, 2 * checkpointed, 2 * kept, 2 * (keys + 4 * wide))
+    ends = {
+        id(end.weight): end.weight.numel()
+        for end in (model.get_input_embeddings(), model.get_output_embeddings())
+    }
+    return Sizes(
+        weights=model.num_parameters(),
+        ends=sum(ends.values()),
+        adapters=adapters.count(model, rank),
+        checkpointed=depth * d + layer + passing,
+        kept=depth * layer + passing,
+        cache=2 * depth * keys,
+        prefill=6 * d + 4 * wide,
+        in_parts=prefix.in_parts(model),
+        vocabulary=text.vocab_size,
+    )
 
 
-def needed(of, how, ranks, itemsize, others):
-    """(bytes on each card, of which activations, bytes on the host) of training in this way."""
+class Need(NamedTuple):
+    """Bytes on each card in an update, and while sampling without the cache; bytes on the host."""
+
+    update: float
+    sampling: float
+    host: float
+
+
+def needed(of, way, ranks, itemsize, others=0, frozen=True):
+    """The Need of training in this way. others: the weights of other models on the card. frozen: is
+    there a frozen copy?"""
     weights = on_host = itemsize * of.weights
-    if how.get("lora"):
-        card = weights + 16 * of.adapters()
+    activations = of.checkpointed if way["gradient_checkpointing"] else of.kept
+    activations *= way["token_budget"] * itemsize
+    fixed, whole = FIXED + itemsize * others, 0
+    if way.get("lora"):
+        fixed += weights + 16 * of.adapters
     else:
         masters = (12 if itemsize < 4 else 8) * of.weights  # and moments; float32 needs no masters
-        if how.get("optimizer_device"):
+        if way.get("optimizer_device"):
             masters, on_host = 0, weights + 12 * of.weights
-        card = (2 * weights + masters) / ranks + weights * (ranks > 1) + weights
-    activations = of.checkpointed if how["gradient_checkpointing"] else of.kept
-    activations *= how["token_budget"] * itemsize / 2
-    return card + itemsize * others + activations + FIXED, activations, on_host
+        fixed += (2 * weights + masters) / ranks + weights * frozen
+        if ranks > 1:
+            whole, activations = weights, activations + itemsize * of.ends
+    return Need(fixed + activations, fixed + whole, on_host)
 
 
-def ways(given, gpu):
+def ways(given, gpu, adapters_first):
     """The ways to train, in the order in which they are tried: {flag: value}, with those given."""
-    kinds = [{}] + [{"optimizer_device": "cpu"}] * (gpu > 0) + [{"lora": 32}] * adapters.installed()
+    whole = [{}] + [{"optimizer_device": "cpu"}] * (gpu > 0)
+    lora = [{"lora": 32}] * adapters.installed()
+    kinds = lora + whole if adapters_first else whole + lora
     if given.get("lora") or given.get("optimizer_device"):
         kinds = [{}]
     for kind in kinds:
         for checkpointing in [True] if gpu else [False, True]:  # on a card it is always worth it
             for budget in BUDGETS:
-                how = {"gradient_checkpointing": checkpointing, "token_budget": budget}
-                yield kind | how | given
+                way = {"gradient_checkpointing": checkpointing, "token_budget": budget}
+                yield kind | way | given
 
 
-def choose(name, gpu, host, given=(), ranks=1, itemsize=2, others=0):
+def choose(
+    name, gpu, host, given=(), ranks=1, itemsize=2, others=0, frozen=True, adapters_first=False
+):
     """(how to train: {flag: value}, lines that say so): the first way that fits, or Mistake.
 
     gpu, host: free bytes of each card, and of the host; gpu 0: there is no GPU. given: {flag:
-    value} of those that the user has chosen. others: the weights of other models on the card."""
+    value} of those that the user has chosen. others, frozen: see needed(). adapters_first: prefer
+    adapters to all weights, if peft is installed."""
     given, tried = dict(given), []
     if not gpu:
         given.pop("optimizer_device", None)  # everything is in the host's memory
@@ -111,58 +145,82 @@ def choose(name, gpu, host, given=(), ranks=1, itemsize=2, others=0):
     if given.get("lora"):
         local.peft()  # or one sentence
     of = sizes(name, given.get("lora") or 32)
-    for how in ways(given, gpu):
-        card, activations, on_host = needed(of, how, ranks, itemsize, others)
-        if not gpu:
-            card, on_host = 0, ranks * (card - FIXED)
-        tried.append((how, card, on_host))
+
+    def need_of(way):  # (bytes on each card, on the host)
+        need = needed(of, way, ranks, itemsize, others, frozen)
+        card = max(need.update, need.sampling)
+        return (card, need.host) if gpu else (0, ranks * (card - FIXED))
+
+    for way in ways(given, gpu, adapters_first):
+        card, on_host = need_of(way)
+        tried.append((way, card, on_host))
         if card <= CARD * gpu and on_host <= (HOST if gpu else CARD) * host:
             break
     else:
-        how, *least = min(tried, key=lambda way: sum(way[1:]))
-        needs = f"{name} needs {gigabytes(*least)} even with {shown(how)}"
+        way, *least = min(tried, key=lambda one: sum(one[1:]))
+        needs = f"{name} needs {gigabytes(*least)} even with {shown(way)}"
         cure = "use a smaller model or a larger machine"
         cure += "" if adapters.installed() else ", or install peft"
         raise Mistake(f"{needs}, and {gigabytes(gpu, host)} are free: {cure}")
-    if gpu:  # what is left while sampling, when there are no activations
-        spare = CARD * gpu - card + activations
-        how["sampling_tokens"] = int(spare / of.sampling * 2 / itemsize)
     lines = [
         f"memory  {gigabytes(gpu, host)} are free",
-        f"        {gigabytes(card, on_host)} are needed for {shown(how)}",
+        f"        {gigabytes(card, on_host)} are needed for {shown(way)}",
     ]
     kinds = {}  # of all that was tried, the first way of each kind
-    for way in tried[:-1]:
-        kinds.setdefault(kind_of(way[0]), way)
+    for one in tried[:-1]:
+        kinds.setdefault(kind_of(one[0]), one)
     for kind, (first, *more) in kinds.items():
-        if kind != kind_of(how):
+        if kind != kind_of(way):
             lines.append(f"        {gigabytes(*more)} would be needed for {shown(first)}")
-    return how, lines
+    if gpu and not adapters.installed() and not way.get("lora"):
+        less = gigabytes(*need_of(way | {"lora": 32, "optimizer_device": None}))
+        lines.append(f"        {less} would be needed for --lora 32: pip install peft")
+    if gpu:  # what is left while sampling
+        way |= room(
+            of, CARD * gpu - needed(of, way, ranks, itemsize, others, frozen).sampling, itemsize
+        )
+    return way, lines
 
 
-def kind_of(how):
-    return how.get("lora"), how.get("optimizer_device")
+def room(of, free, itemsize=2, in_parts=True):
+    """How many tokens of a sampling batch fit into so many bytes: {"sampling_tokens": tokens,
+    "row_tokens": as many more for each row}, for models/local.Engine.
+
+    A token needs its cache. A row needs what is computed at a time: a chunk of its prompt in one
+    layer, and its logits, of which generate() and distribution() make four copies in float32. Where
+    prompts cannot be read in chunks, each token of the prompt counts."""
+    token, row = itemsize * of.cache, 18 * of.vocabulary
+    if in_parts and of.in_parts:
+        row += itemsize * prefix.CHUNK * of.prefill
+    else:
+        token += itemsize * of.prefill
+    return {"sampling_tokens": max(1, int(free / token)), "row_tokens": int(row / token)}
+
+
+def give_room(engine, free, plain=False):
+    """Set the room of a local model's batches. free: bytes."""
+    found = room(sizes(engine.name), free, engine.model.dtype.itemsize, not plain)
+    engine.sampling_tokens, engine.row_tokens = found.values()
+
+
+def kind_of(way):
+    return way.get("lora"), way.get("optimizer_device")
 
 
 def gigabytes(card, on_host):
-    """'56.3 GB on each GPU and 107 GB on the host'"""
-    on_gpu = f"{card / 1e9:.1f} GB on each GPU and " if card else ""
-    return f"{on_gpu}{on_host / 1e9:.1f} GB on the host"
+    """'56.3 GiB on each GPU and 107 GiB on the host'"""
+    on_gpu = f"{card / 2**30:.1f} GiB on each GPU and " if card else ""
+    return f"{on_gpu}{on_host / 2**30:.1f} GiB on the host"
 
 
-def shown(how):
+def shown(way):
     """{"lora": 32, "gradient_checkpointing": True} -> "--lora 32 --gradient-checkpointing" """
     words = [
         f"--{name.replace('_', '-')}" + f" {value}" * (value is not True)
-        for name, value in how.items()
-        if value and name != "sampling_tokens"
+        for name, value in way.items()
+        if value
     ]
-    return "all weights, " * (not how.get("lora")) + " ".join(words)
-
-
-def sampling_tokens(name, device):
-    """How many tokens of a sampling batch fit into what is free now, once all models are loaded."""
-    return int(CARD * free_memory(device)[0] / sizes(name).sampling)
+    return "all weights, " * (not way.get("lora")) + " ".join(words)
 
 
 def free_memory(device):
@@ -186,9 +244,15 @@ if __name__ == "__main__":
         prog="python -m scale.fit", description="What train.py would choose."
     )
     parser.add_argument("model", help="folder or hub name; only its configuration is read")
-    parser.add_argument("--gpu", type=float, default=80, help="GB free on each card; 0: none")
-    parser.add_argument("--host", type=float, default=128, help="GB free on the host")
+    parser.add_argument("--gpu", type=float, default=80, help="GiB free on each card; 0: none")
+    parser.add_argument("--host", type=float, default=128, help="GiB free on the host")
     parser.add_argument("--ranks", type=int, default=1, help="number of cards")
+    parser.add_argument("--paper", action="store_true", help="as train.py --paper: all weights")
     args = parser.parse_args()
-    free = args.gpu * 2**30, args.host * 2**30
-    print(*choose(args.model, *free, ranks=args.ranks, itemsize=2 if args.gpu else 4)[1], sep="\n")
+    how = dict(ranks=args.ranks, itemsize=2 if args.gpu else 4)
+    how["adapters_first"] = args.ranks == 1 and not args.paper
+    try:
+        _, LINES = choose(args.model, args.gpu * 2**30, args.host * 2**30, **how)
+    except Mistake as why:
+        parser.error(str(why))
+    print(*LINES, sep="\n")
