@@ -53,6 +53,9 @@ def parse_url(url):
 
 # --------------------------------------------------------------------------------- the connection
 UNICAST = ipaddress.ip_network("2000::/3")  # not in it: ::1, ::ffff:127.0.0.1, NAT64, fc00::
+# Python 3.11 calls these global; IANA's registries of special-purpose addresses do not: protocols
+# (a cloud has its metadata server there), relays of 6to4 (deprecated), documentation.
+SPECIAL = [ipaddress.ip_network(net) for net in ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")]
 
 
 def public(address):
@@ -60,7 +63,7 @@ def public(address):
     ip = ipaddress.ip_address(address)
     if ip.version == 6 and (ip not in UNICAST or ip.sixtofour or ip.teredo):
         return False
-    return ip.is_global and not ip.is_multicast
+    return ip.is_global and not ip.is_multicast and not any(ip in net for net in SPECIAL)
 
 
 def connect(url, end):
