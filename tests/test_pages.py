@@ -256,6 +256,7 @@ CHARSETS = [
     ("text/html; charset=nonsense", "<meta charset=windows-1251>Да".encode("cp1251"), "Да"),
     ("text/xml", '<?xml encoding="koi8-r"?>Да'.encode("koi8-r"), '<?xml encoding="koi8-r"?>Да'),
     ("text/html; charset=zip", b"<meta charset=utf-16>caf\xc3\xa9", "café"),
+    ("text/html", "so\u2011called".encode(), "so-called"),
     ("text/html", b"<!--\n<meta charset=latin1>-->caf\xc3\xa9", "café"),
     ("text/plain", "i\u00adro\u200bn\ufeff".encode(), "iron"),
 ]

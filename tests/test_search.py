@@ -389,9 +389,9 @@ def test_a_result_without_a_title_or_an_address_is_shown_and_the_others_too(
     server = net(
         {"organic": [{"position": 1}, None, row, {"title": "Z", "link": "https://z.org/"}]}
     )
-    found = run_tool(choose(["google_search"]), "google_search", {"query": "iron"})
+    found = run_tool(choose(["google_search"]), "google_search", {"query": "so\u2011called"})
     assert found == (f"[1] {shown}\n[2] Z (https://z.org/):", False)
-    assert len(server.requests) == 1
+    assert len(server.requests) == 1 and '"q": "so-called"' in server.requests[0]
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def wikipedia_search(query, corpus, k=3):
     """The best k passages, one a line: "[1] Iron: Iron is a ...", with the URL of those that are on
     a page. corpus: a JSONL file or "wikipedia:en"."""
     if corpus.startswith(LIVE):
-        return wikipedia_online(query, corpus.removeprefix(LIVE), k)
+        return wikipedia_online(visible(query), corpus.removeprefix(LIVE), k)
     words = query_words(query)
     with LOCK:
         rows = matching(index(corpus), words, k) if words else []
@@ -285,7 +285,7 @@ def google_search(query, k=5):
     headers = {"X-API-KEY": os.environ["SERPER_API_KEY"]}
     fields = lambda row: [str(row.get(name) or "") for name in ("title", "link", "snippet")]
     read = lambda data: [fields(row) for row in data.get("organic", []) if isinstance(row, dict)]
-    body = {"q": query, "num": k}
+    body = {"q": visible(query), "num": k}
     found = services.api(SESSION, "POST", SERPER, headers=headers, json=body, read=read)
     found = [(title or url, url, text) for title, url, text in found if title or url or text]
     return numbered(found[:k]) or nothing(query, "page")
