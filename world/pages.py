@@ -160,7 +160,8 @@ BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-1
 SUPERSETS = dict.fromkeys(("ascii", "iso8859-1"), "cp1252") | {"iso8859-9": "cp1254"}
 SUPERSETS |= dict.fromkeys(("iso8859-11", "tis-620"), "cp874") | {"big5": "big5hkscs"}
 SUPERSETS |= dict.fromkeys(("gb2312", "gbk"), "gb18030") | {"shift_jis": "cp932", "euc_kr": "cp949"}
-CHARSETS = tuple("utf iso cp koi8 mac gb big5 euc hz".split())  # Python also has "zip" and the like
+# Python also has "zip" and the like, and UTF-7, which browsers do not read
+CHARSETS = tuple("utf-8 utf-16 iso cp koi8 mac gb big5 euc hz".split())
 LABEL = rb"\s*=\s*[\"']?\s*([\w.:-]{1,40})"
 IN_HEADER = re.compile(b"charset" + LABEL, re.IGNORECASE)
 IN_DOCUMENT = re.compile(rb"<(?:meta[^>]*charset|\?xml[^>]*encoding)" + LABEL, re.IGNORECASE)
@@ -177,6 +178,7 @@ def charset_of(body, details):
     for found in (header, IN_DOCUMENT.search(start)):
         label = found[1].decode().lower().removeprefix("x-") if found else "none"
         label = label.replace("windows-31j", "cp932").replace("windows-", "cp")
+        label = label.replace("gb_", "gb").removesuffix("-i").removesuffix("-e")  # iso-8859-8-i
         with contextlib.suppress(LookupError):
             name = codecs.lookup(label).name
             name = SUPERSETS.get(name, name)
