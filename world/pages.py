@@ -19,6 +19,7 @@ import re
 import socket
 import ssl
 import time
+from collections import Counter
 from urllib.parse import urljoin
 
 import requests
@@ -193,26 +194,46 @@ def charset_of(body, details):
 # *+ never gives back. So no page makes us read a character many times; html.parser reads an
 # unfinished tag again and again. In a quoted value, ">" does not end the tag.
 ATTRIBUTES = r"""(?:[^>=]++|=\s*+(?:"[^"]*+"?|'[^']*+'?)?+)*+"""
-UNSEEN = "annotation|annotation-xml|iframe|noscript|script|style|svg|template|textarea|title"
+UNSEEN = "annotation|annotation-xml|iframe|noscript|script|style|svg|textarea|title"
 MARKUP = re.compile(
     rf"""<!--(?:-?>|.*?(?:-->|\Z))
        | <[!?][^>]*+>?
        | <(?P<unseen>{UNSEEN})(?=[\s/>]){ATTRIBUTES}(?<!/)>(?P<inside>.*?)(?=</(?P=unseen)[\s/>]|\Z)
-       | <(?P<end>/?)(?P<name>[a-z][^\s/>]*+){ATTRIBUTES}>?
+       | <(?P<end>/?)(?P<name>[a-z][^\s/>]*+)(?P<attributes>{ATTRIBUTES})>?
      """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
+ATTRIBUTE = re.compile(r"""([^\s/>=]++)(?:\s*+=\s*+(?:"([^"]*+)"?|'([^']*+)'?|([^\s>]*+)))?+""")
 LONG_NUMBER = re.compile(r"&#x?[0-9a-f]{9,}", re.IGNORECASE)  # html.unescape() raises on these
 BREAKS = (
     "address article aside blockquote body br caption center dd div dl dt fieldset figcaption "
     "figure footer form h1 h2 h3 h4 h5 h6 head header hr html li main nav ol p pre section select "
     "table tbody tfoot thead tr ul"
+).split()
+VOID = "area base br col embed frame hr img input link meta param source track wbr".split()
+# An element whose end tag may be left out also ends where one of these begins.
+ENDED_BY = {"p": {*BREAKS} - {"br", "select"}, "li": {"li"}, "tr": {"tr", "tbody", "tfoot"}}
+ENDED_BY |= dict.fromkeys(("td", "th"), {"td", "th", *ENDED_BY["tr"]}) | {"option": {"option"}}
+ENDED_BY |= dict.fromkeys(("tbody", "thead"), {"tbody", "tfoot"})
+ENDED_BY |= dict.fromkeys(("dt", "dd", "rp", "rt"), {"dt", "dd", "rb", "rp", "rt"})
+# Tags of what nobody sees, as flat() writes them; rt is the reading of its characters. Not of a
+# whole page: a script will show it.
+HIDDEN = re.compile(
+    r"""(?xi) <(?:datalist|del|rp|rt|rtc|s|strike)\0 | <dialog\0(?!.*\0open=)
+        | <template\0(?!.*\0shadowrootmode=) | <(?!(?:html|body)\0).*\0(?:hidden=(?!until-found)
+        | style=(?:[^\0]*;)?[ ]?(?:display[ ]?:[ ]?none | visibility[ ]?:[ ]?(?:hidden|collapse)
+        | text-decoration(?:-line)?[ ]?:[^\0;]*line-through))"""
 )
+NOTE = re.compile(r"note|(?<![a-z])(?:fn|ref|cit)", re.IGNORECASE)  # class="reference"
 # What an element shows at its beginning and at its end. \1 and \2 enclose what is raised, \3 and \4
-# a part of a formula, which gets brackets if it is not SIMPLE: a number or a letter.
-SHOWN = dict.fromkeys(BREAKS.split(), ("\n", "\n"))
+# a part of a formula, which gets brackets if it is not SIMPLE: a number or a letter. \5 and \6
+# enclose a footnote's mark, if it is raised. \7: from here on it is lowered; \b: this, or a number
+# of a formula, ends here.
+SHOWN = dict.fromkeys(BREAKS, ("\n", "\n"))
 SHOWN |= dict.fromkeys(("td", "th", "option"), ("\t", "\t"))
-SHOWN |= {"sup": ("\1", "\2"), "mfrac": (" ", " "), "msqrt": ("√\3", "\4"), "mroot": ("", ")")}
+SHOWN |= {"sup": ("\1", "\2"), "sub": ("\7", "\b"), "mn": ("", "\b")}
+SHOWN |= {"a": ("\5", "\6"), "span": ("", "\6")}
+SHOWN |= {"mfrac": (" ", " "), "msqrt": ("√\3", "\4"), "mroot": ("", ")")}
 # what follows the n-th part
 SIGNS = {("mfrac", 1): "/", ("msup", 1): "^", ("msubsup", 2): "^", ("mroot", 1): "^(1/"}
 FORMULAS = {name for name, _ in SIGNS}
@@ -223,59 +244,83 @@ def text_of(html):
     """The title, then what a reader sees; style sheets are ignored.
 
     '<title>Fe</title><p>Iron is<br>a <b>metal</b>' -> 'Fe\\nIron is\\na metal'
+    '5,000<sup class="note">2</sup> m<sup>2</sup><i hidden>00033</i>' -> '5,000[2] m^2'
     """
-    html = LONG_NUMBER.sub("\ufffd", html)
     title, shown, at = "", [], 0
-    struck = []  # where deleted text begins in `shown`
-    opened = []  # [name, finished parts] of each open element, from a fraction or a power on
+    opened = []  # [name, finished parts, where it begins in `shown` if it is hidden]
+    count = Counter()  # how many of each name are open
     for mark in MARKUP.finditer(html):
         text = collapsed(html[at : mark.start()])
-        shown.append("" if opened and text == " " else text)
-        at, ends = mark.end(), bool(mark["end"])
-        name = (mark["name"] or mark["unseen"] or "").lower()
+        shown.append("" if text == " " and any(map(count.get, FORMULAS)) else text)
+        at, ends, name = mark.end(), mark["end"], (mark["name"] or mark["unseen"] or "").lower()
         if name == "title":
             title = title or collapsed(mark["inside"] or "")
-        if name in ("del", "s", "strike"):
-            if not ends:
-                struck.append(len(shown))
-            elif struck:
-                del shown[struck.pop() :]
-        edge, part = SHOWN.get(name, ("", ""))[ends], part_of(opened, name, ends)
-        shown += [edge, part] if ends else [part, edge]
-    text = with_signs("".join(shown + [collapsed(html[at:])]))
+        if ends == "":
+            while opened and name in ENDED_BY.get(opened[-1][0], ()):
+                close(opened, count, shown)
+            part = "\3" if opened and opened[-1][0] in FORMULAS else ""
+            note = "\5" if NOTE.search(mark["attributes"]) else ""
+            # Wikipedia hides a formula, and shows a picture of it
+            hidden = HIDDEN.match(flat(name, mark["attributes"])) and html[at : at + 5] != "<math"
+            opened.append([name, 0, len(shown) if hidden else None])
+            count[name] += 1
+            shown.append(part + SHOWN.get(name, ("", ""))[0] + note)
+            ends = name in VOID or (count["math"] and mark[0].endswith("/>"))
+        if ends and not count[name]:  # </p> without <p>
+            shown.append(SHOWN.get(name, ("", ""))[1])
+        while ends and count[name] and close(opened, count, shown) != name:
+            pass  # what is still open inside of it ends, too
+    shown.append(collapsed(html[at:]))
+    text = with_signs("".join(shown))
     return "\n".join(" ".join(line.split()) for line in [title, *text.split("\n")] if line.strip())
 
 
 def collapsed(text):
-    return re.sub(r"\s+", " ", entities.unescape(text))
+    return re.sub(r"\s+", " ", entities.unescape(LONG_NUMBER.sub("\ufffd", text)))
 
 
-def part_of(opened, name, ends):
-    """What MathML shows where a part of a fraction or power begins or ends: "\\3" or "\\4/".
+def flat(name, attributes):
+    """<p Class="a b" hidden> -> "<p\\0 \\0Class=a b \\0hidden=" """
+    return f"<{name}\0" + collapsed(ATTRIBUTE.sub(r"\0\1=\2\3\4", attributes))
 
-    opened: the list of text_of(), which is brought up to date."""
-    if name == "math":
-        opened.clear()
-    elif not ends and (opened or name in FORMULAS):
-        opened.append([name, 0])
-        return "\3" if len(opened) > 1 and opened[-2][0] in FORMULAS else ""
-    elif ends and opened and opened[-1][0] == name:
-        opened.pop()
-        if opened and opened[-1][0] in FORMULAS:
-            opened[-1][1] += 1
-            return "\4" + SIGNS.get(tuple(opened[-1]), "")
-    return ""
+
+def close(opened, count, shown):
+    """Close the innermost open element, and return its name. opened, count, shown: of text_of()."""
+    name, _, begin = opened.pop()
+    count[name] -= 1
+    shown.append(SHOWN.get(name, ("", ""))[1])
+    if opened and opened[-1][0] in FORMULAS:
+        opened[-1][1] += 1
+        shown.append("\4" + SIGNS.get(tuple(opened[-1][:2]), ""))
+    if begin is not None:
+        del shown[begin:]
+    return name
 
 
 def with_signs(text):
     """The text with "^" and brackets for what only the layout shows: 10<sup>8</sup> -> 10^8"""
+    marks = r"(\x05\s*)?\x01([^\x01\x02]*)\x02(\s*\x06)?"
+    text = re.sub("[\5\6]", "", re.sub(marks, footnote, text))
     text = text.replace("\3 ", "\3").replace(" \4", "\4")
+    # a number does not go on with another that is lowered, or follows: 1010_2, 2 10^8
+    text = re.sub(r"(?<=\d)\x08(\x04*+)(?=\x03*\d)", r"\1 ", text).replace("\b", "")
+    text = re.sub(r"(?<=[\d\x02])\x07", "_", text).replace("\7", "")
     text = re.sub(rf"\x03({SIMPLE})\x04", r"\1", text)
     text = text.replace("\3", "(").replace("\4", ")")
     before = r"(?:(?<=[\w)\]}])|(?<=\d) )"  # in <sup>14</sup>C there is nothing to be raised to
     for _ in range(2):  # 10<sup>10<sup>100</sup></sup>
         text = re.sub(before + r"\x01([^\x01\x02]*)\x02(?=(.?))", power, text)
     return text.replace("\1", "").replace("\2", "")
+
+
+def footnote(raised):
+    """2 -> [2], if it is a mark of a footnote"""
+    before, text, after = raised.groups()
+    linked = (before and after) or text.lstrip().startswith("\5")
+    text = re.sub("[\5\6]", "", text).strip()
+    if not linked or not re.fullmatch(r"(?=.*\d|(?!.*[^\W\d]{2}))(?![-–])[^−+=]{1,12}", text):
+        return raised[0]
+    return f"{before or ''}[{text.strip('[]')}]{after or ''}"
 
 
 def power(raised):
