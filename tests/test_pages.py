@@ -156,6 +156,45 @@ def test_five_redirects_are_followed_and_six_are_not(serve, loopback):
     assert refusal(serve(hops[0]).url) == "127.0.0.1 redirects more than 5 times"
 
 
+def refresh(content, more=""):
+    return reply(f"<html><head>{more}<META Content=\"{content}\" http-equiv='Refresh'>Redirecting…")
+
+
+@pytest.mark.parametrize("content", ["0; URL='/b?c&amp;d'", "5;url=b?c&amp;d"])
+def test_a_page_that_forwards_at_once_is_a_redirect(serve, loopback, content):
+    server = serve(refresh(content), reply("here"))
+    assert fetch(server.url) == (server.url + "/b?c&d", "here")
+    again = serve(refresh("1; url=/b"), *[refresh(f"1; url=/{n}") for n in range(9)])
+    assert "redirects more than 5 times" in refusal(again.url) and len(again.requests) == 6
+    assert "not at a public address" in refusal(serve(refresh("0; url=//10.0.0.1/")).url)
+
+
+@pytest.mark.parametrize("content", ["6; url=/b", "5", "0; url=", "0; url=/", "50;url=/b"])
+def test_a_page_that_forwards_late_or_to_itself_is_read(serve, loopback, content):
+    page = reply(
+        f"<!-- <meta http-equiv=refresh content='0; url=/b'> --><meta http-equiv=refresh "
+        f"content='{content}'><noscript><meta http-equiv=refresh content='0; url=/b'>"
+        "</noscript>Iron"
+    )
+    assert fetch(serve(page, reply("never")).url + "/")[1] == "Iron"
+
+
+CHECKS = [
+    "<title>Just a moment...</title>Verifying you are human. This may take a few seconds.",
+    "<title>Making sure you&#39;re not a bot!</title>Loading...",
+    "<h1>Please enable JS and disable any ad blocker</h1>",
+    "<script>location = '/b'</script>Redirecting…",
+]
+
+
+@pytest.mark.parametrize("html", CHECKS)
+def test_a_check_of_the_browser_is_not_the_page(serve, loopback, html):
+    why = "127.0.0.1 wants a browser: it sent a check or a script, not the page"
+    assert refusal(serve(reply(html)).url) == why
+    long = html + "Just a moment is a song of 1953. " * 99
+    assert "1953" in fetch(serve(reply(long)).url)[1]
+
+
 @pytest.mark.parametrize(
     "location", ["file:///etc/passwd", "http://10.0.0.1/", "//[::1]/", "http://[", "/a b"]
 )

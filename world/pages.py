@@ -4,7 +4,8 @@
 
 Such a page is hostile: its address may point into our own network, and its answer may never end.
 fetch() connects to public addresses only, checks each redirect, limits time and size, and returns
-only text.
+only text. A page that forwards within 5 seconds counts as a redirect; a check of the browser, which
+some sites send instead of the page, as an error.
 Not covered: private services that have public addresses can be reached, and the system decides how
 long a name server may take. The words of a page may still be lies, or orders to the model.
 """
@@ -128,17 +129,29 @@ def fetch(url, seconds=15, limit=2_000_000):
                 sock.sendall(f"{request}User-Agent: {USER_AGENT}\r\n{HEADERS}".encode())
                 answer = http.client.HTTPResponse(Clocked(sock, end), method="GET")
                 answer.begin()
-                if answer.status // 100 != 3 or not answer.headers["Location"]:
-                    return parts.url, text_in(answer, host, limit, end)
-                location = answer.headers["Location"].encode("latin-1").decode("utf-8", "replace")
+                location = answer.headers["Location"]
+                if answer.status // 100 == 3 and location:
+                    location = location.encode("latin-1").decode("utf-8", "replace")
+                else:
+                    text, location = text_in(answer, host, limit, end)
+                    if not location or urljoin(parts.url, location) == parts.url:
+                        return parts.url, text
                 url = urljoin(parts.url, location)
     except (*FAILURES, http.client.HTTPException) as why:
         raise ServiceError(f"{host} cannot be read ({reason(why)})") from None
     raise ServiceError(f"{host} redirects more than {REDIRECTS} times")
 
 
+# How a short page begins that Cloudflare, Anubis or Amazon sends in place of the page
+CHECKS = re.compile(
+    r"(?im)^just a moment(\.\.\.|…)$|you(['’]| a)re not a (ro)?bot|^redirecting\W*$|(checking|"
+    r"verify(ing)?) (your browser|(if |that )?you are (a )?human)|enable (js|javascript|cookies)\b"
+)
+
+
 def text_in(answer, host, limit, end):
-    """The text of an answer of status 200 and a text type, without control characters."""
+    """(the text of an answer of status 200 and a text type, without control characters; where a
+    page of HTML sends its reader, or "")."""
     if answer.status != 200:
         raise ServiceError(f"{host} answered {status_line(answer.status)}", answer.status)
     kind, _, details = answer.headers.get("Content-Type", "").partition(";")
@@ -150,9 +163,12 @@ def text_in(answer, host, limit, end):
     if encoding not in ("", "identity", *packed.CONTENT_DECODERS):
         raise ServiceError(f"{host} answered in an encoding that nobody asked for")
     body = body_of(packed, limit, end)[:limit]
-    text = body.decode(charset_of(body, details), "replace")
-    text = text_of(text) if "html" in kind else text.replace("\r\n", "\n")
-    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", " ", visible(text))
+    text, location = body.decode(charset_of(body, details), "replace").replace("\r\n", "\n"), ""
+    if "html" in kind:
+        text, location = text_of(text), refresh_of(text)
+        if not location and len(text) < 2000 and CHECKS.search(text[:200]):
+            raise ServiceError(f"{host} wants a browser: it sent a check or a script, not the page")
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", " ", visible(text)), location
 
 
 # --------------------------------------------------------------------------------------- charsets
@@ -224,6 +240,9 @@ HIDDEN = re.compile(
         | style=(?:[^\0]*;)?[ ]?(?:display[ ]?:[ ]?none | visibility[ ]?:[ ]?(?:hidden|collapse)
         | text-decoration(?:-line)?[ ]?:[^\0;]*line-through))"""
 )
+REFRESH = re.compile(
+    r"(?i)(?=.*\0http-equiv=refresh\b).*\0content= ?[0-5] ?[;,] ?+(url ?= ?)?+[\"']?([^\0\"']+)"
+)
 NOTE = re.compile(r"note|(?<![a-z])(?:fn|ref|cit)", re.IGNORECASE)  # class="reference"
 # What an element shows at its beginning and at its end. \1 and \2 enclose what is raised, \3 and \4
 # a part of a formula, which gets brackets if it is not SIMPLE: a number or a letter. \5 and \6
@@ -282,6 +301,16 @@ def collapsed(text):
 def flat(name, attributes):
     """<p Class="a b" hidden> -> "<p\\0 \\0Class=a b \\0hidden=" """
     return f"<{name}\0" + collapsed(ATTRIBUTE.sub(r"\0\1=\2\3\4", attributes))
+
+
+def refresh_of(html):
+    """Where a page sends its reader within 5 seconds, or "".
+
+    '<meta http-equiv="refresh" content="0; url=/b">' -> "/b"
+    """
+    marks = (mark for mark in MARKUP.finditer(html) if (mark["name"] or "").lower() == "meta")
+    found = (REFRESH.match(flat("meta", mark["attributes"])) for mark in marks)
+    return next((match[2].strip() for match in found if match), "")
 
 
 def close(opened, count, shown):
