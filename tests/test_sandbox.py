@@ -153,6 +153,24 @@ def test_no_program_finds_what_another_one_changed():
     assert python_coder("import os\nlen('ab'), 'NEW' in os.environ") == "(2, False)"
 
 
+# Its frames, their callers' frames, and what these and all objects of Python hold.
+WALK = """import gc, sys
+frame, texts = sys._getframe(), []
+found = gc.get_objects()
+while frame := frame.f_back:
+    found.append(frame.f_locals)
+for held in found:
+    texts += [part for part in gc.get_referents(held) if type(part) in (str, bytes)]
+secret = ["n3", "dle"]
+sorted({str(text)[:60] for text in texts if "".join(secret) in str(text)})"""
+
+
+@pytest.mark.parametrize("end", ["", "\nraise ValueError('n3' + 'dle')"])
+def test_no_program_finds_what_another_one_was_or_printed(end):
+    assert "n3dle" in python_coder("print('n3' + 'dle')  # n3dle" + end)
+    assert python_coder(WALK) == "[]"  # the same worker: the last that was used
+
+
 def test_calls_from_many_threads_get_their_own_answers():
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda n: python_coder(f"x = {n}\nx * x"), range(40)))

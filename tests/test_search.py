@@ -370,6 +370,30 @@ def test_google_gives_a_list_of_results_through_serper(net, monkeypatch):
         assert part in request
 
 
+ROWS = [
+    ({"link": "https://a.org/", "snippet": "A."}, "https://a.org/ (https://a.org/): A."),
+    ({"title": "B", "snippet": "A letter."}, "B: A letter."),
+    (
+        {"title": None, "link": "https://c.org/", "snippet": None},
+        "https://c.org/ (https://c.org/):",
+    ),
+    ({"title": 7, "link": "https://d.org/"}, "7 (https://d.org/):"),
+]
+
+
+@pytest.mark.parametrize("row, shown", ROWS)
+def test_a_result_without_a_title_or_an_address_is_shown_and_the_others_too(
+    net, monkeypatch, row, shown
+):
+    monkeypatch.setenv("SERPER_API_KEY", "hunter2")
+    server = net(
+        {"organic": [{"position": 1}, None, row, {"title": "Z", "link": "https://z.org/"}]}
+    )
+    found = run_tool(choose(["google_search"]), "google_search", {"query": "so\u2011called"})
+    assert found == (f"[1] {shown}\n[2] Z (https://z.org/):", False)
+    assert len(server.requests) == 1 and '"q": "so-called"' in server.requests[0]
+
+
 @pytest.mark.parametrize(
     "answer, more",
     [

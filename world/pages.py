@@ -4,7 +4,8 @@
 
 Such a page is hostile: its address may point into our own network, and its answer may never end.
 fetch() connects to public addresses only, checks each redirect, limits time and size, and returns
-only text.
+only text. A page that forwards within 5 seconds counts as a redirect; a check of the browser, which
+some sites send instead of the page, as an error.
 Not covered: private services that have public addresses can be reached, and the system decides how
 long a name server may take. The words of a page may still be lies, or orders to the model.
 """
@@ -19,6 +20,7 @@ import re
 import socket
 import ssl
 import time
+from collections import Counter
 from urllib.parse import urljoin
 
 import requests
@@ -53,6 +55,9 @@ def parse_url(url):
 
 # --------------------------------------------------------------------------------- the connection
 UNICAST = ipaddress.ip_network("2000::/3")  # not in it: ::1, ::ffff:127.0.0.1, NAT64, fc00::
+# Python 3.11 calls these global; IANA's registries of special-purpose addresses do not: protocols
+# (a cloud has its metadata server there), relays of 6to4 (deprecated), documentation.
+SPECIAL = [ipaddress.ip_network(net) for net in ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")]
 
 
 def public(address):
@@ -60,7 +65,7 @@ def public(address):
     ip = ipaddress.ip_address(address)
     if ip.version == 6 and (ip not in UNICAST or ip.sixtofour or ip.teredo):
         return False
-    return ip.is_global and not ip.is_multicast
+    return ip.is_global and not ip.is_multicast and not any(ip in net for net in SPECIAL)
 
 
 def connect(url, end):
@@ -124,17 +129,29 @@ def fetch(url, seconds=15, limit=2_000_000):
                 sock.sendall(f"{request}User-Agent: {USER_AGENT}\r\n{HEADERS}".encode())
                 answer = http.client.HTTPResponse(Clocked(sock, end), method="GET")
                 answer.begin()
-                if answer.status // 100 != 3 or not answer.headers["Location"]:
-                    return parts.url, text_in(answer, host, limit, end)
-                location = answer.headers["Location"].encode("latin-1").decode("utf-8", "replace")
+                location = answer.headers["Location"]
+                if answer.status // 100 == 3 and location:
+                    location = location.encode("latin-1").decode("utf-8", "replace")
+                else:
+                    text, location = text_in(answer, host, limit, end)
+                    if not location or urljoin(parts.url, location) == parts.url:
+                        return parts.url, text
                 url = urljoin(parts.url, location)
     except (*FAILURES, http.client.HTTPException) as why:
         raise ServiceError(f"{host} cannot be read ({reason(why)})") from None
     raise ServiceError(f"{host} redirects more than {REDIRECTS} times")
 
 
+# How a short page begins that Cloudflare, Anubis or Amazon sends in place of the page
+CHECKS = re.compile(
+    r"(?im)^just a moment(\.\.\.|…)$|you(['’]| a)re not a (ro)?bot|^redirecting\W*$|(checking|"
+    r"verify(ing)?) (your browser|(if |that )?you are (a )?human)|enable (js|javascript|cookies)\b"
+)
+
+
 def text_in(answer, host, limit, end):
-    """The text of an answer of status 200 and a text type, without control characters."""
+    """(the text of an answer of status 200 and a text type, without control characters; where a
+    page of HTML sends its reader, or "")."""
     if answer.status != 200:
         raise ServiceError(f"{host} answered {status_line(answer.status)}", answer.status)
     kind, _, details = answer.headers.get("Content-Type", "").partition(";")
@@ -146,9 +163,12 @@ def text_in(answer, host, limit, end):
     if encoding not in ("", "identity", *packed.CONTENT_DECODERS):
         raise ServiceError(f"{host} answered in an encoding that nobody asked for")
     body = body_of(packed, limit, end)[:limit]
-    text = body.decode(charset_of(body, details), "replace")
-    text = text_of(text) if "html" in kind else text.replace("\r\n", "\n")
-    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", " ", visible(text))
+    text, location = body.decode(charset_of(body, details), "replace").replace("\r\n", "\n"), ""
+    if "html" in kind:
+        text, location = text_of(text), refresh_of(text)
+        if not location and len(text) < 2000 and CHECKS.search(text[:200]):
+            raise ServiceError(f"{host} wants a browser: it sent a check or a script, not the page")
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", " ", visible(text)), location
 
 
 # --------------------------------------------------------------------------------------- charsets
@@ -157,7 +177,8 @@ BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-1
 SUPERSETS = dict.fromkeys(("ascii", "iso8859-1"), "cp1252") | {"iso8859-9": "cp1254"}
 SUPERSETS |= dict.fromkeys(("iso8859-11", "tis-620"), "cp874") | {"big5": "big5hkscs"}
 SUPERSETS |= dict.fromkeys(("gb2312", "gbk"), "gb18030") | {"shift_jis": "cp932", "euc_kr": "cp949"}
-CHARSETS = tuple("utf iso cp koi8 mac gb big5 euc hz".split())  # Python also has "zip" and the like
+# Python also has "zip" and the like, and UTF-7, which browsers do not read
+CHARSETS = tuple("utf-8 utf-16 iso cp koi8 mac gb big5 euc hz".split())
 LABEL = rb"\s*=\s*[\"']?\s*([\w.:-]{1,40})"
 IN_HEADER = re.compile(b"charset" + LABEL, re.IGNORECASE)
 IN_DOCUMENT = re.compile(rb"<(?:meta[^>]*charset|\?xml[^>]*encoding)" + LABEL, re.IGNORECASE)
@@ -174,6 +195,7 @@ def charset_of(body, details):
     for found in (header, IN_DOCUMENT.search(start)):
         label = found[1].decode().lower().removeprefix("x-") if found else "none"
         label = label.replace("windows-31j", "cp932").replace("windows-", "cp")
+        label = label.replace("gb_", "gb").removesuffix("-i").removesuffix("-e")  # iso-8859-8-i
         with contextlib.suppress(LookupError):
             name = codecs.lookup(label).name
             name = SUPERSETS.get(name, name)
@@ -188,26 +210,49 @@ def charset_of(body, details):
 # *+ never gives back. So no page makes us read a character many times; html.parser reads an
 # unfinished tag again and again. In a quoted value, ">" does not end the tag.
 ATTRIBUTES = r"""(?:[^>=]++|=\s*+(?:"[^"]*+"?|'[^']*+'?)?+)*+"""
-UNSEEN = "annotation|annotation-xml|iframe|noscript|script|style|svg|template|textarea|title"
+UNSEEN = "annotation|annotation-xml|iframe|noscript|script|style|svg|textarea|title"
 MARKUP = re.compile(
     rf"""<!--(?:-?>|.*?(?:-->|\Z))
        | <[!?][^>]*+>?
        | <(?P<unseen>{UNSEEN})(?=[\s/>]){ATTRIBUTES}(?<!/)>(?P<inside>.*?)(?=</(?P=unseen)[\s/>]|\Z)
-       | <(?P<end>/?)(?P<name>[a-z][^\s/>]*+){ATTRIBUTES}>?
+       | <(?P<end>/?)(?P<name>[a-z][^\s/>]*+)(?P<attributes>{ATTRIBUTES})>?
      """,
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
+ATTRIBUTE = re.compile(r"""([^\s/>=]++)(?:\s*+=\s*+(?:"([^"]*+)"?|'([^']*+)'?|([^\s>]*+)))?+""")
 LONG_NUMBER = re.compile(r"&#x?[0-9a-f]{9,}", re.IGNORECASE)  # html.unescape() raises on these
 BREAKS = (
     "address article aside blockquote body br caption center dd div dl dt fieldset figcaption "
     "figure footer form h1 h2 h3 h4 h5 h6 head header hr html li main nav ol p pre section select "
     "table tbody tfoot thead tr ul"
+).split()
+VOID = "area base br col embed frame hr img input link meta param source track wbr".split()
+# An element whose end tag may be left out also ends where one of these begins.
+ENDED_BY = {"p": {*BREAKS} - {"br", "select"}, "li": {"li"}, "tr": {"tr", "tbody", "tfoot"}}
+ENDED_BY |= dict.fromkeys(("td", "th"), {"td", "th", *ENDED_BY["tr"]}) | {"option": {"option"}}
+ENDED_BY |= dict.fromkeys(("tbody", "thead"), {"tbody", "tfoot"})
+ENDED_BY |= dict.fromkeys(("dt", "dd", "rp", "rt"), {"dt", "dd", "rb", "rp", "rt"})
+# Tags of what nobody sees, as flat() writes them; rt is the reading of its characters. Not of a
+# whole page: a script will show it.
+HIDDEN = re.compile(
+    r"""(?xi) <(?:datalist|del|rp|rt|rtc|s|strike)\0 | <dialog\0(?!.*\0open=)
+        | <template\0(?!.*\0shadowrootmode=) | <(?!(?:html|body)\0).*\0(?:hidden=(?!until-found)
+        | style=(?:[^\0]*;)?[ ]?(?:display[ ]?:[ ]?none | visibility[ ]?:[ ]?(?:hidden|collapse)
+        | text-decoration(?:-line)?[ ]?:[^\0;]*line-through))"""
 )
+REFRESH = re.compile(
+    r"(?i)(?=.*\0http-equiv=refresh\b).*\0content= ?[0-5] ?[;,] ?+(url ?= ?)?+[\"']?([^\0\"']+)"
+)
+NOTE = re.compile(r"note|(?<![a-z])(?:fn|ref|cit)", re.IGNORECASE)  # class="reference"
 # What an element shows at its beginning and at its end. \1 and \2 enclose what is raised, \3 and \4
-# a part of a formula, which gets brackets if it is not SIMPLE: a number or a letter.
-SHOWN = dict.fromkeys(BREAKS.split(), ("\n", "\n"))
+# a part of a formula, which gets brackets if it is not SIMPLE: a number or a letter. \5 and \6
+# enclose a footnote's mark, if it is raised. \7: from here on it is lowered; \b: this, or a number
+# of a formula, ends here.
+SHOWN = dict.fromkeys(BREAKS, ("\n", "\n"))
 SHOWN |= dict.fromkeys(("td", "th", "option"), ("\t", "\t"))
-SHOWN |= {"sup": ("\1", "\2"), "mfrac": (" ", " "), "msqrt": ("√\3", "\4"), "mroot": ("", ")")}
+SHOWN |= {"sup": ("\1", "\2"), "sub": ("\7", "\b"), "mn": ("", "\b")}
+SHOWN |= {"a": ("\5", "\6"), "span": ("", "\6")}
+SHOWN |= {"mfrac": (" ", " "), "msqrt": ("√\3", "\4"), "mroot": ("", ")")}
 # what follows the n-th part
 SIGNS = {("mfrac", 1): "/", ("msup", 1): "^", ("msubsup", 2): "^", ("mroot", 1): "^(1/"}
 FORMULAS = {name for name, _ in SIGNS}
@@ -218,59 +263,93 @@ def text_of(html):
     """The title, then what a reader sees; style sheets are ignored.
 
     '<title>Fe</title><p>Iron is<br>a <b>metal</b>' -> 'Fe\\nIron is\\na metal'
+    '5,000<sup class="note">2</sup> m<sup>2</sup><i hidden>00033</i>' -> '5,000[2] m^2'
     """
-    html = LONG_NUMBER.sub("\ufffd", html)
     title, shown, at = "", [], 0
-    struck = []  # where deleted text begins in `shown`
-    opened = []  # [name, finished parts] of each open element, from a fraction or a power on
+    opened = []  # [name, finished parts, where it begins in `shown` if it is hidden]
+    count = Counter()  # how many of each name are open
     for mark in MARKUP.finditer(html):
         text = collapsed(html[at : mark.start()])
-        shown.append("" if opened and text == " " else text)
-        at, ends = mark.end(), bool(mark["end"])
-        name = (mark["name"] or mark["unseen"] or "").lower()
+        shown.append("" if text == " " and any(map(count.get, FORMULAS)) else text)
+        at, ends, name = mark.end(), mark["end"], (mark["name"] or mark["unseen"] or "").lower()
         if name == "title":
             title = title or collapsed(mark["inside"] or "")
-        if name in ("del", "s", "strike"):
-            if not ends:
-                struck.append(len(shown))
-            elif struck:
-                del shown[struck.pop() :]
-        edge, part = SHOWN.get(name, ("", ""))[ends], part_of(opened, name, ends)
-        shown += [edge, part] if ends else [part, edge]
-    text = with_signs("".join(shown + [collapsed(html[at:])]))
+        if ends == "":
+            while opened and name in ENDED_BY.get(opened[-1][0], ()):
+                close(opened, count, shown)
+            part = "\3" if opened and opened[-1][0] in FORMULAS else ""
+            note = "\5" if NOTE.search(mark["attributes"]) else ""
+            # Wikipedia hides a formula, and shows a picture of it
+            hidden = HIDDEN.match(flat(name, mark["attributes"])) and html[at : at + 5] != "<math"
+            opened.append([name, 0, len(shown) if hidden else None])
+            count[name] += 1
+            shown.append(part + SHOWN.get(name, ("", ""))[0] + note)
+            ends = name in VOID or (count["math"] and mark[0].endswith("/>"))
+        if ends and not count[name]:  # </p> without <p>
+            shown.append(SHOWN.get(name, ("", ""))[1])
+        while ends and count[name] and close(opened, count, shown) != name:
+            pass  # what is still open inside of it ends, too
+    shown.append(collapsed(html[at:]))
+    text = with_signs("".join(shown))
     return "\n".join(" ".join(line.split()) for line in [title, *text.split("\n")] if line.strip())
 
 
 def collapsed(text):
-    return re.sub(r"\s+", " ", entities.unescape(text))
+    return re.sub(r"\s+", " ", entities.unescape(LONG_NUMBER.sub("\ufffd", text)))
 
 
-def part_of(opened, name, ends):
-    """What MathML shows where a part of a fraction or power begins or ends: "\\3" or "\\4/".
+def flat(name, attributes):
+    """<p Class="a b" hidden> -> "<p\\0 \\0Class=a b \\0hidden=" """
+    return f"<{name}\0" + collapsed(ATTRIBUTE.sub(r"\0\1=\2\3\4", attributes))
 
-    opened: the list of text_of(), which is brought up to date."""
-    if name == "math":
-        opened.clear()
-    elif not ends and (opened or name in FORMULAS):
-        opened.append([name, 0])
-        return "\3" if len(opened) > 1 and opened[-2][0] in FORMULAS else ""
-    elif ends and opened and opened[-1][0] == name:
-        opened.pop()
-        if opened and opened[-1][0] in FORMULAS:
-            opened[-1][1] += 1
-            return "\4" + SIGNS.get(tuple(opened[-1]), "")
-    return ""
+
+def refresh_of(html):
+    """Where a page sends its reader within 5 seconds, or "".
+
+    '<meta http-equiv="refresh" content="0; url=/b">' -> "/b"
+    """
+    marks = (mark for mark in MARKUP.finditer(html) if (mark["name"] or "").lower() == "meta")
+    found = (REFRESH.match(flat("meta", mark["attributes"])) for mark in marks)
+    return next((match[2].strip() for match in found if match), "")
+
+
+def close(opened, count, shown):
+    """Close the innermost open element, and return its name. opened, count, shown: of text_of()."""
+    name, _, begin = opened.pop()
+    count[name] -= 1
+    shown.append(SHOWN.get(name, ("", ""))[1])
+    if opened and opened[-1][0] in FORMULAS:
+        opened[-1][1] += 1
+        shown.append("\4" + SIGNS.get(tuple(opened[-1][:2]), ""))
+    if begin is not None:
+        del shown[begin:]
+    return name
 
 
 def with_signs(text):
     """The text with "^" and brackets for what only the layout shows: 10<sup>8</sup> -> 10^8"""
+    marks = r"(\x05\s*)?\x01([^\x01\x02]*)\x02(\s*\x06)?"
+    text = re.sub("[\5\6]", "", re.sub(marks, footnote, text))
     text = text.replace("\3 ", "\3").replace(" \4", "\4")
+    # a number does not go on with another that is lowered, or follows: 1010_2, 2 10^8
+    text = re.sub(r"(?<=\d)\x08(\x04*+)(?=\x03*\d)", r"\1 ", text).replace("\b", "")
+    text = re.sub(r"(?<=[\d\x02])\x07", "_", text).replace("\7", "")
     text = re.sub(rf"\x03({SIMPLE})\x04", r"\1", text)
     text = text.replace("\3", "(").replace("\4", ")")
     before = r"(?:(?<=[\w)\]}])|(?<=\d) )"  # in <sup>14</sup>C there is nothing to be raised to
     for _ in range(2):  # 10<sup>10<sup>100</sup></sup>
         text = re.sub(before + r"\x01([^\x01\x02]*)\x02(?=(.?))", power, text)
     return text.replace("\1", "").replace("\2", "")
+
+
+def footnote(raised):
+    """2 -> [2], if it is a mark of a footnote"""
+    before, text, after = raised.groups()
+    linked = (before and after) or text.lstrip().startswith("\5")
+    text = re.sub("[\5\6]", "", text).strip()
+    if not linked or not re.fullmatch(r"(?=.*\d|(?!.*[^\W\d]{2}))(?![-–])[^−+=]{1,12}", text):
+        return raised[0]
+    return f"{before or ''}[{text.strip('[]')}]{after or ''}"
 
 
 def power(raised):

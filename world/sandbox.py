@@ -74,6 +74,7 @@ def python_coder(code: str) -> str:
       10 seconds of the CPU (all threads together), 60 on the clock, 512 MB (not on macOS), 64 open
         files, 64 KB of output. No more programs run at once than there are cores;
       it runs once, in one scope, in a new process, without our environment; stdin is empty;
+      no object or frame that it can reach holds anything of the programs before it;
       that it was stopped or killed comes first in the answer, and the code cannot hide it;
       it ends with our process, however that ends.
     Covered on Linux with Landlock (5.13) and seccomp (x86_64 and aarch64), even if we are root:
@@ -87,6 +88,7 @@ def python_coder(code: str) -> str:
     Not covered:
       whether a file exists outside, its size and dates, and where a link leads;
       lies in what it prints and raises; secrets among Python's packages; bugs of the kernel;
+      what machine code (ctypes) finds of earlier programs in memory that was freed;
       machine code that starts threads without memory of their own: up to the system's limit;
       on other systems, anything that our user may do. protection() says which system this is.
     """
@@ -148,6 +150,7 @@ def work(seconds, wall_seconds, memory_mb):
             printed = f"Error: {failure}" + (f"\nPrinted before: {printed}" if printed else "")
         printed = printed or "Nothing was printed. Use print() to show a result."
         print(json.dumps(printed), flush=True)
+        del printed, failure  # the next program can read this frame
 
 
 def watch(child, out, errors, seconds, wall_seconds):

@@ -182,7 +182,7 @@ def wikipedia_search(query, corpus, k=3):
     """The best k passages, one a line: "[1] Iron: Iron is a ...", with the URL of those that are on
     a page. corpus: a JSONL file or "wikipedia:en"."""
     if corpus.startswith(LIVE):
-        return wikipedia_online(query, corpus.removeprefix(LIVE), k)
+        return wikipedia_online(visible(query), corpus.removeprefix(LIVE), k)
     words = query_words(query)
     with LOCK:
         rows = matching(index(corpus), words, k) if words else []
@@ -280,14 +280,15 @@ def google_search(query, k=5):
 
     Only a list of results: an answer written by the search service's own language model is left
     out. With it, that model would be measured, and the planner rewarded for passing the question
-    on.
+    on. A result without an address is shown, one without a title under its address.
     """
     headers = {"X-API-KEY": os.environ["SERPER_API_KEY"]}
-    fields = lambda row: (row["title"], row["link"], row.get("snippet", ""))
-    read = lambda data: [fields(row) for row in data.get("organic", [])[:k]]
-    body = {"q": query, "num": k}
+    fields = lambda row: [str(row.get(name) or "") for name in ("title", "link", "snippet")]
+    read = lambda data: [fields(row) for row in data.get("organic", []) if isinstance(row, dict)]
+    body = {"q": visible(query), "num": k}
     found = services.api(SESSION, "POST", SERPER, headers=headers, json=body, read=read)
-    return numbered(found) or nothing(query, "page")
+    found = [(title or url, url, text) for title, url, text in found if title or url or text]
+    return numbered(found[:k]) or nothing(query, "page")
 
 
 # ----------------------------------------------------------------------------------------- cache
