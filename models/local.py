@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -52,17 +53,24 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
         logging.disable_progress_bar()  # a download shows its progress; a folder needs none
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)  # before the weights, a long download
+        config = AutoConfig.from_pretrained(name)
+        published, _ = PreTrainedConfig.get_config_dict(name)  # for save()
+        quantized = undo_quantization(name, config, published)
         model, report = AutoModelForCausalLM.from_pretrained(
-            name, dtype=pick_dtype(dtype, device), output_loading_info=True
+            name, config=config, dtype=pick_dtype(dtype, device), output_loading_info=True
         )
     except OSError as why:
         raise ValueError(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
+    except ImportError as why:
+        raise ValueError(f"{name!r} needs a package: {' '.join(str(why).split())}") from why
     if not tokenizer.chat_template:
         raise ValueError(f"{name!r} has no chat template: use a model made for chat")
     if lacking := report["missing_keys"]:  # transformers fills them with random numbers
         raise ValueError(f"the weights of {name!r} are not whole: {min(lacking)} is missing")
     model = model.to(device).eval()
-    model.published, _ = PreTrainedConfig.get_config_dict(name)  # as it is now: see save()
+    model.published = published
+    if quantized:
+        model._weight_conversions = None  # with them, save() would quantise again
     small = device.type == "cpu" and model.config.get_text_config().hidden_size < 512
     if small and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the threads of a small product only wait for each other
@@ -75,6 +83,23 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
             "another model, or serve it and give the server's address"
         )
     return Engine(model, tokenizer, distribution, think=think, plain=plain)
+
+
+def undo_quantization(name, config, published):
+    """Load FP8 and MXFP4 weights as ordinary numbers, and save them as such: a training step is
+    smaller than the gap between two quantised numbers. Returns whether they are quantised.
+
+    ValueError if they are quantised in another way (GPTQ, AWQ, bitsandbytes)."""
+    for part in (config, config.get_text_config()):
+        if how := getattr(part, "quantization_config", None):
+            if (method := how.get("quant_method")) not in ("fp8", "mxfp8", "mxfp4"):
+                raise ValueError(
+                    f"{name!r} is quantised ({method}): use the model that it was made of, or "
+                    "serve it and give the server's address"
+                )
+            how["dequantize"] = True
+    parts = published, published.get("text_config", {})
+    return any([part.pop("quantization_config", None) for part in parts])
 
 
 def pick_device(device):

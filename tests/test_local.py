@@ -77,6 +77,7 @@ MORE = {  # the rest of the table, in .ci/run
     "OPT": ({}, True, True),
     "Mixtral": (dict(num_local_experts=4, num_experts_per_tok=2), True, True),
     "Qwen3Moe": (dict(head_dim=8) | EXPERTS, True, True),
+    "GptOss": (dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2), False, False),
     "Gemma3Text": (dict(head_dim=8, sliding_window=16), False, False),
     "Lfm2": (dict(layer_types=["conv", "full_attention"]), False, False),
     "FalconH1": (dict(mamba_d_ssm=32) | MAMBA | dict(mamba_d_head=8), False, False),
@@ -287,10 +288,10 @@ def tokenizer(template=CHATML):
     return tok
 
 
-def write(folder, template=CHATML, generation=None, extra=0, **config):
-    """A random Qwen2 as a checkpoint; `extra` rows of its head have no token."""
+def write(folder, template=CHATML, generation=None, extra=0, kind="Qwen2", **config):
+    """A random model as a checkpoint; `extra` rows of its head have no token."""
     tok = tokenizer(template)
-    model = tiny(**dict(vocab_size=len(tok) + extra) | config)
+    model = tiny(kind, **dict(vocab_size=len(tok) + extra) | config)
     model.save_pretrained(folder)
     tok.save_pretrained(folder)
     if generation:  # by hand: transformers refuses to save some of what is published
@@ -399,6 +400,54 @@ def test_a_saved_model_is_the_same_model_and_keeps_the_published_configuration(t
     assert engine.fingerprint == again.fingerprint != ""
     (tmp_path / "copy/pytorch_model.bin").write_bytes(b"other weights")
     assert fingerprint(tmp_path / "copy") != again.fingerprint
+
+
+def quantise(folder, method):
+    """Store the weights of a checkpoint as Qwen's FP8, or gpt-oss's MXFP4, checkpoints do."""
+    weights = {}
+    for name, w in load_file(folder / "model.safetensors").items():
+        if method == "fp8" and name.endswith("_proj.weight"):
+            blocks = w.unflatten(1, (-1, 16)).unflatten(0, (-1, 16))
+            scale = blocks.abs().amax((1, 3)) / 448
+            w = (blocks / scale[:, None, :, None]).view_as(w).to(torch.float8_e4m3fn)
+            weights[f"{name}_scale_inv"] = scale
+        elif method == "mxfp4" and name.endswith("_proj"):
+            rows = w.shape[0], w.shape[2], w.shape[1] // 32
+            weights[f"{name}_blocks"] = torch.randint(256, (*rows, 16), dtype=torch.uint8)
+            weights[f"{name}_scales"] = torch.randint(122, 127, rows, dtype=torch.uint8)
+            continue
+        weights[name] = w
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "config.json"
+    how = {"quant_method": method, "weight_block_size": [16, 16]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": how}))
+
+
+@pytest.mark.parametrize(
+    "kind, method", [("Qwen3", "fp8"), ("Qwen3Moe", "fp8"), ("GptOss", "mxfp4")]
+)
+def test_a_step_of_a_quantised_model_is_not_rounded_away_when_it_is_saved(kind, method, tmp_path):
+    source = write(tmp_path / "m", kind=kind)
+    names = set(load_file(tmp_path / "m/model.safetensors"))
+    quantise(tmp_path / "m", method)
+    engine = load(source, distribution)
+    with torch.no_grad():
+        for weight in engine.model.parameters():
+            weight += 1e-6
+    save(engine.model, engine.tokenizer, tmp_path / "copy")
+    assert set(load_file(tmp_path / "copy/model.safetensors")) == names  # those of the family
+    again = load(str(tmp_path / "copy"), distribution)
+    pairs = zip(engine.model.parameters(), again.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors"])
+def test_a_model_whose_weights_stay_quantised_is_one_sentence(method, tmp_path):
+    source, file = write(tmp_path / "m"), tmp_path / "m/config.json"
+    how = {"quant_method": method, "bits": 4, "load_in_4bit": method == "bitsandbytes"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": how}))
+    with pytest.raises(ValueError, match=rf"^'.*' is quantised \({method}\): use the model"):
+        load(source, distribution)
 
 
 @pytest.mark.parametrize("kind, nested", [("Gemma3", True), ("Llama4", False)])
