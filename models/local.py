@@ -250,9 +250,20 @@ class Engine:
         return given or own or NEW_TOKENS
 
     def context(self):
-        """The most tokens of prompt and answer together; infinite where the model names none."""
+        """The most tokens of prompt and answer together; infinite where the model names none.
+
+        With longrope (Phi-3), a row longer than the original context changes the positions of all
+        rows in its batch: they would not be scored as they were sampled. So no row gets longer.
+        (Dynamic NTK does the same, but only beyond max_position_embeddings.)"""
         config = self.model.config.get_text_config()
-        return getattr(config, "max_position_embeddings", None) or math.inf
+        rope = getattr(config, "rope_parameters", None) or {}
+        limits = [
+            part["original_max_position_embeddings"]
+            for part in (rope, *rope.values())  # some models have one for each type of layer
+            if isinstance(part, dict) and part.get("rope_type") == "longrope"
+        ]
+        limits.append(getattr(config, "max_position_embeddings", None))
+        return min(filter(None, limits), default=math.inf)
 
     def __str__(self):
         """name | parameters | device | dtype, for the first lines of a run."""

@@ -344,6 +344,40 @@ def test_a_prompt_without_room_for_its_answer_is_refused_and_the_others_are_answ
     assert (short.error, long.error) == ("", TOO_LONG) and short.ids and not long.ids
 
 
+LONGROPE = dict(rope_type="longrope", short_factor=[1.0] * 4, long_factor=[4.0] * 4)
+LONGROPE |= dict(original_max_position_embeddings=64, rope_theta=1e4, factor=4.0)
+DYNAMIC = dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)
+
+
+@pytest.mark.parametrize(
+    "kind, rope, context",
+    [("Phi3", LONGROPE, 64), ("Qwen2", DYNAMIC, 64), ("Qwen2", DYNAMIC | {"factor": 8.0}, 100)],
+)
+def test_no_row_is_so_long_that_it_changes_the_positions_of_others(kind, rope, context, tmp_path):
+    seen = []
+
+    def watched(logits, temperature):
+        seen.append(distribution(logits, temperature))
+        return seen[-1]
+
+    longest = dict(max_position_embeddings=256 if rope is LONGROPE else context)
+    longest |= dict(rope_parameters=rope, original_max_position_embeddings=64)  # Phi-3's name
+    engine = load(write(tmp_path / "m", kind=kind, **longest), watched)
+    template = len(engine.chat.encode("x")) - 1
+    room = context - template - 8
+    prompts = ["x" * n for n in (1, room // 2, room - 1, room, room + 1, 2 * room)]
+    completions = engine(prompts, temperature=1.0, max_new_tokens=8)
+    assert [c.error for c in completions] == [""] * 4 + [TOO_LONG] * 2
+    rows = sorted(completions[:4], key=lambda c: -len(c.prompt_ids))  # as they were sampled
+    sampled = [seen[t][n, i].item() for n, c in enumerate(rows) for t, i in enumerate(c.ids)]
+    actions = [Action(c.prompt_ids, c.ids, 0) for c in rows]
+    assert score(engine.model, actions, trees.rows, 1.0).tolist() == pytest.approx(
+        sampled, abs=1e-4
+    )
+    alone = [score(engine.model, [action], temperature=1.0).tolist() for action in actions]
+    assert sum(alone, []) == pytest.approx(sampled, abs=1e-4)
+
+
 def test_ids_without_a_token_are_neither_sampled_nor_given_any_probability(tmp_path):
     engine = load(write(tmp_path / "m", extra=200), distribution)
     tokens = len(engine.tokenizer)
