@@ -77,12 +77,13 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
     if message := unknown_thoughts(tokenizer):
         print(message, file=sys.stderr)
     forbid_ids_without_token(model, tokenizer)
-    if not ignores_padding(model):
+    engine = Engine(model, tokenizer, distribution, think=think, plain=plain)
+    if not all(ignores_padding(model, pad) for pad in (padding(engine.chat.stops), 7)):
         raise ValueError(
             f"{name!r} computes nan, or reads the padding of a batch as if it were text: use "
             "another model, or serve it and give the server's address"
         )
-    return Engine(model, tokenizer, distribution, think=think, plain=plain)
+    return engine
 
 
 def undo_quantization(name, config, published):
@@ -134,16 +135,16 @@ def forbid_ids_without_token(model, tokenizer):
 
 
 @torch.no_grad()
-def ignores_padding(model):
+def ignores_padding(model, pad=7):
     """Does a short row get the same logits alone as beside a longer one, but for rounding?
 
-    Not with a recurrent layer that reads the padding as if it were text (RecurrentGemma,
-    MiniMax)."""
+    Not with a recurrent layer that reads the padding as if it were text (RecurrentGemma, MiniMax).
+    pad: the token to pad with. Some tokens cannot show it, because their embedding is 0."""
     short, long = [5, 3, 4], [5, 3, 4, 6, 7, 5, 8, 3, 9, 4, 6, 3] * 3
 
     def logits(prompts):  # of four tokens after the first prompt
-        ids, mask = prefix.padded(prompts, 0, 0, model.device)
-        how = dict(max_new_tokens=4, pad_token_id=0, output_logits=True)
+        ids, mask = prefix.padded(prompts, 0, pad, model.device)
+        how = dict(max_new_tokens=4, pad_token_id=pad, output_logits=True)
         with sampling_mode(model):
             out = model.generate(ids, attention_mask=mask, return_dict_in_generate=True, **how)
         found = torch.stack([logits[0] for logits in out.logits])
@@ -160,7 +161,7 @@ def sample(model, prompts, stops, temperature, max_new_tokens, distribution, pla
     The policy is distribution() over the whole vocabulary, and nothing else: call this in
     sampling_mode(), which hides the checkpoint's own settings. stops: the tokens that end a
     completion. plain: without fast/prefix.py, which computes once what the prompts share."""
-    pad = stops[0] if stops else 0  # any token: the mask hides it on the left, upto_stop() drops it
+    pad = padding(stops)
     if plain:
         ids, mask, cache = *prefix.padded(prompts, 0, pad, model.device), None
     else:
@@ -180,6 +181,11 @@ def sample(model, prompts, stops, temperature, max_new_tokens, distribution, pla
         synced_gpus=False,  # with several GPUs: each has all weights here, and generates on its own
     )
     return [upto_stop(new, stops) for new in out[:, ids.shape[1] :].tolist()]
+
+
+def padding(stops):
+    """The token to pad with. The mask hides it on the left, and upto_stop() drops it."""
+    return stops[0] if stops else 0
 
 
 def upto_stop(ids, stops):

@@ -551,3 +551,20 @@ def test_a_recurrent_layer_that_reads_the_padding_as_text_is_found(kind):
         for weight in model.parameters():
             weight += 0.1 * torch.randn_like(weight)
     assert not ignores_padding(model)
+
+
+@pytest.mark.parametrize("unseen", [0, 2, 7])
+def test_a_padding_token_that_a_recurrent_layer_does_not_see_proves_nothing(unseen, tmp_path):
+    """The embedding of a padding token is often 0. The engine pads with a stop token, here 2."""
+    tok = tokenizer()
+    config = transformers.RecurrentGemmaConfig(
+        **READERS["RecurrentGemma"] | {"vocab_size": len(tok)}
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[unseen] = 0
+    assert ignores_padding(model, pad=unseen)
+    model.save_pretrained(tmp_path)
+    tok.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="reads the padding of a batch"):
+        load(str(tmp_path), distribution)
