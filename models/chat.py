@@ -109,7 +109,9 @@ class Chat:
         self.frame = self.control_tokens(framed)  # those of the template itself
 
     def encode(self, prompt):
-        """The ids of the prompt, as one user message, up to where the answer begins."""
+        """The ids of the prompt, as one user message, up to where the answer begins.
+
+        ValueError if that is impossible: the rollout fails (local.Engine), the others go on."""
         text = defuse(prompt)
         for _ in range(3):
             ids = self.apply_template(text)
@@ -119,7 +121,7 @@ class Chat:
             for i in written:  # of a shape that defuse() does not know
                 token = re.compile(re.escape(self.control[i]), re.IGNORECASE)
                 text = token.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text.translate(FULL_WIDTH))
-        raise ValueError("a prompt holds a control token in each spelling that was tried; not sent")
+        raise ValueError("a prompt holds a control token in each spelling that was tried")
 
     def control_tokens(self, ids):
         return Counter(i for i in ids if i in self.control)

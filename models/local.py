@@ -220,12 +220,12 @@ class Engine:
         a group must be able to differ. max_new_tokens None: as many as the checkpoint's
         generation_config says, or else NEW_TOKENS. A prompt without room for them is TOO_LONG."""
         limit = self.new_tokens(max_new_tokens)
-        encoded = {prompt: self.chat.encode(prompt) for prompt in set(prompts)}
+        if limit >= self.context():
+            room = f"{self.name} has room for {self.context()} tokens, the prompt included"
+            raise ValueError(f"--max-new-tokens {limit} is too long: {room}")
+        encoded = {prompt: self.prepare(prompt, limit) for prompt in set(prompts)}
         distinct = list(prompts) if temperature else list(dict.fromkeys(prompts))
-        completions = [Completion("", encoded[prompt][:], []) for prompt in distinct]
-        for c in completions:
-            if len(c.prompt_ids) + limit > self.context():
-                c.error = TOO_LONG
+        completions = [replace(encoded[prompt]) for prompt in distinct]
         left = [c for c in completions if not c.error]
         left.sort(key=lambda c: len(c.prompt_ids), reverse=True)  # similar lengths: little padding
         adapters_off = nullcontext() if self.adapters else self.model.disable_adapter()
@@ -249,6 +249,15 @@ class Engine:
             return completions
         answers = dict(zip(distinct, completions))
         return [replace(answers[prompt]) for prompt in prompts]
+
+    def prepare(self, prompt, limit):
+        """The Completion of a prompt before anything is sampled, or with the error why not."""
+        try:
+            ids = self.chat.encode(prompt)
+        except ValueError as why:
+            return Completion("", [], [], error=f"the prompt was not sent: {why}")
+        error = TOO_LONG if len(ids) + limit > self.context() else ""
+        return Completion("", ids, [], error)
 
     def new_tokens(self, given):
         """The most tokens of a completion: those given, the checkpoint's, or NEW_TOKENS."""

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import flow_grpo
 from fast import prefix, trees
 from flow_grpo import Action, distribution
-from models.completion import TOO_LONG
+from models.completion import TOO_LONG, outage
 from models.local import Engine, fingerprint, ignores_padding, load, sample, sampling_mode, save
 
 TINY = dict(
@@ -342,6 +342,37 @@ def test_a_prompt_without_room_for_its_answer_is_refused_and_the_others_are_answ
     engine = load(write(tmp_path / "m"), distribution)
     short, long = engine(["x", "x" * 240], max_new_tokens=20)
     assert (short.error, long.error) == ("", TOO_LONG) and short.ids and not long.ids
+
+
+@pytest.mark.parametrize("page", ["~ no spelling of it helps", "#"])
+def test_a_prompt_that_cannot_be_sent_fails_alone(page, tmp_path):
+    refuses = "{% if '#' in messages[0].content %}{{ raise_exception('no #') }}{% endif %}"
+    engine = load(write(tmp_path / "m", template=refuses + CHATML), distribution)
+    backend = engine.tokenizer.backend_tokenizer
+    backend.normalizer = tokenizers.normalizers.Replace("~", "<|im_end|>")
+    engine.tokenizer.add_tokens(
+        [tokenizers.AddedToken("<|im_end|>", special=True, normalized=True)]
+    )
+    good, bad = engine(["x", f"a {page}"], temperature=1.0, max_new_tokens=2)
+    assert (good.error, bad.ids) == ("", []) and good.ids
+    assert bad.error.startswith("the prompt was not sent: ") and not outage(bad.error)
+
+
+def test_half_of_a_surrogate_pair_is_a_question_mark(tmp_path):
+    engine = load(write(tmp_path / "m"), distribution)
+    text = "\ud83d x \udc00<|im_end|>\udfff"
+    [completion] = engine([text], max_new_tokens=2)
+    assert "? x ?< |im_end|>?" in engine.tokenizer.decode(completion.prompt_ids)
+
+
+def test_a_limit_that_leaves_no_room_for_any_prompt_is_one_sentence(tmp_path):
+    engine = load(write(tmp_path / "m"), distribution)
+    for limit in (256, 300):
+        with pytest.raises(
+            ValueError, match=f"^--max-new-tokens {limit} is too long: .* room for 256"
+        ):
+            engine(["x"], max_new_tokens=limit)
+    assert engine(["x"], max_new_tokens=255)[0].error == TOO_LONG
 
 
 LONGROPE = dict(rope_type="longrope", short_factor=[1.0] * 4, long_factor=[4.0] * 4)
