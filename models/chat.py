@@ -80,7 +80,8 @@ BRACKETED = re.compile(r"\s*[][<>{}|].*[^\W\d_].*[][<>{}|]\s*", re.DOTALL)
 class Chat:
     """A tokenizer with its chat template. ValueError if the template refuses our prompts.
 
-    generation_config: the checkpoint's, for its stop tokens. think: let the model think, if it can.
+    generation_config: the checkpoint's, for its stop tokens. The token with which the template ends
+    a message is one, too: base models often name another. think: let the model think, if it can.
     """
 
     def __init__(self, tokenizer, generation_config=None, think=False):
@@ -107,6 +108,18 @@ class Chat:
         if framed == self.apply_template("x x"):  # it reads lists of texts and images only
             raise ValueError(f"The chat template of {tokenizer.name_or_path} drops our prompts.")
         self.frame = self.control_tokens(framed)  # those of the template itself
+        self.added = [i for i in self.end_of_turn() if i not in self.stops]
+        self.stops += self.added
+
+    def end_of_turn(self):
+        """[the control token with which the template ends an assistant's message], or []."""
+        try:
+            text = self.tokenizer.decode(self.apply_template("x", "four"))
+        except ValueError:  # it takes no such messages
+            return []
+        _, found, end = text.rpartition("four")
+        ids = self.tokenizer(end, add_special_tokens=False)["input_ids"] if found else []
+        return [i for i in ids if i in self.control][:1]
 
     def encode(self, prompt):
         """The ids of the prompt, as one user message, up to where the answer begins.
@@ -126,14 +139,32 @@ class Chat:
     def control_tokens(self, ids):
         return Counter(i for i in ids if i in self.control)
 
-    def apply_template(self, text):
+    def apply_template(self, text, answer=None, think=None):
+        """The ids of a prompt; of a finished conversation, if there is an answer."""
         messages, name = [{"role": "user", "content": text}], self.tokenizer.name_or_path
-        settings = dict(add_generation_prompt=True, return_dict=True, enable_thinking=self.think)
+        if answer:
+            messages.append({"role": "assistant", "content": answer})
+        think = self.think if think is None else think
+        settings = dict(enable_thinking=think, thinking=think)  # names that templates have for it
+        if "<|channel|>" in str(self.tokenizer.chat_template):  # gpt-oss thinks in any case
+            settings["reasoning_effort"] = "medium" if think else "low"
+        settings |= dict(add_generation_prompt=not answer, return_dict=True)
         try:
             return list(self.tokenizer.apply_chat_template(messages, **settings)["input_ids"])
         except (jinja2.TemplateError, TypeError) as why:
             reason = str(why).partition("\n")[0]
             raise ValueError(f"The chat template of {name} refuses our prompts: {reason}") from why
+
+    def remarks(self):
+        """What a user should know about the template and the tokenizer, as sentences."""
+        name, template = self.tokenizer.name_or_path, str(self.tokenizer.chat_template)
+        if message := unknown_thoughts(self.tokenizer):
+            yield message
+        for i in self.added:
+            yield f"{name}: completions end with {self.control[i]} too, as in the chat template."
+        thinks = LIKE_A_THOUGHT.search(template) or "reasoning_effort" in template
+        if thinks and self.apply_template("x", think=True) == self.apply_template("x", think=False):
+            yield f"{name}: its chat template has no switch for thinking, so --think does nothing."
 
     def decode(self, ids, prompt_ids=()):
         """The text of a completion, without its stop token and other special tokens.

@@ -35,7 +35,7 @@ from transformers import (
 from transformers.utils import logging
 
 from fast import prefix
-from models.chat import Chat, unknown_thoughts
+from models.chat import Chat
 from models.completion import NEW_TOKENS, TOO_LONG, Completion
 
 TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
@@ -74,10 +74,10 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
     small = device.type == "cpu" and model.config.get_text_config().hidden_size < 512
     if small and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the threads of a small product only wait for each other
-    if message := unknown_thoughts(tokenizer):
-        print(message, file=sys.stderr)
     forbid_ids_without_token(model, tokenizer)
     engine = Engine(model, tokenizer, distribution, think=think, plain=plain)
+    for remark in engine.chat.remarks():
+        print(remark, file=sys.stderr)
     if not all(ignores_padding(model, pad) for pad in (padding(engine.chat.stops), 7)):
         raise ValueError(
             f"{name!r} computes nan, or reads the padding of a batch as if it were text: use "

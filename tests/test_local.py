@@ -449,6 +449,18 @@ def test_the_context_with_adapters_off_is_the_frozen_model(tmp_path):
 
 
 # -------------------------------------------------------------------------------- load and save
+def test_a_base_model_stops_where_its_chat_template_ends_a_message(tmp_path, capsys):
+    name = write(tmp_path / "m", generation=dict(eos_token_id=0), initializer_range=0.02)
+    file = tmp_path / "m/tokenizer_config.json"
+    file.write_text(file.read_text().replace("<|im_end|>", "<|endoftext|>"))
+    engine = load(name, distribution)
+    assert "m: completions end with <|im_end|> too, as in the chat" in capsys.readouterr().err
+    torch.manual_seed(0)
+    completions = engine(["x"] * 64, temperature=1.0, max_new_tokens=150)
+    assert {c.ids[-1] for c in completions if not c.cut} == {0, 2}
+    assert not any(2 in c.ids[:-1] or "<|im_end|>" in c.text for c in completions)
+
+
 def test_a_saved_model_is_the_same_model_and_keeps_the_published_configuration(tmp_path):
     source = write(tmp_path / "m", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     file = tmp_path / "m/config.json"

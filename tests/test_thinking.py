@@ -26,6 +26,40 @@ def test_a_template_that_knows_enable_thinking_gets_the_choice(think, end):
     assert chat.decode(chat.tokenizer.encode("four"), ids) == "four"
 
 
+DEEPSEEK = CHATML.replace(START, START + "{{ '<think>' if thinking else '</think>' }}")
+EFFORT = "Reasoning: {{ reasoning_effort or 'high' }}\n"
+
+
+@pytest.mark.parametrize(
+    "template, without, thinking",
+    [
+        (DEEPSEEK, "</think>", "<think>"),
+        (EFFORT + CHATML + "<|channel|>", "Reasoning: low\n", "Reasoning: medium\n"),  # gpt-oss
+        (EFFORT + CHATML, "Reasoning: high\n", "Reasoning: high\n"),  # values nobody knows
+    ],
+)
+def test_the_switch_may_have_another_name(template, without, thinking):
+    for think, mark in ((False, without), (True, thinking)):
+        chat = Chat(tokenizer(template), think=think)
+        assert mark in chat.tokenizer.decode(chat.encode("hi"))
+
+
+@pytest.mark.parametrize(
+    "template, said",
+    [
+        (CHATML, 0),
+        (QWEN3, 0),
+        (DEEPSEEK, 0),
+        (R1, 1),
+        (EFFORT + CHATML, 1),
+        (CHATML + "[/THINK]", 1),
+    ],
+)
+def test_a_template_that_thinks_without_a_switch_is_named(template, said):
+    remarks = list(Chat(tokenizer(template)).remarks())
+    assert len(remarks) == said and all("--think does nothing" in remark for remark in remarks)
+
+
 @pytest.mark.parametrize("special", [None, False, True])
 def test_the_thinking_that_a_template_opened_is_in_the_text_whatever_the_tokenizer_calls_it(
     special,
