@@ -34,11 +34,17 @@ THOUGHTS = [
     ("<|think|>", "<|content|>"),  # Solar
     ("<|channel>thought", "<channel|>"),  # Gemma
     ("<unused94>thought", "<unused95>"),  # MedGemma
-    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
-    ("<|channel|>commentary<|message|>", "<|channel|>final<|message|>"),
+    ("<|channel|>analysis<|message|>", THINK[1]),  # gpt-oss: HARMONY closes it
+    ("<|channel|>commentary<|message|>", THINK[1]),
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 ]
 KNOWN = " ".join(mark for pair in [THINK, *THOUGHTS] for mark in pair)
+OPENS = THINK[0], *(opens for opens, _ in THOUGHTS)
+# What ends the thinking of gpt-oss: the final channel, which may name a format, or a call
+HARMONY = re.compile(
+    r"<\|channel\|>(?:final\b[^\n]{0,60}?<\|message\|>|\w{1,20}(?= to=))"
+    r"|(?:<\|start\|>)?assistant(?= to=)"
+)
 # What may enclose the answer that follows: <|START_RESPONSE|>, <|begin_of_box|>, <response>
 FRAME = r"(?:<\|[^\s<>|]{1,60}\|>|</?response>)"
 LIKE_A_THOUGHT = re.compile(
@@ -91,6 +97,7 @@ class Chat:
         self.stops = list(dict.fromkeys(i for i in stops if i is not None))
         self.silent = set()  # special tokens: no part of a completion's text
         self.control = {}  # {id: text} of what the text of a prompt must not become
+        self.opens = {}  # {id: text} of tokens that open the thinking
         added = {i: (str(t), t.special) for i, t in tokenizer.added_tokens_decoder.items()}
         # all_special_tokens alone has only 3 of SmolLM2's 17
         for i, token in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens):
@@ -100,6 +107,8 @@ class Chat:
                 continue  # ordinary text, even if the tokenizer pads with "!"
             if special and token not in KNOWN:
                 self.silent.add(i)
+            if token in OPENS:
+                self.opens[i] = token
             if (special or BRACKETED.fullmatch(token)) and not token.strip().startswith(OURS):
                 self.control[i] = token
         if tokenizer.unk_token_id not in self.stops:
@@ -170,13 +179,18 @@ class Chat:
         """The text of a completion, without its stop token and other special tokens.
 
         If the template opens the thinking (R1: the prompt ends with "<think>"), so does the text.
+        If a token of its own opens it later, what stands before that is a thought, too.
         """
         ids = ids[:-1] if ids and ids[-1] in self.stops else ids
         ids = [i for i in ids if i not in self.silent]
         text = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        prompt_end = plain_thoughts(self.tokenizer.decode(list(prompt_ids[-32:])))
-        opened = prompt_end.rstrip().endswith(THINK[0])
-        return f"{THINK[0]}\n" * opened + plain_thoughts(text)
+        prompt_end = self.tokenizer.decode(list(prompt_ids[-32:])).rstrip()
+        marks = [mark for mark in OPENS if prompt_end.endswith(mark)]
+        if not text.lstrip().startswith(OPENS):
+            marks += [self.opens[i] for i in ids if i in self.opens]
+        if not marks:
+            return plain_thoughts(text)
+        return plain_thoughts(f"{marks[0]}\n{text}").replace(marks[0], THINK[0])
 
 
 def defuse(prompt):
@@ -198,10 +212,21 @@ def defuse(prompt):
 def plain_thoughts(text):
     """The text with <think> and </think> for the marks of THOUGHTS.
 
-    Some servers drop the special tokens of gpt-oss: "analysis6 * 7 is ...assistantfinal42"."""
+    A mark opens thoughts only where the text begins: elsewhere it is quoted. (A mark of plain words
+    must be closed, too.) One that closes them counts behind it, or if there is no such mark: then
+    the prompt has opened them.
+
+    Some servers drop the special tokens of gpt-oss: "analysis6 * 7 is ...assistantfinal42".
+    """
     text = re.sub(r"\Aanalysis(?=[\w\"'(])", THINK[0], text).replace("assistantfinal", THINK[1])
+    if text.lstrip().startswith("<|channel|>"):
+        text = HARMONY.sub(THINK[1], text)
+    for opens, closes in [THINK, *THOUGHTS]:
+        if text.lstrip().startswith(opens) and (opens[0] in "<[◁" or closes in text):
+            return text.replace(opens, THINK[0]).replace(closes, THINK[1])
     for opens, closes in THOUGHTS:
-        text = text.replace(opens, THINK[0]).replace(closes, THINK[1])
+        if opens not in text.partition(closes)[0]:
+            text = text.replace(closes, THINK[1])
     return text
 
 
@@ -210,11 +235,16 @@ def after_thinking(text):
 
     "<think>6 * 7 ...</think>\\n\\n42" -> "42"        "42" -> "42"        "<think>6 * 7 is" -> None
     "<think>6 * 7</think><|START_RESPONSE|>42<|END_RESPONSE|>" -> "42"
+    "<think> opens a thought" -> None                  "It writes <think>." -> "It writes <think>."
     """
-    rest = text.rpartition(THINK[1])[2]
+    first, _, _ = text.partition(THINK[1])
+    quoted = THINK[0] in first and not first.lstrip().startswith(THINK[0])
+    rest = text if quoted else text.rpartition(THINK[1])[2]
+    if THINK[0] in rest and not quoted:
+        return None
     for _ in range(2):  # <|END_RESPONSE|><|END_OF_TURN_TOKEN|>
         rest = re.sub(rf"\A{FRAME}|{FRAME}\Z", "", rest.strip())
-    return None if THINK[0] in rest else rest.strip()
+    return rest.strip()
 
 
 def unknown_thoughts(tokenizer):

@@ -123,10 +123,53 @@ def test_thoughts_between_other_marks_are_thoughts(marks, special):
         ("<think>6 * 7</think>\n<|begin_of_box|>42<|end_of_box|>", "42"),
         ("<think>6 * 7</think>\n<response>\n42\n</response>", "42"),
         ("<|x|>" * 99_999 + "42", "<|x|>" * 99_997 + "42"),
+        (" \n[THINK]6 * 7 [THINK][/THINK]42", "42"),
+        ("6 * 7 [/THINK]It writes [THINK].", "It writes [THINK]."),
+        (
+            "<|channel|>analysis<|message|>6 * 7<|end|><|start|>assistant<|channel|>final "
+            "<|constrain|>json<|message|>42",
+            "42",
+        ),
+        ("<|channel|>final json<|message|>42", "42"),
+        (
+            "<|channel|>analysis<|message|>6<|end|><|start|>assistant<|channel|>commentary to=f x",
+            "to=f x",
+        ),
+        (
+            "<|channel|>analysis<|message|>6<|end|><|start|>assistant to=f<|channel|>x",
+            "to=f<|channel|>x",
+        ),
     ],
 )
 def test_thoughts_in_the_text_of_a_server_are_thoughts(text, rest):
     assert after_thinking(plain_thoughts(text)) == rest
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Here are my reasoning steps: 6 * 7. <answer>42</answer>",
+        "It begins: Here are my reasoning steps: and [BEGIN FINAL RESPONSE]",
+        "A <think> opens a thought.",
+        "A <think> opens a thought, a </think> closes it, a <think> opens another.",
+        "Magistral writes [THINK] and [/THINK], gpt-oss <|channel|>final<|message|>.",
+        "`<|channel|>analysis<|message|>` and <|channel|>commentary<|message|> are channels.",
+        "(<thought> and </thought>)",
+    ],
+)
+def test_a_mark_that_is_quoted_in_an_answer_hides_nothing(text):
+    assert after_thinking(plain_thoughts(text)) == text
+
+
+@pytest.mark.parametrize("opens, closes", [THINK, ("[THINK]", "[/THINK]")])
+def test_a_mark_that_is_a_token_of_its_own_opens_thoughts_anywhere(opens, closes):
+    tok = tokenizer()
+    decode = lambda text: Chat(tok).decode(tok.encode(text))
+    quoted = f"I write {opens}, then"
+    assert after_thinking(decode(quoted)) == quoted
+    tok.add_tokens([opens, closes])
+    assert after_thinking(decode(quoted)) is None
+    assert after_thinking(decode(f"{quoted} 6 * 7{closes}42")) == "42"
 
 
 def test_a_template_that_opens_the_thinking_between_other_marks_is_seen():
