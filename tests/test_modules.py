@@ -427,7 +427,10 @@ def test_only_a_plain_stop_stops():
         ("It is 4.\n", "It is 4.", ""),
         ("<answer>3</answer> No: <answer>\n4\n</answer> done", "4", "4"),
         ("<answer>no <answer>4</answer>", "4", "4"),
-        ("<answer>1", "<answer>1", ""),  # of 18
+        ("<answer>1", "1", ""),  # of 18
+        ("It is <Answer>no<answer> 4 \n", "4", ""),
+        ("It is <answer>4<answer>", "4", ""),
+        ("<answer>4</answer>, in <answer> tags", "4", "4"),
         ("18 of 20 <ans", "18 of 20 <ans", ""),
         ("<answer>3</answer><answer></answer>", "", ""),
         ("<think>18", "", ""),
