@@ -27,9 +27,8 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-SAVED_TOKENS = (
-    64  # prompt tokens that sharing must save, since it costs two more calls of the model
-)
+# Prompt tokens that sharing must save, since it costs two more calls of the model
+SAVED_TOKENS = 64
 
 
 @torch.no_grad()

@@ -41,9 +41,8 @@ THOUGHTS = [
 KNOWN = " ".join(mark for pair in [THINK, *THOUGHTS] for mark in pair)
 OPENS = THINK[0], *(opens for opens, _ in THOUGHTS)
 # What ends the thinking of gpt-oss: the final channel, which may name a format, or a call
-HARMONY = re.compile(
-    r"<\|channel\|>(?:final\b[^\n]{0,60}?<\|message\|>|\w{1,20}(?= to=))"
-    r"|(?:<\|start\|>)?assistant(?= to=)"
+HARMONY = (
+    r"<\|channel\|>final\b[^\n]{0,60}?<\|message\|>|(?:<\|channel\|>\w{1,20}|assistant)(?= to=)"
 )
 # What may enclose the answer that follows: <|START_RESPONSE|>, <|begin_of_box|>, <response>
 FRAME = r"(?:<\|[^\s<>|]{1,60}\|>|</?response>)"
@@ -97,7 +96,6 @@ class Chat:
         self.stops = list(dict.fromkeys(i for i in stops if i is not None))
         self.silent = set()  # special tokens: no part of a completion's text
         self.control = {}  # {id: text} of what the text of a prompt must not become
-        self.opens = {}  # {id: text} of tokens that open the thinking
         added = {i: (str(t), t.special) for i, t in tokenizer.added_tokens_decoder.items()}
         # all_special_tokens alone has only 3 of SmolLM2's 17
         for i, token in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens):
@@ -107,8 +105,6 @@ class Chat:
                 continue  # ordinary text, even if the tokenizer pads with "!"
             if special and token not in KNOWN:
                 self.silent.add(i)
-            if token in OPENS:
-                self.opens[i] = token
             if (special or BRACKETED.fullmatch(token)) and not token.strip().startswith(OURS):
                 self.control[i] = token
         if tokenizer.unk_token_id not in self.stops:
@@ -148,16 +144,14 @@ class Chat:
     def control_tokens(self, ids):
         return Counter(i for i in ids if i in self.control)
 
-    def apply_template(self, text, answer=None, think=None):
-        """The ids of a prompt; of a finished conversation, if there is an answer."""
-        messages, name = [{"role": "user", "content": text}], self.tokenizer.name_or_path
-        if answer:
-            messages.append({"role": "assistant", "content": answer})
-        think = self.think if think is None else think
-        settings = dict(enable_thinking=think, thinking=think)  # names that templates have for it
+    def apply_template(self, *texts, think=None):
+        """The ids of a prompt, or of a prompt and its answer."""
+        name, think = self.tokenizer.name_or_path, self.think if think is None else think
+        messages = [{"role": r, "content": t} for r, t in zip(("user", "assistant"), texts)]
+        settings = dict(add_generation_prompt=len(texts) == 1, return_dict=True)
+        settings |= dict(enable_thinking=think, thinking=think)  # templates have either name for it
         if "<|channel|>" in str(self.tokenizer.chat_template):  # gpt-oss thinks in any case
             settings["reasoning_effort"] = "medium" if think else "low"
-        settings |= dict(add_generation_prompt=not answer, return_dict=True)
         try:
             return list(self.tokenizer.apply_chat_template(messages, **settings)["input_ids"])
         except (jinja2.TemplateError, TypeError) as why:
@@ -165,10 +159,9 @@ class Chat:
             raise ValueError(f"The chat template of {name} refuses our prompts: {reason}") from why
 
     def remarks(self):
-        """What a user should know about the template and the tokenizer, as sentences."""
+        """What a user should know about the template and the tokenizer: sentences, or ""."""
         name, template = self.tokenizer.name_or_path, str(self.tokenizer.chat_template)
-        if message := unknown_thoughts(self.tokenizer):
-            yield message
+        yield unknown_thoughts(self.tokenizer)
         for i in self.added:
             yield f"{name}: completions end with {self.control[i]} too, as in the chat template."
         thinks = LIKE_A_THOUGHT.search(template) or "reasoning_effort" in template
@@ -187,7 +180,7 @@ class Chat:
         prompt_end = self.tokenizer.decode(list(prompt_ids[-32:])).rstrip()
         marks = [mark for mark in OPENS if prompt_end.endswith(mark)]
         if not text.lstrip().startswith(OPENS):
-            marks += [self.opens[i] for i in ids if i in self.opens]
+            marks += [self.control[i] for i in ids if self.control.get(i) in OPENS]
         if not marks:
             return plain_thoughts(text)
         return plain_thoughts(f"{marks[0]}\n{text}").replace(marks[0], THINK[0])
@@ -220,7 +213,7 @@ def plain_thoughts(text):
     """
     text = re.sub(r"\Aanalysis(?=[\w\"'(])", THINK[0], text).replace("assistantfinal", THINK[1])
     if text.lstrip().startswith("<|channel|>"):
-        text = HARMONY.sub(THINK[1], text)
+        text = re.sub(HARMONY, THINK[1], text)
     for opens, closes in [THINK, *THOUGHTS]:
         if text.lstrip().startswith(opens) and (opens[0] in "<[◁" or closes in text):
             return text.replace(opens, THINK[0]).replace(closes, THINK[1])
@@ -237,14 +230,12 @@ def after_thinking(text):
     "<think>6 * 7</think><|START_RESPONSE|>42<|END_RESPONSE|>" -> "42"
     "<think> opens a thought" -> None                  "It writes <think>." -> "It writes <think>."
     """
-    first, _, _ = text.partition(THINK[1])
-    quoted = THINK[0] in first and not first.lstrip().startswith(THINK[0])
+    head = text.partition(THINK[1])[0]
+    quoted = THINK[0] in head and not head.lstrip().startswith(THINK[0])
     rest = text if quoted else text.rpartition(THINK[1])[2]
-    if THINK[0] in rest and not quoted:
-        return None
     for _ in range(2):  # <|END_RESPONSE|><|END_OF_TURN_TOKEN|>
         rest = re.sub(rf"\A{FRAME}|{FRAME}\Z", "", rest.strip())
-    return rest.strip()
+    return None if THINK[0] in rest and not quoted else rest.strip()
 
 
 def unknown_thoughts(tokenizer):

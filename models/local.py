@@ -53,12 +53,8 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
         logging.disable_progress_bar()  # a download shows its progress; a folder needs none
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)  # before the weights, a long download
-        config = AutoConfig.from_pretrained(name)
-        published, _ = PreTrainedConfig.get_config_dict(name)  # for save()
-        quantized = undo_quantization(name, config, published)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype=pick_dtype(dtype, device), output_loading_info=True
-        )
+        how = dict(config=load_config(name), dtype=pick_dtype(dtype, device))
+        model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **how)
     except OSError as why:
         raise ValueError(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
     except ImportError as why:
@@ -68,17 +64,18 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
     if lacking := report["missing_keys"]:  # transformers fills them with random numbers
         raise ValueError(f"the weights of {name!r} are not whole: {min(lacking)} is missing")
     model = model.to(device).eval()
-    model.published = published
-    if quantized:
+    model.published, _ = PreTrainedConfig.get_config_dict(name)  # as it is now: see save()
+    if hasattr(model, "is_quantized"):  # it was
         model._weight_conversions = None  # with them, save() would quantise again
     small = device.type == "cpu" and model.config.get_text_config().hidden_size < 512
     if small and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the threads of a small product only wait for each other
     forbid_ids_without_token(model, tokenizer)
     engine = Engine(model, tokenizer, distribution, think=think, plain=plain)
-    for remark in engine.chat.remarks():
+    for remark in filter(None, engine.chat.remarks()):
         print(remark, file=sys.stderr)
-    if not all(ignores_padding(model, pad) for pad in (padding(engine.chat.stops), 7)):
+    # with the token that sample() pads with, and with another one
+    if not all(ignores_padding(model, pad) for pad in (*engine.chat.stops[:1], 7)):
         raise ValueError(
             f"{name!r} computes nan, or reads the padding of a batch as if it were text: use "
             "another model, or serve it and give the server's address"
@@ -86,33 +83,25 @@ def load(name, distribution, device=None, dtype=None, think=False, plain=False):
     return engine
 
 
-def undo_quantization(name, config, published):
-    """Load FP8 and MXFP4 weights as ordinary numbers, and save them as such: a training step is
-    smaller than the gap between two quantised numbers. Returns whether they are quantised.
+def load_config(name):
+    """The model's configuration. FP8 and MXFP4 weights are loaded as ordinary numbers: a training
+    step is smaller than the gap between two quantised ones.
 
     ValueError if they are quantised in another way (GPTQ, AWQ, bitsandbytes)."""
+    config = AutoConfig.from_pretrained(name)
     for part in (config, config.get_text_config()):
         if how := getattr(part, "quantization_config", None):
             if (method := how.get("quant_method")) not in ("fp8", "mxfp8", "mxfp4"):
-                raise ValueError(
-                    f"{name!r} is quantised ({method}): use the model that it was made of, or "
-                    "serve it and give the server's address"
-                )
+                cure = "use the model it was made of, or serve it and give the server's address"
+                raise ValueError(f"{name!r} is quantised ({method}): {cure}")
             how["dequantize"] = True
-    parts = published, published.get("text_config", {})
-    return any([part.pop("quantization_config", None) for part in parts])
+    return config
 
 
 def pick_device(device):
     """The torch.device of that name; None: cuda, else mps, else cpu."""
-    best = (
-        "cuda"
-        if torch.cuda.is_available()
-        else "mps"
-        if torch.backends.mps.is_available()
-        else "cpu"
-    )
-    return torch.device(device or best)
+    kinds = {"cuda": torch.cuda, "mps": torch.backends.mps, "cpu": torch.cpu}
+    return torch.device(device or next(name for name in kinds if kinds[name].is_available()))
 
 
 def pick_dtype(dtype, device):
@@ -161,7 +150,7 @@ def sample(model, prompts, stops, temperature, max_new_tokens, distribution, pla
     The policy is distribution() over the whole vocabulary, and nothing else: call this in
     sampling_mode(), which hides the checkpoint's own settings. stops: the tokens that end a
     completion. plain: without fast/prefix.py, which computes once what the prompts share."""
-    pad = padding(stops)
+    pad = stops[0] if stops else 0  # any token: the mask hides it on the left, upto_stop() drops it
     if plain:
         ids, mask, cache = *prefix.padded(prompts, 0, pad, model.device), None
     else:
@@ -181,11 +170,6 @@ def sample(model, prompts, stops, temperature, max_new_tokens, distribution, pla
         synced_gpus=False,  # with several GPUs: each has all weights here, and generates on its own
     )
     return [upto_stop(new, stops) for new in out[:, ids.shape[1] :].tolist()]
-
-
-def padding(stops):
-    """The token to pad with. The mask hides it on the left, and upto_stop() drops it."""
-    return stops[0] if stops else 0
 
 
 def upto_stop(ids, stops):
@@ -220,9 +204,9 @@ class Engine:
         a group must be able to differ. max_new_tokens None: as many as the checkpoint's
         generation_config says, or else NEW_TOKENS. A prompt without room for them is TOO_LONG."""
         limit = self.new_tokens(max_new_tokens)
-        if limit >= self.context():
-            room = f"{self.name} has room for {self.context()} tokens, the prompt included"
-            raise ValueError(f"--max-new-tokens {limit} is too long: {room}")
+        if limit >= (context := self.context()):
+            why = f"leaves no room for a prompt in the {context} tokens of {self.name}"
+            raise ValueError(f"--max-new-tokens {limit} {why}")
         encoded = {prompt: self.prepare(prompt, limit) for prompt in set(prompts)}
         distinct = list(prompts) if temperature else list(dict.fromkeys(prompts))
         completions = [replace(encoded[prompt]) for prompt in distinct]
@@ -256,8 +240,7 @@ class Engine:
             ids = self.chat.encode(prompt)
         except ValueError as why:
             return Completion("", [], [], error=f"the prompt was not sent: {why}")
-        error = TOO_LONG if len(ids) + limit > self.context() else ""
-        return Completion("", ids, [], error)
+        return Completion("", ids, [], TOO_LONG if len(ids) + limit > self.context() else "")
 
     def new_tokens(self, given):
         """The most tokens of a completion: those given, the checkpoint's, or NEW_TOKENS."""
@@ -272,13 +255,9 @@ class Engine:
         (Dynamic NTK does the same, but only beyond max_position_embeddings.)"""
         config = self.model.config.get_text_config()
         rope = getattr(config, "rope_parameters", None) or {}
-        limits = [
-            part["original_max_position_embeddings"]
-            for part in (rope, *rope.values())  # some models have one for each type of layer
-            if isinstance(part, dict) and part.get("rope_type") == "longrope"
-        ]
-        limits.append(getattr(config, "max_position_embeddings", None))
-        return min(filter(None, limits), default=math.inf)
+        if rope.get("rope_type") == "longrope":
+            return rope["original_max_position_embeddings"]
+        return getattr(config, "max_position_embeddings", None) or math.inf
 
     def __str__(self):
         """name | parameters | device | dtype, for the first lines of a run."""
@@ -382,10 +361,11 @@ def save(model, tokenizer, folder):
     if (config := Path(folder, "config.json")).exists():  # not with adapters
         model.generation_config.to_json_file(Path(folder, "generation_config.json"))
         written = json.loads(config.read_text())
-        published = getattr(model, "published", {})
-        published = {name: value for name, value in published.items() if name != "torch_dtype"}
+        published = dict(getattr(model, "published", {}))
         if "text_config" not in written:  # of a model that also reads images, only the text's part
             published |= published.pop("text_config", {})
+        for name in ("torch_dtype", "quantization_config"):
+            published.pop(name, None)
         config.write_text(json.dumps(joined(published, written), indent=2))
 
 

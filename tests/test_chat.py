@@ -189,7 +189,7 @@ def test_a_completion_ends_with_the_token_that_ends_a_message_in_the_template(en
     tok = tokenizer(TURN + end, eos_token=eos)
     reader = Chat(tok)
     assert tok.convert_ids_to_tokens(reader.stops) == stops
-    said = " ".join(reader.remarks())
+    said = "".join(reader.remarks())
     assert said == "".join(
         f": completions end with {s} too, as in the chat template." for s in stops[1:]
     )

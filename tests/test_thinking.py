@@ -56,7 +56,7 @@ def test_the_switch_may_have_another_name(template, without, thinking):
     ],
 )
 def test_a_template_that_thinks_without_a_switch_is_named(template, said):
-    remarks = list(Chat(tokenizer(template)).remarks())
+    remarks = list(filter(None, Chat(tokenizer(template)).remarks()))
     assert len(remarks) == said and all("--think does nothing" in remark for remark in remarks)
 
 
@@ -143,6 +143,23 @@ def test_thoughts_between_other_marks_are_thoughts(marks, special):
 )
 def test_thoughts_in_the_text_of_a_server_are_thoughts(text, rest):
     assert after_thinking(plain_thoughts(text)) == rest
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "<|channel|>commentary to=functions.python_coder <|constrain|>json<|message|>{}<|call|>",
+        " to=functions.python_coder<|channel|>commentary json<|message|>{}",
+    ],
+)
+def test_a_call_of_gpt_oss_ends_its_thinking(call):
+    call = call.replace("{}", '{"code": "print(6 * 7)"}')
+    for thought in ("", "<|channel|>analysis<|message|>print(1)<|end|><|start|>assistant"):
+        text = after_thinking(plain_thoughts(thought + call))
+        tool = TOOLS["python_coder"]
+        assert executor.parse(text, "python_coder", tool) == executor.parse(
+            CALL, "python_coder", tool
+        )
 
 
 @pytest.mark.parametrize(
