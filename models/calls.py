@@ -138,7 +138,8 @@ def read_source(source, tool_name, names):
         return read_json(source)
     named = NAMED.fullmatch(source)
     if named and named[1] == tool_name and named[2]:  # another word: the language of a fence
-        return tool_name, loads(named[2])
+        arguments = loads(named[2])
+        return read_json(named[2]) if "arguments" in arguments else (tool_name, arguments)
     named, pairs = NAMED.fullmatch(TAGGED.sub("", source)), TAGGED.findall(source)
     if named and not named[2] and pairs:
         return named[1], unique_dict(pairs)

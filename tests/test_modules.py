@@ -332,6 +332,7 @@ FORMATS = [  # of the families, arguments in tags, JSON or Python
     f"<tool_call>[{JSON}]",
     f'{{"type": "function", "function": {JSON}}}',
     f"<|python_tag|>{CALL}",
+    f"```python_coder\n{JSON}\n```",
 ]
 
 
