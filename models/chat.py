@@ -166,7 +166,7 @@ class Chat:
             yield f"{name}: completions end with {self.control[i]} too, as in the chat template."
         thinks = LIKE_A_THOUGHT.search(template) or "reasoning_effort" in template
         if thinks and self.apply_template("x", think=True) == self.apply_template("x", think=False):
-            yield f"{name}: its chat template has no switch for thinking, so --think does nothing."
+            yield f"{name}: its chat template mentions thinking, but --think changes nothing there."
 
     def decode(self, ids, prompt_ids=()):
         """The text of a completion, without its stop token and other special tokens.

@@ -55,9 +55,9 @@ def test_the_switch_may_have_another_name(template, without, thinking):
         (CHATML + "[/THINK]", 1),
     ],
 )
-def test_a_template_that_thinks_without_a_switch_is_named(template, said):
+def test_a_template_that_mentions_thinking_without_a_known_switch_is_named(template, said):
     remarks = list(filter(None, Chat(tokenizer(template)).remarks()))
-    assert len(remarks) == said and all("--think does nothing" in remark for remark in remarks)
+    assert len(remarks) == said and all("--think changes nothing" in remark for remark in remarks)
 
 
 @pytest.mark.parametrize("special", [None, False, True])
@@ -196,6 +196,13 @@ def test_a_template_that_opens_the_thinking_between_other_marks_is_seen():
         chat.decode(tok.encode("6 * 7<channel|>42"), chat.encode("hi"))
         == "<think>\n6 * 7</think>42"
     )
+
+
+@pytest.mark.parametrize("text, rest", [("6 * 7", None), ("6 [BEGIN FINAL RESPONSE]42", "42")])
+def test_plain_words_with_which_a_template_opens_the_thinking_open_it(text, rest):
+    tok = tokenizer(CHATML.replace(START, START + "Here are my reasoning steps:\n"))
+    chat = Chat(tok)
+    assert after_thinking(chat.decode(tok.encode(text), chat.encode("hi"))) == rest
 
 
 @pytest.mark.parametrize(
