@@ -34,6 +34,7 @@ Summary and answer:
 
 # between the tags: any text without a further <answer>, so "<answer>a <answer>b</answer>" gives "b"
 ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*?)</answer>")
+OPEN = re.compile(r"(?i)<answer>")
 
 
 def prompt(memory):
@@ -48,12 +49,13 @@ def parse(text, cut=False):
     """The last answer in tags, or else the whole text. The model's thinking is dropped first.
 
     "2 + 2 is 4. <answer> 4 </answer>" -> "4"        "It is 4." -> "It is 4."
+    "2 + 2 is 4. <answer> 4"           -> "4"
 
     cut: the text was cut at the limit of tokens. Then only an answer in tags is whole: of "It is
     18." the start "It is 1" may be left, and "1" is another answer.
     """
     text = after_thinking(text) or ""
     answers = ANSWER.findall(text)
-    if answers:
-        return answers[-1].strip()
-    return "" if cut else text.strip()
+    if not answers and not cut:  # what follows the last <answer> that something follows
+        answers = [part for part in OPEN.split(text) if part.strip()]
+    return answers[-1].strip() if answers else ""

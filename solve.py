@@ -314,11 +314,12 @@ def main(args):
     policy = engine_of(args.model, args, loaded)
     print(f"planner {policy}")
     cast = policy, *load_cast(args, loaded, say=lambda *lines: print(*lines, sep="\n"))
-    for name, engine in loaded.items():
-        if not is_server(name) and engine.model.device.type == "cuda":
-            from scale import fit
+    on_gpu = [e for n, e in loaded.items() if not is_server(n) and e.model.device.type == "cuda"]
+    for engine in on_gpu:
+        from scale import fit
 
-            engine.sampling_tokens = fit.sampling_tokens(name, engine.model.device)
+        free, _ = fit.free_memory(engine.model.device)  # once all models are loaded
+        fit.give_room(engine, int(fit.CARD * free), args.plain)
     folder = open_answers(args, loaded) if args.out else None
     print(flush=True)
     for name, questions in sets.items():  # one set, or one for each benchmark

@@ -72,7 +72,8 @@ def train(args):
     frozen = solve.engine_of(args.model, args, loaded) if args.beta else loaded.get(args.model)
     cast = policy, fixed, tools, judge
     for engine in (policy, *loaded.values()):
-        engine.sampling_tokens = args.sampling_tokens
+        if args.sampling_bytes and isinstance(engine, local.Engine):
+            fit.give_room(engine, args.sampling_bytes, args.plain)
     model, reference = policy.model, frozen.model if args.beta else None
 
     # AdamW with a constant learning rate and no weight decay; any optimiser of torch may stand here
@@ -288,7 +289,7 @@ def plan_memory(args):
         )
     names = "lora optimizer_device gradient_checkpointing token_budget".split()
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    others = {getattr(args, name) for name in flags.MODELS} - {None, "none", args.model}
+    others = {getattr(args, name) for name in flags.MODELS} - {None, "none"}
     chosen, lines = fit.choose(
         args.model,
         # the least of all ranks, so all choose alike
@@ -296,13 +297,17 @@ def plan_memory(args):
         given,
         ranks=sharded.WORLD,
         itemsize=local.pick_dtype(args.dtype, device).itemsize,
-        others=sum(fit.sizes(name).weights for name in others if not is_server(name)),
+        others=sum(
+            fit.sizes(name).weights for name in others - {args.model} if not is_server(name)
+        ),
+        frozen=bool(args.beta) or args.model in others,
+        adapters_first=sharded.WORLD == 1 and not (args.paper or flags.is_toy(args.model)),
     )
-    args.sampling_tokens = local.TOKENS
+    args.sampling_bytes = None
     for name, value in chosen.items():
         setattr(args, name, value)
     if args.lr is None:
-        args.lr = 1e-5 if args.lora else 1e-6
+        args.lr = 2e-5 if args.lora else 1e-6
     say(f"device  {device}", *lines)
 
 
@@ -333,7 +338,7 @@ DEFAULTS = {
     "clip_high": 0.3,
     "max_grad_norm": 1.0,
 }
-# A small model learns at a larger rate, from smaller batches.
+# A small model learns at a larger rate.
 TOY = DEFAULTS | {
     "data": f"{flags.TOY}/train.jsonl",
     "valid": f"{flags.TOY}/valid.jsonl",
@@ -344,17 +349,19 @@ TOY = DEFAULTS | {
     "lr": 4e-4,
     "beta": 0.01,
 }
-# The paper's. The steps are read off its figures; temperature, mini-batches of 8 questions and the
-# longest plan are the released configuration's.
-PAPER = DEFAULTS | {
+# Of a real model: what learns in a night on one card (docs/gpu.md), with adapters if peft is there.
+NIGHT = DEFAULTS | {
     "data": "nq+deepmath",
-    "steps": 32,
-    "questions": 32,
-    "max_new_tokens": 2048,
+    "steps": 40,
+    "questions": 16,
+    "max_new_tokens": 512,
     "beta": 0.001,
-    "every": 5,
+    "every": 10,
     "keep": 2,
 }
+# --paper: its batches, its plans, all weights at its rate. The steps are read off its figures;
+# temperature, mini-batches of 8 questions and the longest plan are the released configuration's.
+PAPER = NIGHT | {"steps": 32, "questions": 32, "max_new_tokens": 2048, "every": 5}
 
 
 def settings(given):
@@ -363,7 +370,7 @@ def settings(given):
         return flags.resumed(given, DEFAULTS)
     given.model = given.model or flags.TOY
     toy = flags.is_toy(given.model)
-    defaults = dict(TOY if toy else PAPER)
+    defaults = dict(TOY if toy else PAPER if given.paper else NIGHT)
     if toy and given.data:
         del defaults["valid"], defaults["test"]  # the toy's own belong to other questions
     args = flags.fill_in(given, defaults | flags.remembered(given))

@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 
 COLUMNS = "reward errors turns kl".split()
-FREE = {"seed", "out", "resume", "token_budget", "sampling_tokens"}  # settings that may differ
+FREE = {"seed", "out", "resume", "token_budget", "sampling_bytes"}  # settings that may differ
 
 
 def rows_of(run):

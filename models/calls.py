@@ -8,6 +8,21 @@ could be meant in two ways stays as it is, and becomes a parse error.
     '{"tool": "double", "arguments": {"number": "2"}}'  -> the same
     'double(number=secret)'                             -> ValueError
 
+Models that were trained on tool calls write them in a format of their own. All of these are a name
+with arguments in Python, JSON or tags, in a frame of marks:
+
+    Qwen, Hermes    <tool_call>{"name": "double", "arguments": {"number": "2"}}</tool_call>
+    Qwen3-Coder     <function=double><parameter=number>2</parameter></function>
+    MiniMax         <invoke name="double"><parameter name="number">2</parameter></invoke>
+    GLM             <tool_call>double<arg_key>number</arg_key><arg_value>2</arg_value></tool_call>
+    Mistral         [TOOL_CALLS][{"name": ...}]  or  [TOOL_CALLS]double[ARGS]{"number": "2"}
+    DeepSeek        <｜tool▁call▁begin｜>double<｜tool▁sep｜>{"number": "2"}<｜tool▁call▁end｜>
+    Kimi            <|tool_call_begin|>functions.double:0<|tool_call_argument_begin|>{"number": "2"}
+    gpt-oss         commentary to=functions.double <|constrain|>json<|message|>{"number": "2"}
+    Granite, Phi    <|tool_call|>[{"name": ...}]
+    Llama           <|python_tag|>{"name": ..., "parameters": ...}  or  [double(number="2")]
+    OpenAI          {"tool_calls": [{"function": {"name": ..., "arguments": "{...}"}}]}
+
 Nothing in a call is ever evaluated: its arguments must be literals.
 """
 
@@ -25,15 +40,29 @@ MARKS = " \t\r\n-*_`'\".!<>()[]{}"  # what may stand around a single word
 DOUBT = "no(?=[,.!:;])|not|or|and|but|however|though|although|unless|except"
 REMARK = re.compile(rf"(?:[\n(\[:—]| [-–]|[.!] )(?!\W{{0,9}}(?:{DOUBT})\b)", re.IGNORECASE)
 
-# What may stand around a call: the prompt's last label, a fence, tags. The end may be missing.
+# What may stand around a call: a list, the prompt's last label, a fence, tags. Of the last two, the
+# end may be missing.
+TAG = r"(?:<[|｜]?/?[\w:]{0,20}?(?:tool|action|function_|python_tag)[^<>\n]{0,60}>|\[TOOL_CALLS\])"
 WRAP = re.compile(
-    r"(?ims)^[*# ]*call:\**(.*)"
+    r"(?ims)\A\s*\[(?=\s*\{|\w+\()(.*)\]\s*\Z"
+    r"|^[*# ]*call:\**(.*)"
     r"|```(?:\w*[ \r]*\n)?(?:(.*)```|(.*))"
-    r"|<tool_call>(?:(.*)</tool_call>|(.*))"
+    rf"|{TAG}(?:(.*){TAG}|(.*))"
 )
-SECOND_CALL = r"""^[^\w\n]*\w+\(|\{{\s*["']|\b{name}\s*\("""  # the start of another call
+# the start of another call
+SECOND_CALL = r"""^[^\w\n]*\w+\(|\{{\s*["']|\b{name}\s*\(|<function=|<invoke|<arg_"""
 
-KEYS = {"name": "tool", "parameters": "arguments"}  # keys of Qwen's and Llama's JSON -> ours
+KEYS = {"name": "tool", "tool_name": "tool", "parameters": "arguments"}  # of others' JSON -> ours
+# A name with its arguments as JSON, among tags and words that mean nothing; arguments in tags.
+NOISE = (
+    r"(?:\s|<function=|<invoke name=\"|\"?>|<[^<>=\n]{1,60}>|```\w*|\[CALL_ID\]\w+|\[[A-Z_]+\]"
+    r"|to=|functions?\b\.?|:\d+|(?:assistant|commentary|json)\b)*+"
+)
+NAMED = re.compile(rf"(?s){NOISE}(\w+){NOISE}(\{{.*\}})?{NOISE}")
+TAGGED = re.compile(
+    r'(?s)<(?:parameter=|parameter name="|arg_key>)(\w+)(?:"?>|</arg_key>\s*<arg_value>)\n?'
+    r"((?:(?!<parameter|<arg_key).)*?)\n?</(?:parameter|arg_value)>"
+)
 
 
 def labelled(text, labels):
@@ -75,7 +104,7 @@ def read_call(text, tool_name, names):
     reason = ""
     for source in unwrapped(text, tool_name):
         try:
-            called, arguments = (read_json if source[:1] == "{" else read_python)(source, names)
+            called, arguments = read_source(source, tool_name, names)
             # Refused here and not later in a tool: what cannot be written as text, such as half of
             # a surrogate pair, a number of 5,000 digits, a list that is too deep.
             for word in (*arguments, *arguments.values()):
@@ -101,6 +130,20 @@ def unwrapped(text, name):
         if re.search(SECOND_CALL.format(name=re.escape(name)), outside, re.MULTILINE):
             break
         text = text[start:end]
+
+
+def read_source(source, tool_name, names):
+    """The call of a text that is one call, in any format, and nothing else."""
+    if source[:1] == "{":
+        return read_json(source)
+    named = NAMED.fullmatch(source)
+    if named and named[1] == tool_name and named[2]:  # another word: the language of a fence
+        arguments = loads(named[2])
+        return read_json(named[2]) if "arguments" in arguments else (tool_name, arguments)
+    named, pairs = NAMED.fullmatch(TAGGED.sub("", source)), TAGGED.findall(source)
+    if named and not named[2] and pairs:
+        return named[1], unique_dict(pairs)
+    return read_python(source, names)
 
 
 def read_python(source, names):
@@ -145,18 +188,27 @@ def with_escaped_breaks(source):
     return "".join(written)
 
 
-def read_json(source, names):
-    """The call of {"tool": name, "arguments": {...}}. As in OpenAI's API, the arguments may be a
-    string of JSON. Line breaks inside of strings are allowed (strict=False)."""
-    data = json.loads(source, object_pairs_hook=unique_dict, strict=False)
+def read_json(source):
+    """The call of {"tool": name, "arguments": {...}}, which may be the value of "function", or the
+    only one of "tool_calls". As in OpenAI's API, the arguments may be a string of JSON."""
+    data = loads(source)
+    for key in ("tool_calls", "function"):
+        match data.get(key):
+            case [dict(inner)] | dict(inner):
+                data = unique_dict([*data.items(), *inner.items()])
     # Renamed by KEYS: {"name": ..., "tool": ...} has the same key twice.
     data = unique_dict([(KEYS.get(key, key), value) for key, value in data.items()])
     called, arguments = data.get("tool"), data.get("arguments")
     if isinstance(arguments, str):
-        arguments = json.loads(arguments, object_pairs_hook=unique_dict, strict=False)
+        arguments = loads(arguments)
     if not isinstance(called, str) or not isinstance(arguments, dict):
         raise ValueError('JSON needs the keys "tool" and "arguments"')
     return called, arguments
+
+
+def loads(source):
+    """json.loads(), without a name that comes twice; line breaks inside of strings are allowed."""
+    return json.loads(source, object_pairs_hook=unique_dict, strict=False)
 
 
 def unique_dict(pairs):

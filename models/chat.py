@@ -20,6 +20,8 @@ from collections import Counter
 
 import jinja2
 
+from world.mistakes import Mistake
+
 THINK = "<think>", "</think>"
 # What opens and closes the thinking of other models. If yours has other marks, add them.
 THOUGHTS = [
@@ -34,11 +36,16 @@ THOUGHTS = [
     ("<|think|>", "<|content|>"),  # Solar
     ("<|channel>thought", "<channel|>"),  # Gemma
     ("<unused94>thought", "<unused95>"),  # MedGemma
-    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
-    ("<|channel|>commentary<|message|>", "<|channel|>final<|message|>"),
+    ("<|channel|>analysis<|message|>", THINK[1]),  # gpt-oss: HARMONY closes it
+    ("<|channel|>commentary<|message|>", THINK[1]),
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 ]
 KNOWN = " ".join(mark for pair in [THINK, *THOUGHTS] for mark in pair)
+OPENS = THINK[0], *(opens for opens, _ in THOUGHTS)
+# What ends the thinking of gpt-oss: the final channel, which may name a format, or a call
+HARMONY = (
+    r"<\|channel\|>final\b[^\n]{0,60}?<\|message\|>|(?:<\|channel\|>\w{1,20}|assistant)(?= to=)"
+)
 # What may enclose the answer that follows: <|START_RESPONSE|>, <|begin_of_box|>, <response>
 FRAME = r"(?:<\|[^\s<>|]{1,60}\|>|</?response>)"
 LIKE_A_THOUGHT = re.compile(
@@ -78,9 +85,10 @@ BRACKETED = re.compile(r"\s*[][<>{}|].*[^\W\d_].*[][<>{}|]\s*", re.DOTALL)
 
 
 class Chat:
-    """A tokenizer with its chat template. ValueError if the template refuses our prompts.
+    """A tokenizer with its chat template. Mistake if the template refuses our prompts.
 
-    generation_config: the checkpoint's, for its stop tokens. think: let the model think, if it can.
+    generation_config: the checkpoint's, for its stop tokens. The token with which the template ends
+    a message is one, too: base models often name another. think: let the model think, if it can.
     """
 
     def __init__(self, tokenizer, generation_config=None, think=False):
@@ -105,11 +113,25 @@ class Chat:
             self.control.pop(tokenizer.unk_token_id, None)  # an unknown character is ordinary, too
         framed = self.apply_template("x")
         if framed == self.apply_template("x x"):  # it reads lists of texts and images only
-            raise ValueError(f"The chat template of {tokenizer.name_or_path} drops our prompts.")
+            raise Mistake(f"The chat template of {tokenizer.name_or_path} drops our prompts.")
         self.frame = self.control_tokens(framed)  # those of the template itself
+        self.added = [i for i in self.end_of_turn() if i not in self.stops]
+        self.stops += self.added
+
+    def end_of_turn(self):
+        """[the control token with which the template ends an assistant's message], or []."""
+        try:
+            text = self.tokenizer.decode(self.apply_template("x", "four"))
+        except ValueError:  # it takes no such messages
+            return []
+        _, found, end = text.rpartition("four")
+        ids = self.tokenizer(end, add_special_tokens=False)["input_ids"] if found else []
+        return [i for i in ids if i in self.control][:1]
 
     def encode(self, prompt):
-        """The ids of the prompt, as one user message, up to where the answer begins."""
+        """The ids of the prompt, as one user message, up to where the answer begins.
+
+        ValueError if that is impossible: the rollout fails (local.Engine), the others go on."""
         text = defuse(prompt)
         for _ in range(3):
             ids = self.apply_template(text)
@@ -119,31 +141,51 @@ class Chat:
             for i in written:  # of a shape that defuse() does not know
                 token = re.compile(re.escape(self.control[i]), re.IGNORECASE)
                 text = token.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text.translate(FULL_WIDTH))
-        raise ValueError("a prompt holds a control token in each spelling that was tried; not sent")
+        raise ValueError("a prompt holds a control token in each spelling that was tried")
 
     def control_tokens(self, ids):
         return Counter(i for i in ids if i in self.control)
 
-    def apply_template(self, text):
-        messages, name = [{"role": "user", "content": text}], self.tokenizer.name_or_path
-        settings = dict(add_generation_prompt=True, return_dict=True, enable_thinking=self.think)
+    def apply_template(self, *texts, think=None):
+        """The ids of a prompt, or of a prompt and its answer."""
+        name, think = self.tokenizer.name_or_path, self.think if think is None else think
+        messages = [{"role": r, "content": t} for r, t in zip(("user", "assistant"), texts)]
+        settings = dict(add_generation_prompt=len(texts) == 1, return_dict=True)
+        settings |= dict(enable_thinking=think, thinking=think)  # templates have either name for it
+        if "<|channel|>" in str(self.tokenizer.chat_template):  # gpt-oss thinks in any case
+            settings["reasoning_effort"] = "medium" if think else "low"
         try:
             return list(self.tokenizer.apply_chat_template(messages, **settings)["input_ids"])
         except (jinja2.TemplateError, TypeError) as why:
             reason = str(why).partition("\n")[0]
-            raise ValueError(f"The chat template of {name} refuses our prompts: {reason}") from why
+            raise Mistake(f"The chat template of {name} refuses our prompts: {reason}") from why
+
+    def remarks(self):
+        """What a user should know about the template and the tokenizer: sentences, or ""."""
+        name, template = self.tokenizer.name_or_path, str(self.tokenizer.chat_template)
+        yield unknown_thoughts(self.tokenizer)
+        for i in self.added:
+            yield f"{name}: completions end with {self.control[i]} too, as in the chat template."
+        thinks = LIKE_A_THOUGHT.search(template) or "reasoning_effort" in template
+        if thinks and self.apply_template("x", think=True) == self.apply_template("x", think=False):
+            yield f"{name}: its chat template mentions thinking, but --think changes nothing there."
 
     def decode(self, ids, prompt_ids=()):
         """The text of a completion, without its stop token and other special tokens.
 
         If the template opens the thinking (R1: the prompt ends with "<think>"), so does the text.
+        If a token of its own opens it later, what stands before that is a thought, too.
         """
         ids = ids[:-1] if ids and ids[-1] in self.stops else ids
         ids = [i for i in ids if i not in self.silent]
         text = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        prompt_end = plain_thoughts(self.tokenizer.decode(list(prompt_ids[-32:])))
-        opened = prompt_end.rstrip().endswith(THINK[0])
-        return f"{THINK[0]}\n" * opened + plain_thoughts(text)
+        prompt_end = self.tokenizer.decode(list(prompt_ids[-32:])).rstrip()
+        marks = [mark for mark in OPENS if prompt_end.endswith(mark)]
+        if not text.lstrip().startswith(OPENS):
+            marks += [self.control[i] for i in ids if self.control.get(i) in OPENS]
+        if not marks:
+            return plain_thoughts(text)
+        return plain_thoughts(f"{marks[0]}\n{text}").replace(marks[0], THINK[0])
 
 
 def defuse(prompt):
@@ -165,10 +207,21 @@ def defuse(prompt):
 def plain_thoughts(text):
     """The text with <think> and </think> for the marks of THOUGHTS.
 
-    Some servers drop the special tokens of gpt-oss: "analysis6 * 7 is ...assistantfinal42"."""
+    A mark opens thoughts only where the text begins: elsewhere it is quoted. (A mark of plain words
+    must be closed, too.) One that closes them counts behind it, or if there is no such mark: then
+    the prompt has opened them.
+
+    Some servers drop the special tokens of gpt-oss: "analysis6 * 7 is ...assistantfinal42".
+    """
     text = re.sub(r"\Aanalysis(?=[\w\"'(])", THINK[0], text).replace("assistantfinal", THINK[1])
+    if text.lstrip().startswith("<|channel|>"):
+        text = re.sub(HARMONY, THINK[1], text)
+    for opens, closes in [THINK, *THOUGHTS]:
+        if text.lstrip().startswith(opens) and (opens[0] in "<[◁" or closes in text):
+            return text.replace(opens, THINK[0]).replace(closes, THINK[1])
     for opens, closes in THOUGHTS:
-        text = text.replace(opens, THINK[0]).replace(closes, THINK[1])
+        if opens not in text.partition(closes)[0]:
+            text = text.replace(closes, THINK[1])
     return text
 
 
@@ -177,11 +230,14 @@ def after_thinking(text):
 
     "<think>6 * 7 ...</think>\\n\\n42" -> "42"        "42" -> "42"        "<think>6 * 7 is" -> None
     "<think>6 * 7</think><|START_RESPONSE|>42<|END_RESPONSE|>" -> "42"
+    "<think> opens a thought" -> None                  "It writes <think>." -> "It writes <think>."
     """
-    rest = text.rpartition(THINK[1])[2]
+    head = text.partition(THINK[1])[0]
+    quoted = THINK[0] in head and not head.lstrip().startswith(THINK[0])
+    rest = text if quoted else text.rpartition(THINK[1])[2]
     for _ in range(2):  # <|END_RESPONSE|><|END_OF_TURN_TOKEN|>
         rest = re.sub(rf"\A{FRAME}|{FRAME}\Z", "", rest.strip())
-    return None if THINK[0] in rest else rest.strip()
+    return None if THINK[0] in rest and not quoted else rest.strip()
 
 
 def unknown_thoughts(tokenizer):

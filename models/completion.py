@@ -34,11 +34,11 @@ class Completion:
 def outage(error):
     """Is this error of a Completion an outage, which any prompt would have met?
 
-    Not if the prompt is too long, nor if the server refuses this very prompt (400, 413, 415, 422)
-    or has no text for it. Other refusals (401, 402, 403, 404: an expired key, a model that is gone)
-    are outages.
+    Not if the prompt is too long or cannot be encoded, nor if the server refuses this very prompt
+    (400, 413, 415, 422) or has no text for it. Other refusals (401, 402, 403, 404: an expired key,
+    a model that is gone) are outages.
     """
-    this_prompt = r"answered (4(00|13|15|22)\b|without a text)"
+    this_prompt = r"answered (4(00|13|15|22)\b|without a text)|prompt was not sent"
     return error != "" and TOO_LONG not in error and not re.search(this_prompt, error)
 
 

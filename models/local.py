@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -36,7 +37,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from models.chat import Chat, unknown_thoughts
+from models.chat import Chat
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, is_server
 from world.mistakes import Mistake
 
@@ -66,32 +67,52 @@ def load(name, distribution, device=None, dtype=None, think=False, prefill=None,
         logging.disable_progress_bar()  # a download shows its progress; a folder needs none
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)  # before the weights, a long download
-        model, report = AutoModelForCausalLM.from_pretrained(
-            name, dtype=pick_dtype(dtype, device), output_loading_info=True
-        )
+        how = dict(config=load_config(name), dtype=pick_dtype(dtype, device))
+        model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **how)
     except OSError as why:
         raise Mistake(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
+    except ImportError as why:
+        raise Mistake(f"{name!r} needs a package: {' '.join(str(why).split())}") from why
     if not tokenizer.chat_template:
         raise Mistake(f"{name!r} has no chat template: use a model made for chat")
     if lacking := report["missing_keys"]:  # transformers fills them with random numbers
         raise Mistake(f"the weights of {name!r} are not whole: {min(lacking)} is missing")
     model = model.to(device).eval()
     model.published, _ = PreTrainedConfig.get_config_dict(name)  # as it is now: see save()
+    if hasattr(model, "is_quantized"):  # it was
+        model._weight_conversions = None  # with them, save() would quantise again
     small = device.type == "cpu" and model.config.get_text_config().hidden_size < 512
     if small and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # the threads of a small product only wait for each other
-    if message := unknown_thoughts(tokenizer):
-        print(message, file=sys.stderr)
     forbid_ids_without_token(model, tokenizer)
-    if not ignores_padding(model):
+    engine = Engine(model, tokenizer, distribution, given, think=think, prefill=prefill)
+    for remark in filter(None, engine.chat.remarks()):
+        print(remark, file=sys.stderr)
+    # with the token that sample() pads with, and with another one
+    if not all(ignores_padding(model, pad) for pad in (*engine.chat.stops[:1], 7)):
         raise Mistake(
             f"{name!r} computes nan, or reads the padding of a batch as if it were text: use "
             "another model, or serve it and give the server's address"
         )
     if name != given:
         how = dict(is_trainable=trainable, autocast_adapter_dtype=False)
-        model = peft().PeftModel.from_pretrained(model, given, **how)
-    return Engine(model, tokenizer, distribution, given, think=think, prefill=prefill)
+        engine.model = peft().PeftModel.from_pretrained(model, given, **how)
+    return engine
+
+
+def load_config(name):
+    """The model's configuration. FP8 and MXFP4 weights are loaded as ordinary numbers: a training
+    step is smaller than the gap between two quantised ones.
+
+    Mistake if they are quantised in another way (GPTQ, AWQ, bitsandbytes)."""
+    config = AutoConfig.from_pretrained(name)
+    for part in (config, config.get_text_config()):
+        if quantised := getattr(part, "quantization_config", None):
+            if (method := quantised.get("quant_method")) not in ("fp8", "mxfp8", "mxfp4"):
+                cure = "use the model it was made of, or serve it and give the server's address"
+                raise Mistake(f"{name!r} is quantised ({method}): {cure}")
+            quantised["dequantize"] = True
+    return config
 
 
 def base_of(name):
@@ -118,14 +139,8 @@ def peft():
 
 def pick_device(device):
     """The torch.device of that name; None: cuda, else mps, else cpu."""
-    best = (
-        "cuda"
-        if torch.cuda.is_available()
-        else "mps"
-        if torch.backends.mps.is_available()
-        else "cpu"
-    )
-    return torch.device(device or best)
+    kinds = {"cuda": torch.cuda, "mps": torch.backends.mps, "cpu": torch.cpu}
+    return torch.device(device or next(name for name in kinds if kinds[name].is_available()))
 
 
 def pick_dtype(dtype, device):
@@ -148,18 +163,18 @@ def forbid_ids_without_token(model, tokenizer):
 
 
 @torch.no_grad()
-def ignores_padding(model):
+def ignores_padding(model, pad=7):
     """Does a short row get the same logits alone as beside a longer one, but for rounding?
 
-    Not with a recurrent layer that reads the padding as if it were text (RecurrentGemma,
-    MiniMax)."""
+    Not with a recurrent layer that reads the padding as if it were text (RecurrentGemma, MiniMax).
+    pad: the token to pad with. Some tokens cannot show it, because their embedding is 0."""
     short, long = [5, 3, 4], [5, 3, 4, 6, 7, 5, 8, 3, 9, 4, 6, 3] * 3
 
     def logits(prompts):  # of four tokens after the first prompt
-        ids, mask = left_padded(prompts, 0, model.device)
-        how = dict(max_new_tokens=4, pad_token_id=0, output_logits=True)
+        ids, mask = left_padded(prompts, pad, model.device)
+        settings = dict(max_new_tokens=4, pad_token_id=pad, output_logits=True)
         with sampling_mode(model):
-            out = model.generate(ids, attention_mask=mask, return_dict_in_generate=True, **how)
+            out = model.generate(ids, attention_mask=mask, return_dict_in_generate=True, **settings)
         found = torch.stack([logits[0] for logits in out.logits])
         return found[found != -math.inf]
 
@@ -219,7 +234,8 @@ def upto_stop(ids, stops):
 class Engine:
     """A transformers model with its tokenizer, called with prompts.
 
-    sampling_tokens: the most tokens of a batch, prompts and completions together. adapters: False
+    sampling_tokens: the most tokens of a batch, prompts and completions together; each row counts
+    row_tokens more (scale/fit.py). Both bound the memory and change only rounding. adapters: False
     switches the adapters of the model off: π_ref and the frozen modules, in the memory of the
     policy."""
 
@@ -229,7 +245,7 @@ class Engine:
         self.model, self.tokenizer, self.distribution = model, tokenizer, distribution
         self.think, self.prefill, self.adapters = think, prefill, adapters
         self.chat = Chat(tokenizer, model.generation_config, think)
-        self.sampling_tokens = TOKENS
+        self.sampling_tokens, self.row_tokens = TOKENS, 0
         self.name = name or model.config.name_or_path
         self.fingerprint = fingerprint(self.name)
 
@@ -240,35 +256,43 @@ class Engine:
         a group must be able to differ. max_new_tokens None: as many as the checkpoint's
         generation_config says, or else NEW_TOKENS. A prompt without room for them is TOO_LONG."""
         limit = self.new_tokens(max_new_tokens)
-        encoded = {prompt: self.chat.encode(prompt) for prompt in set(prompts)}
+        if limit >= (context := self.context()):
+            why = f"leaves no room for a prompt in the {context} tokens of {self.name}"
+            raise Mistake(f"--max-new-tokens {limit} {why}")
+        encoded = {prompt: self.prepare(prompt, limit) for prompt in set(prompts)}
         distinct = list(prompts) if temperature else list(dict.fromkeys(prompts))
-        completions = [Completion("", encoded[prompt][:], []) for prompt in distinct]
-        for c in completions:
-            if len(c.prompt_ids) + limit > self.context():
-                c.error = TOO_LONG
+        completions = [replace(encoded[prompt]) for prompt in distinct]
         left = [c for c in completions if not c.error]
         left.sort(key=lambda c: len(c.prompt_ids), reverse=True)  # similar lengths: little padding
         adapters_off = nullcontext() if self.adapters else self.model.disable_adapter()
         with sampling_mode(self.model), adapters_off:
             while left:
-                rows = max(1, self.sampling_tokens // (len(left[0].prompt_ids) + limit))
-                batch, left = left[:rows], left[rows:]
-                sampled = sample(
-                    self.model,
-                    [c.prompt_ids for c in batch],
-                    self.chat.stops,
-                    temperature,
-                    limit,
-                    self.distribution,
-                    self.prefill,
-                )
-                for c, ids in zip(batch, sampled):
+                row = len(left[0].prompt_ids) + limit + self.row_tokens
+                batch = left[: max(1, self.sampling_tokens // row)]
+                settings = self.chat.stops, temperature, limit, self.distribution, self.prefill
+                try:
+                    sampled = sample(self.model, [c.prompt_ids for c in batch], *settings)
+                except torch.OutOfMemoryError:
+                    if len(batch) == 1:
+                        raise
+                    self.sampling_tokens = len(batch) * row // 2  # from now on
+                    continue
+                for c, ids in zip(batch, sampled, strict=True):
                     c.ids, c.text = ids, self.chat.decode(ids, c.prompt_ids)
                     c.cut = not ids or ids[-1] not in self.chat.stops
+                left = left[len(batch) :]
         if temperature:
             return completions
         answers = dict(zip(distinct, completions))
         return [replace(answers[prompt]) for prompt in prompts]
+
+    def prepare(self, prompt, limit):
+        """The Completion of a prompt before anything is sampled, or with the error why not."""
+        try:
+            ids = self.chat.encode(prompt)
+        except ValueError as why:
+            return Completion("", [], [], error=f"the prompt was not sent: {why}")
+        return Completion("", ids, [], TOO_LONG if len(ids) + limit > self.context() else "")
 
     def new_tokens(self, given):
         """The most tokens of a completion: those given, the checkpoint's, or NEW_TOKENS."""
@@ -276,8 +300,15 @@ class Engine:
         return given or own or NEW_TOKENS
 
     def context(self):
-        """The most tokens of prompt and answer together; infinite where the model names none."""
+        """The most tokens of prompt and answer together; infinite where the model names none.
+
+        With longrope (Phi-3), a row longer than the original context changes the positions of all
+        rows in its batch: they would not be scored as they were sampled. So no row gets longer.
+        (Dynamic NTK does the same, but only beyond max_position_embeddings.)"""
         config = self.model.config.get_text_config()
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            return rope["original_max_position_embeddings"]
         return getattr(config, "max_position_embeddings", None) or math.inf
 
     def __str__(self):
@@ -382,10 +413,11 @@ def save(model, tokenizer, folder):
     if (config := Path(folder, "config.json")).exists():  # not with adapters
         model.generation_config.to_json_file(Path(folder, "generation_config.json"))
         written = json.loads(config.read_text())
-        published = getattr(model, "published", {})
-        published = {name: value for name, value in published.items() if name != "torch_dtype"}
+        published = dict(getattr(model, "published", {}))
         if "text_config" not in written:  # of a model that also reads images, only the text's part
             published |= published.pop("text_config", {})
+        for name in ("torch_dtype", "quantization_config"):
+            published.pop(name, None)
         config.write_text(json.dumps(joined(published, written), indent=2))
 
 

@@ -115,7 +115,7 @@ class Server:
                 "messages": [{"role": "user", "content": defuse(prompt)}],
                 "temperature": float(temperature),
                 "max_tokens": max_new_tokens or NEW_TOKENS,
-                "chat_template_kwargs": {"enable_thinking": self.think},
+                "chat_template_kwargs": {"enable_thinking": self.think, "thinking": self.think},
             }
             if temperature:
                 body |= {"top_p": 1.0, "seed": torch.randint(2**31, ()).item()}

@@ -75,10 +75,12 @@ def train_flags(words=None, *, tools, about):
     help = "of the planner, in rollouts and in the ratio (default: 0.7)"
     add("--temperature", type=float, help=help)
     add = parser.add_argument_group("the objective").add_argument
-    add("--steps", type=int, help="training steps (default: 32; the toy 50)")
-    add("--questions", type=int, help="questions a step (default: 32; the toy 16)")
+    help = "the paper's batches, plans and learning rate, all weights: slower and dearer"
+    add("--paper", action="store_const", const=True, help=help)
+    add("--steps", type=int, help="training steps (default: 40; --paper 32; the toy 50)")
+    add("--questions", type=int, help="questions a step (default: 16; --paper 32)")
     add("--group-size", type=int, help="G, rollouts of a question (default: 8)")
-    add("--lr", type=float, help="default: 1e-6; with adapters 1e-5; the toy 4e-4")
+    add("--lr", type=float, help="default: with adapters 2e-5; all weights 1e-6; the toy 4e-4")
     help = "weight of the KL to the untrained planner (default: 0.001; the toy 0.01)"
     add("--beta", type=float, help=help)
     add("--minibatches", type=int, help="optimiser steps a batch of rollouts (default: 4)")
@@ -96,7 +98,7 @@ def train_flags(words=None, *, tools, about):
     help = "less memory, a third more time"
     add("--gradient-checkpointing", action=argparse.BooleanOptionalAction, help=help)
     add = parser.add_argument_group("the run").add_argument
-    help = "save, and evaluate on --valid, every so many steps (default: 5; the toy 10)"
+    help = "save, and evaluate on --valid, every so many steps (default: 10; --paper 5)"
     add("--every", type=int, help=help)
     add("--minutes", type=float, help="save after so many minutes, too: for cards taken back")
     add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
@@ -129,7 +131,8 @@ def add_shared(parser, tools):
     add("--device", choices=["cuda", "mps", "cpu"], help="default: the first there is")
     dtypes = ["float32", "bfloat16", "float16", "float64"]
     add("--dtype", choices=dtypes, help="default: bfloat16 on cuda, float32 elsewhere")
-    help = "longest completion, in tokens (default: the checkpoint's limit, or 1024; to train 2048)"
+    help = "longest completion, in tokens (default: the checkpoint's limit, or 1024; to train a "
+    help += "real model 512, --paper 2048)"
     add("--max-new-tokens", type=int, help=help)
     add("--seed", type=int, help="decides everything random (default: 0)")
     help = "without fast/: slower, the same distributions"

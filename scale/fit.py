@@ -176,31 +176,24 @@ def choose(
         less = gigabytes(*need_of(way | {"lora": 32, "optimizer_device": None}))
         lines.append(f"        {less} would be needed for --lora 32: pip install peft")
     if gpu:  # what is left while sampling
-        way |= room(
-            of, CARD * gpu - needed(of, way, ranks, itemsize, others, frozen).sampling, itemsize
-        )
+        need = needed(of, way, ranks, itemsize, others, frozen)
+        way["sampling_bytes"] = int(CARD * gpu - need.sampling)
     return way, lines
 
 
-def room(of, free, itemsize=2, in_parts=True):
-    """How many tokens of a sampling batch fit into so many bytes: {"sampling_tokens": tokens,
-    "row_tokens": as many more for each row}, for models/local.Engine.
+def give_room(engine, free, plain=False):
+    """Let the batches of a local model take so many bytes while it samples.
 
     A token needs its cache. A row needs what is computed at a time: a chunk of its prompt in one
     layer, and its logits, of which generate() and distribution() make four copies in float32. Where
-    prompts cannot be read in chunks, each token of the prompt counts."""
+    prompts cannot be read in chunks, each of their tokens counts."""
+    of, itemsize = sizes(engine.name), engine.model.dtype.itemsize
     token, row = itemsize * of.cache, 18 * of.vocabulary
-    if in_parts and of.in_parts:
+    if of.in_parts and not plain:
         row += itemsize * prefix.CHUNK * of.prefill
     else:
         token += itemsize * of.prefill
-    return {"sampling_tokens": max(1, int(free / token)), "row_tokens": int(row / token)}
-
-
-def give_room(engine, free, plain=False):
-    """Set the room of a local model's batches. free: bytes."""
-    found = room(sizes(engine.name), free, engine.model.dtype.itemsize, not plain)
-    engine.sampling_tokens, engine.row_tokens = found.values()
+    engine.sampling_tokens, engine.row_tokens = max(1, free // token), row // token
 
 
 def kind_of(way):

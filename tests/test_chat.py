@@ -167,6 +167,39 @@ def test_a_template_that_drops_our_prompts_is_refused():
         Chat(tokenizer(f"User: {parts}\nAssistant:"))
 
 
+# ---- stop tokens
+TURN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+ENDS = [  # the rest of a template, the checkpoint's eos token, all stop tokens
+    ("<|im_end|>\n{% endfor %}", "<|im_end|>", ["<|im_end|>"]),
+    ("<|im_end|>\n{% endfor %}", "<|endoftext|>", ["<|endoftext|>", "<|im_end|>"]),
+    ("<|im_end|>\n{% endfor %}<|endoftext|>", "<|endoftext|>", ["<|endoftext|>", "<|im_end|>"]),
+    (" <|im_end|>{% endfor %}<|im_start|>", "<|endoftext|>", ["<|endoftext|>", "<|im_end|>"]),
+    ("\n\n{% endfor %}", "<|endoftext|>", ["<|endoftext|>"]),  # a line break is no stop
+    ("</turn>{% endfor %}", "<|endoftext|>", ["<|endoftext|>"]),  # nor is ordinary text
+    (
+        "{{ m.role.x.y if m.role != 'user' }}<|im_end|>{% endfor %}",
+        "<|endoftext|>",
+        ["<|endoftext|>"],
+    ),
+]
+
+
+@pytest.mark.parametrize("end, eos, stops", ENDS)
+def test_a_completion_ends_with_the_token_that_ends_a_message_in_the_template(end, eos, stops):
+    tok = tokenizer(TURN + end, eos_token=eos)
+    reader = Chat(tok)
+    assert tok.convert_ids_to_tokens(reader.stops) == stops
+    said = "".join(reader.remarks())
+    assert said == "".join(
+        f": completions end with {s} too, as in the chat template." for s in stops[1:]
+    )
+
+
+def test_a_template_without_the_messages_of_an_assistant_adds_no_stop_token():
+    tok = tokenizer("{{ messages[0].content }}<|im_end|>", eos_token="<|endoftext|>")
+    assert tok.convert_ids_to_tokens(Chat(tok).stops) == ["<|endoftext|>"]
+
+
 # ---- prompts of servers, whose tokenizer is unknown
 SERVED = """
 <eos> <pad> <unk> <sop> <eoh> <start_of_turn> <|turn> <turn|> <|"|> <EOS_TOKEN> </s> <endoftext>

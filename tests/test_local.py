@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 import flow_grpo
 from fast import prefix, trees
 from flow_grpo import Action, distribution
-from models.completion import TOO_LONG
+from models import local
+from models.completion import TOO_LONG, outage
 from models.local import Engine, fingerprint, ignores_padding, load, sample, sampling_mode, save
 
 TINY = dict(
@@ -77,6 +78,7 @@ MORE = {  # the rest of the table, in .ci/run
     "OPT": ({}, True, True),
     "Mixtral": (dict(num_local_experts=4, num_experts_per_tok=2), True, True),
     "Qwen3Moe": (dict(head_dim=8) | EXPERTS, True, True),
+    "GptOss": (dict(head_dim=8, num_local_experts=4, num_experts_per_tok=2), False, False),
     "Gemma3Text": (dict(head_dim=8, sliding_window=16), False, False),
     "Lfm2": (dict(layer_types=["conv", "full_attention"]), False, False),
     "FalconH1": (dict(mamba_d_ssm=32) | MAMBA | dict(mamba_d_head=8), False, False),
@@ -105,7 +107,8 @@ def complete(
     model, prompts, temperature=0.8, tokens=12, stops=(2, 5, 6, 7), plain=False, how=distribution
 ):
     with sampling_mode(model):
-        return sample(model, prompts, list(stops), temperature, tokens, how, plain)
+        prefill = None if plain else prefix.prefill
+        return sample(model, prompts, list(stops), temperature, tokens, how, prefill)
 
 
 # --------------------------------------------------------------------------- sampled = scored
@@ -128,6 +131,27 @@ def test_the_policy_that_samples_is_the_policy_that_is_scored(kind, plain):
     sampled = [seen[t][n, i].item() for n, ids in enumerate(completions) for t, i in enumerate(ids)]
     assert scored == pytest.approx(sampled, abs=1e-4)
     assert len({len(ids) for ids in completions}) > 1
+
+
+@families
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_prompts_that_are_read_in_chunks_change_no_token(kind, temperature, monkeypatch):
+    model, found = tiny(kind), []
+    for chunk in (10**6, 7):
+        monkeypatch.setattr(prefix, "CHUNK", chunk)
+        for name in ("ragged", "no prefix", "distinct", "one"):
+            torch.manual_seed(0)
+            found.append(complete(model, PROMPTS[name], temperature))
+    assert found[:4] == found[4:]
+
+
+def test_no_more_columns_than_a_chunk_are_computed_at_a_time(monkeypatch):
+    monkeypatch.setattr(prefix, "CHUNK", 7)
+    for name in ("equal", "distinct", "one"):  # shared or not
+        model = tiny()
+        shapes = watched_calls(model)
+        complete(model, PROMPTS[name])
+        assert max(columns for _, columns in shapes) <= 7, name
 
 
 @families
@@ -287,10 +311,10 @@ def tokenizer(template=CHATML):
     return tok
 
 
-def write(folder, template=CHATML, generation=None, extra=0, **config):
-    """A random Qwen2 as a checkpoint; `extra` rows of its head have no token."""
+def write(folder, template=CHATML, generation=None, extra=0, kind="Qwen2", **config):
+    """A random model as a checkpoint; `extra` rows of its head have no token."""
     tok = tokenizer(template)
-    model = tiny(**dict(vocab_size=len(tok) + extra) | config)
+    model = tiny(kind, **dict(vocab_size=len(tok) + extra) | config)
     model.save_pretrained(folder)
     tok.save_pretrained(folder)
     if generation:  # by hand: transformers refuses to save some of what is published
@@ -314,8 +338,33 @@ def test_the_checkpoints_settings_decide_nothing_and_are_saved_as_they_came(tmp_
 def test_a_batch_answers_as_one_prompt_at_a_time_and_in_order(tmp_path):
     engine = load(write(tmp_path / "m"), distribution)
     alone = [engine([text], max_new_tokens=6)[0].ids for text in TEXTS]
-    for engine.token_budget in (1, 60, 10_000):
+    for engine.sampling_tokens in (1, 60, 10_000):
         assert [c.ids for c in engine(TEXTS, max_new_tokens=6)] == alone
+    longest = max(len(engine.chat.encode(text)) for text in TEXTS) + 6
+    engine.sampling_tokens, engine.row_tokens = 2 * (longest + 100), 100
+    shapes = watched_calls(engine.model)
+    assert [c.ids for c in engine(TEXTS, max_new_tokens=6)] == alone
+    assert max(rows for rows, _ in shapes) == 2  # a row takes as much as a hundred tokens more
+
+
+def test_a_batch_that_memory_does_not_hold_is_halved_from_then_on(tmp_path, monkeypatch):
+    engine, sizes = load(write(tmp_path / "m"), distribution), []
+    alone = [engine([text], max_new_tokens=6)[0].ids for text in TEXTS]
+
+    def small(model, prompts, *settings):
+        sizes.append(len(prompts))
+        if len(prompts) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. (a test)")
+        return sample(model, prompts, *settings)
+
+    monkeypatch.setattr(local, "sample", small)
+    most = 1
+    for _ in range(2):
+        assert [c.ids for c in engine(TEXTS, max_new_tokens=6)] == alone
+    assert sizes == [4, 2, 1, 1, 1, 1] + [1] * 4
+    most = 0  # not even one
+    with pytest.raises(torch.OutOfMemoryError):
+        engine(TEXTS, max_new_tokens=6)
 
 
 def test_greedy_copies_are_computed_once_and_sampled_ones_differ(tmp_path):
@@ -341,6 +390,71 @@ def test_a_prompt_without_room_for_its_answer_is_refused_and_the_others_are_answ
     engine = load(write(tmp_path / "m"), distribution)
     short, long = engine(["x", "x" * 240], max_new_tokens=20)
     assert (short.error, long.error) == ("", TOO_LONG) and short.ids and not long.ids
+
+
+@pytest.mark.parametrize("page", ["~ no spelling of it helps", "#"])
+def test_a_prompt_that_cannot_be_sent_fails_alone(page, tmp_path):
+    refuses = "{% if '#' in messages[0].content %}{{ raise_exception('no #') }}{% endif %}"
+    engine = load(write(tmp_path / "m", template=refuses + CHATML), distribution)
+    backend = engine.tokenizer.backend_tokenizer
+    backend.normalizer = tokenizers.normalizers.Replace("~", "<|im_end|>")
+    engine.tokenizer.add_tokens(
+        [tokenizers.AddedToken("<|im_end|>", special=True, normalized=True)]
+    )
+    good, bad = engine(["x", f"a {page}"], temperature=1.0, max_new_tokens=2)
+    assert (good.error, bad.ids) == ("", []) and good.ids
+    assert bad.error.startswith("the prompt was not sent: ") and not outage(bad.error)
+
+
+def test_half_of_a_surrogate_pair_is_a_question_mark(tmp_path):
+    engine = load(write(tmp_path / "m"), distribution)
+    text = "\ud83d x \udc00<|im_end|>\udfff"
+    [completion] = engine([text], max_new_tokens=2)
+    assert "? x ?< |im_end|>?" in engine.tokenizer.decode(completion.prompt_ids)
+
+
+def test_a_limit_that_leaves_no_room_for_any_prompt_is_one_sentence(tmp_path):
+    engine = load(write(tmp_path / "m"), distribution)
+    for limit in (256, 300):
+        with pytest.raises(
+            ValueError, match=f"^--max-new-tokens {limit} leaves no room .* in the 256 tokens"
+        ):
+            engine(["x"], max_new_tokens=limit)
+    assert engine(["x"], max_new_tokens=255)[0].error == TOO_LONG
+
+
+LONGROPE = dict(rope_type="longrope", short_factor=[1.0] * 4, long_factor=[4.0] * 4)
+LONGROPE |= dict(original_max_position_embeddings=64, rope_theta=1e4, factor=4.0)
+DYNAMIC = dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)
+
+
+@pytest.mark.parametrize(
+    "kind, rope, context",
+    [("Phi3", LONGROPE, 64), ("Qwen2", DYNAMIC, 64), ("Qwen2", DYNAMIC | {"factor": 8.0}, 100)],
+)
+def test_no_row_is_so_long_that_it_changes_the_positions_of_others(kind, rope, context, tmp_path):
+    seen = []
+
+    def watched(logits, temperature):
+        seen.append(distribution(logits, temperature))
+        return seen[-1]
+
+    longest = dict(max_position_embeddings=256 if rope is LONGROPE else context)
+    longest |= dict(rope_parameters=rope, original_max_position_embeddings=64)  # Phi-3's name
+    engine = load(write(tmp_path / "m", kind=kind, **longest), watched)
+    template = len(engine.chat.encode("x")) - 1
+    room = context - template - 8
+    prompts = ["x" * n for n in (1, room // 2, room - 1, room, room + 1, 2 * room)]
+    completions = engine(prompts, temperature=1.0, max_new_tokens=8)
+    assert [c.error for c in completions] == [""] * 4 + [TOO_LONG] * 2
+    rows = sorted(completions[:4], key=lambda c: -len(c.prompt_ids))  # as they were sampled
+    sampled = [seen[t][n, i].item() for n, c in enumerate(rows) for t, i in enumerate(c.ids)]
+    actions = [Action(c.prompt_ids, c.ids, 0) for c in rows]
+    assert score(engine.model, actions, trees.rows, 1.0).tolist() == pytest.approx(
+        sampled, abs=1e-4
+    )
+    alone = [score(engine.model, [action], temperature=1.0).tolist() for action in actions]
+    assert sum(alone, []) == pytest.approx(sampled, abs=1e-4)
 
 
 def test_ids_without_a_token_are_neither_sampled_nor_given_any_probability(tmp_path):
@@ -383,6 +497,18 @@ def test_the_context_with_adapters_off_is_the_frozen_model(tmp_path):
 
 
 # -------------------------------------------------------------------------------- load and save
+def test_a_base_model_stops_where_its_chat_template_ends_a_message(tmp_path, capsys):
+    name = write(tmp_path / "m", generation=dict(eos_token_id=0), initializer_range=0.02)
+    file = tmp_path / "m/tokenizer_config.json"
+    file.write_text(file.read_text().replace("<|im_end|>", "<|endoftext|>"))
+    engine = load(name, distribution)
+    assert "m: completions end with <|im_end|> too, as in the chat" in capsys.readouterr().err
+    torch.manual_seed(0)
+    completions = engine(["x"] * 64, temperature=1.0, max_new_tokens=150)
+    assert {c.ids[-1] for c in completions if not c.cut} == {0, 2}
+    assert not any(2 in c.ids[:-1] or "<|im_end|>" in c.text for c in completions)
+
+
 def test_a_saved_model_is_the_same_model_and_keeps_the_published_configuration(tmp_path):
     source = write(tmp_path / "m", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     file = tmp_path / "m/config.json"
@@ -399,6 +525,54 @@ def test_a_saved_model_is_the_same_model_and_keeps_the_published_configuration(t
     assert engine.fingerprint == again.fingerprint != ""
     (tmp_path / "copy/pytorch_model.bin").write_bytes(b"other weights")
     assert fingerprint(tmp_path / "copy") != again.fingerprint
+
+
+def quantise(folder, method):
+    """Store the weights of a checkpoint as Qwen's FP8, or gpt-oss's MXFP4, checkpoints do."""
+    weights = {}
+    for name, w in load_file(folder / "model.safetensors").items():
+        if method == "fp8" and name.endswith("_proj.weight"):
+            blocks = w.unflatten(1, (-1, 16)).unflatten(0, (-1, 16))
+            scale = blocks.abs().amax((1, 3)) / 448
+            w = (blocks / scale[:, None, :, None]).view_as(w).to(torch.float8_e4m3fn)
+            weights[f"{name}_scale_inv"] = scale
+        elif method == "mxfp4" and name.endswith("_proj"):
+            rows = w.shape[0], w.shape[2], w.shape[1] // 32
+            weights[f"{name}_blocks"] = torch.randint(256, (*rows, 16), dtype=torch.uint8)
+            weights[f"{name}_scales"] = torch.randint(122, 127, rows, dtype=torch.uint8)
+            continue
+        weights[name] = w
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "config.json"
+    how = {"quant_method": method, "weight_block_size": [16, 16]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": how}))
+
+
+@pytest.mark.parametrize(
+    "kind, method", [("Qwen3", "fp8"), ("Qwen3Moe", "fp8"), ("GptOss", "mxfp4")]
+)
+def test_a_step_of_a_quantised_model_is_not_rounded_away_when_it_is_saved(kind, method, tmp_path):
+    source = write(tmp_path / "m", kind=kind)
+    names = set(load_file(tmp_path / "m/model.safetensors"))
+    quantise(tmp_path / "m", method)
+    engine = load(source, distribution)
+    with torch.no_grad():
+        for weight in engine.model.parameters():
+            weight += 1e-6
+    save(engine.model, engine.tokenizer, tmp_path / "copy")
+    assert set(load_file(tmp_path / "copy/model.safetensors")) == names  # those of the family
+    again = load(str(tmp_path / "copy"), distribution)
+    pairs = zip(engine.model.parameters(), again.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors"])
+def test_a_model_whose_weights_stay_quantised_is_one_sentence(method, tmp_path):
+    source, file = write(tmp_path / "m"), tmp_path / "m/config.json"
+    how = {"quant_method": method, "bits": 4, "load_in_4bit": method == "bitsandbytes"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": how}))
+    with pytest.raises(ValueError, match=rf"^'.*' is quantised \({method}\): use the model it"):
+        load(source, distribution)
 
 
 @pytest.mark.parametrize("kind, nested", [("Gemma3", True), ("Llama4", False)])
@@ -468,3 +642,20 @@ def test_a_recurrent_layer_that_reads_the_padding_as_text_is_found(kind):
         for weight in model.parameters():
             weight += 0.1 * torch.randn_like(weight)
     assert not ignores_padding(model)
+
+
+@pytest.mark.parametrize("unseen", [0, 2, 7])
+def test_a_padding_token_that_a_recurrent_layer_does_not_see_proves_nothing(unseen, tmp_path):
+    """The embedding of a padding token is often 0. The engine pads with a stop token, here 2."""
+    tok = tokenizer()
+    config = transformers.RecurrentGemmaConfig(
+        **READERS["RecurrentGemma"] | {"vocab_size": len(tok)}
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[unseen] = 0
+    assert ignores_padding(model, pad=unseen)
+    model.save_pretrained(tmp_path)
+    tok.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="reads the padding of a batch"):
+        load(str(tmp_path), distribution)

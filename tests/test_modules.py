@@ -320,6 +320,39 @@ def test_a_call_is_read_in_any_dressing_and_no_text_in_its_literals_confuses_the
             assert isinstance(read(dressing.format(half)), str), half
 
 
+ARGUMENTS = '{"code": "print(6 * 7)"}'
+FORMATS = [  # of the families, arguments in tags, JSON or Python
+    "<tool_call>\n<function=python_coder>\n<parameter=code>\nprint(6 * 7)\n</parameter>\n"
+    "</function>\n</tool_call>",
+    '<minimax:tool_call>\n<invoke name="python_coder">\n<parameter name="code">print(6 * 7)'
+    "</parameter>\n</invoke>\n</minimax:tool_call>",
+    f"[TOOL_CALLS][{JSON}]",
+    f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>python_coder<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>",
+    f"to=functions.python_coder <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+    f"<tool_call>[{JSON}]",
+    f'{{"type": "function", "function": {JSON}}}',
+    f"<|python_tag|>{CALL}",
+    f"```python_coder\n{JSON}\n```",
+]
+
+
+@pytest.mark.parametrize("text", FORMATS)
+def test_a_call_is_read_in_the_formats_of_the_families(text):
+    assert read(text) == read(f"I compute it.\n\n{text}" if text[0] in "<[" else text) == CODE
+
+
+CODES_IN_TAGS = ["x = '<b>'\n\nprint(x)\n", '{"a": 1}', "f(**{})", "<tool_call>{}</tool_call>", ""]
+
+
+@pytest.mark.parametrize("code", CODES_IN_TAGS)
+def test_the_text_in_an_arguments_tags_is_taken_as_it_is(code):
+    for text in (
+        f"<function=python_coder>\n<parameter=code>\n{code}\n</parameter>\n</function>",
+        f"<tool_call>python_coder\n<arg_key>code</arg_key>\n<arg_value>\n{code}\n</arg_value>",
+    ):
+        assert read(text) == Call("python_coder", {"code": code})
+
+
 def test_positional_arguments_take_their_names_in_the_order_of_the_tool():
     both = Call("join", {"right": "a", "left": "b"})
     assert read('join("a", left="b")', "join") == read('join("a", "b")', "join") == both
@@ -350,6 +383,18 @@ NO_CALLS = [
     f"<tool_call>\n{JSON}\n</tool_call>\n{CALL}",
     f'python_coder(code="""\n```\n{CALL}\n```\n',
     '```\npython_coder(code="```\nprint(1)")',
+    f"[{JSON}, {JSON}]",
+    f"[{CALL}, {CALL}]",
+    f"[TOOL_CALLS]python_coder{ARGUMENTS}[TOOL_CALLS]python_coder{ARGUMENTS}",
+    f"<tool_call>\n{JSON}\n</tool_call>\n<function=python_coder>\n<parameter=code>1</parameter>",
+    "<function=python_coder><parameter=code>1</parameter><parameter=code>2</parameter></function>",
+    "<function=python_coder><parameter=code>1</parameter> or 2</function>",
+    "<function=python_coder><parameter=code>1",
+    '{"name": "double", "function": {"name": "python_coder", "arguments": {"code": "1"}}}',
+    '{"tool_calls": [[' + '{"function": ' * 9000,
+    "python_coder",
+    "python_coder" + "<x>" * 5000,
+    "<parameter=a>" * 1500,
 ]
 
 
@@ -427,7 +472,10 @@ def test_only_a_plain_stop_stops():
         ("It is 4.\n", "It is 4.", ""),
         ("<answer>3</answer> No: <answer>\n4\n</answer> done", "4", "4"),
         ("<answer>no <answer>4</answer>", "4", "4"),
-        ("<answer>1", "<answer>1", ""),  # of 18
+        ("<answer>1", "1", ""),  # of 18
+        ("It is <Answer>no<answer> 4 \n", "4", ""),
+        ("It is <answer>4<answer>", "4", ""),
+        ("<answer>4</answer>, in <answer> tags", "4", "4"),
         ("18 of 20 <ans", "18 of 20 <ans", ""),
         ("<answer>3</answer><answer></answer>", "", ""),
         ("<think>18", "", ""),

@@ -350,7 +350,8 @@ NOTES = {
         "7[2] 8[3] 9[n 4]"
     ),
     '5<span class="footnote"><sup>2</sup></span> 10<sup class="exponent">8</sup>': "5[2] 10^8",
-    '<a href="/m">m<sup>3</sup></a> s<sup><a>−1</a></sup> h<sup><a>-1</a></sup>, <a><sup>2</sup>H</a>': "m^3 s^−1 h^-1, 2H",
+    '<a href="/m">m<sup>3</sup></a> s<sup><a>−1</a></sup> h<sup><a>-1</a></sup>': "m^3 s^−1 h^-1",
+    "<a><sup>2</sup>H</a>": "2H",
     '1<sup><a href="/first">st</a></sup> <a href="/c">10<sup>8</sup> m</a>': "1st 10^8 m",
     '2<sup><a href="#e">E</a> − 1</sup> x<sup class="power">2</sup>': "2^(E − 1) x^2",
 }

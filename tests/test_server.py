@@ -36,7 +36,7 @@ def test_a_request_says_what_the_model_reads_and_how_to_sample(server, think):
         "temperature": 0.5,
         "top_p": 1.0,
         "max_tokens": 7,
-        "chat_template_kwargs": {"enable_thinking": think},
+        "chat_template_kwargs": {"enable_thinking": think, "thinking": think},
     }
 
 

@@ -26,6 +26,40 @@ def test_a_template_that_knows_enable_thinking_gets_the_choice(think, end):
     assert chat.decode(chat.tokenizer.encode("four"), ids) == "four"
 
 
+DEEPSEEK = CHATML.replace(START, START + "{{ '<think>' if thinking else '</think>' }}")
+EFFORT = "Reasoning: {{ reasoning_effort or 'high' }}\n"
+
+
+@pytest.mark.parametrize(
+    "template, without, thinking",
+    [
+        (DEEPSEEK, "</think>", "<think>"),
+        (EFFORT + CHATML + "<|channel|>", "Reasoning: low\n", "Reasoning: medium\n"),  # gpt-oss
+        (EFFORT + CHATML, "Reasoning: high\n", "Reasoning: high\n"),  # values nobody knows
+    ],
+)
+def test_the_switch_may_have_another_name(template, without, thinking):
+    for think, mark in ((False, without), (True, thinking)):
+        chat = Chat(tokenizer(template), think=think)
+        assert mark in chat.tokenizer.decode(chat.encode("hi"))
+
+
+@pytest.mark.parametrize(
+    "template, said",
+    [
+        (CHATML, 0),
+        (QWEN3, 0),
+        (DEEPSEEK, 0),
+        (R1, 1),
+        (EFFORT + CHATML, 1),
+        (CHATML + "[/THINK]", 1),
+    ],
+)
+def test_a_template_that_mentions_thinking_without_a_known_switch_is_named(template, said):
+    remarks = list(filter(None, Chat(tokenizer(template)).remarks()))
+    assert len(remarks) == said and all("--think changes nothing" in remark for remark in remarks)
+
+
 @pytest.mark.parametrize("special", [None, False, True])
 def test_the_thinking_that_a_template_opened_is_in_the_text_whatever_the_tokenizer_calls_it(
     special,
@@ -89,10 +123,70 @@ def test_thoughts_between_other_marks_are_thoughts(marks, special):
         ("<think>6 * 7</think>\n<|begin_of_box|>42<|end_of_box|>", "42"),
         ("<think>6 * 7</think>\n<response>\n42\n</response>", "42"),
         ("<|x|>" * 99_999 + "42", "<|x|>" * 99_997 + "42"),
+        (" \n[THINK]6 * 7 [THINK][/THINK]42", "42"),
+        ("6 * 7 [/THINK]It writes [THINK].", "It writes [THINK]."),
+        (
+            "<|channel|>analysis<|message|>6 * 7<|end|><|start|>assistant<|channel|>final "
+            "<|constrain|>json<|message|>42",
+            "42",
+        ),
+        ("<|channel|>final json<|message|>42", "42"),
+        (
+            "<|channel|>analysis<|message|>6<|end|><|start|>assistant<|channel|>commentary to=f x",
+            "to=f x",
+        ),
+        (
+            "<|channel|>analysis<|message|>6<|end|><|start|>assistant to=f<|channel|>x",
+            "to=f<|channel|>x",
+        ),
     ],
 )
 def test_thoughts_in_the_text_of_a_server_are_thoughts(text, rest):
     assert after_thinking(plain_thoughts(text)) == rest
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "<|channel|>commentary to=functions.python_coder <|constrain|>json<|message|>{}<|call|>",
+        " to=functions.python_coder<|channel|>commentary json<|message|>{}",
+    ],
+)
+def test_a_call_of_gpt_oss_ends_its_thinking(call):
+    call = call.replace("{}", '{"code": "print(6 * 7)"}')
+    for thought in ("", "<|channel|>analysis<|message|>print(1)<|end|><|start|>assistant"):
+        text = after_thinking(plain_thoughts(thought + call))
+        tool = TOOLS["python_coder"]
+        assert executor.parse(text, "python_coder", tool) == executor.parse(
+            CALL, "python_coder", tool
+        )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Here are my reasoning steps: 6 * 7. <answer>42</answer>",
+        "It begins: Here are my reasoning steps: and [BEGIN FINAL RESPONSE]",
+        "A <think> opens a thought.",
+        "A <think> opens a thought, a </think> closes it, a <think> opens another.",
+        "Magistral writes [THINK] and [/THINK], gpt-oss <|channel|>final<|message|>.",
+        "`<|channel|>analysis<|message|>` and <|channel|>commentary<|message|> are channels.",
+        "(<thought> and </thought>)",
+    ],
+)
+def test_a_mark_that_is_quoted_in_an_answer_hides_nothing(text):
+    assert after_thinking(plain_thoughts(text)) == text
+
+
+@pytest.mark.parametrize("opens, closes", [THINK, ("[THINK]", "[/THINK]")])
+def test_a_mark_that_is_a_token_of_its_own_opens_thoughts_anywhere(opens, closes):
+    tok = tokenizer()
+    decode = lambda text: Chat(tok).decode(tok.encode(text))
+    quoted = f"I write {opens}, then"
+    assert after_thinking(decode(quoted)) == quoted
+    tok.add_tokens([opens, closes])
+    assert after_thinking(decode(quoted)) is None
+    assert after_thinking(decode(f"{quoted} 6 * 7{closes}42")) == "42"
 
 
 def test_a_template_that_opens_the_thinking_between_other_marks_is_seen():
@@ -102,6 +196,13 @@ def test_a_template_that_opens_the_thinking_between_other_marks_is_seen():
         chat.decode(tok.encode("6 * 7<channel|>42"), chat.encode("hi"))
         == "<think>\n6 * 7</think>42"
     )
+
+
+@pytest.mark.parametrize("text, rest", [("6 * 7", None), ("6 [BEGIN FINAL RESPONSE]42", "42")])
+def test_plain_words_with_which_a_template_opens_the_thinking_open_it(text, rest):
+    tok = tokenizer(CHATML.replace(START, START + "Here are my reasoning steps:\n"))
+    chat = Chat(tok)
+    assert after_thinking(chat.decode(tok.encode(text), chat.encode("hi"))) == rest
 
 
 @pytest.mark.parametrize(

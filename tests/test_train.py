@@ -748,9 +748,12 @@ def test_the_toy_and_a_real_model_have_defaults_of_their_own(flags):
     real = flags("--model", "Qwen/Qwen2.5-7B-Instruct")
     assert (real.data, real.valid, real.test) == ("nq+deepmath", None, None)
     assert real.fixed == real.judge == "Qwen/Qwen2.5-7B-Instruct"
-    paper = (32, 32, 8, 4, 3, 2048, 0.7, 0.001, 0.2, 0.3)
-    names = "steps questions group_size minibatches max_turns max_new_tokens temperature beta"
-    assert paper == tuple(getattr(real, n) for n in [*names.split(), "clip_low", "clip_high"])
+    both = (8, 4, 3, 0.7, 0.001, 0.2, 0.3)
+    names = "group_size minibatches max_turns temperature beta clip_low clip_high".split()
+    paper = flags("--model", "Qwen/Qwen2.5-7B-Instruct", "--paper")
+    for args, own in ((real, (40, 16, 512, 10)), (paper, (32, 32, 2048, 5))):
+        assert own == (args.steps, args.questions, args.max_new_tokens, args.every)
+        assert both == tuple(getattr(args, name) for name in names)
     assert train.settings(train.given(["--seed", "7"])).out == "runs/toy-seed7"
 
 
@@ -804,20 +807,24 @@ def test_a_mistake_that_people_make_daily_is_one_sentence(whole, capsys, given, 
     assert not Path("mistake").exists()
 
 
-@pytest.mark.parametrize("lora, lr", [(None, 1e-6), (8, 1e-5)])
+@pytest.mark.parametrize("lora, lr", [(None, 1e-6), (8, 2e-5)])
 def test_the_learning_rate_and_the_memory_plan_follow_the_model_and_its_company(
     lora, lr, monkeypatch
 ):
     plans = []
-    chosen = {"lora": lora, "token_budget": 99, "sampling_tokens": 77}
+    chosen = {"lora": lora, "token_budget": 99, "sampling_bytes": 77}
     monkeypatch.setattr(train.fit, "choose", lambda *a, **k: plans.append(k) or (chosen, []))
     sizes = {"model": 5, "other": 7}
-    monkeypatch.setattr(train.fit, "sizes", lambda name: train.fit.Sizes(sizes[name], *[None] * 4))
+    monkeypatch.setattr(train.fit, "sizes", lambda name: train.fit.Sizes(sizes[name], *[None] * 8))
     given = ["--model", "model", "--judge", "other", "--verifier", "http://h:1/v1", "--out", "new"]
     args = train.settings(train.given(given))
     train.plan_memory(args)
-    assert (args.lr, args.token_budget, args.sampling_tokens) == (lr, 99, 77)
+    assert (args.lr, args.token_budget, args.sampling_bytes) == (lr, 99, 77)
     assert plans[0]["others"] == 7  # a model that is served takes none of this memory
+    assert plans[0]["frozen"] and plans[0]["adapters_first"]
+    served = ["--fixed", "http://h:1/v1", "--beta", "0", "--paper"]
+    train.plan_memory(train.settings(train.given([*given, *served])))
+    assert not plans[1]["frozen"] and not plans[1]["adapters_first"]
 
 
 def test_a_named_set_has_a_thousand_questions_by_the_seed(monkeypatch):
