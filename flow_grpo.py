@@ -394,6 +394,8 @@ def update(
     largest that fitted: start the next update with it."""
     beta = beta if reference is not None else 0
     check_actions(actions, len(groups), temperature)
+    if ranks:
+        ranks.release(model)  # from here on, each GPU holds a part of the weights
 
     minis = []  # the actions of each mini-batch
     for rollouts in split_rollouts(groups, minibatches, seed):
@@ -443,6 +445,8 @@ def update(
         elif norm > 0:
             optimizer.step()
     model.zero_grad()
+    if ranks:
+        ranks.gather(model)  # whole weights, for the next rollouts
 
     tokens = max(totals.pop("tokens"), 1)
     return {

@@ -45,10 +45,10 @@ from record.checkpoints import add_row, save, say
 from record.folder import rows_of
 from record.health import advice, check_line, cost_line, line_of, row_of
 from record.metrics import accuracy_line, calls_line, summary
-from scale import adapters, fit, masters, sharded
+from scale import adapters, fit, masters, rehearsal, sharded
 from world.mistakes import Mistake
 
-TRAINED = ("planner",)  # the modules that the policy plays and that are trained, of solve.MODULES
+TRAINED = ("planner",)  # of solve.MODULES: those that the policy plays, and that are trained
 SIGNALS = {}  # {those that have asked the run to end: when}
 
 
@@ -84,7 +84,6 @@ def train(args):
         checkpoints.restore(checkpoint, optimizer)
     sharded.gather(model)  # whole weights for the rollouts; nothing to do on one device
 
-    # the settings of the objective
     objective = dict(
         clip=(args.clip_low, args.clip_high),
         beta=args.beta,
@@ -105,6 +104,9 @@ def train(args):
     if due(done):  # unless a kill came after it
         evaluate(args, cast, frozen, done, "valid", valid)
     saved = time.monotonic()  # when the last checkpoint was written
+    if args.rehearse and not checkpoint:
+        learn = partial(update, model, reference, optimizer, **objective)
+        say(*rehearsal.largest(args, policy, frozen, learn, Action))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
 
@@ -121,26 +123,13 @@ def train(args):
         rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
         A, flat = advantages(rewards, groups)
         actions = actions_of(usable, A)
-        if args.rehearse and usable:
-            actions.append(longest_action(policy, args.max_new_tokens))
         row = row_of(step, rollouts, usable, groups, flat, tools)
         first = step == done + 1  # of this process
         say(*advice(row, rollouts), *([check_line(row)] if first else []))
 
         middle = time.perf_counter()
-        sharded.release(model)
-        metrics = update(
-            model,
-            reference,
-            optimizer,
-            actions,
-            groups,
-            temperature=temperature,
-            seed=seed,
-            token_budget=token_budget,
-            **objective,
-        )
-        sharded.gather(model)
+        this_step = dict(temperature=temperature, seed=seed, token_budget=token_budget)
+        metrics = update(model, reference, optimizer, actions, groups, **objective, **this_step)
         token_budget = metrics.pop("token_budget")
         end = time.perf_counter()
 
@@ -150,6 +139,8 @@ def train(args):
         say(line_of(row, args.steps, middle - start, end - middle))
         if first:
             say(cost_line(rollouts, end - start, args.steps - step))
+        if args.rehearse:
+            say(rehearsal.whole_run(args, policy, middle - start, end - middle))
 
         # the same on all GPUs
         ending = sharded.any_rank(SIGNALS)
@@ -165,8 +156,9 @@ def train(args):
 
     evaluate(args, cast, frozen, args.steps, "test", test)
     sharded.stop()
-    if args.rehearse and args.steps == 1:
-        go_on_with_rehearsal(args)
+    if args.rehearse and args.steps == 1:  # this process becomes the second step, a resumed one
+        words = [sys.executable, sys.argv[0], *flags.resuming(args), "--steps", "2"]
+        os.execv(sys.executable, words)
     trained = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
     flag = "model" if "planner" in TRAINED else TRAINED[0]
     say(f"Done. Try: python solve.py --{flag} {args.out}/{trained}")
@@ -297,9 +289,7 @@ def plan_memory(args):
         given,
         ranks=sharded.WORLD,
         itemsize=local.pick_dtype(args.dtype, device).itemsize,
-        others=sum(
-            fit.sizes(name).weights for name in others - {args.model} if not is_server(name)
-        ),
+        others=others - {args.model},
         frozen=bool(args.beta) or args.model in others,
         adapters_first=sharded.WORLD == 1 and not (args.paper or flags.is_toy(args.model)),
     )
@@ -309,22 +299,6 @@ def plan_memory(args):
     if args.lr is None:
         args.lr = 2e-5 if args.lora else 1e-6
     say(f"device  {device}", *lines)
-
-
-def longest_action(policy, new_tokens):
-    """For --rehearse: a plan of the most tokens, behind a prompt of 4 096, or what fits."""
-    new_tokens = policy.new_tokens(new_tokens)
-    return Action([1] * min(4096, policy.context() - new_tokens), [1] * new_tokens, 0, A=1.0)
-
-
-def go_on_with_rehearsal(args):
-    """This process becomes the rehearsal's second step, a resumed one."""
-    words = [sys.argv[0], "--resume", args.out, "--steps", "2"]
-    words += ["--allow-unconfined"] * bool(args.allow_unconfined)  # must be repeated, see resumed()
-    for name in flags.MODELS:
-        if is_server(getattr(args, name) or ""):  # so must these
-            words += [f"--{name.replace('_', '-')}", getattr(args, name)]
-    os.execv(sys.executable, [sys.executable, *words])
 
 
 # ------------------------------------------------------------------------------------- the defaults
@@ -369,10 +343,9 @@ def settings(given):
     if given.resume:
         return flags.resumed(given, DEFAULTS)
     given.model = given.model or flags.TOY
-    toy = flags.is_toy(given.model)
-    defaults = dict(TOY if toy else PAPER if given.paper else NIGHT)
-    if toy and given.data:
-        del defaults["valid"], defaults["test"]  # the toy's own belong to other questions
+    defaults = PAPER if given.paper else NIGHT
+    if flags.is_toy(given.model):
+        defaults = TOY | ({"valid": None, "test": None} if given.data else {})
     args = flags.fill_in(given, defaults | flags.remembered(given))
     if is_server(args.model):
         raise Mistake("--model must be local weights: a server's cannot be updated from here")
@@ -381,17 +354,14 @@ def settings(given):
     if args.temperature <= 0:
         raise Mistake("a greedy planner has no distribution to train: use a --temperature above 0")
     if args.dtype == "float16":
-        raise Mistake(
-            "--dtype float16 cannot train: small gradients are 0 in it. Use bfloat16 or float32"
-        )
+        raise Mistake("--dtype float16 cannot train: it has no small gradients. Use bfloat16")
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
     if args.rehearse:
+        args.rehearse = {"steps": args.steps, "questions": args.questions}  # of the whole run
         args.out, args.steps, args.questions, args.minibatches = f"{args.out}-rehearsal", 1, 2, 1
         args.valid = args.test = "none"
     if Path(args.out).exists():
-        raise Mistake(
-            f"{args.out} exists: --resume {args.out} goes on with it; or give another --out"
-        )
+        raise Mistake(f"{args.out} exists: --resume {args.out} goes on; or give another --out")
     args.tools = args.tools or [name for name in TOOLS if not lacking(name)]
     return args
 
@@ -407,5 +377,4 @@ if __name__ == "__main__":
         less = f"--resume {ARGS.out} --token-budget {ARGS.token_budget // 2}"
         raise SystemExit(f"train.py: {why} If it was in an update, go on with {less}") from None
     except KeyboardInterrupt:
-        go_on = f"; go on with --resume {ARGS.out}" if Path(ARGS.out).exists() else ""
-        raise SystemExit(f"train.py: stopped{go_on}") from None
+        raise SystemExit("train.py: stopped; if it has a folder, --resume goes on") from None

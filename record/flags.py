@@ -192,3 +192,12 @@ def resumed(args, defaults):
     saved["allow_unconfined"] = None
     # The defaults are for flags that are newer than the run.
     return argparse.Namespace(**vars(args) | defaults | saved | given | {"out": args.resume})
+
+
+def resuming(args):
+    """The words that go on with a run: resumed() wants some flags repeated."""
+    words = ["--resume", args.out] + ["--allow-unconfined"] * bool(args.allow_unconfined)
+    for name in MODELS:
+        if is_server(getattr(args, name) or ""):
+            words += [f"--{name.replace('_', '-')}", getattr(args, name)]
+    return words

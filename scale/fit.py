@@ -32,6 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fast import prefix
 from models import local
+from models.completion import is_server
 from scale import adapters
 from world.mistakes import Mistake
 
@@ -130,14 +131,16 @@ def ways(given, gpu, adapters_first):
 
 
 def choose(
-    name, gpu, host, given=(), ranks=1, itemsize=2, others=0, frozen=True, adapters_first=False
+    name, gpu, host, given=(), ranks=1, itemsize=2, others=(), frozen=True, adapters_first=False
 ):
     """(how to train: {flag: value}, lines that say so): the first way that fits, or Mistake.
 
     gpu, host: free bytes of each card, and of the host; gpu 0: there is no GPU. given: {flag:
-    value} of those that the user has chosen. others, frozen: see needed(). adapters_first: prefer
-    adapters to all weights, if peft is installed."""
+    value} of those that the user has chosen. others: names of other models; those that are served
+    take no memory here. frozen: see needed(). adapters_first: prefer adapters to all weights, if
+    peft is installed."""
     given, tried = dict(given), []
+    others = sum(sizes(other).weights for other in others if not is_server(other))
     if not gpu:
         given.pop("optimizer_device", None)  # everything is in the host's memory
     if base := local.base_of(name):

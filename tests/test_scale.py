@@ -299,11 +299,10 @@ def test_a_sampling_batch_has_the_room_that_is_left(plan, size):
     assert engine.sampling_tokens == pytest.approx(free / (size * (28_672 + of.prefill)), rel=1e-4)
 
 
-def test_other_models_on_the_card_count(plan):
-    assert (
-        "optimizer_device" in plan(190, others=2 * 10**10)[0]
-        and "lora" in plan(80, others=10**10)[0]
-    )
+def test_other_models_on_the_card_count_unless_they_are_served(plan):
+    other, served = ["another 7B"], ["http://localhost:8000/v1"]
+    assert "optimizer_device" in plan(190, others=other * 2)[0]
+    assert "lora" in plan(72, others=other)[0] and "lora" not in plan(72, others=served)[0]
 
 
 SHAPE = dict(hidden_size=256, intermediate_size=1408, num_attention_heads=4, num_hidden_layers=8)

@@ -48,7 +48,7 @@ FLAGS = (
 )
 QUICK = dict(steps=1, valid="none", test="none")  # for a test that looks at one step alone
 ACCURACIES = {0: 0.2, 1: 0.6, 2: 0.3, 3: 0.6, 4: 0.7}  # after each step, in some tests
-GRADE, SUMMARY = solve.grade, train.summary
+GRADE, SUMMARY, UPDATE = solve.grade, train.summary, train.update
 
 
 def graded(grade):
@@ -699,16 +699,35 @@ def test_if_memory_is_short_the_token_budget_is_halved_and_stays_so(monkeypatch)
     assert why == 0 and updates[-1][1]["token_budget"] == 500
 
 
-def test_a_rehearsal_meets_what_a_long_run_meets(monkeypatch, server):
+def test_a_rehearsal_meets_what_a_long_run_meets(monkeypatch, server, capsys):
     server.reply = lambda body, turn: answer("Conclusion: STOP")
-    updates, then = spy(monkeypatch, "update"), []
+    updates, then, sampled = [], [], []
     monkeypatch.setattr(train.os, "execv", lambda program, given: then.append(given))
-    run("rehearsed", **QUICK, rehearse=True, verifier=server.url)
+    sample = train.local.Engine.sample
+
+    def watched(engine, prompts, temperature, limit, stops):
+        sampled.append((len(prompts), len(prompts[0]), limit, stops))
+        return sample(engine, prompts, temperature, limit, stops)
+
+    def learn(*given, **settings):
+        updates.append(([(len(a.prompt_ids), len(a.ids)) for a in given[3]], settings))
+        return UPDATE(*given, **settings)
+
+    monkeypatch.setattr(train.local.Engine, "sample", watched)
+    monkeypatch.setattr(train, "update", learn)
+    flags = QUICK | {"steps": 40, "questions": 3, "token_budget": 9000}
+    run("rehearsed", **flags, rehearse=True, verifier=server.url)
+    longest = 4096 - 6  # tokens of the model's context, and of a plan
+    assert sampled[:2] == [(3 * 4, longest, 6, [])] * 2  # the planner, and the frozen model
+    plans, settings = updates[0]
+    assert plans == [(longest, 6)] * 4 and settings["minibatches"] == 1  # two micro-batches
+    text = capsys.readouterr().out
+    assert re.search(r"largest planner: 12 x \(4090 \+ 6\) tokens, 1 batches: \d+ ms a token", text)
+    assert re.search(r"largest update: 4 x \(4090 \+ 6\) tokens: \d+\.\d s\n", text)
+    assert re.search(r"the whole run: 40 steps of 3 questions, about \d+ s each: .* dollars", text)
     [[_, _, *given]] = then
     assert command(*given) == 0 and len(rows("rehearsed-rehearsal")) == 2
-    for (*_, actions, groups), settings in updates:
-        assert len(actions[-1].ids) == 6 and len(actions[-1].prompt_ids) == 4096 - 6
-        assert len(groups) == 8 and settings["minibatches"] == 1
+    assert len(updates) == 3  # the longest, and two real ones
 
 
 # ------------------------------------------------------------------------------ parts and settings
@@ -782,7 +801,7 @@ def test_a_server_that_a_run_names_must_be_repeated_before_it_gets_the_key():
     [
         ("--group-size 1", "--group-size 1 has no baseline: use 2 or more"),
         ("--temperature 0", "a greedy planner has no distribution to train"),
-        ("--out whole", "whole exists: --resume whole goes on with it"),
+        ("--out whole", "whole exists: --resume whole goes on; or"),
         ("--model http://localhost:8000/v1", "--model must be local weights"),
         ("--resume nowhere", "nowhere is not the folder of a run"),
         ("--resume whole --seed 0", "leave out --seed"),
@@ -814,13 +833,11 @@ def test_the_learning_rate_and_the_memory_plan_follow_the_model_and_its_company(
     plans = []
     chosen = {"lora": lora, "token_budget": 99, "sampling_bytes": 77}
     monkeypatch.setattr(train.fit, "choose", lambda *a, **k: plans.append(k) or (chosen, []))
-    sizes = {"model": 5, "other": 7}
-    monkeypatch.setattr(train.fit, "sizes", lambda name: train.fit.Sizes(sizes[name], *[None] * 8))
     given = ["--model", "model", "--judge", "other", "--verifier", "http://h:1/v1", "--out", "new"]
     args = train.settings(train.given(given))
     train.plan_memory(args)
     assert (args.lr, args.token_budget, args.sampling_bytes) == (lr, 99, 77)
-    assert plans[0]["others"] == 7  # a model that is served takes none of this memory
+    assert plans[0]["others"] == {"other", "http://h:1/v1"}
     assert plans[0]["frozen"] and plans[0]["adapters_first"]
     served = ["--fixed", "http://h:1/v1", "--beta", "0", "--paper"]
     train.plan_memory(train.settings(train.given([*given, *served])))
@@ -836,7 +853,7 @@ def test_a_named_set_has_a_thousand_questions_by_the_seed(monkeypatch):
 
 
 def test_float16_cannot_train(flags):
-    with pytest.raises(Mistake, match="--dtype float16 cannot train: .* Use bfloat16 or float32"):
+    with pytest.raises(Mistake, match="--dtype float16 cannot train: .* Use bfloat16"):
         flags("--dtype", "float16")
 
 
