@@ -149,7 +149,7 @@ def objective(rollouts, A: Sequence[float], clip: tuple[float, float], beta: flo
     J = 0.0
     N = len(rollouts)                       # 1/N: the mean over q and over the G rollouts of each
     low, high = clip                        # ε, ε'
-    for turns, A_i in zip(rollouts, A):                                     # 1/N Σ_i
+    for turns, A_i in zip(rollouts, A, strict=True):                                     # 1/N Σ_i
         for tokens in turns:                                                # 1/T_i Σ_t
             for logp, logp_old, logp_ref in tokens:                         # 1/|a| Σ_j
                 ratio   = (logp - logp_old).exp()                           # ρ

@@ -158,7 +158,7 @@ def roll_out(
                 rollout.sampled.append(c)
             if live:
                 print(block(rollout.outputs[-1]), flush=True)
-        return [(rollout, c) for rollout, c in zip(some, completions) if not c.error]
+        return [(rollout, c) for rollout, c in zip(some, completions, strict=True) if not c.error]
 
     written = ask(
         "analysis", 0, rollouts, lambda r: planner.analysis_prompt(r.memory.question, tools)
@@ -300,8 +300,8 @@ def load(name, args, trainable=False):
     from flow_grpo import distribution
     from models import local
 
-    how = dict(device=args.device, dtype=args.dtype, think=args.think, trainable=trainable)
-    return local.load(name, distribution, prefill=None if args.plain else prefill, **how)
+    settings = dict(device=args.device, dtype=args.dtype, think=args.think, trainable=trainable)
+    return local.load(name, distribution, prefill=None if args.plain else prefill, **settings)
 
 
 # -------------------------------------------------------------------------------- the command line

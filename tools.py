@@ -187,7 +187,7 @@ def run_calls(calls, states, tools, ask_model):
     running = {}  # {a call and its state: Future of a Result}, of the functions
     key_of = {}  # {i: key in `running`}
     with ThreadPoolExecutor(max_workers=8) as pool:
-        for i, (call, state) in enumerate(zip(calls, states)):
+        for i, (call, state) in enumerate(zip(calls, states, strict=True)):
             if problem := problem_with(call, tools):
                 results[i] = Result(problem, error=True)
                 continue
@@ -212,7 +212,7 @@ def answer_queries(queries, ask_model):
     completions = ask_model(list(queries.values()))
     seconds = (time.perf_counter() - start) / len(queries)  # its share of the batch's time
     results = {}
-    for i, completion in zip(queries.keys(), completions):
+    for i, completion in zip(queries.keys(), completions, strict=True):
         # A query that is too long is an error, from which the planner can learn. Any other missing
         # completion is a failure.
         if completion.error and completion.error != TOO_LONG:

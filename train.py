@@ -285,7 +285,7 @@ def plan_memory(args):
     chosen, lines = fit.choose(
         args.model,
         # the least of all ranks, so all choose alike
-        *map(min, zip(*sharded.exchanged(fit.free_memory(device)))),
+        *map(min, zip(*sharded.exchanged(fit.free_memory(device)), strict=True)),
         given,
         ranks=sharded.WORLD,
         itemsize=local.pick_dtype(args.dtype, device).itemsize,

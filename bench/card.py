@@ -36,7 +36,7 @@ from types import SimpleNamespace
 
 REPO = Path(__file__).resolve().parent.parent
 NAMES = "equal sampled 7b-lora rehearse toy 0.5b 7b-host".split()
-LIMITS = dict(zip(NAMES, (60, 60, 150, 240, 120, 60, 240)))  # seconds
+LIMITS = dict(zip(NAMES, (60, 60, 150, 240, 120, 60, 240), strict=True))  # seconds
 
 
 def flags():
@@ -81,17 +81,18 @@ def equal():
     for device, dtype in (CPU, "float32"), (CARD, "float32"), (CARD, "bfloat16"):
         for layout, rows in LAYOUTS.items():
             policy, reference = (model_of("tiny", dtype, device, seed) for seed in (0, 1))
-            parts = []
-
-            def step(weights=list(policy.parameters()), parts=parts):
-                parts.extend(weight.grad.flatten().float().cpu() for weight in weights)
-
-            optimizer = SimpleNamespace(step=step)  # it keeps the gradient, and changes nothing
+            found = []
+            # it keeps the gradients of both steps, and changes nothing
+            optimizer = SimpleNamespace(step=partial(keep_gradients, policy, found))
             update(policy, reference, optimizer, *batch(4, 3, 40, 9), rows=rows, **settings)
-            found = torch.cat(parts)
+            found = torch.cat(found)
             right = found if right is None else right
             error = ((found - right).norm() / right.norm()).item()
             yield f"{device.type}, {dtype}, {layout}", dict(error=error)
+
+
+def keep_gradients(model, found):
+    found.extend(weight.grad.flatten().float().cpu() for weight in model.parameters())
 
 
 def sampled():
@@ -107,7 +108,7 @@ def sampled():
         with sampling_mode(model):
             ids = sample(model, prompts, [], 0.7, 32, watched)
         drawn = torch.stack(logps, 1).gather(-1, torch.tensor(ids, device=CARD)[..., None])
-        actions = [Action(s, a, row) for row, (s, a) in enumerate(zip(prompts, ids))]
+        actions = [Action(s, a, row) for row, (s, a) in enumerate(zip(prompts, ids, strict=True))]
         for layout, rows in LAYOUTS.items():
             gaps = []
             for micro_batch in rows(model, actions, 2**20):
@@ -160,12 +161,12 @@ def seven_host():
     yield from updates("7b", model, copy.deepcopy(model), optimizer, how)
 
 
-PARTS = dict(zip(NAMES, (equal, sampled, seven_lora, rehearse, toy, half, seven_host)))
+PARTS = dict(zip(NAMES, (equal, sampled, seven_lora, rehearse, toy, half, seven_host), strict=True))
 
 
 # --------------------------------------------------------------------------------- what they use
 def config_of(size):
-    shape = dict(zip(SHAPE, SHAPES["tiny" if ARGS.cpu else size]))
+    shape = dict(zip(SHAPE, SHAPES["tiny" if ARGS.cpu else size], strict=True))
     return Qwen2Config(max_position_embeddings=32_768, rms_norm_eps=1e-6, **shape)
 
 

@@ -112,7 +112,7 @@ def ours(case, lap_ended, plain=False):
                 completions = sample(model, prompts, [], 1.0, case["new"], distribution, plain)
             A = advantages([reward(ids) for ids in completions], groups)[0].tolist()
         if case["work"] != "sample":
-            rows = zip(prompts, completions, A)
+            rows = zip(prompts, completions, A, strict=True)
             actions = [Action(s, a, row, A_i) for row, (s, a, A_i) in enumerate(rows)]
             how = dict(temperature=1.0, clip=(0.2, 0.3), beta=0.0, minibatches=1)
             how |= dict(rows=padded if plain else trees.rows)
@@ -208,7 +208,9 @@ def worker(side, case):
         if not gradients:
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             waves = (torch.arange(w.numel()).sin().view_as(w) for w in weights)
-            gradients.append(sum((w.grad * v).sum().item() for w, v in zip(weights, waves)))
+            gradients.append(
+                sum((w.grad * v).sum().item() for w, v in zip(weights, waves, strict=True))
+            )
 
     def lap_ended(tokens):
         """Write what it cost, and wait for the next; False if there is none."""
@@ -296,7 +298,10 @@ def difference(case, lap, ours):
     """A warning if a side did not do the same work as ours."""
     if lap["tokens"] != ours["tokens"]:
         return "  OTHER NUMBER OF TOKENS"
-    same = all(math.isclose(*pair, rel_tol=1e-4) for pair in zip(lap["gradient"], ours["gradient"]))
+    same = all(
+        math.isclose(*pair, rel_tol=1e-4)
+        for pair in zip(lap["gradient"], ours["gradient"], strict=True)
+    )
     return "" if same or case["work"] != "update" else "  ANOTHER GRADIENT"
 
 

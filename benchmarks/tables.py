@@ -151,7 +151,7 @@ def question_of(row, name, position):
     choices = choices_of(row.get("choices") or row.get("options") or [])
     if choices:
         check_choices(choices, gold)
-        options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices)]
+        options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
         golds = [option for option in options if answer in (option, option[0], option[3:])]
         if not golds:
             raise ValueError(f"the answer {answer[:60]!r} is none of the options")
@@ -181,7 +181,7 @@ def choices_of(value):
     choices = [str(choice).strip() for choice in value]
     matches = [
         re.fullmatch(rf"\(?{letter}[.):]\s*(.+)", choice, re.S)
-        for letter, choice in zip(LETTERS, choices)
+        for letter, choice in zip(LETTERS, choices, strict=False)
     ]
     return [match[1] for match in matches] if all(matches) else choices
 
@@ -193,7 +193,9 @@ def write_table(folder):
         rollouts = [rollout for question in trials for rollout in question]
         found, n = summary(rollouts), len(trials)
         low, high = interval(found["accuracy"], n)
-        each = [100 * statistics.fmean(r.right for r in trial) for trial in zip(*trials)]
+        each = [
+            100 * statistics.fmean(r.right for r in trial) for trial in zip(*trials, strict=True)
+        ]
         spread = f" ({statistics.stdev(each):.1f})" if len(each) > 1 else ""
         paper = BENCHMARKS[name]
         shares = "".join(f", {tool} {calls[0]}" for tool, calls in found["calls"].items())

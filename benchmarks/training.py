@@ -133,7 +133,7 @@ def held_out(questions, number, seed):
     for i in order:
         if len(valid) < number:
             valid.setdefault(words[i], i)
-    train = [question for question, key in zip(questions, words) if key not in valid]
+    train = [question for question, key in zip(questions, words, strict=True) if key not in valid]
     if not train:
         raise Mistake(f"{len(questions)} questions are too few to hold {number} out: give --valid.")
     return train, [questions[i] for i in valid.values()]

@@ -70,7 +70,7 @@ class Perfect:
         ids = [[*encode(text, add_special_tokens=False), stop] for text in texts]
         return [
             Completion(text, self.engine.chat.encode(prompt), answer)
-            for prompt, text, answer in zip(prompts, texts, ids)
+            for prompt, text, answer in zip(prompts, texts, ids, strict=True)
         ]
 
 
@@ -187,7 +187,7 @@ def roll_out(
             for r in live
         ]
         acting = []
-        for rollout, c in zip(live, policy(prompts, **how) if live else []):
+        for rollout, c in zip(live, policy(prompts, **how) if live else [], strict=True):
             rollout.add_output(turn, "planner", c.text, c.tokens, 0.0, c.cut)
             if c.error:
                 rollout.failed = f"monolith: {c.error}"
@@ -201,7 +201,7 @@ def roll_out(
             acting.append((rollout, c.text))
         calls, states = [r.call for r, _ in acting], [r.state for r, _ in acting]
         results = run_calls(calls, states, tools, partial(ask_model, max_new_tokens=max_new_tokens))
-        for (rollout, text), result in zip(acting, results):
+        for (rollout, text), result in zip(acting, results, strict=True):
             plan, call = rollout.plans[-1], str(rollout.call)
             step = Step(turn, plan.tool, plan.sub_goal, call, result.text, result.error)
             rollout.memory.steps.append(step)

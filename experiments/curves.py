@@ -72,7 +72,7 @@ def draw(plt, lines, columns):
     figure, panels = plt.subplots(height, 2, figsize=(8, 2.4 * height + 0.5), squeeze=False)
     for panel in panels.flat[len(columns) :]:
         panel.remove()
-    for panel, column in zip(panels.flat, columns):
+    for panel, column in zip(panels.flat, columns, strict=False):
         panel.set_title(column, fontsize=10)
         panel.margins(x=0.12)  # room for the last values
         for name, seeds in lines.items():

@@ -234,7 +234,7 @@ def results_of(row):
     else:
         rollouts = [rollout for trials in answers(row.tested()) for rollout in trials]
         tests, names = [summary(rollouts) | {"n": len(rollouts)}], [row.name]
-    for name, found in zip(names, tests):
+    for name, found in zip(names, tests, strict=True):
         numbers = {key: f"{float(found[key]):.4f}" for key in ("accuracy", "turns", "errors")}
         yield line | {"row": name, "n": found["n"]} | numbers | commands
 
@@ -301,7 +301,11 @@ def table(lines, versus, same=False):
     others = [name for name in rows if name != versus and len(values[name]) > 1]
     # study.csv has four digits of an accuracy: gaps that differ by less are equal
     ps = dict(
-        zip(others, holm([permutation(values[name], values[versus], 3e-4) for name in others]))
+        zip(
+            others,
+            holm([permutation(values[name], values[versus], 3e-4) for name in others]),
+            strict=True,
+        )
     )
     shown = [["planner", "accuracy", "each seed", "questions", "turns", "errors, %"]]
     shown[0] += [f"minus {versus}"] + ["p, Holm"] * (not same)
@@ -312,7 +316,7 @@ def table(lines, versus, same=False):
         cells = [name, interval(values[name]), " ".join(f"{v:.2f}" for v in values[name])]
         cells += [some[0]["n"], f"{means[0]:.2f}", f"{100 * means[1]:.1f}"]
         if name in others:
-            cells += [interval([a - b for a, b in zip(values[name], values[versus])])]
+            cells += [interval([a - b for a, b in zip(values[name], values[versus], strict=True)])]
             cells += [f"{ps[name]:.2g}"] * (not same)
         shown.append(cells + [""] * (len(shown[0]) - len(cells)))
     return markdown(shown)
@@ -330,7 +334,10 @@ def tools_table():
         cells = [" → ".join(map(str, totals))]
         for tool in tools:
             found = counts["frozen", last, tool], counts["Flow-GRPO", last, tool]
-            shares = (f"{100 * n / total:.0f}" if total else "-" for n, total in zip(found, totals))
+            shares = (
+                f"{100 * n / total:.0f}" if total else "-"
+                for n, total in zip(found, totals, strict=True)
+            )
             cells.append(" → ".join(shares))
         shown.append([last, *cells])
     return markdown(shown)
@@ -391,7 +398,7 @@ def write_tables():
     for name, made in tables.items():
         text = re.sub(
             rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-            lambda found: f"{found[1]}{made}\n{found[2]}",
+            lambda found, made=made: f"{found[1]}{made}\n{found[2]}",
             text,
             flags=re.DOTALL,
         )

@@ -24,6 +24,7 @@ Trees are right only for plain causal attention. A model with windows (Mistral 0
 (Bloom) or a recurrent state (Mamba, Qwen3.5) gets a row for each action: are_right() finds out.
 """
 
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from weakref import WeakKeyDictionary
 
@@ -37,7 +38,7 @@ WINDOWS = "sliding_window", "window_size", "attention_chunk_size"  # names in co
 RIGHT = WeakKeyDictionary()  # {model: may its rows be trees?}
 
 
-def rows(model, actions, token_budget):
+def rows(model, actions: Sequence, token_budget: int) -> Iterator[MicroBatch]:
     """Yield micro-batches, as flow_grpo.padded() does.
 
     Rows of similar length are neighbours. A micro-batch ends where the next row would exceed the
@@ -87,7 +88,7 @@ def shared_rows(model, actions, token_budget):
 
 def common(one, other):
     """The length of the prefix that two lists share."""
-    different = (n for n, (x, y) in enumerate(zip(one, other)) if x != y)
+    different = (n for n, (x, y) in enumerate(zip(one, other, strict=False)) if x != y)
     return next(different, min(len(one), len(other)))
 
 
@@ -114,7 +115,7 @@ def layout(rows):
     trees = [tree(row) for row in rows]
     x, depths, ends = (
         pad_sequence([torch.tensor(numbers) for numbers in each], batch_first=True)  # (B, L)
-        for each in list(zip(*trees))[:3]
+        for each in list(zip(*trees, strict=True))[:3]
     )
     place = [
         number * x.shape[1] + node
@@ -135,7 +136,7 @@ def mask(ends):
     return ((j <= i) & (i < ends[:, None, :]) | (j == i))[:, None]
 
 
-def are_right(model):
+def are_right(model) -> bool:
     """May the rows of this model be trees? Found out once, from its configuration and by trying."""
     if model not in RIGHT:
         config = model.config.get_text_config()

@@ -29,6 +29,7 @@ Nothing in a call is ever evaluated: its arguments must be literals.
 import ast
 import json
 import re
+from collections.abc import Iterable
 
 # What may stand before a label: a list number, bold. It is matched with the label, or else it would
 # end up in the value of the label above.
@@ -65,7 +66,7 @@ TAGGED = re.compile(
 )
 
 
-def labelled(text, labels):
+def labelled(text: str, labels: dict[str, str]) -> list[tuple[str, str]]:
     """[(label, the text up to the next label)], in the order of the text.
 
     labels: {label: a pattern for its spellings}. With {"Tool": "tool", "Sub-goal": "sub[- ]goal"}:
@@ -77,13 +78,13 @@ def labelled(text, labels):
     label = START + rf"({any_label})[*_` \t]*[:：][*_`]*"  # ：is the colon of Chinese text
     parts = re.split(label, text, flags=re.IGNORECASE | re.MULTILINE)
     found = []
-    for written, value in zip(parts[1::2], parts[2::2]):
+    for written, value in zip(parts[1::2], parts[2::2], strict=True):
         name = next(n for n in labels if re.fullmatch(labels[n], written, re.IGNORECASE))
         found.append((name, value.strip().removesuffix("```").strip()))
     return found
 
 
-def plain_name(field, names):
+def plain_name(field: str, names: Iterable[str]) -> str:
     """The one of `names` that a field begins with, if it mentions no other; else the field itself.
 
     "**python_coder** (it computes)\\n\\nI hope this helps." -> "python_coder"
@@ -95,7 +96,7 @@ def plain_name(field, names):
     return named[0] if [first] == [name.lower() for name in named] else field
 
 
-def read_call(text, tool_name, names):
+def read_call(text: str, tool_name: str, names: list[str]) -> tuple[str, dict[str, object]]:
     """(tool name, {argument: literal}), of the text itself or of what is inside its fence or tags.
 
     tool_name: the planned tool's. names: of its arguments, for those that are given by position.
@@ -158,7 +159,10 @@ def read_python(source, names):
         body = ast.parse(with_escaped_breaks(source)).body
     match body:
         case [ast.Expr(ast.Call(ast.Name(called), args, keywords))]:
-            pairs = [*zip(names, args), *((keyword.arg, keyword.value) for keyword in keywords)]
+            pairs = [
+                *zip(names, args, strict=False),
+                *((keyword.arg, keyword.value) for keyword in keywords),
+            ]
         case [ast.Expr(ast.Call())]:
             raise ValueError("there must be one call of the tool by its name")
         case _:
@@ -208,7 +212,7 @@ def read_json(source):
 
 def loads(source):
     """json.loads(), without a name that comes twice; line breaks inside of strings are allowed."""
-    return json.loads(source, object_pairs_hook=unique_dict, strict=False)
+    return json.loads(source, object_pairs_hook=unique_dict, strict=True)
 
 
 def unique_dict(pairs):

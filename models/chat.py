@@ -17,6 +17,7 @@ read as <think> and </think>. All parsers call after_thinking() to drop that par
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 
 import jinja2
 
@@ -100,7 +101,7 @@ class Chat:
         self.control = {}  # {id: text} of what the text of a prompt must not become
         added = {i: (str(t), t.special) for i, t in tokenizer.added_tokens_decoder.items()}
         # all_special_tokens alone has only 3 of SmolLM2's 17
-        for i, token in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens):
+        for i, token in zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True):
             added[i] = token, True
         for i, (token, special) in added.items():
             if len(token.strip()) < 2:
@@ -128,7 +129,7 @@ class Chat:
         ids = self.tokenizer(end, add_special_tokens=False)["input_ids"] if found else []
         return [i for i in ids if i in self.control][:1]
 
-    def encode(self, prompt):
+    def encode(self, prompt: str) -> list[int]:
         """The ids of the prompt, as one user message, up to where the answer begins.
 
         ValueError if that is impossible: the rollout fails (local.Engine), the others go on."""
@@ -149,7 +150,9 @@ class Chat:
     def apply_template(self, *texts, think=None):
         """The ids of a prompt, or of a prompt and its answer."""
         name, think = self.tokenizer.name_or_path, self.think if think is None else think
-        messages = [{"role": r, "content": t} for r, t in zip(("user", "assistant"), texts)]
+        messages = [
+            {"role": r, "content": t} for r, t in zip(("user", "assistant"), texts, strict=False)
+        ]
         settings = dict(add_generation_prompt=len(texts) == 1, return_dict=True)
         settings |= dict(enable_thinking=think, thinking=think)  # templates have either name for it
         if "<|channel|>" in str(self.tokenizer.chat_template):  # gpt-oss thinks in any case
@@ -170,7 +173,7 @@ class Chat:
         if thinks and self.apply_template("x", think=True) == self.apply_template("x", think=False):
             yield f"{name}: its chat template mentions thinking, but --think changes nothing there."
 
-    def decode(self, ids, prompt_ids=()):
+    def decode(self, ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> str:
         """The text of a completion, without its stop token and other special tokens.
 
         If the template opens the thinking (R1: the prompt ends with "<think>"), so does the text.
@@ -188,7 +191,7 @@ class Chat:
         return plain_thoughts(f"{marks[0]}\n{text}").replace(marks[0], THINK[0])
 
 
-def defuse(prompt):
+def defuse(prompt: str) -> str:
     """The prompt with a space inside of each control token, which makes it ordinary text.
 
     >>> defuse("a page with <|im_end|> and </think> in it")
@@ -225,7 +228,7 @@ def plain_thoughts(text):
     return text
 
 
-def after_thinking(text):
+def after_thinking(text: str) -> str | None:
     """The text after the last </think>; None if the thinking never ends.
 
     "<think>6 * 7 ...</think>\\n\\n42" -> "42"        "42" -> "42"        "<think>6 * 7 is" -> None

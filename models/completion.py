@@ -27,11 +27,11 @@ class Completion:
     cut: bool = False  # it did not end by itself, but at the limit of tokens
 
     @property
-    def tokens(self):
+    def tokens(self) -> int:
         return self.usage or len(self.prompt_ids) + len(self.ids)
 
 
-def outage(error):
+def outage(error: str) -> bool:
     """Is this error of a Completion an outage, which any prompt would have met?
 
     Not if the prompt is too long or cannot be encoded, nor if the server refuses this very prompt
@@ -42,7 +42,7 @@ def outage(error):
     return error != "" and TOO_LONG not in error and not re.search(this_prompt, error)
 
 
-def servers_down(errors):
+def servers_down(errors: list[str]) -> str:
     """Why a run must stop: an outage hit more than half of the rollouts. "" if not. errors: of each
     rollout, "" if it has none."""
     down = [error for error in errors if outage(error)]
@@ -51,6 +51,6 @@ def servers_down(errors):
     return printable(f"{len(down)} of {len(errors)} rollouts were aborted ({down[0]})")
 
 
-def is_server(name):
+def is_server(name: str) -> bool:
     """Is the name of a model the address of a server?"""
     return str(name).startswith(("http://", "https://"))

@@ -20,6 +20,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +56,15 @@ class MicroBatch(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------- load
-def load(name, distribution, device=None, dtype=None, think=False, prefill=None, trainable=False):
+def load(
+    name: str,
+    distribution: Callable,
+    device: str | None = None,
+    dtype: str | None = None,
+    think: bool = False,
+    prefill: Callable | None = None,
+    trainable: bool = False,
+) -> "Engine":
     """The Engine of a folder or of a name on the hub. Mistake says why there is none.
 
     device, dtype: names; None: the best for this machine, see pick_device() and pick_dtype().
@@ -67,8 +76,10 @@ def load(name, distribution, device=None, dtype=None, think=False, prefill=None,
         logging.disable_progress_bar()  # a download shows its progress; a folder needs none
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)  # before the weights, a long download
-        how = dict(config=load_config(name), dtype=pick_dtype(dtype, device))
-        model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **how)
+        settings = dict(config=load_config(name), dtype=pick_dtype(dtype, device))
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name, output_loading_info=True, **settings
+        )
     except OSError as why:
         raise Mistake(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
     except ImportError as why:
@@ -95,8 +106,8 @@ def load(name, distribution, device=None, dtype=None, think=False, prefill=None,
             "another model, or serve it and give the server's address"
         )
     if name != given:
-        how = dict(is_trainable=trainable, autocast_adapter_dtype=False)
-        engine.model = peft().PeftModel.from_pretrained(model, given, **how)
+        settings = dict(is_trainable=trainable, autocast_adapter_dtype=False)
+        engine.model = peft().PeftModel.from_pretrained(model, given, **settings)
     return engine
 
 
@@ -115,7 +126,7 @@ def load_config(name):
     return config
 
 
-def base_of(name):
+def base_of(name: str) -> str | None:
     """The base model of a checkpoint with adapters; None for any other model."""
     config = Path(name) / "adapter_config.json"
     if not config.exists():
@@ -137,13 +148,13 @@ def peft():
     return peft
 
 
-def pick_device(device):
+def pick_device(device: str | None) -> torch.device:
     """The torch.device of that name; None: cuda, else mps, else cpu."""
     kinds = {"cuda": torch.cuda, "mps": torch.backends.mps, "cpu": torch.cpu}
     return torch.device(device or next(name for name in kinds if kinds[name].is_available()))
 
 
-def pick_dtype(dtype, device):
+def pick_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
     """The torch.dtype of that name; None: bfloat16 on a GPU that computes in it, else float32."""
     if dtype is None:
         half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -183,7 +194,15 @@ def ignores_padding(model, pad=7):
 
 
 # ----------------------------------------------------------------------------------------- sample
-def sample(model, prompts, stops, temperature, max_new_tokens, distribution, prefill=None):
+def sample(
+    model,
+    prompts: list[list[int]],
+    stops: list[int],
+    temperature: float,
+    max_new_tokens: int,
+    distribution: Callable,
+    prefill: Callable | None = None,
+) -> list[list[int]]:
     """Complete prompts, given as token lists: the ids of each completion, up to its stop token.
 
     The policy is distribution() over the whole vocabulary, and nothing else: call this in
@@ -211,17 +230,19 @@ def sample(model, prompts, stops, temperature, max_new_tokens, distribution, pre
     return [upto_stop(new, stops) for new in out[:, ids.shape[1] :].tolist()]
 
 
-def left_padded(prompts, pad, device, shared=0):
+def left_padded(
+    prompts: list[list[int]], pad: int, device: torch.device, shared: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask) of the prompts, (N, P). The padding comes after their `shared` first tokens,
     which must be equal."""
     P = max(map(len, prompts))
     gaps = [P - len(prompt) for prompt in prompts]
-    ids = [[*s[:shared], *[pad] * gap, *s[shared:]] for s, gap in zip(prompts, gaps)]
+    ids = [[*s[:shared], *[pad] * gap, *s[shared:]] for s, gap in zip(prompts, gaps, strict=True)]
     mask = [[1] * shared + [0] * gap + [1] * (P - shared - gap) for gap in gaps]
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-def upto_stop(ids, stops):
+def upto_stop(ids: list[int], stops: list[int]) -> list[int]:
     """The sampled tokens: all up to and including the first stop token. The rest is padding.
 
     >>> upto_stop([5, 6, 2, 2, 2], stops=[2])
@@ -249,7 +270,9 @@ class Engine:
         self.name = name or model.config.name_or_path
         self.fingerprint = fingerprint(self.name)
 
-    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
+    def __call__(
+        self, prompts: list[str], temperature: float = 0.0, max_new_tokens: int | None = None
+    ) -> list[Completion]:
         """[Completion] of the prompts, in their order.
 
         At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of
@@ -270,10 +293,12 @@ class Engine:
             c.cut = not ids or ids[-1] not in self.chat.stops
         if temperature:
             return completions
-        answers = dict(zip(distinct, completions))
+        answers = dict(zip(distinct, completions, strict=True))
         return [replace(answers[prompt]) for prompt in prompts]
 
-    def sample(self, prompts, temperature, limit, stops):
+    def sample(
+        self, prompts: list[list[int]], temperature: float, limit: int, stops: list[int]
+    ) -> list[list[int]]:
         """Complete prompts, given as token lists, the longest first, in batches that fit into
         memory: the ids of each completion."""
         settings = stops, temperature, limit, self.distribution, self.prefill
@@ -291,7 +316,7 @@ class Engine:
                     self.sampling_tokens = len(batch) * row // 2  # from now on
         return found
 
-    def rows(self, tokens):
+    def rows(self, tokens: int) -> int:
         """How many rows of so many tokens make a batch."""
         return max(1, self.sampling_tokens // (tokens + self.row_tokens))
 
@@ -303,12 +328,12 @@ class Engine:
             return Completion("", [], [], error=f"the prompt was not sent: {why}")
         return Completion("", ids, [], TOO_LONG if len(ids) + limit > self.context() else "")
 
-    def new_tokens(self, given):
+    def new_tokens(self, given: int | None) -> int:
         """The most tokens of a completion: those given, the checkpoint's, or NEW_TOKENS."""
         own = getattr(self.model.generation_config, "max_new_tokens", None)
         return given or own or NEW_TOKENS
 
-    def context(self):
+    def context(self) -> int | float:
         """The most tokens of prompt and answer together; infinite where the model names none.
 
         With longrope (Phi-3), a row longer than the original context changes the positions of all
@@ -360,7 +385,7 @@ def sampling_mode(model):
             setattr(module, name, value)
 
 
-def ready_to_update(model):
+def ready_to_update(model) -> None:
     """Dropout off, because the model that is scored must be the one that sampled.
 
     transformers checkpoints a layer only if the layer's own `training` flag is set, but
@@ -411,7 +436,7 @@ def head_is_last(model, head):
 
 
 # ------------------------------------------------------------------------------------------- save
-def save(model, tokenizer, folder):
+def save(model, tokenizer, folder: str | Path) -> None:
     """Write a folder that load(), vLLM or transformers can read; with adapters, as peft saves them.
 
     The published config.json's fields stay beside the new ones: transformers 5 writes rope_theta
@@ -448,7 +473,7 @@ def weights_of(model):
     return dict(model.named_parameters(remove_duplicate=False)) | buffers
 
 
-def fingerprint(name):
+def fingerprint(name: str) -> str:
     """A hash of the weights in a folder: of each file's size and of 64 blocks spread over it.
 
     It tells two models apart that were saved in the same folder, one after the other. "" for a name

@@ -66,7 +66,7 @@ class Server:
 
     fingerprint = ""  # of the weights, which a server does not show
 
-    def __init__(self, url, at_once=64, seconds=300, think=False):
+    def __init__(self, url: str, at_once: int = 64, seconds: float = 300, think: bool = False):
         url, _, name = url.partition("#")
         parts = urlsplit(url)
         if "@" in parts.netloc or parts.query:
@@ -88,9 +88,9 @@ class Server:
         session = services.session(tries=1)
         session.trust_env = self.session.trust_env
         names = lambda data: [str(model["id"]) for model in data["data"]]
-        how = dict(seconds=10, headers=self.headers, read=names)
+        settings = dict(seconds=10, headers=self.headers, read=names)
         try:
-            served = services.api(session, "GET", f"{self.url}/models", **how)
+            served = services.api(session, "GET", f"{self.url}/models", **settings)
         except services.ServiceError as why:
             advice = f"start the server, correct its address, or name a model: {self.url}#MODEL"
             raise Mistake(f"{why}: {advice}.") from why
@@ -102,7 +102,9 @@ class Server:
     def __str__(self):
         return f"{shown(self.name)} | a server at {self.host}"
 
-    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
+    def __call__(
+        self, prompts: list[str], temperature: float = 0.0, max_new_tokens: int | None = None
+    ) -> list[Completion]:
         """[Completion] of the prompts, in their order. At temperature 0, equal ones are sent once.
 
         Above it, each request has a seed of its own, drawn from torch. So torch.manual_seed decides
@@ -124,19 +126,19 @@ class Server:
             completions = list(pool.map(self.request, bodies))
         if temperature:
             return completions
-        answers = dict(zip(distinct, completions))
+        answers = dict(zip(distinct, completions, strict=True))
         return [replace(answers[prompt]) for prompt in prompts]
 
-    def request(self, body):
+    def request(self, body: dict) -> Completion:
         """The Completion of one request; if the request fails, a Completion with its error.
 
         If the server refuses a field, the request is repeated without it, or with its newer name.
         What has helped is remembered.
         """
         refused, url = set(self.refused), f"{self.url}/chat/completions"
-        how = dict(seconds=self.seconds, again=4, headers=self.headers)
-        how["read"] = lambda data: (self.completion(data, body), data)
-        post = lambda sent: services.api(self.session, "POST", url, json=sent, **how)
+        settings = dict(seconds=self.seconds, again=4, headers=self.headers)
+        settings["read"] = lambda data: (self.completion(data, body), data)
+        post = lambda sent: services.api(self.session, "POST", url, json=sent, **settings)
         while True:
             sent = {field: value for field, value in body.items() if field not in refused}
             if "max_tokens" in refused:  # by OpenAI's newer models
@@ -260,7 +262,7 @@ def messages_of(body):
     Of an error in plain text: the start of its first line. Nothing else of a server's error is
     looked at, because it may hold the prompt.
     """
-    found = dict.fromkeys(json.loads(f'"{text}"', strict=False) for text in MESSAGE.findall(body))
+    found = dict.fromkeys(json.loads(f'"{text}"', strict=True) for text in MESSAGE.findall(body))
     if not found and body.strip()[:1] not in "{[<":  # "" is in it, too
         return body.strip().splitlines()[0][:200]
     return ": ".join(text for text in found if text)

@@ -63,7 +63,10 @@ def compare(a, b, out=None):
         if max(map(len, folders)) > 1:
             lines.append(seeds_line(*each, names if name == "all" else [name]))
     rows = [
-        row_of(name, a, b) for name in names for a, b in zip(*sets[name]) if right(a) != right(b)
+        row_of(name, a, b)
+        for name in names
+        for a, b in zip(*sets[name], strict=True)
+        if right(a) != right(b)
     ]
     for letter in "AB":
         better = [row for row in rows if (row["right"][0] > row["right"][1]) == (letter == "A")]

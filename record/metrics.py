@@ -20,7 +20,10 @@ def summary(rollouts):
         "failed": sum(rollout.failed != "" for rollout in rollouts),
         "undecided": sum(rollout.undecided for rollout in rollouts),
         "tokens": sum(tokens) / len(rollouts),
-        "calls": {tool: tuple(map(sum, zip(*calls))) for tool, calls in sorted(by_tool.items())},
+        "calls": {
+            tool: tuple(map(sum, zip(*calls, strict=True)))
+            for tool, calls in sorted(by_tool.items())
+        },
         "cut_plans": share_cut(outputs, "planner"),
         "cut_answers": share_cut(outputs, "generator"),
     }
@@ -64,7 +67,9 @@ def calls_line(metrics):
 
 def markdown(lines):
     """An aligned Markdown table. lines: the texts of each line, the head first."""
-    widths = [max(map(len, column)) for column in zip(*lines)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines = [lines[0], ["-" * width for width in widths], *lines[1:]]
-    padded = [[text.ljust(width) for text, width in zip(line, widths)] for line in lines]
+    padded = [
+        [text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in padded)

@@ -47,7 +47,7 @@ def read_answers(folder):
         raise Mistake(f"{folder} holds no answers: give a folder that solve.py --out wrote")
     for name, trials in sets.items():
         number = max(map(len, trials))
-        sets[name] = list(zip(*(trial for trial in trials if len(trial) == number)))
+        sets[name] = list(zip(*(trial for trial in trials if len(trial) == number), strict=True))
     return sets
 
 

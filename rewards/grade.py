@@ -61,7 +61,7 @@ def let_judge_decide(judge, rollouts):
     start = time.perf_counter()
     results = verdicts_on([(rollout.question, rollout.answer) for rollout in rollouts], judge)
     seconds = time.perf_counter() - start
-    for rollout, (verdict, completion) in zip(rollouts, results):
+    for rollout, (verdict, completion) in zip(rollouts, results, strict=True):
         rollout.right = verdict is True
         rollout.judged = verdict is not None
         rollout.undecided = verdict is None and not completion.error

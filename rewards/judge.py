@@ -82,7 +82,7 @@ def verdicts_on(cases, engine):
     completions = engine(prompts, temperature=0.0) if prompts else []
     again = [i for i, c in enumerate(completions) if verdict_of(c) is None and not c.error]
     second = engine([prompts[i] + AGAIN for i in again], temperature=0.0) if again else []
-    for i, completion in zip(again, second):
+    for i, completion in zip(again, second, strict=True):
         completions[i] = completion
     return [(verdict_of(completion), completion) for completion in completions]
 
@@ -99,7 +99,7 @@ def cached(engine, cache, max_new_tokens=None):
         texts = {prompt: cache.get(*key, prompt) for prompt in prompts}
         missing = [prompt for prompt, text in texts.items() if text is None]
         settings = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-        new = dict(zip(missing, engine(missing, **settings))) if missing else {}
+        new = dict(zip(missing, engine(missing, **settings), strict=True)) if missing else {}
         for prompt, completion in new.items():
             if verdict_of(completion) is not None:
                 cache.put(completion.text, *key, prompt)

@@ -75,14 +75,14 @@ def named_option(text, choices):
     """
     labelled = [
         re.fullmatch(rf"\(?{letter}[.):]\s(.+)", choice.strip(), re.S)
-        for letter, choice in zip(ascii_uppercase, choices)
+        for letter, choice in zip(ascii_uppercase, choices, strict=False)
     ]
     options = [match[1] for match in labelled] if all(labelled) else choices
     m = LETTERED.fullmatch(undressed(text))
     letter, after = (m[1].upper(), m[2]) if m else ("", "")
     named = {
         options.index(option)
-        for own, option in zip(ascii_uppercase, options)
+        for own, option in zip(ascii_uppercase, options, strict=False)
         if same(option, text) or (own == letter and (not after or same(option, after)))
     }
     return named.pop() if len(named) == 1 else None

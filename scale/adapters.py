@@ -80,7 +80,7 @@ def moved(policy, frozen):
         pairs = ((m.base_layer.weight, m.get_delta_weight("default")) for m in layers)
         pairs = ((weight, (weight.float() + delta).to(weight.dtype)) for weight, delta in pairs)
     else:
-        pairs = zip(frozen.model.parameters(), policy.model.parameters())
+        pairs = zip(frozen.model.parameters(), policy.model.parameters(), strict=True)
     largest = total = changed = number = 0
     for before, after in pairs:
         change = (after - before).abs()

@@ -245,10 +245,10 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=1, help="number of cards")
     parser.add_argument("--paper", action="store_true", help="as train.py --paper: all weights")
     args = parser.parse_args()
-    how = dict(ranks=args.ranks, itemsize=2 if args.gpu else 4)
-    how["adapters_first"] = args.ranks == 1 and not args.paper
+    settings = dict(ranks=args.ranks, itemsize=2 if args.gpu else 4)
+    settings["adapters_first"] = args.ranks == 1 and not args.paper
     try:
-        _, LINES = choose(args.model, args.gpu * 2**30, args.host * 2**30, **how)
+        _, LINES = choose(args.model, args.gpu * 2**30, args.host * 2**30, **settings)
     except Mistake as why:
         parser.error(str(why))
     print(*LINES, sep="\n")

@@ -77,8 +77,8 @@ class Masters:
         if key not in self.buffers:
             pinned = device.type == "cpu" and torch.cuda.is_available()
             longest = max(map(torch.numel, self.masters.values()))
-            how = dict(dtype=like.dtype, device=device, pin_memory=pinned)
-            self.buffers[key] = torch.empty(longest, **how)
+            settings = dict(dtype=like.dtype, device=device, pin_memory=pinned)
+            self.buffers[key] = torch.empty(longest, **settings)
         return self.buffers[key][: like.numel()].view_as(like)
 
     # ------------------------------------------------------------------------- for checkpoints

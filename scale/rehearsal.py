@@ -39,8 +39,8 @@ def largest(args, policy, frozen, learn, Action):
     number = max(2, 2 * args.token_budget // (length + limit)) * sharded.WORLD
     plans = random_prompts(number, length + limit, policy)
     actions = [Action(ids[:length], ids[length:], n, A=(-1.0) ** n) for n, ids in enumerate(plans)]
-    how = dict(temperature=args.temperature, token_budget=args.token_budget)
-    seconds, peak = measured(lambda: learn(actions, range(number), **how))
+    settings = dict(temperature=args.temperature, token_budget=args.token_budget)
+    seconds, peak = measured(lambda: learn(actions, range(number), **settings))
     what = f"{number} x ({length} + {limit}) tokens"
     return [*lines, f"largest update: {what}: {seconds:.1f} s{peak}"]
 

@@ -162,7 +162,9 @@ def even(batches):
     The filler is a copy of an action that some rank has sampled. Under an edited distribution()
     any other may be impossible, and log 0 makes every gradient nan, even with weight 0."""
     last = batches[-1].actions[-1] if batches else None  # one of the shortest
-    counts, sampled = zip(*exchanged((len(batches), last and (last.prompt_ids, last.ids))))
+    counts, sampled = zip(
+        *exchanged((len(batches), last and (last.prompt_ids, last.ids))), strict=True
+    )
     missing = max(counts) - len(batches)
     if not missing:
         return batches

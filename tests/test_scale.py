@@ -405,7 +405,7 @@ def test_without_its_adapters_a_policy_is_its_base_to_the_bit_and_saved_ones_are
     policy.model = adapters.add(policy.model, 4)
     frozen = adapters.without(policy)
     assert adapters.moved(policy, frozen) == dict(moved_max=0, moved_mean=0, moved_share=0)
-    for name, weight in policy.model.named_parameters():
+    for weight in policy.model.parameters():
         if weight.requires_grad:
             torch.nn.init.normal_(weight, std=0.3)
             assert weight.dtype == getattr(torch, dtype)

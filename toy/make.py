@@ -208,11 +208,11 @@ def learn(engine, batches, steps, rate):
         optimizer, rate, total_steps=steps, pct_start=0.1
     )
     bar, mean = tqdm(range(steps), mininterval=10), 0.0
-    for _, (batch, whole) in zip(bar, batches):
+    for _, (batch, whole) in zip(bar, batches, strict=False):
         T = max(len(s) + len(a) for s, a in batch)
         ids = torch.tensor([s + a + [0] * (T - len(s) - len(a)) for s, a in batch])  # (N, T)
         learnt = torch.zeros_like(ids, dtype=torch.bool)  # (N, T)
-        for row, (s, a) in zip(learnt, batch):
+        for row, (s, a) in zip(learnt, batch, strict=True):
             row[1 if whole else len(s) : len(s) + len(a)] = True
         hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1][learnt[:, 1:]]
         loss = F.cross_entropy(model.lm_head(hidden), ids[learnt])
@@ -245,7 +245,7 @@ def make_engine(rollouts, steps, seed, width):
         ]
 
     pairs = encoded(examples)
-    hard = [pair for pair, example in zip(pairs, examples) if follows_memory(*example)]
+    hard = [pair for pair, example in zip(pairs, examples, strict=True) if follows_memory(*example)]
     size = sum(p.numel() for p in engine.model.parameters())
     length = sorted(len(s) for s, _ in pairs)
     print(
@@ -285,7 +285,9 @@ def check(engine):
     tools, world = choose(list(TOY_TOOLS), TOY / "corpus.jsonl"), World()
     made, known = splits(world), world.known()
     answers = [completion.text for completion in engine(list(known))]
-    knows = sum(text == GUESS.format(number) for text, number in zip(answers, known.values()))
+    knows = sum(
+        text == GUESS.format(number) for text, number in zip(answers, known.values(), strict=True)
+    )
     print(f"base_generator knows {knows} of {len(known)} numbers")
     passed = knows >= 0.97 * len(known)
     torch.manual_seed(0)

@@ -59,7 +59,7 @@ def made_up(rng):
     for what in WORDS:
         names = [name for kind, _, pair in facts() if kind == what for name in pair]
         rng.shuffle(names)
-        for pair in zip(names[::2], names[1::2]):
+        for pair in zip(names[::2], names[1::2], strict=True):
             yield what, rng.randrange(2, 1000), list(pair)
 
 

@@ -89,7 +89,10 @@ def goal_at(path, done):
 
 def best(paths, places):
     """{place: letter}: the table that is right most often. paths: {path: how many}."""
-    tables = [dict(zip(places, row)) for row in itertools.product(LETTERS, repeat=len(places))]
+    tables = [
+        dict(zip(places, row, strict=True))
+        for row in itertools.product(LETTERS, repeat=len(places))
+    ]
     by_turn = places == TURNS
 
     def right(table):
@@ -110,9 +113,12 @@ class Routed:
         plans = [planner.parse(completion.text, self.tools) for completion in completions]
         texts = [
             f"Context: {plan.context}\nSub-goal: {plan.sub_goal}\nTool: {self.rule(prompt, plan)}"
-            for prompt, plan in zip(prompts, plans)
+            for prompt, plan in zip(prompts, plans, strict=True)
         ]
-        return [replace(completion, text=text) for completion, text in zip(completions, texts)]
+        return [
+            replace(completion, text=text)
+            for completion, text in zip(completions, texts, strict=True)
+        ]
 
 
 def kind_of(question):
