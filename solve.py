@@ -320,7 +320,7 @@ def main(args):
 
         free, _ = fit.free_memory(engine.model.device)  # once all models are loaded
         fit.give_room(engine, int(fit.CARD * free), args.plain)
-    folder = open_answers(args, loaded) if args.out else None
+    folder = open_answers(args, loaded, sets) if args.out else None
     print(flush=True)
     for name, questions in sets.items():  # one set, or one for each benchmark
         done = []

@@ -39,7 +39,7 @@ from benchmarks.training import three_sets
 from fast import trees
 from flow_grpo import Action, advantages, padded, update
 from models import local
-from models.completion import is_server, servers_down
+from models.completion import servers_down
 from record import checkpoints
 from record.checkpoints import add_row, save, say
 from record.folder import rows_of
@@ -95,7 +95,7 @@ def train(args):
     )
     token_budget = args.token_budget  # less, once memory was short
 
-    checkpoints.open_run(args, loaded, done)
+    checkpoints.open_run(args, loaded, {"data": data, "valid": valid, "test": test}, done)
     due = lambda step: step % args.every == 0 or step == args.steps  # of a validation
     if not checkpoint:
         save(args, policy, optimizer, 0)  # a disk that is full shows now
@@ -346,15 +346,11 @@ def settings(given):
     defaults = PAPER if given.paper else NIGHT
     if flags.is_toy(given.model):
         defaults = TOY | ({"valid": None, "test": None} if given.data else {})
-    args = flags.fill_in(given, defaults | flags.remembered(given))
-    if is_server(args.model):
-        raise Mistake("--model must be local weights: a server's cannot be updated from here")
-    if args.group_size < 2:
-        raise Mistake(f"--group-size {args.group_size} has no baseline: use 2 or more")
-    if args.temperature <= 0:
-        raise Mistake("a greedy planner has no distribution to train: use a --temperature above 0")
-    if args.dtype == "float16":
-        raise Mistake("--dtype float16 cannot train: it has no small gradients. Use bfloat16")
+    was_trained = flags.remembered(given)
+    if was_trained and not flags.is_toy(given.model) and None in (given.data, given.lr):
+        why = "give --data and --lr, or go on with its run: --resume"
+        raise Mistake(f"{given.model} is a checkpoint, with its own data and learning rate: {why}")
+    args = flags.fill_in(given, defaults | was_trained)
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
     if args.rehearse:
         args.rehearse = {"steps": args.steps, "questions": args.questions}  # of the whole run

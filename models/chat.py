@@ -167,6 +167,8 @@ class Chat:
         """What a user should know about the template and the tokenizer: sentences, or ""."""
         name, template = self.tokenizer.name_or_path, str(self.tokenizer.chat_template)
         yield unknown_thoughts(self.tokenizer)
+        if "strftime_now" in template:
+            yield f"{name}: its chat template writes the date, so prompts differ from day to day."
         for i in self.added:
             yield f"{name}: completions end with {self.control[i]} too, as in the chat template."
         thinks = LIKE_A_THOUGHT.search(template) or "reasoning_effort" in template

@@ -24,7 +24,7 @@ import torch
 
 from models import local
 from record.flags import CHECKPOINT_SETTINGS
-from record.folder import append, identity, lock, replace_file, rows_of
+from record.folder import append, identity, lock, refuse_links, replace_file, rows_of
 from record.rollouts import record_of
 from scale import sharded
 from world.mistakes import Mistake
@@ -37,23 +37,28 @@ def say(*lines):
 
 
 # ------------------------------------------------------------------------------------ the folder
-def open_run(args, loaded, done):
+def open_run(args, loaded, questions, done):
     """Make the folder of a training run, or take it for this process. Cut the logs back to the
     checkpoint: a run that was killed may have written rows after it, and these steps are run again.
 
-    args.json holds the settings, and what else decides the results."""
+    args.json holds the settings, and what else decides the results. A new folder gets its name when
+    that file is in it, so each one with the name can be resumed."""
     if sharded.RANK == 0:
         out, settings = Path(args.out), vars(args).copy()
-        out.mkdir(parents=True, exist_ok=bool(args.resume))
-        lock(out)
-        for name, now in identity(args, loaded).items():
+        begun = out if args.resume else out.with_name(f"{out.name}.new")
+        begun.mkdir(parents=True, exist_ok=True)
+        refuse_links(begun)
+        lock(begun)
+        for name, now in identity(args, loaded, questions).items():
             before = settings.setdefault(name, now)  # that of args.json, if the run is resumed
             if name == "code" and before.split(" | ")[-1] != now:
                 say(f"the code has changed since the run began: {before} | {now}")
                 settings[name] = f"{before} | {now}"
             elif name != "code" and before != now:
                 raise Mistake(f"{out}: {name} has changed since the run began: {before}, {now}")
-        replace_file(out / "args.json", json.dumps(settings, indent=1).encode())
+        replace_file(begun / "args.json", json.dumps(settings, indent=1).encode())
+        if begun != out:
+            begun.rename(out)
         for name in ("log.csv", "evals.csv", "rollouts.jsonl"):
             cut_back(out / name, done)
     sharded.wait()

@@ -38,7 +38,7 @@ def solve_flags(words=None, *, tools, about):
     add("--temperature", type=float, help=help)
     add_shared(parser, tools)
     add = parser.add_argument_group("the run").add_argument
-    add("--max-turns", type=int, help="turns of a rollout at most (default: 10; the toy's demo 3)")
+    add("--max-turns", type=int, help="turns of a rollout at most (default: 10; the toy 3)")
     add("--batch", type=int, default=64, help="questions in lock-step (default: 64)")
     add("--trials", type=int, default=1, help="how often all questions are answered; the paper: 3")
     add("--out", help="folder for the rollouts; the same command goes on in it")
@@ -52,7 +52,7 @@ def solve_flags(words=None, *, tools, about):
     demo = not (args.question or args.data or args.benchmark or args.compare)
     args.data = args.data or (f"{TOY}/test.jsonl" if demo else None)
     args.limit = args.limit or (EXAMPLES if demo else None)
-    args.max_turns = args.max_turns or (3 if demo else 10)
+    args.max_turns = args.max_turns or (3 if demo or is_toy(args.model) else 10)
     if args.temperature is None:  # who types one question wants the likeliest plans
         args.temperature = 0.0 if args.question else 0.7
     if args.benchmark and not args.out:
@@ -107,7 +107,16 @@ def train_flags(words=None, *, tools, about):
     add("--resume", metavar="RUN", help=help)
     help = "two questions, the longest plan, a checkpoint, a resumed step: what a long run meets"
     add("--rehearse", action="store_const", const=True, help=help)
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    if is_server(args.model or ""):
+        parser.error("--model must be local weights: a server's cannot be updated from here")
+    if (args.group_size or 2) < 2:
+        parser.error(f"--group-size {args.group_size} has no baseline: use 2 or more")
+    if args.temperature is not None and args.temperature <= 0:
+        parser.error("a greedy planner has no distribution to train: use a --temperature above 0")
+    if args.dtype == "float16":
+        parser.error("--dtype float16 cannot train: it has no small gradients. Use bfloat16")
+    return args
 
 
 def add_shared(parser, tools):
@@ -157,6 +166,8 @@ def is_toy(model):
 def remembered(args):
     """What the checkpoint --model was trained with, for defaults: models, tools, corpus, length."""
     model = args.model
+    if Path(model, "args.json").exists():
+        raise Mistake(f"{model} is the folder of a run: give a checkpoint in it, as {model}/best")
     file = Path(model, "train.json")
     if not file.exists():
         return {}
@@ -179,9 +190,11 @@ def resumed(args, defaults):
         raise Mistake(f"{args.resume} is not the folder of a run")
     saved = json.loads(file.read_text())
     for name, value in saved.items():
-        if is_server(str(value)) and given.get(name) != value:
-            # A folder that somebody else made must not choose which server gets the key.
-            raise Mistake(f"the run uses a server: repeat --{name.replace('_', '-')} {value}")
+        # A folder that somebody else made must not choose which server gets the key, nor which file
+        # is written.
+        if (is_server(str(value)) or name == "cache" and value) and given.get(name) != value:
+            what = "cache" if name == "cache" else "server"
+            raise Mistake(f"the run uses a {what}: repeat --{name.replace('_', '-')} {value}")
     for name, value in given.items():
         free = "steps", "token_budget", "resume", "allow_unconfined"
         if name not in free and value != saved.get(name):
@@ -197,7 +210,7 @@ def resumed(args, defaults):
 def resuming(args):
     """The words that go on with a run: resumed() wants some flags repeated."""
     words = ["--resume", args.out] + ["--allow-unconfined"] * bool(args.allow_unconfined)
-    for name in MODELS:
-        if is_server(getattr(args, name) or ""):
+    for name in (*MODELS, "cache"):
+        if name == "cache" and args.cache or is_server(getattr(args, name) or ""):
             words += [f"--{name.replace('_', '-')}", getattr(args, name)]
     return words

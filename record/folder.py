@@ -29,6 +29,14 @@ def lock(folder):
         raise Mistake(f"{folder} is in use by another process") from None
 
 
+def refuse_links(folder):
+    """Mistake if the folder holds a link, other than `best`: whoever made the folder would choose
+    which file of ours is overwritten."""
+    for path in folder.iterdir():
+        if path.is_symlink() and path.name != "best":
+            raise Mistake(f"{path} is a link, and a run writes only into its own folder: delete it")
+
+
 # --------------------------------------------------------------------------- what decides results
 def version():
     """The commit of this code, with "-dirty" if files were changed since, and a digest of it."""
@@ -44,9 +52,10 @@ def version():
     return f"{found}-{digest.hexdigest()[:12]}"
 
 
-def identity(args, loaded):
+def identity(args, loaded, questions):
     """What decides the results besides the flags: the script, the code, the weights (or the name of
-    a server's model), and the contents of files. loaded: {name: engine}."""
+    a server's model), the corpus and the questions. loaded: {name: engine}. questions: {name of a
+    set: [Question]}."""
     from models.local import fingerprint
 
     found = {"script": Path(sys.argv[0]).name, "code": version()}
@@ -54,11 +63,11 @@ def identity(args, loaded):
     if not is_server(args.model):
         weights.add(f"{args.model} {fingerprint(args.model)}".strip())
     found["weights"] = sorted(weights)
-    for name in ("data", "valid", "test", "corpus"):
-        file = Path(getattr(args, name, None) or "none")
-        if file.is_file():
-            with open(file, "rb") as data:
-                found[f"{name}_digest"] = hashlib.file_digest(data, "sha256").hexdigest()[:12]
+    for name, some in questions.items():
+        found[f"{name}_digest"] = hashlib.sha256(repr(some).encode()).hexdigest()[:12]
+    if Path(args.corpus or "none").is_file():
+        with open(args.corpus, "rb") as corpus:
+            found["corpus_digest"] = hashlib.file_digest(corpus, "sha256").hexdigest()[:12]
     return found
 
 
@@ -90,13 +99,14 @@ def rows_of(path):
 
 
 # ------------------------------------------------------------------------- solve.py --out
-def open_answers(args, loaded):
+def open_answers(args, loaded, questions):
     """The folder of solve.py --out, new or with the same settings: the command goes on in it."""
     free = {"out", "quiet", "device", "cache", "benchmark", "benchmark_dir", "trials", "compare"}
     settings = {name: value for name, value in vars(args).items() if name not in free}
-    settings |= identity(args, loaded)
+    settings |= identity(args, loaded, questions)
     folder, file = Path(args.out), Path(args.out, "settings.json")
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder)
     lock(folder)
     if not file.exists():
         replace_file(file, json.dumps(settings, indent=1).encode())

@@ -58,7 +58,7 @@ class Sizes(NamedTuple):
 def sizes(name, rank=32):
     try:
         config = AutoConfig.from_pretrained(local.base_of(name) or name)
-    except OSError as why:
+    except (OSError, ValueError) as why:
         raise Mistake(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -120,7 +120,7 @@ def ways(given, gpu, adapters_first):
     """The ways to train, in the order in which they are tried: {flag: value}, with those given."""
     whole = [{}] + [{"optimizer_device": "cpu"}] * (gpu > 0)
     lora = [{"lora": 32}] * adapters.installed()
-    kinds = lora + whole if adapters_first else whole + lora
+    kinds = lora + whole if adapters_first and gpu else whole + lora
     if given.get("lora") or given.get("optimizer_device"):
         kinds = [{}]
     for kind in kinds:
@@ -137,8 +137,8 @@ def choose(
 
     gpu, host: free bytes of each card, and of the host; gpu 0: there is no GPU. given: {flag:
     value} of those that the user has chosen. others: names of other models; those that are served
-    take no memory here. frozen: see needed(). adapters_first: prefer adapters to all weights, if
-    peft is installed."""
+    take no memory here. frozen: see needed(). adapters_first: on a GPU, prefer adapters to all
+    weights, if peft is installed."""
     given, tried = dict(given), []
     others = sum(sizes(other).weights for other in others if not is_server(other))
     if not gpu:

@@ -231,7 +231,7 @@ HOST, LORA = {"optimizer_device": "cpu"}, {"lora": 32}
         (dict(gpu=80, host=90), LORA | CHECKPOINTED),
         (dict(gpu=24), LORA | CHECKPOINTED | {"token_budget": 4096}),
         (dict(gpu=0, host=500, itemsize=4), CHECKPOINTED | {"gradient_checkpointing": False}),
-        (dict(gpu=0, host=205, itemsize=4), CHECKPOINTED),
+        (dict(gpu=0, host=205, itemsize=4, adapters_first=True), CHECKPOINTED),
         (dict(gpu=80, host=128, given=LORA), LORA | CHECKPOINTED),
         (dict(gpu=80, given={"token_budget": 99}), HOST | CHECKPOINTED | {"token_budget": 99}),
     ],

@@ -510,7 +510,7 @@ def test_answers_to_other_questions_are_not_taken_for_ours_and_not_cut(run):
     with pytest.raises(ValueError, match="holds answers to other questions: give another --out"):
         folder.kept_rollouts(kept, questions, batch=5)
     Path("other.jsonl").rename("data.jsonl")
-    with pytest.raises(SystemExit, match="with another data_digest"):
+    with pytest.raises(SystemExit, match="with another questions_digest"):
         run(DATA, "--out|run")
     assert kept.read_bytes() == b"".join(lines[:5])
 

@@ -800,6 +800,8 @@ def test_a_server_that_a_run_names_must_be_repeated_before_it_gets_the_key():
     "given, why",
     [
         ("--group-size 1", "--group-size 1 has no baseline: use 2 or more"),
+        ("--dtype float16", "--dtype float16 cannot train: it has no small gradients"),
+        ("--model whole", "whole is the folder of a run: give a checkpoint in it, as whole/best"),
         ("--temperature 0", "a greedy planner has no distribution to train"),
         ("--out whole", "whole exists: --resume whole goes on; or"),
         ("--model http://localhost:8000/v1", "--model must be local weights"),
@@ -826,6 +828,56 @@ def test_a_mistake_that_people_make_daily_is_one_sentence(whole, capsys, given, 
     assert not Path("mistake").exists()
 
 
+def test_a_checkpoint_is_not_trained_on_other_data_at_another_rate_in_silence(flags, whole, place):
+    checkpoint = str(place / whole / "step-4")
+    for given in ([], ["--data", "d.jsonl"], ["--lr", "1e-3"]):
+        with pytest.raises(Mistake, match="give --data and --lr, or go on with its run: --resume"):
+            flags("--model", checkpoint, *given)
+    assert flags("--model", checkpoint, "--data", "d.jsonl", "--lr", "1e-3").fixed == "model"
+
+
+def test_a_kill_before_the_settings_are_written_leaves_no_folder_with_the_name(monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill(patch, checkpoints, "replace_file", 1)
+        command(*words("early", **QUICK))
+    assert not Path("early").exists()
+    assert run("early", **QUICK).exists() and not Path("early.new").exists()
+
+
+def test_a_named_set_whose_cache_has_changed_is_another_set(monkeypatch):
+    drawn = train.three_sets
+    run("named", **QUICK)
+    changed = lambda *given: ([Question("other?", "x")] * 5, *drawn(*given)[1:])
+    monkeypatch.setattr(train, "three_sets", changed)
+    why = command("--resume", "named", "--steps", "2")
+    assert "data_digest has changed since the run began" in why
+
+
+LINKS = ["rollouts.jsonl", "log.csv", "writing", "lock", "anything"]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_run_writes_through_no_link(name, whole, tmp_path):
+    """A folder made by others could make us overwrite any file."""
+    shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    (tmp_path / "ours").write_text("ours")
+    target = tmp_path / "run" / name
+    target.unlink(missing_ok=True)
+    target.symlink_to(tmp_path / "ours")
+    why = command("--resume", str(tmp_path / "run"), "--steps", "5")
+    assert f"{name} is a link, and a run writes only into its own folder: delete it" in why
+    assert (tmp_path / "ours").read_text() == "ours" and not (tmp_path / "run/step-5").exists()
+
+
+def test_a_folder_does_not_choose_the_file_that_keeps_answers(flags, tmp_path):
+    saved = vars(train.settings(train.given(words("unused")))) | {"cache": "/etc/cache"}
+    (tmp_path / "args.json").write_text(json.dumps(saved))
+    with pytest.raises(Mistake, match="the run uses a cache: repeat --cache /etc/cache"):
+        train.settings(train.given(["--resume", str(tmp_path)]))
+    again = ["--resume", str(tmp_path), "--cache", "/etc/cache"]
+    assert train.settings(train.given(again)).cache == "/etc/cache"
+
+
 @pytest.mark.parametrize("lora, lr", [(None, 1e-6), (8, 2e-5)])
 def test_the_learning_rate_and_the_memory_plan_follow_the_model_and_its_company(
     lora, lr, monkeypatch
@@ -850,11 +902,6 @@ def test_a_named_set_has_a_thousand_questions_by_the_seed(monkeypatch):
     for limit in (None, 7):
         train.three_sets("nq", "none", "none", limit=limit, seed=3)
     assert drawn == [("nq", 1000, 3), ("nq", 7, 3)]
-
-
-def test_float16_cannot_train(flags):
-    with pytest.raises(Mistake, match="--dtype float16 cannot train: .* Use bfloat16"):
-        flags("--dtype", "float16")
 
 
 def test_a_hub_name_without_a_gpu_is_refused_before_anything_is_downloaded(monkeypatch):
