@@ -54,7 +54,6 @@ from memory import Memory, Step
 from models.chat import after_thinking
 from models.completion import TOO_LONG, Completion, is_server, servers_down
 from planner import Plan, Unparsed
-from record.compare import answer_both, compare
 from record.flags import MODELS, solve_flags
 from record.folder import append, kept_rollouts, open_answers
 from record.metrics import accuracy_line, calls_line, summary
@@ -307,6 +306,8 @@ def load(name, args, trainable=False):
 # -------------------------------------------------------------------------------- the command line
 def main(args):
     if args.compare:
+        from record.compare import answer_both, compare
+
         folders = answer_both(args) if args.data or args.benchmark else args.compare
         return print(*compare(*folders, args.out), sep="\n")
     sets = load_questions(args)

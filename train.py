@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks.training import three_sets
+from benchmarks.questions import three_sets
 from fast import trees
 from flow_grpo import Action, advantages, padded, update
 from models import local
@@ -45,7 +45,7 @@ from record.checkpoints import add_row, save, say
 from record.folder import rows_of
 from record.health import advice, check_line, cost_line, line_of, row_of
 from record.metrics import accuracy_line, calls_line, summary
-from scale import adapters, fit, masters, rehearsal, sharded
+from scale import adapters, fit, masters, sharded
 from world.mistakes import Mistake
 
 TRAINED = ("planner",)  # of solve.MODULES: those that the policy plays, and that are trained
@@ -104,6 +104,8 @@ def train(args):
     if due(done):  # unless a kill came after it
         evaluate(args, cast, frozen, done, "valid", valid)
     saved = time.monotonic()  # when the last checkpoint was written
+    if args.rehearse:
+        from scale import rehearsal
     if args.rehearse and not checkpoint:
         learn = partial(update, model, reference, optimizer, **objective)
         say(*rehearsal.largest(args, policy, frozen, learn, Action))

@@ -12,7 +12,6 @@ import random
 import re
 import unicodedata
 from dataclasses import asdict
-from pathlib import Path
 
 from benchmarks.questions import Question, read_questions
 from benchmarks.tables import BENCHMARKS, cache_folder, gold_texts
@@ -57,21 +56,6 @@ def training(names, limit=1000, seed=0, cache=None):
         questions += read_questions(path)
     random.Random(f"{names} {seed}").shuffle(questions)
     return questions
-
-
-def three_sets(data, valid, test, limit, seed):
-    """The questions of train.py's flags: (training, validation, test), three lists of Question.
-
-    data: a file, or names for training(). "none" is an empty list. Without --valid, up to 64 of
-    --data are held out for it."""
-    if Path(data).exists() or data.endswith(".jsonl"):
-        questions = read_questions(data)[:limit]
-    else:
-        questions = training(data, limit or 1000, seed)
-    others = [read_questions(path) if path not in (None, "none") else [] for path in (valid, test)]
-    if valid is None:
-        questions, others[0] = held_out(questions, min(64, len(questions) // 2), seed)
-    return questions, *others
 
 
 def sample(name, number, seed):

@@ -287,34 +287,28 @@ class Engine:
         completions = [replace(encoded[prompt]) for prompt in distinct]
         left = [c for c in completions if not c.error]
         left.sort(key=lambda c: len(c.prompt_ids), reverse=True)  # similar lengths: little padding
-        sampled = self.sample([c.prompt_ids for c in left], temperature, limit, self.chat.stops)
-        for c, ids in zip(left, sampled, strict=True):
-            c.ids, c.text = ids, self.chat.decode(ids, c.prompt_ids)
-            c.cut = not ids or ids[-1] not in self.chat.stops
+        adapters_off = nullcontext() if self.adapters else self.model.disable_adapter()
+        with sampling_mode(self.model), adapters_off:
+            while left:
+                longest = len(left[0].prompt_ids) + limit
+                batch = left[: self.rows(longest)]
+                settings = self.chat.stops, temperature, limit, self.distribution, self.prefill
+                try:
+                    sampled = sample(self.model, [c.prompt_ids for c in batch], *settings)
+                except torch.OutOfMemoryError:
+                    if len(batch) == 1:
+                        raise
+                    # half as many rows, from now on
+                    self.sampling_tokens = len(batch) // 2 * (longest + self.row_tokens)
+                    continue
+                for c, ids in zip(batch, sampled, strict=True):
+                    c.ids, c.text = ids, self.chat.decode(ids, c.prompt_ids)
+                    c.cut = not ids or ids[-1] not in self.chat.stops
+                left = left[len(batch) :]
         if temperature:
             return completions
         answers = dict(zip(distinct, completions, strict=True))
         return [replace(answers[prompt]) for prompt in prompts]
-
-    def sample(
-        self, prompts: list[list[int]], temperature: float, limit: int, stops: list[int]
-    ) -> list[list[int]]:
-        """Complete prompts, given as token lists, the longest first, in batches that fit into
-        memory: the ids of each completion."""
-        settings = stops, temperature, limit, self.distribution, self.prefill
-        adapters_off = nullcontext() if self.adapters else self.model.disable_adapter()
-        found = []
-        with sampling_mode(self.model), adapters_off:
-            while left := prompts[len(found) :]:
-                batch = left[: self.rows(len(left[0]) + limit)]
-                try:
-                    found += sample(self.model, batch, *settings)
-                except torch.OutOfMemoryError:
-                    if len(batch) == 1:
-                        raise
-                    row = len(left[0]) + limit + self.row_tokens
-                    self.sampling_tokens = len(batch) * row // 2  # from now on
-        return found
 
     def rows(self, tokens: int) -> int:
         """How many rows of so many tokens make a batch."""

@@ -13,7 +13,7 @@ from math import ceil
 
 import torch
 
-from models.local import Engine
+from models.local import Engine, sample, sampling_mode
 from scale import sharded
 
 LONGEST = 4_096  # tokens of a prompt: question, analysis, tools and a full memory take some 3,500
@@ -26,16 +26,16 @@ def largest(args, policy, frozen, learn, Action):
     learn: flow_grpo.update(), with everything but the actions. Action: flow_grpo.Action."""
     limit = policy.new_tokens(args.max_new_tokens)
     length = max(1, min(LONGEST, policy.context() - limit))
-    rows = args.rehearse["questions"] * args.group_size // sharded.WORLD
-    prompts = random_prompts(rows, length, policy)
     lines = []
     for name, engine in (("planner", policy), ("frozen", frozen)):
         if isinstance(engine, Engine):
-            seconds, peak = measured(partial(engine.sample, prompts, 0.7, limit, []))
-            batches = ceil(rows / engine.rows(length + limit))
-            each = 1000 * seconds / limit / batches
-            what = f"{rows} x ({length} + {limit}) tokens, {batches} batches"
-            lines.append(f"largest {name}: {what}: {each:.0f} ms a token of a batch{peak}")
+            rows = min(rollouts_at_once(args), engine.rows(length + limit))
+            prompts = random_prompts(rows, length, policy)
+            settings = [], 0.7, limit, engine.distribution, engine.prefill
+            with sampling_mode(engine.model):
+                seconds, peak = measured(partial(sample, engine.model, prompts, *settings))
+            each = f"{1000 * seconds / limit:.0f} ms a token of the batch"
+            lines.append(f"largest {name}: {rows} x ({length} + {limit}) tokens: {each}{peak}")
     number = max(2, 2 * args.token_budget // (length + limit)) * sharded.WORLD
     plans = random_prompts(number, length + limit, policy)
     actions = [Action(ids[:length], ids[length:], n, A=(-1.0) ** n) for n, ids in enumerate(plans)]
@@ -43,6 +43,11 @@ def largest(args, policy, frozen, learn, Action):
     seconds, peak = measured(lambda: learn(actions, range(number), **settings))
     what = f"{number} x ({length} + {limit}) tokens"
     return [*lines, f"largest update: {what}: {seconds:.1f} s{peak}"]
+
+
+def rollouts_at_once(args):
+    """The rollouts of a step of the whole run, on each card."""
+    return ceil(args.rehearse["questions"] * args.group_size / sharded.WORLD)
 
 
 def random_prompts(number, length, policy):
@@ -71,7 +76,7 @@ def whole_run(args, policy, rollout_seconds, update_seconds):
     steps, questions = args.rehearse["steps"], args.rehearse["questions"]
     limit = policy.new_tokens(args.max_new_tokens)
     fits = policy.rows(min(LONGEST, policy.context() - limit) + limit)
-    batches = ceil(questions * args.group_size / sharded.WORLD / fits)
+    batches = ceil(rollouts_at_once(args) / fits)
     seconds = batches * rollout_seconds + questions / args.questions * update_seconds
     hours = steps * seconds / 3600
     return (

@@ -37,6 +37,7 @@ from models.completion import TOO_LONG, Completion
 from models.local import load
 from record import checkpoints, folder, health
 from record.flags import TOY
+from scale import rehearsal
 from tools import TOOLS
 from world.mistakes import Mistake
 
@@ -703,17 +704,17 @@ def test_a_rehearsal_meets_what_a_long_run_meets(monkeypatch, server, capsys):
     server.reply = lambda body, turn: answer("Conclusion: STOP")
     updates, then, sampled = [], [], []
     monkeypatch.setattr(train.os, "execv", lambda program, given: then.append(given))
-    sample = train.local.Engine.sample
+    sample = rehearsal.sample
 
-    def watched(engine, prompts, temperature, limit, stops):
+    def watched(model, prompts, stops, temperature, limit, *settings):
         sampled.append((len(prompts), len(prompts[0]), limit, stops))
-        return sample(engine, prompts, temperature, limit, stops)
+        return sample(model, prompts, stops, temperature, limit, *settings)
 
     def learn(*given, **settings):
         updates.append(([(len(a.prompt_ids), len(a.ids)) for a in given[3]], settings))
         return UPDATE(*given, **settings)
 
-    monkeypatch.setattr(train.local.Engine, "sample", watched)
+    monkeypatch.setattr(rehearsal, "sample", watched)
     monkeypatch.setattr(train, "update", learn)
     flags = QUICK | {"steps": 40, "questions": 3, "token_budget": 9000}
     run("rehearsed", **flags, rehearse=True, verifier=server.url)
@@ -722,7 +723,7 @@ def test_a_rehearsal_meets_what_a_long_run_meets(monkeypatch, server, capsys):
     plans, settings = updates[0]
     assert plans == [(longest, 6)] * 4 and settings["minibatches"] == 1  # two micro-batches
     text = capsys.readouterr().out
-    assert re.search(r"largest planner: 12 x \(4090 \+ 6\) tokens, 1 batches: \d+ ms a token", text)
+    assert re.search(r"largest planner: 12 x \(4090 \+ 6\) tokens: \d+ ms a token", text)
     assert re.search(r"largest update: 4 x \(4090 \+ 6\) tokens: \d+\.\d s\n", text)
     assert re.search(r"the whole run: 40 steps of 3 questions, about \d+ s each: .* dollars", text)
     [[_, _, *given]] = then
