@@ -57,10 +57,14 @@ def prompt(question, plan, tool):
 def parse(text, name, tool):
     """Read what the executor wrote: a Call of the planned tool, or an Unparsed.
 
-    If the plan was python_coder:
-    'python_coder(code="print(6)")'    -> Call("python_coder", {"code": "print(6)"})
-    'python_coder(code=secret)'        -> Unparsed("the call could not be read (the arguments ...")
-    'wikipedia_search(query="iron")'   -> Unparsed("the plan was to call python_coder, not ...")
+    >>> from tools import TOOLS
+    >>> tool = TOOLS["python_coder"]
+    >>> parse('python_coder(code="print(6)")', "python_coder", tool)
+    Call(tool='python_coder', arguments={'code': 'print(6)'})
+    >>> parse("python_coder(code=secret)", "python_coder", tool)[:60]  # an Unparsed
+    'the call could not be read (the arguments must be literals, '
+    >>> parse('wikipedia_search(query="iron")', "python_coder", tool)
+    "the plan was to call python_coder, not 'wikipedia_search'"
     """
     text = after_thinking(text)
     if text is None:
@@ -78,3 +82,9 @@ def parse(text, name, tool):
     if called != name:
         return Unparsed(f"the plan was to call {name}, not {called[:60]!r}")
     return Call(name, arguments)
+
+
+if __name__ == "__main__":
+    import doctest
+
+    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

@@ -110,7 +110,9 @@ def advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[Tensor,
     differ in size, because a failed rollout leaves its group. A group is flat if its rewards are
     equal, or if it has a single rollout. It gets A = 0 exactly.
 
-        advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])  ->  [1.155, -0.577, -0.577, 0, 0], 1
+        >>> A, flat = advantages([1, 0, 0, 1, 1], [0, 0, 0, 1, 1])
+        >>> [round(a, 3) for a in A.tolist()], flat
+        ([1.155, -0.577, -0.577, 0.0, 0.0], 1)
 
     All turns of a rollout share its A: nothing here finds the turn that mattered. So the bad turns
     of a lucky rollout are rewarded, too. But of two plans for the same state, the worse one makes
@@ -530,3 +532,9 @@ def gradient(
         sums["entropy"] -= logp.detach()[counted].sum()
         sums["tokens"] += counted.sum()
     return sums
+
+
+if __name__ == "__main__":
+    import doctest
+
+    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

@@ -48,8 +48,10 @@ def prompt(memory):
 def parse(text, cut=False):
     """The last answer in tags, or else the whole text. The model's thinking is dropped first.
 
-    "2 + 2 is 4. <answer> 4 </answer>" -> "4"        "It is 4." -> "It is 4."
-    "2 + 2 is 4. <answer> 4"           -> "4"
+    >>> parse("2 + 2 is 4. <answer> 4 </answer>"), parse("2 + 2 is 4. <answer> 4")
+    ('4', '4')
+    >>> parse("It is 4.")
+    'It is 4.'
 
     cut: the text was cut at the limit of tokens. Then only an answer in tags is whole: of "It is
     18." the start "It is 1" may be left, and "1" is another answer.
@@ -59,3 +61,9 @@ def parse(text, cut=False):
     if not answers and not cut:  # what follows the last <answer> that something follows
         answers = [part for part in OPEN.split(text) if part.strip()]
     return answers[-1].strip() if answers else ""
+
+
+if __name__ == "__main__":
+    import doctest
+
+    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

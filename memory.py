@@ -37,14 +37,17 @@ class Step:
     seconds: float = 0.0  # of the tool; never rendered, so that equal turns give equal prompts
 
     def render(self):
-        """The step as the modules read it:
+        """The step as the modules read it.
 
+        >>> iron = "wikipedia_search(query='atomic number of iron')"
+        >>> found = "[1] Iron: Iron has the symbol Fe\\nand the atomic number 26."
+        >>> print(Step(1, "wikipedia_search", "Find the number of iron", iron, found).render())
         Step 1
         Tool: wikipedia_search
-        Sub-goal: Find the atomic number of iron
+        Sub-goal: Find the number of iron
         Command: wikipedia_search(query='atomic number of iron')
-        Result: [1] Iron: Iron is a chemical element with the symbol Fe and atomic number 26.
-        Verdict: CONTINUE
+        Result: [1] Iron: Iron has the symbol Fe
+          and the atomic number 26.
         """
         parts = [
             f"Step {self.turn}",
@@ -98,3 +101,9 @@ def shortened(text, excess):
 
 def join(steps):
     return "\n\n".join(step.render() for step in steps) or "No steps yet."
+
+
+if __name__ == "__main__":
+    import doctest
+
+    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

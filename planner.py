@@ -127,11 +127,13 @@ def prompt(memory, tools):
 def parse(text, tools):
     """Read what the planner wrote: a Plan, or an Unparsed. An ambiguous plan is an error.
 
-    "Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder"
-                         -> Plan("none", "add 2 and 2", "python_coder")
-    "**Sub-goal:** add 2\\nand 2\\n**Tool name:** the python_coder tool"
-                         -> Plan("", "add 2\\nand 2", "python_coder")
-    "I would search."    -> Unparsed("no line 'Sub-goal: ...'. Answer in the four lines asked for.")
+    >>> tools = ["python_coder", "web_search"]
+    >>> parse("Context: none\\nSub-goal: add 2 and 2\\nTool: python_coder", tools)
+    Plan(context='none', sub_goal='add 2 and 2', tool='python_coder')
+    >>> parse("**Sub-goal:** add 2\\nand 2\\n**Tool name:** the python_coder tool", tools)
+    Plan(context='', sub_goal='add 2\\nand 2', tool='python_coder')
+    >>> parse("I would search.", tools)  # an Unparsed
+    "no line 'Sub-goal: ...'. Answer in the four lines asked for."
 
     A value goes on up to the next label. A plan that was cut off at the token limit is valid if its
     sub-goal and tool are there.
@@ -156,3 +158,9 @@ def parse(text, tools):
     if fields["Tool"] not in tools:
         return Unparsed(f"no tool called {fields['Tool'][:60]!r}. Use one of: {', '.join(tools)}.")
     return Plan(fields.get("Context", ""), fields["Sub-goal"], fields["Tool"])
+
+
+if __name__ == "__main__":
+    import doctest
+
+    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

@@ -244,7 +244,12 @@ def result_of(text, seconds, tokens=0):
 
 
 def problem_with(call, tools):
-    """Why a call cannot run, as a sentence for the model; "" if it can."""
+    """Why a call cannot run, as a sentence for the model; "" if it can.
+
+    >>> from executor import Call
+    >>> problem_with(Call("python_coder", {"program": "print(6)"}), TOOLS)[:54]
+    "Error: python_coder needs the argument 'code'. Example"
+    """
     if isinstance(call, Unparsed):
         return f"Error: {call}"
     tool = tools[call.tool]
@@ -258,3 +263,9 @@ def problem_with(call, tools):
         if key not in tool.arguments:
             problems.append(f"{call.tool} has no argument {truncate(str(key), 80)!r}")
     return f"Error: {problems[0]}. Example: {tool.example}" if problems else ""
+
+
+if __name__ == "__main__":
+    import doctest
+
+    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

@@ -58,15 +58,23 @@ def parse(text):
     After "STOP.", a remark may follow, unless it begins like an objection ("but", "unless"). In
     doubt, the verdict is CONTINUE (REMARK in models/calls.py has the rules).
 
-    "Explanation: ...\\nConclusion: STOP"        -> True
-    "**Conclusion:** STOP. All is there."        -> True
-    "Conclusion: STOP. But a price is missing."  -> False
-    "Conclusion: STOP if a price was found"      -> False
-    "Conclusion: STOP, all is there"             -> False: after a comma, it could be a condition
-    "We should not stop."                        -> False
+    >>> parse("Explanation: ...\\nConclusion: STOP"), parse("**Conclusion:** STOP. All is there.")
+    (True, True)
+    >>> parse("Conclusion: STOP. But a price is missing."), parse("We should not stop.")
+    (False, False)
+    >>> parse("Conclusion: STOP if a price was found")
+    False
+    >>> parse("Conclusion: STOP, all is there")  # after a comma, it could be a condition
+    False
     """
     text = after_thinking(text) or ""  # thinking that never ended is not STOP
     values = [value for _, value in labelled(text, {"Conclusion": "conclusion"})]
     if not values:
         return text.strip(MARKS).upper() == "STOP"
     return all(plain_name(value, ["STOP", "CONTINUE"]) == "STOP" for value in values)
+
+
+if __name__ == "__main__":
+    import doctest
+
+    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

@@ -1,6 +1,7 @@
 """The modules as pure text: what they show to a model, and how they read what it writes."""
 
 import copy
+import doctest
 import json
 import random
 import textwrap
@@ -8,8 +9,11 @@ import textwrap
 import pytest
 
 import executor
+import flow_grpo
 import generator
+import memory
 import planner
+import tools
 import verifier
 from executor import Call
 from memory import Memory, Step
@@ -32,6 +36,14 @@ TOOLS = {
     ),
 }
 SEPARATORS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
+
+
+@pytest.mark.parametrize(
+    "module", [memory, planner, executor, verifier, generator, tools, flow_grpo]
+)
+def test_the_examples_in_a_scripts_docstrings_hold(module):
+    found = doctest.testmod(module)  # what `python planner.py` runs
+    assert found.attempted and not found.failed
 
 
 # ---- memory
