@@ -43,7 +43,7 @@ from models.completion import servers_down
 from record import checkpoints
 from record.checkpoints import add_row, save, say
 from record.folder import rows_of
-from record.health import advice, check_line, cost_line, line_of, row_of
+from record.health import advice, check_lines, cost_line, line_of, row_of
 from record.metrics import accuracy_line, calls_line, summary
 from scale import adapters, fit, masters, sharded
 from world.mistakes import Mistake
@@ -127,7 +127,7 @@ def train(args):
         actions = actions_of(usable, A)
         row = row_of(step, rollouts, usable, groups, flat, tools)
         first = step == done + 1  # of this process
-        say(*advice(row, rollouts), *([check_line(row)] if first else []))
+        say(*advice(row, rollouts), *(check_lines(row) if first else []))
 
         middle = time.perf_counter()
         this_step = dict(temperature=temperature, seed=seed, token_budget=token_budget)

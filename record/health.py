@@ -72,18 +72,28 @@ def advice(row, rollouts):
         yield "        all groups are flat: all rollouts of a question are right, or all are wrong"
 
 
-def check_line(row):
-    """Numbers to look at before the first update is paid for, each with the bound beyond which a
-    run on a rented card should be stopped."""
-    calls = {name: row[name] for name in row if f"{name}_errors" in row}
-    errors = [f"{name} {row[f'{name}_errors'] / calls[name]:.0%}" for name in calls if calls[name]]
-    unread = row["unreadable"] / max(1, sum(calls.values()))
-    return (
+def check_lines(row):
+    """Numbers to look at before the first update is paid for, each with its bounds; and where the
+    cure is, if one is outside. A run on a rented card should then be stopped."""
+    turns = {name: row[name] for name in row if f"{name}_errors" in row and row[name]}
+    unread = turns.pop("unreadable", 0) / max(1, sum(turns.values()) + row["unreadable"])
+    errors = {name: row[f"{name}_errors"] / calls for name, calls in turns.items()}
+    shown = ", ".join(f"{name} {part:.0%}" for name, part in errors.items())
+    yield (
         f"check   reward {row['reward']:.2f} (0.1 to 0.8), of which only the judge granted "
         f"{row['judged']:.2f} | unreadable plans {unread:.0%} (at most 20%) | flat groups "
         f"{row['flat']}/{row['groups']} (at most 75%) | cut plans {row['cut_plans']:.0%} | errors: "
-        f"{', '.join(errors)} (at most 50%)"
+        f"{shown} (at most 50%)"
     )
+    bounds = {
+        "reward": 0.1 <= row["reward"] <= 0.8,
+        "unreadable plans": unread <= 0.2,
+        "flat groups": row["flat"] <= 0.75 * row["groups"],
+        "errors": all(part <= 0.5 for part in errors.values()),
+    }
+    if outside := [name for name, fine in bounds.items() if not fine]:
+        cure = 'docs/log.md, "If the reward does not rise", has causes and cures'
+        yield f"        outside its bounds: {', '.join(outside)}; {cure}"
 
 
 def cost_line(rollouts, seconds, steps):

@@ -513,6 +513,23 @@ def test_advice_names_a_tool_of_which_no_call_worked_and_no_other(capsys):
     assert list(health.advice(row, rollouts)) == [why]
 
 
+def test_the_check_before_the_first_update_names_what_is_outside_its_bounds():
+    good = dict(reward=0.4, judged=0.1, flat=3, groups=8, cut_plans=0.0, unreadable=1)
+    good |= dict(unreadable_errors=1, python_coder=6, python_coder_errors=3, web_search=0)
+    good["web_search_errors"] = 0
+    [line] = health.check_lines(good)
+    assert "unreadable plans 14% (at most 20%)" in line and "errors: python_coder 50%" in line
+    bad = {
+        "reward": dict(reward=0.05),
+        "unreadable plans": dict(unreadable=2),
+        "flat groups": dict(flat=7),
+        "errors": dict(python_coder_errors=4),
+    }
+    for name, change in bad.items():
+        _, cure = health.check_lines(good | change)
+        assert cure.startswith(f"        outside its bounds: {name}; docs/log.md, ")
+
+
 def test_small_numbers_in_the_line_of_a_step_keep_their_digits(whole):
     numbers = {name: float(value) for name, value in rows(whole)[0].items()}
     counts = {name: int(numbers[name]) for name in ("step", "flat", "groups")}
