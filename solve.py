@@ -100,10 +100,13 @@ class Rollout:
     outputs: list = field(default_factory=list)  # what each module and tool wrote, see add_output()
     seconds: float = 0.0  # its share of the batch's time, plus the judge's
 
-    def add_output(self, turn, module, text, tokens, seconds, cut=False):
-        """Note what a module or a tool wrote. seconds: of the whole batch, if it is a module."""
+    def add_output(self, turn, module, text, tokens, seconds, cut=False, written=0):
+        """Note what a module or a tool wrote. seconds: of the whole batch, if it is a module.
+
+        tokens: of prompt and completion together, `written` of them in the completion (0: unknown,
+        because a server gives only the sum)."""
         output = {"turn": turn, "module": module, "text": truncate(text, RECORD_LIMIT)}
-        output |= {"tokens": tokens, "seconds": round(seconds, 3), "cut": cut}
+        output |= {"tokens": tokens, "written": written, "seconds": round(seconds, 3), "cut": cut}
         self.outputs.append(output)
 
 
@@ -150,7 +153,7 @@ def roll_out(
         completions = complete(engine, some, prompt, settings)
         for rollout, c in zip(some, completions, strict=True):
             seconds = time.perf_counter() - started
-            rollout.add_output(turn, module, c.text, c.tokens, seconds, c.cut)
+            rollout.add_output(turn, module, c.text, c.tokens, seconds, c.cut, len(c.ids))
             if c.error:
                 rollout.failed = f"{module}: {c.error}"
             elif sampled:
@@ -215,7 +218,8 @@ def roll_out(
             step = Step(turn, plan.tool, plan.sub_goal, command, result.text, result.error)
             step.seconds = round(result.seconds, 3)
             rollout.memory.steps.append(step)
-            rollout.add_output(turn, plan.tool, result.text, result.tokens, result.seconds)
+            numbers = result.tokens, result.seconds, False, result.written
+            rollout.add_output(turn, plan.tool, result.text, *numbers)
             if live:
                 print(block(rollout.outputs[-1]), flush=True)
 

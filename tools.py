@@ -171,6 +171,7 @@ class Result:
     error: bool  # a tool-calling error
     seconds: float = 0.0  # running time; for base_generator, its share of the batch's time
     tokens: int = 0  # of the language model's prompt and completion; 0 for a function
+    written: int = 0  # of the completion alone; 0 if unknown
     failed: str = ""  # why the language model did not answer; "" if it did, or was not asked
 
 
@@ -220,7 +221,8 @@ def answer_queries(queries, ask_model):
             continue
         text = f"Error: {completion.error}" if completion.error else after_thinking(completion.text)
         text = f"{text}{CUT}" if text and completion.cut else text
-        results[i] = result_of(text or "Error: no answer", seconds, completion.tokens)
+        numbers = seconds, completion.tokens, len(completion.ids)
+        results[i] = result_of(text or "Error: no answer", *numbers)
     return results
 
 
@@ -237,10 +239,11 @@ def run_tool(function, name, arguments):
     return result_of(text, time.perf_counter() - start)
 
 
-def result_of(text, seconds, tokens=0):
+def result_of(text, seconds, tokens=0, written=0):
     """The Result of a call that has finished. (If python_coder's program prints "Error: ...", that
     counts as an error, too.)"""
-    return Result(truncate(text, RESULT_BUDGET), text.startswith("Error:"), seconds, tokens)
+    error = text.startswith("Error:")
+    return Result(truncate(text, RESULT_BUDGET), error, seconds, tokens, written)
 
 
 def problem_with(call, tools):

@@ -1,23 +1,36 @@
-"""Make docs/tour.html: the nine scripts, and beside each function values that it held in one run.
+"""Make docs/tour.html: one training step of the toy, as a lesson in the order of time.
 
     python docs/annotate.py
 
-The run is real: train.py takes one step, with one question and 8 rollouts. Only the planner does
-not sample: it plays fixed plans, so every machine makes the same page.
+The run is real: train.py takes one step on 16 questions. Only the planner does not sample. It plays
+fixed plans, so every machine makes the same page. All settings are fixed for the same reason. The
+seed was chosen: with it, the clip acts on one of the two tools that we follow and not on the other.
 
-SHOWN says which values are shown. To show another one, add an expression there and run this again.
-A test makes the page, too, and compares: so it also fails after an edit of the nine scripts."""
+docs/tour.txt has the stops of the lesson:
 
-import ast
+    # title, and on the next lines why
+    > FILE FUNCTION: first line .. last line ; another line               the code
+    @ FILE FUNCTION: line | condition | expression ; label := expression    what it held
+
+A line of code is given by its beginning. The expressions are evaluated when that line is about to
+run, or without a line when the function ends: the first time that the condition is true. n counts
+these times from 0, and `returned` is what the function returns.
+
+After an edit of lines that the page quotes, or of code that decides its values, run this again; a
+test says when. Other edits change nothing."""
+
 import io
+import linecache
 import re
 import sys
 import tempfile
-import threading
+from collections import defaultdict
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
 from html import escape
+from itertools import accumulate
 from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,184 +40,51 @@ import torch
 
 import train
 from experiments.flows import HEAD, STYLE, safe
+from flow_grpo import Action, objective, padded, token_logps
 from models.completion import Completion
 from models.local import Engine
+from toy.teacher import TOOLS, Known, plan
 
-PAGE = ROOT / "docs/tour.html"
-NINE = "solve planner memory flow_grpo train executor verifier generator tools".split()
+FOLDER = f"{Path(train.__file__).parent}/"  # as tracebacks name it
+PAGE, STOPS = ROOT / "docs/tour.html", ROOT / "docs/tour.txt"
+SETTINGS = f"""--steps 1 --questions 16 --group-size 8 --max-turns 3 --temperature 0.7 --seed 8
+--minibatches 4 --lr 4e-4 --beta 0.01 --clip-low 0.2 --clip-high 0.3 --max-grad-norm 1
+--token-budget 200000 --every 1 --valid none --test none --judge none --device cpu --dtype float32
+--tools {" ".join(TOOLS)}"""
 QUESTION = "Can you find the calling code of Dublin now."
-# The tools that the planner chooses in the turns of 8 rollouts, as in docs/tour.md. A rollout that
-# ends early leaves the rest.
-CHOSEN = [
-    "wikipedia_search wikipedia_search wikipedia_search",
-    "wikipedia_search web_search python_coder",  # rollout 1, which most notes follow
-    "base_generator wikipedia_search web_search",
-    "python_coder python_coder wikipedia_search",
-    "python_coder wikipedia_search python_coder",
-    "wikipedia_search base_generator web_search",
-    "wikipedia_search wikipedia_search web_search",
-    "python_coder web_search python_coder",
-]
-PLAN = "Justification: The next step.\nContext: {}\nSub-goal: Find the code of Dublin\nTool: {}"
+KIND, FIRST = '"kind": "wb[wp]?"', 10  # of all 16 questions; how many stand before this one
+# The tools of the 8 rollouts of a question, turn by turn, as in docs/tour.md. A rollout that ends
+# early leaves the rest.
+CHOSEN = "www wsp bws ppw pwp wbs wws psp".split()
+LETTERS = dict(zip("bpws", TOOLS))  # base_generator, python_coder, wikipedia_search, web_search
 
-# A note: function | title | call | expressions. The expressions are evaluated when the function
-# ends, or, after an @, when the line that begins so is about to run. The call is the first one for
-# which the condition is true; n counts from 0, and no condition means the first. `returned` is what
-# the function returns. of(i, actions, values): the values of the tokens of rollout i, turn by turn.
-SHOWN = r"""
-solve.roll_out @ def ask( ||| rollouts[1].question.question; len(rollouts)
-solve.roll_out.ask | the planner, turn 2 | module == "planner" and turn == 2
-  | len(some); sampled; how; completions[1].text
-  ; [engine.tokenizer.decode(token) for token in completions[1].ids]
-solve.roll_out @ for turn in ||| rollouts[1].memory.analysis
-solve.roll_out @ planned = | turn 1 || len(running); written[1][1].text
-solve.roll_out @ called = | turn 1 || rollouts[1].plans[0]; written[1][1].text
-solve.roll_out @ bar.set_postfix_str(f"turn {turn} tools | turn 1 || rollouts[1].call
-solve.roll_out @ written = ask("verifier" | turn 1 || results[1].text; rollouts[1].memory.render()
-solve.roll_out @ written = ask("generator" | after all turns
-  || [len(r.plans) for r in rollouts]; [r.stopped for r in rollouts]; rollouts[1].memory.render()
-solve.roll_out ||| rollouts[1].answer; [r.answer for r in rollouts]; [r.reward for r in rollouts]
-planner.describe | one tool | name == "web_search" | returned
-planner.analysis_prompt | before turn 1 || question
-planner.prompt | the state s^2 of rollout 1 | "facts.org" in returned
-  | memory.render(); returned
-planner.parse | turn 1 of rollout 1 | n == 1 | text; returned
-planner.parse | turn 2 of rollout 1 | n == 9 | text; returned
-memory.Step.render | turn 1 of rollout 1 | "facts.org" in returned | returned
-memory.Memory.render | before turn 1 || returned
-memory.Memory.render | the end of rollout 1 | self.steps[1:] and "Verdict: STOP" in returned
-  | len(returned); self.budget; returned
-flow_grpo.advantages ||| rewards; groups; A; A.sum(); flat
-flow_grpo.distribution | first call by the update | temperature == 0.7
-  | logits.shape; temperature; returned.exp().sum(-1)[:4]; returned.exp().max(-1).values[:4]
-flow_grpo.padded | second mini-batch || len(actions); token_budget; x.shape; place[:8]
-flow_grpo.token_logps | first mini-batch; π of the tokens of rollout 1 | torch.is_grad_enabled()
-  | x.shape; states.shape; returned.shape; of(1, actions, returned.exp())
-flow_grpo.token_weight | turn 1 of rollout 1 | action.rollout == 1
-  | N; T; len(action.ids); returned; 1 / returned
-flow_grpo.weighted | first mini-batch || rollouts; turns; len(actions)
-flow_grpo.split_rollouts ||| groups; minibatches; returned
-flow_grpo.per_token | the A of each token || values; returned.shape
-flow_grpo.loss | first mini-batch: ρ is 1 || returned[0]; ratio.min(); ratio.max(); kl.max()
-flow_grpo.loss | second mini-batch: the weights have moved | n == 1
-  | returned[0]; ratio.min(); ratio.max(); (clipped != ratio).sum(); kl.max()
-flow_grpo.update @ for mini in minis[1:] ||| len(actions); beta
-  ; minibatches; [len(mini) for mini in minis]
-flow_grpo.update @ totals, | second mini-batch; π_θold of rollout 6
-  || of(6, minis[1], torch.cat([a.logp_old for a in minis[1]]).exp())
-flow_grpo.update ||| norms; max_grad_norm; skipped; returned
-flow_grpo.check_actions ||| num_rollouts; temperature
-flow_grpo.score_old | second mini-batch || len(batches); of(6, batch[0], logps)
-flow_grpo.gradient | first mini-batch; rollout 1
-  || of(1, actions, A); of(1, actions, weight); of(1, actions, logp); of(1, actions, ratio); sums
-flow_grpo.gradient | second mini-batch; rollout 6 | n == 1 | of(6, actions, A)
-  ; of(6, actions, logp_old); of(6, actions, logp); of(6, actions, ratio); of(6, actions, kl); sums
-train.train @ how = distribution ||| len(data); done; args.steps; args.questions; args.group_size
-train.train @ weights = ||| list(tools); args.temperature; args.beta
-train.train @ open_run( ||| args.lr; len(weights)
-train.train @ for step in ||| settings
-train.train @ usable, groups = ||| questions; len(copies); len(rollouts)
-train.train @ middle = ||| [[step.tool for step in rollout.memory.steps] for rollout in usable]
-  ; rewards; A; flat; len(actions)
-train.train @ end = ||| metrics
-train.questions_of ||| step; count; [question.question for question in returned]
-train.with_outcome ||| len(rollouts); len(returned[0]); returned[1]
-train.actions_of | rollout, tokens of s and of a, A of the turns of rollouts 0 and 1
-  || [(a.rollout, len(a.prompt_ids), len(a.ids), a.A) for a in returned if a.rollout < 2]
-executor.Call.__str__ | turn 1 of rollout 1 | self.tool == "wikipedia_search"
-  | self.arguments; returned
-executor.prompt | turn 2 of rollout 1 | plan.tool == "web_search" and plan.context != "none"
-  | returned
-executor.parse | turn 2 of rollout 1 | name == "web_search" and "facts.org" in text | text; returned
-verifier.prompt | turn 1 of rollout 1 | n == 1 | memory.render()
-verifier.parse | turn 1 of rollout 1 | n == 1 | text; returned
-verifier.parse | turn 2 of rollout 1 | n == 9 | text; returned
-generator.prompt | rollout 1 | n == 1 | returned
-generator.parse | rollout 1 | n == 1 | text; returned
-tools.choose ||| names; list(returned)
-tools.run_calls | turn 1 || [str(call) for call in calls]; queries; returned[1].text
-  ; returned[3].text; [r.error for r in returned]
-tools.answer_queries | turn 1 || queries; results[2].text
-tools.run_tool | turn 2 of rollout 1 | "facts.org" in str(arguments) | arguments; text
-tools.problem_with | turn 1 of rollout 0 || str(call); returned
-"""
 MORE = """
-body { max-width: 1500px; } p { max-width: 860px; } i { font-style: normal; color: var(--good); }
-.row { display: grid; grid-template-columns: minmax(0, 101ch) minmax(0, 1fr); gap: 0 20px;
-  border-top: 1px solid var(--line); padding: 6px 0; font: 12.5px/1.5 ui-monospace, Menlo,
-  Consolas, monospace; } .row pre { font: inherit; max-height: none; }
-.row em { font-style: normal; color: var(--soft); }
-.row > div { position: sticky; top: 0; align-self: start; max-height: 100vh; overflow-y: auto; }
-.box { border-left: 5px solid var(--good); } .box b { font-family: system-ui, sans-serif; }
-.box pre { max-height: 40vh; margin-bottom: 5px; }
-.row > pre > span { display: block; padding-left: calc(var(--n) + 2ch);
-  text-indent: calc(-2ch - var(--n)); }
-@media (max-width: 900px) { .row { display: block; font-size: 11.5px; }
-  .row > div { position: static; max-height: none; } }
+body { max-width: 1240px; } p { max-width: 860px; color: var(--ink); } .links { columns: 18em; }
+h2 { border-top: 1px solid var(--line); padding-top: 12px; } .row * + .who { margin-top: 6px; }
+.row { display: grid; grid-template-columns: minmax(0, 60fr) minmax(0, 40fr); gap: 0 12px; }
+.row pre, .row .who, td { font: 12px/1.5 ui-monospace, Menlo, Consolas, monospace; }
+.row pre { max-height: none; } table { border-spacing: 0; overflow-wrap: break-word; }
+td { padding: 0 14px 0 0; vertical-align: top; border-top: 1px solid var(--line); }
+.held { border-left: 5px solid var(--good); } i { font-style: normal; color: var(--good); }
+em { font-style: normal; color: var(--soft); }
+.line { display: block; padding-left: calc(var(--n) + 2ch); text-indent: calc(-2ch - var(--n)); }
+@media (max-width: 900px) { .row { display: block; } .gap { display: none; } }
 """
-INTRO = """\
-<p>The nine scripts in reading order. Beside the code are values that it held in a real step
-of train.py: the untrained toy runs one question 8 times and learns from these rollouts in 2
-mini-batches. Most notes follow rollout 1. Each expression has the value that it had at the end of
-the code beside it. Blue numbers are rounded.</p>
-<p>docs/annotate.py made this page. docs/tour.md tells the same story in words.</p><p>{}</p>
-"""
-
-
-@dataclass
-class Note:
-    """A paragraph of SHOWN, and the values that a run had."""
-
-    function: str  # "solve.roll_out.ask"
-    line: str  # the beginning of a line; "" for the end of the function
-    title: str
-    condition: str
-    expressions: list[str]
-    at: int = 0  # the number of the line, counted from 1
-    cut: int = 0  # it is shown beside the code above this line
-    calls: int = 0  # so far
-    values: list[str] = field(default_factory=list)  # as HTML
-
-
-def notes_of(table, sources):
-    """[Note] of SHOWN, with their places in the sources."""
-    notes, found = [], {name: dict(functions(ast.parse(sources[name]), name)) for name in NINE}
-    for paragraph in table.replace("\n  ", " ").strip().split("\n"):
-        place, title, condition, expressions = (part.strip() for part in paragraph.split("|"))
-        function, _, line = place.partition(" @ ")
-        name = function.partition(".")[0]
-        note = Note(function, line, title, condition or "True", re.split(" *; ", expressions))
-        lines, node = sources[name].splitlines(), found[name][function]
-        note.cut = node.end_lineno
-        if line:
-            inside = range(node.lineno, node.end_lineno)
-            note.at = next(i for i in inside if lines[i].strip().startswith(line)) + 1
-            note.cut = note.at - 1
-            while lines[note.cut - 1].strip()[:1] in ("", "#"):  # comments belong to the line
-                note.cut -= 1
-        notes.append(note)
-    return notes
-
-
-def functions(node, name):
-    """(name, node) of each function and class in a module, however deep."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.ClassDef):
-            yield f"{name}.{child.name}", child
-            yield from functions(child, f"{name}.{child.name}")
 
 
 # ------------------------------------------------------------------------------------------ the run
 def play(engine, prompts, temperature=0.0, max_new_tokens=None, sample=Engine.__call__):
-    """Engine.__call__, but where it would sample, it writes the next CHOSEN plan."""
+    """Engine.__call__, but where it would sample, it writes the plan of the next CHOSEN tool."""
     if not temperature:
         return sample(engine, prompts, temperature, max_new_tokens)
-    chosen, completions = iter(CHOSEN), []
+    left, completions = defaultdict(lambda: iter(CHOSEN)), []
+    letter_of = {tool: letter for letter, tool in LETTERS.items()}
     for prompt in prompts:  # of the rollouts that still run, in their order
-        past = "".join(f"{tool} " for tool in re.findall(r"^Tool: (\w+)$", prompt, re.M))
-        tool = next(tools for tools in chosen if tools.startswith(past))[len(past) :].split()[0]
-        address = re.findall(r"^Result: .* (https:\S+)$", prompt, re.M)[-1:] or ["none"]
-        text = PLAN.format(*address, tool)
+        question, known = re.search(r"\nQuestion: .*", prompt)[0], Known(prompt)
+        past = "".join(letter_of[tool] for tool in re.findall(r"^Tool: (\w+)$", prompt, re.M))
+        tools = next(tools for tools in left[question] if tools.startswith(past))
+        goal, *_ = known.resolve(re.search(r"Objective: the \w+ (\w+ of \w+)", prompt)[1])
+        text = plan(known.pointer or "none", goal, LETTERS[tools[len(past)]])
         ids = engine.tokenizer(text)["input_ids"] + engine.chat.stops[:1]
         completions.append(Completion(text, engine.chat.encode(prompt), ids))
     return completions
@@ -212,154 +92,182 @@ def play(engine, prompts, temperature=0.0, max_new_tokens=None, sample=Engine.__
 
 def training_step(trace):
     """Run train.py for a step. trace(frame, event, value) is called as sys.settrace() says."""
-    before = sys.gettrace(), threading.gettrace()
+    lines = (ROOT / "toy/train.jsonl").read_text("utf-8").splitlines(keepends=True)
+    lines = [line for line in lines if re.search(KIND, line)]
+    start = next(n for n, line in enumerate(lines) if QUESTION in line) - FIRST
     with (
         tempfile.TemporaryDirectory() as folder,
         patch.object(Engine, "__call__", play),
         patch("signal.signal"),  # train.py's Ctrl-C
         redirect_stdout(io.StringIO()),
     ):
-        lines = (ROOT / "toy/train.jsonl").read_text("utf-8").splitlines()
-        data = Path(folder, "question.jsonl")
-        data.write_text("".join(line for line in lines if QUESTION in line), "utf-8")
-        words = f"--data {data} --out {folder}/run --valid none --test none --device cpu --plain"
-        args = train.settings(
-            train.given(f"{words} --steps 1 --questions 1 --minibatches 2".split())
-        )
-        threading.settrace(trace)
+        data = Path(folder, "questions.jsonl")
+        data.write_text("".join(lines[start : start + 16]), "utf-8")
+        words = [*SETTINGS.split(), "--data", str(data), "--out", f"{folder}/run"]
+        args = train.settings(train.given(words))
+        before = sys.gettrace()
         sys.settrace(trace)
         try:
             train.train(args)
         finally:
-            sys.settrace(before[0])
-            threading.settrace(before[1])
+            sys.settrace(before)
 
 
-def recorder(notes):
-    """The trace function that fills in the values of the notes."""
-    files = {sys.modules[name].__file__: name for name in NINE}
-    wanted = {note.function: [n for n in notes if n.function == note.function] for note in notes}
+def recorder(moments):
+    """The trace function that fills in the values of the moments."""
+    wanted = defaultdict(list)
+    for moment in moments:
+        wanted[moment.place].append(moment)
 
     def trace(frame, event, value):
         code = frame.f_code
-        if code.co_filename not in files:
-            return None
-        name = f"{files[code.co_filename]}.{code.co_qualname}".replace(".<locals>", "")
-        for note in wanted.get(name, ()):
-            here = event == "line" and frame.f_lineno == note.at
-            if (here or event == "return" and not note.at) and not note.values:
-                names = frame.f_globals | frame.f_locals
-                names |= {"n": note.calls, "returned": value, "of": of, "torch": torch}
-                note.calls += 1
-                if eval(note.condition, names):
-                    note.values = [shown(eval(text, names)) for text in note.expressions]
-        return trace if name in wanted else None
+        place = f"{code.co_filename.removeprefix(FOLDER)} {code.co_qualname}"
+        for moment in wanted.get(place, ()):
+            due = event == ("line" if moment.line else "return")
+            line = linecache.getline(code.co_filename, frame.f_lineno).strip()
+            due = due and not moment.values and (not moment.line or line.startswith(moment.line))
+            if due:
+                names = globals() | frame.f_globals | frame.f_locals
+                names |= {"n": moment.calls, "returned": value}
+                moment.calls += 1
+                if eval(moment.condition or "True", names):
+                    moment.values = [shown(eval(text, names)) for _, text in moment.expressions]
+        return trace if place in wanted else None
 
     return trace
 
 
-def of(i, actions, values):
-    """The values of the tokens of rollout i: a list for each turn."""
-    pairs = zip(actions, values.split([len(action.ids) for action in actions]))
-    pairs = sorted((len(a.prompt_ids), some.tolist()) for a, some in pairs if a.rollout == i)
-    return [some for _, some in pairs]
+# ----------------------------------------------------------------------- helpers of the expressions
+def by_tool(completion, *engines):
+    """[(tool, its π by each engine)], at the token where this plan names its tool."""
+    texts = [re.sub(r"(?<=Tool: )\w+", tool, completion.text) for tool in TOOLS]
+    stops, tokenizer = engines[0].chat.stops[:1], engines[0].tokenizer
+    plans = [
+        Action(completion.prompt_ids, tokenizer(text)["input_ids"] + stops, 0) for text in texts
+    ]
+    [batch] = padded(engines[0].model, plans, token_budget=10_000)
+    with torch.no_grad():
+        logps = [token_logps(engine.model, batch, temperature=0.7) for engine in engines]
+    return list(zip(TOOLS, *(some.view(len(plans), -1)[:, -2].exp().tolist() for some in logps)))
+
+
+def tool_tokens(actions, values):
+    """[(name, in turn 1, in turn 2)] of {name: (K,)}, at the tools that rollout 1 chose."""
+    ends = accumulate(len(a.ids) for a in actions)
+    at = sorted((a.turn, end - 2) for a, end in zip(actions, ends) if a.rollout == 1)
+    return [(name, *(some[i].item() for _, i in at)) for name, some in values.items()]
+
+
+def by_loops(actions, logp, logp_old, logp_ref, clip, beta):
+    """objective() of a mini-batch."""
+    tokens, rollouts = iter(zip(logp.detach(), logp_old, logp_ref)), defaultdict(list)
+    for a in actions:
+        rollouts[a.rollout].append([next(tokens) for _ in a.ids])
+    A = {a.rollout: a.A for a in actions}
+    return objective(rollouts.values(), [A[i] for i in rollouts], clip, beta)
 
 
 # ----------------------------------------------------------------------------------------- the page
+def stops():
+    """[(title, why, [(place, ranges of lines)], [moment])] of docs/tour.txt."""
+    found = []
+    for paragraph in STOPS.read_text("utf-8").strip().split("\n\n"):
+        lines = paragraph.replace("\n  ", " ").split("\n")
+        why = " ".join(line for line in lines if line[0] not in "#>@")
+        code = [line[2:].split(": ", 1) for line in lines if line[0] == ">"]
+        moments = [moment(line[2:]) for line in lines if line[0] == "@"]
+        found.append((lines[0][2:], why, code, moments))
+    return found
+
+
+def moment(text):
+    """What a line "@ ..." asks for, without values so far."""
+    place, line, condition, expressions = re.fullmatch("(.+?): (.*?)[|](.*?)[|](.*)", text).groups()
+    asked = SimpleNamespace(place=place, line=line.strip(), condition=condition.strip())
+    asked.calls, asked.values = 0, []
+    pairs = [part.split(" := ") for part in re.split(" +; +", expressions.strip())]
+    asked.expressions = [(pair[0], pair[-1]) for pair in pairs]  # without a label it is its own
+    return asked
+
+
+def excerpt(place, ranges):
+    """These lines of a function, with "…" between the ranges."""
+    (file, function), found, end = place.split(), [], -1
+    lines = (ROOT / file).read_text("utf-8").splitlines()
+
+    def line_of(beginning, start):
+        for n in range(start, len(lines)):
+            if lines[n].strip().startswith(beginning):
+                return n
+        raise ValueError(f"docs/tour.txt: in {place}, no line begins with {beginning!r}")
+
+    for name in function.split("."):
+        end = line_of(f"class {name}" if name[0].isupper() else f"def {name}(", end + 1)
+    for part in ranges.split(" ; "):
+        first, _, last = part.partition(" .. ")
+        start = line_of(first, end + 1)
+        end = line_of(last or first, start)
+        found += [re.match(" *", lines[start])[0] + "…"] * bool(found) + lines[start : end + 1]
+    return dedent("\n".join(found)).split("\n")
+
+
+def quoted(place, ranges):
+    """Code as HTML: comments are soft, and a line that wraps keeps its indent."""
+    html = f'<div class="who"><b>{place.replace(" ", ": ")}()</b></div><pre>'
+    for line in excerpt(place, ranges):
+        indent = len(line) - len(line.lstrip())
+        soft = r'<span class="gap">\1</span><em>\2</em>'
+        text = re.sub("( *)((?:^|  )# .*)", soft, escape(line, False))
+        html += (
+            f'<span class="line" style="--n:{indent}ch">{text}</span>' if line[40:] else f"{text}\n"
+        )
+    return f"{html}</pre>"
+
+
+def held(moment):
+    """The expressions of a moment and their values, as HTML."""
+    if not moment.values:
+        raise ValueError(f"docs/tour.txt: {moment.place}: {moment.line} did not happen")
+    html = ""
+    for (label, _), value in zip(moment.expressions, moment.values):
+        if len(label + value) < 57 and "\n" not in value:
+            html += f'<pre><span class="who">{safe(label)} =</span> {value}</pre>'
+        else:
+            value = value if value.startswith("<table") else f"<pre>{value}</pre>"
+            html += f'<div class="who">{safe(label)}</div>{value}'
+    return html
+
+
 def shown(value, inside=False):
     """A value as HTML. Fractions are rounded, and marked: the test tolerates small differences."""
     if isinstance(value, float):
         return f"<i>{round(value, 5) + 0.0:.3g}</i>"  # + 0.0: no minus zero
     if isinstance(value, torch.Tensor):
-        return shown(value.tolist())
-    if isinstance(value, dict):
-        parts, ends = [f"{safe(key)}: {shown(item, True)}" for key, item in value.items()], "{}"
-    elif isinstance(value, list | tuple):
-        parts, ends = [shown(item, True) for item in value], "[]" if type(value) is list else "()"
-    else:
-        return safe(repr(value) if inside and isinstance(value, str) else value)
-    rows = ends != "()" and max(map(len, parts), default=0) > 40
-    return ends[0] + (",\n " if rows else ", ").join(parts) + ends[1]
-
-
-def page(notes, sources):
-    """The whole page as text."""
-    links = " · ".join(f'<a href="#{name}">{name}.py</a>' for name in NINE)
-    parts = [HEAD.format(title="A tour with the values", style=STYLE + MORE), INTRO.format(links)]
-    for name in NINE:
-        parts.append(f'<h2 id="{name}">{name}.py</h2>')
-        beside = [note for note in notes if note.function.startswith(f"{name}.")]
-        for end, code, folded in pieces(sources[name], name, beside):
-            row = "".join(note_shown(note) for note in beside if note.cut == end)
-            row = f'<div class="row">{coloured(code)}<div>{row}</div></div>'
-            names = f"<summary>Not followed here: {', '.join(folded)}</summary>"
-            parts.append(f"<details>{names}{row}</details>" if folded else row)
-    return "\n".join(parts) + "</body></html>\n"
-
-
-def pieces(source, name, notes):
-    """[[number of the last line, code, names]]: a script, cut where notes want it.
-
-    Functions without a note are pieces to be folded, and have names. Neighbours are one piece."""
-    lines, tree, found = source.splitlines(), ast.parse(source), []
-    cuts, folded = {0, len(lines), *(note.cut for note in notes)}, {}
-    followed = "".join(f"{note.function}.\n" for note in notes)
-    for function, node in functions(tree, name):
-        if f"{function}." in followed:
-            cuts.add(first_line(node))
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.If) and first_line(node) not in cuts:
-            cuts |= {first_line(node), node.end_lineno}
-            folded[first_line(node)] = [getattr(node, "name", "the command line")]
-    cuts, above = sorted(cuts), ""
-    for start, end in zip(cuts, cuts[1:]):
-        code, names = above + "\n".join(lines[start:end]) + "\n", folded.get(start, [])
-        above = "" if re.search(r"^[^#\n]", code, re.M) else code.strip("\n") + "\n"
-        if above:  # nothing but comments: they belong to what follows
-            continue
-        if names and found and found[-1][2]:
-            found[-1] = [end, found[-1][1] + code, found[-1][2] + names]
-        else:
-            found.append([end, code, names])
-    return found
-
-
-def first_line(node):
-    """The number of the line above a function and its decorators."""
-    return min(part.lineno for part in [node, *getattr(node, "decorator_list", [])]) - 1
-
-
-def coloured(code):
-    """Code as HTML: docstrings and comments are soft, and a line that wraps keeps its indent."""
-    parts = r'(?ms)(= """.*?""")|(^ *""".*?"""|(?:^|(?<= ))# [^\n]*)'
-    soft = lambda m: m[1] or re.sub("(?m)^.+$", r"<em>\g<0></em>", m[2])
-    lines, html = code.strip("\n").split("\n"), []
-    for line, text in zip(lines, re.sub(parts, soft, escape("\n".join(lines), False)).split("\n")):
-        indent = len(line) - len(line.lstrip())
-        html.append(f'<span style="--n:{indent}ch">{text}</span>' if line[50:] else f"{text}\n")
-    return f"<pre>{''.join(html)}</pre>"
-
-
-def note_shown(note):
-    """A note as HTML."""
-    if not note.values:
-        raise ValueError(f"SHOWN: {note.function} {note.line} {note.condition} did not happen")
-    title = " · ".join(filter(None, [note.function.partition(".")[2] + "()", note.title]))
-    lines = [f'<div class="box"><b>{safe(title)}</b>']
-    for text, value in zip(note.expressions, note.values):
-        if "\n" in value or len(text + re.sub("<.*?>", "", value)) > 58:
-            lines.append(f'<div class="who">{safe(text)}</div><pre>{value}</pre>')
-        else:
-            lines.append(f'<pre><span class="who">{safe(text)} =</span> {value}</pre>')
-    return "".join(lines) + "</div>"
+        return shown(value.item())
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        rows = ("".join(f"<td>{shown(item)}</td>" for item in row) for row in value)
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+    if isinstance(value, list):
+        parts = [shown(item, True) for item in value]
+        return "[" + (", " if sum(map(len, parts)) < 60 else ",\n ").join(parts) + "]"
+    lines = str(value).split("\n")
+    lines = [*lines[:4], "…", *lines[-11:]] if lines[16:] else lines
+    return safe(repr(value) if inside and isinstance(value, str) else "\n".join(lines))
 
 
 def make():
     """The page, from a new run."""
-    sources = {name: (ROOT / f"{name}.py").read_text("utf-8") for name in NINE}
-    notes = notes_of(SHOWN, sources)
-    training_step(recorder(notes))
-    return page(notes, sources)
+    (title, why, *_), *found = stops()
+    training_step(recorder([moment for *_, moments in found for moment in moments]))
+    html = [HEAD.format(title=title, style=STYLE + MORE), f'<p>{safe(why)}</p><p class="links">']
+    titles = [f"{n} · {safe(title)}" for n, (title, *_) in enumerate(found, 1)]
+    html += [f'<a href="#{n}">{title}</a><br>' for n, title in enumerate(titles, 1)]
+    for n, (_, why, code, moments) in enumerate(found, 1):
+        html.append(f'</p><h2 id="{n}">{titles[n - 1]}</h2><p>{safe(why)}')
+        if code:
+            html += ['</p><div class="row"><div class="box">', *(quoted(*some) for some in code)]
+            html += ['</div><div class="box held">', *map(held, moments), "</div></div><p>"]
+    return "\n".join([*html, "</p></body></html>\n"])
 
 
 if __name__ == "__main__":

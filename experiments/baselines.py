@@ -188,7 +188,7 @@ def roll_out(
         ]
         acting = []
         for rollout, c in zip(live, policy(prompts, **how) if live else [], strict=True):
-            rollout.add_output(turn, "planner", c.text, c.tokens, 0.0, c.cut)
+            rollout.add_output(turn, "planner", c.text, c.tokens, 0.0, c.cut, len(c.ids))
             if c.error:
                 rollout.failed = f"monolith: {c.error}"
                 continue

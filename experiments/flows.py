@@ -9,10 +9,12 @@ docs/rollouts.html shows the same questions before and after training:
     python solve.py --data toy/test.jsonl --max-turns 3 --limit 24 --out runs/before
     python solve.py --data toy/test.jsonl --max-turns 3 --limit 24 --out runs/after \\
         --model runs/toy-seed0/best
-    python experiments/flows.py runs/before runs/after --out docs/rollouts.html
+    python experiments/flows.py runs/before runs/after --out docs/rollouts.html \\
+        --title "24 questions, before and after training" --notes docs/rollouts.txt
 
 Of a training run the page shows the groups of a step, with the reward and the advantage of each
-rollout. Of several folders it shows what each has made of a question, one below the other.
+rollout. Of several folders it shows what each has made of a question, one below the other. A line
+"5: text" in the file of --notes is shown at question 5.
 
 What models and web pages wrote is hostile: every text is escaped, control characters too, and the
 page's policy lets a browser run no script and load nothing."""
@@ -21,11 +23,13 @@ import argparse
 import json
 import sys
 from html import escape
+from itertools import count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flow_grpo import advantages
+from record.rollouts import tokens_of
 from world.text import printable
 
 STYLE = """
@@ -48,6 +52,7 @@ summary { cursor: pointer; }
 .right, .up { border-left-color: var(--good); } .wrong, .down { border-left-color: var(--bad); }
 .right > summary > b { color: var(--good); }
 .wrong > summary > b, .error .who { color: var(--bad); }
+.note { color: var(--ink); border-left: 5px solid var(--ink); padding-left: 10px; }
 pre { margin: 0; font: 13px/1.5 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap;
   unicode-bidi: isolate; max-height: 60vh; overflow-y: auto; }
 """
@@ -59,8 +64,8 @@ HEAD = """<!doctype html>
 <h1>{title}</h1>
 """
 INTRO = """\
-<p>A click on a rollout shows what each module wrote in it. Blue: right, or pushed up by training
-(A &gt; 0). Orange: wrong, or pushed down.</p>
+<p>A click on a rollout shows what each module wrote in it, and how many tokens it wrote and read.
+Blue: right, or pushed up by training (A &gt; 0). Orange: wrong, or pushed down.</p>
 """
 
 
@@ -115,10 +120,12 @@ def has_outcome(record):
     return not (record["failed"] or record["undecided"])
 
 
-def group_shown(group):
+def group_shown(group, number, note=""):
     """The HTML of a group, in parts."""
     question, gold = group[0][1]["question"], group[0][1]["gold"]
-    yield f"<h3>{safe(question)}</h3><p>Answer: {safe(gold) or 'unknown'}</p>"
+    mark = f' id="{number}"' if note else ""
+    yield f"<h3{mark}>{number}. {safe(question)}</h3><p>Answer: {safe(gold) or 'unknown'}</p>"
+    yield f'<p class="note">Look at this: {safe(note)}</p>' if note else ""
     for label, record, A in group:
         yield from rollout_shown(label, record, A)
 
@@ -133,8 +140,7 @@ def rollout_shown(label, record, A):
     yield f"{safe(' · '.join(filter(None, facts)))}</summary>"
     for output in record["outputs"]:
         module, step = output["module"], steps.get(output["turn"])
-        tokens = f"{output['tokens']} tokens" if output["tokens"] else ""
-        title = " · ".join(filter(None, [module, tokens, "cut" * output["cut"]]))
+        title = " · ".join(filter(None, [module, tokens_of(output), "cut" * output["cut"]]))
         kind = "error" if step and step["error"] and module == step["tool"] else ""
         if module == "planner":
             yield f"<h4>Turn {output['turn']}</h4>"
@@ -151,13 +157,16 @@ def box(kind, title, text):
     )
 
 
-def page(title, sections):
-    """The whole page as text."""
-    parts = [HEAD.format(title=safe(title), style=STYLE) + INTRO]
+def page(title, sections, notes=None):
+    """The whole page as text. notes: {number of a question on the page: text}, or None."""
+    parts, numbers, notes = [HEAD.format(title=safe(title), style=STYLE)], count(1), notes or {}
+    links = ", ".join(f'<a href="#{n}">question {n}</a>' for n in sorted(notes))
+    parts += [INTRO, f"<p>Look at {links}.</p>" if notes else ""]
     for name, groups in sections:
         parts.append(f"<h2>{safe(name)}</h2>" if name else "")
         for group in groups:
-            parts += group_shown(group)
+            number = next(numbers)
+            parts += group_shown(group, number, notes.get(number, ""))
     return "\n".join(parts) + "</body></html>\n"
 
 
@@ -167,19 +176,38 @@ def numbers(text):
     return range(int(first), int(last or first) + 1)
 
 
+def notes(path):
+    """{5: "text"} of a file with lines "5: text"."""
+    lines = filter(str.strip, Path(path).read_text("utf-8").splitlines())
+    pairs = (line.split(":", 1) for line in lines)
+    return {int(number): text.strip() for number, text in pairs}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("folders", nargs="+", type=Path, help="a training run, or folders of solve.py --out")
     help = "steps of a training run (default: the first, one in the middle, the last)"
     add("--steps", nargs="+", type=numbers, default=[], metavar="N-M", help=help)
+    add("--title", help="of the page (default: the folders)")
+    add(
+        "--notes",
+        type=notes,
+        default={},
+        metavar="FILE",
+        help='lines "NUMBER: a note on a question"',
+    )
     add("--out", type=Path, help="the page (default: flows.html in the first folder)")
     args = parser.parse_args()
     sections = sections_of(args.folders, {step for some in args.steps for step in some})
     if not any(groups for _, groups in sections):
         parser.error(f"{args.folders[0]} has no rollouts, or none of these steps")
+    number = sum(len(groups) for _, groups in sections)
+    if lost := {*args.notes} - {*range(1, number + 1)}:
+        parser.error(f"a note is on question {min(lost)}, but the page has {number}")
     out = args.out or args.folders[0] / "flows.html"
-    out.write_text(page(" and ".join(map(str, args.folders)), sections), encoding="utf-8")
+    title = args.title or " and ".join(map(str, args.folders))
+    out.write_text(page(title, sections, args.notes), encoding="utf-8")
     print(out)
 
 

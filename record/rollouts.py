@@ -3,6 +3,7 @@
 record = record_of(rollout)     a dict for JSON, without token ids: a line of rollouts.jsonl
 rollout_of(record)              back again: what the metrics and the trace need
 trace(question, rollout)        what every module and tool wrote, turn by turn
+tokens_of(output)               "6 written, 35 read"
 """
 
 import dataclasses
@@ -51,12 +52,21 @@ def read_answers(folder):
     return sets
 
 
+def tokens_of(output):
+    """The tokens of a module: "6 written, 35 read"; "41 tokens" where only the sum is known, of a
+    server or in an older record; "" of a tool without a language model."""
+    total, written = output["tokens"], output.get("written", 0)
+    if written:
+        return f"{written} written, {total - written} read"
+    return f"{total} tokens" if total else ""
+
+
 def block(output):
     """What a module or tool wrote, for people: a title and indented lines."""
     once = output["module"] in ("analysis", "generator", "judge")
     title = output["module"] if once else f"turn {output['turn']} {output['module']}"
-    tokens = f"{output['tokens']} tokens, " if output["tokens"] else ""
-    lines = [f"[{title}]  {tokens}{output['seconds']:.2f} s"]
+    numbers = [tokens_of(output), f"{output['seconds']:.2f} s"]
+    lines = [f"[{title}]  {', '.join(filter(None, numbers))}"]
     lines += ["    " + line for line in output["text"].strip().splitlines()]
     return printable("\n".join(lines))
 

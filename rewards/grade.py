@@ -68,4 +68,5 @@ def let_judge_decide(judge, rollouts):
         if completion.error:
             rollout.failed = f"judge: {completion.error}"
         rollout.seconds += seconds / len(rollouts)
-        rollout.add_output(len(rollout.plans), "judge", completion.text, completion.tokens, seconds)
+        numbers = completion.tokens, seconds, completion.cut, len(completion.ids)
+        rollout.add_output(len(rollout.plans), "judge", completion.text, *numbers)

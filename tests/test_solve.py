@@ -26,7 +26,7 @@ from record import folder
 from record.flags import EXAMPLES, TOY
 from record.folder import append
 from record.metrics import summary
-from record.rollouts import record_of, rollout_of, trace
+from record.rollouts import record_of, rollout_of, tokens_of, trace
 from tools import TOOLS as ALL_TOOLS
 from tools import Tool
 from world.mistakes import Mistake
@@ -418,6 +418,33 @@ def records(file):
     """The rollouts of a file, without their seconds."""
     lines = Path(file).read_text().splitlines()
     return [re.sub(r'"seconds": [0-9.e-]+', "", line) for line in lines]
+
+
+def test_the_trace_says_how_many_tokens_each_module_and_the_judge_wrote_and_read():
+    judge = Script(Completion("Verdict: True", [1] * 9, [2] * 3))
+    fixed = Cast(executor='base_generator(query="iron")', other="Fe", generator="about it")
+    asked = [Question("q?", "26 things")]
+    done = solve.roll_out(asked, Script(ASK), fixed, TOOLS, judge=judge)[0]
+    read = {module_of(prompt): len(prompt.encode()) for prompt in fixed.prompts}
+    text = trace(done.question, done)
+    assert f"[analysis]  2 written, {read['analysis']} read, 0." in text
+    assert f"[turn 1 planner]  {len(ASK) + 1} written, " in text
+    assert "[turn 1 base_generator]  3 written, 4 read, 0." in text
+    assert "[judge]  3 written, 9 read, 0." in text
+
+
+@pytest.mark.parametrize(
+    "output, shown",
+    [
+        ({"tokens": 41, "written": 6}, "6 written, 35 read"),
+        ({"tokens": 41, "written": 0}, "41 tokens"),
+        ({"tokens": 41}, "41 tokens"),
+        ({"tokens": 0, "written": 0}, ""),
+    ],
+    ids="a model, a server, an older record, a function".split(", "),
+)
+def test_of_a_server_or_in_an_older_record_only_the_sum_of_the_tokens_is_known(output, shown):
+    assert tokens_of(output) == shown
 
 
 def test_a_file_of_questions_is_answered_graded_traced_and_kept(run):
