@@ -212,7 +212,7 @@ def read_json(source):
 
 def loads(source):
     """json.loads(), without a name that comes twice; line breaks inside of strings are allowed."""
-    return json.loads(source, object_pairs_hook=unique_dict, strict=True)
+    return json.loads(source, object_pairs_hook=unique_dict, strict=False)
 
 
 def unique_dict(pairs):
