@@ -262,7 +262,7 @@ def messages_of(body):
     Of an error in plain text: the start of its first line. Nothing else of a server's error is
     looked at, because it may hold the prompt.
     """
-    found = dict.fromkeys(json.loads(f'"{text}"', strict=True) for text in MESSAGE.findall(body))
+    found = dict.fromkeys(json.loads(f'"{text}"', strict=False) for text in MESSAGE.findall(body))
     if not found and body.strip()[:1] not in "{[<":  # "" is in it, too
         return body.strip().splitlines()[0][:200]
     return ": ".join(text for text in found if text)
