@@ -42,6 +42,7 @@ class Handler(BaseHTTPRequestHandler):
     """Sends the (status, data) of server.reply(body, turn); server.asked lists what was asked."""
 
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # one packet for head and body: of two, the second waits for 40 ms
 
     def log_message(self, *_):
         pass
@@ -75,7 +76,7 @@ def answer(text, finish_reason="stop", **usage):
 @pytest.fixture
 def server(monkeypatch):
     """A good server; a test may give it another reply."""
-    monkeypatch.setattr(services, "PAUSE", 0.01)
+    monkeypatch.setattr(services, "PAUSE", 0.001)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     running.daemon_threads = True

@@ -99,6 +99,7 @@ def test_a_group_or_a_line_that_is_not_finished_is_left_out(tmp_path):
     assert [[record["question"] for _, record, _ in group] for group in groups] == [["a?"] * 2]
 
 
+@pytest.mark.exhaustive
 def test_a_page_has_a_title_of_its_own_and_notes_beside_their_questions(tmp_path):
     for name in ("before", "after"):
         write(tmp_path / name / "questions-0.jsonl", [rollout("a?"), rollout("b?")])
@@ -134,6 +135,7 @@ def test_two_folders_of_solve_py_are_shown_question_by_question(tmp_path):
     assert text.count("wrong before") == 2 and text.count("right after") == 4
 
 
+@pytest.mark.exhaustive
 def test_a_folder_without_rollouts_is_one_sentence(tmp_path):
     done = subprocess.run(
         [sys.executable, flows.__file__, tmp_path], capture_output=True, text=True

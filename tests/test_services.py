@@ -86,7 +86,7 @@ def dropped(send):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(services, "PAUSE", 0.01)
+    monkeypatch.setattr(services, "PAUSE", 0.001)
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

@@ -717,6 +717,7 @@ def test_if_memory_is_short_the_token_budget_is_halved_and_stays_so(monkeypatch)
     assert why == 0 and updates[-1][1]["token_budget"] == 500
 
 
+@pytest.mark.exhaustive
 def test_a_rehearsal_meets_what_a_long_run_meets(monkeypatch, server, capsys):
     server.reply = lambda body, turn: answer("Conclusion: STOP")
     updates, then, sampled = [], [], []
