@@ -39,9 +39,9 @@ Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a 
 (7) A_i  = ( R_i - mean_k R_k ) / std_k R_k                             over the group's G rollouts
 
 π_θold is the planner as it was before the update, when it sampled the rollouts. It is no second
-model: its log-probs are computed before the first step. π is always the distribution at the
-sampling temperature. The paper has a single ε and does not give its value; 0.2
-below and 0.3 above come from the released code.
+model: its log-probs are computed before the first step. π always means
+softmax(logits / temperature). The paper has a single ε and does not give its value; 0.2 below and
+0.3 above come from the released code.
 
 The code takes one mean over all rollouts. With groups of equal size, that is the mean of the
 groups' means, E_q and 1/G Σ_i. So J has three nested means: over rollouts, over the turns of each,
