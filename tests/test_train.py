@@ -957,8 +957,7 @@ EDITS = [  # (what, file, from, to, does it change what is sampled in the first 
         "1.0 - rollout.right\n",
         False,
     ),
-    # its samples may be the greedy ones by chance
-    ("a trained generator", "solve.py", '("planner",)', '("planner", "generator")', None),
+    ("a trained generator", "train.py", '("planner",)', '("planner", "generator")', True),
     ("other rows", "flow_grpo.py", "len(a.prompt_ids) - 1 for", "len(a.prompt_ids) - 2 for", False),
 ]
 
@@ -998,7 +997,7 @@ def test_an_edit_acts(unedited, tmp_path, plain, what, file, before, after, samp
     sampled, log = trained_in(edited(tmp_path, file, before, after), tmp_path / "run", plain)
     sampled_before, log_before = unedited[plain]
     acts = plain or what != "other rows"  # without --plain, fast/trees.py lays out the rows
-    assert samples in (None, sampled != sampled_before)
+    assert (sampled != sampled_before) == samples
     assert (log[1]["entropy"] != log_before[1]["entropy"]) == acts
     assert all(math.isfinite(float(row[name])) for row in log for name in ("loss", "grad_norm"))
     if what == "larger log-probs":  # of the same samples: they are scored with distribution(), too
