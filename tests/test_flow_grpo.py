@@ -428,6 +428,28 @@ def test_trees_share_rows_where_attention_is_plain_and_nowhere_else():
     assert found == {"Qwen2", "Llama", "GPT2", "Granite", "Cohere"}
 
 
+@pytest.mark.parametrize(
+    "dtype, off, branched",
+    [
+        (torch.float32, 1e-5, True),
+        (torch.float32, 1e-2, False),
+        (torch.bfloat16, 1e-2, True),
+        (torch.bfloat16, 1.0, False),
+    ],
+)
+def test_rows_are_trees_if_what_their_mask_changes_is_rounding(dtype, off, branched, monkeypatch):
+    model = tiny().to(dtype)
+    forward = model.forward
+
+    def larger_with_a_mask(*args, **settings):
+        out = forward(*args, **settings)
+        out.logits *= 1 + off if "attention_mask" in settings else 1
+        return out
+
+    monkeypatch.setattr(model, "forward", larger_with_a_mask)
+    assert trees.are_right(model) == branched
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_chunks_change_log_probs_and_gradient_by_rounding_only(dtype, monkeypatch):
     results = []
