@@ -1,4 +1,5 @@
-"""docs/ladder.md shows what docs/ladder.py prints after each edit; the answers of the exercises."""
+"""docs/ladder.md shows what docs/ladder.py prints after each edit, and the answers of its exercises
+and of docs/tour.md's are right. (The tour's session has some of them: tests/test_docs.py.)"""
 
 import contextlib
 import doctest
@@ -43,7 +44,7 @@ def patched(diff, folder):
     names = re.findall(r"^--- a/(.*)$", diff, re.M)
     for name in names:
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text((ROOT / name).read_text("utf-8"))
+        (folder / name).write_text((ROOT / name).read_text("utf-8"), "utf-8")
     subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=folder, check=True)
     return {name: (folder / name).read_text("utf-8") for name in names}
 
@@ -97,33 +98,31 @@ def ladder(monkeypatch, *lines):
     return module_of(edited(lines)[LADDER], "ladder", monkeypatch)
 
 
-def first_batches(module, seeds):
-    """[(Action, ...)] of the first step of each of these seeds."""
-    batches = []
-    for seed in seeds:
-        batches.append([])
+def first_batch(module, seed):
+    """The actions of this seed's first step."""
+    actions = []
 
-        def note(*values, **more):
-            batches[-1].append(Action(*values, **more))
-            return batches[-1][-1]
+    def note(*values, **more):
+        actions.append(Action(*values, **more))
+        return actions[-1]
 
-        module.Action = note
-        module.train(seed, steps=1)
-    return batches
+    module.Action = note
+    module.train(seed, steps=1)
+    return actions
 
 
 def test_what_the_page_says_of_untrained_tables_is_so(monkeypatch):
     hits = [math.comb(5, k) * 0.25**k * 0.75 ** (5 - k) for k in range(6)]
     assert round(sum(hits[3:]), 2) == 0.10  # three of five random turns
     assert round(1 - 0.75**4 - 4 * 0.25 * 0.75**3, 2) == 0.26  # exercise 4
-    actions = sum(first_batches(ladder(monkeypatch), range(5)), [])
-    A = [[a.A for a in actions if (a.prompt_ids, a.ids) == ([0], [tool])] for tool in range(4)]
-    assert round(sum(A[0]) / len(A[0]), 2) == 0.07  # exercise 3
-    assert round(sum(A[1] + A[2] + A[3]) / len(A[1] + A[2] + A[3]), 2) == -0.16
-    small = ladder(monkeypatch, "QUESTIONS, GROUP = 4, 8")
-    [batch] = first_batches(small, [1])
-    assert len({a.rollout for a in batch if a.A > 0}) == 1  # rung 3
-    assert [(*a.prompt_ids, *a.ids) for a in batch if a.A > 0][0] == (0, 3)
+    module = ladder(monkeypatch)
+    actions = [action for seed in range(5) for action in first_batch(module, seed)]
+    for tools, mean in (([0], 0.07), ([1, 2, 3], -0.16)):  # exercise 3
+        A = [a.A for a in actions if a.prompt_ids == [0] and a.ids[0] in tools]
+        assert round(sum(A) / len(A), 2) == mean
+    lucky = [a for a in first_batch(ladder(monkeypatch, "QUESTIONS, GROUP = 4, 8"), 1) if a.A > 0]
+    assert len({a.rollout for a in lucky}) == 1  # rung 3: a single success
+    assert (lucky[0].prompt_ids, lucky[0].ids) == ([0], [3])
 
 
 def test_a_larger_beta_costs_as_the_page_says(monkeypatch):
@@ -134,24 +133,26 @@ def test_a_larger_beta_costs_as_the_page_says(monkeypatch):
 
 
 def test_the_numbers_in_the_answers_are_those_of_the_objective():
-    assert [round(a, 3) for a in advantages([1, 1, 0, 0], [0] * 4)[0].tolist()] == [
-        *(0.866, 0.866, -0.866, -0.866)  # exercise 1
-    ]
+    def loss_of(logp, logp_old, logp_ref, A):
+        """The loss, its gradient and the KL of these tokens."""
+        logp, weight = logp.requires_grad_(), torch.full_like(logp, 1 / len(logp))
+        beta = 0 if logp_ref is None else 1
+        value, _, kl = loss(logp, logp_old, logp_ref, A, weight, clip=(0.2, 0.3), beta=beta)
+        value.backward()
+        return value.item(), logp.grad.tolist(), kl.tolist()
+
+    half = advantages([1, 1, 0, 0], [0] * 4)[0].tolist()  # exercise 1
+    assert [round(a, 3) for a in half] == [0.866, 0.866, -0.866, -0.866]
     A, _ = advantages([1, 0, 0, 0], [0] * 4)  # exercise 5
-    logp, how = torch.zeros(4, requires_grad=True), dict(clip=(0.2, 0.3))
-    value, _, _ = loss(logp, logp.detach(), None, A, torch.ones(4) / 4, beta=0, **how)
-    value.backward()
     assert A.tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
-    assert value.item() == pytest.approx(0, abs=1e-6)
-    assert logp.grad.tolist() == pytest.approx((-A / 4).tolist())
+    value, gradient, _ = loss_of(torch.zeros(4), torch.zeros(4), None, A)
+    assert value == pytest.approx(0, abs=1e-6) and gradient == pytest.approx((-A / 4).tolist())
     logp, reference = torch.tensor([0.01, 0.25]).log(), torch.tensor([0.25, 0.25]).log()
-    _, _, kl = loss(logp, logp, reference, torch.ones(2), torch.ones(2), beta=1, **how)
-    assert [round(k, 1) for k in kl.tolist()] == [20.8, 0]  # exercise 6
-    ratio = torch.tensor([0.5, 1.0, 1.5]).log().requires_grad_()  # exercise 7 of the tour
-    loss(ratio, torch.zeros(3), None, torch.full((3,), -0.54), torch.ones(3), beta=0, **how)[
-        0
-    ].backward()
-    assert ratio.grad.tolist() == pytest.approx([0, 0.54, 0.81])
+    _, _, kl = loss_of(logp, logp.clone(), reference, torch.ones(2))
+    assert [round(k, 1) for k in kl] == [20.8, 0]  # exercise 6
+    ratio = torch.tensor([0.5, 1.0, 1.5])  # exercise 7 of the tour
+    _, gradient, _ = loss_of(ratio.log(), torch.zeros(3), None, torch.full((3,), -0.54))
+    assert gradient == pytest.approx([0, 0.54 / 3, 0.81 / 3])
 
 
 # ---------------------------------------------------------------- forks of the real files
