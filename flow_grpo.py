@@ -13,9 +13,11 @@ the *policy* π_θ; θ are its weights.
   3. Less variance: we may subtract a *baseline* from R, any number that does not depend on this
      rollout's plans. On average it changes nothing, because E[∇log P] = Σ P ∇log P = Σ ∇P = ∇ Σ P =
      ∇1 = 0. Here it is the mean reward of the group, the rollouts of the same question: if all of
-     them are right, none is pushed up. (Strictly, this mean depends on the rollout's own R. But
-     R - mean of all = (G - 1) / G · (R - mean of the others), and the mean of the others is a
-     valid baseline: see advantages().)
+     them are right, none is pushed up. A rollout then moves the weights only by how much it differs
+     from its group, so what all of them share, such as an easy question, no longer shakes the
+     gradient: docs/ladder.md, rung 1, shows it. (Strictly, this mean depends on the rollout's own
+     R. But R - mean of all = (G - 1) / G · (R - mean of the others), and the mean of the others is
+     a valid baseline: see advantages().)
   4. So every token of every turn of rollout i gets the same advantage A_i: how much better this
      rollout ended than its group. It is as if the planner were fine-tuned on its own plans, each
      weighted by its A: tokens with A > 0 are pushed up, tokens with A < 0 down. (In RL, this is
