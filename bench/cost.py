@@ -5,8 +5,7 @@
 
 Each constant has its origin beside it: *measured* by bench/card.py (docs/gpu.md), *computed* from
 the model's shape and by scale/fit.py, *data sheet*, *setting*, or *GUESS*. Not counted: the judge,
-saving, loading, and a final comparison. The table has seconds a step of the planner's sampling, the
-frozen modules and the update; a step also waits for the tools.
+saving, loading, and a final comparison. The table has the seconds of a step.
 """
 
 import argparse
@@ -118,14 +117,13 @@ def main():
     add("--plan", type=int, default=LONGEST, help=help)
     add("--dollars", type=float, default=2.5, help="of an hour (default: 2.5)")
     args = parser.parse_args()
-    table = [["", "planner", "frozen", "update", "step, min", "steps", "hours", "dollars"]]
+    table = [["", "planner+frozen+tools+update, s", "steps", "hours", "dollars"]]
     for name, run in RUNS.items():
         step, total = cost(run, args.ms / 1000, args.plan)
-        plan, others, _, updating = (f"{part:.0f}" for part in step)
+        parts = "+".join(f"{seconds:.0f}" for seconds in step)
         hours = total / 3600
-        ends = sum(step) / 60, hours, args.dollars * hours
-        minutes, hours, dollars = (f"{number:.1f}" for number in ends)
-        table.append([name, plan, others, updating, minutes, str(run["steps"]), hours, dollars])
+        numbers = str(run["steps"]), f"{hours:.1f}", f"{args.dollars * hours:.1f}"
+        table.append([name, parts, *numbers])
     print(markdown(table))
 
 
