@@ -1,7 +1,11 @@
-"""bench/: the scripts for a card run on a CPU, too; a static cache changes no token; costs."""
+"""bench/: the scripts for a card run on a CPU, too; a static cache changes no token; costs. And the
+script of docs/gpu.md for a night."""
 
 import json
+import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -102,3 +106,34 @@ def test_the_room_that_cost_py_assumes_is_what_fit_leaves(name, gpu, way, tmp_pa
     fit.give_room(engine, int(fit.CARD * gpu * 2**30 - need.sampling))
     assert engine.sampling_tokens == cost.RUNS[name]["tokens"] and engine.row_tokens == cost.ROW
     assert of.weights == pytest.approx(cost.P, rel=1e-3) and 2 * of.cache == cost.CACHE
+
+
+# ------------------------------------------------------------------------------ a night's script
+STUB = """#!/bin/bash
+name=$(basename $0); echo "$name $*" >> calls
+case "$name $(wc -l < tries)" in
+    "python 0") echo >> tries; kill -INT $$ ;;                    # during the imports
+    "python 1") echo >> tries; mkdir -p runs/first/step-7; kill -KILL $$ ;;
+    "python 2") echo >> tries; exit 1 ;;                          # a server was down
+esac
+"""
+
+
+@pytest.mark.skipif(not shutil.which("setsid"), reason="a script for Linux")
+def test_the_script_for_a_night_goes_on_after_each_stop_and_then_stops_the_machine(tmp_path):
+    """With stubs that write down how they were called; the first three tries to train fail."""
+    page = (ROOT / "docs/gpu.md").read_text("utf-8")
+    script = re.search(r"^    setsid .*?^    STOP_COMMAND.*?$", page, re.S | re.M)[0]
+    (tmp_path / "tries").touch()
+    for name in "python sleep rsync STOP_COMMAND".split():
+        (tmp_path / name).write_text(STUB)
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script += "\nwait"  # for its first command
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, env=os.environ | path)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls.count("STOP_COMMAND ") == 2 and "sleep 9h" in calls  # one would come after 9 hours
+    start, resume = "python train.py ...", "python train.py --resume runs/first ..."
+    compare = "python solve.py --compare MODEL runs/first/step-7 ..."
+    wanted = [start, start, resume, resume, compare, "rsync -a runs answers.sqlite HOME:"]
+    assert [call for call in calls if not call.startswith(("sleep", "STOP"))] == wanted
