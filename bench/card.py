@@ -212,15 +212,20 @@ def static():
                 begin = static_cache.Static(max(map(len, prompts)) + NEW)
             static_cache.attention(model, attention)
             how = partial(static_cache.compiled, backend=backend)
-            first, _ = watched(model, prompts, NEW, begin, how)
-            captured = clock() - first.began  # with the capture
-            run, numbers = watched(model, prompts, NEW, begin, how)
-            numbers["capture_s"] = captured - (clock() - run.began)
-            right = right or run.ids
-            same = [a == b for a, b in zip(right, run.ids, strict=True)]
-            numbers["rows_equal"] = sum(same) / len(same)
+            try:
+                first, _ = watched(model, prompts, NEW, begin, how)
+                once = clock() - first.began  # with the capture
+                run, numbers = watched(model, prompts, NEW, begin, how)
+                numbers["capture_s"] = once - (clock() - run.began)
+                right = right or run.ids
+                same = [a == b for a, b in zip(right, run.ids, strict=True)]
+                numbers["rows_equal"] = sum(same) / len(same)
+            except Exception as why:  # of this way alone
+                if isinstance(why, TimeoutError):
+                    raise
+                numbers = dict(error=f"{type(why).__name__}: {why}"[:300])
             yield f"{kind}: {cache}, {attention}, {backend or 'not compiled'}", numbers
-            del begin, first, run
+            begin = first = run = None  # their memory
             gc.collect()
         static_cache.attention(model, "sdpa")
 
