@@ -173,14 +173,21 @@ def step_of(checkpoint):
 
 
 def restore(checkpoint, optimizer):
-    """Give the optimiser its masters and moments back, exactly."""
-    file = checkpoint / f"trainer-{sharded.RANK}.pt"
-    saved = torch.load(file, weights_only=True) if file.exists() else {"ranks": 0}
-    if saved["ranks"] != sharded.WORLD:
-        raise Mistake(f"{checkpoint} was written by another number of processes: use as many")
-    if saved["step"] != step_of(checkpoint):
-        raise Mistake(f"{file} is of step {saved['step']}")
+    """Give the optimiser its masters and moments back, exactly, whatever number of ranks saved
+    them."""
+    ranks, states = len([*checkpoint.glob("trainer-*.pt")]), []
+    other = ranks != sharded.WORLD
+    for rank in range(ranks) if other else [sharded.RANK]:
+        file = checkpoint / f"trainer-{rank}.pt"
+        saved = torch.load(file, weights_only=True, mmap=other)
+        if saved["ranks"] != ranks:
+            raise Mistake(f"{checkpoint} has {ranks} of {saved['ranks']} files trainer-R.pt")
+        if saved["step"] != step_of(checkpoint):
+            raise Mistake(f"{file} is of step {saved['step']}")
+        states.append(saved["state"])
     try:
-        optimizer.load_state_dict(saved["state"])
+        optimizer.load_state_dict(
+            sharded.divided(states, optimizer.weights) if other else states[0]
+        )
     except ValueError as why:
         raise Mistake(f"{file} does not fit this model: {why}") from why

@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fast import trees
@@ -145,6 +146,22 @@ def release(model):
 def shards(model):
     """The parts that are gathered one at a time; none if the weights are whole on all ranks."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def divided(states, weights):
+    """This rank's optimiser state, from the states that another number of ranks has saved.
+
+    A rank has some rows of a sharded weight, of its moments and of its master."""
+
+    def own_rows(name, key):
+        parts, weight = [state[name][key] for state in states], weights.get(name)
+        if weight is None or not parts[0].ndim:  # another model's; the number of steps
+            return parts[0]
+        whole = parts[0] if parts[0].shape == weight.shape else torch.cat(parts)
+        rows = -(-len(whole) // WORLD) if isinstance(weight, DTensor) else len(whole)
+        return whole[RANK * rows :][:rows].clone()
+
+    return {name: {key: own_rows(name, key) for key in states[0][name]} for name in states[0]}
 
 
 # ------------------------------------------------------------------- what flow_grpo.update() needs

@@ -112,7 +112,7 @@ def test_the_session_of_tour_md_runs():
 def test_the_dollars_of_gpu_md_are_those_that_cost_py_computes():
     command = [sys.executable, ROOT / "bench" / "cost.py"]
     table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert table.count("\n") == 6 and table in (ROOT / "docs" / "gpu.md").read_text("utf-8")
+    assert table.count("\n") == 7 and table in (ROOT / "docs" / "gpu.md").read_text("utf-8")
 
 
 def test_the_rules_decide_as_the_table_of_use_md_says():

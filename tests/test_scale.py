@@ -29,6 +29,7 @@ import transformers
 from safetensors.torch import load_file
 from test_flow_grpo import T, lesson, tiny, with_advantages
 from test_local import TINY, tokenizer
+from torch.distributed.tensor import distribute_tensor
 from torch.multiprocessing import start_processes
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -172,7 +173,7 @@ BROKEN = {  # {what: (a change of the saved data, why it is refused)}
     ),
     "a missing moment": (lambda s: s["state"]["c"].pop("exp_avg"), "the moments of c are"),
     "another step": (lambda s: s.update(step=2), "is of step 2"),
-    "another number of ranks": (lambda s: s.update(ranks=2), "another number of processes"),
+    "a missing file": (lambda s: s.update(ranks=2), "has 1 of 2 files"),
 }
 
 
@@ -577,6 +578,50 @@ def test_a_rank_samples_alone_from_gathered_weights(two):
     assert two[0]["sampled"] == [] and two[1]["sampled"] == sampled(PROMPTS)
 
 
+def moments(folder, before=None):
+    """Save what three steps make of masters and moments; or those that `before` ranks saved."""
+    sharded.start("cpu")
+    model, r = tiny().bfloat16(), torch.Generator().manual_seed(0)
+    if sharded.WORLD > 1:
+        sharded.shard(model)
+    optimizer = Masters(dict(model.named_parameters()), ADAMW)
+    if before:
+        checkpoints.restore(folder / f"by-{before}" / "step-1", optimizer)
+    for weight in [] if before else [*model.parameters()] * 3:
+        weight.grad = torch.randn(weight.shape, generator=r).bfloat16()
+        if sharded.WORLD > 1:
+            weight.grad = distribute_tensor(weight.grad, weight.device_mesh, weight.placements)
+        optimizer.step()
+    out = folder / (f"{before}-to-{sharded.WORLD}" if before else f"by-{sharded.WORLD}") / "step-1"
+    out.mkdir(parents=True, exist_ok=True)
+    state = {"ranks": sharded.WORLD, "step": 1, "state": optimizer.state_dict()}
+    torch.save(state, out / f"trainer-{sharded.RANK}.pt")
+    sharded.stop()
+
+
+def joined(folder):
+    """{(weight, moment): the whole tensor}, of the files of all ranks."""
+    files = sorted(folder.glob("step-1/trainer-*.pt"))
+    first, *others = (torch.load(file)["state"] for file in files)
+    parts = lambda name, key: [first[name][key], *(state[name][key] for state in others)]
+    return {
+        (name, key): torch.cat(parts(name, key)) if value.ndim else value
+        for name, state in first.items()
+        for key, value in state.items()
+    }
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_masters_and_moments(tmp_path):
+    for world in 1, 2:
+        ranks(world, moments, tmp_path)
+    for before, world in (2, 1), (1, 2), (2, 3):
+        ranks(world, moments, tmp_path, before)
+        wanted, found = joined(tmp_path / f"by-{before}"), joined(tmp_path / f"{before}-to-{world}")
+        assert wanted.keys() == found.keys() and {"master", "exp_avg"} < {k for _, k in found}
+        assert all(torch.equal(wanted[each], found[each]) for each in wanted)
+        assert len([*tmp_path.glob(f"{before}-to-{world}/step-1/*")]) == world
+
+
 # ----------------------------------------------------------------------------------- a whole run
 def roll_out(questions, policy, *cast, **settings):
     """The question and how often it came before decide the rollout, on whatever rank."""
@@ -663,7 +708,7 @@ def test_a_run_of_two_processes_is_that_of_one_though_the_questions_do_not_divid
 
 
 @pytest.mark.exhaustive
-def test_two_processes_resume_to_the_bit_and_another_number_is_refused(place):
+def test_two_processes_resume_to_the_bit_and_another_number_goes_on(place):
     ranks(2, run_train, words_of(place, "masters", "--dtype", "bfloat16", "--lr", "1e-6"))
     run = place / "masters"
     state = [torch.load(run / f"step-2/trainer-{rank}.pt")["state"] for rank in (0, 1)]
@@ -672,8 +717,10 @@ def test_two_processes_resume_to_the_bit_and_another_number_is_refused(place):
     assert 0 < apart(run / "step-3", place / "qwen") < 0.1
     assert same_files(run, resumed(run, place / "again", 2))
     for world in (1, 3):
-        with pytest.raises(Exception, match="written by another number of processes"):
-            resumed(run, place / f"by-{world}", world)
+        other = resumed(run, place / f"by-{world}", world)
+        assert (other / f"step-3/trainer-{world - 1}.pt").exists()
+        # rounding, which moves some weights by a gap of bfloat16
+        assert apart(run / "step-3", other / "step-3") <= 1 / 128
 
 
 def test_a_rank_without_questions_or_actions_does_not_hang(place):
