@@ -235,6 +235,9 @@ BACKENDS = ["eager"] if ARGS.cpu else ["cudagraphs", "inductor"]
 
 def update_step():
     """The update of a night's step: 16 questions x 8 rollouts, three turns with longer prompts."""
+    if not adapters.installed():
+        yield "left out: pip install peft", {}
+        return
     model = adapters.add(model_of("7b", "bfloat16"), 32)
     questions, lengths, new = (2, (24, 36, 48), 8) if ARGS.cpu else (16, (880, 1340, 1800), 150)
     n = 8 * questions
