@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COUNTS = "prefill_s ms_a_token cpu lost load".split()
 
 
+@pytest.mark.exhaustive
 def test_the_script_for_a_card_runs_on_a_cpu():
     parts = "host sample prefill update".split()
     command = [sys.executable, "bench/card.py", "--cpu", *parts]

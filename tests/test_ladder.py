@@ -78,6 +78,7 @@ def test_the_page_shows_what_the_original_prints_and_which_edits_change_nothing(
         assert printed(edited([line]), monkeypatch) == output
 
 
+@pytest.mark.exhaustive
 def test_the_page_shows_what_each_rung_and_each_fork_prints(monkeypatch, tmp_path):
     lines, rungs = [], RUNG.findall(PAGE)
     assert len(rungs) == 13
@@ -125,6 +126,7 @@ def test_what_the_page_says_of_untrained_tables_is_so(monkeypatch):
     assert (lucky[0].prompt_ids, lucky[0].ids) == ([0], [3])
 
 
+@pytest.mark.exhaustive
 def test_a_larger_beta_costs_as_the_page_says(monkeypatch):
     for beta, low, high in ((0.1, 0.84, 0.95), (1, 0, 0.2)):
         lines = "STATES, TOOLS, TURNS = 4, 4, 5", "SHARED = 8", f"CLIP, BETA = (0.2, 0.3), {beta}"
