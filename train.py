@@ -45,7 +45,7 @@ from record.checkpoints import add_row, save, say
 from record.folder import rows_of
 from record.health import advice, check_lines, cost_line, line_of, row_of
 from record.metrics import accuracy_line, calls_line, summary
-from scale import adapters, fit, masters, sharded
+from scale import adapters, fit, masters, rehearsal, sharded
 from world.mistakes import Mistake
 
 TRAINED = ("planner",)  # of solve.MODULES: those that the policy plays, and that are trained
@@ -53,62 +53,16 @@ SIGNALS = {}  # {those that have asked the run to end: when}
 
 
 def train(args):
-    """A whole run."""
-    plan_memory(args)
-    data, valid, test = three_sets(args.data, args.valid, args.test, args.limit, args.seed)
-    numbers = f"{len(data)} to train on, {len(valid)} to validate, {len(test)} to test"
-    say(f"data    {args.data}: {numbers}")
-    checkpoint = checkpoints.last_checkpoint(args.out) if args.resume else None
-    done = checkpoints.step_of(checkpoint)  # the last finished step
-    if args.steps < done:
-        raise Mistake(f"{args.out} has done {done} steps: give --steps {done} or more")
-
-    # The policy plays the planner. Fixed models play the other modules. By default that is one
-    # frozen copy of the policy as it began, which also is π_ref.
-    policy = load_policy(args, checkpoint)
-    say(f"planner {policy}")
-    loaded = {args.model: adapters.without(policy)} if args.lora else {}
-    fixed, tools, judge = solve.load_cast(args, loaded, say)
-    frozen = solve.engine_of(args.model, args, loaded) if args.beta else loaded.get(args.model)
-    cast = policy, fixed, tools, judge
-    for engine in (policy, *loaded.values()):
-        if args.sampling_bytes and isinstance(engine, local.Engine):
-            fit.give_room(engine, args.sampling_bytes, args.plain)
-    model, reference = policy.model, frozen.model if args.beta else None
-
-    # AdamW with a constant learning rate and no weight decay; any optimiser of torch may stand here
-    adamw = partial(torch.optim.AdamW, lr=args.lr, weight_decay=0.0, fused=True)
-    weights = {name: w for name, w in model.named_parameters() if w.requires_grad}
-    optimizer = masters.Masters(weights, adamw, args.optimizer_device)
-    if checkpoint:
-        checkpoints.restore(checkpoint, optimizer)
-    sharded.gather(model)  # whole weights for the rollouts; nothing to do on one device
-
-    objective = dict(
-        clip=(args.clip_low, args.clip_high),
-        beta=args.beta,
-        minibatches=args.minibatches,
-        max_grad_norm=args.max_grad_norm,
-        token_mean=args.token_mean,
-        rows=padded if args.plain else trees.rows,
-        ranks=sharded if sharded.WORLD > 1 else None,
-    )
-    token_budget = args.token_budget  # less, once memory was short
-
-    checkpoints.open_run(args, loaded, {"data": data, "valid": valid, "test": test}, done)
+    """A whole run: the steps of Flow-GRPO, with an evaluation and a checkpoint now and then."""
+    (data, valid, test), cast, frozen, reference, optimizer, objective, done = set_up(args)
+    policy, _, tools, _ = cast
+    model = policy.model  # π_θ: it plays the planner, and is trained
     due = lambda step: step % args.every == 0 or step == args.steps  # of a validation
-    if not checkpoint:
-        save(args, policy, optimizer, 0)  # a disk that is full shows now
     if done == 0:
         evaluate(args, cast, frozen, 0, "test", test)
     if due(done):  # unless a kill came after it
         evaluate(args, cast, frozen, done, "valid", valid)
     saved = time.monotonic()  # when the last checkpoint was written
-    if args.rehearse:
-        from scale import rehearsal
-    if args.rehearse and not checkpoint:
-        learn = partial(update, model, reference, optimizer, **objective)
-        say(*rehearsal.largest(args, policy, frozen, learn, Action))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
 
@@ -130,9 +84,9 @@ def train(args):
         say(*advice(row, rollouts), *(check_lines(row) if first else []))
 
         middle = time.perf_counter()
-        this_step = dict(temperature=temperature, seed=seed, token_budget=token_budget)
+        this_step = dict(temperature=temperature, seed=seed)
         metrics = update(model, reference, optimizer, actions, groups, **objective, **this_step)
-        token_budget = metrics.pop("token_budget")
+        objective["token_budget"] = metrics.pop("token_budget")  # less, once memory was short
         end = time.perf_counter()
 
         row |= metrics
@@ -141,8 +95,6 @@ def train(args):
         say(line_of(row, args.steps, middle - start, end - middle))
         if first:
             say(cost_line(rollouts, end - start, args.steps - step))
-        if args.rehearse:
-            say(rehearsal.whole_run(args, policy, middle - start, end - middle))
 
         # the same on all GPUs
         ending = sharded.any_rank(SIGNALS)
@@ -158,9 +110,11 @@ def train(args):
 
     evaluate(args, cast, frozen, args.steps, "test", test)
     sharded.stop()
-    if args.rehearse and args.steps == 1:  # this process becomes the second step, a resumed one
-        words = [sys.executable, sys.argv[0], *flags.resuming(args), "--steps", "2"]
-        os.execv(sys.executable, words)
+    if args.rehearse:
+        say(rehearsal.whole_run(args, policy, middle - start, end - middle))
+        if args.steps == 1:  # this process becomes the second step, a resumed one
+            words = [sys.executable, sys.argv[0], *flags.resuming(args), "--steps", "2"]
+            os.execv(sys.executable, words)
     trained = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
     flag = "model" if "planner" in TRAINED else TRAINED[0]
     say(f"Done. Try: python solve.py --{flag} {args.out}/{trained}")
@@ -254,6 +208,58 @@ def stop(number, frame):
 
 
 # -------------------------------------------------------------------------------- before the steps
+def set_up(args):
+    """The questions, the models, the optimiser, the settings of update(), and the last finished
+    step, of a new run or of one that goes on."""
+    plan_memory(args)
+    data, valid, test = three_sets(args.data, args.valid, args.test, args.limit, args.seed)
+    numbers = f"{len(data)} to train on, {len(valid)} to validate, {len(test)} to test"
+    say(f"data    {args.data}: {numbers}")
+    checkpoint = checkpoints.last_checkpoint(args.out) if args.resume else None
+    done = checkpoints.step_of(checkpoint)
+    if args.steps < done:
+        raise Mistake(f"{args.out} has done {done} steps: give --steps {done} or more")
+
+    # Fixed models play all modules but the planner. By default that is one frozen copy of the
+    # policy as it began, which also is π_ref.
+    policy = load_policy(args, checkpoint)
+    say(f"planner {policy}")
+    loaded = {args.model: adapters.without(policy)} if args.lora else {}
+    fixed, tools, judge = solve.load_cast(args, loaded, say)
+    frozen = solve.engine_of(args.model, args, loaded) if args.beta else loaded.get(args.model)
+    reference = frozen.model if args.beta else None  # π_ref
+    cast = policy, fixed, tools, judge
+    for engine in (policy, *loaded.values()):
+        if args.sampling_bytes and isinstance(engine, local.Engine):
+            fit.give_room(engine, args.sampling_bytes, args.plain)
+
+    # AdamW with a constant learning rate and no weight decay; any optimiser of torch may stand here
+    adamw = partial(torch.optim.AdamW, lr=args.lr, weight_decay=0.0, fused=True)
+    weights = {name: w for name, w in policy.model.named_parameters() if w.requires_grad}
+    optimizer = masters.Masters(weights, adamw, args.optimizer_device)
+    if checkpoint:
+        checkpoints.restore(checkpoint, optimizer)
+    sharded.gather(policy.model)  # whole weights for the rollouts; nothing to do on one device
+
+    objective = dict(
+        clip=(args.clip_low, args.clip_high),
+        beta=args.beta,
+        minibatches=args.minibatches,
+        max_grad_norm=args.max_grad_norm,
+        token_mean=args.token_mean,
+        token_budget=args.token_budget,
+        rows=padded if args.plain else trees.rows,
+        ranks=sharded if sharded.WORLD > 1 else None,
+    )
+    checkpoints.open_run(args, loaded, {"data": data, "valid": valid, "test": test}, done)
+    if not checkpoint:
+        save(args, policy, optimizer, 0)  # a disk that is full shows now
+    if args.rehearse and not checkpoint:
+        learn = partial(update, policy.model, reference, optimizer, **objective)
+        say(*rehearsal.largest(args, policy, frozen, learn, Action))
+    return (data, valid, test), cast, frozen, reference, optimizer, objective, done
+
+
 def load_policy(args, checkpoint):
     """The engine that is trained: the checkpoint's, or --model's, with new adapters if --lora."""
     policy = solve.load(str(checkpoint or args.model), args, trainable=True)
