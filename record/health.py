@@ -57,16 +57,15 @@ def advice(row, rollouts):
     whys = Counter(rollout.failed for rollout in rollouts if rollout.failed)
     for why, times in whys.most_common(3):
         yield f"        failed {times} times: {printable(why)}"
-    turns = sum(len(rollout.memory.steps) for rollout in rollouts)
-    if row["unreadable"] > 0.2 * turns:
-        steps = [step for rollout in rollouts for step in rollout.memory.steps]
+    steps = [step for rollout in rollouts for step in rollout.memory.steps]
+    if row["unreadable"] > 0.2 * len(steps):
         example = next(step.result for step in steps if not step.tool)
-        unread = f"{row['unreadable']} of {turns} plans"
+        unread = f"{row['unreadable']} of {len(steps)} plans"
         yield f"        {unread} could not be parsed, such as: {printable(example)}"
     for name in (key.removesuffix("_errors") for key in row if key.endswith("_errors")):
         if name != "unreadable" and row[name] >= 5 and row[f"{name}_errors"] == row[name]:
-            step = next(s for r in rollouts for s in r.memory.steps if s.tool == name)
-            why = printable(truncate(step.result, 200))
+            result = next(step.result for step in steps if step.tool == name)
+            why = printable(truncate(result, 200))
             yield f"        none of the {row[name]} calls of {name} worked, as: {why}"
     if row["flat"] == row["groups"]:
         yield "        all groups are flat: all rollouts of a question are right, or all are wrong"
