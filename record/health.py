@@ -23,16 +23,11 @@ def row_of(step, rollouts, usable, groups, flat, tools):
         "right": sum(rollout.right for rollout in usable) / max(1, len(usable)),
         # granted by the judge alone: the rules could not decide
         "judged": sum(rollout.judged and rollout.right for rollout in usable) / max(1, len(usable)),
-        "turns": found["turns"],
-        "errors": found["errors"],
-        "flat": flat,
-        "groups": len(set(groups)),
-        "failed": found["failed"],
-        "undecided": found["undecided"],
-        "plan_tokens": sum(plans) / max(1, len(plans)),
-        "cut_plans": found["cut_plans"],
-        "cut_answers": found["cut_answers"],
     }
+    names = "turns errors failed undecided cut_plans cut_answers".split()
+    row |= {name: found[name] for name in names}
+    plan_tokens = sum(plans) / max(1, len(plans))
+    row |= {"flat": flat, "groups": len(set(groups)), "plan_tokens": plan_tokens}
     for name in [*tools, "unreadable"]:
         row[name], row[f"{name}_errors"], _ = found["calls"].get(name, (0, 0, 0.0))
     return row
