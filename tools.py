@@ -48,9 +48,7 @@ class Tool:
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
-            raise ValueError(
-                "a tool without a function has one argument, 'query', for the language model"
-            )
+            raise ValueError("a tool without a function, for the language model, takes 'query'")
 
 
 # To add a tool, write one function and one entry. The function
@@ -130,9 +128,8 @@ def choose(names=None, corpus=None, cache=None):
             raise Mistake(f"{name} needs {lacking(name)} in the environment")
     corpus = str(corpus or f"{search.LIVE}en")
     live = corpus.startswith(search.LIVE)
-    if live and not re.fullmatch(
-        r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus
-    ):  # a part of a host name
+    # the language is a part of a host name
+    if live and not re.fullmatch(r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus):
         raise Mistake(f"{corpus} names no Wikipedia: give its language, as in wikipedia:de")
     if not live and not Path(corpus).is_file():
         raise Mistake(f"{corpus}: there is no such corpus")
