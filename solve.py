@@ -269,8 +269,8 @@ def load_cast(args, loaded, say):
     fixed = {module: engine_of(name, args, loaded) for module, name in names if name}
     judge = None if args.judge == "none" else engine_of(args.judge, args, loaded)
     lines = [f"{module:<7} {engine}" for module, engine in fixed.items()]
-    lines += [f"judge   {judge or 'none'}", f"tools   {', '.join(tools)}", left_out(tools), protected]
-    say(*filter(None, lines))
+    lines += [f"judge   {judge or 'none'}", f"tools   {', '.join(tools)}"]
+    say(*lines, *filter(None, [left_out(tools), protected]))
     return fixed, tools, judge and cached(judge, cache, args.max_new_tokens)
 
 
