@@ -28,14 +28,8 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedConfig
 from transformers.utils import logging
 
 from models.chat import Chat
@@ -76,10 +70,9 @@ def load(
         logging.disable_progress_bar()  # a download shows its progress; a folder needs none
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)  # before the weights, a long download
-        settings = dict(config=load_config(name), dtype=pick_dtype(dtype, device))
-        model, report = AutoModelForCausalLM.from_pretrained(
-            name, output_loading_info=True, **settings
-        )
+        settings = dict(dtype=pick_dtype(dtype, device), output_loading_info=True)
+        config = load_config(name)
+        model, report = AutoModelForCausalLM.from_pretrained(name, config=config, **settings)
     except OSError as why:
         raise Mistake(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
     except ImportError as why:
@@ -101,10 +94,8 @@ def load(
         print(remark, file=sys.stderr)
     # with the token that sample() pads with, and with another one
     if not all(ignores_padding(model, pad) for pad in (*engine.chat.stops[:1], 7)):
-        raise Mistake(
-            f"{name!r} computes nan, or reads the padding of a batch as if it were text: use "
-            "another model, or serve it and give the server's address"
-        )
+        why = "computes nan, or reads the padding of a batch as if it were text"
+        raise Mistake(f"{name!r} {why}: use another model, or a server's address")
     if name != given:
         settings = dict(is_trainable=trainable, autocast_adapter_dtype=False)
         engine.model = peft().PeftModel.from_pretrained(model, given, **settings)
@@ -278,8 +269,8 @@ class Engine:
         At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of
         a group must be able to differ. max_new_tokens None: as many as the checkpoint's
         generation_config says, or else NEW_TOKENS. A prompt without room for them is TOO_LONG."""
-        limit = self.new_tokens(max_new_tokens)
-        if limit >= (context := self.context()):
+        limit, context = self.new_tokens(max_new_tokens), self.context()
+        if limit >= context:
             why = f"leaves no room for a prompt in the {context} tokens of {self.name}"
             raise Mistake(f"--max-new-tokens {limit} {why}")
         encoded = {prompt: self.prepare(prompt, limit) for prompt in set(prompts)}
@@ -324,8 +315,7 @@ class Engine:
 
     def new_tokens(self, given: int | None) -> int:
         """The most tokens of a completion: those given, the checkpoint's, or NEW_TOKENS."""
-        own = getattr(self.model.generation_config, "max_new_tokens", None)
-        return given or own or NEW_TOKENS
+        return given or self.model.generation_config.max_new_tokens or NEW_TOKENS
 
     def context(self) -> int | float:
         """The most tokens of prompt and answer together; infinite where the model names none.
@@ -364,19 +354,15 @@ def sampling_mode(model):
     """
     neutral = {"training": False, "gradient_checkpointing": False}
     neutral["generation_config"] = GenerationConfig()
-    before = [
-        (module, name, vars(module)[name])
-        for module in model.modules()
-        for name in neutral
-        if name in vars(module)
-    ]
+    each = [vars(module) for module in model.modules()]
+    before = [{name: own[name] for name in neutral if name in own} for own in each]
     try:
-        for module, name, _ in before:
-            setattr(module, name, neutral[name])
+        for own in each:
+            own.update({name: neutral[name] for name in neutral if name in own})
         yield
     finally:
-        for module, name, value in before:
-            setattr(module, name, value)
+        for own, values in zip(each, before, strict=True):
+            own.update(values)
 
 
 def ready_to_update(model) -> None:
@@ -458,12 +444,9 @@ def joined(old, new):
 
 def weights_of(model):
     """{name: tensor}: model.state_dict() itself would free weights gathered from other GPUs."""
-    buffers = {
-        f"{path}.{name}".removeprefix("."): buffer
-        for path, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-        if name not in module._non_persistent_buffers_set
-    }
+    lost = dict(model.named_non_persistent_buffers(remove_duplicate=False))
+    buffers = model.named_buffers(remove_duplicate=False)
+    buffers = {name: buffer for name, buffer in buffers if name not in lost}
     return dict(model.named_parameters(remove_duplicate=False)) | buffers
 
 
