@@ -150,9 +150,8 @@ class Chat:
     def apply_template(self, *texts, think=None):
         """The ids of a prompt, or of a prompt and its answer."""
         name, think = self.tokenizer.name_or_path, self.think if think is None else think
-        messages = [
-            {"role": r, "content": t} for r, t in zip(("user", "assistant"), texts, strict=False)
-        ]
+        said = zip(("user", "assistant"), texts, strict=False)
+        messages = [{"role": role, "content": text} for role, text in said]
         settings = dict(add_generation_prompt=len(texts) == 1, return_dict=True)
         settings |= dict(enable_thinking=think, thinking=think)  # templates have either name for it
         if "<|channel|>" in str(self.tokenizer.chat_template):  # gpt-oss thinks in any case

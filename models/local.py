@@ -33,7 +33,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedConfig
 from transformers.utils import logging
 
 from models.chat import Chat
-from models.completion import NEW_TOKENS, TOO_LONG, Completion, is_server
+from models.completion import NEW_TOKENS, TOO_LONG, Completion, for_each, is_server
 from world.mistakes import Mistake
 
 TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
@@ -221,9 +221,7 @@ def sample(
     return [upto_stop(new, stops) for new in out[:, ids.shape[1] :].tolist()]
 
 
-def left_padded(
-    prompts: list[list[int]], pad: int, device: torch.device, shared: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def left_padded(prompts: list[list[int]], pad: int, device: torch.device, shared: int = 0):
     """(ids, mask) of the prompts, (N, P). The padding comes after their `shared` first tokens,
     which must be equal."""
     P = max(map(len, prompts))
@@ -261,9 +259,7 @@ class Engine:
         self.name = name or model.config.name_or_path
         self.fingerprint = fingerprint(self.name)
 
-    def __call__(
-        self, prompts: list[str], temperature: float = 0.0, max_new_tokens: int | None = None
-    ) -> list[Completion]:
+    def __call__(self, prompts: list[str], temperature=0.0, max_new_tokens: int | None = None):
         """[Completion] of the prompts, in their order.
 
         At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of
@@ -296,10 +292,7 @@ class Engine:
                     c.ids, c.text = ids, self.chat.decode(ids, c.prompt_ids)
                     c.cut = not ids or ids[-1] not in self.chat.stops
                 left = left[len(batch) :]
-        if temperature:
-            return completions
-        answers = dict(zip(distinct, completions, strict=True))
-        return [replace(answers[prompt]) for prompt in prompts]
+        return for_each(prompts, distinct, completions)
 
     def rows(self, tokens: int) -> int:
         """How many rows of so many tokens make a batch."""
