@@ -58,13 +58,9 @@ def prefill(model, prompts: list[list[int]], pad: int):
         positions = (mask[rows].cumsum(1) - 1).clamp(min=0)
         for at in range(start, end, CHUNK):
             columns = slice(at, min(at + CHUNK, end))
-            decoder(
-                ids[rows, columns],
-                attention_mask=mask[rows, : columns.stop],
-                position_ids=positions[:, columns],
-                past_key_values=cache,
-                use_cache=True,
-            )
+            where = {"position_ids": positions[:, columns], "past_key_values": cache}
+            where["attention_mask"] = mask[rows, : columns.stop]
+            decoder(ids[rows, columns], **where, use_cache=True)
 
     if L:
         compute(slice(1), 0, L)

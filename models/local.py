@@ -20,7 +20,6 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -50,15 +49,7 @@ class MicroBatch(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------- load
-def load(
-    name: str,
-    distribution: Callable,
-    device: str | None = None,
-    dtype: str | None = None,
-    think: bool = False,
-    prefill: Callable | None = None,
-    trainable: bool = False,
-) -> "Engine":
+def load(name, distribution, device=None, dtype=None, think=False, prefill=None, trainable=False):
     """The Engine of a folder or of a name on the hub. Mistake says why there is none.
 
     device, dtype: names; None: the best for this machine, see pick_device() and pick_dtype().
@@ -147,10 +138,8 @@ def pick_device(device: str | None) -> torch.device:
 
 def pick_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
     """The torch.dtype of that name; None: bfloat16 on a GPU that computes in it, else float32."""
-    if dtype is None:
-        half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if half else torch.float32
-    return getattr(torch, dtype)
+    half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return getattr(torch, dtype or ("bfloat16" if half else "float32"))
 
 
 def forbid_ids_without_token(model, tokenizer):
@@ -185,15 +174,7 @@ def ignores_padding(model, pad=7):
 
 
 # ----------------------------------------------------------------------------------------- sample
-def sample(
-    model,
-    prompts: list[list[int]],
-    stops: list[int],
-    temperature: float,
-    max_new_tokens: int,
-    distribution: Callable,
-    prefill: Callable | None = None,
-) -> list[list[int]]:
+def sample(model, prompts, stops, temperature, max_new_tokens, distribution, prefill=None):
     """Complete prompts, given as token lists: the ids of each completion, up to its stop token.
 
     The policy is distribution() over the whole vocabulary, and nothing else: call this in
@@ -204,6 +185,7 @@ def sample(
         ids, mask, cache = prefill(model, prompts, pad)
     else:
         ids, mask, cache = *left_padded(prompts, pad, model.device), None
+    log_pi = lambda ids, logits: distribution(logits, temperature or 1.0)
     out = model.generate(
         ids,  # (B, P) padded on the left, because generate() goes on at the right end of each row
         attention_mask=mask,
@@ -212,10 +194,7 @@ def sample(
         **(dict(do_sample=True, top_k=0, top_p=1.0) if temperature else {}),
         eos_token_id=stops or None,
         pad_token_id=pad,
-        # generate() draws from softmax(log π) = π
-        logits_processor=LogitsProcessorList(
-            [lambda ids, logits: distribution(logits, temperature or 1.0)]
-        ),
+        logits_processor=LogitsProcessorList([log_pi]),  # generate() draws from softmax(log π) = π
         synced_gpus=False,  # with several GPUs: each has all weights here, and generates on its own
     )
     return [upto_stop(new, stops) for new in out[:, ids.shape[1] :].tolist()]

@@ -95,8 +95,7 @@ def train_flags(words=None, *, tools, about):
     add("--minutes", type=float, help="save after so many minutes, too: for cards taken back")
     add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
     add("--out", help="the run's folder, which must not exist (default: runs/MODEL-seedN)")
-    help = "go on with this run; only --steps and --token-budget may change"
-    add("--resume", metavar="RUN", help=help)
+    add("--resume", metavar="RUN", help="go on with it; --steps and --token-budget may change")
     add("--rehearse", **SWITCH, help="a small run that meets what a long one does, and resumes")
     args = parser.parse_args(words)
     if is_server(args.model or ""):
@@ -121,8 +120,7 @@ def add_shared(parser, tools):
     help = "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; if lines "
     help += "have a url, web_search reads these pages alone (default: wikipedia:en)"
     add("--corpus", help=help)
-    help = "web_search and python_coder together where nothing protects your files"
-    add("--allow-unconfined", **SWITCH, help=help)
+    add("--allow-unconfined", **SWITCH, help="web_search and python_coder, your files unprotected")
     add("--cache", help="SQLite file that keeps answers of the web and verdicts of the judge")
     add("--think", **SWITCH, help="let models think, if their template can switch it")
     add("--device", choices=["cuda", "mps", "cpu"], help="default: the first there is")
