@@ -30,9 +30,9 @@ import os
 import re
 import statistics
 import sys
+from collections import namedtuple
 from pathlib import Path
 from string import ascii_uppercase
-from typing import NamedTuple
 
 from benchmarks.questions import Question, Written, check_choices
 from record.folder import replace_file
@@ -45,14 +45,9 @@ from world.mistakes import Mistake
 FILES = "https://raw.githubusercontent.com/lupantech/AgentFlow/main/test"  # /<name>/data/data.json
 
 
-class Benchmark(NamedTuple):
-    """How many items the paper used, and its accuracies (%) with Qwen2.5-7B."""
-
-    items: int
-    alone: float  # without the flow
-    frozen: float  # the flow, with a frozen planner
-    trained: float  # the flow, with a trained planner
-    sha256: str  # first 40 digits, of the file that this code was tested with
+# How many items the paper used; its accuracies (%) with Qwen2.5-7B alone, and in the flow with a
+# frozen and with a trained planner; of the file that this code was tested with, 40 digits
+Benchmark = namedtuple("Benchmark", "items alone frozen trained sha256")
 
 
 BENCHMARKS = {

@@ -37,10 +37,9 @@ REFUSABLE = "chat_template_kwargs", "top_p", "seed", "max_tokens", "temperature"
 # What servers write if a prompt, with room for its answer, does not fit. Nothing else means that:
 # an exhausted quota, too, has a maximum that is exceeded.
 OVERFLOW = re.compile(
-    r"context.?(length|size|window|limit)|context the overflows"  # nearly all; LM Studio
+    r"(?i)context.?(length|size|window|limit)|context the overflows"  # nearly all; LM Studio
     r"|(prompt|input)\b.{0,60}\btoo (long|large)"  # Claude, Ollama
-    r"|(model|allowed) length|input token count|`inputs`",  # vLLM, SGLang, Gemini, TGI
-    re.IGNORECASE,
+    r"|(model|allowed) length|input token count|`inputs`"  # vLLM, SGLang, Gemini, TGI
 )
 # A 400 that any prompt would have met: the account is used up, or the model is not loaded yet.
 # Others answer 402, 429 or 503 then.

@@ -29,15 +29,14 @@ from rewards.plain import folded, undressed
 LIMIT = 2_000  # characters of a gold or a response; a longer response is wrong: every check is fast
 LETTERED = re.compile(r"[(\[]?([A-Za-z])[)\].:]*(?:\s(.+))?", re.S)  # "B", "(b)", "B. Paris"
 NUMBER = re.compile(
-    r"""(?P<sign>[-+]?) (?P<currency>[$€£¥]?) (?P<digits>
+    r"""(?x) (?P<sign>[-+]?) (?P<currency>[$€£¥]?) (?P<digits>
         [0-9]+/[1-9][0-9]*                                  # 3/4
       | (?!0[0-9]) (?=\.?[0-9])                             # not 007, a code
         (?:[1-9][0-9]{0,2}(?:[, ][0-9]{3})+|[0-9]+)?        # 1,234 or 1 234
         (?:\.0{0,2}|\.[0-9]*[1-9])?                         # 0.5; not 3.10
         (?:e[-+][0-9]{1,3})?                                # 1e-05, as JSON writes it
     ) (?P<unit>\ ?%|\ [^\W\d_]+)?                          # 5%, 5 km
-    """,
-    re.X,
+    """
 )
 DATES = "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y"
 
