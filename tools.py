@@ -188,16 +188,13 @@ def run_calls(calls, states, tools, ask_model):
         for i, (call, state) in enumerate(zip(calls, states, strict=True)):
             if problem := problem_with(call, tools):
                 results[i] = Result(problem, error=True)
-                continue
-            tool, arguments = tools[call.tool], call.arguments
-            if tool.run is None:
-                queries[i] = arguments["query"]
-                continue
-            if tool.stateful:
-                arguments = arguments | {"state": state}
-            key = key_of[i] = str(call), i if tool.stateful else None
-            if key not in running:
-                running[key] = pool.submit(run_tool, tool.run, call.tool, arguments)
+            elif (tool := tools[call.tool]).run is None:
+                queries[i] = call.arguments["query"]
+            else:
+                key = key_of[i] = str(call), i if tool.stateful else None
+                given = call.arguments | ({"state": state} if tool.stateful else {})
+                if key not in running:
+                    running[key] = pool.submit(run_tool, tool.run, call.tool, given)
         if queries:
             results |= answer_queries(queries, ask_model)  # meanwhile, the functions run
     results |= {i: running[key].result() for i, key in key_of.items()}

@@ -84,9 +84,7 @@ def in_parts(model) -> bool:
     """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
-    return (
-        all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
-        and "position_ids" in inspect.signature(model.get_decoder().forward).parameters
-        and not getattr(config, "alibi", False)
-        and rope.get("rope_type") != "longrope"
-    )
+    kept = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+    placed = "position_ids" in inspect.signature(model.get_decoder().forward).parameters
+    columns = getattr(config, "alibi", False) or rope.get("rope_type") == "longrope"
+    return kept and placed and not columns

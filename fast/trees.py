@@ -27,7 +27,6 @@ Trees are right only for plain causal attention. A model with windows (Mistral 0
 import os
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -36,7 +35,6 @@ from models.local import MicroBatch
 
 PADDING, SMALL = 0.1, 512  # at most this share of a micro-batch is padding, unless it is small
 WINDOWS = "sliding_window", "window_size", "attention_chunk_size"  # names in configurations
-RIGHT = WeakKeyDictionary()  # {model: may its rows be trees?}
 
 
 def rows(model, actions: Sequence, token_budget: int) -> Iterator[MicroBatch]:
@@ -128,12 +126,12 @@ def mask(ends):
 
 def are_right(model) -> bool:
     """May the rows of this model be trees? Found out once, from its configuration and by trying."""
-    if model not in RIGHT:
+    if not hasattr(model, "tree_rows"):
         config = model.config.get_text_config()
         kinds = {*(getattr(config, "layer_types", None) or ["full_attention"])}
         windows = any(getattr(config, name, None) for name in WINDOWS)
-        RIGHT[model] = kinds == {"full_attention"} and not windows and one_is_right(model)
-    return RIGHT[model]
+        model.tree_rows = kinds == {"full_attention"} and not windows and one_is_right(model)
+    return model.tree_rows
 
 
 @torch.no_grad()

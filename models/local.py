@@ -24,7 +24,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -36,7 +35,6 @@ from models.completion import NEW_TOKENS, TOO_LONG, Completion, for_each, is_ser
 from world.mistakes import Mistake
 
 TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
-HEAD_IS_LAST = WeakKeyDictionary()  # {model: are its logits head(states), and nothing else?}
 
 
 class MicroBatch(NamedTuple):
@@ -361,9 +359,9 @@ def without_head(model):
     Some models bound or scale their logits behind the head (Gemma 2, Granite). These return their
     logits, and the head that is yielded changes nothing."""
     head = model.get_output_embeddings()
-    if model not in HEAD_IS_LAST:
-        HEAD_IS_LAST[model] = head_is_last(model, head)
-    if not HEAD_IS_LAST[model]:
+    if not hasattr(model, "head_is_last"):
+        model.head_is_last = head_is_last(model, head)
+    if not model.head_is_last:
         yield torch.nn.Identity()
         return
     model.set_output_embeddings(torch.nn.Identity())

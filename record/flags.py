@@ -117,8 +117,7 @@ def add_shared(parser, tools):
         add(flag_of(module), help=f"another model for the {module} alone")
     add("--judge", help="grades what the rules cannot; or none (default: --fixed; the toy none)")
     add("--tools", nargs="+", choices=tools, help="default: all that have their key")
-    help = "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; if lines "
-    help += "have a url, web_search reads these pages alone (default: wikipedia:en)"
+    help = "JSONL of title and text, and url for web_search; or wikipedia:LANGUAGE (default: en)"
     add("--corpus", help=help)
     add("--allow-unconfined", **SWITCH, help="web_search and python_coder, your files unprotected")
     add("--cache", help="SQLite file that keeps answers of the web and verdicts of the judge")
@@ -126,8 +125,7 @@ def add_shared(parser, tools):
     add("--device", choices=["cuda", "mps", "cpu"], help="default: the first there is")
     dtypes = ["float32", "bfloat16", "float16", "float64"]
     add("--dtype", choices=dtypes, help="default: bfloat16 on cuda, float32 elsewhere")
-    help = "longest completion, in tokens (default: the checkpoint's limit, or 1024; to train a "
-    help += "real model 512, --paper 2048)"
+    help = "of a completion (the checkpoint's, or 1024; to train a real model 512, --paper 2048)"
     add("--max-new-tokens", type=int, help=help)
     add("--seed", type=int, help="decides everything random (default: 0)")
     add("--plain", **SWITCH, help="without fast/: slower, the same distributions")
