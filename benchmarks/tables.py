@@ -46,7 +46,7 @@ FILES = "https://raw.githubusercontent.com/lupantech/AgentFlow/main/test"  # /<n
 
 
 # How many items the paper used; its accuracies (%) with Qwen2.5-7B alone, and in the flow with a
-# frozen and with a trained planner; of the file that this code was tested with, 40 digits
+# frozen and with a trained planner; the first 40 digits of the file that this code was tested with
 Benchmark = namedtuple("Benchmark", "items alone frozen trained sha256")
 
 

@@ -117,7 +117,7 @@ def add_shared(parser, tools):
         add(flag_of(module), help=f"another model for the {module} alone")
     add("--judge", help="grades what the rules cannot; or none (default: --fixed; the toy none)")
     add("--tools", nargs="+", choices=tools, help="default: all that have their key")
-    help = "JSONL of title and text, and url for web_search; or wikipedia:LANGUAGE (default: en)"
+    help = "what wikipedia_search (with url: web_search) reads: JSONL, or wikipedia:LANGUAGE (en)"
     add("--corpus", help=help)
     add("--allow-unconfined", **SWITCH, help="web_search and python_coder, your files unprotected")
     add("--cache", help="SQLite file that keeps answers of the web and verdicts of the judge")

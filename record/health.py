@@ -24,10 +24,10 @@ def row_of(step, rollouts, usable, groups, flat, tools):
         # granted by the judge alone: the rules could not decide
         "judged": sum(rollout.judged and rollout.right for rollout in usable) / max(1, len(usable)),
     }
-    names = "turns errors failed undecided cut_plans cut_answers".split()
-    row |= {name: found[name] for name in names}
     plan_tokens = sum(plans) / max(1, len(plans))
-    row |= {"flat": flat, "groups": len(set(groups)), "plan_tokens": plan_tokens}
+    found |= {"flat": flat, "groups": len(set(groups)), "plan_tokens": plan_tokens}
+    names = "turns errors flat groups failed undecided plan_tokens cut_plans cut_answers".split()
+    row |= {name: found[name] for name in names}
     for name in [*tools, "unreadable"]:
         row[name], row[f"{name}_errors"], _ = found["calls"].get(name, (0, 0, 0.0))
     return row
