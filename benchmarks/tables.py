@@ -99,7 +99,6 @@ def downloaded(name, cache):
         except (services.ServiceError, ValueError) as why:
             cure = f"download it by hand to {path}, or give --benchmark-dir FOLDER."
             raise Mistake(f"{url} cannot be used ({why}); {cure}") from None
-        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, body)
     if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(BENCHMARKS[name].sha256):
         note = "is not the file that benchmarks/tables.py was checked with; it may be newer."

@@ -51,7 +51,6 @@ def training(names, limit=1000, seed=0, cache=None):
             lines = [json.dumps(asdict(question)) + "\n" for question in sample(part, number, seed)]
             if not lines:
                 raise Mistake(f"{ROWS} gave no usable row of {part}: use --data FILE.")
-            path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, "".join(lines).encode())
         questions += read_questions(path)
     random.Random(f"{names} {seed}").shuffle(questions)

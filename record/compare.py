@@ -25,6 +25,7 @@ from glob import glob
 from pathlib import Path
 from statistics import fmean
 
+from record.folder import replace_file
 from record.metrics import accuracy_line, interval, summary
 from record.rollouts import read_answers
 from world.mistakes import Mistake
@@ -68,8 +69,7 @@ def compare(a, b, out=None):
             lines += ["", f"{letter} is better on {len(better)}:", *map(line_of, better[:SHOWN])]
     if out:
         file = Path(out, "differences.jsonl")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        replace_file(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
         lines += ["", f"all {len(rows)} questions that differ: {file}"]
     return [printable(line) for line in lines]
 

@@ -72,7 +72,9 @@ def identity(args, loaded, questions):
 
 # ------------------------------------------------------------------------------- files of a folder
 def replace_file(path, content):
-    """Write these bytes in one step: after a kill or a power cut, the file is old or new."""
+    """Write these bytes in one step: after a kill or a power cut, the file is old or new. Its
+    folder is made if it is missing."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     beside = f"{path}.{os.getpid()}.part"  # two processes may write the same file
     with open(beside, "wb") as file:
         file.write(content)
