@@ -57,7 +57,7 @@ from planner import Plan, Unparsed
 from record.flags import MODELS, solve_flags
 from record.folder import append, kept_rollouts, open_answers
 from record.metrics import accuracy_line, calls_line, summary
-from record.rollouts import block, record_of, trace
+from record.rollouts import block, ending, record_of, trace
 from rewards.grade import grade
 from rewards.judge import cached
 from tools import TOOLS, choose, left_out, run_calls
@@ -187,12 +187,8 @@ def roll_out(
                 step = Step(turn, "", "", "", f"Error: {plan}", error=True, verdict="CONTINUE")
                 rollout.memory.steps.append(step)
 
-        written = ask(
-            "executor",
-            turn,
-            planned,
-            lambda r: executor.prompt(r.memory.question, r.plans[-1], tools[r.plans[-1].tool]),
-        )
+        prompt = lambda r: executor.prompt(r.memory.question, r.plans[-1], tools[r.plans[-1].tool])
+        written = ask("executor", turn, planned, prompt)
         called = []  # those of `planned` whose executor wrote something: a Call, or an Unparsed
         for rollout, completion in written:
             name = rollout.plans[-1].tool
@@ -267,17 +263,14 @@ def load_cast(args, loaded, say):
     reads_web = "web_search" in tools and tools["web_search"].from_web
     if reads_web and not confined and not args.allow_unconfined:
         # A page could make the model read your files by the one and send them away by the other.
-        raise Mistake(
-            f"{protected}: leave python_coder or web_search out of --tools, or give "
-            "--allow-unconfined"
-        )
+        cure = "leave python_coder or web_search out of --tools, or give --allow-unconfined"
+        raise Mistake(f"{protected}: {cure}")
     names = [("default", args.fixed), *((name, getattr(args, name)) for name in MODELS[1:-1])]
     fixed = {module: engine_of(name, args, loaded) for module, name in names if name}
     judge = None if args.judge == "none" else engine_of(args.judge, args, loaded)
-    say(
-        *(f"{module:<7} {engine}" for module, engine in fixed.items()), f"judge   {judge or 'none'}"
-    )
-    say(f"tools   {', '.join(tools)}", *filter(None, [left_out(tools), protected]))
+    lines = [f"{module:<7} {engine}" for module, engine in fixed.items()]
+    lines += [f"judge   {judge or 'none'}", f"tools   {', '.join(tools)}"]
+    say(*lines, *filter(None, [left_out(tools), protected]))
     return fixed, tools, judge and cached(judge, cache, args.max_new_tokens)
 
 
@@ -384,9 +377,7 @@ def answer(args, cast, questions, trial, path):
                 append(path, map(record_of, rollouts))
         for rollout, question in zip(rollouts, batch, strict=True):
             if args.question:
-                print(
-                    f"Failed: {rollout.failed}" if rollout.failed else f"Answer: {rollout.answer}"
-                )
+                print(ending(rollout))
             elif not args.quiet and not args.benchmark:
                 verdict = "right" if rollout.right else f"wrong: {question.answer}"
                 print(f"{trace(question, rollout)}  ({printable(verdict)})\n", flush=True)

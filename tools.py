@@ -48,9 +48,7 @@ class Tool:
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
-            raise ValueError(
-                "a tool without a function has one argument, 'query', for the language model"
-            )
+            raise ValueError("a tool without a function, for the language model, takes 'query'")
 
 
 # To add a tool, write one function and one entry. The function
@@ -130,9 +128,8 @@ def choose(names=None, corpus=None, cache=None):
             raise Mistake(f"{name} needs {lacking(name)} in the environment")
     corpus = str(corpus or f"{search.LIVE}en")
     live = corpus.startswith(search.LIVE)
-    if live and not re.fullmatch(
-        r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus
-    ):  # a part of a host name
+    # the language is a part of a host name
+    if live and not re.fullmatch(r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus):
         raise Mistake(f"{corpus} names no Wikipedia: give its language, as in wikipedia:de")
     if not live and not Path(corpus).is_file():
         raise Mistake(f"{corpus}: there is no such corpus")
@@ -191,16 +188,13 @@ def run_calls(calls, states, tools, ask_model):
         for i, (call, state) in enumerate(zip(calls, states, strict=True)):
             if problem := problem_with(call, tools):
                 results[i] = Result(problem, error=True)
-                continue
-            tool, arguments = tools[call.tool], call.arguments
-            if tool.run is None:
-                queries[i] = arguments["query"]
-                continue
-            if tool.stateful:
-                arguments = arguments | {"state": state}
-            key = key_of[i] = str(call), i if tool.stateful else None
-            if key not in running:
-                running[key] = pool.submit(run_tool, tool.run, call.tool, arguments)
+            elif (tool := tools[call.tool]).run is None:
+                queries[i] = call.arguments["query"]
+            else:
+                key = key_of[i] = str(call), i if tool.stateful else None
+                given = call.arguments | ({"state": state} if tool.stateful else {})
+                if key not in running:
+                    running[key] = pool.submit(run_tool, tool.run, call.tool, given)
         if queries:
             results |= answer_queries(queries, ask_model)  # meanwhile, the functions run
     results |= {i: running[key].result() for i, key in key_of.items()}

@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks.questions import three_sets
+from benchmarks.training import three_sets
 from fast import trees
 from flow_grpo import Action, advantages, padded, update
 from models import local
@@ -189,10 +189,8 @@ def evaluate(args, cast, frozen, step, name, questions):
         if name == "test" or step == 0:
             say(f"calls   {calls_line(found)}")
         if step and frozen:
-            say(
-                "moved   weights by {moved_max:.2g} at most, {moved_mean:.2g} on average; "
-                "{moved_share:.1%} of them changed".format(**row)
-            )
+            line = "moved   weights by {moved_max:.2g} at most, {moved_mean:.2g} on average; "
+            say(line.format(**row) + f"{row['moved_share']:.1%} of them changed")
     checkpoints.mark_best(args.out, args.keep)
 
 
@@ -283,10 +281,9 @@ def plan_memory(args):
         return
     device = local.pick_device(args.device)
     if device.type == "cpu" and not args.device and not Path(args.model).is_dir():
-        raise Mistake(
-            f"there is no folder {args.model}, and no GPU to train a model from the hub: if the "
-            "name is right, train on a machine with a GPU, or give --device cpu"
-        )
+        why = f"there is no folder {args.model}, and no GPU to train a model from the hub"
+        cure = "if the name is right, train on a machine with a GPU, or give --device cpu"
+        raise Mistake(f"{why}: {cure}")
     names = "lora optimizer_device gradient_checkpointing token_budget".split()
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     others = {getattr(args, name) for name in flags.MODELS} - {None, "none"}

@@ -58,25 +58,6 @@ def read_questions(path):
     return questions
 
 
-def three_sets(data, valid, test, limit, seed):
-    """The questions of train.py's flags: (training, validation, test), three lists of Question.
-
-    data: a file, or names of training sets. "none" is an empty list. Without --valid, up to 64 of
-    --data are held out for it."""
-    if Path(data).exists() or data.endswith(".jsonl"):
-        questions = read_questions(data)[:limit]
-    else:
-        from benchmarks.training import training
-
-        questions = training(data, limit or 1000, seed)
-    others = [read_questions(path) if path not in (None, "none") else [] for path in (valid, test)]
-    if valid is None:
-        from benchmarks.training import held_out
-
-        questions, others[0] = held_out(questions, min(64, len(questions) // 2), seed)
-    return questions, *others
-
-
 def parse(line):
     """One line as a Question; ValueError says what is wrong with it."""
     try:
@@ -88,21 +69,16 @@ def parse(line):
         raise ValueError('not a JSON object such as {"question": "...", "answer": "..."}')
     answer = text("answer", row.get("answer"))
     solution = SOLUTION.fullmatch(answer.rstrip().rpartition("\n")[2])
-    question = Question(
-        text("question", row.get("question")),
-        solution[1] if solution else answer,
-        texts("aliases", row.get("aliases") or []),
-        texts("choices", row.get("choices") or []),
-        *("" if row.get(key) is None else str(row[key]) for key in ("id", "kind")),
-    )
+    answer = solution[1] if solution else answer
+    aliases, choices = (texts(key, row.get(key) or []) for key in ("aliases", "choices"))
+    labels = ("" if row.get(key) is None else str(row[key]) for key in ("id", "kind"))
+    question = Question(text("question", row.get("question")), answer, aliases, choices, *labels)
     if not question.question.strip() or not 0 < len(question.answer.strip()) <= LIMIT:
         raise ValueError(f"question and answer must have 1 to {LIMIT} characters")
     check_choices(question.choices, row["answer"], *row.get("aliases") or [])
     if question.choices and named_option(question.answer, question.choices) is None:
-        raise ValueError(
-            f"the answer {question.answer[:40]!r} names none of the choices, or several: "
-            "write the letter and the text of one, as in 'B. London'"
-        )
+        why = f"the answer {question.answer[:40]!r} names none of the choices, or several"
+        raise ValueError(f"{why}: write the letter and the text of one, as in 'B. London'")
     if question.kind == "gameof24" and not numbers_to_use(question):
         raise ValueError("a gameof24 question names no numbers to use")
     return question
@@ -114,10 +90,8 @@ def check_choices(choices, *golds):
     for gold in golds:
         index = type(gold) in (int, Written) and str(gold) in indices
         if index and named_option(str(gold), choices) is not None:
-            raise ValueError(
-                f"the answer {gold} can be the index or the value of an option: "
-                "write the letter of the option, or its value in quotes"
-            )
+            why = f"the answer {gold} can be the index or the value of an option"
+            raise ValueError(f"{why}: write the letter of the option, or its value in quotes")
 
 
 def text(key, value):

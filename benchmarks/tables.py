@@ -30,28 +30,24 @@ import os
 import re
 import statistics
 import sys
+from collections import namedtuple
 from pathlib import Path
-from typing import NamedTuple
+from string import ascii_uppercase
 
 from benchmarks.questions import Question, Written, check_choices
 from record.folder import replace_file
-from record.metrics import interval, markdown, summary
+from record.metrics import interval, markdown, share, summary
 from record.rollouts import read_answers
-from rewards.rules import LIMIT
+from rewards.rules import LIMIT, unlettered
 from world import services
 from world.mistakes import Mistake
 
 FILES = "https://raw.githubusercontent.com/lupantech/AgentFlow/main/test"  # /<name>/data/data.json
 
 
-class Benchmark(NamedTuple):
-    """How many items the paper used, and its accuracies (%) with Qwen2.5-7B."""
-
-    items: int
-    alone: float  # without the flow
-    frozen: float  # the flow, with a frozen planner
-    trained: float  # the flow, with a trained planner
-    sha256: str  # first 40 digits, of the file that this code was tested with
+# How many items the paper used; its accuracies (%) with Qwen2.5-7B alone, and in the flow with a
+# frozen and with a trained planner; the first 40 digits of the file that this code was tested with
+Benchmark = namedtuple("Benchmark", "items alone frozen trained sha256")
 
 
 BENCHMARKS = {
@@ -66,11 +62,8 @@ BENCHMARKS = {
     "gpqa": Benchmark(100, 34.0, 37.0, 47.0, "f95883e7748b65186f95edd256d5ada5707ed7f1"),
     "medqa": Benchmark(100, 66.0, 76.0, 80.0, "d4f09708b623a7750013b22c607495eb8872bbef"),
 }
-INSTRUCTION = re.compile(
-    r"\s*When ready, output the final answer enclosed in <answer>.{0,120}\Z", re.S
-)
+INSTRUCTION = r"(?s)\s*When ready, output the final answer enclosed in <answer>.{0,120}\Z"
 PLACES = "{}/data/data.json", "{}.json", "test/{}/data/data.json"
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def load(name, folder=None, limit=None, cache=None):
@@ -85,10 +78,8 @@ def load(name, folder=None, limit=None, cache=None):
         path = downloaded(name, cache_folder(cache))
     questions, number = read_items(path, name), BENCHMARKS[name].items
     if limit is None and len(questions) < number:
-        print(
-            f"{name}: the file has {len(questions)} items, the paper used {number}.",
-            file=sys.stderr,
-        )
+        fewer = f"the file has {len(questions)} items, the paper used {number}."
+        print(f"{name}: {fewer}", file=sys.stderr)
     return questions[: limit or number]
 
 
@@ -106,11 +97,8 @@ def downloaded(name, cache):
             body = services.download(url)
             json.loads(body)  # not the page of a hotel's network
         except (services.ServiceError, ValueError) as why:
-            raise Mistake(
-                f"{url} cannot be used ({why}); download it by hand to {path}, "
-                "or give --benchmark-dir FOLDER."
-            ) from None
-        path.parent.mkdir(parents=True, exist_ok=True)
+            cure = f"download it by hand to {path}, or give --benchmark-dir FOLDER."
+            raise Mistake(f"{url} cannot be used ({why}); {cure}") from None
         replace_file(path, body)
     if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(BENCHMARKS[name].sha256):
         note = "is not the file that benchmarks/tables.py was checked with; it may be newer."
@@ -143,7 +131,7 @@ def question_of(row, name, position):
         -> Question("Which?\\nA. x\\nB. y", "B. y", choices=("x", "y"), kind="gpqa")
     """
     texts = [row.get(key) for key in ("query", "question", "Question")]
-    texts = [INSTRUCTION.sub("", text).strip() for text in texts if isinstance(text, str)]
+    texts = [re.sub(INSTRUCTION, "", text).strip() for text in texts if isinstance(text, str)]
     if not any(texts):
         raise ValueError('it has no "query" or "question"')
     text, gold = next(filter(None, texts)), row.get("answer", row.get("Final answer"))
@@ -151,7 +139,8 @@ def question_of(row, name, position):
     choices = choices_of(row.get("choices") or row.get("options") or [])
     if choices:
         check_choices(choices, gold)
-        options = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
+        lettered = zip(ascii_uppercase, choices, strict=False)
+        options = [f"{letter}. {choice}" for letter, choice in lettered]
         golds = [option for option in options if answer in (option, option[0], option[3:])]
         if not golds:
             raise ValueError(f"the answer {answer[:60]!r} is none of the options")
@@ -160,9 +149,8 @@ def question_of(row, name, position):
             text = "\n".join([text, *options])
     if name == "gameof24":
         answer, aliases = " ".join(map(str, row["question"])), [answer, *aliases]
-    return Question(
-        text, answer, tuple(aliases), tuple(choices), str(row.get("pid", position)), name
-    )
+    id = str(row.get("pid", position))
+    return Question(text, answer, tuple(aliases), tuple(choices), id, name)
 
 
 def gold_texts(value):
@@ -178,12 +166,7 @@ def choices_of(value):
     """The options without letters: ["A. 0.9", "B. 2"], "['A. 0.9', 'B. 2']" -> ["0.9", "2"]"""
     if isinstance(value, str):
         value = ast.literal_eval(value)  # reads a list, executes nothing
-    choices = [str(choice).strip() for choice in value]
-    matches = [
-        re.fullmatch(rf"\(?{letter}[.):]\s*(.+)", choice, re.S)
-        for letter, choice in zip(LETTERS, choices, strict=False)
-    ]
-    return [match[1] for match in matches] if all(matches) else choices
+    return unlettered([str(choice).strip() for choice in value])
 
 
 def write_table(folder):
@@ -193,9 +176,7 @@ def write_table(folder):
         rollouts = [rollout for question in trials for rollout in question]
         found, n = summary(rollouts), len(trials)
         low, high = interval(found["accuracy"], n)
-        each = [
-            100 * statistics.fmean(r.right for r in trial) for trial in zip(*trials, strict=True)
-        ]
+        each = [100 * share(r.right for r in trial) for trial in zip(*trials, strict=True)]
         spread = f" ({statistics.stdev(each):.1f})" if len(each) > 1 else ""
         paper = BENCHMARKS[name]
         shares = "".join(f", {tool} {calls[0]}" for tool, calls in found["calls"].items())

@@ -1,5 +1,6 @@
 """The paper's two training sets, and the split into questions for training and for validation.
 
+    three_sets(data, valid, test, limit, seed)   (train, valid, test), as train.py's flags say
     training("nq+deepmath", 1000, 0)  a sample of Natural Questions and DeepMath-103K, half each
     held_out(questions, 100, 0)       (train, valid): no question of valid is also in train
 
@@ -12,6 +13,7 @@ import random
 import re
 import unicodedata
 from dataclasses import asdict
+from pathlib import Path
 
 from benchmarks.questions import Question, read_questions
 from benchmarks.tables import BENCHMARKS, cache_folder, gold_texts
@@ -36,13 +38,11 @@ def training(names, limit=1000, seed=0, cache=None):
     """
     parts = list(dict.fromkeys(names.split("+")))
     for part in parts:
-        if part in BENCHMARKS:
-            raise Mistake(
-                f"{part} is a test benchmark: trained or chosen on it, a policy's accuracy there "
-                f"would say nothing; use {' or '.join(TRAINING)}."
-            )
         if part not in TRAINING:
-            raise Mistake(f"no training set is called {part!r}; use {' or '.join(TRAINING)}.")
+            why = f"no training set is called {part!r}"
+            if part in BENCHMARKS:
+                why = f"{part} is a test benchmark: trained or chosen on it, accuracy says nothing"
+            raise Mistake(f"{why}; use {' or '.join(TRAINING)}.")
     questions = []
     for i, part in enumerate(parts):
         number = limit // len(parts) + (i < limit % len(parts))
@@ -51,11 +51,25 @@ def training(names, limit=1000, seed=0, cache=None):
             lines = [json.dumps(asdict(question)) + "\n" for question in sample(part, number, seed)]
             if not lines:
                 raise Mistake(f"{ROWS} gave no usable row of {part}: use --data FILE.")
-            path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, "".join(lines).encode())
         questions += read_questions(path)
     random.Random(f"{names} {seed}").shuffle(questions)
     return questions
+
+
+def three_sets(data, valid, test, limit, seed):
+    """The questions of train.py's flags: (training, validation, test), three lists of Question.
+
+    data: a file, or names of training sets. "none" is an empty list. Without --valid, up to 64 of
+    --data are held out for it."""
+    if Path(data).exists() or data.endswith(".jsonl"):
+        questions = read_questions(data)[:limit]
+    else:
+        questions = training(data, limit or 1000, seed)
+    others = [read_questions(path) if path not in (None, "none") else [] for path in (valid, test)]
+    if valid is None:
+        questions, others[0] = held_out(questions, min(64, len(questions) // 2), seed)
+    return questions, *others
 
 
 def sample(name, number, seed):
@@ -77,14 +91,12 @@ def rows(session, name, offset, length):
     """The API's answer: {"rows": [`length` rows from `offset` on], "num_rows_total": of the set}"""
     dataset, config = TRAINING[name]
     where = {"dataset": dataset, "config": config, "split": "train"}
+    where |= {"offset": offset, "length": length}
     try:
-        where |= {"offset": offset, "length": length}
         return services.api(session, "GET", ROWS, params=where)
     except services.ServiceError as why:
-        raise Mistake(
-            f"{dataset} cannot be downloaded: {why}; try later, or use --data FILE with questions "
-            "of your own."
-        ) from None
+        cure = "try later, or use --data FILE with questions of your own."
+        raise Mistake(f"{dataset} cannot be downloaded: {why}; {cure}") from None
 
 
 def question_of(entry, name):

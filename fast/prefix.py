@@ -37,9 +37,7 @@ CHUNK = 256  # columns of prompts that are computed at a time
 
 
 @torch.no_grad()
-def prefill(
-    model, prompts: list[list[int]], pad: int
-) -> tuple[torch.Tensor, torch.Tensor, DynamicCache | None]:
+def prefill(model, prompts: list[list[int]], pad: int):
     """(ids, mask, cache): the padded prompts (N, P), and the cache of what has been computed.
 
     generate() computes what is not in the cache: of each row at least the last token. cache None:
@@ -60,13 +58,9 @@ def prefill(
         positions = (mask[rows].cumsum(1) - 1).clamp(min=0)
         for at in range(start, end, CHUNK):
             columns = slice(at, min(at + CHUNK, end))
-            decoder(
-                ids[rows, columns],
-                attention_mask=mask[rows, : columns.stop],
-                position_ids=positions[:, columns],
-                past_key_values=cache,
-                use_cache=True,
-            )
+            where = {"position_ids": positions[:, columns], "past_key_values": cache}
+            where["attention_mask"] = mask[rows, : columns.stop]
+            decoder(ids[rows, columns], **where, use_cache=True)
 
     if L:
         compute(slice(1), 0, L)
@@ -90,9 +84,7 @@ def in_parts(model) -> bool:
     """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
-    return (
-        all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
-        and "position_ids" in inspect.signature(model.get_decoder().forward).parameters
-        and not getattr(config, "alibi", False)
-        and rope.get("rope_type") != "longrope"
-    )
+    kept = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+    placed = "position_ids" in inspect.signature(model.get_decoder().forward).parameters
+    columns = getattr(config, "alibi", False) or rope.get("rope_type") == "longrope"
+    return kept and placed and not columns

@@ -24,9 +24,9 @@ Trees are right only for plain causal attention. A model with windows (Mistral 0
 (Bloom) or a recurrent state (Mamba, Qwen3.5) gets a row for each action: are_right() finds out.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -35,7 +35,6 @@ from models.local import MicroBatch
 
 PADDING, SMALL = 0.1, 512  # at most this share of a micro-batch is padding, unless it is small
 WINDOWS = "sliding_window", "window_size", "attention_chunk_size"  # names in configurations
-RIGHT = WeakKeyDictionary()  # {model: may its rows be trees?}
 
 
 def rows(model, actions: Sequence, token_budget: int) -> Iterator[MicroBatch]:
@@ -76,7 +75,7 @@ def shared_rows(model, actions, token_budget):
     together = are_right(model)
     for action in sorted(actions, key=sequence):
         ids = sequence(action)
-        shared = common(before, ids) if found and together else 0
+        shared = len(os.path.commonprefix([before, ids])) if found and together else 0
         nodes, row = found[-1] if found else (0, [])
         others, total, before = nodes - shared, nodes + len(ids) - shared, ids
         if shared and others**2 <= shared * (shared + 6 * width) and total <= token_budget:
@@ -86,25 +85,19 @@ def shared_rows(model, actions, token_budget):
     return found
 
 
-def common(one, other):
-    """The length of the prefix that two lists share."""
-    different = (n for n, (x, y) in enumerate(zip(one, other, strict=False)) if x != y)
-    return next(different, min(len(one), len(other)))
-
-
 def tree(row):
-    """The nodes of a row: tokens, positions, ends; and of each action the nodes that predict it."""
+    """The nodes of a row: tokens, positions, ends; and those that predict its actions."""
     ids, depths, ends, path, predicting = [], [], [], [], []  # path: nodes of the sequence before
     for action in row:
         read = sequence(action)
-        shared = common([ids[node] for node in path], read)
+        shared = len(os.path.commonprefix([[ids[node] for node in path], read]))
         for node in path[shared:]:
             ends[node] = len(ids)
         path = path[:shared] + list(range(len(ids), len(ids) + len(read) - shared))
         ids += read[shared:]
         depths += range(shared, len(read))
         ends += [0] * (len(read) - shared)
-        predicting.append(path[len(action.prompt_ids) - 1 :])
+        predicting += path[len(action.prompt_ids) - 1 :]
     for node in path:
         ends[node] = len(ids)
     return ids, depths, ends, predicting
@@ -117,12 +110,7 @@ def layout(rows):
         pad_sequence([torch.tensor(numbers) for numbers in each], batch_first=True)  # (B, L)
         for each in list(zip(*trees, strict=True))[:3]
     )
-    place = [
-        number * x.shape[1] + node
-        for number, (*_, predicting) in enumerate(trees)
-        for nodes in predicting
-        for node in nodes
-    ]
+    place = [n * x.shape[1] + node for n, (*_, nodes) in enumerate(trees) for node in nodes]
     branched = any(len(row) > 1 for row in rows)
     settings = {"position_ids": depths, "attention_mask": mask(ends)} if branched else {}
     actions = [action for row in rows for action in row]
@@ -138,12 +126,12 @@ def mask(ends):
 
 def are_right(model) -> bool:
     """May the rows of this model be trees? Found out once, from its configuration and by trying."""
-    if model not in RIGHT:
+    if not hasattr(model, "tree_rows"):
         config = model.config.get_text_config()
         kinds = {*(getattr(config, "layer_types", None) or ["full_attention"])}
         windows = any(getattr(config, name, None) for name in WINDOWS)
-        RIGHT[model] = kinds == {"full_attention"} and not windows and one_is_right(model)
-    return RIGHT[model]
+        model.tree_rows = kinds == {"full_attention"} and not windows and one_is_right(model)
+    return model.tree_rows
 
 
 @torch.no_grad()

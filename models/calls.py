@@ -60,6 +60,7 @@ NOISE = (
     r"|to=|functions?\b\.?|:\d+|(?:assistant|commentary|json)\b)*+"
 )
 NAMED = re.compile(rf"(?s){NOISE}(\w+){NOISE}(\{{.*\}})?{NOISE}")
+STRING = re.compile(r"""(["'])(?:\\.|(?!\1)[^\\])*+\1?""", re.DOTALL)  # even with line breaks
 TAGGED = re.compile(
     r'(?s)<(?:parameter=|parameter name="|arg_key>)(\w+)(?:"?>|</arg_key>\s*<arg_value>)\n?'
     r"((?:(?!<parameter|<arg_key).)*?)\n?</(?:parameter|arg_value)>"
@@ -159,18 +160,16 @@ def read_python(source, names):
         body = ast.parse(with_escaped_breaks(source)).body
     match body:
         case [ast.Expr(ast.Call(ast.Name(called), args, keywords))]:
-            pairs = [
-                *zip(names, args, strict=False),
-                *((keyword.arg, keyword.value) for keyword in keywords),
-            ]
+            named = [(keyword.arg, keyword.value) for keyword in keywords]
         case [ast.Expr(ast.Call())]:
             raise ValueError("there must be one call of the tool by its name")
         case _:
             raise ValueError("there must be one call and nothing else")
     if len(args) > len(names):
         raise ValueError(f"the tool has no argument number {len(args)}")
-    if not all(keyword.arg for keyword in keywords):
+    if None in dict(named):
         raise ValueError("each argument must be written out: no **")
+    pairs = [*zip(names, args, strict=False), *named]
     try:
         literals = [(name, ast.literal_eval(value)) for name, value in pairs]
     except (ValueError, TypeError) as why:  # TypeError: a literal such as {[]: 1}
@@ -180,16 +179,8 @@ def read_python(source, names):
 
 def with_escaped_breaks(source):
     """f(x="one<line break>two") -> f(x="one\\ntwo")"""
-    written, quote, escaped = [], "", False  # quote: the one that began this string; "" outside
-    for c in source:
-        written.append("\\n" if c == "\n" and quote and not escaped else c)
-        if escaped or c == "\\":
-            escaped = not escaped
-        elif c == quote:
-            quote = ""
-        elif not quote and c in "'\"":
-            quote = c
-    return "".join(written)
+    escape = lambda string: re.sub(r"(\\.)|\n", lambda m: m[1] or r"\n", string[0], flags=re.S)
+    return STRING.sub(escape, source)
 
 
 def read_json(source):

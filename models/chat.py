@@ -50,9 +50,8 @@ HARMONY = (
 # What may enclose the answer that follows: <|START_RESPONSE|>, <|begin_of_box|>, <response>
 FRAME = r"(?:<\|[^\s<>|]{1,60}\|>|</?response>)"
 LIKE_A_THOUGHT = re.compile(
-    r"[<\[◁][|｜]?/?[\w:▁]*(?:think|thought|reason|ponder|scratchpad|monologue|reflection)"
-    r"[\w:▁]*[|｜]?[>\]▷]",
-    re.IGNORECASE,
+    r"(?i)[<\[◁][|｜]?/?[\w:▁]*(?:think|thought|reason|ponder|scratchpad|monologue|reflection)"
+    r"[\w:▁]*[|｜]?[>\]▷]"
 )
 
 # Tags that our own prompts ask for (generator.py): they stay. If your PROMPT has others, add them.
@@ -63,7 +62,7 @@ OURS = "<answer>", "</answer>"
 # the first character is matched, the rest is a look-ahead of bounded length: so tokens may overlap,
 # and the time is linear.
 SHAPE = re.compile(
-    r"""
+    r"""(?x)
       <(?=  \|(?=\S)[^\n<>|]{1,60}(?<=\S)\|>              # <|im_end|>, and with spaces inside
           | \|[^\s<>|]{1,60}>  |  /?[^\s<>|]{1,60}\|>     # <|turn>  <turn|>
           | /?(?:\w{1,20}:)?(?:                           # an optional prefix, as in <seed:eos>:
@@ -75,8 +74,7 @@ SHAPE = re.compile(
           | /?[a-z]?[A-Z]{2}[A-Z\d_]{1,60}\]              # [INST] [/TOOL_CALLS] [gMASK]
           | \w{1,3}~\[  )  |  \](?= ~!?\w{1,3}[\]\[]  )   # [e~[  ]~b]  ]~!b[
     | ◁(?=  /?\w{1,20}▷  )                                # ◁think▷
-    """,
-    re.VERBOSE,
+    """
 )
 # Tokenizers may read a full-width ＜ as <.
 FULL_WIDTH = {c: unicodedata.normalize("NFKC", chr(c))[:1] for c in range(0xFE50, 0xFFE7)}
@@ -150,9 +148,8 @@ class Chat:
     def apply_template(self, *texts, think=None):
         """The ids of a prompt, or of a prompt and its answer."""
         name, think = self.tokenizer.name_or_path, self.think if think is None else think
-        messages = [
-            {"role": r, "content": t} for r, t in zip(("user", "assistant"), texts, strict=False)
-        ]
+        said = zip(("user", "assistant"), texts, strict=False)
+        messages = [{"role": role, "content": text} for role, text in said]
         settings = dict(add_generation_prompt=len(texts) == 1, return_dict=True)
         settings |= dict(enable_thinking=think, thinking=think)  # templates have either name for it
         if "<|channel|>" in str(self.tokenizer.chat_template):  # gpt-oss thinks in any case

@@ -9,7 +9,7 @@ since the policy has to learn to end; a completion that was cut at max_new_token
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from world.text import printable
 
@@ -29,6 +29,14 @@ class Completion:
     @property
     def tokens(self) -> int:
         return self.usage or len(self.prompt_ids) + len(self.ids)
+
+
+def for_each(prompts, distinct, completions):
+    """The completions of the distinct prompts, for each prompt one of its own."""
+    if len(distinct) == len(prompts):
+        return completions
+    answers = dict(zip(distinct, completions, strict=True))
+    return [replace(answers[prompt]) for prompt in prompts]
 
 
 def outage(error: str) -> bool:

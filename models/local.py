@@ -20,30 +20,21 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedConfig
 from transformers.utils import logging
 
 from models.chat import Chat
-from models.completion import NEW_TOKENS, TOO_LONG, Completion, is_server
+from models.completion import NEW_TOKENS, TOO_LONG, Completion, for_each, is_server
 from world.mistakes import Mistake
 
 TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
-HEAD_IS_LAST = WeakKeyDictionary()  # {model: are its logits head(states), and nothing else?}
 
 
 class MicroBatch(NamedTuple):
@@ -56,15 +47,7 @@ class MicroBatch(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------- load
-def load(
-    name: str,
-    distribution: Callable,
-    device: str | None = None,
-    dtype: str | None = None,
-    think: bool = False,
-    prefill: Callable | None = None,
-    trainable: bool = False,
-) -> "Engine":
+def load(name, distribution, device=None, dtype=None, think=False, prefill=None, trainable=False):
     """The Engine of a folder or of a name on the hub. Mistake says why there is none.
 
     device, dtype: names; None: the best for this machine, see pick_device() and pick_dtype().
@@ -76,10 +59,9 @@ def load(
         logging.disable_progress_bar()  # a download shows its progress; a folder needs none
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)  # before the weights, a long download
-        settings = dict(config=load_config(name), dtype=pick_dtype(dtype, device))
-        model, report = AutoModelForCausalLM.from_pretrained(
-            name, output_loading_info=True, **settings
-        )
+        settings = dict(dtype=pick_dtype(dtype, device), output_loading_info=True)
+        config = load_config(name)
+        model, report = AutoModelForCausalLM.from_pretrained(name, config=config, **settings)
     except OSError as why:
         raise Mistake(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
     except ImportError as why:
@@ -101,10 +83,8 @@ def load(
         print(remark, file=sys.stderr)
     # with the token that sample() pads with, and with another one
     if not all(ignores_padding(model, pad) for pad in (*engine.chat.stops[:1], 7)):
-        raise Mistake(
-            f"{name!r} computes nan, or reads the padding of a batch as if it were text: use "
-            "another model, or serve it and give the server's address"
-        )
+        why = "computes nan, or reads the padding of a batch as if it were text"
+        raise Mistake(f"{name!r} {why}: use another model, or a server's address")
     if name != given:
         settings = dict(is_trainable=trainable, autocast_adapter_dtype=False)
         engine.model = peft().PeftModel.from_pretrained(model, given, **settings)
@@ -156,10 +136,8 @@ def pick_device(device: str | None) -> torch.device:
 
 def pick_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
     """The torch.dtype of that name; None: bfloat16 on a GPU that computes in it, else float32."""
-    if dtype is None:
-        half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if half else torch.float32
-    return getattr(torch, dtype)
+    half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return getattr(torch, dtype or ("bfloat16" if half else "float32"))
 
 
 def forbid_ids_without_token(model, tokenizer):
@@ -194,15 +172,7 @@ def ignores_padding(model, pad=7):
 
 
 # ----------------------------------------------------------------------------------------- sample
-def sample(
-    model,
-    prompts: list[list[int]],
-    stops: list[int],
-    temperature: float,
-    max_new_tokens: int,
-    distribution: Callable,
-    prefill: Callable | None = None,
-) -> list[list[int]]:
+def sample(model, prompts, stops, temperature, max_new_tokens, distribution, prefill=None):
     """Complete prompts, given as token lists: the ids of each completion, up to its stop token.
 
     The policy is distribution() over the whole vocabulary, and nothing else: call this in
@@ -213,6 +183,7 @@ def sample(
         ids, mask, cache = prefill(model, prompts, pad)
     else:
         ids, mask, cache = *left_padded(prompts, pad, model.device), None
+    log_pi = lambda ids, logits: distribution(logits, temperature or 1.0)
     out = model.generate(
         ids,  # (B, P) padded on the left, because generate() goes on at the right end of each row
         attention_mask=mask,
@@ -221,18 +192,13 @@ def sample(
         **(dict(do_sample=True, top_k=0, top_p=1.0) if temperature else {}),
         eos_token_id=stops or None,
         pad_token_id=pad,
-        # generate() draws from softmax(log π) = π
-        logits_processor=LogitsProcessorList(
-            [lambda ids, logits: distribution(logits, temperature or 1.0)]
-        ),
+        logits_processor=LogitsProcessorList([log_pi]),  # generate() draws from softmax(log π) = π
         synced_gpus=False,  # with several GPUs: each has all weights here, and generates on its own
     )
     return [upto_stop(new, stops) for new in out[:, ids.shape[1] :].tolist()]
 
 
-def left_padded(
-    prompts: list[list[int]], pad: int, device: torch.device, shared: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def left_padded(prompts: list[list[int]], pad: int, device: torch.device, shared: int = 0):
     """(ids, mask) of the prompts, (N, P). The padding comes after their `shared` first tokens,
     which must be equal."""
     P = max(map(len, prompts))
@@ -270,16 +236,14 @@ class Engine:
         self.name = name or model.config.name_or_path
         self.fingerprint = fingerprint(self.name)
 
-    def __call__(
-        self, prompts: list[str], temperature: float = 0.0, max_new_tokens: int | None = None
-    ) -> list[Completion]:
+    def __call__(self, prompts: list[str], temperature=0.0, max_new_tokens: int | None = None):
         """[Completion] of the prompts, in their order.
 
         At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of
         a group must be able to differ. max_new_tokens None: as many as the checkpoint's
         generation_config says, or else NEW_TOKENS. A prompt without room for them is TOO_LONG."""
-        limit = self.new_tokens(max_new_tokens)
-        if limit >= (context := self.context()):
+        limit, context = self.new_tokens(max_new_tokens), self.context()
+        if limit >= context:
             why = f"leaves no room for a prompt in the {context} tokens of {self.name}"
             raise Mistake(f"--max-new-tokens {limit} {why}")
         encoded = {prompt: self.prepare(prompt, limit) for prompt in set(prompts)}
@@ -305,10 +269,7 @@ class Engine:
                     c.ids, c.text = ids, self.chat.decode(ids, c.prompt_ids)
                     c.cut = not ids or ids[-1] not in self.chat.stops
                 left = left[len(batch) :]
-        if temperature:
-            return completions
-        answers = dict(zip(distinct, completions, strict=True))
-        return [replace(answers[prompt]) for prompt in prompts]
+        return for_each(prompts, distinct, completions)
 
     def rows(self, tokens: int) -> int:
         """How many rows of so many tokens make a batch."""
@@ -324,8 +285,7 @@ class Engine:
 
     def new_tokens(self, given: int | None) -> int:
         """The most tokens of a completion: those given, the checkpoint's, or NEW_TOKENS."""
-        own = getattr(self.model.generation_config, "max_new_tokens", None)
-        return given or own or NEW_TOKENS
+        return given or self.model.generation_config.max_new_tokens or NEW_TOKENS
 
     def context(self) -> int | float:
         """The most tokens of prompt and answer together; infinite where the model names none.
@@ -364,19 +324,15 @@ def sampling_mode(model):
     """
     neutral = {"training": False, "gradient_checkpointing": False}
     neutral["generation_config"] = GenerationConfig()
-    before = [
-        (module, name, vars(module)[name])
-        for module in model.modules()
-        for name in neutral
-        if name in vars(module)
-    ]
+    each = [vars(module) for module in model.modules()]
+    before = [{name: own[name] for name in neutral if name in own} for own in each]
     try:
-        for module, name, _ in before:
-            setattr(module, name, neutral[name])
+        for own in each:
+            own.update({name: neutral[name] for name in neutral if name in own})
         yield
     finally:
-        for module, name, value in before:
-            setattr(module, name, value)
+        for own, values in zip(each, before, strict=True):
+            own.update(values)
 
 
 def ready_to_update(model) -> None:
@@ -403,9 +359,9 @@ def without_head(model):
     Some models bound or scale their logits behind the head (Gemma 2, Granite). These return their
     logits, and the head that is yielded changes nothing."""
     head = model.get_output_embeddings()
-    if model not in HEAD_IS_LAST:
-        HEAD_IS_LAST[model] = head_is_last(model, head)
-    if not HEAD_IS_LAST[model]:
+    if not hasattr(model, "head_is_last"):
+        model.head_is_last = head_is_last(model, head)
+    if not model.head_is_last:
         yield torch.nn.Identity()
         return
     model.set_output_embeddings(torch.nn.Identity())
@@ -458,12 +414,9 @@ def joined(old, new):
 
 def weights_of(model):
     """{name: tensor}: model.state_dict() itself would free weights gathered from other GPUs."""
-    buffers = {
-        f"{path}.{name}".removeprefix("."): buffer
-        for path, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-        if name not in module._non_persistent_buffers_set
-    }
+    lost = dict(model.named_non_persistent_buffers(remove_duplicate=False))
+    buffers = model.named_buffers(remove_duplicate=False)
+    buffers = {name: buffer for name, buffer in buffers if name not in lost}
     return dict(model.named_parameters(remove_duplicate=False)) | buffers
 
 

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import torch
 
 from models.chat import after_thinking, defuse, plain_thoughts
-from models.completion import NEW_TOKENS, TOO_LONG, Completion
+from models.completion import NEW_TOKENS, TOO_LONG, Completion, for_each
 from world import services
 from world.mistakes import Mistake
 from world.text import printable, truncate, visible
@@ -37,10 +37,9 @@ REFUSABLE = "chat_template_kwargs", "top_p", "seed", "max_tokens", "temperature"
 # What servers write if a prompt, with room for its answer, does not fit. Nothing else means that:
 # an exhausted quota, too, has a maximum that is exceeded.
 OVERFLOW = re.compile(
-    r"context.?(length|size|window|limit)|context the overflows"  # nearly all; LM Studio
+    r"(?i)context.?(length|size|window|limit)|context the overflows"  # nearly all; LM Studio
     r"|(prompt|input)\b.{0,60}\btoo (long|large)"  # Claude, Ollama
-    r"|(model|allowed) length|input token count|`inputs`",  # vLLM, SGLang, Gemini, TGI
-    re.IGNORECASE,
+    r"|(model|allowed) length|input token count|`inputs`"  # vLLM, SGLang, Gemini, TGI
 )
 # A 400 that any prompt would have met: the account is used up, or the model is not loaded yet.
 # Others answer 402, 429 or 503 then.
@@ -102,32 +101,24 @@ class Server:
     def __str__(self):
         return f"{shown(self.name)} | a server at {self.host}"
 
-    def __call__(
-        self, prompts: list[str], temperature: float = 0.0, max_new_tokens: int | None = None
-    ) -> list[Completion]:
+    def __call__(self, prompts: list[str], temperature=0.0, max_new_tokens: int | None = None):
         """[Completion] of the prompts, in their order. At temperature 0, equal ones are sent once.
 
         Above it, each request has a seed of its own, drawn from torch. So torch.manual_seed decides
         the samples of a server, too, if it takes seeds."""
         distinct = list(prompts) if temperature else list(dict.fromkeys(prompts))
-        bodies = []
-        for prompt in distinct:
-            body = {
-                "model": self.name,
-                "messages": [{"role": "user", "content": defuse(prompt)}],
-                "temperature": float(temperature),
-                "max_tokens": max_new_tokens or NEW_TOKENS,
-                "chat_template_kwargs": {"enable_thinking": self.think, "thinking": self.think},
-            }
-            if temperature:
-                body |= {"top_p": 1.0, "seed": torch.randint(2**31, ()).item()}
-            bodies.append(body)
+        same = {
+            "model": self.name,
+            "temperature": float(temperature),
+            "max_tokens": max_new_tokens or NEW_TOKENS,
+            "chat_template_kwargs": {"enable_thinking": self.think, "thinking": self.think},
+        }
+        bodies = [{"messages": [{"role": "user", "content": defuse(p)}], **same} for p in distinct]
+        for body in bodies if temperature else ():
+            body |= {"top_p": 1.0, "seed": torch.randint(2**31, ()).item()}
         with ThreadPoolExecutor(self.at_once) as pool:
             completions = list(pool.map(self.request, bodies))
-        if temperature:
-            return completions
-        answers = dict(zip(distinct, completions, strict=True))
-        return [replace(answers[prompt]) for prompt in prompts]
+        return for_each(prompts, distinct, completions)
 
     def request(self, body: dict) -> Completion:
         """The Completion of one request; if the request fails, a Completion with its error.

@@ -25,6 +25,7 @@ from glob import glob
 from pathlib import Path
 from statistics import fmean
 
+from record.folder import replace_file
 from record.metrics import accuracy_line, interval, summary
 from record.rollouts import read_answers
 from world.mistakes import Mistake
@@ -47,10 +48,8 @@ def compare(a, b, out=None):
     firsts = [[trials[0] for name in names for trials in answers[name]] for answers in both]
     questions, others = ([(first.question, first.gold) for first in side] for side in firsts)
     if questions != others:
-        raise Mistake(
-            f"{a} and {b} have answered different questions ({len(questions)} and "
-            f"{len(others)}): let both runs finish, with the same questions and the same --limit"
-        )
+        why = f"{a} and {b} have answered different questions ({len(questions)} and {len(others)})"
+        raise Mistake(f"{why}: let both runs finish, with the same questions and the same --limit")
     if not any(gold for _, gold in questions):
         raise Mistake("nothing to compare: no question has a gold answer, so none was graded")
     different = "; ".join(different_settings(folders[0][0], folders[1][0])) or "none"
@@ -62,20 +61,15 @@ def compare(a, b, out=None):
         lines += ["", name, *statistics(*sides)]
         if max(map(len, folders)) > 1:
             lines.append(seeds_line(*each, names if name == "all" else [name]))
-    rows = [
-        row_of(name, a, b)
-        for name in names
-        for a, b in zip(*sets[name], strict=True)
-        if right(a) != right(b)
-    ]
+    rows = [row_of(name, *pair) for name in names for pair in zip(*sets[name], strict=True)]
+    rows = [row for row in rows if row["right"][0] != row["right"][1]]
     for letter in "AB":
         better = [row for row in rows if (row["right"][0] > row["right"][1]) == (letter == "A")]
         if better:
             lines += ["", f"{letter} is better on {len(better)}:", *map(line_of, better[:SHOWN])]
     if out:
         file = Path(out, "differences.jsonl")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        replace_file(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
         lines += ["", f"all {len(rows)} questions that differ: {file}"]
     return [printable(line) for line in lines]
 
@@ -104,10 +98,8 @@ def seeds_line(first, second, names):
     """'each folder: A 0.97 0.95 | B 0.11 0.12, exact permutation test p = 0.33'
 
     first, second: the answers of each folder of a side."""
-    accuracies = [
-        [fmean(right(trials) for name in names for trials in answers[name]) for answers in side]
-        for side in (first, second)
-    ]
+    accuracy = lambda answers: fmean(right(trials) for name in names for trials in answers[name])
+    accuracies = [list(map(accuracy, side)) for side in (first, second)]
     shown = [" ".join(f"{value:.3f}" for value in values) for values in accuracies]
     p = permutation(*accuracies)
     return f"each folder: A {shown[0]} | B {shown[1]}, exact permutation test p = {p:.2g}"
@@ -116,13 +108,10 @@ def seeds_line(first, second, names):
 def permutation(first, second, equal=1e-9):
     """The share of all ways to deal the values to two sides whose means differ at least as much.
     equal: gaps that differ by less are equal."""
-    pooled, n = first + second, len(first)
-
-    def gap(chosen):
-        rest = (sum(pooled) - sum(chosen)) / (len(pooled) - n)
-        return abs(sum(chosen) / n - rest)
-
-    deals = [gap(chosen) for chosen in itertools.combinations(pooled, n)]
+    pooled = first + second
+    scale = len(pooled) / len(second)  # a side's distance to all, times this: to the other side
+    gap = lambda chosen: scale * abs(fmean(chosen) - fmean(pooled))
+    deals = [gap(chosen) for chosen in itertools.combinations(pooled, len(first))]
     return sum(deal >= gap(first) - equal for deal in deals) / len(deals)
 
 

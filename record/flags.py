@@ -19,6 +19,7 @@ MODELS = "fixed", "executor", "verifier", "generator", "base_generator", "judge"
 # what a checkpoint remembers of its training, for solve.py and for a training that goes on from it
 CHECKPOINT_SETTINGS = *MODELS, "tools", "corpus", "think", "max_new_tokens"
 EXAMPLES = 8  # how many of the toy's questions are answered if the command line names none
+SWITCH = {"action": "store_const", "const": True}  # a flag without a value: True, else None
 
 
 def solve_flags(words=None, *, tools, about):
@@ -30,12 +31,10 @@ def solve_flags(words=None, *, tools, about):
     add("--benchmark", nargs="+", metavar="NAME", help="one of the paper's ten, or all")
     add("--benchmark-dir", help="folder with the benchmarks' files, for a machine without network")
     add("--limit", type=int, help="only the first so many questions")
-    help = "the better of two: folders of --out, or models and --data"
-    add("--compare", nargs=2, metavar=("A", "B"), help=help)
+    add("--compare", nargs=2, metavar=("A", "B"), help="two folders of --out, or models and --data")
     add = parser.add_argument_group("the planner").add_argument
     add("--model", default=TOY, help="folder, hub name or http://host:8000/v1#model")
-    help = "of the planner's sampling (default: 0, greedy, for one question; else 0.7)"
-    add("--temperature", type=float, help=help)
+    add("--temperature", type=float, help="of the planner (default: 0 for one question, else 0.7)")
     add_shared(parser, tools)
     add = parser.add_argument_group("the run").add_argument
     add("--max-turns", type=int, help="turns of a rollout at most (default: 10; the toy 3)")
@@ -72,41 +71,32 @@ def train_flags(words=None, *, tools, about):
     add_shared(parser, tools)
     add = parser.add_argument_group("the rollouts").add_argument
     add("--max-turns", type=int, help="turns of a rollout at most (default: 3)")
-    help = "of the planner, in rollouts and in the ratio (default: 0.7)"
-    add("--temperature", type=float, help=help)
+    add("--temperature", type=float, help="of the planner, also in the ratio (default: 0.7)")
     add = parser.add_argument_group("the objective").add_argument
-    help = "the paper's batches, plans and learning rate, all weights: slower and dearer"
-    add("--paper", action="store_const", const=True, help=help)
+    add("--paper", **SWITCH, help="its batches, plans and learning rate, all weights: dearer")
     add("--steps", type=int, help="training steps (default: 40; --paper 32; the toy 50)")
     add("--questions", type=int, help="questions a step (default: 16; --paper 32)")
     add("--group-size", type=int, help="G, rollouts of a question (default: 8)")
     add("--lr", type=float, help="default: with adapters 2e-5; all weights 1e-6; the toy 4e-4")
-    help = "weight of the KL to the untrained planner (default: 0.001; the toy 0.01)"
-    add("--beta", type=float, help=help)
+    add("--beta", type=float, help="β, of the KL to the untrained planner (0.001; the toy 0.01)")
     add("--minibatches", type=int, help="optimiser steps a batch of rollouts (default: 4)")
-    help = "longer gradients are scaled down to this norm (default: 1)"
-    add("--max-grad-norm", type=float, help=help)
+    add("--max-grad-norm", type=float, help="longer gradients get this norm (default: 1)")
     add("--clip-low", type=float, help="ε: ρ is clipped below 1 - ε (default: 0.2)")
     add("--clip-high", type=float, help="ε': ρ is clipped above 1 + ε' (default: 0.3)")
-    help = "one mean over all tokens, not the three of eq. 5"
-    add("--token-mean", action="store_const", const=True, help=help)
+    add("--token-mean", **SWITCH, help="one mean over all tokens, not the three of eq. 5")
     add = parser.add_argument_group("the machine's memory (default: what fits)").add_argument
     add("--lora", type=int, metavar="RANK", help="train adapters of this rank (needs peft)")
     add("--token-budget", type=int, help="tokens of a micro-batch")
-    help = "cpu: float32 masters and moments in the host's memory"
-    add("--optimizer-device", choices=["cpu"], help=help)
+    add("--optimizer-device", choices=["cpu"], help="float32 masters and moments on the host")
     help = "less memory, a third more time"
     add("--gradient-checkpointing", action=argparse.BooleanOptionalAction, help=help)
     add = parser.add_argument_group("the run").add_argument
-    help = "save, and evaluate on --valid, every so many steps (default: 10; --paper 5)"
-    add("--every", type=int, help=help)
+    add("--every", type=int, help="steps between checkpoints, evaluated on --valid (10; --paper 5)")
     add("--minutes", type=float, help="save after so many minutes, too: for cards taken back")
     add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
     add("--out", help="the run's folder, which must not exist (default: runs/MODEL-seedN)")
-    help = "go on with this run; only --steps and --token-budget may change"
-    add("--resume", metavar="RUN", help=help)
-    help = "two questions, the longest plan, a checkpoint, a resumed step: what a long run meets"
-    add("--rehearse", action="store_const", const=True, help=help)
+    add("--resume", metavar="RUN", help="go on with it; --steps and --token-budget may change")
+    add("--rehearse", **SWITCH, help="a small run that meets what a long one does, and resumes")
     args = parser.parse_args(words)
     if is_server(args.model or ""):
         parser.error("--model must be local weights: a server's cannot be updated from here")
@@ -124,28 +114,21 @@ def add_shared(parser, tools):
     add = parser.add_argument_group("the modules that are not trained, and the tools").add_argument
     add("--fixed", help="the model of all modules but the planner (default: --model)")
     for module in MODELS[1:-1]:
-        add(f"--{module.replace('_', '-')}", help=f"another model for the {module} alone")
-    help = "model that grades what the rules cannot, or none (default: --fixed; for the toy none)"
-    add("--judge", help=help)
-    help = "tools to choose from (default: all that have their key)"
-    add("--tools", nargs="+", choices=tools, help=help)
-    help = "what wikipedia_search reads: JSONL of title and text, or wikipedia:LANGUAGE; if lines "
-    help += "have a url, web_search reads these pages alone (default: wikipedia:en)"
+        add(flag_of(module), help=f"another model for the {module} alone")
+    add("--judge", help="grades what the rules cannot; or none (default: --fixed; the toy none)")
+    add("--tools", nargs="+", choices=tools, help="default: all that have their key")
+    help = "what wikipedia_search (with url: web_search) reads: JSONL, or wikipedia:LANGUAGE (en)"
     add("--corpus", help=help)
-    help = "web_search and python_coder together where nothing protects your files"
-    add("--allow-unconfined", action="store_const", const=True, help=help)
+    add("--allow-unconfined", **SWITCH, help="web_search and python_coder, your files unprotected")
     add("--cache", help="SQLite file that keeps answers of the web and verdicts of the judge")
-    help = "let models think, if their template can switch it"
-    add("--think", action="store_const", const=True, help=help)
+    add("--think", **SWITCH, help="let models think, if their template can switch it")
     add("--device", choices=["cuda", "mps", "cpu"], help="default: the first there is")
     dtypes = ["float32", "bfloat16", "float16", "float64"]
     add("--dtype", choices=dtypes, help="default: bfloat16 on cuda, float32 elsewhere")
-    help = "longest completion, in tokens (default: the checkpoint's limit, or 1024; to train a "
-    help += "real model 512, --paper 2048)"
+    help = "of a completion (the checkpoint's, or 1024; to train a real model 512, --paper 2048)"
     add("--max-new-tokens", type=int, help=help)
     add("--seed", type=int, help="decides everything random (default: 0)")
-    help = "without fast/: slower, the same distributions"
-    add("--plain", action="store_const", const=True, help=help)
+    add("--plain", **SWITCH, help="without fast/: slower, the same distributions")
 
 
 def fill_in(args, defaults):
@@ -157,6 +140,10 @@ def fill_in(args, defaults):
     args.fixed = args.fixed or args.model
     args.judge = args.judge or args.fixed
     return args
+
+
+def flag_of(name):
+    return f"--{name.replace('_', '-')}"
 
 
 def is_toy(model):
@@ -175,7 +162,7 @@ def remembered(args):
     for name in MODELS:
         if is_server(found.get(name) or "") and not getattr(args, name):
             # A folder that somebody else made must not choose which server gets the key.
-            flag = f"--{name.replace('_', '-')}"
+            flag = flag_of(name)
             raise Mistake(f"{model} was trained with {flag} {found[name]}: give that or another")
     if found.get("corpus") and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
@@ -194,13 +181,11 @@ def resumed(args, defaults):
         # is written.
         if (is_server(str(value)) or name == "cache" and value) and given.get(name) != value:
             what = "cache" if name == "cache" else "server"
-            raise Mistake(f"the run uses a {what}: repeat --{name.replace('_', '-')} {value}")
+            raise Mistake(f"the run uses a {what}: repeat {flag_of(name)} {value}")
     for name, value in given.items():
         free = "steps", "token_budget", "resume", "allow_unconfined"
         if name not in free and value != saved.get(name):
-            raise Mistake(
-                f"--resume keeps the run's settings: leave out --{name.replace('_', '-')}"
-            )
+            raise Mistake(f"--resume keeps the run's settings: leave out {flag_of(name)}")
     # Nor must it decide that the model's code may read this machine's files.
     saved["allow_unconfined"] = None
     # The defaults are for flags that are newer than the run.
@@ -212,5 +197,5 @@ def resuming(args):
     words = ["--resume", args.out] + ["--allow-unconfined"] * bool(args.allow_unconfined)
     for name in (*MODELS, "cache"):
         if name == "cache" and args.cache or is_server(getattr(args, name) or ""):
-            words += [f"--{name.replace('_', '-')}", getattr(args, name)]
+            words += [flag_of(name), getattr(args, name)]
     return words

@@ -6,6 +6,7 @@ results (settings, code, weights, data), and a command that differs in one of th
 solve.py --out has such a folder: settings.json, and the answers. That of a training run:
 checkpoints.py."""
 
+import contextlib
 import csv
 import fcntl
 import hashlib
@@ -42,10 +43,8 @@ def version():
     """The commit of this code, with "-dirty" if files were changed since, and a digest of it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     top, found = Path(__file__).parents[1], ""
-    try:
+    with contextlib.suppress(OSError):  # there is no git
         found = subprocess.run(command, cwd=top, capture_output=True, text=True).stdout.strip()
-    except OSError:  # there is no git
-        pass
     files = sorted([*top.glob("*.py"), *top.glob("*/*.py")])
     files = [file for file in files if file.parent.name not in ("tests", "docs", "bench")]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files))
@@ -73,7 +72,9 @@ def identity(args, loaded, questions):
 
 # ------------------------------------------------------------------------------- files of a folder
 def replace_file(path, content):
-    """Write these bytes in one step: after a kill or a power cut, the file is old or new."""
+    """Write these bytes in one step: after a kill or a power cut, the file is old or new. Its
+    folder is made if it is missing."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     beside = f"{path}.{os.getpid()}.part"  # two processes may write the same file
     with open(beside, "wb") as file:
         file.write(content)
@@ -111,11 +112,10 @@ def open_answers(args, loaded, questions):
     if not file.exists():
         replace_file(file, json.dumps(settings, indent=1).encode())
     before = json.loads(file.read_text())
-    if different := [name for name in settings if settings[name] != before.get(name)]:
-        name = different[0]
-        raise Mistake(
-            f"{folder} has rollouts with another {name} ({before.get(name)}): give another --out"
-        )
+    for name, now in settings.items():
+        if now != before.get(name):
+            other = f"another {name} ({before.get(name)})"
+            raise Mistake(f"{folder} has rollouts with {other}: give another --out")
     return folder
 
 

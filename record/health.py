@@ -23,16 +23,11 @@ def row_of(step, rollouts, usable, groups, flat, tools):
         "right": sum(rollout.right for rollout in usable) / max(1, len(usable)),
         # granted by the judge alone: the rules could not decide
         "judged": sum(rollout.judged and rollout.right for rollout in usable) / max(1, len(usable)),
-        "turns": found["turns"],
-        "errors": found["errors"],
-        "flat": flat,
-        "groups": len(set(groups)),
-        "failed": found["failed"],
-        "undecided": found["undecided"],
-        "plan_tokens": sum(plans) / max(1, len(plans)),
-        "cut_plans": found["cut_plans"],
-        "cut_answers": found["cut_answers"],
     }
+    plan_tokens = sum(plans) / max(1, len(plans))
+    found |= {"flat": flat, "groups": len(set(groups)), "plan_tokens": plan_tokens}
+    names = "turns errors flat groups failed undecided plan_tokens cut_plans cut_answers".split()
+    row |= {name: found[name] for name in names}
     for name in [*tools, "unreadable"]:
         row[name], row[f"{name}_errors"], _ = found["calls"].get(name, (0, 0, 0.0))
     return row
@@ -57,16 +52,15 @@ def advice(row, rollouts):
     whys = Counter(rollout.failed for rollout in rollouts if rollout.failed)
     for why, times in whys.most_common(3):
         yield f"        failed {times} times: {printable(why)}"
-    turns = sum(len(rollout.memory.steps) for rollout in rollouts)
-    if row["unreadable"] > 0.2 * turns:
-        steps = [step for rollout in rollouts for step in rollout.memory.steps]
+    steps = [step for rollout in rollouts for step in rollout.memory.steps]
+    if row["unreadable"] > 0.2 * len(steps):
         example = next(step.result for step in steps if not step.tool)
-        unread = f"{row['unreadable']} of {turns} plans"
+        unread = f"{row['unreadable']} of {len(steps)} plans"
         yield f"        {unread} could not be parsed, such as: {printable(example)}"
     for name in (key.removesuffix("_errors") for key in row if key.endswith("_errors")):
         if name != "unreadable" and row[name] >= 5 and row[f"{name}_errors"] == row[name]:
-            step = next(s for r in rollouts for s in r.memory.steps if s.tool == name)
-            why = printable(truncate(step.result, 200))
+            result = next(step.result for step in steps if step.tool == name)
+            why = printable(truncate(result, 200))
             yield f"        none of the {row[name]} calls of {name} worked, as: {why}"
     if row["flat"] == row["groups"]:
         yield "        all groups are flat: all rollouts of a question are right, or all are wrong"

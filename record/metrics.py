@@ -9,9 +9,11 @@ def summary(rollouts):
     """
     steps = [step for rollout in rollouts for step in rollout.memory.steps]
     outputs = [output for rollout in rollouts for output in rollout.outputs]
-    by_tool = {}
+    calls = {}
     for step in steps:
-        by_tool.setdefault(step.tool or "unreadable", []).append((1, step.error, step.seconds))
+        name = step.tool or "unreadable"
+        n, errors, seconds = calls.get(name, (0, 0, 0.0))
+        calls[name] = n + 1, errors + step.error, seconds + step.seconds
     tokens = [output["tokens"] for output in outputs if output["module"] != "judge"]
     return {
         "accuracy": share(rollout.right for rollout in rollouts),
@@ -20,10 +22,7 @@ def summary(rollouts):
         "failed": sum(rollout.failed != "" for rollout in rollouts),
         "undecided": sum(rollout.undecided for rollout in rollouts),
         "tokens": sum(tokens) / len(rollouts),
-        "calls": {
-            tool: tuple(map(sum, zip(*calls, strict=True)))
-            for tool, calls in sorted(by_tool.items())
-        },
+        "calls": dict(sorted(calls.items())),
         "cut_plans": share_cut(outputs, "planner"),
         "cut_answers": share_cut(outputs, "generator"),
     }
@@ -68,8 +67,6 @@ def calls_line(metrics):
 def markdown(lines):
     """An aligned Markdown table. lines: the texts of each line, the head first."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines = [lines[0], ["-" * width for width in widths], *lines[1:]]
-    padded = [
-        [text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+    row = f"| {' | '.join(f'{{:<{width}}}' for width in widths)} |"
+    rule = ["-" * width for width in widths]
+    return "\n".join(row.format(*line) for line in (lines[0], rule, *lines[1:]))

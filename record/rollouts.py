@@ -73,6 +73,10 @@ def block(output):
 
 def trace(question, rollout):
     """A finished rollout as text: what every module and tool wrote, turn by turn."""
-    lines = [f"Question: {question.question}", *map(block, rollout.outputs)]
-    lines.append(f"Failed: {rollout.failed}" if rollout.failed else f"Answer: {rollout.answer}")
+    lines = [f"Question: {question.question}", *map(block, rollout.outputs), ending(rollout)]
     return printable("\n".join(lines))
+
+
+def ending(rollout):
+    """The last line of a trace."""
+    return f"Failed: {rollout.failed}" if rollout.failed else f"Answer: {rollout.answer}"

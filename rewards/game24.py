@@ -12,9 +12,8 @@ from operator import add, mul, sub, truediv
 from rewards.plain import folded, undressed
 
 LABEL = re.compile(
-    r"^[*_# ]*(?:(?:here is|one|an?|the|my|possible|valid|correct|final) )*"
-    r"(?:solution|expression|equation|answer|result)(?: is\b|[:*_\n])[:*_]*",
-    re.I,
+    r"(?i)^[*_# ]*(?:(?:here is|one|an?|the|my|possible|valid|correct|final) )*"
+    r"(?:solution|expression|equation|answer|result)(?: is\b|[:*_\n])[:*_]*"
 )
 # How models write an equation -> as Python writes it. Fractions of four numbers nest at most three
 # deep; behind a digit \frac may be a mixed number, so it is not read.

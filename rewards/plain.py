@@ -31,14 +31,12 @@ LATEX = [
 
 # What models put around an answer: an opening, and a wrapper (math, markdown, quotes).
 OPENING = re.compile(
-    r"^(?:(?:the )?(?:final |correct )?(?:answer|option|choice)(?: is:?|:) "
-    r"|(?:option|choice) (?=\(?[a-z]\b))",
-    re.I,
+    r"(?i)^(?:(?:the )?(?:final |correct )?(?:answer|option|choice)(?: is:?|:) "
+    r"|(?:option|choice) (?=\(?[a-z]\b))"
 )
 WRAPPED = re.compile(
-    r"""\${1,2}([^$]+)\${1,2}|\\\((.+)\\\)|\\\[(.+)\\\]|\\boxed\{(.+)\}"""
-    r"""|\*\*((?:(?!\*\*).)+)\*\*|\*([^*]+)\*|`([^`]+)`|"([^"]+)"|“([^”]+)”""",
-    re.S,
+    r"""(?s)\${1,2}([^$]+)\${1,2}|\\\((.+)\\\)|\\\[(.+)\\\]|\\boxed\{(.+)\}"""
+    r"""|\*\*((?:(?!\*\*).)+)\*\*|\*([^*]+)\*|`([^`]+)`|"([^"]+)"|“([^”]+)”"""
 )
 
 

@@ -29,15 +29,14 @@ from rewards.plain import folded, undressed
 LIMIT = 2_000  # characters of a gold or a response; a longer response is wrong: every check is fast
 LETTERED = re.compile(r"[(\[]?([A-Za-z])[)\].:]*(?:\s(.+))?", re.S)  # "B", "(b)", "B. Paris"
 NUMBER = re.compile(
-    r"""(?P<sign>[-+]?) (?P<currency>[$€£¥]?) (?P<digits>
+    r"""(?x) (?P<sign>[-+]?) (?P<currency>[$€£¥]?) (?P<digits>
         [0-9]+/[1-9][0-9]*                                  # 3/4
       | (?!0[0-9]) (?=\.?[0-9])                             # not 007, a code
         (?:[1-9][0-9]{0,2}(?:[, ][0-9]{3})+|[0-9]+)?        # 1,234 or 1 234
         (?:\.0{0,2}|\.[0-9]*[1-9])?                         # 0.5; not 3.10
         (?:e[-+][0-9]{1,3})?                                # 1e-05, as JSON writes it
     ) (?P<unit>\ ?%|\ [^\W\d_]+)?                          # 5%, 5 km
-    """,
-    re.X,
+    """
 )
 DATES = "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y"
 
@@ -73,11 +72,7 @@ def named_option(text, choices):
     "B) London" names two where B is Paris. Options with the same text (gpqa: "A. 200 mL",
     "B. 200 mL") count as the first of them.
     """
-    labelled = [
-        re.fullmatch(rf"\(?{letter}[.):]\s(.+)", choice.strip(), re.S)
-        for letter, choice in zip(ascii_uppercase, choices, strict=False)
-    ]
-    options = [match[1] for match in labelled] if all(labelled) else choices
+    options = unlettered(choices)
     m = LETTERED.fullmatch(undressed(text))
     letter, after = (m[1].upper(), m[2]) if m else ("", "")
     named = {
@@ -86,6 +81,13 @@ def named_option(text, choices):
         if same(option, text) or (own == letter and (not after or same(option, after)))
     }
     return named.pop() if len(named) == 1 else None
+
+
+def unlettered(choices):
+    """The options without their letters, if all have them: ["A. 0.9", "(B) 2"] -> ["0.9", "2"]"""
+    pairs = zip(ascii_uppercase, choices, strict=False)
+    found = [re.fullmatch(rf"\(?{own}[.):]\s*(.+)", text.strip(), re.S) for own, text in pairs]
+    return [match[1] for match in found] if all(found) else choices
 
 
 def same(gold, response):

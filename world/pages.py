@@ -212,12 +212,11 @@ def charset_of(body, details):
 ATTRIBUTES = r"""(?:[^>=]++|=\s*+(?:"[^"]*+"?|'[^']*+'?)?+)*+"""
 UNSEEN = "annotation|annotation-xml|iframe|noscript|script|style|svg|textarea|title"
 MARKUP = re.compile(
-    rf"""<!--(?:-?>|.*?(?:-->|\Z))
+    rf"""(?xsi) <!--(?:-?>|.*?(?:-->|\Z))
        | <[!?][^>]*+>?
        | <(?P<unseen>{UNSEEN})(?=[\s/>]){ATTRIBUTES}(?<!/)>(?P<inside>.*?)(?=</(?P=unseen)[\s/>]|\Z)
        | <(?P<end>/?)(?P<name>[a-z][^\s/>]*+)(?P<attributes>{ATTRIBUTES})>?
-     """,
-    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+     """
 )
 ATTRIBUTE = re.compile(r"""([^\s/>=]++)(?:\s*+=\s*+(?:"([^"]*+)"?|'([^']*+)'?|([^\s>]*+)))?+""")
 LONG_NUMBER = re.compile(r"&#x?[0-9a-f]{9,}", re.IGNORECASE)  # html.unescape() raises on these

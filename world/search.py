@@ -218,19 +218,20 @@ def numbered(found):
 
 
 # ------------------------------------------------------------------------------------ web_search
+def select(corpus, command, *values):
+    with LOCK:
+        return index(corpus).execute(command, values).fetchall()
+
+
 def has_pages(corpus):
     """Has an offline corpus lines with a URL?"""
-    with LOCK:
-        command = "select 1 from passages where url > '' limit 1"
-        return index(corpus).execute(command).fetchone() is not None
+    return bool(select(corpus, "select 1 from passages where url > '' limit 1"))
 
 
 def page_of(corpus, url):
     """(the URL, its passages) of a page of the corpus; ServiceError for another."""
     url = pages.parse_url(url).url
-    with LOCK:
-        command = "select text from passages where url = ? order by rowid"
-        rows = index(corpus).execute(command, (url,)).fetchall()
+    rows = select(corpus, "select text from passages where url = ? order by rowid", url)
     if not rows:
         why = "take one that a result has shown"
         raise services.ServiceError(f"this address is not a page of the corpus: {why}")

@@ -152,9 +152,7 @@ def host_of(url):
     return urlsplit(url).netloc.rpartition("@")[2] or "the address"
 
 
-def api(
-    session, method, url, seconds=30, limit=5_000_000, again=2, read=lambda data: data, **request
-):
+def api(session, method, url, seconds=30, limit=5_000_000, again=2, read=dict, **request):
     """read(data) of one JSON answer, or ServiceError. request: params, json, headers of requests.
 
     session() repeats refusals. api() repeats, up to `again` times, a request whose answer is not
@@ -220,11 +218,9 @@ class Cache:
     def __init__(self, path):
         self.path, self.lock, self.broken = path, threading.Lock(), set()
         try:
-            self.table = sqlite3.connect(
-                path, timeout=60, check_same_thread=False, isolation_level=None
-            )
-            columns = "key text primary key, value text"
-            self.table.execute(f"create table if not exists answers ({columns})")
+            settings = dict(timeout=60, check_same_thread=False, isolation_level=None)
+            self.table = sqlite3.connect(path, **settings)
+            self.table.execute("create table if not exists answers (key primary key, value)")
         except sqlite3.Error as why:
             raise Mistake(f"{path} cannot be used as a cache ({why}): name a new file") from why
 
@@ -234,10 +230,9 @@ class Cache:
         return rows[0][0] if rows else None
 
     def put(self, value, *key):
-        value = value.encode(
-            "utf-8", "replace"
-        ).decode()  # SQLite refuses halves of surrogate pairs
-        self.run("written", "insert or replace into answers values (?, ?)", json.dumps(key), value)
+        value = value.encode("utf-8", "replace")  # SQLite refuses halves of surrogate pairs
+        command = "insert or replace into answers values (?, ?)"
+        self.run("written", command, json.dumps(key), value.decode())
 
     def run(self, how, command, *values):
         """The rows of a command; None from the first one on that failed in this way."""
