@@ -96,8 +96,7 @@ def train(args):
         if first:
             say(cost_line(rollouts, end - start, args.steps - step))
 
-        # the same on all GPUs
-        ending = sharded.any_rank(SIGNALS)
+        ending = sharded.any_rank(SIGNALS)  # the same on all GPUs
         late = sharded.any_rank(args.minutes and time.monotonic() - saved > 60 * args.minutes)
         if due(step) or late or ending:
             save(args, policy, optimizer, step)

@@ -241,7 +241,7 @@ def held(moment):
 def shown(value, inside=False):
     """A value as HTML. Fractions are rounded, and marked: the test tolerates small differences."""
     if isinstance(value, float):
-        return f"<i>{round(value, 5) + 0.0:.3g}</i>"  # + 0.0: no minus zero
+        return f"<i>{round(value, 7) + 0.0:.3g}</i>"  # + 0.0: no minus zero
     if isinstance(value, torch.Tensor):
         return shown(value.item())
     if isinstance(value, list) and value and isinstance(value[0], tuple):

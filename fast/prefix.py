@@ -37,7 +37,9 @@ CHUNK = 256  # columns of prompts that are computed at a time
 
 
 @torch.no_grad()
-def prefill(model, prompts: list[list[int]], pad: int):
+def prefill(
+    model, prompts: list[list[int]], pad: int
+) -> tuple[torch.Tensor, torch.Tensor, DynamicCache | None]:
     """(ids, mask, cache): the padded prompts (N, P), and the cache of what has been computed.
 
     generate() computes what is not in the cache: of each row at least the last token. cache None:

@@ -20,6 +20,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +48,15 @@ class MicroBatch(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------- load
-def load(name, distribution, device=None, dtype=None, think=False, prefill=None, trainable=False):
+def load(
+    name: str,
+    distribution: Callable,
+    device: str | None = None,
+    dtype: str | None = None,
+    think: bool = False,
+    prefill: Callable | None = None,
+    trainable: bool = False,
+) -> "Engine":
     """The Engine of a folder or of a name on the hub. Mistake says why there is none.
 
     device, dtype: names; None: the best for this machine, see pick_device() and pick_dtype().
@@ -172,7 +181,15 @@ def ignores_padding(model, pad=7):
 
 
 # ----------------------------------------------------------------------------------------- sample
-def sample(model, prompts, stops, temperature, max_new_tokens, distribution, prefill=None):
+def sample(
+    model,
+    prompts: list[list[int]],
+    stops: list[int],
+    temperature: float,
+    max_new_tokens: int,
+    distribution: Callable,
+    prefill: Callable | None = None,
+) -> list[list[int]]:
     """Complete prompts, given as token lists: the ids of each completion, up to its stop token.
 
     The policy is distribution() over the whole vocabulary, and nothing else: call this in
@@ -236,7 +253,9 @@ class Engine:
         self.name = name or model.config.name_or_path
         self.fingerprint = fingerprint(self.name)
 
-    def __call__(self, prompts: list[str], temperature=0.0, max_new_tokens: int | None = None):
+    def __call__(
+        self, prompts: list[str], temperature: float = 0.0, max_new_tokens: int | None = None
+    ) -> list[Completion]:
         """[Completion] of the prompts, in their order.
 
         At temperature 0, equal prompts are answered once. Above it they never are: the rollouts of
