@@ -478,11 +478,11 @@ def check_actions(actions: Sequence[Action], num_rollouts: int, temperature: flo
 
 
 def check_possible(*logps: Tensor) -> None:
-    """ValueError if a sampled token has probability 0: its ρ or KL would be nan or infinite."""
+    """ValueError if one is infinite: a sampled token has probability 0, or its KL has no bound."""
     if any(logp.isinf().any() for logp in logps):
         raise ValueError(
-            "a token that was sampled has probability 0 here: in distribution(), give forbidden "
-            "tokens a logit of -1e4, not -inf, and leave out the KL (--beta 0)"
+            "a token that was sampled has (nearly) probability 0 here: in distribution(), give "
+            "forbidden tokens a logit of -1e4, not -inf, and leave out the KL (--beta 0)"
         )
 
 
@@ -517,8 +517,10 @@ def gradient(
                 logp_ref = token_logps(reference, batch, temperature).to(model.device)  # (K,)
         logp = token_logps(model, batch, temperature)  # (K,)
         if logp_ref is not None:
-            check_possible(logp, logp_ref)
-        if actions[0].logp_old is None:  # the first time for the first mini-batch: π_θ is π_θold
+            check_possible(logp, logp_ref, (logp_ref - logp.detach()).exp())
+        # The first time for the first mini-batch, π_θ is π_θold. (`any`: where memory has run out,
+        # the parts that are tried again hold tokens that have been scored, and others.)
+        if any(a.logp_old is None for a in actions):
             keep_old(actions, logp.detach())
         logp_old = torch.cat([a.logp_old for a in actions]).to(logp.device)  # (K,)
         A = per_token(actions, [a.A for a in actions]).to(logp)  # (K,)

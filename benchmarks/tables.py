@@ -109,7 +109,7 @@ def downloaded(name, cache):
 def read_items(path, name):
     """All items of a file. Mistake names the file and the item that cannot be used."""
     try:
-        # Numbers as in rewards/questions.py
+        # Numbers as in benchmarks/questions.py
         rows = json.loads(path.read_bytes(), parse_float=Written, parse_constant=int)
     except ValueError as why:
         raise Mistake(f"{path} is not JSON ({why}).") from None

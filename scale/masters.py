@@ -87,7 +87,8 @@ class Masters:
         (A float32 weight on its own device has no master but itself.)"""
         found = {}
         for name, master in self.masters.items():
-            if state := self.optimizers[name].state.get(master):
+            state = self.optimizers[name].state.get(master, {})
+            if state or self.kinds_of(name).keys() <= {"master"}:  # plain SGD has masters alone
                 found[name] = state | ({} if self.is_own(name) else {"master": master})
         return found
 

@@ -140,14 +140,15 @@ def test_bfloat16_weights_follow_the_float32_update_where_plain_adamw_loses_it()
     assert lost(wanted) == 0 and lost(ours) < 0.3 and lost(plain) > 0.9
 
 
+@pytest.mark.parametrize("make", [ADAMW, partial(torch.optim.SGD, lr=1e-3)], ids=["AdamW", "SGD"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_restored_optimizer_goes_on_to_the_bit(dtype, tmp_path):
-    weights, optimizer = steps(masters(ADAMW), dtype)
+def test_a_restored_optimizer_goes_on_to_the_bit(dtype, make, tmp_path):
+    weights, optimizer = steps(masters(make), dtype)
     saved = tmp_path / "step-3" / "trainer-0.pt"
     saved.parent.mkdir()
     torch.save({"ranks": 1, "step": 3, "state": optimizer.state_dict()}, saved)
     copies = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
-    restored = masters(ADAMW)(copies)
+    restored = masters(make)(copies)
     checkpoints.restore(saved.parent, restored)
     for weight in weights + copies:
         weight.grad = torch.full_like(weight, 0.5)
