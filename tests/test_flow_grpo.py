@@ -1,8 +1,7 @@
 """The objective against flow_grpo.objective(), three nested loops written from eq. 5: one sequence
 at a time, no padding, no mask, and log-probs from the full logits of each.
 
-The last tests change the code on purpose, in one place at a time (mutants.py): the oracle must
-notice."""
+The last tests change the code on purpose, in one place at a time: the oracle must notice."""
 
 import contextlib
 import copy
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from mutants import mutants
 from transformers import (
     AutoModelForCausalLM,
     GPT2LMHeadModel,
@@ -269,33 +267,6 @@ def compare_with_the_oracle(
     assert got == pytest.approx(want, abs=1e-5, rel=1e-5)
 
 
-def compare_with_loops(module):
-    """The formula alone, on log-probs drawn by chance: both means, with and without KL."""
-    actions, rewards, groups = rollouts()
-    (A, flat), expected = module.advantages(rewards, groups), oracle_advantages(rewards, groups)
-    assert flat == 1 and A.tolist() == pytest.approx(expected, abs=1e-6)
-    lonely, flat = module.advantages([1, 0.1, 0.1, 0.1], [1, 0, 0, 0])
-    assert flat == 2 and lonely.tolist() == [0] * 4  # exactly
-    actions = sorted(actions, key=lambda a: a.rollout)  # in the oracle's order
-    new, old, ref = torch.rand(3, TOKENS, generator=torch.Generator().manual_seed(0)) - 2
-    turns, clip, beta = Counter(a.rollout for a in actions), (0.1, 0.2), 0.2
-    adv = module.per_token(actions, [A[a.rollout] for a in actions])
-    for anchor, total in ((ref, None), (ref, TOKENS), (None, None)):
-        weights = [module.token_weight(a, turns[a.rollout], 7, total) for a in actions]
-        weight = module.per_token(actions, weights)
-        logp, loops = new.clone().requires_grad_(), new.clone().requires_grad_()
-        rows = zip(loops, old, new if anchor is None else ref)
-        logps = lambda action: zip(*[next(rows) for _ in action.ids])
-        want, seen = oracle(actions, expected, logps, clip, beta, token_mean=total)
-        value, ratio, kl = module.loss(logp, old, anchor, adv, weight, clip=clip, beta=beta)
-        want.backward(), value.backward()
-        assert value.item() == pytest.approx(want.item(), abs=1e-6)
-        assert (logp.grad - loops.grad).abs().max() < 1e-6
-        assert kl.tolist() == pytest.approx([row[3] for row in seen], abs=1e-6)
-        assert ratio.tolist() == pytest.approx((new - old).exp().tolist())
-        assert not kl.requires_grad and not ratio.requires_grad
-
-
 # ------------------------------------------------------------------------------------- the formula
 @ROWS
 @pytest.mark.parametrize("token_mean", [False, True], ids=["eq. 5", "the released code's mean"])
@@ -311,10 +282,6 @@ def test_it_is_the_formula_where_prompts_are_shared(rows):
 @ROWS
 def test_without_a_kl_it_is_the_formula_too(rows):
     compare_with_the_oracle(beta=0, rows=rows)
-
-
-def test_the_loss_alone_is_the_formula_on_log_probs_drawn_by_chance():
-    compare_with_loops(flow_grpo)
 
 
 @ROWS
@@ -335,17 +302,6 @@ def test_a_row_that_does_not_fit_alone_is_an_error():
         learn(model, *lesson())
 
 
-def test_the_clip_stops_a_good_token_above_and_a_bad_token_below_and_nothing_else():
-    logp = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log().requires_grad_()
-    A = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
-    zeros, ones = torch.zeros(5), torch.ones(5)
-    value, *_ = flow_grpo.loss(logp, zeros, None, A, ones, clip=(0.2, 0.3), beta=0)
-    value.backward()
-    # -ρ A where the clip does not act
-    assert logp.grad.tolist() == pytest.approx([0, 1.5, -0.5, 0, -1], abs=1e-5)
-    assert value.item() == pytest.approx(-(1.3 - 1.5 + 0.5 - 0.8 + 1.0), abs=1e-5)
-
-
 def test_a_step_makes_the_good_rollout_likelier_and_the_bad_one_less_likely():
     good, bad = Action([1, 2, 3], [4, 5, STOP], 0), Action([1, 2, 3], [6, 7, STOP], 1)
     model = tiny()
@@ -361,12 +317,6 @@ def test_an_empty_plan_has_no_tokens_but_is_a_turn():
         learn(tiny(), turns, [1.0])[1].gradients[0] for turns in ([full], [full, empty])
     )
     assert (alone / 2 - with_empty).abs().max() < 1e-6
-
-
-def test_group_statistics_are_over_rollouts_and_not_over_turns():
-    # over the turns of one short and seven long rollouts it would be 4.477
-    A, _ = flow_grpo.advantages([1] + [0] * 7, [0] * 8)
-    assert A[0].item() == pytest.approx(2.4749, abs=1e-3)
 
 
 def test_two_equal_questions_are_two_groups_and_groups_may_differ_in_size():
@@ -417,45 +367,10 @@ def test_log_probs_are_those_of_any_architectures_full_logits(name, rows, monkey
         assert all(near(x, y) for x, y in zip(wanted, got))
 
 
-def test_trees_share_rows_where_attention_is_plain_and_nowhere_else():
-    size = SIZE | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    found = set()
-    for name in CONFIGS:
-        config = getattr(transformers, f"{name}Config")(**size, **CONFIGS[name])
-        model = AutoModelForCausalLM.from_config(config).eval()
-        branched = any(batch[3] for batch in trees.rows(model, family()[0], 10**6))
-        found |= {name} if branched else set()
-    assert found == {"Qwen2", "Llama", "GPT2", "Granite", "Cohere"}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_change_log_probs_and_gradient_by_rounding_only(dtype, monkeypatch):
-    results = []
-    for chunk in (2**26, 5 * 64):
-        monkeypatch.setattr(flow_grpo, "CHUNK", chunk)
-        model = tiny().to(dtype)
-        logp = score(model, rollouts()[0])
-        logp.sum().backward()
-        results.append((logp, gradient(model)))
-    (whole, g), (chunked, h) = results
-    assert (whole - chunked).abs().max() < 1e-4 and whole.dtype == chunked.dtype == torch.float32
-    assert (g - h).norm() <= 8 * torch.finfo(dtype).eps * g.norm()
-
-
 def test_half_precision_logits_are_divided_by_the_temperature_in_float32():
     logits = 30 * torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     expected = (logits.double() / T).log_softmax(-1)
     assert (flow_grpo.distribution(logits, T) - expected).abs().max() < 1e-4
-
-
-def test_the_stop_token_is_an_action_and_a_cut_plan_has_none():
-    model = tiny()
-    ended, cut = Action([1, 2, 3], [4, 5, STOP], 0), Action([1, 2, 3], [4, 5], 0)
-    logp = score(model, [ended])
-    assert len(logp) == 3 and len(score(model, [cut])) == 2
-    assert logp[-1].item() == pytest.approx(one_by_one(model, ended)[-1].item(), abs=1e-5)
-    logp[-1].backward()
-    assert gradient(model).norm() > 0.1
 
 
 def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
@@ -542,30 +457,6 @@ def test_an_update_changes_none_of_its_inputs_and_repeats_exactly():
     assert not any(p.grad is not None for p in reference.parameters())
 
 
-def test_an_update_leaves_no_gradient_behind_and_adds_none_that_was_there():
-    dirty = tiny()
-    for p in dirty.parameters():
-        p.grad = torch.ones_like(p)
-    (_, clean), (_, other) = learn(tiny(), *lesson()), learn(dirty, *lesson())
-    assert torch.equal(clean.gradients[0], other.gradients[0])
-    # they would take 15 GB of a 7B, through the whole next rollout
-    assert all(p.grad is None for p in dirty.parameters())
-
-
-def test_rollouts_without_advantage_are_not_computed_when_beta_is_zero_but_they_count():
-    skipping, a = learn(tiny(), *lesson(), tiny(1), beta=0)
-    everything, b = learn(tiny(), *lesson(), tiny(1), beta=1e-30)
-    assert skipping["kl"] == 0 < everything["kl"]
-    assert (a.gradients[0] - b.gradients[0]).abs().max() < 1e-6
-
-
-def test_a_batch_without_any_lesson_takes_no_step():
-    model = tiny()
-    got, _ = learn(model, rollouts()[0], [0.0] * 7)
-    assert not any(got[name] for name in ("skipped", "clip", "entropy", "grad_norm"))
-    assert unchanged(model)
-
-
 def test_a_gradient_that_explodes_is_skipped_and_counted():
     model = tiny()
     got, _ = learn(model, *lesson(), max_grad_norm=1e-9)  # any gradient is a thousand times that
@@ -589,6 +480,10 @@ def test_a_mini_batch_without_a_lesson_takes_no_step_whatever_the_other_does():
         A = [float(rollout in part) for rollout in range(7)]
         got, optimizer = learn(tiny(), rollouts()[0], A, minibatches=2)
         assert len(optimizer.gradients) == 1 and got["skipped"] == 0
+    model = tiny()
+    got, _ = learn(model, rollouts()[0], [0.0] * 7, minibatches=2)
+    assert not any(got[name] for name in ("skipped", "clip", "entropy", "grad_norm"))
+    assert unchanged(model)
 
 
 def test_the_gradient_norm_is_reported_as_it_was_and_clipped_as_asked():
@@ -643,20 +538,16 @@ def test_with_adapters_the_reference_is_the_model_with_its_adapters_off():
 
 
 # ------------------------------------------------------- edits that people make: they act
-def mutant(source, monkeypatch):
-    module = types.ModuleType("mutant")
-    monkeypatch.setitem(sys.modules, "mutant", module)  # dataclasses look their module up
-    exec(compile(source, "mutant", "exec"), module.__dict__)
-    return module
-
-
 def edited(monkeypatch, *edits):
     """flow_grpo.py with these edits, each as (from, to), and its public names."""
     source = SOURCE
     for before, after in edits:
         assert source.count(before) == 1, f"flow_grpo.py no longer has: {before}"
         source = source.replace(before, after)
-    return mutant(source, monkeypatch)
+    module = types.ModuleType("edited")
+    monkeypatch.setitem(sys.modules, "edited", module)  # dataclasses look their module up
+    exec(compile(source, "edited", "exec"), module.__dict__)
+    return module
 
 
 EPOCHS = "steps = minis  # minis * 2", "steps = minis * 2  # minis * 2"
@@ -669,21 +560,11 @@ def test_in_a_second_pass_over_a_batch_the_old_policy_is_still_the_one_that_samp
     compare_with_the_oracle(edited(monkeypatch, EPOCHS), passes=2, minibatches=minibatches)
 
 
-@pytest.mark.parametrize(
-    "baseline, wanted",
-    [
-        ("r", [1, 0, 1, 1, 0]),
-        ("r - R.mean()", [0.4, -0.6, 0.4, 0.4, -0.6]),
-        ("r - 0.5", [0.5, -0.5, 0.5, 0.5, -0.5]),
-    ],
-)
-def test_another_baseline_acts_in_flat_groups_too_and_they_are_counted(
-    baseline, wanted, monkeypatch
-):
+def test_another_baseline_acts_in_flat_groups_too_and_they_are_counted(monkeypatch):
     line = "A[group] = (r - mean) / (std + 1e-6)"
-    module = edited(monkeypatch, (line, f"A[group] = {baseline}"))
+    module = edited(monkeypatch, (line, "A[group] = r - 0.5"))
     A, flat = module.advantages([1, 0, 1, 1, 0], [0, 0, 1, 1, 2])
-    assert A.tolist() == pytest.approx(wanted) and flat == 2
+    assert A.tolist() == pytest.approx([0.5, -0.5, 0.5, 0.5, -0.5]) and flat == 2
 
 
 SCALED = """    actions = [a for a in actions if a.rollout in rollouts]
@@ -733,29 +614,6 @@ def test_a_sampled_token_of_probability_0_is_refused_and_a_very_unlikely_one_is_
 
 
 # ------------------------------- change the code in one place: the oracle must notice
-
-
-@pytest.mark.exhaustive
-def test_no_mutant_of_the_loops_agrees_with_the_formula(monkeypatch):
-    survivors = []
-    for _, change, source in mutants(SOURCE, ["objective"]):
-        monkeypatch.setattr(flow_grpo, "objective", mutant(source, monkeypatch).objective)
-        with contextlib.suppress(Exception):
-            compare_with_loops(flow_grpo)
-            survivors.append(change)
-    assert not survivors
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:std")
-def test_no_mutant_of_the_formula_survives(monkeypatch):
-    survivors = []
-    names = ["advantages", "token_weight", "per_token", "loss"]
-    for function, change, source in mutants(SOURCE, names):
-        with contextlib.suppress(Exception):  # a difference, or code that no longer runs
-            compare_with_loops(mutant(source, monkeypatch))
-            survivors.append((function, change))
-    assert not survivors
 
 
 EDITS = [  # of what lies between the formula and the optimiser's step
