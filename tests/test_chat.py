@@ -29,7 +29,8 @@ def tokenizer(template=CHATML, **special):
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(["hi", "two plus two", "a much longer prompt"], trainer)
+    texts = ["hi", "two plus two", "a much longer prompt than the one before it", "x"]
+    backend.train_from_iterator(texts, trainer)
     special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", **special}
     tok = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tok.chat_template = template
