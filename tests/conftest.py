@@ -38,6 +38,12 @@ def pytest_runtest_setup(item):
         pytest.importorskip(*mark.args)
 
 
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch):
+    for name in ("SERPER_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
 class Handler(BaseHTTPRequestHandler):
     """Sends the (status, data) of server.reply(body, turn); server.asked lists what was asked."""
 
@@ -77,7 +83,6 @@ def answer(text, finish_reason="stop", **usage):
 def server(monkeypatch):
     """A good server; a test may give it another reply."""
     monkeypatch.setattr(services, "PAUSE", 0.001)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     running.daemon_threads = True
     running.lock, running.asked, running.models = threading.Lock(), [], ["a-model"]
