@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -77,6 +78,11 @@ def answer(text, finish_reason="stop", **usage):
     """(status, data): a good answer of OpenAI's chat API."""
     choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
     return 200, {"choices": [choice], "usage": {"total_tokens": 10, **usage}}
+
+
+def without_seconds(path):
+    """The lines of a file of rollouts, without their seconds."""
+    return re.sub(r'"seconds": [0-9.e-]+', "", Path(path).read_text()).splitlines()
 
 
 @pytest.fixture

@@ -5,11 +5,13 @@ import json
 import random
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from test_solve import Script
 
+import solve
 from benchmarks.questions import Question, read_questions
+from memory import Memory, Step
 from models.completion import Completion
 from record import metrics
 from rewards import grade, judge
@@ -254,26 +256,6 @@ INJECTIONS = [
 ]
 
 
-class Script:
-    """An engine that gives these completions in order, and remembers its prompts."""
-
-    fingerprint = "some weights"
-
-    def __init__(self, *completions):
-        self.completions, self.prompts, self.calls = list(completions), [], []
-
-    def __str__(self):
-        return "a script"
-
-    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
-        self.prompts += prompts
-        self.calls.append((len(prompts), temperature))
-        texts = [self.completions.pop(0) for _ in prompts]
-        return [
-            text if isinstance(text, Completion) else Completion(text, [], []) for text in texts
-        ]
-
-
 @pytest.mark.parametrize(
     "text, verdict",
     [
@@ -314,7 +296,7 @@ def verdicts(engine, *responses):
 def test_a_verdict_that_does_not_parse_is_prompted_for_once_more():
     engine = Script("Verdict: True", "hm", "hm?", "Verdict: False", "still hm")
     assert verdicts(engine, "a", "b", "c") == [(True, ""), (False, ""), (None, "")]
-    assert engine.calls == [(3, 0.0), (2, 0.0)]
+    assert engine.calls == [(3, {"temperature": 0.0}), (2, {"temperature": 0.0})]
     assert engine.prompts[3] == judge.prompt(AUTHOR, "b") + judge.AGAIN
 
 
@@ -342,23 +324,8 @@ def test_a_judge_with_other_weights_does_not_get_the_verdicts_of_the_old_ones(tm
 
 
 # ------------------------------------------------------------------------- grading and metrics
-def rollout(answer, question=AUTHOR, steps=(), outputs=()):
-    """What grade() and summary() read of a solve.Rollout."""
-    blank = {
-        "failed": "",
-        "undecided": False,
-        "judged": False,
-        "right": False,
-        "plans": [],
-        "seconds": 0,
-    }
-    it = SimpleNamespace(question=question, answer=answer, outputs=list(outputs), **blank)
-    it.memory = SimpleNamespace(steps=list(steps))
-    it.add_output = lambda *output: it.outputs.append(dict(zip(OUTPUT, output)))
-    return it
-
-
-OUTPUT = "turn", "module", "text", "tokens", "seconds", "cut"
+def rollout(answer, question=AUTHOR):
+    return solve.Rollout(question, Memory(question.question), answer=answer)
 
 
 def graded(answer, *completions, question=AUTHOR):
@@ -404,12 +371,10 @@ def test_a_reward_that_is_no_finite_number_ends_the_run_with_a_sentence(monkeypa
 
 
 def test_the_summary_counts_turns_errors_calls_tokens_and_what_was_cut():
-    step = SimpleNamespace(tool="search", error=False, seconds=0.5)
-    unreadable = SimpleNamespace(tool="", error=True, seconds=0.0)
-    output = dict(zip(OUTPUT, (1, "planner", "", 10, 0.0, True)))
-    outputs = [output, output | {"cut": False}, output | {"module": "generator", "cut": False}]
-    outputs += [output | {"module": "judge"}]
-    first, second = rollout("a", steps=[step, unreadable], outputs=outputs), rollout("b")
+    first, second = rollout("a"), rollout("b")
+    first.memory.steps = [Step(1, "search", "", "", "", seconds=0.5), Step(2, "", "", "", "", True)]
+    for module in ("planner", "planner", "generator", "judge"):
+        first.add_output(1, module, "", 10, 0.0, cut=not first.outputs)
     first.right, second.failed = True, "planner: down"
     totals = metrics.summary([first, second])
     assert (totals["accuracy"], totals["turns"], totals["errors"]) == (0.5, 1, 0.5)
@@ -418,6 +383,5 @@ def test_the_summary_counts_turns_errors_calls_tokens_and_what_was_cut():
     line = "accuracy 0.500 [0.09, 0.91] of 2 | turns 1.00 | errors 50.0% | 15 tokens a rollout"
     assert metrics.accuracy_line(totals, 2) == f"{line} | failed 1"
     assert metrics.interval(0.0, 230) == (0, pytest.approx(0.016, abs=0.001))
-    assert metrics.calls_line(totals).startswith(
-        "search 1 (0 errors, 0.5 s) | unreadable 1 (1 errors"
-    )
+    calls = "search 1 (0 errors, 0.5 s) | unreadable 1 (1 errors, 0.0 s)"
+    assert metrics.calls_line(totals) == calls

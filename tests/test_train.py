@@ -22,7 +22,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import answer
+from conftest import answer, without_seconds
 from test_house import ORDER, ROOMS, ROOT
 from test_local import CHATML, tiny, tokenizer
 
@@ -146,9 +146,7 @@ def rows(folder, name="log.csv"):
 
 
 def texts(folder):
-    """The rollouts of rollouts.jsonl, without their seconds."""
-    lines = Path(folder, "rollouts.jsonl").read_text().splitlines()
-    return [re.sub(r'"seconds": [0-9.e-]+', "", line) for line in lines]
+    return without_seconds(Path(folder, "rollouts.jsonl"))
 
 
 def everything(folder, step=4):
@@ -797,12 +795,10 @@ def test_a_server_or_a_cache_that_a_folder_names_must_be_repeated(flag, named, o
         ("--resume whole --out elsewhere", "leave out --out"),
         ("--data nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--data bamboogle", "bamboogle is a test benchmark"),
-        ("--valid bad.jsonl", "bad.jsonl, line 2: not JSON"),
         ("--model no-such/model", "there is no model 'no-such/model'"),
     ],
 )
 def test_a_mistake_that_people_make_daily_is_one_sentence(whole, capsys, given, why):
-    Path("bad.jsonl").write_text('{"question": "2 + 2?", "answer": 4}\n2 + 2?\n')
     given = given.split() if "--resume" in given else words("mistake") + given.split()
     left = command(*given)
     lines = f"{capsys.readouterr().err}{left}".splitlines()
