@@ -46,7 +46,8 @@ def no_keys(monkeypatch):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Sends the (status, data) of server.reply(body, turn); server.asked lists what was asked."""
+    """Sends the (status, data) of server.get(path), or of server.reply(body, turn); server.asked
+    lists what was asked."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # one packet for head and body: of two, the second waits for 40 ms
@@ -55,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.send(200, {"data": [{"id": name} for name in self.server.models]})
+        self.send(*self.server.get(self.path))
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -92,6 +93,7 @@ def server(monkeypatch):
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     running.daemon_threads = True
     running.lock, running.asked, running.models = threading.Lock(), [], ["a-model"]
+    running.get = lambda path: (200, {"data": [{"id": name} for name in running.models]})
     running.reply = lambda body, turn: answer(f"echo {body['messages'][0]['content']}")
     running.url = f"http://127.0.0.1:{running.server_port}/v1"
     threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
