@@ -33,8 +33,10 @@ def answers():
             about = row
         else:
             label, gold, response, *text = row
-            choices, kind = tuple(about.get("choices", ())), about.get("kind", "")
-            question = Question(*(text or ["?"]), gold, choices=choices, kind=kind)
+            aliases, choices = (tuple(about.get(key, ())) for key in ("aliases", "choices"))
+            question = Question(
+                *(text or ["?"]), gold, aliases, choices, kind=about.get("kind", "")
+            )
             classes.setdefault(about["about"], []).append((label, question, response))
     return classes
 
@@ -62,24 +64,6 @@ def test_no_text_and_an_endless_one_are_wrong_for_every_gold(gold, choices):
     assert {decide(question, text) for text in texts} == {False}
 
 
-@pytest.mark.parametrize(
-    "question, verdicts",
-    [
-        (Question("?", "9" * 900), {"9" * 900: True, "9" * 899: False}),
-        (Question("?", "50", ("51", " ")), {"50": True, "51": True, "52": False, "fifty": None}),
-        (Question("?", "50", ("fifty",)), {"51": None, "50": True}),
-        (Question("?", "5", ("9" * 5000,)), {"6": None}),
-        (Question("?", "B", ("the capital",), ("London", "Paris")), {"B": True, "A": None}),
-        (
-            Question("How many km is it?", "5"),
-            {"5.0": True, "6": False, "5 km": None, "6 km": None},
-        ),
-    ],
-)
-def test_aliases_are_as_good_as_the_answer_and_a_unit_is_for_a_judge(question, verdicts):
-    assert {text: decide(question, text) for text in verdicts} == verdicts
-
-
 @pytest.mark.parametrize("hyphen", "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d")
 def test_all_hyphens_are_one_character(hyphen):
     for gold in "Jean-Luc", "F-16", "-5", "2018-03-29", "x-ray":
@@ -90,34 +74,12 @@ def test_all_hyphens_are_one_character(hyphen):
     assert decide(game, f"6*4*(3{hyphen}2)") is True
 
 
-@pytest.mark.parametrize(
-    "choices, gold, verdicts",
-    [
-        (("200 mL", "200 mL", "180 mL"), "A. 200 mL", {"200 mL": True, "B": True, "C": False}),
-        (("A. 0.9", "B. 0.95"), "A. 0.9", {"0.90": None, "0.9": True, "A": True, "A) 0.95": None}),
-        (("c", "a", "b"), "A", {"c": None}),  # a letter and a text that disagree
-        (("London", "Paris"), "A", {"none of these": None, "Z": None, "the first one": None}),
-    ],
-)
-def test_a_response_names_one_option_and_none_is_a_fallback(choices, gold, verdicts):
-    assert {
-        text: decide(Question("?", gold, choices=choices), text) for text in verdicts
-    } == verdicts
+HOSTILE = ["a" * 10**6, "9" * 10**6, "(" * LIMIT, "$" * LIMIT, " , " * 600, "1," * 900, "\ud800"]
+HOSTILE += ["\\text{" * 300, "\\frac{" * 300, "\ufdfa" * 1900, "**" * 900, "1e-" + "9" * 1900]
+HOSTILE += ["10^" + "9" * 500, "1/" + "9" * 500, "\u202e26", "the " * 480, "1" + "+1" * 900]
 
 
-@pytest.mark.parametrize(
-    "response",
-    ["a" * 10**6, "9" * 10**6, "(" * LIMIT, "$" * LIMIT, " , " * 600, "1," * 900, "\\text{" * 300]
-    + [
-        "\\frac{" * 300,
-        "\ufdfa" * 1900,
-        "**" * 900,
-        "1e-" + "9" * 1900,
-        "10^" + "9" * 500,
-        "\ud800",
-    ]
-    + ["1/" + "9" * 500, "\u202e26", "the " * 480, "1" + "+1" * 900, "99**98**97**96"],
-)
+@pytest.mark.parametrize("response", [*HOSTILE, "99**98**97**96"])
 def test_a_hostile_response_is_not_right_and_read_at_once(response):
     start = time.process_time()
     letters = Question("?", "B", choices=tuple(f"choice {i}" for i in range(26)))
