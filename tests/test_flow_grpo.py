@@ -30,14 +30,8 @@ from models.local import ready_to_update
 
 SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
 STOP, T = 63, 0.7  # the stop token of these tests, and the sampling temperature
-SIZE = dict(
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=64,
-)
+SIZE = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+SIZE |= dict(num_key_value_heads=2, vocab_size=64)
 GPT2_SIZE = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=64)
 ROWS = pytest.mark.parametrize("rows", [flow_grpo.padded, trees.rows], ids=["padded", "trees"])
 
@@ -72,17 +66,8 @@ def family():
     """9 rollouts of 3 groups, the last one flat, with copies of prompts, completions that begin or
     are alike, and second turns whose prompts go on where the first ones and their plans end."""
     first, second, third = [5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 20, 21], [30, 31, 32]
-    plans = [
-        [1, 2, STOP],
-        [1, 2, STOP],
-        [1, 3, 4, STOP],
-        [2],
-        [1, 2, 9, STOP],
-        [1, 2, 9, STOP],
-        [4, STOP],
-        [4, STOP],
-        [4, 5, STOP],
-    ]
+    plans = [[1, 2, STOP], [1, 2, STOP], [1, 3, 4, STOP], [2]]
+    plans += [[1, 2, 9, STOP]] * 2 + [[4, STOP]] * 2 + [[4, 5, STOP]]
     prompts = [first] * 4 + [second] * 3 + [third] * 2
     actions = [
         Action(prompt, plan, rollout) for rollout, (prompt, plan) in enumerate(zip(prompts, plans))
@@ -333,17 +318,9 @@ def test_a_flat_group_and_a_lonely_rollout_have_zero_advantage_and_are_counted(r
     assert A.tolist() == [0] * len(rewards) and flat == 1
 
 
-# -----------------------------------------------------------------------------------------
-# log-probs
-CONFIGS = dict(
-    Qwen2={},
-    Llama={},
-    GPT2={},
-    Bloom={},
-    Granite=dict(logits_scaling=3.0),
-    Gemma2=dict(final_logit_softcapping=5.0, head_dim=8),
-    Cohere=dict(logit_scale=0.3),
-)
+# --------------------------------------------------------------------------------------- log-probs
+CONFIGS = dict(Qwen2={}, Llama={}, GPT2={}, Bloom={}, Granite=dict(logits_scaling=3.0))
+CONFIGS |= dict(Gemma2=dict(final_logit_softcapping=5.0, head_dim=8), Cohere=dict(logit_scale=0.3))
 
 
 @ROWS
@@ -385,8 +362,7 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
             flow_grpo.update(tiny(), None, None, actions, [0, 1], **how)
 
 
-# ---------------------------------------------------------------------------------------- the
-# update
+# -------------------------------------------------------------------------------------- the update
 def test_the_ratio_is_exactly_one_on_the_first_mini_batch_and_leaves_one_later(monkeypatch):
     ratios, original = [], flow_grpo.loss
 
