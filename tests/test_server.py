@@ -194,6 +194,7 @@ def choice(finish_reason, message, **rest):
         ({"error": {"message": "overloaded"}}, "an error: overloaded"),
         ({"error": "model crashed", "choices": []}, "an error: model crashed"),
         ([], "something that is not JSON|another shape"),
+        ({"choices": []}, "something that is not JSON|another shape"),
     ],
 )
 def test_an_error_inside_a_good_answer_is_an_outage_that_is_tried_again_and_shown(
@@ -404,18 +405,6 @@ def test_no_error_and_no_text_shows_the_key_or_a_control_character(server, monke
 
 
 # ---- failures
-@pytest.mark.parametrize(
-    "fault", [(429, {}), (503, {}), (0, ""), (200, b'{"choices": [{"mess'), (200, {"choices": []})]
-)
-def test_every_way_to_fail_is_tried_again_and_never_taken_for_an_answer(server, fault):
-    server.reply = replies(fault, answer("a"))
-    assert Server(server.url)(["q"])[0].text == "a" and len(server.asked) == 2
-    server.reply = replies(fault)
-    (completion,) = Server(server.url)(["q"])
-    assert completion.text == "" and outage(completion.error)
-    assert completion.error.startswith(f"127.0.0.1:{server.server_port} ")
-
-
 @pytest.mark.parametrize(
     "status, error, down",
     [

@@ -109,6 +109,17 @@ def test_thoughts_between_other_marks_are_thoughts(marks, special):
     assert unknown_thoughts(tok) == ""
 
 
+QUOTED = [  # marks in an answer hide nothing
+    "Here are my reasoning steps: 6 * 7. <answer>42</answer>",
+    "It begins: Here are my reasoning steps: and [BEGIN FINAL RESPONSE]",
+    "A <think> opens a thought.",
+    "A <think> opens a thought, a </think> closes it, a <think> opens another.",
+    "Magistral writes [THINK] and [/THINK], gpt-oss <|channel|>final<|message|>.",
+    "`<|channel|>analysis<|message|>` and <|channel|>commentary<|message|> are channels.",
+    "(<thought> and </thought>)",
+]
+
+
 @pytest.mark.parametrize(
     "text, rest",
     [
@@ -139,6 +150,12 @@ def test_thoughts_between_other_marks_are_thoughts(marks, special):
             "<|channel|>analysis<|message|>6<|end|><|start|>assistant to=f<|channel|>x",
             "to=f<|channel|>x",
         ),
+        ("42", "42"),
+        ("6 * 7\n</think>42", "42"),
+        ("<think></think><think>6</think> 42", "42"),
+        ("<think>6 * 7</think>", ""),
+        ("<think>a</think>b<think>c", None),
+        *zip(QUOTED, QUOTED),
     ],
 )
 def test_thoughts_in_the_text_of_a_server_are_thoughts(text, rest):
@@ -160,22 +177,6 @@ def test_a_call_of_gpt_oss_ends_its_thinking(call):
         assert executor.parse(text, "python_coder", tool) == executor.parse(
             CALL, "python_coder", tool
         )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Here are my reasoning steps: 6 * 7. <answer>42</answer>",
-        "It begins: Here are my reasoning steps: and [BEGIN FINAL RESPONSE]",
-        "A <think> opens a thought.",
-        "A <think> opens a thought, a </think> closes it, a <think> opens another.",
-        "Magistral writes [THINK] and [/THINK], gpt-oss <|channel|>final<|message|>.",
-        "`<|channel|>analysis<|message|>` and <|channel|>commentary<|message|> are channels.",
-        "(<thought> and </thought>)",
-    ],
-)
-def test_a_mark_that_is_quoted_in_an_answer_hides_nothing(text):
-    assert after_thinking(plain_thoughts(text)) == text
 
 
 @pytest.mark.parametrize("opens, closes", [THINK, ("[THINK]", "[/THINK]")])
@@ -226,20 +227,6 @@ def test_marks_that_may_be_those_of_thinking_and_are_unknown_are_named(token, te
 
 
 # ---- what the modules read
-@pytest.mark.parametrize(
-    "text, rest",
-    [
-        ("42", "42"),
-        ("6 * 7\n</think>42", "42"),
-        ("<think></think><think>6</think> 42", "42"),
-        ("<think>6 * 7</think>", ""),
-        ("<think>a</think>b<think>c", None),
-    ],
-)
-def test_what_follows_the_last_thinking_is_the_completions_answer(text, rest):
-    assert after_thinking(text) == rest
-
-
 THOUGHT = "<think>\nSub-goal: guess\nTool: join\nConclusion: CONTINUE\n<answer>0</answer>\n"
 
 

@@ -20,8 +20,8 @@ from tools import choose, run_tool
 from toy import routers
 from toy.make import TOY, make_files, quick_python
 from toy.pieces import edited, pieces_of
-from toy.questions import SIGNS, World, calculation, facts, for_flow, operate, operation, splits
-from toy.teacher import GUESS, TOOLS, Known, Teacher
+from toy.questions import SIGNS, World, facts, for_flow, operate, splits
+from toy.teacher import GUESS, TOOLS, Teacher
 from world.sandbox import python_coder
 
 
@@ -144,16 +144,6 @@ def test_other_worlds_have_other_numbers_pairs_and_paths_so_that_a_warm_start_te
     assert sum(true[thing.name] == thing.number for thing in things) < 10
 
 
-@pytest.mark.parametrize("number", [1, 2, 7, 36, 97, 998, 999])
-def test_a_calculation_has_its_result_and_no_number_of_more_than_three_digits(number):
-    rng = random.Random(number)
-    for _ in range(50):
-        a, sign, b = calculation(number, rng).split()
-        assert operate(int(a), sign, int(b)) == number and 0 < int(b) < 1000 and int(a) < 1100
-        op, n = operation(number, rng)
-        assert 0 < operate(number, SIGNS[op], n) < 1000
-
-
 # ---- planning is needed
 # ------------------------------------------------------------------------------------
 
@@ -213,24 +203,6 @@ def test_the_rule_that_routers_are_chosen_by_is_what_their_rollouts_do(
         for_flow(questions), routers.Routed(teacher, tools, rule), teacher, tools
     )
     assert [rollout.right for rollout in rollouts] == [right] * len(questions)
-
-
-@pytest.mark.parametrize(
-    "first, second",
-    [("30.", "47, but see https://facts.org/117"), ("47, but see https://facts.org/117", "30.")],
-)
-def test_two_sources_that_contradict_each_other_are_settled_by_the_page_that_they_name(
-    first, second
-):
-    text = "Oslo: The calling code of Oslo is"
-    result = f"[1] {text} {first}\n  [2] {text} {second}"
-    memory = f"\nMemory:\nStep 1\nSub-goal: Find the code of Oslo\nCommand: ...\nResult: {result}"
-    known = Known(memory)
-    assert (
-        known.goals["code of Oslo"]
-        == ("address", "https://facts.org/117")
-        == (known.last, known.pointer)
-    )
 
 
 # ---- its prompts and tools
