@@ -1,6 +1,5 @@
 """models/local.py and fast/: what is sampled is what is scored; sharing changes no result."""
 
-import contextlib
 import json
 import math
 import shutil
@@ -20,7 +19,7 @@ from fast import prefix, trees
 from flow_grpo import Action, distribution
 from models import local
 from models.completion import TOO_LONG, outage
-from models.local import Engine, fingerprint, ignores_padding, load, sample, sampling_mode, save
+from models.local import fingerprint, ignores_padding, load, sample, sampling_mode, save
 
 TINY = SIZE | dict(vocab_size=99, max_position_embeddings=256, pad_token_id=0, bos_token_id=1)
 TINY |= dict(eos_token_id=2, initializer_range=0.3)  # large: no two tokens nearly tie
@@ -417,22 +416,6 @@ def test_rollouts_with_gradient_checkpointing_equal_those_in_eval(tmp_path):
     engine.model.train()
     assert [c.ids for c in engine(TEXTS, max_new_tokens=12)] == expected
     assert all(module.training for module in engine.model.modules())  # put back
-
-
-def test_the_context_with_adapters_off_is_the_frozen_model(tmp_path):
-    class Adapted:
-        entered = 0
-
-        @contextlib.contextmanager
-        def disable_adapter(self):
-            Adapted.entered += 1
-            yield
-
-    engine = load(write(tmp_path / "m"), distribution)
-    engine.model.disable_adapter = Adapted().disable_adapter
-    frozen = Engine(engine.model, engine.tokenizer, distribution, adapters=False)
-    assert engine(["x"], max_new_tokens=2)[0].ids == frozen(["x"], max_new_tokens=2)[0].ids
-    assert Adapted.entered == 1
 
 
 # -------------------------------------------------------------------------------- load and save

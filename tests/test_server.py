@@ -208,6 +208,7 @@ def test_an_error_inside_a_good_answer_is_an_outage_that_is_tried_again_and_show
     assert Server(server.url)(["q"])[0].text == "a"
 
 
+INVISIBLE = ["\0\0\0", "\0 \n\0", "\x1b\x07", "\u200b", "\ufeff\u00ad"]
 THINKING = "its thinking used up all tokens: raise --max-new-tokens"
 
 
@@ -229,6 +230,8 @@ THINKING = "its thinking used up all tokens: raise --max-new-tokens"
         (choice("stop", {"content": ""}) | {"usage": {"completion_tokens": 0}}, " is stop"),
         (choice("stop", {"content": ""}) | {"usage": {"completion_tokens": 512}}, " is stop"),
         (choice("stop", {}), "it wrote nothing, and finish_reason is stop"),
+        *((answer(text)[1], "it wrote control characters") for text in INVISIBLE),
+        *((answer(text, completion_tokens=3)[1], "control characters") for text in INVISIBLE),
     ],
 )
 def test_an_empty_text_of_a_model_that_said_something_is_an_error_of_this_prompt(
@@ -239,6 +242,17 @@ def test_an_empty_text_of_a_model_that_said_something_is_an_error_of_this_prompt
     assert completion.text == "" and "answered without a text: " in completion.error
     assert completion.error.endswith(error) and not outage(completion.error)
     assert len(server.asked) == 1
+
+
+NO_COUNTS = [  # of tokens
+    {"prompt_tokens": -3, "completion_tokens": -1, "total_tokens": -4},
+    {"prompt_tokens": "1", "completion_tokens": "900", "total_tokens": "7"},
+    {"prompt_tokens": float("nan"), "completion_tokens": float("inf"), "total_tokens": 1e99},
+    {"total_tokens": 10**400, "prompt_tokens": [1], "completion_tokens": {"a": 9}},
+    [1, 2],
+    "none",
+    7,
+]
 
 
 @pytest.mark.parametrize(
@@ -252,12 +266,14 @@ def test_an_empty_text_of_a_model_that_said_something_is_an_error_of_this_prompt
         (choice("stop", {"content": ""}) | {"usage": {"completion_tokens": 1}}, "", False),
         (choice("stop", {"content": [{"type": "output_text", "text": "It"}]}), "It", False),
         (choice("stop", {"content": "[THINK]9 + 9[/THINK]18"}), "<think>9 + 9</think>18", False),
+        *((choice("stop", {"content": "It"}) | {"usage": n}, "It", False) for n in NO_COUNTS),
     ],
 )
 def test_a_text_is_cut_unless_its_model_ended_it(server, data, text, cut):
     server.reply = replies((200, data))
     (completion,) = Server(server.url)(["q"], max_new_tokens=8)
     assert (completion.text, completion.error, completion.cut) == (text, "", cut)
+    assert completion.tokens == 0 and len(server.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -336,35 +352,6 @@ def test_tokens_that_a_server_counts_apart_are_part_of_the_prompt(server):
     server.reply = replies(answer("42", prompt_tokens=7, **details))
     short, long = Server(server.url, at_once=1)([TOOLSET, TOOLSET * 3])
     assert (short.text, short.error) == ("42", "") and long.error == TOO_LONG
-
-
-@pytest.mark.parametrize(
-    "usage",
-    [
-        {"prompt_tokens": -3, "completion_tokens": -1, "total_tokens": -4},
-        {"prompt_tokens": "1", "completion_tokens": "900", "total_tokens": "7"},
-        {"prompt_tokens": float("nan"), "completion_tokens": float("inf"), "total_tokens": 1e99},
-        {"total_tokens": 10**400, "prompt_tokens": [1], "completion_tokens": {"a": 9}},
-        [1, 2],
-        "none",
-        7,
-    ],
-)
-def test_a_count_of_tokens_that_is_no_count_is_not_used(server, usage):
-    data = choice("stop", {"content": "It is 42."}) | {"usage": usage}
-    server.reply = replies((200, data))
-    (completion,) = Server(server.url)(["What is 6 * 7?"])
-    assert (completion.text, completion.error, completion.cut) == ("It is 42.", "", False)
-    assert completion.tokens == 0 and len(server.asked) == 1
-
-
-@pytest.mark.parametrize("text", ["\0\0\0", "\0 \n\0", "\x1b\x07", "\u200b", "\ufeff\u00ad"])
-@pytest.mark.parametrize("tokens", [None, 3])
-def test_a_text_that_nobody_can_see_is_none(server, text, tokens):
-    server.reply = replies(answer(text, completion_tokens=tokens))
-    (completion,) = Server(server.url)(["q"])
-    assert completion.text == "" and not outage(completion.error)
-    assert completion.error.endswith("answered without a text: it wrote control characters")
 
 
 # ---- addresses and keys

@@ -122,16 +122,13 @@ def test_functions_run_at_the_same_time_while_the_language_model_gets_one_batch(
     assert [result.tokens for result in found] == [0, 2, 0, 2, 2]
 
 
-def test_a_query_that_is_too_long_is_an_error_and_an_engine_that_is_down_a_failure():
-    answers = Completion("", [], [], TOO_LONG), Completion("", [], [], "host is down")
-    found = results({"ask": tool(None)}, ("ask", "a"), ("ask", "b"), ask=lambda queries: answers)
-    assert [(r.text, r.failed) for r in found] == [(f"Error: {TOO_LONG}", ""), ("", "host is down")]
-
-
-def test_an_answer_that_was_cut_says_so():
-    answers = Completion("It is 1", [], [], cut=True), Completion("<think>It", [], [], cut=True)
-    found = results({"ask": tool(None)}, ("ask", "a"), ("ask", "b"), ask=lambda queries: answers)
-    assert [r.text for r in found] == ["It is 1 ... [cut] ... ", "Error: no answer"]
+def test_what_becomes_of_a_query_that_is_too_long_or_not_answered_or_cut():
+    answers = [Completion("", [], [], error) for error in (TOO_LONG, "host is down")]
+    answers += [Completion(text, [], [], cut=True) for text in ("It is 1", "<think>It")]
+    found = results({"ask": tool(None)}, *[("ask", q) for q in "abcd"], ask=lambda queries: answers)
+    texts = [f"Error: {TOO_LONG}", "", "It is 1 ... [cut] ... ", "Error: no answer"]
+    assert [result.text for result in found] == texts
+    assert [result.failed for result in found] == ["", "host is down", "", ""]
 
 
 def test_equal_calls_of_a_turn_run_once_but_each_rollout_has_a_state_of_its_own():

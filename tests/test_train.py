@@ -568,19 +568,6 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_older_one
     assert named < first < position["delete", "step-0"] < marked < last
 
 
-@pytest.mark.extras("peft")
-def test_a_run_with_adapters_goes_on(monkeypatch):
-    straight = run("lora", lora=4, **QUICK | {"steps": 2}, every=1)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill(patch, solve, "roll_out", 2)
-        command(*words("lora-killed", lora=4, **QUICK | {"steps": 2}, every=1))
-    resume("lora-killed")
-    assert rows(straight) == rows("lora-killed") and texts(straight) == texts("lora-killed")
-    saved = [Path(out, "step-2/adapter_model.safetensors") for out in (straight, "lora-killed")]
-    assert saved[0].read_bytes() == saved[1].read_bytes()
-    assert not list(Path("lora/step-2").glob("model*.safetensors"))
-
-
 # ------------------------------------------------------------------- failures, memory, what is said
 def failing(monkeypatch, call=None, which=slice(None), **changes):
     """Some rollouts of all batches, or of one (counted from 1), end in another way."""
