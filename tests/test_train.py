@@ -16,13 +16,13 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import answer, without_seconds
+from test_forks import code_of
 from test_house import ORDER, ROOMS, ROOT
 from test_local import CHATML, tiny, tokenizer
 
@@ -360,38 +360,6 @@ def test_a_run_that_is_killed_at_every_moment_equals_one_that_was_not(monkeypatc
     assert steps[-4:] == last and {step for step, _ in steps[:6]} == {"", "step-0"}
 
 
-def forked(*given, code=None):
-    """train.py with these words, in a process of its own with everything imported: its id.
-
-    code: the folder of another copy of our code, which it runs."""
-    if process := os.fork():
-        return process
-    status = 99
-    try:
-        for stream in (1, 2):
-            os.dup2(os.open("forked", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-        module = train
-        if code:
-            for name in [name for name in sys.modules if name.split(".")[0] in ORDER + ROOMS]:
-                del sys.modules[name]
-            sys.path.insert(0, str(code))
-            module = importlib.import_module("train")
-            module.solve.grade = graded(module.solve.grade)
-        module.train(module.settings(module.given(given)))
-        status = 0
-    except (SystemExit, KeyboardInterrupt) as left:
-        status = left.code if isinstance(getattr(left, "code", ""), int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
-def ended(process):
-    """The exit code of a process; minus the signal that killed it."""
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
 def begun(out, **changed):
     """The words that begin a run, or go on with it. Until it has its settings, it has no folder."""
     return ["--resume", out] if Path(out, "args.json").exists() else words(out, **changed)
@@ -439,8 +407,7 @@ def test_ctrl_c_ends_a_run_after_its_step_and_says_how_to_go_on(whole):
     assert process.returncode == 128 + signal.SIGINT, error
     assert "\nStopping after this step; Ctrl-C again leaves at once.\n" in out
     assert "\nStopped after step 1. Go on with --resume stopped\n" in out
-    assert len(rows("stopped")) == 1 and ended(forked("--resume", "stopped")) == 0
-    assert everything("stopped") == everything(whole)
+    assert len(rows("stopped")) == 1 and everything(resume("stopped")) == everything(whole)
 
 
 @pytest.mark.exhaustive
@@ -532,7 +499,8 @@ def test_a_row_with_other_columns_is_not_written_under_the_old_header(whole, tmp
 def test_a_folder_that_is_in_use_is_refused():
     out = run("used", **QUICK)
     folder.lock(out)
-    assert ended(forked("--resume", "used", "--steps", "2")) != 0 and len(rows(out)) == 1
+    _, error = started("--resume", "used", "--steps", "2").communicate()
+    assert "train.py: used is in use by another process" in error and len(rows(out)) == 1
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_older_ones_go(monkeypatch):
@@ -884,8 +852,10 @@ def edited(folder, file, before, after):
 def trained_in(code, out, plain, **flags):
     """Two steps of training with the code in this folder: (what was sampled first, log.csv)."""
     flags = QUICK | {"steps": 2, "beta": 0, "max_new_tokens": 9} | flags
-    given = words(out, **flags) + ["--plain"] * plain
-    assert ended(forked(*given, code=code)) == 0, Path("forked").read_text()
+    with code_of(code):
+        module = importlib.import_module("train")
+        module.solve.grade = graded(module.solve.grade)
+        module.train(module.settings(module.given(words(out, **flags) + ["--plain"] * plain)))
     records = [json.loads(line) for line in Path(out, "rollouts.jsonl").read_text().splitlines()]
     return [[output["text"] for output in record["outputs"]] for record in records[:8]], rows(out)
 
