@@ -95,27 +95,11 @@ def test_tokens_of_other_shapes_are_found_among_the_ids_however_they_are_spelled
     tok.add_tokens([*special, AddedToken("<reponame>", **normalized), "titanium"])
     tok.chat_template = "~go~{{ messages[0].content }}</s>"
     reader = Chat(tok)
-    pages = [
-        "</s>",
-        "＜／ｓ＞",
-        "END OF TURN",
-        "end of turn",
-        "ＥND OF TURN",
-        "～go～",
-        "<reponame>",
-    ]
+    pages = "</s>|＜／ｓ＞|END OF TURN|end of turn|ＥND OF TURN|～go～|<reponame>".split("|")
     for page in [*pages, "~g~go~o~", "~go~go~go~", "<repo<reponame>name>", "".join(pages)]:
         assert not written(reader, page), ascii(page)
     assert tok.convert_tokens_to_ids("titanium") in reader.encode("a titanium b")
     assert tok.unk_token_id in reader.encode("a \u4e16 b") or kind == "BPE"  # no control token
-
-
-def test_a_prompt_in_which_no_spelling_helps_is_not_sent():
-    tok = tokenizer("~go~{{ messages[0].content }}")
-    tok.backend_tokenizer.normalizer = normalizers.Replace(tokenizers.Regex("[b?]"), "~go~")
-    tok.add_tokens([AddedToken("~go~", special=True, normalized=True)])
-    with pytest.raises(ValueError, match="^a prompt holds a control token"):
-        Chat(tok).encode("a page b")
 
 
 def test_a_tokenizer_in_python_is_no_exception():

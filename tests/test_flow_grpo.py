@@ -192,23 +192,15 @@ def small_memory(model, most, broken):
     return model
 
 
-def compare_with_the_oracle(
-    module=flow_grpo,
-    token_mean=False,
-    rows=None,
-    budget=40,
-    memory=None,
-    beta=0.2,
-    batch=None,
-    minibatches=2,
-    passes=1,
-):
+def compare_with_the_oracle(module=flow_grpo, batch=None, memory=None, passes=1, **changed):
     """An update of `module` on the same rollouts as the oracle; AssertionError at the first
-    difference. memory: how many sequences fit into it. batch: other rollouts(). passes: over the
-    mini-batches."""
+    difference. batch: other rollouts(). memory: how many sequences fit into it. passes: over the
+    mini-batches. changed: settings of the update."""
     actions, rewards, groups = batch or rollouts()
-    clip, seed, broken = (0.05, 0.2), 1, []
-    low, high = clip
+    settings = dict(temperature=T, clip=(0.05, 0.2), beta=0.2, minibatches=2, max_grad_norm=1e9)
+    settings |= dict(token_mean=False, seed=1, token_budget=40, rows=module.padded) | changed
+    clip, beta, token_mean = (settings[name] for name in ("clip", "beta", "token_mean"))
+    (low, high), broken = clip, []
     start, reference = tiny(0), tiny(1)
     model = copy.deepcopy(start)
     watched = small_memory(model, memory, broken) if memory else model
@@ -217,11 +209,8 @@ def compare_with_the_oracle(
     expected_A = oracle_advantages(rewards, groups)
     assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-5)
     copies = [module.Action(a.prompt_ids, a.ids, a.rollout, A[a.rollout].item()) for a in actions]
-    settings = dict(temperature=T, clip=clip, beta=beta, minibatches=minibatches)
-    settings |= dict(max_grad_norm=1e9, token_mean=token_mean, seed=seed, token_budget=budget)
-    settings |= dict(rows=rows or module.padded)
     got = module.update(model, reference, optimizer, copies, groups, **settings)
-    parts = module.split_rollouts(groups, minibatches, seed)
+    parts = module.split_rollouts(groups, settings["minibatches"], settings["seed"])
     assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
     parts = parts * passes
     losses, seen, norms = [], [], []
@@ -236,7 +225,7 @@ def compare_with_the_oracle(
         assert (gradient(now) - found).abs().max() < 1e-6 * max(1, found.norm())
         losses, seen = losses + [value.item()], seen + tokens
         norms.append(gradient(now).norm().item())
-    assert bool(broken) == bool(memory) == (got.pop("token_budget") < budget)
+    assert bool(broken) == bool(memory) == (got.pop("token_budget") < settings["token_budget"])
     assert not any(p.grad is not None for p in model.parameters())
     if not beta:  # the metrics then leave out what was not computed
         return
@@ -261,7 +250,7 @@ def test_the_loss_is_the_formula_and_so_is_its_gradient(token_mean, rows):
 
 @ROWS
 def test_it_is_the_formula_where_prompts_are_shared(rows):
-    compare_with_the_oracle(batch=family(), rows=rows, budget=60)
+    compare_with_the_oracle(batch=family(), rows=rows, token_budget=60)
 
 
 @ROWS
@@ -273,12 +262,12 @@ def test_without_a_kl_it_is_the_formula_too(rows):
 @pytest.mark.parametrize("budget, chunk", [(1, None), (25, 7 * 64), (10_000, 1), (10_000, None)])
 def test_neither_micro_batches_nor_chunks_change_the_formula(budget, chunk, rows, monkeypatch):
     monkeypatch.setattr(flow_grpo, "CHUNK", chunk or flow_grpo.CHUNK)
-    compare_with_the_oracle(budget=budget, rows=rows)
+    compare_with_the_oracle(token_budget=budget, rows=rows)
 
 
 @pytest.mark.parametrize("beta", [0, 0.2])
 def test_if_memory_runs_out_the_mini_batch_is_repeated_in_smaller_parts(beta):
-    compare_with_the_oracle(memory=2, budget=200, beta=beta)
+    compare_with_the_oracle(memory=2, token_budget=200, beta=beta)
 
 
 def test_a_row_that_does_not_fit_alone_is_an_error():

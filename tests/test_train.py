@@ -821,18 +821,12 @@ def test_a_hub_name_without_a_gpu_is_refused_before_anything_is_downloaded(monke
 # --------------------------------------------------------------------- an edit of the parts acts
 EARLY = """    logps = torch.cat(logps)[copy]
     early = torch.cat([torch.arange(len(a.ids)) < 2 for a in batch.actions])
-    return torch.where(early, logps.detach(), logps)
-"""
+    return torch.where(early, logps.detach(), logps)"""
 MIN_P = """    logits = logits.float() / temperature
     low = logits < logits.max(-1, keepdim=True).values + math.log(0.2)
     return logits.masked_fill(low, -math.inf)"""
 EDITS = {  # what: (file, from, to, does it change what is sampled in the first step?)
-    "early tokens not trained": (
-        "flow_grpo.py",
-        "    return torch.cat(logps)[copy]  # (P,) -> (K,)\n",
-        EARLY,
-        False,
-    ),
+    "early tokens not trained": ("flow_grpo.py", "    return torch.cat(logps)[copy]", EARLY, False),
     "greedy sampling": ("models/local.py", "do_sample=True, top_k=0, top_p=1.0", "", True),
     "min-p": ("flow_grpo.py", "    return (logits.float() / temperature)", MIN_P, True),
 }
