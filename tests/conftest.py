@@ -81,6 +81,18 @@ def answer(text, finish_reason="stop", **usage):
     return 200, {"choices": [choice], "usage": {"total_tokens": 10, **usage}}
 
 
+def spy(monkeypatch, module, name):
+    """The calls of a function from here on, as (arguments, settings, result)."""
+    calls, function = [], getattr(module, name)
+
+    def called(*given, **settings):
+        calls.append((given, settings, function(*given, **settings)))
+        return calls[-1][2]
+
+    monkeypatch.setattr(module, name, called)
+    return calls
+
+
 def without_seconds(path):
     """The lines of a file of rollouts, without their seconds."""
     return re.sub(r'"seconds": [0-9.e-]+', "", Path(path).read_text()).splitlines()

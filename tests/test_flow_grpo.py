@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from conftest import spy
 from transformers import (
     AutoModelForCausalLM,
     GPT2LMHeadModel,
@@ -353,18 +354,12 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
 
 # -------------------------------------------------------------------------------------- the update
 def test_the_ratio_is_exactly_one_on_the_first_mini_batch_and_leaves_one_later(monkeypatch):
-    ratios, original = [], flow_grpo.loss
-
-    def loss(*arguments, **settings):
-        found = original(*arguments, **settings)
-        ratios[-1].append(found[1])
-        return found
-
-    monkeypatch.setattr(flow_grpo, "loss", loss)
+    ratios = []
     for minibatches in (1, 3):
-        ratios.append([])
+        calls = spy(monkeypatch, flow_grpo, "loss")
         learn(tiny(), *lesson(), tiny(1), minibatches=minibatches, token_budget=30)
-    one, three = torch.cat(ratios[0]), torch.cat(ratios[1])
+        ratios.append(torch.cat([ratio for *_, (_, ratio, _) in calls]))
+    one, three = ratios
     assert (one == 1).all() and three.min() < 0.99 and three.max() > 1.01
 
 
@@ -388,17 +383,12 @@ def test_a_micro_batch_is_as_large_as_the_token_budget_allows():
 
 
 def test_a_chunk_of_logits_has_128_mib_at_most(monkeypatch):
-    shapes, distribution = [], flow_grpo.distribution
-
-    def watched(logits, temperature):
-        shapes.append(logits.shape)
-        return distribution(logits, temperature)
-
-    monkeypatch.setattr(flow_grpo, "distribution", watched)
+    calls = spy(monkeypatch, flow_grpo, "distribution")
     config = Qwen2ForCausalLM.config_class(**SIZE | {"vocab_size": 2**17, "hidden_size": 8})
     model = Qwen2ForCausalLM(config).eval()
     with torch.no_grad():
         score(model, [Action([1], [n % 7 + 1 for n in range(300)], 0)])
+    shapes = [logits.shape for (logits, _), *_ in calls]
     assert shapes == [(256, 2**17), (44, 2**17)]  # 256 x 2^17 numbers of 4 bytes
 
 

@@ -120,15 +120,6 @@ def test_questions_are_read_in_order_and_numbers_become_text(tmp_path):
     assert read_questions(path) == [first, last, first], "two questions may share an id"
 
 
-@pytest.mark.parametrize(
-    "written", ["1e-05", "12345678901234567890.0", "0.1000000000000000055", "5"]
-)
-def test_a_gold_that_is_a_number_keeps_its_digits(tmp_path, written):
-    path = write(tmp_path / "q.jsonl", f'{{"question": "?", "answer": {written}}}')
-    (question,) = read_questions(path)
-    assert question.answer == written and decide(question, written)
-
-
 def test_a_game_of_24_uses_the_numbers_of_the_gold_or_the_only_four_in_a_row():
     for text, numbers in [
         ("In 2024, 12 players use 1 5 5 5", [1, 5, 5, 5]),
@@ -141,18 +132,20 @@ def test_a_game_of_24_uses_the_numbers_of_the_gold_or_the_only_four_in_a_row():
     assert numbers_to_use(Question("?", "(1+2+3)*4 = 6*4 = 24")) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "answer, gold",
-    [
-        ("48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = 72.\n#### 72", "72"),
-        ("x" * 2500 + "\n#### -1,234\n", "-1,234"),  # the solution may be longer than a gold
-        ("a\n#### 1\nand more", "a\n#### 1\nand more"),
-    ],
-)
-def test_the_gold_of_a_worked_solution_is_its_last_line_after_four_hashes(tmp_path, answer, gold):
-    row = {"question": "How many?", "answer": answer}
-    (question,) = read_questions(write(tmp_path / "gsm8k.jsonl", row))
-    assert question.answer == gold
+GOLDS = {n: n for n in ("1e-05", "12345678901234567890.0", "0.1000000000000000055", "5")} | {
+    json.dumps("48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = 72.\n#### 72"): "72",
+    json.dumps("x" * 2500 + "\n#### -1,234\n"): "-1,234",  # the solution may be longer than a gold
+    json.dumps("a\n#### 1\nand more"): "a\n#### 1\nand more",
+}
+
+
+@pytest.mark.parametrize("written", GOLDS)
+def test_a_gold_keeps_its_digits_and_of_a_solution_it_is_the_last_line_after_hashes(
+    written, tmp_path
+):
+    path = write(tmp_path / "q.jsonl", f'{{"question": "?", "answer": {written}}}')
+    (question,) = read_questions(path)
+    assert question.answer == GOLDS[written] and decide(question, GOLDS[written])
 
 
 NUMBERS = ["1", "2", "3", "4"]
