@@ -130,10 +130,8 @@ def test_base_generator_alone_knows_the_numbers_that_no_source_has(world, tools)
 
 
 def test_other_worlds_have_other_numbers_pairs_and_paths_so_that_a_warm_start_teaches_none(world):
-    other, path = (
-        World(1),
-        {thing.name: thing.path for things in world.things.values() for thing in things},
-    )
+    other = World(1)
+    path = {thing.name: thing.path for things in world.things.values() for thing in things}
     things = [thing for things in other.things.values() for thing in things]
     assert {thing.name for thing in things} == set(path)
     assert sum(path[thing.name] == thing.path for thing in things) < 0.3 * len(things)

@@ -698,16 +698,21 @@ def test_without_valid_questions_some_are_held_out_and_never_trained_on():
 
 
 @pytest.mark.parametrize(
-    "flag, named, other",
-    [("judge", "http://far:8000/v1", "http://here:8000/v1"), ("cache", "/etc/cache", "cache")],
+    "flag, what, named, other",
+    [
+        ("judge", "server", "http://far:8000/v1", "http://here:8000/v1"),
+        ("cache", "cache", "/etc/cache", "cache"),
+    ],
 )
-def test_a_server_or_a_cache_that_a_folder_names_must_be_repeated(flag, named, other, tmp_path):
+def test_a_server_or_a_cache_that_a_folder_names_must_be_repeated(
+    flag, what, named, other, tmp_path
+):
     """It gets our key, or is written to."""
     saved = vars(train.settings(train.given(words("unused")))) | {flag: named}
     (tmp_path / "args.json").write_text(json.dumps(saved))
     resumed = lambda *more: train.settings(train.given(["--resume", str(tmp_path), *more]))
     for given in ([], [f"--{flag}", other]):
-        with pytest.raises(Mistake, match=f"repeat --{flag} {named}"):
+        with pytest.raises(Mistake, match=f"uses a {what}: repeat --{flag} {named}"):
             resumed(*given)
     args = resumed(f"--{flag}", named, "--steps", "99")
     assert (vars(args)[flag], args.steps, args.out) == (named, 99, str(tmp_path))
