@@ -363,14 +363,6 @@ def test_the_ratio_is_exactly_one_on_the_first_mini_batch_and_leaves_one_later(m
     assert (one == 1).all() and three.min() < 0.99 and three.max() > 1.01
 
 
-def test_no_group_of_eight_is_divided_among_mini_batches():
-    groups = [i // 8 for i in range(128)]
-    for seed in range(5):
-        for part in flow_grpo.split_rollouts(groups, 4, seed):
-            counts = Counter(groups[i] for i in part)
-            assert set(counts.values()) == {8} and len(counts) == 4
-
-
 def test_a_micro_batch_is_as_large_as_the_token_budget_allows():
     actions = [Action([1] * n, [2] * (n % 5 + 1), n) for n in range(1, 40)]
     for budget in (10, 60, 500):
@@ -395,11 +387,12 @@ def test_a_chunk_of_logits_has_128_mib_at_most(monkeypatch):
 @pytest.mark.parametrize("rollouts, parts", [(7, 1), (7, 2), (8, 4), (3, 3), (2, 4)])
 def test_mini_batches_hold_every_rollout_once_and_divide_none(rollouts, parts):
     deal = lambda seed: flow_grpo.split_rollouts(range(rollouts), parts, seed)
-    assert len(deal(5)) == parts and sorted(i for part in deal(5) for i in part) == list(
-        range(rollouts)
-    )
+    assert len(deal(5)) == parts and sorted(sum(deal(5), [])) == [*range(rollouts)]
     assert max(map(len, deal(5))) - min(map(len, deal(5))) <= 1 and deal(5) == deal(5)
     assert parts == 1 or any(deal(seed) != deal(5) for seed in range(5))
+    eights = [i // 8 for i in range(32 * parts)]  # no group of eight is divided
+    for part in flow_grpo.split_rollouts(eights, parts, seed=1):
+        assert set(Counter(eights[i] for i in part).values()) == {8} and len(part) == 32
 
 
 def test_an_update_changes_none_of_its_inputs_and_repeats_exactly():

@@ -18,6 +18,7 @@ import tools
 import verifier
 from executor import Call
 from memory import Memory, Step
+from models import chat
 from planner import Plan
 from tools import Tool
 
@@ -33,7 +34,7 @@ SEPARATORS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\
 
 
 @pytest.mark.parametrize(
-    "module", [memory, planner, executor, verifier, generator, tools, flow_grpo]
+    "module", [memory, planner, executor, verifier, generator, tools, flow_grpo, chat]
 )
 def test_the_examples_in_a_scripts_docstrings_hold(module):
     found = doctest.testmod(module)  # what `python planner.py` runs

@@ -8,7 +8,7 @@ import pytest
 import tools
 from executor import Call
 from models.completion import TOO_LONG, Completion
-from planner import Unparsed, describe
+from planner import describe
 from record.flags import TOY, remembered, solve_flags
 from tools import TOOLS, Tool, choose, left_out, run_calls
 from world import services
@@ -148,8 +148,3 @@ def test_equal_calls_of_a_turn_run_once_but_each_rollout_has_a_state_of_its_own(
         assert [result.text for result in found] == [f"x {turn}", f"x {turn}", "x"]
     results(box, *[("once", "y")] * 9)
     assert ran == ["x", "x", "y"] and states == [{"n": 2}, {"n": 2}, {}]
-
-
-def test_a_call_that_could_not_be_parsed_is_an_error():
-    [result] = run_calls([Unparsed("no call")], [{}], {}, None)
-    assert (result.text, result.error, result.failed) == ("Error: no call", True, "")

@@ -729,6 +729,7 @@ def test_a_server_or_a_cache_that_a_folder_names_must_be_repeated(
         ("--model http://localhost:8000/v1", "--model must be local weights"),
         ("--resume nowhere", "nowhere is not the folder of a run"),
         ("--resume whole --seed 0", "leave out --seed"),
+        ("--resume whole --group-size 8", "leave out --group-size"),
         ("--resume whole --out elsewhere", "leave out --out"),
         ("--data nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--data bamboogle", "bamboogle is a test benchmark"),
