@@ -21,7 +21,7 @@ from toy import routers
 from toy.make import TOY, make_files, quick_python
 from toy.pieces import edited, pieces_of
 from toy.questions import SIGNS, World, facts, for_flow, operate, splits
-from toy.teacher import GUESS, TOOLS, Teacher
+from toy.teacher import GUESS, TOOLS, Known, Teacher
 from world.sandbox import python_coder
 
 
@@ -198,6 +198,14 @@ def test_the_rule_that_routers_are_chosen_by_is_what_their_rollouts_do(
         for_flow(questions), routers.Routed(teacher, tools, rule), teacher, tools
     )
     assert [rollout.right for rollout in rollouts] == [right] * len(questions)
+
+
+def test_two_sources_that_contradict_each_other_are_settled_by_the_page_that_they_name():
+    text, page = "Oslo: The calling code of Oslo is", "https://facts.org/117"
+    step = "\nMemory:\nStep 1\nSub-goal: Find the code of Oslo\nCommand: ...\nResult: "
+    for first, second in (("30.", f"47, but see {page}"), (f"47, but see {page}", "30.")):
+        known = Known(f"{step}[1] {text} {first}\n  [2] {text} {second}")
+        assert known.goals["code of Oslo"] == ("address", page) == (known.last, known.pointer)
 
 
 # ---- its prompts and tools
