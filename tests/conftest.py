@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,8 +39,15 @@ def pytest_runtest_setup(item):
         pytest.importorskip(*mark.args)
 
 
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch):
+    for name in ("SERPER_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
 class Handler(BaseHTTPRequestHandler):
-    """Sends the (status, data) of server.reply(body, turn); server.asked lists what was asked."""
+    """Sends the (status, data) of server.get(path), or of server.reply(body, turn); server.asked
+    lists what was asked."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # one packet for head and body: of two, the second waits for 40 ms
@@ -48,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.send(200, {"data": [{"id": name} for name in self.server.models]})
+        self.send(*self.server.get(self.path))
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -73,14 +81,31 @@ def answer(text, finish_reason="stop", **usage):
     return 200, {"choices": [choice], "usage": {"total_tokens": 10, **usage}}
 
 
+def spy(monkeypatch, module, name):
+    """The calls of a function from here on, as (arguments, settings, result)."""
+    calls, function = [], getattr(module, name)
+
+    def called(*given, **settings):
+        calls.append((given, settings, function(*given, **settings)))
+        return calls[-1][2]
+
+    monkeypatch.setattr(module, name, called)
+    return calls
+
+
+def without_seconds(path):
+    """The lines of a file of rollouts, without their seconds."""
+    return re.sub(r'"seconds": [0-9.e-]+', "", Path(path).read_text()).splitlines()
+
+
 @pytest.fixture
 def server(monkeypatch):
     """A good server; a test may give it another reply."""
     monkeypatch.setattr(services, "PAUSE", 0.001)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     running.daemon_threads = True
     running.lock, running.asked, running.models = threading.Lock(), [], ["a-model"]
+    running.get = lambda path: (200, {"data": [{"id": name} for name in running.models]})
     running.reply = lambda body, turn: answer(f"echo {body['messages'][0]['content']}")
     running.url = f"http://127.0.0.1:{running.server_port}/v1"
     threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()

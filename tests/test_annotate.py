@@ -57,20 +57,6 @@ def test_an_edit_of_what_the_tour_does_not_show_leaves_it_as_it_is(tmp_path):
     assert same((tmp_path / "docs/tour.html").read_text("utf-8"))
 
 
-def test_a_stop_quotes_at_most_twenty_lines_and_all_of_them_exist(page):
-    text = Reader(page).text
-    for title, why, code, _ in annotate.stops():
-        assert title in text and why in text
-        lines = [
-            (place, line) for place, ranges in code for line in annotate.excerpt(place, ranges)
-        ]
-        assert len(lines) <= 20, title
-        for place, line in lines:
-            source = (ROOT / place.split()[0]).read_text("utf-8")
-            assert line.strip() in ["…", *map(str.strip, source.split("\n"))]
-            assert " ".join(line.split()) in text
-
-
 def test_a_line_that_is_gone_or_a_moment_that_never_came_is_named():
     with pytest.raises(ValueError, match="in flow_grpo.py loss, no line begins with 'lost ='"):
         annotate.excerpt("flow_grpo.py loss", "ratio   = .. lost =")

@@ -1,7 +1,5 @@
 """models/chat.py: no text of a prompt becomes a control token; templates that refuse prompts."""
 
-import doctest
-
 import pytest
 import tokenizers
 import transformers
@@ -29,7 +27,8 @@ def tokenizer(template=CHATML, **special):
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(["hi", "two plus two", "a much longer prompt"], trainer)
+    texts = ["hi", "two plus two", "a much longer prompt than the one before it", "x"]
+    backend.train_from_iterator(texts, trainer)
     special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", **special}
     tok = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tok.chat_template = template
@@ -94,27 +93,11 @@ def test_tokens_of_other_shapes_are_found_among_the_ids_however_they_are_spelled
     tok.add_tokens([*special, AddedToken("<reponame>", **normalized), "titanium"])
     tok.chat_template = "~go~{{ messages[0].content }}</s>"
     reader = Chat(tok)
-    pages = [
-        "</s>",
-        "＜／ｓ＞",
-        "END OF TURN",
-        "end of turn",
-        "ＥND OF TURN",
-        "～go～",
-        "<reponame>",
-    ]
+    pages = "</s>|＜／ｓ＞|END OF TURN|end of turn|ＥND OF TURN|～go～|<reponame>".split("|")
     for page in [*pages, "~g~go~o~", "~go~go~go~", "<repo<reponame>name>", "".join(pages)]:
         assert not written(reader, page), ascii(page)
     assert tok.convert_tokens_to_ids("titanium") in reader.encode("a titanium b")
     assert tok.unk_token_id in reader.encode("a \u4e16 b") or kind == "BPE"  # no control token
-
-
-def test_a_prompt_in_which_no_spelling_helps_is_not_sent():
-    tok = tokenizer("~go~{{ messages[0].content }}")
-    tok.backend_tokenizer.normalizer = normalizers.Replace(tokenizers.Regex("[b?]"), "~go~")
-    tok.add_tokens([AddedToken("~go~", special=True, normalized=True)])
-    with pytest.raises(ValueError, match="^a prompt holds a control token"):
-        Chat(tok).encode("a page b")
 
 
 def test_a_tokenizer_in_python_is_no_exception():
@@ -227,7 +210,3 @@ def test_for_a_server_the_shape_of_a_control_token_is_enough(token):
 )
 def test_ordinary_markup_and_code_stay_as_they_are(text):
     assert defuse(text) == text
-
-
-def test_the_examples_in_the_docstrings_are_true():
-    assert not doctest.testmod(chat).failed

@@ -75,10 +75,7 @@ def test_every_command_of_the_study_has_flags_that_exist(tmp_path, monkeypatch):
     assert {row.fork for row in rows} - {""} <= {*FORKS}
     for row in rows:
         words = shlex.split(row.train.format(out=tmp_path / "new"))
-        while words[:1] == ["experiments/baselines.py"] or words[:1] in (
-            ["monolith"],
-            ["last-turn"],
-        ):
+        while words[:1] in (["experiments/baselines.py"], ["monolith"], ["last-turn"]):
             words = words[1:]
         if words and words[0] not in ("sft", "perfect"):
             args = train.settings(train.given([word for word in words if word != "train.py"]))

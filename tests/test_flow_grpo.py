@@ -1,8 +1,7 @@
 """The objective against flow_grpo.objective(), three nested loops written from eq. 5: one sequence
 at a time, no padding, no mask, and log-probs from the full logits of each.
 
-The last tests change the code on purpose, in one place at a time (mutants.py): the oracle must
-notice."""
+The last tests change the code on purpose, in one place at a time: the oracle must notice."""
 
 import contextlib
 import copy
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from mutants import mutants
+from conftest import spy
 from transformers import (
     AutoModelForCausalLM,
     GPT2LMHeadModel,
@@ -32,14 +31,8 @@ from models.local import ready_to_update
 
 SOURCE = Path(flow_grpo.__file__).read_text(encoding="utf-8")
 STOP, T = 63, 0.7  # the stop token of these tests, and the sampling temperature
-SIZE = dict(
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=64,
-)
+SIZE = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+SIZE |= dict(num_key_value_heads=2, vocab_size=64)
 GPT2_SIZE = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=64)
 ROWS = pytest.mark.parametrize("rows", [flow_grpo.padded, trees.rows], ids=["padded", "trees"])
 
@@ -74,17 +67,8 @@ def family():
     """9 rollouts of 3 groups, the last one flat, with copies of prompts, completions that begin or
     are alike, and second turns whose prompts go on where the first ones and their plans end."""
     first, second, third = [5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 20, 21], [30, 31, 32]
-    plans = [
-        [1, 2, STOP],
-        [1, 2, STOP],
-        [1, 3, 4, STOP],
-        [2],
-        [1, 2, 9, STOP],
-        [1, 2, 9, STOP],
-        [4, STOP],
-        [4, STOP],
-        [4, 5, STOP],
-    ]
+    plans = [[1, 2, STOP], [1, 2, STOP], [1, 3, 4, STOP], [2]]
+    plans += [[1, 2, 9, STOP]] * 2 + [[4, STOP]] * 2 + [[4, 5, STOP]]
     prompts = [first] * 4 + [second] * 3 + [third] * 2
     actions = [
         Action(prompt, plan, rollout) for rollout, (prompt, plan) in enumerate(zip(prompts, plans))
@@ -209,23 +193,15 @@ def small_memory(model, most, broken):
     return model
 
 
-def compare_with_the_oracle(
-    module=flow_grpo,
-    token_mean=False,
-    rows=None,
-    budget=40,
-    memory=None,
-    beta=0.2,
-    batch=None,
-    minibatches=2,
-    passes=1,
-):
+def compare_with_the_oracle(module=flow_grpo, batch=None, memory=None, passes=1, **changed):
     """An update of `module` on the same rollouts as the oracle; AssertionError at the first
-    difference. memory: how many sequences fit into it. batch: other rollouts(). passes: over the
-    mini-batches."""
+    difference. batch: other rollouts(). memory: how many sequences fit into it. passes: over the
+    mini-batches. changed: settings of the update."""
     actions, rewards, groups = batch or rollouts()
-    clip, seed, broken = (0.05, 0.2), 1, []
-    low, high = clip
+    settings = dict(temperature=T, clip=(0.05, 0.2), beta=0.2, minibatches=2, max_grad_norm=1e9)
+    settings |= dict(token_mean=False, seed=1, token_budget=40, rows=module.padded) | changed
+    clip, beta, token_mean = (settings[name] for name in ("clip", "beta", "token_mean"))
+    (low, high), broken = clip, []
     start, reference = tiny(0), tiny(1)
     model = copy.deepcopy(start)
     watched = small_memory(model, memory, broken) if memory else model
@@ -234,11 +210,8 @@ def compare_with_the_oracle(
     expected_A = oracle_advantages(rewards, groups)
     assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-5)
     copies = [module.Action(a.prompt_ids, a.ids, a.rollout, A[a.rollout].item()) for a in actions]
-    settings = dict(temperature=T, clip=clip, beta=beta, minibatches=minibatches)
-    settings |= dict(max_grad_norm=1e9, token_mean=token_mean, seed=seed, token_budget=budget)
-    settings |= dict(rows=rows or module.padded)
     got = module.update(model, reference, optimizer, copies, groups, **settings)
-    parts = module.split_rollouts(groups, minibatches, seed)
+    parts = module.split_rollouts(groups, settings["minibatches"], settings["seed"])
     assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
     parts = parts * passes
     losses, seen, norms = [], [], []
@@ -253,7 +226,7 @@ def compare_with_the_oracle(
         assert (gradient(now) - found).abs().max() < 1e-6 * max(1, found.norm())
         losses, seen = losses + [value.item()], seen + tokens
         norms.append(gradient(now).norm().item())
-    assert bool(broken) == bool(memory) == (got.pop("token_budget") < budget)
+    assert bool(broken) == bool(memory) == (got.pop("token_budget") < settings["token_budget"])
     assert not any(p.grad is not None for p in model.parameters())
     if not beta:  # the metrics then leave out what was not computed
         return
@@ -269,33 +242,6 @@ def compare_with_the_oracle(
     assert got == pytest.approx(want, abs=1e-5, rel=1e-5)
 
 
-def compare_with_loops(module):
-    """The formula alone, on log-probs drawn by chance: both means, with and without KL."""
-    actions, rewards, groups = rollouts()
-    (A, flat), expected = module.advantages(rewards, groups), oracle_advantages(rewards, groups)
-    assert flat == 1 and A.tolist() == pytest.approx(expected, abs=1e-6)
-    lonely, flat = module.advantages([1, 0.1, 0.1, 0.1], [1, 0, 0, 0])
-    assert flat == 2 and lonely.tolist() == [0] * 4  # exactly
-    actions = sorted(actions, key=lambda a: a.rollout)  # in the oracle's order
-    new, old, ref = torch.rand(3, TOKENS, generator=torch.Generator().manual_seed(0)) - 2
-    turns, clip, beta = Counter(a.rollout for a in actions), (0.1, 0.2), 0.2
-    adv = module.per_token(actions, [A[a.rollout] for a in actions])
-    for anchor, total in ((ref, None), (ref, TOKENS), (None, None)):
-        weights = [module.token_weight(a, turns[a.rollout], 7, total) for a in actions]
-        weight = module.per_token(actions, weights)
-        logp, loops = new.clone().requires_grad_(), new.clone().requires_grad_()
-        rows = zip(loops, old, new if anchor is None else ref)
-        logps = lambda action: zip(*[next(rows) for _ in action.ids])
-        want, seen = oracle(actions, expected, logps, clip, beta, token_mean=total)
-        value, ratio, kl = module.loss(logp, old, anchor, adv, weight, clip=clip, beta=beta)
-        want.backward(), value.backward()
-        assert value.item() == pytest.approx(want.item(), abs=1e-6)
-        assert (logp.grad - loops.grad).abs().max() < 1e-6
-        assert kl.tolist() == pytest.approx([row[3] for row in seen], abs=1e-6)
-        assert ratio.tolist() == pytest.approx((new - old).exp().tolist())
-        assert not kl.requires_grad and not ratio.requires_grad
-
-
 # ------------------------------------------------------------------------------------- the formula
 @ROWS
 @pytest.mark.parametrize("token_mean", [False, True], ids=["eq. 5", "the released code's mean"])
@@ -305,7 +251,7 @@ def test_the_loss_is_the_formula_and_so_is_its_gradient(token_mean, rows):
 
 @ROWS
 def test_it_is_the_formula_where_prompts_are_shared(rows):
-    compare_with_the_oracle(batch=family(), rows=rows, budget=60)
+    compare_with_the_oracle(batch=family(), rows=rows, token_budget=60)
 
 
 @ROWS
@@ -313,38 +259,23 @@ def test_without_a_kl_it_is_the_formula_too(rows):
     compare_with_the_oracle(beta=0, rows=rows)
 
 
-def test_the_loss_alone_is_the_formula_on_log_probs_drawn_by_chance():
-    compare_with_loops(flow_grpo)
-
-
 @ROWS
 @pytest.mark.parametrize("budget, chunk", [(1, None), (25, 7 * 64), (10_000, 1), (10_000, None)])
 def test_neither_micro_batches_nor_chunks_change_the_formula(budget, chunk, rows, monkeypatch):
     monkeypatch.setattr(flow_grpo, "CHUNK", chunk or flow_grpo.CHUNK)
-    compare_with_the_oracle(budget=budget, rows=rows)
+    compare_with_the_oracle(token_budget=budget, rows=rows)
 
 
 @pytest.mark.parametrize("beta", [0, 0.2])
 @pytest.mark.parametrize("budget", [200, 250])  # with 250, smaller parts cross the larger ones
 def test_if_memory_runs_out_the_mini_batch_is_repeated_in_smaller_parts(beta, budget):
-    compare_with_the_oracle(memory=2, budget=budget, beta=beta)
+    compare_with_the_oracle(memory=2, token_budget=budget, beta=beta)
 
 
 def test_a_row_that_does_not_fit_alone_is_an_error():
     model = small_memory(tiny(), 0, [])
     with pytest.raises(torch.OutOfMemoryError):
         learn(model, *lesson())
-
-
-def test_the_clip_stops_a_good_token_above_and_a_bad_token_below_and_nothing_else():
-    logp = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log().requires_grad_()
-    A = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
-    zeros, ones = torch.zeros(5), torch.ones(5)
-    value, *_ = flow_grpo.loss(logp, zeros, None, A, ones, clip=(0.2, 0.3), beta=0)
-    value.backward()
-    # -ρ A where the clip does not act
-    assert logp.grad.tolist() == pytest.approx([0, 1.5, -0.5, 0, -1], abs=1e-5)
-    assert value.item() == pytest.approx(-(1.3 - 1.5 + 0.5 - 0.8 + 1.0), abs=1e-5)
 
 
 def test_a_step_makes_the_good_rollout_likelier_and_the_bad_one_less_likely():
@@ -364,12 +295,6 @@ def test_an_empty_plan_has_no_tokens_but_is_a_turn():
     assert (alone / 2 - with_empty).abs().max() < 1e-6
 
 
-def test_group_statistics_are_over_rollouts_and_not_over_turns():
-    # over the turns of one short and seven long rollouts it would be 4.477
-    A, _ = flow_grpo.advantages([1] + [0] * 7, [0] * 8)
-    assert A[0].item() == pytest.approx(2.4749, abs=1e-3)
-
-
 def test_two_equal_questions_are_two_groups_and_groups_may_differ_in_size():
     A, flat = flow_grpo.advantages([1, 1, 0, 0, 1, 0, 0], [9, 4, 9, 4, 9, 4, 9])  # in any order
     wanted = [0.866, 1.1547, -0.866, -0.57735, 0.866, -0.57735, -0.866]
@@ -384,17 +309,9 @@ def test_a_flat_group_and_a_lonely_rollout_have_zero_advantage_and_are_counted(r
     assert A.tolist() == [0] * len(rewards) and flat == 1
 
 
-# -----------------------------------------------------------------------------------------
-# log-probs
-CONFIGS = dict(
-    Qwen2={},
-    Llama={},
-    GPT2={},
-    Bloom={},
-    Granite=dict(logits_scaling=3.0),
-    Gemma2=dict(final_logit_softcapping=5.0, head_dim=8),
-    Cohere=dict(logit_scale=0.3),
-)
+# --------------------------------------------------------------------------------------- log-probs
+CONFIGS = dict(Qwen2={}, Llama={}, GPT2={}, Bloom={}, Granite=dict(logits_scaling=3.0))
+CONFIGS |= dict(Gemma2=dict(final_logit_softcapping=5.0, head_dim=8), Cohere=dict(logit_scale=0.3))
 
 
 @ROWS
@@ -416,17 +333,6 @@ def test_log_probs_are_those_of_any_architectures_full_logits(name, rows, monkey
         got = torch.autograd.grad(logp.sum(), weights, allow_unused=True)
         near = lambda x, y: x is y is None or (x - y).abs().max() <= 1e-5 * x.abs().max()
         assert all(near(x, y) for x, y in zip(wanted, got))
-
-
-def test_trees_share_rows_where_attention_is_plain_and_nowhere_else():
-    size = SIZE | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    found = set()
-    for name in CONFIGS:
-        config = getattr(transformers, f"{name}Config")(**size, **CONFIGS[name])
-        model = AutoModelForCausalLM.from_config(config).eval()
-        branched = any(batch[3] for batch in trees.rows(model, family()[0], 10**6))
-        found |= {name} if branched else set()
-    assert found == {"Qwen2", "Llama", "GPT2", "Granite", "Cohere"}
 
 
 @pytest.mark.parametrize(
@@ -451,34 +357,10 @@ def test_rows_are_trees_if_what_their_mask_changes_is_rounding(dtype, off, branc
     assert trees.are_right(model) == branched
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_change_log_probs_and_gradient_by_rounding_only(dtype, monkeypatch):
-    results = []
-    for chunk in (2**26, 5 * 64):
-        monkeypatch.setattr(flow_grpo, "CHUNK", chunk)
-        model = tiny().to(dtype)
-        logp = score(model, rollouts()[0])
-        logp.sum().backward()
-        results.append((logp, gradient(model)))
-    (whole, g), (chunked, h) = results
-    assert (whole - chunked).abs().max() < 1e-4 and whole.dtype == chunked.dtype == torch.float32
-    assert (g - h).norm() <= 8 * torch.finfo(dtype).eps * g.norm()
-
-
 def test_half_precision_logits_are_divided_by_the_temperature_in_float32():
     logits = 30 * torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     expected = (logits.double() / T).log_softmax(-1)
     assert (flow_grpo.distribution(logits, T) - expected).abs().max() < 1e-4
-
-
-def test_the_stop_token_is_an_action_and_a_cut_plan_has_none():
-    model = tiny()
-    ended, cut = Action([1, 2, 3], [4, 5, STOP], 0), Action([1, 2, 3], [4, 5], 0)
-    logp = score(model, [ended])
-    assert len(logp) == 3 and len(score(model, [cut])) == 2
-    assert logp[-1].item() == pytest.approx(one_by_one(model, ended)[-1].item(), abs=1e-5)
-    logp[-1].backward()
-    assert gradient(model).norm() > 0.1
 
 
 def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
@@ -493,30 +375,15 @@ def test_a_greedy_planner_and_an_action_without_prompt_are_refused():
             flow_grpo.update(tiny(), None, None, actions, [0, 1], **how)
 
 
-# ---------------------------------------------------------------------------------------- the
-# update
+# -------------------------------------------------------------------------------------- the update
 def test_the_ratio_is_exactly_one_on_the_first_mini_batch_and_leaves_one_later(monkeypatch):
-    ratios, original = [], flow_grpo.loss
-
-    def loss(*arguments, **settings):
-        found = original(*arguments, **settings)
-        ratios[-1].append(found[1])
-        return found
-
-    monkeypatch.setattr(flow_grpo, "loss", loss)
+    ratios = []
     for minibatches in (1, 3):
-        ratios.append([])
+        calls = spy(monkeypatch, flow_grpo, "loss")
         learn(tiny(), *lesson(), tiny(1), minibatches=minibatches, token_budget=30)
-    one, three = torch.cat(ratios[0]), torch.cat(ratios[1])
+        ratios.append(torch.cat([ratio for *_, (_, ratio, _) in calls]))
+    one, three = ratios
     assert (one == 1).all() and three.min() < 0.99 and three.max() > 1.01
-
-
-def test_no_group_of_eight_is_divided_among_mini_batches():
-    groups = [i // 8 for i in range(128)]
-    for seed in range(5):
-        for part in flow_grpo.split_rollouts(groups, 4, seed):
-            counts = Counter(groups[i] for i in part)
-            assert set(counts.values()) == {8} and len(counts) == 4
 
 
 def test_a_micro_batch_is_as_large_as_the_token_budget_allows():
@@ -531,28 +398,24 @@ def test_a_micro_batch_is_as_large_as_the_token_budget_allows():
 
 
 def test_a_chunk_of_logits_has_128_mib_at_most(monkeypatch):
-    shapes, distribution = [], flow_grpo.distribution
-
-    def watched(logits, temperature):
-        shapes.append(logits.shape)
-        return distribution(logits, temperature)
-
-    monkeypatch.setattr(flow_grpo, "distribution", watched)
+    calls = spy(monkeypatch, flow_grpo, "distribution")
     config = Qwen2ForCausalLM.config_class(**SIZE | {"vocab_size": 2**17, "hidden_size": 8})
     model = Qwen2ForCausalLM(config).eval()
     with torch.no_grad():
         score(model, [Action([1], [n % 7 + 1 for n in range(300)], 0)])
+    shapes = [logits.shape for (logits, _), *_ in calls]
     assert shapes == [(256, 2**17), (44, 2**17)]  # 256 x 2^17 numbers of 4 bytes
 
 
 @pytest.mark.parametrize("rollouts, parts", [(7, 1), (7, 2), (8, 4), (3, 3), (2, 4)])
 def test_mini_batches_hold_every_rollout_once_and_divide_none(rollouts, parts):
     deal = lambda seed: flow_grpo.split_rollouts(range(rollouts), parts, seed)
-    assert len(deal(5)) == parts and sorted(i for part in deal(5) for i in part) == list(
-        range(rollouts)
-    )
+    assert len(deal(5)) == parts and sorted(sum(deal(5), [])) == [*range(rollouts)]
     assert max(map(len, deal(5))) - min(map(len, deal(5))) <= 1 and deal(5) == deal(5)
     assert parts == 1 or any(deal(seed) != deal(5) for seed in range(5))
+    eights = [i // 8 for i in range(32 * parts)]  # no group of eight is divided
+    for part in flow_grpo.split_rollouts(eights, parts, seed=1):
+        assert set(Counter(eights[i] for i in part).values()) == {8} and len(part) == 32
 
 
 def test_an_update_changes_none_of_its_inputs_and_repeats_exactly():
@@ -563,30 +426,6 @@ def test_an_update_changes_none_of_its_inputs_and_repeats_exactly():
     assert first == second and all(torch.equal(x, y) for x, y in zip(a.gradients, b.gradients))
     assert (actions, A.tolist()) == before and unchanged(reference, seed=1)
     assert not any(p.grad is not None for p in reference.parameters())
-
-
-def test_an_update_leaves_no_gradient_behind_and_adds_none_that_was_there():
-    dirty = tiny()
-    for p in dirty.parameters():
-        p.grad = torch.ones_like(p)
-    (_, clean), (_, other) = learn(tiny(), *lesson()), learn(dirty, *lesson())
-    assert torch.equal(clean.gradients[0], other.gradients[0])
-    # they would take 15 GB of a 7B, through the whole next rollout
-    assert all(p.grad is None for p in dirty.parameters())
-
-
-def test_rollouts_without_advantage_are_not_computed_when_beta_is_zero_but_they_count():
-    skipping, a = learn(tiny(), *lesson(), tiny(1), beta=0)
-    everything, b = learn(tiny(), *lesson(), tiny(1), beta=1e-30)
-    assert skipping["kl"] == 0 < everything["kl"]
-    assert (a.gradients[0] - b.gradients[0]).abs().max() < 1e-6
-
-
-def test_a_batch_without_any_lesson_takes_no_step():
-    model = tiny()
-    got, _ = learn(model, rollouts()[0], [0.0] * 7)
-    assert not any(got[name] for name in ("skipped", "clip", "entropy", "grad_norm"))
-    assert unchanged(model)
 
 
 def test_a_gradient_that_explodes_is_skipped_and_counted():
@@ -612,6 +451,10 @@ def test_a_mini_batch_without_a_lesson_takes_no_step_whatever_the_other_does():
         A = [float(rollout in part) for rollout in range(7)]
         got, optimizer = learn(tiny(), rollouts()[0], A, minibatches=2)
         assert len(optimizer.gradients) == 1 and got["skipped"] == 0
+    model = tiny()
+    got, _ = learn(model, rollouts()[0], [0.0] * 7, minibatches=2)
+    assert not any(got[name] for name in ("skipped", "clip", "entropy", "grad_norm"))
+    assert unchanged(model)
 
 
 def test_the_gradient_norm_is_reported_as_it_was_and_clipped_as_asked():
@@ -666,20 +509,16 @@ def test_with_adapters_the_reference_is_the_model_with_its_adapters_off():
 
 
 # ------------------------------------------------------- edits that people make: they act
-def mutant(source, monkeypatch):
-    module = types.ModuleType("mutant")
-    monkeypatch.setitem(sys.modules, "mutant", module)  # dataclasses look their module up
-    exec(compile(source, "mutant", "exec"), module.__dict__)
-    return module
-
-
 def edited(monkeypatch, *edits):
     """flow_grpo.py with these edits, each as (from, to), and its public names."""
     source = SOURCE
     for before, after in edits:
         assert source.count(before) == 1, f"flow_grpo.py no longer has: {before}"
         source = source.replace(before, after)
-    return mutant(source, monkeypatch)
+    module = types.ModuleType("edited")
+    monkeypatch.setitem(sys.modules, "edited", module)  # dataclasses look their module up
+    exec(compile(source, "edited", "exec"), module.__dict__)
+    return module
 
 
 EPOCHS = "steps = minis  # minis * 2", "steps = minis * 2  # minis * 2"
@@ -692,21 +531,11 @@ def test_in_a_second_pass_over_a_batch_the_old_policy_is_still_the_one_that_samp
     compare_with_the_oracle(edited(monkeypatch, EPOCHS), passes=2, minibatches=minibatches)
 
 
-@pytest.mark.parametrize(
-    "baseline, wanted",
-    [
-        ("r", [1, 0, 1, 1, 0]),
-        ("r - R.mean()", [0.4, -0.6, 0.4, 0.4, -0.6]),
-        ("r - 0.5", [0.5, -0.5, 0.5, 0.5, -0.5]),
-    ],
-)
-def test_another_baseline_acts_in_flat_groups_too_and_they_are_counted(
-    baseline, wanted, monkeypatch
-):
+def test_another_baseline_acts_in_flat_groups_too_and_they_are_counted(monkeypatch):
     line = "A[group] = (r - mean) / (std + 1e-6)"
-    module = edited(monkeypatch, (line, f"A[group] = {baseline}"))
+    module = edited(monkeypatch, (line, "A[group] = r - 0.5"))
     A, flat = module.advantages([1, 0, 1, 1, 0], [0, 0, 1, 1, 2])
-    assert A.tolist() == pytest.approx(wanted) and flat == 2
+    assert A.tolist() == pytest.approx([0.5, -0.5, 0.5, 0.5, -0.5]) and flat == 2
 
 
 SCALED = """    actions = [a for a in actions if a.rollout in rollouts]
@@ -768,29 +597,6 @@ def test_a_kl_without_a_bound_is_refused(monkeypatch):
 
 
 # ------------------------------- change the code in one place: the oracle must notice
-
-
-@pytest.mark.exhaustive
-def test_no_mutant_of_the_loops_agrees_with_the_formula(monkeypatch):
-    survivors = []
-    for _, change, source in mutants(SOURCE, ["objective"]):
-        monkeypatch.setattr(flow_grpo, "objective", mutant(source, monkeypatch).objective)
-        with contextlib.suppress(Exception):
-            compare_with_loops(flow_grpo)
-            survivors.append(change)
-    assert not survivors
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:std")
-def test_no_mutant_of_the_formula_survives(monkeypatch):
-    survivors = []
-    names = ["advantages", "token_weight", "per_token", "loss"]
-    for function, change, source in mutants(SOURCE, names):
-        with contextlib.suppress(Exception):  # a difference, or code that no longer runs
-            compare_with_loops(mutant(source, monkeypatch))
-            survivors.append((function, change))
-    assert survivors == [("advantages", "r[-1]")]  # flat: all are like the first, or like the last
 
 
 EDITS = [  # of what lies between the formula and the optimiser's step

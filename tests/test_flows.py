@@ -100,9 +100,11 @@ def test_a_group_or_a_line_that_is_not_finished_is_left_out(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_a_page_has_a_title_of_its_own_and_notes_beside_their_questions(tmp_path):
-    for name in ("before", "after"):
-        write(tmp_path / name / "questions-0.jsonl", [rollout("a?"), rollout("b?")])
+def test_two_folders_of_solve_py_are_shown_question_by_question_with_a_title_and_notes(tmp_path):
+    for name, reward in (("before", 0.0), ("after", 1.0)):
+        answers = [rollout("a?", reward), rollout("b?")]
+        for trial in (0, 1):
+            write(tmp_path / name / f"questions-{trial}.jsonl", answers)
     (tmp_path / "notes.txt").write_text("2: It reads: twice.\n\n")
     command = [sys.executable, flows.__file__, tmp_path / "before", tmp_path / "after", "--title"]
     command += ["Two <questions>", "--notes", tmp_path / "notes.txt", "--out"]
@@ -110,8 +112,10 @@ def test_a_page_has_a_title_of_its_own_and_notes_beside_their_questions(tmp_path
     page = (tmp_path / "page.html").read_text()
     assert "<title>Two &lt;questions&gt;</title>" in page and 'href="#2"' in page
     text = Reader(page).text
-    assert "Look at question 2." in text and "1. a?Answer: a? right before" in text
+    assert "Look at question 2." in text and "1. a?Answer: a? wrong before" in text
     assert "2. b?Answer: b? Look at this: It reads: twice. right before" in text
+    assert text.index("wrong before") < text.index("right after")
+    assert text.count("wrong before") == 2 and text.count("right after") == 4
     (tmp_path / "notes.txt").write_text("3: of no question")
     done = subprocess.run([*command, tmp_path / "page.html"], capture_output=True, text=True)
     assert done.returncode == 2 and "a note is on question 3, but the page has 2" in done.stderr
@@ -121,18 +125,6 @@ def test_a_page_has_a_title_of_its_own_and_notes_beside_their_questions(tmp_path
 def test_no_note_becomes_html(text, tmp_path):
     page = flows.page("", flows.sections_of([run_of(tmp_path, [rollout(), rollout()])]), {1: text})
     assert Reader(page).tags == {*TAGS, "h2", "a"} and text not in page
-
-
-@pytest.mark.exhaustive
-def test_two_folders_of_solve_py_are_shown_question_by_question(tmp_path):
-    for name, reward in (("before", 0.0), ("after", 1.0)):
-        for trial in (0, 1):
-            write(tmp_path / name / f"questions-{trial}.jsonl", [rollout("a?", reward), rollout()])
-    command = [sys.executable, flows.__file__, tmp_path / "before", tmp_path / "after"]
-    subprocess.run([*command, "--out", tmp_path / "page.html"], check=True)
-    text = Reader((tmp_path / "page.html").read_text()).text
-    assert text.index("wrong before") < text.index("right after")
-    assert text.count("wrong before") == 2 and text.count("right after") == 4
 
 
 @pytest.mark.exhaustive

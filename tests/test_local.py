@@ -1,6 +1,5 @@
 """models/local.py and fast/: what is sampled is what is scored; sharing changes no result."""
 
-import contextlib
 import json
 import math
 import shutil
@@ -11,7 +10,8 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_flow_grpo import score
+from test_chat import CHATML, tokenizer
+from test_flow_grpo import SIZE, score
 from transformers import AutoModelForCausalLM
 
 import flow_grpo
@@ -19,21 +19,10 @@ from fast import prefix, trees
 from flow_grpo import Action, distribution
 from models import local
 from models.completion import TOO_LONG, outage
-from models.local import Engine, fingerprint, ignores_padding, load, sample, sampling_mode, save
+from models.local import fingerprint, ignores_padding, load, sample, sampling_mode, save
 
-TINY = dict(
-    vocab_size=99,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-    initializer_range=0.3,  # large: no two tokens nearly tie
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
+TINY = SIZE | dict(vocab_size=99, max_position_embeddings=256, pad_token_id=0, bos_token_id=1)
+TINY |= dict(eos_token_id=2, initializer_range=0.3)  # large: no two tokens nearly tie
 A, B = list(range(3, 43)), list(range(50, 80))
 PROMPTS = {
     "equal": [A] * 6,
@@ -111,25 +100,31 @@ def complete(
         return sample(model, prompts, list(stops), temperature, tokens, how, prefill)
 
 
-# --------------------------------------------------------------------------- sampled = scored
-@families
-@pytest.mark.parametrize("plain", [True, False])
-def test_the_policy_that_samples_is_the_policy_that_is_scored(kind, plain):
-    model, seen = tiny(kind), []
+def watching():
+    """distribution(), and a function that finds in its results what has been sampled."""
+    seen = []
 
     def watched(logits, temperature):
         seen.append(distribution(logits, temperature))
         return seen[-1]
 
+    def sampled(completions):
+        return [seen[t][n, i].item() for n, c in enumerate(completions) for t, i in enumerate(c)]
+
+    return watched, sampled
+
+
+# --------------------------------------------------------------------------- sampled = scored
+@families
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_policy_that_samples_is_the_policy_that_is_scored(kind, plain):
+    model, (watched, sampled), prompts = tiny(kind), watching(), PROMPTS["ragged"]
     torch.manual_seed(0)
-    prompts = PROMPTS["ragged"]
-    stops = range(2, 99, 4)
-    completions = complete(model, prompts, stops=stops, plain=plain, how=watched)
+    completions = complete(model, prompts, stops=range(2, 99, 4), plain=plain, how=watched)
     actions = [Action(prompt, ids, 0) for prompt, ids in zip(prompts, completions)]
     rows = flow_grpo.padded if plain else trees.rows
     scored = score(model, actions, rows, 0.8).tolist()
-    sampled = [seen[t][n, i].item() for n, ids in enumerate(completions) for t, i in enumerate(ids)]
-    assert scored == pytest.approx(sampled, abs=1e-4)
+    assert scored == pytest.approx(sampled(completions), abs=1e-4)
     assert len({len(ids) for ids in completions}) > 1
 
 
@@ -209,40 +204,21 @@ def exact(model, prompt):
     return {(STOP,): first[STOP]} | two
 
 
-def chi_square(model, right, plain=False, how=distribution, temperature=HEAT):
-    """(Σ (seen - expected)² / expected over the completions, its limit in 1 of 10 000 samples)."""
-    expected = {ids: NUMBER * p for ids, p in right.items()}
-    assert min(expected.values()) > 5  # or the statistic would have another distribution
-    torch.manual_seed(1)
-    prompts = [[1, 2, 3]] * NUMBER
-    seen = Counter(map(tuple, complete(model, prompts, temperature, 2, [STOP], plain, how)))
-    assert set(seen) <= set(expected)
-    k = len(expected) - 1  # degrees of freedom; Wilson and Hilferty's limit, 3.72 deviations
-    limit = k * (1 - 2 / (9 * k) + 3.72 * math.sqrt(2 / (9 * k))) ** 3
-    return sum((seen[ids] - n) ** 2 / n for ids, n in expected.items()), limit
-
-
 @pytest.mark.parametrize("plain", [True, False])
 def test_what_is_sampled_is_the_softmax_at_the_temperature_whatever_the_checkpoint_says(plain):
     model = tiny(**FEW)
     settings = dict(top_k=2, top_p=0.5, repetition_penalty=1.5, temperature=0.1)
     model.generation_config = transformers.GenerationConfig(do_sample=True, **settings)
-    found, limit = chi_square(model, exact(model, [1, 2, 3]), plain)
-    assert found < limit
-
-
-def without_the_least(logits, temperature):
-    least = logits == logits.min(-1, keepdim=True)[0]
-    return distribution(logits.masked_fill(least, -1e9), temperature)
-
-
-@pytest.mark.parametrize(
-    "how, temperature", [(distribution, 0.8), (distribution, 1.0), (without_the_least, HEAT)]
-)
-def test_another_temperature_or_a_part_of_the_softmax_would_be_noticed(how, temperature):
-    model = tiny(**FEW)
-    found, limit = chi_square(model, exact(model, [1, 2, 3]), how=how, temperature=temperature)
-    assert found > 1.5 * limit
+    expected = {ids: NUMBER * p for ids, p in exact(model, [1, 2, 3]).items()}
+    assert min(expected.values()) > 5  # or the statistic would have another distribution
+    torch.manual_seed(1)
+    completions = complete(model, [[1, 2, 3]] * NUMBER, HEAT, 2, [STOP], plain)
+    seen = Counter(map(tuple, completions))
+    k = len(expected) - 1  # degrees of freedom
+    # Wilson and Hilferty's limit of χ², 3.72 deviations: exceeded in 1 of 10 000 samples
+    limit = k * (1 - 2 / (9 * k) + 3.72 * math.sqrt(2 / (9 * k))) ** 3
+    assert set(seen) <= set(expected)
+    assert sum((seen[ids] - n) ** 2 / n for ids, n in expected.items()) < limit
 
 
 def bfloat16_fails():
@@ -260,55 +236,19 @@ def bfloat16_fails():
 
 @pytest.mark.skipif(bool(bfloat16_fails()), reason=bfloat16_fails())
 def test_bfloat16_is_scored_as_it_was_sampled():
-    model, seen = tiny().bfloat16(), []
-
-    def watched(logits, temperature):
-        seen.append(distribution(logits, temperature))
-        return seen[-1]
-
+    model, (watched, sampled) = tiny().bfloat16(), watching()
     completions = complete(model, [A] * 16, 1.0, 30, how=watched)
     scored = score(model, [Action(A, ids, 0) for ids in completions], trees.rows, 1.0).tolist()
-    sampled = [seen[t][n, i].item() for n, ids in enumerate(completions) for t, i in enumerate(ids)]
     # Logits are near 10 here, where bfloat16 numbers are 1/16 apart. Another token is 1 and more
     # away.
-    assert scored == pytest.approx(sampled, abs=0.4)
+    assert scored == pytest.approx(sampled(completions), abs=0.4)
 
 
 # ------------------------------------------------------------------------------------ the engine
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 TEXTS = ["hi", "a much longer prompt than the one before it", "two plus two", "x"]
-HOSTILE = dict(  # settings of a published generation_config.json
-    do_sample=True,
-    top_k=1,
-    top_p=0.1,
-    min_p=0.9,
-    temperature=0.01,
-    repetition_penalty=5.0,
-    suppress_tokens=list(range(40, 200)),
-    sequence_bias=[[[35], 10.0]],
-    min_new_tokens=9,
-    forced_eos_token_id=2,
-    num_beams=3,
-)
-
-
-def tokenizer(template=CHATML):
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = tokenizers.decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(TEXTS, trainer)
-    names = dict(eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    tok = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
-    tok.chat_template = template
-    return tok
+HOSTILE = dict(do_sample=True, top_k=1, top_p=0.1, min_p=0.9, temperature=0.01, num_beams=3)
+HOSTILE |= dict(repetition_penalty=5.0, suppress_tokens=[*range(40, 200)], min_new_tokens=9)
+HOSTILE |= dict(forced_eos_token_id=2, sequence_bias=[[[35], 10.0]])  # as some are published
 
 
 def write(folder, template=CHATML, generation=None, extra=0, kind="Qwen2", **config):
@@ -433,12 +373,7 @@ DYNAMIC = dict(rope_type="dynamic", rope_theta=1e4, factor=4.0)
     [("Phi3", LONGROPE, 64), ("Qwen2", DYNAMIC, 64), ("Qwen2", DYNAMIC | {"factor": 8.0}, 100)],
 )
 def test_no_row_is_so_long_that_it_changes_the_positions_of_others(kind, rope, context, tmp_path):
-    seen = []
-
-    def watched(logits, temperature):
-        seen.append(distribution(logits, temperature))
-        return seen[-1]
-
+    watched, sampled = watching()
     longest = dict(max_position_embeddings=256 if rope is LONGROPE else context)
     longest |= dict(rope_parameters=rope, original_max_position_embeddings=64)  # Phi-3's name
     engine = load(write(tmp_path / "m", kind=kind, **longest), watched)
@@ -448,13 +383,11 @@ def test_no_row_is_so_long_that_it_changes_the_positions_of_others(kind, rope, c
     completions = engine(prompts, temperature=1.0, max_new_tokens=8)
     assert [c.error for c in completions] == [""] * 4 + [TOO_LONG] * 2
     rows = sorted(completions[:4], key=lambda c: -len(c.prompt_ids))  # as they were sampled
-    sampled = [seen[t][n, i].item() for n, c in enumerate(rows) for t, i in enumerate(c.ids)]
     actions = [Action(c.prompt_ids, c.ids, 0) for c in rows]
-    assert score(engine.model, actions, trees.rows, 1.0).tolist() == pytest.approx(
-        sampled, abs=1e-4
-    )
+    together = score(engine.model, actions, trees.rows, 1.0).tolist()
     alone = [score(engine.model, [action], temperature=1.0).tolist() for action in actions]
-    assert sum(alone, []) == pytest.approx(sampled, abs=1e-4)
+    found = pytest.approx(sampled([c.ids for c in rows]), abs=1e-4)
+    assert together == found and sum(alone, []) == found
 
 
 def test_ids_without_a_token_are_neither_sampled_nor_given_any_probability(tmp_path):
@@ -478,22 +411,6 @@ def test_rollouts_with_gradient_checkpointing_equal_those_in_eval(tmp_path):
     engine.model.train()
     assert [c.ids for c in engine(TEXTS, max_new_tokens=12)] == expected
     assert all(module.training for module in engine.model.modules())  # put back
-
-
-def test_the_context_with_adapters_off_is_the_frozen_model(tmp_path):
-    class Adapted:
-        entered = 0
-
-        @contextlib.contextmanager
-        def disable_adapter(self):
-            Adapted.entered += 1
-            yield
-
-    engine = load(write(tmp_path / "m"), distribution)
-    engine.model.disable_adapter = Adapted().disable_adapter
-    frozen = Engine(engine.model, engine.tokenizer, distribution, adapters=False)
-    assert engine(["x"], max_new_tokens=2)[0].ids == frozen(["x"], max_new_tokens=2)[0].ids
-    assert Adapted.entered == 1
 
 
 # -------------------------------------------------------------------------------- load and save
@@ -605,8 +522,8 @@ def test_the_published_configuration_of_a_text_model_within_another_is_kept(kind
     [
         (lambda folder: shutil.rmtree(folder), "there is no model"),
         (lambda folder: (folder / "chat_template.jinja").unlink(), "no chat template"),
-        (lambda folder: keep_half_of_the_weights(folder), "not whole"),
-        (lambda folder: write_nan(folder), "computes nan"),
+        (lambda folder: rewrite(folder, lambda weights: weights.popitem()), "not whole"),
+        (lambda folder: rewrite(folder, lambda w: w["model.norm.weight"].fill_(math.nan)), "nan"),
     ],
 )
 def test_a_model_that_cannot_work_is_one_sentence(spoil, sentence, tmp_path):
@@ -616,17 +533,10 @@ def test_a_model_that_cannot_work_is_one_sentence(spoil, sentence, tmp_path):
         load(name, distribution)
 
 
-def keep_half_of_the_weights(folder):
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    save_file(dict(list(weights.items())[::2]), file, metadata={"format": "pt"})
-
-
-def write_nan(folder):
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    weights["model.norm.weight"][0] = math.nan
-    save_file(weights, file, metadata={"format": "pt"})
+def rewrite(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @families

@@ -5,11 +5,13 @@ import json
 import random
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from test_solve import Script
 
+import solve
 from benchmarks.questions import Question, read_questions
+from memory import Memory, Step
 from models.completion import Completion
 from record import metrics
 from rewards import grade, judge
@@ -31,8 +33,10 @@ def answers():
             about = row
         else:
             label, gold, response, *text = row
-            choices, kind = tuple(about.get("choices", ())), about.get("kind", "")
-            question = Question(*(text or ["?"]), gold, choices=choices, kind=kind)
+            aliases, choices = (tuple(about.get(key, ())) for key in ("aliases", "choices"))
+            question = Question(
+                *(text or ["?"]), gold, aliases, choices, kind=about.get("kind", "")
+            )
             classes.setdefault(about["about"], []).append((label, question, response))
     return classes
 
@@ -60,24 +64,6 @@ def test_no_text_and_an_endless_one_are_wrong_for_every_gold(gold, choices):
     assert {decide(question, text) for text in texts} == {False}
 
 
-@pytest.mark.parametrize(
-    "question, verdicts",
-    [
-        (Question("?", "9" * 900), {"9" * 900: True, "9" * 899: False}),
-        (Question("?", "50", ("51", " ")), {"50": True, "51": True, "52": False, "fifty": None}),
-        (Question("?", "50", ("fifty",)), {"51": None, "50": True}),
-        (Question("?", "5", ("9" * 5000,)), {"6": None}),
-        (Question("?", "B", ("the capital",), ("London", "Paris")), {"B": True, "A": None}),
-        (
-            Question("How many km is it?", "5"),
-            {"5.0": True, "6": False, "5 km": None, "6 km": None},
-        ),
-    ],
-)
-def test_aliases_are_as_good_as_the_answer_and_a_unit_is_for_a_judge(question, verdicts):
-    assert {text: decide(question, text) for text in verdicts} == verdicts
-
-
 @pytest.mark.parametrize("hyphen", "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d")
 def test_all_hyphens_are_one_character(hyphen):
     for gold in "Jean-Luc", "F-16", "-5", "2018-03-29", "x-ray":
@@ -88,34 +74,12 @@ def test_all_hyphens_are_one_character(hyphen):
     assert decide(game, f"6*4*(3{hyphen}2)") is True
 
 
-@pytest.mark.parametrize(
-    "choices, gold, verdicts",
-    [
-        (("200 mL", "200 mL", "180 mL"), "A. 200 mL", {"200 mL": True, "B": True, "C": False}),
-        (("A. 0.9", "B. 0.95"), "A. 0.9", {"0.90": None, "0.9": True, "A": True, "A) 0.95": None}),
-        (("c", "a", "b"), "A", {"c": None}),  # a letter and a text that disagree
-        (("London", "Paris"), "A", {"none of these": None, "Z": None, "the first one": None}),
-    ],
-)
-def test_a_response_names_one_option_and_none_is_a_fallback(choices, gold, verdicts):
-    assert {
-        text: decide(Question("?", gold, choices=choices), text) for text in verdicts
-    } == verdicts
+HOSTILE = ["a" * 10**6, "9" * 10**6, "(" * LIMIT, "$" * LIMIT, " , " * 600, "1," * 900, "\ud800"]
+HOSTILE += ["\\text{" * 300, "\\frac{" * 300, "\ufdfa" * 1900, "**" * 900, "1e-" + "9" * 1900]
+HOSTILE += ["10^" + "9" * 500, "1/" + "9" * 500, "\u202e26", "the " * 480, "1" + "+1" * 900]
 
 
-@pytest.mark.parametrize(
-    "response",
-    ["a" * 10**6, "9" * 10**6, "(" * LIMIT, "$" * LIMIT, " , " * 600, "1," * 900, "\\text{" * 300]
-    + [
-        "\\frac{" * 300,
-        "\ufdfa" * 1900,
-        "**" * 900,
-        "1e-" + "9" * 1900,
-        "10^" + "9" * 500,
-        "\ud800",
-    ]
-    + ["1/" + "9" * 500, "\u202e26", "the " * 480, "1" + "+1" * 900, "99**98**97**96"],
-)
+@pytest.mark.parametrize("response", [*HOSTILE, "99**98**97**96"])
 def test_a_hostile_response_is_not_right_and_read_at_once(response):
     start = time.process_time()
     letters = Question("?", "B", choices=tuple(f"choice {i}" for i in range(26)))
@@ -127,12 +91,10 @@ def test_a_hostile_response_is_not_right_and_read_at_once(response):
 
 def test_grading_never_raises_on_random_strings():
     dice = random.Random(24)
-    pieces = [
-        *"0123456789.,-+*/^%$()[]{}\\ \n\0=ABab€½²−×\ud800\u0301\u200be",
-        "\\frac{",
-        "\\text{",
-    ]
-    pieces += ["the answer is ", " or ", " and ", " km", "**", "\\frac", "\\!", "{,}", "Solution: "]
+    pieces = [*"0123456789.,-+*/^%$()[]{}\\ \n\0=ABab€½²−×\ud800\u0301\u200be"]
+    pieces += "\\frac{|\\text{|the answer is | or | and | km|**|\\frac|\\!|{,}|Solution: ".split(
+        "|"
+    )
     questions = [Question("How many km?", "5 km"), Question("?", "(3, 5)"), Question("?", "a")]
     questions += [Question("?", "B", choices=("1", "2 km")), Question("1", "1 2", kind="gameof24")]
     for i in range(4000):
@@ -158,15 +120,6 @@ def test_questions_are_read_in_order_and_numbers_become_text(tmp_path):
     assert read_questions(path) == [first, last, first], "two questions may share an id"
 
 
-@pytest.mark.parametrize(
-    "written", ["1e-05", "12345678901234567890.0", "0.1000000000000000055", "5"]
-)
-def test_a_gold_that_is_a_number_keeps_its_digits(tmp_path, written):
-    path = write(tmp_path / "q.jsonl", f'{{"question": "?", "answer": {written}}}')
-    (question,) = read_questions(path)
-    assert question.answer == written and decide(question, written)
-
-
 def test_a_game_of_24_uses_the_numbers_of_the_gold_or_the_only_four_in_a_row():
     for text, numbers in [
         ("In 2024, 12 players use 1 5 5 5", [1, 5, 5, 5]),
@@ -179,18 +132,20 @@ def test_a_game_of_24_uses_the_numbers_of_the_gold_or_the_only_four_in_a_row():
     assert numbers_to_use(Question("?", "(1+2+3)*4 = 6*4 = 24")) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "answer, gold",
-    [
-        ("48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = 72.\n#### 72", "72"),
-        ("x" * 2500 + "\n#### -1,234\n", "-1,234"),  # the solution may be longer than a gold
-        ("a\n#### 1\nand more", "a\n#### 1\nand more"),
-    ],
-)
-def test_the_gold_of_a_worked_solution_is_its_last_line_after_four_hashes(tmp_path, answer, gold):
-    row = {"question": "How many?", "answer": answer}
-    (question,) = read_questions(write(tmp_path / "gsm8k.jsonl", row))
-    assert question.answer == gold
+GOLDS = {n: n for n in ("1e-05", "12345678901234567890.0", "0.1000000000000000055", "5")} | {
+    json.dumps("48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = 72.\n#### 72"): "72",
+    json.dumps("x" * 2500 + "\n#### -1,234\n"): "-1,234",  # the solution may be longer than a gold
+    json.dumps("a\n#### 1\nand more"): "a\n#### 1\nand more",
+}
+
+
+@pytest.mark.parametrize("written", GOLDS)
+def test_a_gold_keeps_its_digits_and_of_a_solution_it_is_the_last_line_after_hashes(
+    written, tmp_path
+):
+    path = write(tmp_path / "q.jsonl", f'{{"question": "?", "answer": {written}}}')
+    (question,) = read_questions(path)
+    assert question.answer == GOLDS[written] and decide(question, GOLDS[written])
 
 
 NUMBERS = ["1", "2", "3", "4"]
@@ -254,26 +209,6 @@ INJECTIONS = [
 ]
 
 
-class Script:
-    """An engine that gives these completions in order, and remembers its prompts."""
-
-    fingerprint = "some weights"
-
-    def __init__(self, *completions):
-        self.completions, self.prompts, self.calls = list(completions), [], []
-
-    def __str__(self):
-        return "a script"
-
-    def __call__(self, prompts, temperature=0.0, max_new_tokens=None):
-        self.prompts += prompts
-        self.calls.append((len(prompts), temperature))
-        texts = [self.completions.pop(0) for _ in prompts]
-        return [
-            text if isinstance(text, Completion) else Completion(text, [], []) for text in texts
-        ]
-
-
 @pytest.mark.parametrize(
     "text, verdict",
     [
@@ -314,7 +249,7 @@ def verdicts(engine, *responses):
 def test_a_verdict_that_does_not_parse_is_prompted_for_once_more():
     engine = Script("Verdict: True", "hm", "hm?", "Verdict: False", "still hm")
     assert verdicts(engine, "a", "b", "c") == [(True, ""), (False, ""), (None, "")]
-    assert engine.calls == [(3, 0.0), (2, 0.0)]
+    assert engine.calls == [(3, {"temperature": 0.0}), (2, {"temperature": 0.0})]
     assert engine.prompts[3] == judge.prompt(AUTHOR, "b") + judge.AGAIN
 
 
@@ -342,23 +277,8 @@ def test_a_judge_with_other_weights_does_not_get_the_verdicts_of_the_old_ones(tm
 
 
 # ------------------------------------------------------------------------- grading and metrics
-def rollout(answer, question=AUTHOR, steps=(), outputs=()):
-    """What grade() and summary() read of a solve.Rollout."""
-    blank = {
-        "failed": "",
-        "undecided": False,
-        "judged": False,
-        "right": False,
-        "plans": [],
-        "seconds": 0,
-    }
-    it = SimpleNamespace(question=question, answer=answer, outputs=list(outputs), **blank)
-    it.memory = SimpleNamespace(steps=list(steps))
-    it.add_output = lambda *output: it.outputs.append(dict(zip(OUTPUT, output)))
-    return it
-
-
-OUTPUT = "turn", "module", "text", "tokens", "seconds", "cut"
+def rollout(answer, question=AUTHOR):
+    return solve.Rollout(question, Memory(question.question), answer=answer)
 
 
 def graded(answer, *completions, question=AUTHOR):
@@ -404,12 +324,10 @@ def test_a_reward_that_is_no_finite_number_ends_the_run_with_a_sentence(monkeypa
 
 
 def test_the_summary_counts_turns_errors_calls_tokens_and_what_was_cut():
-    step = SimpleNamespace(tool="search", error=False, seconds=0.5)
-    unreadable = SimpleNamespace(tool="", error=True, seconds=0.0)
-    output = dict(zip(OUTPUT, (1, "planner", "", 10, 0.0, True)))
-    outputs = [output, output | {"cut": False}, output | {"module": "generator", "cut": False}]
-    outputs += [output | {"module": "judge"}]
-    first, second = rollout("a", steps=[step, unreadable], outputs=outputs), rollout("b")
+    first, second = rollout("a"), rollout("b")
+    first.memory.steps = [Step(1, "search", "", "", "", seconds=0.5), Step(2, "", "", "", "", True)]
+    for module in ("planner", "planner", "generator", "judge"):
+        first.add_output(1, module, "", 10, 0.0, cut=not first.outputs)
     first.right, second.failed = True, "planner: down"
     totals = metrics.summary([first, second])
     assert (totals["accuracy"], totals["turns"], totals["errors"]) == (0.5, 1, 0.5)
@@ -418,6 +336,5 @@ def test_the_summary_counts_turns_errors_calls_tokens_and_what_was_cut():
     line = "accuracy 0.500 [0.09, 0.91] of 2 | turns 1.00 | errors 50.0% | 15 tokens a rollout"
     assert metrics.accuracy_line(totals, 2) == f"{line} | failed 1"
     assert metrics.interval(0.0, 230) == (0, pytest.approx(0.016, abs=0.001))
-    assert metrics.calls_line(totals).startswith(
-        "search 1 (0 errors, 0.5 s) | unreadable 1 (1 errors"
-    )
+    calls = "search 1 (0 errors, 0.5 s) | unreadable 1 (1 errors, 0.0 s)"
+    assert metrics.calls_line(totals) == calls

@@ -105,13 +105,8 @@ def test_a_request_has_our_name_its_parameters_and_its_headers_and_an_answer_is_
     answer = api(session(), "POST", url, params={"q": "a b"}, json={"n": 1}, headers={"X-Key": KEY})
     assert answer == {"a": "é"}
     (request,) = server.requests
-    for part in (
-        "POST /v1?q=a+b HTTP/1.1",
-        f"X-Key: {KEY}",
-        "User-Agent: nano-agentflow",
-        '{"n": 1}',
-    ):
-        assert part in request
+    parts = ["POST /v1?q=a+b HTTP/1.1", f"X-Key: {KEY}", "User-Agent: nano-agentflow", '{"n": 1}']
+    assert all(part in request for part in parts)
 
 
 def test_a_netrc_does_not_overwrite_our_authorization(serve, tmp_path, monkeypatch):
@@ -304,13 +299,8 @@ def test_a_download_that_is_not_whole_fails(serve, answer, why):
 # ------------------------------------------------------------------------------------------ cache
 def test_the_cache_remembers_across_instances_and_keeps_keys_apart(tmp_path):
     cache = Cache(tmp_path / "web.sqlite")
-    for value, *key in (
-        ("1", "a", "bc"),
-        ("2", "ab", "c"),
-        ("é\0\n", "a"),
-        ("", "empty"),
-        ("3", '"'),
-    ):
+    entries = [("1", "a", "bc"), ("2", "ab", "c"), ("é\0\n", "a"), ("", "empty"), ("3", '"')]
+    for value, *key in entries:
         cache.put(value, *key)
         assert Cache(tmp_path / "web.sqlite").get(*key) == cache.get(*key) == value
     cache.put("half \ud800", "a")
@@ -337,27 +327,24 @@ def full(cache):
     cache.table.execute(f"pragma max_page_count = {pages}")
 
 
-def read_only(cache):
-    cache.table.execute("pragma query_only = 1")
+FAULTS = {  # what happens to a cache: (how, may it still be read?)
+    "locked": (locked, False),
+    "full": (full, True),
+    "read only": (lambda cache: cache.table.execute("pragma query_only = 1"), True),
+    "overwritten": (lambda cache: cache.path.write_bytes(b"no database" * 999), False),
+    "without its table": (lambda cache: cache.table.execute("drop table answers"), False),
+}
 
 
-def overwritten(cache):
-    cache.path.write_bytes(b"no database" * 999)
-
-
-def without_its_table(cache):
-    cache.table.execute("drop table answers")
-
-
-@pytest.mark.parametrize("fault", [locked, full, read_only, overwritten, without_its_table])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_cache_that_fails_costs_no_answer_and_says_so_once(tmp_path, capsys, fault):
     cache = Cache(tmp_path / "web.sqlite")
     cache.put("found", "old")
-    other = fault(cache)  # a lock is held as long as this connection lives
+    break_it, readable = FAULTS[fault]
+    other = break_it(cache)  # a lock is held as long as this connection lives
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: cache.put("x" * 9999, str(n)), range(20)))
         assert set(pool.map(lambda n: cache.get("new"), range(20))) == {None}
-    readable = fault in (full, read_only)
     assert cache.get("old") == ("found" if readable else None)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(": it is ")[1] for line in lines] == [

@@ -2,10 +2,9 @@
 
 import pytest
 from test_chat import CHATML, tokenizer
-from test_modules import CALL, PLAN, TOOLS
+from test_modules import CALL, PLAN, TOOLS, read
 from transformers import AddedToken
 
-import executor
 import generator
 import planner
 import verifier
@@ -109,6 +108,18 @@ def test_thoughts_between_other_marks_are_thoughts(marks, special):
     assert unknown_thoughts(tok) == ""
 
 
+ANALYSIS = "<|channel|>analysis<|message|>6 * 7<|end|><|start|>assistant"
+QUOTED = [  # marks in an answer hide nothing
+    "Here are my reasoning steps: 6 * 7. <answer>42</answer>",
+    "It begins: Here are my reasoning steps: and [BEGIN FINAL RESPONSE]",
+    "A <think> opens a thought.",
+    "A <think> opens a thought, a </think> closes it, a <think> opens another.",
+    "Magistral writes [THINK] and [/THINK], gpt-oss <|channel|>final<|message|>.",
+    "`<|channel|>analysis<|message|>` and <|channel|>commentary<|message|> are channels.",
+    "(<thought> and </thought>)",
+]
+
+
 @pytest.mark.parametrize(
     "text, rest",
     [
@@ -125,20 +136,16 @@ def test_thoughts_between_other_marks_are_thoughts(marks, special):
         ("<|x|>" * 99_999 + "42", "<|x|>" * 99_997 + "42"),
         (" \n[THINK]6 * 7 [THINK][/THINK]42", "42"),
         ("6 * 7 [/THINK]It writes [THINK].", "It writes [THINK]."),
-        (
-            "<|channel|>analysis<|message|>6 * 7<|end|><|start|>assistant<|channel|>final "
-            "<|constrain|>json<|message|>42",
-            "42",
-        ),
+        (f"{ANALYSIS}<|channel|>final <|constrain|>json<|message|>42", "42"),
         ("<|channel|>final json<|message|>42", "42"),
-        (
-            "<|channel|>analysis<|message|>6<|end|><|start|>assistant<|channel|>commentary to=f x",
-            "to=f x",
-        ),
-        (
-            "<|channel|>analysis<|message|>6<|end|><|start|>assistant to=f<|channel|>x",
-            "to=f<|channel|>x",
-        ),
+        (f"{ANALYSIS}<|channel|>commentary to=f x", "to=f x"),
+        (f"{ANALYSIS} to=f<|channel|>x", "to=f<|channel|>x"),
+        ("42", "42"),
+        ("6 * 7\n</think>42", "42"),
+        ("<think></think><think>6</think> 42", "42"),
+        ("<think>6 * 7</think>", ""),
+        ("<think>a</think>b<think>c", None),
+        *zip(QUOTED, QUOTED),
     ],
 )
 def test_thoughts_in_the_text_of_a_server_are_thoughts(text, rest):
@@ -155,27 +162,7 @@ def test_thoughts_in_the_text_of_a_server_are_thoughts(text, rest):
 def test_a_call_of_gpt_oss_ends_its_thinking(call):
     call = call.replace("{}", '{"code": "print(6 * 7)"}')
     for thought in ("", "<|channel|>analysis<|message|>print(1)<|end|><|start|>assistant"):
-        text = after_thinking(plain_thoughts(thought + call))
-        tool = TOOLS["python_coder"]
-        assert executor.parse(text, "python_coder", tool) == executor.parse(
-            CALL, "python_coder", tool
-        )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Here are my reasoning steps: 6 * 7. <answer>42</answer>",
-        "It begins: Here are my reasoning steps: and [BEGIN FINAL RESPONSE]",
-        "A <think> opens a thought.",
-        "A <think> opens a thought, a </think> closes it, a <think> opens another.",
-        "Magistral writes [THINK] and [/THINK], gpt-oss <|channel|>final<|message|>.",
-        "`<|channel|>analysis<|message|>` and <|channel|>commentary<|message|> are channels.",
-        "(<thought> and </thought>)",
-    ],
-)
-def test_a_mark_that_is_quoted_in_an_answer_hides_nothing(text):
-    assert after_thinking(plain_thoughts(text)) == text
+        assert read(after_thinking(plain_thoughts(thought + call))) == read(CALL)
 
 
 @pytest.mark.parametrize("opens, closes", [THINK, ("[THINK]", "[/THINK]")])
@@ -226,20 +213,6 @@ def test_marks_that_may_be_those_of_thinking_and_are_unknown_are_named(token, te
 
 
 # ---- what the modules read
-@pytest.mark.parametrize(
-    "text, rest",
-    [
-        ("42", "42"),
-        ("6 * 7\n</think>42", "42"),
-        ("<think></think><think>6</think> 42", "42"),
-        ("<think>6 * 7</think>", ""),
-        ("<think>a</think>b<think>c", None),
-    ],
-)
-def test_what_follows_the_last_thinking_is_the_completions_answer(text, rest):
-    assert after_thinking(text) == rest
-
-
 THOUGHT = "<think>\nSub-goal: guess\nTool: join\nConclusion: CONTINUE\n<answer>0</answer>\n"
 
 
@@ -247,11 +220,7 @@ THOUGHT = "<think>\nSub-goal: guess\nTool: join\nConclusion: CONTINUE\n<answer>0
     "parse, good, endless",  # endless: how an endless thought is read
     [
         (lambda text: planner.parse(text, TOOLS), PLAN, "the plan never left its thinking"),
-        (
-            lambda text: executor.parse(text, "python_coder", TOOLS["python_coder"]),
-            CALL,
-            "the call never left its thinking",
-        ),
+        (read, CALL, "the call never left its thinking"),
         (verifier.parse, "Conclusion: STOP", False),
         (generator.parse, "<answer>42</answer>", ""),
     ],

@@ -20,7 +20,7 @@ from tools import choose, run_tool
 from toy import routers
 from toy.make import TOY, make_files, quick_python
 from toy.pieces import edited, pieces_of
-from toy.questions import SIGNS, World, calculation, facts, for_flow, operate, operation, splits
+from toy.questions import SIGNS, World, facts, for_flow, operate, splits
 from toy.teacher import GUESS, TOOLS, Known, Teacher
 from world.sandbox import python_coder
 
@@ -94,18 +94,15 @@ def test_every_answer_follows_from_the_sources_in_at_most_so_many_calls_and_is_t
 
 
 def test_no_name_of_the_test_and_nothing_that_leads_to_its_number_is_in_training(made, world):
-    assert not {row["name"] for row in made["test"] + made["long"]} & {
-        row["name"] for row in made["train"] + made["valid"]
-    }
+    of = lambda what, *names: {row[what] for name in names for row in made[name]}
+    assert not of("name", "test", "long") & of("name", "train", "valid")
+    assert not of("question", "train") & of("question", "valid")
     pairs = {frozenset(names) for _, _, names in facts()}
     test = {thing.name for thing in world.things["test"]}
     # a page leads to the other name of a pair alone
     assert all(pair <= test or not pair & test for pair in pairs)
     addresses = [row["url"] for row in world.rows if "url" in row]
     assert len(addresses) == len(set(addresses))
-    assert not {row["question"] for row in made["train"]} & {
-        row["question"] for row in made["valid"]
-    }
 
 
 def test_what_leads_to_a_number_does_not_depend_on_how_the_question_is_worded(made):
@@ -133,25 +130,13 @@ def test_base_generator_alone_knows_the_numbers_that_no_source_has(world, tools)
 
 
 def test_other_worlds_have_other_numbers_pairs_and_paths_so_that_a_warm_start_teaches_none(world):
-    other, path = (
-        World(1),
-        {thing.name: thing.path for things in world.things.values() for thing in things},
-    )
+    other = World(1)
+    path = {thing.name: thing.path for things in world.things.values() for thing in things}
     things = [thing for things in other.things.values() for thing in things]
     assert {thing.name for thing in things} == set(path)
     assert sum(path[thing.name] == thing.path for thing in things) < 0.3 * len(things)
     true = {name: number for _, number, names in facts() for name in names}
     assert sum(true[thing.name] == thing.number for thing in things) < 10
-
-
-@pytest.mark.parametrize("number", [1, 2, 7, 36, 97, 998, 999])
-def test_a_calculation_has_its_result_and_no_number_of_more_than_three_digits(number):
-    rng = random.Random(number)
-    for _ in range(50):
-        a, sign, b = calculation(number, rng).split()
-        assert operate(int(a), sign, int(b)) == number and 0 < int(b) < 1000 and int(a) < 1100
-        op, n = operation(number, rng)
-        assert 0 < operate(number, SIGNS[op], n) < 1000
 
 
 # ---- planning is needed
@@ -215,22 +200,12 @@ def test_the_rule_that_routers_are_chosen_by_is_what_their_rollouts_do(
     assert [rollout.right for rollout in rollouts] == [right] * len(questions)
 
 
-@pytest.mark.parametrize(
-    "first, second",
-    [("30.", "47, but see https://facts.org/117"), ("47, but see https://facts.org/117", "30.")],
-)
-def test_two_sources_that_contradict_each_other_are_settled_by_the_page_that_they_name(
-    first, second
-):
-    text = "Oslo: The calling code of Oslo is"
-    result = f"[1] {text} {first}\n  [2] {text} {second}"
-    memory = f"\nMemory:\nStep 1\nSub-goal: Find the code of Oslo\nCommand: ...\nResult: {result}"
-    known = Known(memory)
-    assert (
-        known.goals["code of Oslo"]
-        == ("address", "https://facts.org/117")
-        == (known.last, known.pointer)
-    )
+def test_two_sources_that_contradict_each_other_are_settled_by_the_page_that_they_name():
+    text, page = "Oslo: The calling code of Oslo is", "https://facts.org/117"
+    step = "\nMemory:\nStep 1\nSub-goal: Find the code of Oslo\nCommand: ...\nResult: "
+    for first, second in (("30.", f"47, but see {page}"), (f"47, but see {page}", "30.")):
+        known = Known(f"{step}[1] {text} {first}\n  [2] {text} {second}")
+        assert known.goals["code of Oslo"] == ("address", page) == (known.last, known.pointer)
 
 
 # ---- its prompts and tools

@@ -16,13 +16,13 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import answer
+from conftest import answer, spy, without_seconds
+from test_forks import code_of
 from test_house import ORDER, ROOMS, ROOT
 from test_local import CHATML, tiny, tokenizer
 
@@ -31,9 +31,8 @@ import generator
 import planner
 import solve
 import train
-from benchmarks.questions import Question
 from memory import Memory
-from models.completion import TOO_LONG, Completion
+from models.completion import TOO_LONG
 from models.local import load
 from record import checkpoints, folder, health
 from record.flags import TOY
@@ -49,7 +48,7 @@ FLAGS = (
 )
 QUICK = dict(steps=1, valid="none", test="none")  # for a test that looks at one step alone
 ACCURACIES = {0: 0.2, 1: 0.6, 2: 0.3, 3: 0.6, 4: 0.7}  # after each step, in some tests
-GRADE, SUMMARY, UPDATE = solve.grade, train.summary, train.update
+GRADE, SUMMARY = solve.grade, train.summary
 
 
 def graded(grade):
@@ -147,9 +146,7 @@ def rows(folder, name="log.csv"):
 
 
 def texts(folder):
-    """The rollouts of rollouts.jsonl, without their seconds."""
-    lines = Path(folder, "rollouts.jsonl").read_text().splitlines()
-    return [re.sub(r'"seconds": [0-9.e-]+', "", line) for line in lines]
+    return without_seconds(Path(folder, "rollouts.jsonl"))
 
 
 def everything(folder, step=4):
@@ -175,18 +172,6 @@ def folders(run):
 def whole(place):
     """A run that nothing interrupted."""
     return run("whole")
-
-
-def spy(monkeypatch, name, module=train):
-    """The calls of a function, as (arguments, settings)."""
-    calls, function = [], getattr(module, name)
-
-    def called(*given, **settings):
-        calls.append((given, settings))
-        return function(*given, **settings)
-
-    monkeypatch.setattr(module, name, called)
-    return calls
 
 
 def accuracies(monkeypatch):
@@ -229,9 +214,9 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(whole):
 
 
 def test_training_changes_the_policy_and_not_the_frozen_copy(monkeypatch):
-    calls = spy(monkeypatch, "update")
+    calls = spy(monkeypatch, train, "update")
     out = run("two", **QUICK | {"steps": 2})
-    (policy, reference, *_), _ = calls[-1]
+    (policy, reference, *_), *_ = calls[-1]
     state = lambda model: {name: weight.tolist() for name, weight in model.state_dict().items()}
     models = [load(str(name), flow_grpo.distribution).model for name in ("model", out / "step-2")]
     assert state(reference) == state(models[0]) != state(models[1]) == state(policy)
@@ -253,17 +238,7 @@ def test_best_is_a_link_to_the_checkpoint_that_beats_the_untrained_and_all_befor
         assert not (run("none", steps=2) / "best").exists()
 
 
-def test_minutes_save_between_evaluations_and_a_run_begins_with_a_checkpoint(capsys):
-    out = run("minutes", **QUICK | {"steps": 3}, every=9, minutes=1e-9, keep=9)
-    assert folders(out) == [f"step-{n}" for n in range(4)]
-    first = Path("model", "model.safetensors").stat().st_size
-    assert (out / "step-0" / "model.safetensors").stat().st_size == first
-    text = capsys.readouterr().out
-    assert "5 to train on, 0 to validate, 0 to test" in text
-    assert f"Try: python solve.py --model {out}/step-3\n" in text
-
-
-def test_minutes_are_minutes_since_the_last_checkpoint(monkeypatch):
+def test_minutes_save_between_evaluations_and_a_run_begins_with_a_checkpoint(monkeypatch, capsys):
     now, update = [0.0], train.update
 
     def slow(*given, **settings):
@@ -274,14 +249,17 @@ def test_minutes_are_minutes_since_the_last_checkpoint(monkeypatch):
     monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
     out = run("slow", **QUICK | {"steps": 5}, every=9, minutes=1, keep=9)
     assert folders(out) == ["step-0", "step-2", "step-4", "step-5"]
+    first = Path("model", "model.safetensors").stat().st_size
+    assert (out / "step-0" / "model.safetensors").stat().st_size == first
+    text = capsys.readouterr().out
+    assert "5 to train on, 0 to validate, 0 to test" in text
+    assert f"Try: python solve.py --model {out}/step-5\n" in text
 
 
-def test_the_last_step_is_saved_and_evaluated_whatever_every_says(capsys):
+def test_the_last_step_is_saved_and_evaluated_whatever_every_says():
     out = run("odd", steps=3, every=2, test="none")
     steps = [row["step"] for row in rows(out, "evals.csv")]
     assert steps == list("023") and (out / "step-3" / "model.safetensors").exists()
-    [shown] = re.findall(r"Try: python solve.py --model (.*)\n", capsys.readouterr().out)
-    assert Path(shown, "config.json").exists()
 
 
 def test_the_last_line_names_the_module_that_was_trained(monkeypatch, capsys):
@@ -291,7 +269,7 @@ def test_the_last_line_names_the_module_that_was_trained(monkeypatch, capsys):
 
 
 def test_plain_changes_a_log_by_rounding_only(whole, monkeypatch):
-    updates = spy(monkeypatch, "update")
+    updates = spy(monkeypatch, train, "update")
     plain = run("plain", **QUICK, plain=True)
     assert updates[0][1]["rows"] is flow_grpo.padded
     assert texts(plain)[:8] == texts(whole)[:8]
@@ -299,19 +277,14 @@ def test_plain_changes_a_log_by_rounding_only(whole, monkeypatch):
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-3, abs=1e-4)
 
 
-def test_gradient_checkpointing_changes_nothing_of_a_step(whole, monkeypatch):
-    updates = spy(monkeypatch, "update")
-    out = run("checkpointing", **QUICK, gradient_checkpointing=True)
-    assert updates[0][0][0].is_activation_checkpointing
-    assert rows(out) == rows(whole)[:1] and texts(out) == texts(whole)[:8]
-
-
 def test_every_flag_of_the_objective_reaches_it(monkeypatch):
-    updates, rollouts = spy(monkeypatch, "update"), spy(monkeypatch, "roll_out", solve)
+    updates, rollouts = spy(monkeypatch, train, "update"), spy(monkeypatch, solve, "roll_out")
     flags = dict(temperature=0.9, beta=0.01, minibatches=3, token_budget=999, token_mean=True)
     flags["max_grad_norm"] = 0.5
-    run("flags", **QUICK, **flags, clip_low=0.1, clip_high=0.4, lr=2e-4, optimizer_device="cpu")
-    [((_, _, optimizer, _, groups), settings)] = updates
+    how = dict(clip_low=0.1, clip_high=0.4, lr=2e-4, optimizer_device="cpu")
+    run("flags", **QUICK, **flags, **how, gradient_checkpointing=True)
+    [((model, _, optimizer, _, groups), settings, _)] = updates
+    assert model.is_activation_checkpointing
     assert settings.pop("clip") == (0.1, 0.4) and groups == [0] * 4 + [1] * 4
     assert flags.items() <= settings.items() and settings["seed"] == 1_000_003 + 1
     assert {group["lr"] for group in optimizer.param_groups} == {2e-4}
@@ -339,6 +312,7 @@ def kill(monkeypatch, module, name, number=1):
 
 
 MOMENTS = {  # {when: (module, function, which of its calls)}, after the moment before
+    "before the settings are written": (checkpoints, "replace_file", 1),
     "before there is a checkpoint": (checkpoints.local, "save", 1),
     "in the first evaluation": (solve, "roll_out", 1),
     "in the rollouts of a step": (solve, "roll_out", 3),
@@ -359,70 +333,22 @@ MOMENTS = {  # {when: (module, function, which of its calls)}, after the moment 
 def test_a_run_that_is_killed_at_every_moment_equals_one_that_was_not(monkeypatch):
     accuracies(monkeypatch)
     straight, steps = everything(run("straight", every=1)), []
-    for number, (module, name, call) in enumerate(MOMENTS.values()):
+    for module, name, call in MOMENTS.values():
         with monkeypatch.context() as patch, pytest.raises(Killed):
             kill(patch, module, name, call)
-            command(*(["--resume", "killed"] if number else words("killed", every=1)))
+            command(*begun("killed", every=1))
         steps.append((max(folders("killed"), default=""), best("killed")))
         for file in Path("killed").glob("*.csv"):
             with open(file, "a") as half:  # a disk that took half a line
                 half.write("3,0.")
-    assert everything(resume("killed")) == straight
+    assert everything(resume("killed")) == straight and not Path("killed.new").exists()
     last = [("step-1", None), ("step-2", "step-1"), ("writing", "step-1"), ("step-4", "step-1")]
-    assert steps[-4:] == last and {step for step, _ in steps[:5]} == {"", "step-0"}
+    assert steps[-4:] == last and {step for step, _ in steps[:6]} == {"", "step-0"}
 
 
-def forked(*given, code=None):
-    """train.py with these words, in a process of its own with everything imported: its id.
-
-    code: the folder of another copy of our code, which it runs."""
-    if process := os.fork():
-        return process
-    status = 99
-    try:
-        for stream in (1, 2):
-            os.dup2(os.open("forked", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-        module = train
-        if code:
-            for name in [name for name in sys.modules if name.split(".")[0] in ORDER + ROOMS]:
-                del sys.modules[name]
-            sys.path.insert(0, str(code))
-            module = importlib.import_module("train")
-            module.solve.grade = graded(module.solve.grade)
-        module.train(module.settings(module.given(given)))
-        status = 0
-    except (SystemExit, KeyboardInterrupt) as left:
-        status = left.code if isinstance(getattr(left, "code", ""), int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
-def ended(process):
-    """The exit code of a process; minus the signal that killed it."""
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
-def begun(out):
-    """The words that begin a run, or go on with it."""
-    if Path(out, "args.json").exists():
-        return ["--resume", out]
-    shutil.rmtree(out, ignore_errors=True)  # it was killed before that file was written
-    return words(out)
-
-
-@pytest.mark.exhaustive
-def test_signals_at_random_moments_lose_nothing(whole):
-    codes = []
-    for number in [signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL]:
-        process = forked(*begun("signalled"))
-        time.sleep(random.uniform(0, 1.5))
-        os.kill(process, number)
-        codes.append(ended(process))  # however it ended, but not with an error of ours
-        assert codes[-1] != 99, Path("forked").read_text()
-    assert ended(forked(*begun("signalled"))) == 0
-    assert everything("signalled") == everything(whole), codes
+def begun(out, **changed):
+    """The words that begin a run, or go on with it. Until it has its settings, it has no folder."""
+    return ["--resume", out] if Path(out, "args.json").exists() else words(out, **changed)
 
 
 SCRIPT = f"""
@@ -467,8 +393,7 @@ def test_ctrl_c_ends_a_run_after_its_step_and_says_how_to_go_on(whole):
     assert process.returncode == 128 + signal.SIGINT, error
     assert "\nStopping after this step; Ctrl-C again leaves at once.\n" in out
     assert "\nStopped after step 1. Go on with --resume stopped\n" in out
-    assert len(rows("stopped")) == 1 and ended(forked("--resume", "stopped")) == 0
-    assert everything("stopped") == everything(whole)
+    assert len(rows("stopped")) == 1 and everything(resume("stopped")) == everything(whole)
 
 
 @pytest.mark.exhaustive
@@ -560,7 +485,8 @@ def test_a_row_with_other_columns_is_not_written_under_the_old_header(whole, tmp
 def test_a_folder_that_is_in_use_is_refused():
     out = run("used", **QUICK)
     folder.lock(out)
-    assert ended(forked("--resume", "used", "--steps", "2")) != 0 and len(rows(out)) == 1
+    _, error = started("--resume", "used", "--steps", "2").communicate()
+    assert "train.py: used is in use by another process" in error and len(rows(out)) == 1
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_older_ones_go(monkeypatch):
@@ -596,19 +522,6 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_older_one
     assert named < first < position["delete", "step-0"] < marked < last
 
 
-@pytest.mark.extras("peft")
-def test_a_run_with_adapters_goes_on(monkeypatch):
-    straight = run("lora", lora=4, **QUICK | {"steps": 2}, every=1)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill(patch, solve, "roll_out", 2)
-        command(*words("lora-killed", lora=4, **QUICK | {"steps": 2}, every=1))
-    resume("lora-killed")
-    assert rows(straight) == rows("lora-killed") and texts(straight) == texts("lora-killed")
-    saved = [Path(out, "step-2/adapter_model.safetensors") for out in (straight, "lora-killed")]
-    assert saved[0].read_bytes() == saved[1].read_bytes()
-    assert not list(Path("lora/step-2").glob("model*.safetensors"))
-
-
 # ------------------------------------------------------------------- failures, memory, what is said
 def failing(monkeypatch, call=None, which=slice(None), **changes):
     """Some rollouts of all batches, or of one (counted from 1), end in another way."""
@@ -627,21 +540,24 @@ def failing(monkeypatch, call=None, which=slice(None), **changes):
 
 @pytest.mark.parametrize("changes", [{"failed": f"planner: {TOO_LONG}"}, {"undecided": True}])
 def test_rollouts_without_an_outcome_leave_their_groups(monkeypatch, tmp_path, changes):
-    compared, updates = spy(monkeypatch, "advantages"), spy(monkeypatch, "update")
+    compared, updates = spy(monkeypatch, train, "advantages"), spy(monkeypatch, train, "update")
     numbers = iter(range(100))
     monkeypatch.setattr("rewards.grade.reward", lambda rollout: next(numbers) % 2)
-    failing(monkeypatch, which=slice(5, None), **changes)
+    batches = failing(monkeypatch, which=slice(5, None), **changes)
     [row] = rows(run(tmp_path / "run", **QUICK))
-    [((rewards, groups), _)], [((*_, actions, learnt), _)] = compared, updates
+    [((rewards, groups), *_)], [((*_, actions, learnt), *_)] = compared, updates
     assert groups == learnt == [0] * 4 + [1] and len(rewards) == 5
     A, _ = flow_grpo.advantages(rewards, groups)
     assert A.any() and all(action.A == A[action.rollout] for action in actions)
-    assert sorted(action.rollout for action in actions) == [i for i in range(5) for _ in range(2)]
+    sampled = [(i, c) for i, rollout in enumerate(batches[0][:5]) for c in rollout.sampled]
+    assert [(a.rollout, a.prompt_ids, a.ids) for a in actions] == [
+        (i, c.prompt_ids, c.ids) for i, c in sampled
+    ]
     assert row[list(changes)[0]] == "3" and float(row["reward"]) == sum(rewards) / 5
 
 
 def test_two_equal_questions_in_a_batch_are_two_groups(monkeypatch, tmp_path):
-    compared = spy(monkeypatch, "advantages")
+    compared = spy(monkeypatch, train, "advantages")
     run(tmp_path / "run", **QUICK, data=jsonl(tmp_path / "twins.jsonl", "same", "same"))
     assert compared[0][0][1] == [0] * 4 + [1] * 4
 
@@ -708,10 +624,10 @@ def test_if_memory_is_short_the_token_budget_is_halved_and_stays_so(monkeypatch)
             raise torch.OutOfMemoryError("out of memory")
         return gradient(*given, **settings)
 
-    updates = spy(monkeypatch, "update")
+    updates = spy(monkeypatch, train, "update")
     monkeypatch.setattr(flow_grpo, "gradient", short)
     run("memory", **QUICK | {"steps": 2}, token_budget=4000)
-    first, second = (settings["token_budget"] for _, settings in updates)
+    first, second = (settings["token_budget"] for _, settings, _ in updates)
     assert first == 4000 and second <= 500 and sizes[0] > 400
     why = command("--resume", "memory", "--steps", "3", "--token-budget", "500")
     assert why == 0 and updates[-1][1]["token_budget"] == 500
@@ -720,25 +636,16 @@ def test_if_memory_is_short_the_token_budget_is_halved_and_stays_so(monkeypatch)
 @pytest.mark.exhaustive
 def test_a_rehearsal_meets_what_a_long_run_meets(monkeypatch, server, capsys):
     server.reply = lambda body, turn: answer("Conclusion: STOP")
-    updates, then, sampled = [], [], []
+    then, calls = [], spy(monkeypatch, rehearsal, "sample")
     monkeypatch.setattr(train.os, "execv", lambda program, given: then.append(given))
-    sample = rehearsal.sample
-
-    def watched(model, prompts, stops, temperature, limit, *settings):
-        sampled.append((len(prompts), len(prompts[0]), limit, stops))
-        return sample(model, prompts, stops, temperature, limit, *settings)
-
-    def learn(*given, **settings):
-        updates.append(([(len(a.prompt_ids), len(a.ids)) for a in given[3]], settings))
-        return UPDATE(*given, **settings)
-
-    monkeypatch.setattr(rehearsal, "sample", watched)
-    monkeypatch.setattr(train, "update", learn)
+    updates = spy(monkeypatch, train, "update")
     flags = QUICK | {"steps": 40, "questions": 3, "token_budget": 9000}
     run("rehearsed", **flags, rehearse=True, verifier=server.url)
     longest = 4096 - 6  # tokens of the model's context, and of a plan
+    sampled = [(len(texts), len(texts[0]), n, stops) for (_, texts, stops, _, n, *_), *_ in calls]
     assert sampled[:2] == [(3 * 4, longest, 6, [])] * 2  # the planner, and the frozen model
-    plans, settings = updates[0]
+    (*_, actions, _), settings, _ = updates[0]
+    plans = [(len(action.prompt_ids), len(action.ids)) for action in actions]
     assert plans == [(longest, 6)] * 4 and settings["minibatches"] == 1  # two micro-batches
     text = capsys.readouterr().out
     assert re.search(r"largest planner: 12 x \(4090 \+ 6\) tokens: \d+ ms a token", text)
@@ -758,17 +665,6 @@ def test_each_question_comes_once_an_epoch_in_an_order_of_step_and_seed_alone():
     assert asked(0)[:5] != asked(0)[5:10] and asked(0) != asked(1)
     assert train.questions_of(7, "abcde", 3, 0) == asked(0)[18:]
     assert train.questions_of(1, "ab", 5, 0).count("a") in (2, 3)
-
-
-def test_every_turn_gets_the_advantage_of_its_rollout_and_the_very_ids_that_were_sampled():
-    rollouts = [solve.Rollout(Question("q", "a"), Memory("q")) for _ in range(2)]
-    completions = [Completion("", [1, n], [5, n]) for n in range(3)]
-    rollouts[0].sampled, rollouts[1].sampled = completions[:2], completions[2:]
-    actions = train.actions_of(rollouts, torch.tensor([0.5, -1.5]))
-    assert [(a.rollout, a.A) for a in actions] == [(0, 0.5), (0, 0.5), (1, -1.5)]
-    assert all(
-        a.ids is c.ids and a.prompt_ids is c.prompt_ids for a, c in zip(actions, completions)
-    )
 
 
 @pytest.fixture
@@ -801,18 +697,25 @@ def test_without_valid_questions_some_are_held_out_and_never_trained_on():
     assert (len(data), len(valid), test) == (136, 64, []) and not set(data) & set(valid)
 
 
-def test_a_server_that_a_run_names_must_be_repeated_before_it_gets_the_key():
-    saved = vars(train.settings(train.given(words("server")))) | {
-        "judge": "http://elsewhere:8000/v1"
-    }
-    Path("server").mkdir()
-    Path("server/args.json").write_text(json.dumps(saved))
-    repeat = ["--judge", "http://elsewhere:8000/v1"]
-    for given in ([], ["--judge", "http://here:8000/v1"]):
-        with pytest.raises(Mistake, match=f"repeat {' '.join(repeat)}"):
-            train.settings(train.given(["--resume", "server", *given]))
-    args = train.settings(train.given(["--resume", "server", *repeat, "--steps", "99"]))
-    assert (args.judge, args.steps, args.out) == (repeat[1], 99, "server")
+@pytest.mark.parametrize(
+    "flag, what, named, other",
+    [
+        ("judge", "server", "http://far:8000/v1", "http://here:8000/v1"),
+        ("cache", "cache", "/etc/cache", "cache"),
+    ],
+)
+def test_a_server_or_a_cache_that_a_folder_names_must_be_repeated(
+    flag, what, named, other, tmp_path
+):
+    """It gets our key, or is written to."""
+    saved = vars(train.settings(train.given(words("unused")))) | {flag: named}
+    (tmp_path / "args.json").write_text(json.dumps(saved))
+    resumed = lambda *more: train.settings(train.given(["--resume", str(tmp_path), *more]))
+    for given in ([], [f"--{flag}", other]):
+        with pytest.raises(Mistake, match=f"uses a {what}: repeat --{flag} {named}"):
+            resumed(*given)
+    args = resumed(f"--{flag}", named, "--steps", "99")
+    assert (vars(args)[flag], args.steps, args.out) == (named, 99, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -827,18 +730,13 @@ def test_a_server_that_a_run_names_must_be_repeated_before_it_gets_the_key():
         ("--resume nowhere", "nowhere is not the folder of a run"),
         ("--resume whole --seed 0", "leave out --seed"),
         ("--resume whole --group-size 8", "leave out --group-size"),
-        ("--resume whole --temperature 0.9", "leave out --temperature"),
         ("--resume whole --out elsewhere", "leave out --out"),
         ("--data nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("--data bamboogle", "bamboogle is a test benchmark"),
-        ("--valid bad.jsonl", "bad.jsonl, line 2: not JSON"),
-        ("--tools googel", "invalid choice: 'googel'"),
         ("--model no-such/model", "there is no model 'no-such/model'"),
-        ("--judge no-such/model", "there is no model 'no-such/model'"),
     ],
 )
 def test_a_mistake_that_people_make_daily_is_one_sentence(whole, capsys, given, why):
-    Path("bad.jsonl").write_text('{"question": "2 + 2?", "answer": 4}\n2 + 2?\n')
     given = given.split() if "--resume" in given else words("mistake") + given.split()
     left = command(*given)
     lines = f"{capsys.readouterr().err}{left}".splitlines()
@@ -855,23 +753,6 @@ def test_a_checkpoint_is_not_trained_on_other_data_at_another_rate_in_silence(fl
     assert flags("--model", checkpoint, "--data", "d.jsonl", "--lr", "1e-3").fixed == "model"
 
 
-def test_a_kill_before_the_settings_are_written_leaves_no_folder_with_the_name(monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        kill(patch, checkpoints, "replace_file", 1)
-        command(*words("early", **QUICK))
-    assert not Path("early").exists()
-    assert run("early", **QUICK).exists() and not Path("early.new").exists()
-
-
-def test_a_named_set_whose_cache_has_changed_is_another_set(monkeypatch):
-    drawn = train.three_sets
-    run("named", **QUICK)
-    changed = lambda *given: ([Question("other?", "x")] * 5, *drawn(*given)[1:])
-    monkeypatch.setattr(train, "three_sets", changed)
-    why = command("--resume", "named", "--steps", "2")
-    assert "data_digest has changed since the run began" in why
-
-
 LINKS = ["rollouts.jsonl", "log.csv", "writing", "lock", "anything"]
 
 
@@ -886,15 +767,6 @@ def test_a_run_writes_through_no_link(name, whole, tmp_path):
     why = command("--resume", str(tmp_path / "run"), "--steps", "5")
     assert f"{name} is a link, and a run writes only into its own folder: delete it" in why
     assert (tmp_path / "ours").read_text() == "ours" and not (tmp_path / "run/step-5").exists()
-
-
-def test_a_folder_does_not_choose_the_file_that_keeps_answers(flags, tmp_path):
-    saved = vars(train.settings(train.given(words("unused")))) | {"cache": "/etc/cache"}
-    (tmp_path / "args.json").write_text(json.dumps(saved))
-    with pytest.raises(Mistake, match="the run uses a cache: repeat --cache /etc/cache"):
-        train.settings(train.given(["--resume", str(tmp_path)]))
-    again = ["--resume", str(tmp_path), "--cache", "/etc/cache"]
-    assert train.settings(train.given(again)).cache == "/etc/cache"
 
 
 @pytest.mark.parametrize("lora, lr", [(None, 1e-6), (8, 2e-5)])
@@ -932,34 +804,15 @@ def test_a_hub_name_without_a_gpu_is_refused_before_anything_is_downloaded(monke
 # --------------------------------------------------------------------- an edit of the parts acts
 EARLY = """    logps = torch.cat(logps)[copy]
     early = torch.cat([torch.arange(len(a.ids)) < 2 for a in batch.actions])
-    return torch.where(early, logps.detach(), logps)
-"""
+    return torch.where(early, logps.detach(), logps)"""
 MIN_P = """    logits = logits.float() / temperature
     low = logits < logits.max(-1, keepdim=True).values + math.log(0.2)
     return logits.masked_fill(low, -math.inf)"""
-EDITS = [  # (what, file, from, to, does it change what is sampled in the first step?)
-    (
-        "early tokens not trained",
-        "flow_grpo.py",
-        "    return torch.cat(logps)[copy]  # (P,) -> (K,)\n",
-        EARLY,
-        False,
-    ),
-    ("greedy sampling", "models/local.py", "do_sample=True, top_k=0, top_p=1.0", "", True),
-    ("min-p", "flow_grpo.py", "    return (logits.float() / temperature)", MIN_P, True),
-    ("larger log-probs", "flow_grpo.py", ".log_softmax(-1)\n", ".log_softmax(-1) + 1\n", False),
-    ("another term", "flow_grpo.py", "gain - beta * kl ", "gain - beta * kl - 0.1 * logp ", False),
-    ("an advantage a turn", "train.py", "A[i].item()", "A[i].item() / len(completion.ids)", False),
-    (
-        "another reward",
-        "rewards/grade.py",
-        "float(rollout.right)\n",
-        "1.0 - rollout.right\n",
-        False,
-    ),
-    ("a trained generator", "train.py", '("planner",)', '("planner", "generator")', True),
-    ("other rows", "flow_grpo.py", "len(a.prompt_ids) - 1 for", "len(a.prompt_ids) - 2 for", False),
-]
+EDITS = {  # what: (file, from, to, does it change what is sampled in the first step?)
+    "early tokens not trained": ("flow_grpo.py", "    return torch.cat(logps)[copy]", EARLY, False),
+    "greedy sampling": ("models/local.py", "do_sample=True, top_k=0, top_p=1.0", "", True),
+    "min-p": ("flow_grpo.py", "    return (logits.float() / temperature)", MIN_P, True),
+}
 
 
 def edited(folder, file, before, after):
@@ -976,8 +829,10 @@ def edited(folder, file, before, after):
 def trained_in(code, out, plain, **flags):
     """Two steps of training with the code in this folder: (what was sampled first, log.csv)."""
     flags = QUICK | {"steps": 2, "beta": 0, "max_new_tokens": 9} | flags
-    given = words(out, **flags) + ["--plain"] * plain
-    assert ended(forked(*given, code=code)) == 0, Path("forked").read_text()
+    with code_of(code):
+        module = importlib.import_module("train")
+        module.solve.grade = graded(module.solve.grade)
+        module.train(module.settings(module.given(words(out, **flags) + ["--plain"] * plain)))
     records = [json.loads(line) for line in Path(out, "rollouts.jsonl").read_text().splitlines()]
     return [[output["text"] for output in record["outputs"]] for record in records[:8]], rows(out)
 
@@ -988,21 +843,14 @@ def unedited(place):
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["fast", "plain"])
-@pytest.mark.parametrize(
-    "what, file, before, after, samples",
-    [*EDITS[:3], *(pytest.param(*edit, marks=pytest.mark.exhaustive) for edit in EDITS[3:])],
-    ids=[edit[0] for edit in EDITS],
-)
-def test_an_edit_acts(unedited, tmp_path, plain, what, file, before, after, samples):
-    sampled, log = trained_in(edited(tmp_path, file, before, after), tmp_path / "run", plain)
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edit_acts(unedited, tmp_path, plain, what):
+    *edit, samples = EDITS[what]
+    sampled, log = trained_in(edited(tmp_path, *edit), tmp_path / "run", plain)
     sampled_before, log_before = unedited[plain]
-    acts = plain or what != "other rows"  # without --plain, fast/trees.py lays out the rows
     assert (sampled != sampled_before) == samples
-    assert (log[1]["entropy"] != log_before[1]["entropy"]) == acts
+    assert log[1]["entropy"] != log_before[1]["entropy"]
     assert all(math.isfinite(float(row[name])) for row in log for name in ("loss", "grad_norm"))
-    if what == "larger log-probs":  # of the same samples: they are scored with distribution(), too
-        first = [float(rows[0]["entropy"]) for rows in (log_before, log)]
-        assert first[0] - first[1] == pytest.approx(1, abs=1e-4)
 
 
 def test_a_schedule_of_the_temperature_acts_on_sampling_and_on_the_ratio(tmp_path):
