@@ -43,7 +43,7 @@ def test_an_edit_of_what_the_tour_does_not_show_leaves_it_as_it_is(tmp_path):
     (tmp_path / "toy").symlink_to(ROOT / "toy")
     source = (tmp_path / "train.py").read_text("utf-8")
     for old, new in [
-        ('"""A whole run."""', '"""A whole run, and a remark."""\n    # a comment'),
+        ('now and then."""', 'now and then, and a remark."""\n    # a comment'),
         ('"temperature": 0.7', '"temperature": 0.5'),
         ('"minibatches": 4', '"minibatches": 2'),
         ('"clip_high": 0.3', '"clip_high": 9.0'),
