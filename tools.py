@@ -13,13 +13,11 @@ else. If base_generator's language model gives no completion, that is a *failure
 (Result.failed): it ends the rollout (solve.py)."""
 
 import os
-import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from models.chat import after_thinking  # what follows a thinking model's thoughts
 from models.completion import TOO_LONG  # the error of a prompt that does not fit the model
@@ -127,12 +125,7 @@ def choose(names=None, corpus=None, cache=None):
         if lacking(name):
             raise Mistake(f"{name} needs {lacking(name)} in the environment")
     corpus = str(corpus or f"{search.LIVE}en")
-    live = corpus.startswith(search.LIVE)
-    # the language is a part of a host name
-    if live and not re.fullmatch(r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus):
-        raise Mistake(f"{corpus} names no Wikipedia: give its language, as in wikipedia:de")
-    if not live and not Path(corpus).is_file():
-        raise Mistake(f"{corpus}: there is no such corpus")
+    live = search.is_live(corpus)
     tools = {name: tool for name, tool in TOOLS.items() if name in names}
     bound = ["wikipedia_search"]
     if not live and search.has_pages(corpus):

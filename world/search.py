@@ -29,6 +29,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from world import pages, services
+from world.mistakes import Mistake
 from world.text import truncate, visible
 
 PASSAGE = 1100  # characters of a passage, so that k = 3 of them fit into a result
@@ -176,6 +177,18 @@ def index(corpus):
                 raise ValueError(f"{corpus}: this corpus of wikipedia_search has no passages")
             table.execute(f"{version} = {wanted}")
     return table
+
+
+def is_live(corpus):
+    """Is this the live Wikipedia, or else a file? Mistake if it is neither."""
+    if not corpus.startswith(LIVE):
+        if not Path(corpus).is_file():
+            raise Mistake(f"{corpus}: there is no such corpus")
+        return False
+    # the language is a part of a host name
+    if not re.fullmatch(r"wikipedia:[a-z]{2,12}(-[a-z]+)*", corpus):
+        raise Mistake(f"{corpus} names no Wikipedia: give its language, as in wikipedia:de")
+    return True
 
 
 def wikipedia_search(query, corpus, k=3):
