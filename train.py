@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks.training import three_sets
+from benchmarks.questions import three_sets
 from fast import trees
 from flow_grpo import Action, advantages, padded, update
 from models import local

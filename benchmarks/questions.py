@@ -58,6 +58,25 @@ def read_questions(path):
     return questions
 
 
+def three_sets(data, valid, test, limit, seed):
+    """The questions of train.py's flags: (training, validation, test), three lists of Question.
+
+    data: a file, or names of training sets. "none" is an empty list. Without --valid, up to 64 of
+    --data are held out for it."""
+    if Path(data).exists() or data.endswith(".jsonl"):
+        questions = read_questions(data)[:limit]
+    else:
+        from benchmarks.training import training
+
+        questions = training(data, limit or 1000, seed)
+    others = [read_questions(path) if path not in (None, "none") else [] for path in (valid, test)]
+    if valid is None:
+        from benchmarks.training import held_out
+
+        questions, others[0] = held_out(questions, min(64, len(questions) // 2), seed)
+    return questions, *others
+
+
 def parse(line):
     """One line as a Question; ValueError says what is wrong with it."""
     try:

@@ -1,6 +1,5 @@
 """The paper's two training sets, and the split into questions for training and for validation.
 
-    three_sets(data, valid, test, limit, seed)   (train, valid, test), as train.py's flags say
     training("nq+deepmath", 1000, 0)  a sample of Natural Questions and DeepMath-103K, half each
     held_out(questions, 100, 0)       (train, valid): no question of valid is also in train
 
@@ -13,7 +12,6 @@ import random
 import re
 import unicodedata
 from dataclasses import asdict
-from pathlib import Path
 
 from benchmarks.questions import Question, read_questions
 from benchmarks.tables import BENCHMARKS, cache_folder, gold_texts
@@ -55,21 +53,6 @@ def training(names, limit=1000, seed=0, cache=None):
         questions += read_questions(path)
     random.Random(f"{names} {seed}").shuffle(questions)
     return questions
-
-
-def three_sets(data, valid, test, limit, seed):
-    """The questions of train.py's flags: (training, validation, test), three lists of Question.
-
-    data: a file, or names of training sets. "none" is an empty list. Without --valid, up to 64 of
-    --data are held out for it."""
-    if Path(data).exists() or data.endswith(".jsonl"):
-        questions = read_questions(data)[:limit]
-    else:
-        questions = training(data, limit or 1000, seed)
-    others = [read_questions(path) if path not in (None, "none") else [] for path in (valid, test)]
-    if valid is None:
-        questions, others[0] = held_out(questions, min(64, len(questions) // 2), seed)
-    return questions, *others
 
 
 def sample(name, number, seed):
