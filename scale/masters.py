@@ -114,10 +114,15 @@ class Masters:
         tiny.grad = torch.zeros_like(tiny)
         optimizer = self.make([tiny])
         optimizer.step()
-        kinds = {
-            key: (value.dtype, master.shape if value.shape == tiny.shape else value.shape)
-            for key, value in optimizer.state[tiny].items()
-        }
+
+        def shape(value):  # where it is as long as the smaller tensor, it is as long as the weight
+            if value.ndim < master.ndim:
+                return value.shape
+            pairs = zip(value.shape, master.shape, strict=True)
+            return torch.Size(whole if n == 2 else n for n, whole in pairs)
+
+        state = optimizer.state[tiny]
+        kinds = {key: (value.dtype, shape(value)) for key, value in state.items()}
         return kinds | ({} if self.is_own(name) else {"master": (master.dtype, master.shape)})
 
     def is_own(self, name):

@@ -68,7 +68,8 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.0, fused=True)
 OPTIMISERS = {
     "AdamW": ADAMW,
     "weight decay": partial(ADAMW, weight_decay=0.1),
-    "SGD": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "SGD": partial(torch.optim.SGD, lr=1e-3),
+    "momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
     "Adafactor": partial(torch.optim.Adafactor, lr=1e-3),
 }
 
@@ -140,9 +141,10 @@ def test_bfloat16_weights_follow_the_float32_update_where_plain_adamw_loses_it()
     assert lost(wanted) == 0 and lost(ours) < 0.3 and lost(plain) > 0.9
 
 
-@pytest.mark.parametrize("make", [ADAMW, partial(torch.optim.SGD, lr=1e-3)], ids=["AdamW", "SGD"])
+@pytest.mark.parametrize("name", OPTIMISERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_restored_optimizer_goes_on_to_the_bit(dtype, make, tmp_path):
+def test_a_restored_optimizer_goes_on_to_the_bit(dtype, name, tmp_path):
+    make = OPTIMISERS[name]
     weights, optimizer = steps(masters(make), dtype)
     saved = tmp_path / "step-3" / "trainer-0.pt"
     saved.parent.mkdir()
