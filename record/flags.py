@@ -73,12 +73,13 @@ def train_flags(words=None, *, tools, about):
     add("--max-turns", type=int, help="turns of a rollout at most (default: 3)")
     add("--temperature", type=float, help="of the planner, also in the ratio (default: 0.7)")
     add = parser.add_argument_group("the objective").add_argument
-    add("--paper", **SWITCH, help="its batches, plans and learning rate, all weights: dearer")
+    add("--paper", **SWITCH, help="the paper's batches, plans, rate; all weights: dearer")
     add("--steps", type=int, help="training steps (default: 40; --paper 32; the toy 50)")
     add("--questions", type=int, help="questions a step (default: 16; --paper 32)")
     add("--group-size", type=int, help="G, rollouts of a question (default: 8)")
     add("--lr", type=float, help="default: with adapters 2e-5; all weights 1e-6; the toy 4e-4")
-    add("--beta", type=float, help="β, of the KL to the untrained planner (0.001; the toy 0.01)")
+    help = "weight of the KL to the untrained planner (default: 0.001; the toy 0.01)"
+    add("--beta", type=float, help=help)
     add("--minibatches", type=int, help="optimiser steps a batch of rollouts (default: 4)")
     add("--max-grad-norm", type=float, help="longer gradients get this norm (default: 1)")
     add("--clip-low", type=float, help="ε: ρ is clipped below 1 - ε (default: 0.2)")
@@ -91,7 +92,8 @@ def train_flags(words=None, *, tools, about):
     help = "less memory, a third more time"
     add("--gradient-checkpointing", action=argparse.BooleanOptionalAction, help=help)
     add = parser.add_argument_group("the run").add_argument
-    add("--every", type=int, help="steps between checkpoints, evaluated on --valid (10; --paper 5)")
+    help = "save, and evaluate on --valid, every so many steps (default: 10; --paper 5)"
+    add("--every", type=int, help=help)
     add("--minutes", type=float, help="save after so many minutes, too: for cards taken back")
     add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
     add("--out", help="the run's folder, which must not exist (default: runs/MODEL-seedN)")
@@ -115,17 +117,21 @@ def add_shared(parser, tools):
     add("--fixed", help="the model of all modules but the planner (default: --model)")
     for module in MODELS[1:-1]:
         add(flag_of(module), help=f"another model for the {module} alone")
-    add("--judge", help="grades what the rules cannot; or none (default: --fixed; the toy none)")
+    help = "model that grades what the rules cannot, or none (default: --fixed; the toy none)"
+    add("--judge", help=help)
     add("--tools", nargs="+", choices=tools, help="default: all that have their key")
-    help = "what wikipedia_search (with url: web_search) reads: JSONL, or wikipedia:LANGUAGE (en)"
+    help = "what wikipedia_search reads: JSONL, or wikipedia:LANGUAGE (default: wikipedia:en); if "
+    help += "lines of the file have a url, web_search reads these pages alone"
     add("--corpus", help=help)
-    add("--allow-unconfined", **SWITCH, help="web_search and python_coder, your files unprotected")
+    help = "web_search and python_coder together where nothing protects your files"
+    add("--allow-unconfined", **SWITCH, help=help)
     add("--cache", help="SQLite file that keeps answers of the web and verdicts of the judge")
     add("--think", **SWITCH, help="let models think, if their template can switch it")
     add("--device", choices=["cuda", "mps", "cpu"], help="default: the first there is")
     dtypes = ["float32", "bfloat16", "float16", "float64"]
     add("--dtype", choices=dtypes, help="default: bfloat16 on cuda, float32 elsewhere")
-    help = "of a completion (the checkpoint's, or 1024; to train a real model 512, --paper 2048)"
+    help = "longest completion, in tokens (default: the checkpoint's limit, or 1024; to train a "
+    help += "real model 512, --paper 2048)"
     add("--max-new-tokens", type=int, help=help)
     add("--seed", type=int, help="decides everything random (default: 0)")
     add("--plain", **SWITCH, help="without fast/: slower, the same distributions")
