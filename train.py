@@ -52,11 +52,35 @@ TRAINED = ("planner",)  # of solve.MODULES: those that the policy plays, and tha
 SIGNALS = {}  # {those that have asked the run to end: when}
 
 
-def train(args):
-    """A whole run: the steps of Flow-GRPO, with an evaluation and a checkpoint now and then."""
-    (data, valid, test), cast, frozen, reference, optimizer, objective, done = set_up(args)
+def one_step(step, args, data, cast, reference, optimizer, objective, first):
+    """A step of Flow-GRPO -> its row of log.csv, its rollouts, the seconds of both halves."""
     policy, _, tools, _ = cast
-    model = policy.model  # π_θ: it plays the planner, and is trained
+    start, seed = time.perf_counter(), args.seed * 1_000_003 + step
+    temperature = args.temperature  # of sampling and of the ratio: edit it here for a schedule
+    questions = questions_of(step, data, args.questions, args.seed)
+    rollouts = rollouts_of(questions, args.group_size, args, cast, temperature, seed)
+    if why := servers_down([rollout.failed for rollout in rollouts]):
+        save(args, policy, optimizer, step - 1)  # this step is run again
+        raise Mistake(f"{why}. Then go on with --resume {args.out}")
+
+    usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
+    rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
+    A, flat = advantages(rewards, groups)
+    actions = actions_of(usable, A)
+    row = row_of(step, rollouts, usable, groups, flat, tools)
+    say(*advice(row, rollouts), *(check_lines(row) if first else []))
+
+    middle = time.perf_counter()
+    this_step = dict(temperature=temperature, seed=seed)
+    metrics = update(policy.model, reference, optimizer, actions, groups, **objective, **this_step)
+    objective["token_budget"] = metrics.pop("token_budget")  # less, once memory was short
+    return row | metrics, rollouts, (middle - start, time.perf_counter() - middle)
+
+
+def train(args):
+    """A whole run: its steps, with an evaluation and a checkpoint now and then."""
+    (data, valid, test), cast, frozen, reference, optimizer, objective, done = set_up(args)
+    policy = cast[0]  # plays the planner, and is trained
     due = lambda step: step % args.every == 0 or step == args.steps  # of a validation
     if done == 0:
         evaluate(args, cast, frozen, 0, "test", test)
@@ -67,34 +91,14 @@ def train(args):
         signal.signal(number, stop)
 
     for step in range(done + 1, args.steps + 1):
-        start, seed = time.perf_counter(), args.seed * 1_000_003 + step
-        temperature = args.temperature  # of sampling and of the ratio: edit it here for a schedule
-        questions = questions_of(step, data, args.questions, args.seed)
-        rollouts = rollouts_of(questions, args.group_size, args, cast, temperature, seed)
-        if why := servers_down([rollout.failed for rollout in rollouts]):
-            save(args, policy, optimizer, step - 1)  # this step is run again
-            raise Mistake(f"{why}. Then go on with --resume {args.out}")
-
-        usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
-        rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
-        A, flat = advantages(rewards, groups)
-        actions = actions_of(usable, A)
-        row = row_of(step, rollouts, usable, groups, flat, tools)
         first = step == done + 1  # of this process
-        say(*advice(row, rollouts), *(check_lines(row) if first else []))
-
-        middle = time.perf_counter()
-        this_step = dict(temperature=temperature, seed=seed)
-        metrics = update(model, reference, optimizer, actions, groups, **objective, **this_step)
-        objective["token_budget"] = metrics.pop("token_budget")  # less, once memory was short
-        end = time.perf_counter()
-
-        row |= metrics
+        here = step, args, data, cast, reference, optimizer, objective, first
+        row, rollouts, seconds = one_step(*here)
         add_row(Path(args.out, "log.csv"), row)
         checkpoints.add_rollouts(Path(args.out, "rollouts.jsonl"), step, rollouts)
-        say(line_of(row, args.steps, middle - start, end - middle))
+        say(line_of(row, args.steps, *seconds))
         if first:
-            say(cost_line(rollouts, end - start, args.steps - step))
+            say(cost_line(rollouts, sum(seconds), args.steps - step))
 
         ending = sharded.any_rank(SIGNALS)  # the same on all GPUs
         late = sharded.any_rank(args.minutes and time.monotonic() - saved > 60 * args.minutes)
@@ -110,7 +114,7 @@ def train(args):
     evaluate(args, cast, frozen, args.steps, "test", test)
     sharded.stop()
     if args.rehearse:
-        say(rehearsal.whole_run(args, policy, middle - start, end - middle))
+        say(rehearsal.whole_run(args, policy, *seconds))
         if args.steps == 1:  # this process becomes the second step, a resumed one
             words = [sys.executable, sys.argv[0], *flags.resuming(args), "--steps", "2"]
             os.execv(sys.executable, words)
@@ -169,10 +173,8 @@ def actions_of(rollouts, A):
 
 
 def evaluate(args, cast, frozen, step, name, questions):
-    """The accuracy on --valid or --test, each question once, sampled as in training.
-
-    It goes to evals.csv, with how far the weights have moved. The seed is always the same, so that
-    evaluations differ by the planner alone."""
+    """The accuracy on --valid or --test, and how far the weights moved: a row of evals.csv. Each
+    question is sampled once, always with the same seed, so the planner alone makes a difference."""
     file = Path(args.out, "evals.csv")
     done = any((row["step"], row["questions"]) == (str(step), name) for row in rows_of(file))
     if questions and not done:  # it is done if a finished run is resumed
@@ -272,9 +274,8 @@ def load_policy(args, checkpoint):
 
 
 def plan_memory(args):
-    """Join the other GPUs. Then choose how to train in the free memory: fill in the flags of memory
-    that were not given, and the learning rate, which depends on them. A resumed run keeps its
-    choice."""
+    """Join the other GPUs. Then fill in the flags of memory that were not given, by what is free,
+    and the learning rate, which depends on them. A resumed run keeps its choice."""
     args.device = sharded.start(args.device)
     if args.resume:
         return
@@ -316,7 +317,6 @@ DEFAULTS = {
     "clip_high": 0.3,
     "max_grad_norm": 1.0,
 }
-# A small model learns at a larger rate.
 TOY = DEFAULTS | {
     "data": f"{flags.TOY}/train.jsonl",
     "valid": f"{flags.TOY}/valid.jsonl",

@@ -48,7 +48,7 @@ def test_an_edit_of_what_the_tour_does_not_show_leaves_it_as_it_is(tmp_path):
         ('"minibatches": 4', '"minibatches": 2'),
         ('"clip_high": 0.3', '"clip_high": 9.0'),
         ('"lr": 4e-4', '"lr": 1e-2'),
-        ("row |= metrics", 'row |= metrics | {"a_new_column": 1}'),
+        ("return row | metrics", 'return row | metrics | {"a_new_column": 1}'),
     ]:
         assert source.count(old) == 1, old
         source = source.replace(old, new)
