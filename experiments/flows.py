@@ -65,8 +65,9 @@ HEAD = """<!doctype html>
 """
 INTRO = """\
 <p>A click on a rollout shows what each module wrote in it, and how many tokens it wrote and read.
-Blue: right, or pushed up by training (A &gt; 0). Orange: wrong, or pushed down.</p>
+Blue: right. Orange: wrong.</p>
 """
+PUSHED = "<p>A blue plan was pushed up in training (A &gt; 0), an orange one down.</p>"
 
 
 def safe(text):
@@ -162,6 +163,7 @@ def page(title, sections, notes=None):
     parts, numbers, notes = [HEAD.format(title=safe(title), style=STYLE)], count(1), notes or {}
     links = ", ".join(f'<a href="#{n}">question {n}</a>' for n in sorted(notes))
     parts += [INTRO, f"<p>Look at {links}.</p>" if notes else ""]
+    parts += [PUSHED] if any(name for name, _ in sections) else []
     for name, groups in sections:
         parts.append(f"<h2>{safe(name)}</h2>" if name else "")
         for group in groups:

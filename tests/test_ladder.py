@@ -123,11 +123,19 @@ def test_what_the_page_says_of_untrained_tables_is_so(monkeypatch):
         assert round(sum(A) / len(A), 2) == mean
     lucky = [a for a in first_batch(ladder(monkeypatch, "QUESTIONS, GROUP = 4, 8"), 1) if a.A > 0]
     assert len({a.rollout for a in lucky}) == 1  # rung 3: a single success
-    assert (lucky[0].prompt_ids, lucky[0].ids) == ([0], [3])
+    assert [(a.prompt_ids[0], a.ids[0]) for a in lucky] == [(0, 3), (0, 3), (0, 0), (1, 1), (2, 2)]
 
 
 @pytest.mark.exhaustive
-def test_a_larger_beta_costs_as_the_page_says(monkeypatch):
+def test_what_the_page_says_of_other_edits_is_so(monkeypatch):
+    def ends(*lines):
+        return [float(share) for share in printed(edited(lines), monkeypatch).split()[-5:]]
+
+    bonus = "R = [10 + float(right) for turns, right in rollouts]", "A, _ = torch.tensor(R), 0"
+    assert max(ends(*bonus, "weight.append(token_weight(actions[-1], 1, N))")) < 0.25
+    giving_up = "STATES, TOOLS, TURNS = 4, 5, 5", "GUESS, LUCK = 4, 0", "state = STATES + 1"
+    cost = "R = [right - 0.1 * len(turns) for turns, right in rollouts]"
+    assert max(ends(*giving_up, cost, "A[group] = r - mean")) < 0.05
     for beta, low, high in ((0.1, 0.84, 0.95), (1, 0, 0.2)):
         lines = "STATES, TOOLS, TURNS = 4, 4, 5", "SHARED = 8", f"CLIP, BETA = (0.2, 0.3), {beta}"
         module = ladder(monkeypatch, *lines)
