@@ -10,7 +10,8 @@ docs/rollouts.html shows the same questions before and after training:
     python solve.py --data toy/test.jsonl --max-turns 3 --limit 24 --out runs/after \\
         --model runs/toy-seed0/best
     python experiments/flows.py runs/before runs/after --out docs/rollouts.html \\
-        --title "The first 24 test questions: 3 right before training, 24 after" --notes docs/rollouts.txt
+        --title "The first 24 test questions: 3 right before training, 24 after" \\
+        --notes docs/rollouts.txt
 
 Of a training run the page shows the groups of a step, with the reward and the advantage of each
 rollout. Of several folders it shows what each has made of a question, one below the other. A line
