@@ -16,6 +16,7 @@ With several GPUs, the first rank writes; each writes its own trainer-R.pt."""
 import csv
 import json
 import os
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -28,6 +29,10 @@ from record.folder import append, identity, lock, refuse_links, replace_file, ro
 from record.rollouts import record_of
 from scale import sharded
 from world.mistakes import Mistake
+
+# what reading a file that is no trainer-R.pt, or only half of one, may raise
+DAMAGED = pickle.UnpicklingError, ValueError, KeyError, TypeError, AttributeError, EOFError
+DAMAGED += RuntimeError, IndexError, OSError
 
 
 def say(*lines):
@@ -179,15 +184,20 @@ def restore(checkpoint, optimizer):
     other = ranks != sharded.WORLD
     for rank in range(ranks) if other else [sharded.RANK]:
         file = checkpoint / f"trainer-{rank}.pt"
-        saved = torch.load(file, weights_only=True, mmap=other)
-        if saved["ranks"] != ranks:
-            raise Mistake(f"{checkpoint} has {ranks} of {saved['ranks']} files trainer-R.pt")
-        if saved["step"] != step_of(checkpoint):
-            raise Mistake(f"{file} is of step {saved['step']}")
-        states.append(saved["state"])
+        try:
+            saved = torch.load(file, weights_only=True, mmap=other)
+            written, step, state = (saved[name] for name in ("ranks", "step", "state"))
+        except DAMAGED as why:
+            cure = f"delete {checkpoint}, and --resume goes on from the one before"
+            raise Mistake(f"{file} is damaged ({type(why).__name__}): {cure}") from why
+        if written != ranks:
+            raise Mistake(f"{checkpoint} has {ranks} of {written} files trainer-R.pt")
+        if step != step_of(checkpoint):
+            raise Mistake(f"{file} is of step {step}")
+        states.append(state)
     try:
         optimizer.load_state_dict(
             sharded.divided(states, optimizer.weights) if other else states[0]
         )
-    except ValueError as why:
+    except DAMAGED as why:
         raise Mistake(f"{file} does not fit this model: {why}") from why

@@ -158,10 +158,11 @@ def is_toy(model):
 
 def remembered(args):
     """What the checkpoint --model was trained with, for defaults: models, tools, corpus, length."""
-    model = args.model
-    if Path(model, "args.json").exists():
-        raise Mistake(f"{model} is the folder of a run: give a checkpoint in it, as {model}/best")
-    file = Path(model, "train.json")
+    for model in {getattr(args, name) for name in ("model", *MODELS)} - {None, "none"}:
+        if Path(model, "args.json").exists():
+            why = f"{model} is the folder of a run: give a checkpoint in it, as {model}/best"
+            raise Mistake(f"{why} or {model}/step-10")
+    model, file = args.model, Path(args.model, "train.json")
     if not file.exists():
         return {}
     found = json.loads(file.read_text())
@@ -175,13 +176,21 @@ def remembered(args):
     return {name: found[name] for name in CHECKPOINT_SETTINGS if found.get(name)}
 
 
+def read_settings(file):
+    """The settings in args.json or settings.json. Mistake if a disk has lost them."""
+    try:
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as why:
+        raise Mistake(f"{file} is damaged ({why}): give another --out") from why
+
+
 def resumed(args, defaults):
     """The settings of the run in --resume; only --steps and --token-budget may differ."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     file = Path(args.resume, "args.json")
     if not file.exists():
         raise Mistake(f"{args.resume} is not the folder of a run")
-    saved = json.loads(file.read_text())
+    saved = read_settings(file)
     for name, value in saved.items():
         # A folder that somebody else made must not choose which server gets the key, nor which file
         # is written.

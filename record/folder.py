@@ -12,11 +12,13 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 from models.completion import is_server
+from record.flags import read_settings
 from record.rollouts import rollout_of
 from world.mistakes import Mistake
 
@@ -31,10 +33,12 @@ def lock(folder):
 
 
 def refuse_links(folder):
-    """Mistake if the folder holds a link, other than `best`: whoever made the folder would choose
-    which file of ours is overwritten."""
+    """Mistake if the folder holds a link, other than `best`, hard ones too: whoever made the folder
+    would choose which file of ours is overwritten. Pipes and devices are refused as well."""
     for path in folder.iterdir():
-        if path.is_symlink() and path.name != "best":
+        found = path.lstat()
+        own = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+        if not own and path.name != "best":
             raise Mistake(f"{path} is a link, and a run writes only into its own folder: delete it")
 
 
@@ -110,8 +114,12 @@ def open_answers(args, loaded, questions):
     refuse_links(folder)
     lock(folder)
     if not file.exists():
+        if any(folder.glob("*.jsonl")):
+            raise Mistake(
+                f"{folder} holds answers, but not their settings.json: give another --out"
+            )
         replace_file(file, json.dumps(settings, indent=1).encode())
-    before = json.loads(file.read_text())
+    before = read_settings(file)
     for name, now in settings.items():
         if now != before.get(name):
             other = f"another {name} ({before.get(name)})"

@@ -20,6 +20,8 @@ room for them, they are on the host; then one weight at a time crosses, 2 bytes 
 Each weight has an optimiser of its own, so only one gradient at a time is in float32.
 """
 
+from functools import partial
+
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -83,27 +85,32 @@ class Masters:
 
     # ------------------------------------------------------------------------- for checkpoints
     def state_dict(self):
-        """{name: {"step": ..., "exp_avg": ..., "master": ...}} of weights that have had a gradient.
-        (A float32 weight on its own device has no master but itself.)"""
+        """{name: {"step": ..., "exp_avg": ..., "master": ...}}; {} if it has had no gradient. (A
+        float32 weight on its own device has no master but itself.)"""
         found = {}
         for name, master in self.masters.items():
-            state = self.optimizers[name].state.get(master, {})
-            if state or self.kinds_of(name).keys() <= {"master"}:  # plain SGD has masters alone
-                found[name] = state | ({} if self.is_own(name) else {"master": master})
+            found[name] = self.optimizers[name].state.get(master, {})
+            # a weight without a gradient has no state yet; plain SGD never has any
+            if not self.is_own(name) and (found[name] or self.kinds_of(name).keys() == {"master"}):
+                found[name] = found[name] | {"master": master}
         return found
 
     def load_state_dict(self, saved):
         """Take masters and moments back, exactly. ValueError if they are another model's: a fused
         step would write beyond a moment that is too short."""
-        if unknown := saved.keys() - self.weights.keys():
-            raise ValueError(f"it has a weight that this model lacks, {min(unknown)}")
+        if other := saved.keys() ^ self.weights.keys():
+            raise ValueError(f"only one of both has the weight {min(other)}")
         for name, state in saved.items():
+            if not state:
+                continue
             master, wanted = self.masters[name], self.kinds_of(name)
             kinds = {key: (value.dtype, value.shape) for key, value in state.items()}
             if kinds != wanted:
                 raise ValueError(f"the moments of {name} are {kinds}, not {wanted}")
             master.copy_(state.get("master", master))
-            moments = {key: state[key].to(master.device) for key in state if key != "master"}
+            copy = partial(torch.clone, memory_format=torch.contiguous_format)
+            # copies: the elements of a foreign tensor may share their memory
+            moments = {key: copy(state[key].to(master.device)) for key in state if key != "master"}
             self.optimizers[name].state[master] = moments
 
     def kinds_of(self, name):

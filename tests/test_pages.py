@@ -323,6 +323,8 @@ SEEN = {
     # powers, fractions, deleted text
     "6.02&times;10<sup>23</sup> mol<sup><i>&minus;1</i></sup>": "6.02×10^23 mol^−1",
     "2<sup>n+1</sup> 10 <sup>8</sup> x<sup>2</sup>": "2^(n+1) 10^8 x^2",
+    "$11<sup>99</sup> £ 1,299<sup>00</sup>": "$11.99 £ 1,299.00",
+    'km<sup><a href="/Square">2</a></sup>': "km^2",
     "CO<sub>2</sub> 1<sup>st</sup> <sup>14</sup>C a<sup>[1]</sup>": "CO2 1st 14C a[1]",
     "3<sup>1</sup>/<sub>2</sub> <sup>3</sup>/<sub>4</sub>": "3 1/2 3/4",
     "10<sup>10<sup>100</sup></sup>": "10^(10^100)",

@@ -161,7 +161,7 @@ def test_a_restored_optimizer_goes_on_to_the_bit(dtype, name, tmp_path):
 
 
 BROKEN = {  # {what: (a change of the saved data, why it is refused)}
-    "another weight": (lambda s: s["state"].update(x=s["state"].pop("a")), "lacks, x"),
+    "another weight": (lambda s: s["state"].update(x=s["state"].pop("a")), "the weight a"),
     "a moment of one value": (
         lambda s: s["state"]["a"].update(exp_avg=torch.zeros(1)),
         "the moments of a are",
@@ -174,6 +174,9 @@ BROKEN = {  # {what: (a change of the saved data, why it is refused)}
         lambda s: s["state"]["c"].update(master=torch.zeros(5, 4, 3)),
         "the moments of c are",
     ),
+    "a missing weight": (lambda s: s["state"].pop("b"), "only one of both has the weight b"),
+    "a text": (lambda s: s["state"]["b"].update(exp_avg="0"), "does not fit this model"),
+    "no state": (lambda s: s.pop("state"), "is damaged .KeyError.: delete"),
     "a missing moment": (lambda s: s["state"]["c"].pop("exp_avg"), "the moments of c are"),
     "another step": (lambda s: s.update(step=2), "is of step 2"),
     "a missing file": (lambda s: s.update(ranks=2), "has 1 of 2 files"),
@@ -192,6 +195,26 @@ def test_what_does_not_fit_the_model_is_not_restored(what, tmp_path):
     torch.save(saved, tmp_path / "step-3" / "trainer-0.pt")
     with pytest.raises(Mistake, match=why):
         checkpoints.restore(tmp_path / "step-3", steps(masters(ADAMW), torch.bfloat16, 0)[1])
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
+def test_half_a_file_is_one_sentence(share, tmp_path):
+    _, optimizer = steps(masters(ADAMW), torch.float32)
+    file = tmp_path / "step-3" / "trainer-0.pt"
+    file.parent.mkdir()
+    torch.save({"ranks": 1, "step": 3, "state": optimizer.state_dict()}, file)
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    with pytest.raises(Mistake, match=r"step-3/trainer-0.pt is damaged .*: delete .*step-3, and"):
+        checkpoints.restore(file.parent, optimizer)
+
+
+def test_moments_that_share_their_memory_are_copied(tmp_path):
+    weights, optimizer = steps(masters(ADAMW), torch.float32)
+    state = {name: dict(moments) for name, moments in optimizer.state_dict().items()}
+    state["a"] |= {"exp_avg": torch.ones(()).expand(20, 16), "exp_avg_sq": torch.ones(16, 20).T}
+    optimizer.load_state_dict(state)
+    for moment in ("exp_avg", "exp_avg_sq"):
+        assert optimizer.state_dict()["a"][moment].stride() == (16, 1)
 
 
 # ----------------------------------------------------------------------------------------- memory

@@ -508,6 +508,16 @@ def test_a_folder_with_other_settings_is_refused_and_untouched(run, words, why):
     assert [path.read_bytes() for path in sorted(Path("run").iterdir())] == before
 
 
+@pytest.mark.parametrize("left", ["", "{", None])
+def test_answers_without_their_settings_are_not_taken_for_ours(run, left):
+    run(DATA, "--out|run", "--limit|1")
+    Path("run/settings.json").unlink()
+    if left is not None:  # a disk that was full
+        Path("run/settings.json").write_text(left)
+    with pytest.raises(SystemExit, match=r"settings.json.*: give another --out"):
+        run(DATA, "--out|run", "--limit|1")
+
+
 def test_answers_to_other_questions_are_not_taken_for_ours_and_not_cut(run):
     run(DATA, "--out|run")
     kept = Path("run/questions-0.jsonl")

@@ -724,6 +724,7 @@ def test_a_server_or_a_cache_that_a_folder_names_must_be_repeated(
         ("--group-size 1", "--group-size 1 has no baseline: use 2 or more"),
         ("--dtype float16", "--dtype float16 cannot train: it has no small gradients"),
         ("--model whole", "whole is the folder of a run: give a checkpoint in it, as whole/best"),
+        ("--judge whole", "whole is the folder of a run: give a checkpoint in it, as whole/best"),
         ("--temperature 0", "a greedy planner has no distribution to train"),
         ("--out whole", "whole exists: --resume whole goes on; or"),
         ("--model http://localhost:8000/v1", "--model must be local weights"),
@@ -754,16 +755,17 @@ def test_a_checkpoint_is_not_trained_on_other_data_at_another_rate_in_silence(fl
 
 
 LINKS = ["rollouts.jsonl", "log.csv", "writing", "lock", "anything"]
+HARD = "rollouts.jsonl", "hardlink_to"
 
 
-@pytest.mark.parametrize("name", LINKS)
-def test_a_run_writes_through_no_link(name, whole, tmp_path):
+@pytest.mark.parametrize("name, how", [*((name, "symlink_to") for name in LINKS), HARD])
+def test_a_run_writes_through_no_link(name, how, whole, tmp_path):
     """A folder made by others could make us overwrite any file."""
     shutil.copytree(whole, tmp_path / "run", symlinks=True)
     (tmp_path / "ours").write_text("ours")
     target = tmp_path / "run" / name
     target.unlink(missing_ok=True)
-    target.symlink_to(tmp_path / "ours")
+    getattr(target, how)(tmp_path / "ours")
     why = command("--resume", str(tmp_path / "run"), "--steps", "5")
     assert f"{name} is a link, and a run writes only into its own folder: delete it" in why
     assert (tmp_path / "ours").read_text() == "ours" and not (tmp_path / "run/step-5").exists()
@@ -776,11 +778,20 @@ def test_the_learning_rate_and_the_memory_plan_follow_the_model_and_its_company(
     plans = []
     chosen = {"lora": lora, "token_budget": 99, "sampling_bytes": 77}
     monkeypatch.setattr(train.fit, "choose", lambda *a, **k: plans.append(k) or (chosen, []))
-    given = ["--model", "model", "--judge", "other", "--verifier", "http://h:1/v1", "--out", "new"]
+    given = [
+        "--model",
+        "model",
+        "--judge",
+        "a-judge",
+        "--verifier",
+        "http://h:1/v1",
+        "--out",
+        "new",
+    ]
     args = train.settings(train.given(given))
     train.plan_memory(args)
     assert (args.lr, args.token_budget, args.sampling_bytes) == (lr, 99, 77)
-    assert plans[0]["others"] == {"other", "http://h:1/v1"}
+    assert plans[0]["others"] == {"a-judge", "http://h:1/v1"}
     assert plans[0]["frozen"] and plans[0]["adapters_first"]
     served = ["--fixed", "http://h:1/v1", "--beta", "0", "--paper"]
     train.plan_memory(train.settings(train.given([*given, *served])))

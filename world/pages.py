@@ -250,7 +250,7 @@ NOTE = re.compile(r"note|(?<![a-z])(?:fn|ref|cit)", re.IGNORECASE)  # class="ref
 SHOWN = dict.fromkeys(BREAKS, ("\n", "\n"))
 SHOWN |= dict.fromkeys(("td", "th", "option"), ("\t", "\t"))
 SHOWN |= {"sup": ("\1", "\2"), "sub": ("\7", "\b"), "mn": ("", "\b")}
-SHOWN |= {"a": ("\5", "\6"), "span": ("", "\6")}
+SHOWN |= {"a": ("", "\6"), "span": ("", "\6")}
 SHOWN |= {"mfrac": (" ", " "), "msqrt": ("√\3", "\4"), "mroot": ("", ")")}
 # what follows the n-th part
 SIGNS = {("mfrac", 1): "/", ("msup", 1): "^", ("msubsup", 2): "^", ("mroot", 1): "^(1/"}
@@ -277,7 +277,8 @@ def text_of(html):
             while opened and name in ENDED_BY.get(opened[-1][0], ()):
                 close(opened, count, shown)
             part = "\3" if opened and opened[-1][0] in FORMULAS else ""
-            note = "\5" if NOTE.search(mark["attributes"]) else ""
+            linked = name == "a" and "#" in mark["attributes"]  # to a place in this page
+            note = "\5" if linked or NOTE.search(mark["attributes"]) else ""
             # Wikipedia hides a formula, and shows a picture of it
             hidden = HIDDEN.match(flat(name, mark["attributes"])) and html[at : at + 5] != "<math"
             opened.append([name, 0, len(shown) if hidden else None])
@@ -327,6 +328,7 @@ def close(opened, count, shown):
 
 def with_signs(text):
     """The text with "^" and brackets for what only the layout shows: 10<sup>8</sup> -> 10^8"""
+    text = re.sub(r"([$€£¥]\s?\d[\d,]*+)\x01(\d\d)\x02", r"\1.\2", text)  # a price
     marks = r"(\x05\s*)?\x01([^\x01\x02]*)\x02(\s*\x06)?"
     text = re.sub("[\5\6]", "", re.sub(marks, footnote, text))
     text = text.replace("\3 ", "\3").replace(" \4", "\4")
