@@ -778,20 +778,11 @@ def test_the_learning_rate_and_the_memory_plan_follow_the_model_and_its_company(
     plans = []
     chosen = {"lora": lora, "token_budget": 99, "sampling_bytes": 77}
     monkeypatch.setattr(train.fit, "choose", lambda *a, **k: plans.append(k) or (chosen, []))
-    given = [
-        "--model",
-        "model",
-        "--judge",
-        "a-judge",
-        "--verifier",
-        "http://h:1/v1",
-        "--out",
-        "new",
-    ]
+    given = ["--model", "model", "--judge", "judge", "--verifier", "http://h:1/v1", "--out", "new"]
     args = train.settings(train.given(given))
     train.plan_memory(args)
     assert (args.lr, args.token_budget, args.sampling_bytes) == (lr, 99, 77)
-    assert plans[0]["others"] == {"a-judge", "http://h:1/v1"}
+    assert plans[0]["others"] == {"judge", "http://h:1/v1"}
     assert plans[0]["frozen"] and plans[0]["adapters_first"]
     served = ["--fixed", "http://h:1/v1", "--beta", "0", "--paper"]
     train.plan_memory(train.settings(train.given([*given, *served])))
