@@ -419,7 +419,7 @@ def update(
             try:
                 return compute(model, batches, temperature=temperature, **settings)
             except torch.OutOfMemoryError:
-                if ranks or len(batches) == len(mini):  # nothing is left to cut
+                if ranks or len(batches) == len(mini) or token_budget < 2:  # nothing is left to cut
                     raise
             token_budget //= 2
 

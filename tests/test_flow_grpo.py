@@ -272,10 +272,13 @@ def test_if_memory_runs_out_the_mini_batch_is_repeated_in_smaller_parts(beta, bu
     compare_with_the_oracle(memory=2, token_budget=budget, beta=beta)
 
 
-def test_a_row_that_does_not_fit_alone_is_an_error():
+@pytest.mark.parametrize(
+    "rows", [flow_grpo.padded, lambda *some: flow_grpo.padded(*some[:2], 9**9)]
+)
+def test_a_row_that_does_not_fit_alone_is_an_error(rows):  # nor do rows that ignore the budget
     model = small_memory(tiny(), 0, [])
     with pytest.raises(torch.OutOfMemoryError):
-        learn(model, *lesson())
+        learn(model, *lesson(), rows=rows)
 
 
 def test_a_step_makes_the_good_rollout_likelier_and_the_bad_one_less_likely():
