@@ -105,6 +105,14 @@ def test_the_examples_of_use_md_run(monkeypatch, tmp_path, capsys):
     assert len(list(rows_of(tmp_path / "passages.jsonl"))) == 2
 
 
+def test_the_concept_of_a_script_ends_where_the_readme_says():
+    found = re.findall(r"\]\((\w+\.py)\): .*, up to line (\d+)", PAGES[0].read_text("utf-8"))
+    assert len(found) == 2
+    for file, line in found:
+        after = (ROOT / file).read_text("utf-8").splitlines()[int(line) :]
+        assert [after[:2], after[2][:6]] == [["", ""], "# ----"], file
+
+
 def test_the_session_of_tour_md_runs():
     assert not doctest.testfile(str(TOUR), module_relative=False).failed
 
