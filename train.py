@@ -20,7 +20,6 @@ the same machine gives the same tables and weights, byte for byte, as one that w
 import os
 import random
 import signal
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -113,11 +112,9 @@ def train(args):
 
     evaluate(args, cast, frozen, args.steps, "test", test)
     sharded.stop()
-    if args.rehearse:
+    if args.rehearse and done < args.steps:
         say(rehearsal.whole_run(args, policy, *seconds))
-        if args.steps == 1:  # this process becomes the second step, a resumed one
-            words = [sys.executable, sys.argv[0], *flags.resuming(args), "--steps", "2"]
-            os.execv(sys.executable, words)
+        rehearsal.second_step(args, flags.resuming(args))
     trained = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
     flag = "model" if "planner" in TRAINED else TRAINED[0]
     say(f"Done. Try: python solve.py --{flag} {args.out}/{trained}")

@@ -270,8 +270,7 @@ class Engine:
         completions = [replace(encoded[prompt]) for prompt in distinct]
         left = [c for c in completions if not c.error]
         left.sort(key=lambda c: len(c.prompt_ids), reverse=True)  # similar lengths: little padding
-        adapters_off = nullcontext() if self.adapters else self.model.disable_adapter()
-        with sampling_mode(self.model), adapters_off:
+        with self.sampling():
             while left:
                 longest = len(left[0].prompt_ids) + limit
                 batch = left[: self.rows(longest)]
@@ -306,6 +305,13 @@ class Engine:
         """The most tokens of a completion: those given, the checkpoint's, or NEW_TOKENS."""
         return given or self.model.generation_config.max_new_tokens or NEW_TOKENS
 
+    @contextmanager
+    def sampling(self):
+        """The model as this engine samples from it: sampling_mode(), with adapters on or off."""
+        adapters_off = nullcontext() if self.adapters else self.model.disable_adapter()
+        with sampling_mode(self.model), adapters_off:
+            yield
+
     def context(self) -> int | float:
         """The most tokens of prompt and answer together; infinite where the model names none.
 
@@ -329,7 +335,7 @@ class Engine:
 # ------------------------------------------------------------------------- the state of the model
 @contextmanager
 def sampling_mode(model):
-    """Make generate() sample from the model's softmax and nothing else; restore all settings after.
+    """Hide the checkpoint's settings of sampling from generate(); restore them after.
 
     generation_config: generate() takes each setting that it is not given from the checkpoint (for
     Qwen2.5-Instruct: top_k 20, top_p 0.8, a repetition penalty of 1.05). Some have no neutral value

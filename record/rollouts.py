@@ -2,6 +2,7 @@
 
 record = record_of(rollout)     a dict for JSON, without token ids: a line of rollouts.jsonl
 rollout_of(record)              back again: what the metrics and the trace need
+read_answers(folder)            the rollouts that solve.py --out wrote
 trace(question, rollout)        what every module and tool wrote, turn by turn
 tokens_of(output)               "6 written, 35 read"
 """
@@ -41,7 +42,7 @@ def read_answers(folder):
     for path in sorted(folder.glob("*.jsonl")):
         lines = path.read_bytes().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]  # a kill may leave half a line
-        found = re.fullmatch(r"(?!unfinished-)(.+)-\d+\.jsonl", path.name)
+        found = re.fullmatch(r"(.+)-\d+\.jsonl", path.name)
         if found and whole:
             sets.setdefault(found[1], []).append([rollout_of(json.loads(line)) for line in whole])
     if not sets:

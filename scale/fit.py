@@ -42,7 +42,7 @@ FIXED = 1e9  # bytes on a card: CUDA's context, and a chunk of logits in flow_gr
 
 
 class Sizes(NamedTuple):
-    """Of a model: made without memory, on the meta device. All are counts of numbers."""
+    """Of a model: made without memory, on the meta device. Counts of numbers, but for in_parts."""
 
     weights: int
     ends: int  # weights of the embeddings and the head, which fully_shard keeps whole in an update

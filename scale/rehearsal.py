@@ -2,18 +2,20 @@
 
 A night ends at its largest batch, at its first checkpoint or when it is resumed. largest() makes
 the largest batches that a step can bring, of random tokens: completions up to the limit after the
-longest prompts, and an update of such plans. After it train() takes a real step of two questions,
-saves it, and a new process resumes it for another one. Then whole_run() says what a run would cost.
+longest prompts, and an update of such plans. After it train() takes a real step of two questions
+and saves it, whole_run() says what a run would cost, and a new process resumes for another step.
 """
 
+import os
 import random
+import sys
 import time
 from functools import partial
 from math import ceil
 
 import torch
 
-from models.local import Engine, sample, sampling_mode
+from models.local import Engine, sample
 from scale import sharded
 
 LONGEST = 4_096  # tokens of a prompt: question, analysis, tools and a full memory take some 3,500
@@ -31,8 +33,8 @@ def largest(args, policy, frozen, learn, Action):
         if isinstance(engine, Engine):
             rows = min(rollouts_at_once(args), engine.rows(length + limit))
             prompts = random_prompts(rows, length, policy)
-            settings = [], 0.7, limit, engine.distribution, engine.prefill
-            with sampling_mode(engine.model):
+            settings = [], args.temperature, limit, engine.distribution, engine.prefill
+            with engine.sampling():
                 seconds, peak = measured(partial(sample, engine.model, prompts, *settings))
             each = f"{1000 * seconds / limit:.0f} ms a token of the batch"
             lines.append(f"largest {name}: {rows} x ({length} + {limit}) tokens: {each}{peak}")
@@ -83,3 +85,9 @@ def whole_run(args, policy, rollout_seconds, update_seconds):
         f"the whole run: {steps} steps of {questions} questions, about {seconds:.0f} s each: "
         f"{hours:.1f} hours, {hours * DOLLARS:.0f} dollars at {DOLLARS:.2f} an hour"
     )
+
+
+def second_step(args, words):
+    """This process becomes a second step, resumed with these words, unless it is that one."""
+    if args.steps == 1:
+        os.execv(sys.executable, [sys.executable, sys.argv[0], *words, "--steps", "2"])

@@ -111,9 +111,7 @@ def together(results, copies):
 # ------------------------------------------------------------------------------ sharded weights
 def shard(model):
     """Spread the model's weights over the ranks."""
-    trees.are_right(
-        model
-    )  # tried now, and remembered: a sharded model computes with all ranks only
+    trees.are_right(model)  # tried and remembered: a sharded model computes with all ranks only
     with without_head(model):
         pass
     mesh = init_device_mesh(model.device.type, (WORLD,))

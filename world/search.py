@@ -147,7 +147,7 @@ def rows_of(corpus):
                 url = pages.parse_url(url.strip()).url if url else ""
             except (*services.SHAPE_ERRORS, services.ServiceError) as why:
                 form = '{"title": "...", "text": "..."}, and may have a "url": "..."'
-                raise ValueError(f"{corpus}:{number}: each line must be {form} ({why})") from why
+                raise Mistake(f"{corpus}:{number}: each line must be {form} ({why})") from why
             for passage in passages(text) or [""]:
                 yield visible(title), passage, url
 
@@ -174,7 +174,7 @@ def index(corpus):
             what = f"indexing {Path(corpus).name}"
             fill(table, tqdm(rows_of(corpus), what, unit=" passages", delay=2, disable=None))
             if not table.execute("select 1 from passages limit 1").fetchone():
-                raise ValueError(f"{corpus}: this corpus of wikipedia_search has no passages")
+                raise Mistake(f"{corpus}: this corpus of wikipedia_search has no passages")
             table.execute(f"{version} = {wanted}")
     return table
 
