@@ -81,12 +81,9 @@ def in_parts(model) -> bool:
     values, and a token's position comes from position_ids.
 
     Not so: sliding windows (Gemma, Mistral), which would count the padding; linear attention and
-    state space models (Qwen3.5, Mamba); ALiBi (Bloom, MPT), which counts columns; longrope (Phi-3),
-    where the longest row changes the positions of all.
+    state space models (Qwen3.5, Mamba); ALiBi (Bloom, MPT), which counts columns.
     """
     config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
     kept = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
     placed = "position_ids" in inspect.signature(model.get_decoder().forward).parameters
-    columns = getattr(config, "alibi", False) or rope.get("rope_type") == "longrope"
-    return kept and placed and not columns
+    return kept and placed and not getattr(config, "alibi", False)

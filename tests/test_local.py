@@ -376,7 +376,7 @@ def test_no_row_is_so_long_that_it_changes_the_positions_of_others(kind, rope, c
     watched, sampled = watching()
     longest = dict(max_position_embeddings=256 if rope is LONGROPE else context)
     longest |= dict(rope_parameters=rope, original_max_position_embeddings=64)  # Phi-3's name
-    engine = load(write(tmp_path / "m", kind=kind, **longest), watched)
+    engine = load(write(tmp_path / "m", kind=kind, **longest), watched, prefill=prefix.prefill)
     template = len(engine.chat.encode("x")) - 1
     room = context - template - 8
     prompts = ["x" * n for n in (1, room // 2, room - 1, room, room + 1, 2 * room)]
