@@ -89,10 +89,11 @@ def test_every_step_has_as_many_questions_of_each_kind():
 def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
     code = "from pathlib import Path; from experiments import smollm; "
     code += f"smollm.FOLDER = Path({str(tmp_path)!r}); "
+    code += "smollm.SIZES |= {'train': 40, 'test': 24}; smollm.CHECKED = 8; "
     code += "smollm.TABLE = smollm.FOLDER / 'table.csv'; smollm.main()"
     words = ["all", "--warm-steps", "1", "--steps", "1", "--device", "cpu", "--model", folder]
     for _ in range(2):
         subprocess.run([sys.executable, "-c", code, *words], cwd=smollm.ROOT, check=True)
     rows = list(csv.DictReader(open(tmp_path / "table.csv", newline="")))
     assert [row["planner"] for row in rows] == ["warm-started", "seed 0", "perfect plans"]
-    assert all(row["n"] == "120" for row in rows)
+    assert all(row["n"] == "24" for row in rows)
