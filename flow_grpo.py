@@ -313,9 +313,9 @@ def loss(
     Why a ratio? We want a large mean of A over rollouts of π_θ, but these were sampled with π_θold.
     A rollout that π_θ makes twice as likely should count twice. That factor is the product of the
     ratios of all tokens of its plans. But a product of hundreds of ratios is very noisy. So PPO
-    gives each token only its own ratio. At π_θ = π_θold all factors are 1, so the sum of
-    these ratios has the same gradient as the product. Further away the approximation gets worse, so
-    the clip limits how far one batch can push a token:
+    gives each token only its own ratio. At π_θ = π_θold all factors are 1, so the sum of these
+    ratios has the same gradient as the product. Further away the approximation gets worse, so the
+    clip limits how far one batch can push a token:
 
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; it keeps falling as ρ rises

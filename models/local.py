@@ -215,7 +215,9 @@ def sample(
     return [upto_stop(new, stops) for new in out[:, ids.shape[1] :].tolist()]
 
 
-def left_padded(prompts: list[list[int]], pad: int, device: torch.device, shared: int = 0):
+def left_padded(
+    prompts: list[list[int]], pad: int, device: torch.device, shared: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask) of the prompts, (N, P). The padding comes after their `shared` first tokens,
     which must be equal."""
     P = max(map(len, prompts))

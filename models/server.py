@@ -101,7 +101,9 @@ class Server:
     def __str__(self):
         return f"{shown(self.name)} | a server at {self.host}"
 
-    def __call__(self, prompts: list[str], temperature=0.0, max_new_tokens: int | None = None):
+    def __call__(
+        self, prompts: list[str], temperature: float = 0.0, max_new_tokens: int | None = None
+    ) -> list[Completion]:
         """[Completion] of the prompts, in their order. At temperature 0, equal ones are sent once.
 
         Above it, each request has a seed of its own, drawn from torch. So torch.manual_seed decides

@@ -188,8 +188,9 @@ def restore(checkpoint, optimizer):
             saved = torch.load(file, weights_only=True, mmap=other)
             written, step, state = (saved[name] for name in ("ranks", "step", "state"))
         except DAMAGED as why:
-            cure = f"delete {checkpoint}, and --resume goes on from the one before"
-            raise Mistake(f"{file} is damaged ({type(why).__name__}): {cure}") from why
+            what = f"{type(why).__name__}: {' '.join(str(why).split())}"  # or memory has run out
+            cure = f"if so, move {checkpoint} away, and --resume goes on from the one before"
+            raise Mistake(f"{file} may be damaged ({what}): {cure}") from why
         if written != ranks:
             raise Mistake(f"{checkpoint} has {ranks} of {written} files trainer-R.pt")
         if step != step_of(checkpoint):

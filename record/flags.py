@@ -65,14 +65,10 @@ def train_flags(words=None, *, tools, about):
     add = parser.add_argument_group("what is trained, on what").add_argument
     add("--model", help="folder or hub name of the planner (default: the toy)")
     add("--data", help="questions: JSONL, or nq, deepmath, nq+deepmath (default; the toy its own)")
-    add(
-        "--valid",
-        help="questions that choose best: JSONL, or none (default: 64 of --data; the toy's)",
-    )
-    add(
-        "--test",
-        help="questions graded before and after: JSONL, or none (default: none; the toy's)",
-    )
+    help = "questions that choose best: JSONL, or none (default: 64 of --data; the toy's)"
+    add("--valid", help=help)
+    help = "questions graded before and after: JSONL, or none (default: none; the toy's)"
+    add("--test", help=help)
     add("--limit", type=int, help="questions of --data at most (default: 1000 of a named set)")
     add_shared(parser, tools)
     add = parser.add_argument_group("the rollouts").add_argument

@@ -115,9 +115,7 @@ def open_answers(args, loaded, questions):
     lock(folder)
     if not file.exists():
         if any(folder.glob("*.jsonl")):
-            raise Mistake(
-                f"{folder} holds answers, but not their settings.json: give another --out"
-            )
+            raise Mistake(f"{folder} holds answers, but no settings.json: give another --out")
         replace_file(file, json.dumps(settings, indent=1).encode())
     before = read_settings(file)
     for name, now in settings.items():

@@ -20,8 +20,6 @@ room for them, they are on the host; then one weight at a time crosses, 2 bytes 
 Each weight has an optimiser of its own, so only one gradient at a time is in float32.
 """
 
-from functools import partial
-
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -108,9 +106,9 @@ class Masters:
             if kinds != wanted:
                 raise ValueError(f"the moments of {name} are {kinds}, not {wanted}")
             master.copy_(state.get("master", master))
-            copy = partial(torch.clone, memory_format=torch.contiguous_format)
-            # copies: the elements of a foreign tensor may share their memory
-            moments = {key: copy(state[key].to(master.device)) for key in state if key != "master"}
+            moments = {key: state[key].to(master.device) for key in state if key != "master"}
+            # contiguous: the elements of a foreign tensor may share their memory
+            moments = {key: value.contiguous() for key, value in moments.items()}
             self.optimizers[name].state[master] = moments
 
     def kinds_of(self, name):

@@ -176,7 +176,7 @@ BROKEN = {  # {what: (a change of the saved data, why it is refused)}
     ),
     "a missing weight": (lambda s: s["state"].pop("b"), "only one of both has the weight b"),
     "a text": (lambda s: s["state"]["b"].update(exp_avg="0"), "does not fit this model"),
-    "no state": (lambda s: s.pop("state"), "is damaged .KeyError.: delete"),
+    "no state": (lambda s: s.pop("state"), "may be damaged .KeyError: 'state'.: if so, move"),
     "a missing moment": (lambda s: s["state"]["c"].pop("exp_avg"), "the moments of c are"),
     "another step": (lambda s: s.update(step=2), "is of step 2"),
     "a missing file": (lambda s: s.update(ranks=2), "has 1 of 2 files"),
@@ -204,7 +204,9 @@ def test_half_a_file_is_one_sentence(share, tmp_path):
     file.parent.mkdir()
     torch.save({"ranks": 1, "step": 3, "state": optimizer.state_dict()}, file)
     file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-    with pytest.raises(Mistake, match=r"step-3/trainer-0.pt is damaged .*: delete .*step-3, and"):
+    with pytest.raises(
+        Mistake, match=r"step-3/trainer-0.pt may be damaged .*: if so, move .*step-3 away"
+    ):
         checkpoints.restore(file.parent, optimizer)
 
 
