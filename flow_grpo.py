@@ -87,6 +87,7 @@ CHUNK = 2**25  # the most logits in float32 at a time: 128 MiB, 220 tokens of a 
 # No step if the gradient's norm is EXPLODED * max_grad_norm or more. Such a gradient is probably a
 # numerical accident, and clipping would shorten it, but keep its meaningless direction.
 EXPLODED = 1000
+R_MAX = 11  # beyond this π_ref / π_θ the KL goes on in a straight line, of slope R_MAX - 1
 
 
 @dataclass
@@ -159,7 +160,10 @@ def objective(rollouts, A: Sequence[float], clip: tuple[float, float], beta: flo
                 ratio   = (logp - logp_old).exp()                           # ρ
                 clipped = min(max(ratio, 1 - low), 1 + high)                # clip(ρ, 1-ε, 1+ε')
                 gain    = min(ratio * A_i, clipped * A_i)
-                kl      = (logp_ref - logp).exp() - (logp_ref - logp) - 1   # KL (k3), per token
+                log_r   = logp_ref - logp                                   # r = π_ref / π_θ
+                bend    = math.log(R_MAX)
+                r       = log_r.exp() if log_r < bend else R_MAX * (1 + log_r - bend)
+                kl      = r - log_r - 1                                     # KL (k3), per token
                 J       = J + (gain - beta * kl) / N / len(turns) / len(tokens)
     return J
 # fmt: on
@@ -325,6 +329,10 @@ def loss(
     of the reversed KL, with the same minimum (docs/fork.md, "Another KL"). The tokens were drawn
     from π_θold, so this is exact at ρ = 1 only.
 
+    The gradient of k3 is 1 - r for each ∇log π: a token that π_ref finds a thousand times likelier
+    would outweigh all others, and end the run. So from R_MAX on, r is replaced by its tangent in
+    log r. Such a token is still pulled back, at most ten times as hard as one that π_ref excludes.
+
     Add a term of your own to `terms`. If it needs π_ref, or tokens with A = 0, or a flag:
     docs/fork.md, "Another term in the objective".
 
@@ -337,7 +345,9 @@ def loss(
     gain    = torch.min(ratio * A, clipped * A)                         # min(ρ A, clip(ρ) A)
     kl      = torch.zeros_like(logp)
     if logp_ref is not None:
-        kl  = (logp_ref - logp).exp() - (logp_ref - logp) - 1           # KL (k3), never negative
+        log_r, bend = logp_ref - logp, math.log(R_MAX)                  # r = π_ref / π_θ
+        r   = log_r.clamp(max=bend).exp() + R_MAX * (log_r - bend).relu()
+        kl  = r - log_r - 1                                             # KL (k3), never negative
     terms   = gain - beta * kl                                          # + a term of yours, (K,)
     # -1/N Σ_i 1/T_i Σ_t 1/|a| Σ_j
     return -(terms * weight).sum(), ratio.detach(), kl.detach()
@@ -478,11 +488,11 @@ def check_actions(actions: Sequence[Action], num_rollouts: int, temperature: flo
 
 
 def check_possible(*logps: Tensor) -> None:
-    """ValueError if one is infinite: a sampled token has probability 0, or its KL has no bound."""
+    """ValueError if one is infinite: a sampled token has probability 0."""
     if any(logp.isinf().any() for logp in logps):
         raise ValueError(
-            "a token that was sampled has (nearly) probability 0 here: in distribution(), give "
-            "forbidden tokens a logit of -1e4, not -inf, and leave out the KL (--beta 0)"
+            "a token that was sampled has probability 0 here: in distribution(), give forbidden "
+            "tokens a logit of -1e4, not -inf"
         )
 
 
@@ -517,7 +527,7 @@ def gradient(
                 logp_ref = token_logps(reference, batch, temperature).to(model.device)  # (K,)
         logp = token_logps(model, batch, temperature)  # (K,)
         if logp_ref is not None:
-            check_possible(logp, logp_ref, (logp_ref - logp.detach()).exp())
+            check_possible(logp, logp_ref)
         # The first time for the first mini-batch, π_θ is π_θold. (`any`: where memory has run out,
         # the parts that are tried again hold tokens that have been scored, and others.)
         if any(a.logp_old is None for a in actions):

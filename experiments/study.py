@@ -45,6 +45,7 @@ STUDY, RESULTS = ROOT / "runs" / "study", ROOT / "experiments" / "results"
 T = 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # Student's, of 2 to 10 values
 TEST, LONG = "toy/test.jsonl", "toy/long.jsonl"
 BUDGETS, TRIES, ASKED = range(1, 7), 64, 100  # TRIES on ASKED questions, untrained
+RATES, PILOTS = (1 / 3, 1, 3), (10, 11)  # learning rates of two baselines, times the toy's; seeds
 # What train.py sets for the toy by itself, and for no other folder.
 AS_TOY = f"""--data toy/train.jsonl --corpus toy/corpus.jsonl --tools {" ".join(TOOLS)} --judge none
     --valid none --test {TEST} --max-new-tokens 64 --max-turns {TOY["max_turns"]} --lr {TOY["lr"]}
@@ -121,9 +122,20 @@ def all_rows(seeds):
             command = f"{command} --seed {seed} --out {{out}}"
             yield Row("credit", name, seed, command, f"{folder}-seed{seed}", step, fork)
 
+    for seed in PILOTS:
+        for times in RATES:
+            lr = f"{TOY['lr'] * times:.2g}"
+            folder = f"sft-own-lr{lr}-seed{seed}"
+            command = f"experiments/baselines.py sft own {{out}} --seed {seed} --lr {lr}"
+            yield Row("rates", f"SFT, own traces, {lr}", seed, command, folder)
+            command = f"{monolith} {AS_TOY} --lr {lr} --seed {seed} --out {{out}}"
+            folder = f"monolith-lr{lr}-seed{seed}"
+            yield Row("rates", f"a monolith, {lr}", seed, command, folder, None)
+
 
 MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begins with
     "designs": ("monolith", "experiments/baselines.py warm {out}"),
+    "rates": ("monolith", "experiments/baselines.py warm {out}"),
     "sizes": ("width-64", "toy/make.py --width 64 --out {out}"),
 }
 
@@ -227,7 +239,7 @@ def results_of(row):
     """The lines of study.csv of a row: one, or two of a run that has tested itself."""
     line = {"table": row.table, "row": row.name, "seed": row.seed}
     commands = {"train": row.train, "test": "" if row.planner is None else row.test()}
-    if row.table in ("designs", "sizes"):
+    if row.planner is None and row.table != "planners":
         evals = csv.DictReader(open(STUDY / row.folder / "evals.csv", newline=""))
         tests = [found for found in evals if found["questions"] == "test"]
         names = [row.name + " before" * (found["step"] == "0") for found in tests]
@@ -355,6 +367,19 @@ def new_table():
     return markdown(shown)
 
 
+def rates_table():
+    """Accuracy of two baselines at each learning rate, on other seeds than those of the tables."""
+    found = {}
+    for line in read("study"):
+        if line["table"] == "rates" and "before" not in line["row"]:
+            found.setdefault(line["row"], []).append(float(line["accuracy"]))
+    shown = [["baseline, learning rate", "mean", "each seed"]]
+    for row, values in sorted(found.items()):
+        each = " ".join(f"{value:.2f}" for value in values)
+        shown.append([row, f"{statistics.fmean(values):.3f}", each])
+    return markdown(shown)
+
+
 def smollm_table():
     """What smollm.py has written, for people."""
     shown = [["planner", "accuracy", "pages", "calculations", "errors, %", "reward in training"]]
@@ -386,7 +411,7 @@ def write_tables():
     """Put all tables between their marks in RESULTS.md, and draw the pictures."""
     path, lines = ROOT / "experiments" / "RESULTS.md", read("study")
     text, tables = path.read_text(encoding="utf-8"), {"tools": tools_table(), "new": new_table()}
-    tables["smollm"] = smollm_table()
+    tables |= {"rates": rates_table(), "smollm": smollm_table()}
     for name, versus in VERSUS.items():
         if some := [line for line in lines if line["table"] == name]:
             tables[name] = table(some, versus, same=name == "budget")
@@ -446,7 +471,13 @@ def levels():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--only", nargs="+", choices=VERSUS, default=list(VERSUS), help="tables (default: all)")
+    add(
+        "--only",
+        nargs="+",
+        choices=[*VERSUS, "rates"],
+        default=list(VERSUS),
+        help="tables (default: all)",
+    )
     add("--seeds", type=int, default=5, help="of each row (default: 5)")
     add("--workers", type=int, default=1, help="runs at a time")
     add("--tables", action="store_true", help="run nothing")

@@ -10,6 +10,7 @@ import sys
 import types
 from collections import Counter
 from dataclasses import replace
+from math import log
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,9 @@ def oracle(actions, A, logps, clip, beta, token_mean=False, **more):
         for new, was, ref, share in [
             (*token, 1 / len(rollouts) / len(turns) / len(turn)) for turn in turns for token in turn
         ]:
-            kl = torch.exp(ref - new) - (ref - new) - 1
+            likelier = ref - new  # than under the policy, in nats
+            r = torch.exp(likelier) if likelier < log(11) else 11 + 11 * (likelier - log(11))
+            kl = r - likelier - 1
             seen.append([torch.exp(new - was).item(), A[rollout], -new.item(), kl.item(), share])
     rollouts, A = list(rollouts.values()), [A[rollout] for rollout in rollouts]
     if token_mean:  # as if each token were a rollout
@@ -193,7 +196,9 @@ def small_memory(model, most, broken):
     return model
 
 
-def compare_with_the_oracle(module=flow_grpo, batch=None, memory=None, passes=1, **changed):
+def compare_with_the_oracle(
+    module=flow_grpo, batch=None, memory=None, passes=1, reference=None, **changed
+):
     """An update of `module` on the same rollouts as the oracle; AssertionError at the first
     difference. batch: other rollouts(). memory: how many sequences fit into it. passes: over the
     mini-batches. changed: settings of the update."""
@@ -202,7 +207,7 @@ def compare_with_the_oracle(module=flow_grpo, batch=None, memory=None, passes=1,
     settings |= dict(token_mean=False, seed=1, token_budget=40, rows=module.padded) | changed
     clip, beta, token_mean = (settings[name] for name in ("clip", "beta", "token_mean"))
     (low, high), broken = clip, []
-    start, reference = tiny(0), tiny(1)
+    start, reference = tiny(0), reference or tiny(1)
     model = copy.deepcopy(start)
     watched = small_memory(model, memory, broken) if memory else model
     optimizer = Recorder(watched, lr=0.1 / passes**2)
@@ -257,6 +262,50 @@ def test_it_is_the_formula_where_prompts_are_shared(rows):
 @ROWS
 def test_without_a_kl_it_is_the_formula_too(rows):
     compare_with_the_oracle(beta=0, rows=rows)
+
+
+def distant():
+    """A reference that has learned the plans of rollouts(): it finds most tokens far likelier."""
+    model, (actions, rewards, _) = tiny(1), rollouts()
+    learn(model, actions, [1.0] * len(rewards), lr=0.3, beta=0)
+    return model
+
+
+@ROWS
+@pytest.mark.parametrize("token_mean", [False, True])
+def test_far_from_the_reference_the_kl_goes_on_in_a_straight_line(token_mean, rows):
+    reference = distant()
+    logps = [[*map(one_by_one, (reference, tiny()), (a, a))] for a in rollouts()[0]]
+    beyond = [ref - new > log(11) for refs, news in logps for ref, new in zip(refs, news)]
+    assert 0 < sum(beyond) < len(beyond)
+    compare_with_the_oracle(reference=reference, token_mean=token_mean, rows=rows)
+
+
+KL_EDITS = [
+    ("log_r.clamp(max=bend).exp() + R_MAX * (log_r - bend).relu()", "log_r.exp()"),
+    ("R_MAX * (log_r - bend).relu()", "0"),
+    ("R_MAX * (log_r - bend).relu()", "(log_r - bend).relu()"),
+    ("log_r.clamp(max=bend).exp()", "log_r.clamp(max=bend).exp().detach()"),
+    ("kl  = r - log_r - 1", "kl  = r - log_r.clamp(max=bend) - 1"),
+    ("R_MAX = 11", "R_MAX = 12"),
+]
+
+
+@pytest.mark.parametrize("before, after", KL_EDITS)
+def test_no_edit_of_the_straight_line_passes_for_the_formula(before, after, monkeypatch):
+    with pytest.raises(AssertionError):
+        compare_with_the_oracle(edited(monkeypatch, (before, after)), reference=distant())
+
+
+def test_no_token_pulls_back_more_than_ten_times_as_hard_as_one_that_is_pushed_away():
+    logp = -torch.tensor([1e-3, 1.0, 2.3, 2.4, 2.5, 7.5, 90.0, 1e4])  # π_ref: all but certain
+    logp.requires_grad_()
+    how = dict(A=torch.zeros(8), weight=torch.ones(8), clip=(0.2, 0.3), beta=1.0)
+    minus_J, _, kl = flow_grpo.loss(logp, logp.detach(), torch.zeros(8), **how)
+    minus_J.backward()
+    r = [*torch.exp(-logp.detach()[:3]).tolist(), *[11] * 5]
+    assert logp.grad.tolist() == pytest.approx([1 - x for x in r], rel=1e-5)
+    assert kl.tolist() == sorted(kl.tolist()) and kl.isfinite().all()
 
 
 @ROWS
@@ -587,16 +636,16 @@ def test_a_sampled_token_of_probability_0_is_refused_and_a_very_unlikely_one_is_
                 learn(tiny(), *lesson(), tiny(1), beta=beta)
 
 
-def test_a_kl_without_a_bound_is_refused(monkeypatch):
+@pytest.mark.parametrize("beta", [0, 0.1])
+def test_what_either_policy_forbids_has_a_finite_kl(beta, monkeypatch):
     """π_θ and π_ref forbid all tokens but their own likeliest ones."""
     old = "return (logits.float() / temperature)"
     new = "low = logits < logits.topk(30).values[..., -1:]\n    " + old.replace(
         "logits.float()", "logits.float().masked_fill(low, -1e4)"
     )
     monkeypatch.setattr(flow_grpo, "update", edited(monkeypatch, (old, new)).update)
-    assert learn(tiny(), *lesson(), tiny(1), beta=0)[0]["skipped"] == 0
-    with pytest.raises(ValueError, match="leave out the KL"):
-        learn(tiny(), *lesson(), tiny(1), beta=0.1)
+    metrics, optimizer = learn(tiny(), *lesson(), tiny(1), beta=beta)
+    assert metrics["skipped"] == 0 and len(optimizer.gradients) == 1
 
 
 # ------------------------------- change the code in one place: the oracle must notice
