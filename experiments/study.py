@@ -7,8 +7,8 @@
 A row of a table is a planner: a command that trains it (or none), and one that tests it on
 toy/test.jsonl, for each seed. All folders are in runs/study/. results/study.csv has a line for each
 row and seed, with both commands; the tables between the marks in RESULTS.md are made of it, with
-its runs averaged over seeds; the table of SmolLM2 is of what smollm.py has written. Pictures need
-matplotlib.
+its runs averaged over seeds; the table of pretrained models is of what pretrained.py has written.
+Pictures need matplotlib.
 
 Intervals are Student's t, 95 %, over seeds; those of a difference are over its differences seed by
 seed. p is that of an exact permutation test of the seeds of two rows, corrected by Holm's method
@@ -208,9 +208,10 @@ def collect(rows):
         compared = [row for row in planners if row.name in ("frozen", "Flow-GRPO")]
         write("tools", [line for row in compared for line in tools_of(row)])
         write("new", new_solutions([row for row in planners if row.name == "Flow-GRPO"]))
-    logs = {row.folder for row in rows if (STUDY / row.folder / "log.csv").exists()}
+    logs = {row.folder: STUDY / row.folder / "log.csv" for row in rows}
+    logs = {name: log for name, log in sorted(logs.items()) if log.exists()}
     old = [line for line in read("curves") if line["run"] not in logs]
-    write("curves", old + [line for name in sorted(logs) for line in curve_of(name)])
+    write("curves", old + [line for name, log in logs.items() for line in curve_of(name, log)])
 
 
 def read(name):
@@ -220,12 +221,10 @@ def read(name):
 
 
 def write(name, rows):
-    write_csv(RESULTS / f"{name}.csv", list(rows))
-
-
-def write_csv(path, rows):
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0] if rows else ["empty"], lineterminator="\n")
+    rows = list(rows)
+    with open(RESULTS / f"{name}.csv", "w", newline="") as file:
+        columns = max(rows, key=len) if rows else ["empty"]
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
@@ -278,11 +277,11 @@ def new_solutions(trained):
         yield line | {"right_after": sum(some[n][0].right for some in after)}
 
 
-def curve_of(run):
-    for row in csv.DictReader(open(STUDY / run / "log.csv", newline="")):
-        yield {"run": run} | {
-            name: row[name] for name in ("step", "reward", "errors", "turns", "kl")
-        }
+def curve_of(run, log):
+    """The steps of a run's log.csv, as rows of curves.csv."""
+    columns = "step reward errors turns kl grad_norm".split()
+    for row in csv.DictReader(open(log, newline="")):
+        yield {"run": run} | {name: row[name] for name in columns}
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -380,14 +379,16 @@ def rates_table():
     return markdown(shown)
 
 
-def smollm_table():
-    """What smollm.py has written, for people."""
-    shown = [["planner", "accuracy", "pages", "calculations", "errors, %", "reward in training"]]
-    for row in read("smollm"):
+def pretrained_table():
+    """What pretrained.py has written, for people."""
+    shown = [
+        ["model", "planner", "accuracy", "pages", "calculations", "errors, %", "reward in training"]
+    ]
+    for row in read("pretrained"):
         shares = [f"{float(row[name]):.2f}" for name in ("accuracy", "page", "calculation")]
         steps = [f"{float(row[name]):.2f}" for name in ("first_steps", "last_steps") if row[name]]
         errors = f"{100 * float(row['errors']):.0f}"
-        shown.append([row["planner"], *shares, errors, " → ".join(steps)])
+        shown.append([row["model"], row["planner"], *shares, errors, " → ".join(steps)])
     return markdown(shown)
 
 
@@ -411,7 +412,7 @@ def write_tables():
     """Put all tables between their marks in RESULTS.md, and draw the pictures."""
     path, lines = ROOT / "experiments" / "RESULTS.md", read("study")
     text, tables = path.read_text(encoding="utf-8"), {"tools": tools_table(), "new": new_table()}
-    tables |= {"rates": rates_table(), "smollm": smollm_table()}
+    tables |= {"rates": rates_table(), "pretrained": pretrained_table()}
     for name, versus in VERSUS.items():
         if some := [line for line in lines if line["table"] == name]:
             tables[name] = table(some, versus, same=name == "budget")
@@ -432,7 +433,7 @@ def write_tables():
 
 
 def draw():
-    """README's picture, with levels to compare it with, and those of credit and of SmolLM2."""
+    """README's picture, with levels to compare it with; that of credit; that of pretrained."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
@@ -441,7 +442,7 @@ def draw():
     for row in read("curves"):
         name, _, seed = row["run"].rpartition("-seed")
         lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
-    logs = read("smollm-log") + read("smollm-trial")
+    logs = read("pretrained-log")
     for row in logs:  # each run a line
         lines.setdefault(row["run"], {}).setdefault("", {})[int(row["step"])] = row
     lines = {name: list(seeds.values()) for name, seeds in lines.items()}
@@ -451,7 +452,7 @@ def draw():
     for picture, names, marked in (
         ("flow-grpo", ["flow-grpo"], levels()),
         ("credit", kinds, {}),
-        ("smollm", dict.fromkeys(row["run"] for row in logs), {}),
+        ("pretrained", dict.fromkeys(row["run"] for row in logs), {}),
     ):
         shown = {name: lines[name] for name in names}
         figure = curves.draw(plt, shown, ["reward", "errors"])

