@@ -42,7 +42,7 @@ from models.completion import servers_down
 from record import checkpoints
 from record.checkpoints import add_row, save, say
 from record.folder import rows_of
-from record.health import advice, check_lines, cost_line, line_of, row_of
+from record.health import advice, check_lines, cost_line, line_of, log_row
 from record.metrics import accuracy_line, calls_line, summary
 from scale import adapters, fit, masters, rehearsal, sharded
 from world.mistakes import Mistake
@@ -66,7 +66,7 @@ def one_step(step, args, data, cast, reference, optimizer, objective, first):
     rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
     A, flat = advantages(rewards, groups)
     actions = actions_of(usable, A)
-    row = row_of(step, rollouts, usable, groups, flat, tools)
+    row = log_row(step, rollouts, usable, groups, flat, tools)
     say(*advice(row, rollouts), *(check_lines(row) if first else []))
 
     middle = time.perf_counter()

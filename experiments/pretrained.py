@@ -215,7 +215,7 @@ def everything(args):
         run(ROOT / "solve.py", *test, "--out", out)
         rollouts = [trials[0] for trials in read_answers(out)["questions"]]
         steps = list(curve_of(f"{folder.name}, {name}", log)) if log.exists() else []
-        rows.append(row_of(name, rollouts, [float(step["reward"]) for step in steps]))
+        rows.append(table_row(name, rollouts, [float(step["reward"]) for step in steps]))
         logs += steps
     rows = [{"model": folder.name} | row for row in [*rows, perfect()]]
     for name, column, new in (("pretrained", "model", rows), ("pretrained-log", "run", logs)):
@@ -234,10 +234,10 @@ def perfect():
     plans = teacher.Teacher(asked, world.known())
     tools = choose(list(teacher.TOOLS), f"{TOY}/corpus.jsonl")
     rollouts = solve.roll_out(for_flow(asked), plans, toy, tools, max_turns=2)
-    return row_of("perfect plans", [rollout_of(record_of(r)) for r in rollouts])
+    return table_row("perfect plans", [rollout_of(record_of(r)) for r in rollouts])
 
 
-def row_of(name, rollouts, rewards=()):
+def table_row(name, rollouts, rewards=()):
     """The row of a planner: accuracy on the test and on its two kinds, and rewards in training."""
     found = summary(rollouts)
     row = {"planner": name, "n": len(rollouts), "accuracy": f"{found['accuracy']:.3f}"}

@@ -61,7 +61,7 @@ def compare(a, b, out=None):
         lines += ["", name, *statistics(*sides)]
         if max(map(len, folders)) > 1:
             lines.append(seeds_line(*each, names if name == "all" else [name]))
-    rows = [row_of(name, *pair) for name in names for pair in zip(*sets[name], strict=True)]
+    rows = [question_row(name, *pair) for name in names for pair in zip(*sets[name], strict=True)]
     rows = [row for row in rows if row["right"][0] != row["right"][1]]
     for letter in "AB":
         better = [row for row in rows if (row["right"][0] > row["right"][1]) == (letter == "A")]
@@ -180,7 +180,7 @@ def difference(first, second):
     return q - p, q - p - joined(p_high - p, q - q_low), q - p + joined(p - p_low, q_high - q)
 
 
-def row_of(name, *pair):
+def question_row(name, *pair):
     """A question of a set, and how both did on it. answers: of the first trial."""
     first = pair[0][0]
     answers = [trials[0].answer or trials[0].failed for trials in pair]

@@ -12,7 +12,7 @@ from world.text import printable, truncate
 MODULES = "analysis planner executor verifier generator judge".split()  # timed by the batch
 
 
-def row_of(step, rollouts, usable, groups, flat, tools):
+def log_row(step, rollouts, usable, groups, flat, tools):
     """The row of log.csv, without the metrics of the update. usable: the rollouts with an outcome;
     groups: the group of each."""
     found = summary(rollouts)

@@ -475,8 +475,8 @@ def test_rows_of_the_log_that_are_lost_are_noticed(whole, tmp_path, kept):
 
 def test_a_row_with_other_columns_is_not_written_under_the_old_header(whole, tmp_path, monkeypatch):
     shutil.copytree(whole, tmp_path / "run", symlinks=True)
-    row_of = train.row_of
-    monkeypatch.setattr(train, "row_of", lambda *given: {"mine": 1} | row_of(*given))
+    log_row = train.log_row
+    monkeypatch.setattr(train, "log_row", lambda *given: {"mine": 1} | log_row(*given))
     why = command("--resume", str(tmp_path / "run"), "--steps", "5")
     assert "log.csv has other columns than a row of step 5" in why
     assert rows(tmp_path / "run") == rows(whole)
