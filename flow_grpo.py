@@ -329,9 +329,10 @@ def loss(
     of the reversed KL, with the same minimum (docs/fork.md, "Another KL"). The tokens were drawn
     from π_θold, so this is exact at ρ = 1 only.
 
-    The gradient of k3 is 1 - r for each ∇log π: a token that π_ref finds a thousand times likelier
-    would outweigh all others, and end the run. So from R_MAX on, r is replaced by its tangent in
-    log r. Such a token is still pulled back, at most ten times as hard as one that π_ref excludes.
+    The gradient of k3 is 1 - r for each ∇log π: one token that π_ref finds a thousand times
+    likelier can outweigh all others, and end the run. So above R_MAX, r goes on as its tangent in
+    log r. Such a token is still pulled back, but at most ten times as hard as any token is pushed
+    away. This makes the mean a little less than the KL, and leaves the minimum where it is.
 
     Add a term of your own to `terms`. If it needs π_ref, or tokens with A = 0, or a flag:
     docs/fork.md, "Another term in the objective".
@@ -395,7 +396,7 @@ def update(
 
     The metrics say whether learning is healthy. Sums are over all GPUs.
 
-        kl          k3, each token weighted as in the objective (loss = -gain + beta * kl)
+        kl          as in loss(), each token weighted as in the objective (loss = -gain + beta * kl)
         clip        share of tokens whose gradient the clip removed: A > 0 and ρ > 1+ε', or A < 0
                     and ρ < 1-ε
         entropy     mean of -log π over the tokens. They were sampled from π_θold, so in the first

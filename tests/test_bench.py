@@ -124,7 +124,9 @@ esac
 def test_the_script_for_a_night_goes_on_after_each_stop_and_then_stops_the_machine(tmp_path):
     """With stubs that write down how they were called; the first three tries to train fail."""
     page = (ROOT / "docs/gpu.md").read_text("utf-8")
-    script = re.search(r"^    setsid .*?^    STOP_COMMAND.*?$", page, re.S | re.M)[0]
+    script = re.search(r"^    \. \./flags\.sh$.*?^    STOP_COMMAND.*?$", page, re.S | re.M)[0]
+    flags = re.search(r'^    FLAGS="(.*)"$', page, re.M)
+    (tmp_path / "flags.sh").write_text(flags[0])
     (tmp_path / "tries").touch()
     for name in "python sleep rsync STOP_COMMAND".split():
         (tmp_path / name).write_text(STUB)
@@ -134,7 +136,14 @@ def test_the_script_for_a_night_goes_on_after_each_stop_and_then_stops_the_machi
     subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, env=os.environ | path)
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls.count("STOP_COMMAND ") == 2 and "sleep 9h" in calls  # one would come after 9 hours
-    start, resume = "python train.py ...", "python train.py --resume runs/first ..."
+    start, resume = f"python train.py {flags[1]}", f"python train.py {flags[1]} --resume runs/first"
     compare = "python solve.py --compare MODEL runs/first/step-7 ..."
-    wanted = [start, start, resume, resume, compare, "rsync -a runs answers.sqlite HOME:"]
+    wanted = [
+        start,
+        start,
+        resume,
+        resume,
+        compare,
+        "rsync -a -e ssh -o BatchMode=yes runs answers.sqlite HOME:",
+    ]
     assert [call for call in calls if not call.startswith(("sleep", "STOP"))] == wanted

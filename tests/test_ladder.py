@@ -136,7 +136,7 @@ def test_what_the_page_says_of_other_edits_is_so(monkeypatch):
     giving_up = "STATES, TOOLS, TURNS = 4, 5, 5", "GUESS, LUCK = 4, 0", "state = STATES + 1"
     cost = "R = [right - 0.1 * len(turns) for turns, right in rollouts]"
     assert max(ends(*giving_up, cost, "A[group] = r - mean")) < 0.05
-    for beta, low, high in ((0.1, 0.84, 0.95), (1, 0, 0.2)):
+    for beta, low, high in ((0.2, 0.75, 0.9), (1, 0, 0.2)):
         lines = "STATES, TOOLS, TURNS = 4, 4, 5", "SHARED = 8", f"CLIP, BETA = (0.2, 0.3), {beta}"
         module = ladder(monkeypatch, *lines)
         assert all(low < module.train(seed, steps=60)[-1] < high for seed in range(3)), beta
