@@ -97,9 +97,10 @@ def all_rows(seeds):
         trained = f"train.py --seed {seed} --out {{out}}", f"flow-grpo-seed{seed}", step
         frozen = "", "", "toy"
         yield Row("planners", "frozen", seed, *frozen)
-        for traces in ("own", "perfect"):
-            command = f"experiments/baselines.py sft {traces} {{out}} --seed {seed}"
-            folder = f"sft-{traces}-seed{seed}"
+        for traces, times in (("own", 1 / 3), ("perfect", 1)):  # own: the best of RATES
+            lr = f"{TOY['lr'] * times:.2g}"
+            command = f"experiments/baselines.py sft {traces} {{out}} --seed {seed} --lr {lr}"
+            folder = f"sft-{traces}-lr{lr}-seed{seed}"
             yield Row("planners", f"SFT, {traces} traces", seed, command, folder)
         if not seed:
             command = "experiments/baselines.py perfect {out}"
@@ -121,7 +122,6 @@ def all_rows(seeds):
         for name, (command, folder, fork) in CREDIT.items():
             command = f"{command} --seed {seed} --out {{out}}"
             yield Row("credit", name, seed, command, f"{folder}-seed{seed}", step, fork)
-
     for seed in PILOTS:
         for times in RATES:
             lr = f"{TOY['lr'] * times:.2g}"
@@ -394,7 +394,10 @@ def pretrained_table():
 
 VERSUS = {"planners": "Flow-GRPO", "budget": f"{TOY['max_turns']} turns", "long": "frozen"}
 VERSUS |= {"designs": "the flow", "sizes": "width 128", "credit": "as it is"}
-MADE_WITH_K3 = {"sizes-k3": "width 128", "credit-k3": "as it is"}  # rows that were measured with plain k3
+MADE_WITH_K3 = {
+    "sizes-k3": "width 128",
+    "credit-k3": "as it is",
+}  # rows that were measured with plain k3
 
 
 RULES = {  # of toy/routers.py
