@@ -338,7 +338,7 @@ def tools_table():
     counts = Counter()
     for line in read("tools"):
         counts[line["row"], line["last"], line["tool"]] += int(line["plans"])
-    tools, lasts = ([*dict.fromkeys(key[n] for key in sorted(counts))] for n in (2, 1))
+    tools, lasts = (sorted({key[n] for key in counts}) for n in (2, 1))
     shown = [["memory shows last", "plans", *tools]]
     for last in lasts:
         totals = [sum(counts[row, last, tool] for tool in tools) for row in ("frozen", "Flow-GRPO")]
