@@ -97,10 +97,9 @@ def all_rows(seeds):
         trained = f"train.py --seed {seed} --out {{out}}", f"flow-grpo-seed{seed}", step
         frozen = "", "", "toy"
         yield Row("planners", "frozen", seed, *frozen)
-        for traces, times in (("own", 1 / 3), ("perfect", 1)):  # own: the best of RATES
-            lr = f"{TOY['lr'] * times:.2g}"
-            command = f"experiments/baselines.py sft {traces} {{out}} --seed {seed} --lr {lr}"
-            folder = f"sft-{traces}-lr{lr}-seed{seed}"
+        for traces in ("own", "perfect"):
+            command = f"experiments/baselines.py sft {traces} {{out}} --seed {seed}"
+            folder = f"sft-{traces}-seed{seed}"
             yield Row("planners", f"SFT, {traces} traces", seed, command, folder)
         if not seed:
             command = "experiments/baselines.py perfect {out}"
