@@ -71,7 +71,7 @@ def test_what_memory_shows_last_is_read_from_the_results():
 def test_every_command_of_the_study_has_flags_that_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(study.ROOT)
     rows = list(study.all_rows(2))
-    assert {row.table for row in rows} == {*study.VERSUS}
+    assert {row.table for row in rows} == {*study.VERSUS, "rates"}
     assert {row.fork for row in rows} - {""} <= {*FORKS}
     for row in rows:
         words = shlex.split(row.train.format(out=tmp_path / "new"))
@@ -79,7 +79,8 @@ def test_every_command_of_the_study_has_flags_that_exist(tmp_path, monkeypatch):
             words = words[1:]
         if words and words[0] not in ("sft", "perfect"):
             args = train.settings(train.given([word for word in words if word != "train.py"]))
-            assert args.steps == train.TOY["steps"] and args.lr == train.TOY["lr"]
+            assert args.steps == train.TOY["steps"]
+            assert args.lr == train.TOY["lr"] or row.table == "rates"
             assert args.max_turns == train.TOY["max_turns"] and args.questions == 16
         if row.planner is not None:
             script, *words = shlex.split(row.test().format(out=tmp_path / "new"))
