@@ -34,8 +34,8 @@ READ = 0.5  # GUESS: the share of prompt tokens that neither rows share nor vLLM
 OWN = 0.4  # GUESS: the share of an update's tokens that plans do not share
 
 ROW = 916  # computed: tokens for which a row of a sampling batch takes memory beside its own
-# How it is trained. tokens: what a sampling batch has room for, by scale/fit.py for 79 GiB, less the
-# 28 of vLLM.
+# How it is trained. tokens: what a sampling batch has room for, by scale/fit.py for 79 GiB, less
+# the 28 of vLLM.
 PAPER = dict(steps=32, questions=32, limit=2048, every=5, full=True)
 NIGHT = dict(steps=40, questions=16, limit=512, every=10)
 RUNS = {
