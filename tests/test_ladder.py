@@ -166,6 +166,7 @@ def test_the_numbers_in_the_answers_are_those_of_the_objective():
 
 
 # ---------------------------------------------------------------- forks of the real files
+@pytest.mark.exhaustive
 def test_the_forks_of_the_reward_do_what_their_exercises_ask(monkeypatch, tmp_path):
     def rewards_of(diff, *rollouts):
         source = patched(diff, tmp_path)["rewards/grade.py"]

@@ -383,10 +383,11 @@ HEAVY = ["<", "<!--", "<a ", "<a b='", "&", "<script>", "<del>", "<sup>1", "<mfr
 HEAVY += ["<p hidden><b>", "</b>", "<sup><a>", "<sub>1<mn>", "<p style='a;"]
 
 
-LONG = [pytest.param(text, marks=pytest.mark.exhaustive) for text in ("<a ", "<!--", "<mfrac><mn>")]
+HOSTILE = "<del>", "<a ", "<!--", "<mfrac><mn>"
+LONG = [pytest.param(text, marks=pytest.mark.exhaustive) for text in HOSTILE]
 
 
-@pytest.mark.parametrize("before", ["", "<del>", *LONG])
+@pytest.mark.parametrize("before", ["", *LONG])
 def test_hostile_html_is_read_once(before):
     for html in HEAVY:  # quadratic work would take minutes
         page = before + html * (150_000 // len(html))

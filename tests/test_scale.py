@@ -583,6 +583,7 @@ def two(tmp_path_factory):
     return [torch.load(folder / rank, weights_only=False) for rank in "01"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LESSONS)
 def test_two_ranks_learn_what_one_process_learns(two, name):
     (gradients, metrics, weights), other = two[0][name], two[1][name]
@@ -598,10 +599,12 @@ def test_two_ranks_learn_what_one_process_learns(two, name):
     assert (len(gradients) > 0) == (name != "nothing to learn") and not metrics["skipped"]
 
 
+@pytest.mark.exhaustive
 def test_each_rank_samples_with_a_seed_of_its_own(two):
     assert two[0]["seed"] == seed_of_rollouts() != two[1]["seed"]
 
 
+@pytest.mark.exhaustive
 def test_a_rank_samples_alone_from_gathered_weights(two):
     assert two[0]["sampled"] == [] and two[1]["sampled"] == sampled(PROMPTS)
 
@@ -639,6 +642,7 @@ def joined(folder):
     }
 
 
+@pytest.mark.exhaustive
 def test_another_number_of_ranks_goes_on_with_the_same_masters_and_moments(tmp_path):
     for world in 1, 2:
         ranks(world, moments, tmp_path)
@@ -717,6 +721,7 @@ def resumed(run, copy, world):
     return copy
 
 
+@pytest.mark.exhaustive
 def test_a_run_of_two_processes_is_that_of_one_though_the_questions_do_not_divide(place):
     for world, out in ((1, "one"), (2, "two")):
         ranks(world, run_train, words_of(place, out))
@@ -751,6 +756,7 @@ def test_two_processes_resume_to_the_bit_and_another_number_goes_on(place):
         assert apart(run / "step-3", other / "step-3") <= 1 / 128
 
 
+@pytest.mark.exhaustive
 def test_a_rank_without_questions_or_actions_does_not_hang(place):
     ranks(3, run_train, words_of(place, "few", "--questions", "1", "--minibatches", "4"))
     assert (place / "few/step-3/trainer-2.pt").exists()
