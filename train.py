@@ -63,7 +63,7 @@ def one_step(step, args, data, cast, reference, optimizer, objective, first):
         raise Mistake(f"{why}. Then go on with --resume {args.out}")
 
     usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
-    rewards = [rollout.reward for rollout in usable]  # 1 or 0, unless you edit rewards/grade.py
+    rewards = [rollout.reward for rollout in usable]  # to shape them: rewards/grade.py
     A, flat = advantages(rewards, groups)
     actions = actions_of(usable, A)
     row = log_row(step, rollouts, usable, groups, flat, tools)
@@ -154,7 +154,11 @@ def with_outcome(rollouts, group_size):
     groups[i] is the group of usable[i]: the number of its question in the batch. (Not the text of
     the question: one that comes twice in a batch makes two groups.) The others have no outcome,
     mostly through no fault of the planner. But if its own plans cause the failure (say, they make
-    prompts too long), it is not punished: so watch the number of failures in the log."""
+    prompts too long), it is not punished: so watch the number of failures in the log. To leave out
+    others yourself, set rollout.failed: without them in their places, questions would be mixed."""
+    questions = [rollout.question for rollout in rollouts]
+    if questions != [first for first in questions[::group_size] for _ in range(group_size)]:
+        raise ValueError("a group is not whole: set rollout.failed of what you leave out")
     numbers = [n for n, rollout in enumerate(rollouts) if not (rollout.failed or rollout.undecided)]
     return [rollouts[n] for n in numbers], [n // group_size for n in numbers]
 
@@ -211,6 +215,9 @@ def set_up(args):
     data, valid, test = three_sets(args.data, args.valid, args.test, args.limit, args.seed)
     numbers = f"{len(data)} to train on, {len(valid)} to validate, {len(test)} to test"
     say(f"data    {args.data}: {numbers}")
+    texts = {question.question for question in data}
+    if known := sum(question.question in texts for question in valid + test):
+        say(f"        {known} of the questions to validate or test are also trained on")
     checkpoint = checkpoints.last_checkpoint(args.out) if args.resume else None
     done = checkpoints.step_of(checkpoint)
     if args.steps < done:
@@ -221,8 +228,10 @@ def set_up(args):
     policy = load_policy(args, checkpoint)
     say(f"planner {policy}")
     loaded = {args.model: adapters.without(policy)} if args.lora else {}
+    if args.beta:  # first: adapters on the same model, as --fixed, would make theirs of it
+        solve.engine_of(args.model, args, loaded)
     fixed, tools, judge = solve.load_cast(args, loaded, say)
-    frozen = solve.engine_of(args.model, args, loaded) if args.beta else loaded.get(args.model)
+    frozen = loaded.get(args.model)
     reference = frozen.model if args.beta else None  # π_ref
     cast = policy, fixed, tools, judge
     for engine in (policy, *loaded.values()):

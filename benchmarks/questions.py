@@ -62,7 +62,7 @@ def three_sets(data, valid, test, limit, seed):
     """The questions of train.py's flags: (training, validation, test), three lists of Question.
 
     data: a file, or names of training sets. "none" is an empty list. Without --valid, up to 64 of
-    --data are held out for it."""
+    --data are held out for it, the same for all seeds: a run may go on with another's planner."""
     if Path(data).exists() or data.endswith(".jsonl"):
         questions = read_questions(data)[:limit]
     else:
@@ -73,7 +73,7 @@ def three_sets(data, valid, test, limit, seed):
     if valid is None:
         from benchmarks.training import held_out
 
-        questions, others[0] = held_out(questions, min(64, len(questions) // 2), seed)
+        questions, others[0] = held_out(questions, min(64, len(questions) // 2), seed=0)
     return questions, *others
 
 

@@ -68,7 +68,7 @@ INTRO = """\
 <p>A click on a rollout shows what each module wrote in it, and how many tokens it wrote and read.
 Blue: right. Orange: wrong.</p>
 """
-PUSHED = "<p>A blue plan was pushed up in training (A &gt; 0), an orange one down.</p>"
+PUSHED = "<p>A: by eq. 7. A blue plan was pushed up in training (A &gt; 0), an orange one down.</p>"
 
 
 def safe(text):
@@ -112,7 +112,7 @@ def answers_of(folders):
 
 
 def with_advantages(group):
-    """A group of a training run, with the advantages that train.py has given its rollouts."""
+    """A group of a training run, with its advantages by eq. 7, whatever a fork gives its turns."""
     rewards = [record["reward"] for record in group if has_outcome(record)]
     A = iter(advantages(rewards, [0] * len(rewards))[0].tolist())
     return [("", record, next(A) if has_outcome(record) else None) for record in group]

@@ -99,7 +99,8 @@ class Server:
         return served[0]
 
     def __str__(self):
-        return f"{shown(self.name)} | a server at {self.host}"
+        thinks = " | thinks" if self.think else ""
+        return f"{shown(self.name)} | a server at {self.host}{thinks}"
 
     def __call__(
         self, prompts: list[str], temperature: float = 0.0, max_new_tokens: int | None = None

@@ -34,11 +34,12 @@ from world.text import printable
 SHOWN = 5  # how many questions of each kind are printed
 WIDTH = 50  # characters of a question or an answer that are printed
 UNSHOWN = {"batch", "data", "limit", "out"}  # settings that are no reason for a difference
+OWN = {"model", "seed", "weights"}  # settings that differ between the seeds of a side
 
 
 def compare(a, b, out=None):
-    """The lines to print. a, b: a folder or a pattern of several each. out: a folder that gets all
-    questions that differ (differences.jsonl)."""
+    """The lines to print. a, b: a folder, a pattern of several, or a list of folders. out: a folder
+    that gets all questions that differ (differences.jsonl)."""
     folders = [[Path(folder) for folder in matching(side)] for side in (a, b)]
     each = [[read_answers(folder) for folder in side] for side in folders]
     both = [joined(side) for side in each]
@@ -52,7 +53,8 @@ def compare(a, b, out=None):
         raise Mistake(f"{why}: let both runs finish, with the same questions and the same --limit")
     if not any(gold for _, gold in questions):
         raise Mistake("nothing to compare: no question has a gold answer, so none was graded")
-    different = "; ".join(different_settings(folders[0][0], folders[1][0])) or "none"
+    a, b = (" ".join(map(str, side)) for side in folders)
+    different = "; ".join(different_settings(*folders)) or "none"
     lines = [f"A  {a}", f"B  {b}", f"settings that differ, A | B: {different}"]
     sets = {name: [answers[name] for answers in both] for name in names}
     if len(names) > 1:
@@ -76,6 +78,8 @@ def compare(a, b, out=None):
 
 def matching(pattern):
     """The folders, or models, of a pattern such as "runs/mine-seed*"; a name without * is one."""
+    if isinstance(pattern, list):
+        return pattern
     found = sorted(glob(str(pattern))) if "*" in str(pattern) else [pattern]
     if not found:
         raise Mistake(f"no folder matches {pattern}")
@@ -115,16 +119,18 @@ def permutation(first, second, equal=1e-9):
     return sum(deal >= gap(first) - equal for deal in deals) / len(deals)
 
 
-def different_settings(*folders):
-    """'temperature 0.7 | 0.0' for each setting that differs: it, too, may be the cause."""
-    files = [folder / "settings.json" for folder in folders]
-    first, second = (json.loads(file.read_text()) if file.exists() else {} for file in files)
-    for name in dict.fromkeys([*first, *second]):
-        a, b = first.get(name), second.get(name)
+def different_settings(*sides):
+    """'temperature 0.7, 1.0 | 0.0' for each setting that differs: it, too, may be the cause. Of
+    what each seed of a side has for itself, only the first folder's is shown."""
+    files = [[folder / "settings.json" for folder in side] for side in sides]
+    each = [[json.loads(f.read_text()) if f.exists() else {} for f in side] for side in files]
+    for name in dict.fromkeys(name for side in each for settings in side for name in settings):
+        some = [side[:1] if name in OWN else side for side in each]
+        a, b = ([*dict.fromkeys(str(one.get(name)) for one in side)] for side in some)
         # of an older folder: one commit, but which changes?
-        unknown = name == "code" and str(a).endswith("-dirty")
-        if name not in UNSHOWN and (a != b or unknown):
-            yield f"{name} {a} | {b}"
+        unknown = name == "code" and a[0].endswith("-dirty")
+        if name not in UNSHOWN and (a != b or len(a) > 1 or unknown):
+            yield f"{name} {', '.join(a)} | {', '.join(b)}"
 
 
 def statistics(first, second):
@@ -207,4 +213,4 @@ def answer_both(args):
         run = [sys.executable, sys.argv[0], *words, "--model", model, "--out", str(folder)]
         if subprocess.run([*run, "--quiet"]).returncode:
             raise Mistake(f"{model} has not answered all questions, so nothing is compared")
-    return [str(folder_of(side)) for side in args.compare]
+    return [[folder_of(model) for model in matching(side)] for side in args.compare]

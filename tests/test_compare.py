@@ -128,6 +128,12 @@ def test_seeds_of_a_side_are_pooled_by_question_and_counted_as_blocks(tmp_path):
     assert any("A more often right 0, B more often right 3" in line for line in lines)
     seeds = "each folder: A 0.250 0.250 | B 0.750 1.000 0.750, exact permutation test p = 0.1"
     assert seeds in lines  # one of the ten ways to deal them
+    for n, turns in enumerate((3, 10, 3)):
+        settings = json.dumps({"seed": n, "max_turns": turns})
+        (tmp_path / f"mine-seed{n}" / "settings.json").write_text(settings)
+    lines = compare([tmp_path / "plain-seed1"], tmp_path / "mine-seed*")
+    assert lines[0] == f"A  {tmp_path / 'plain-seed1'}" and lines[1].count("mine-seed") == 3
+    assert lines[2] == "settings that differ, A | B: seed None | 0; max_turns None | 3, 10"
     folder(tmp_path / "mine-seed3", [1, 1, 1])
     with pytest.raises(Mistake, match="folders of a side have answered different questions"):
         compare(tmp_path / "plain-seed*", tmp_path / "mine-seed*")

@@ -142,6 +142,7 @@ def check_rloo():
     assert slopes((0.2, 0.3)) == pytest.approx([1, 1, -1, -1])  # A
     A, flat = advantages([1, 0, 0, 1, 0, 1], [0, 0, 0, 0, 1, 2])
     assert A.tolist() == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3, 0, 0]) and flat == 2
+    assert advantages([0.9] * 4, [0] * 4)[0].tolist() == [0] * 4
     assert weight(5, turns=1) == weight(2, turns=3) == 1 / 4
 
 
@@ -181,7 +182,10 @@ def check_dapo():
     from train import without_flat_groups
 
     rewards = [1, 1, 0, 1, 0, 0]
-    rollouts = [SimpleNamespace(reward=r, failed="", undecided=False) for r in rewards]
+    rollouts = [
+        SimpleNamespace(reward=r, failed="", undecided=False, question=n // 2)
+        for n, r in enumerate(rewards)
+    ]
     assert without_flat_groups(rollouts, 2) == rollouts[2:4]
     rollouts[2].failed = "the server is down"  # one is left, and a group of one is flat
     assert without_flat_groups(rollouts, 2) == []

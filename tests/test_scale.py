@@ -790,6 +790,15 @@ def test_a_checkpoint_with_adapters_answers_a_question(place):
     assert names == (f"{place}/lora/step-1", f"{place}/qwen") and len({*sizes}) == 1  # one copy
 
 
+@peft
+def test_the_reference_is_the_model_though_other_modules_have_adapters_on_it(place):
+    ranks(1, run_train, words_of(place, "fixed", "--lora", "4", "--steps", "1"))
+    words = words_of(place, "beside", "--fixed", f"{place}/fixed/step-1", "--beta", "0.1")
+    _, cast, frozen, reference, *_ = train.set_up(train.settings(train.given(words)))
+    assert hasattr(cast[1]["default"].model, "peft_config") and frozen.model is reference
+    assert not hasattr(reference, "peft_config")
+
+
 # --------------------------------------------------------------------------------------- torchrun
 SCRIPT = f"""
 import os, sys, time

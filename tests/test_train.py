@@ -697,6 +697,24 @@ def test_without_valid_questions_some_are_held_out_and_never_trained_on():
     many = jsonl("many.jsonl", *map(str, range(200)))
     data, valid, test = train.three_sets(many, None, "none", limit=None, seed=0)
     assert (len(data), len(valid), test) == (136, 64, []) and not set(data) & set(valid)
+    later = train.three_sets(many, None, "none", limit=None, seed=1)  # of a run that goes on
+    assert later[0] == data and later[1] == valid
+
+
+def test_questions_that_are_trained_on_and_tested_are_counted(capsys):
+    some = jsonl("some.jsonl", "1", "2", "3")
+    run("both", **QUICK | {"data": some, "test": jsonl("others.jsonl", "2", "9", "3")})
+    shown = "2 of the questions to validate or test are also trained on"
+    assert shown in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_rollout_that_is_taken_out_of_its_group_is_an_error_and_not_a_shift():
+    group = lambda name: [SimpleNamespace(question=name, failed="", undecided=False)] * 3
+    rollouts = group("first") + group("second")
+    assert train.with_outcome(rollouts, 3) == (rollouts, [0, 0, 0, 1, 1, 1])
+    for wrong in (rollouts[1:], rollouts[:2] + rollouts[3:], rollouts[:1] + rollouts[4:] * 4):
+        with pytest.raises(ValueError, match=r"set rollout\.failed of what you leave out"):
+            train.with_outcome(wrong, 3)
 
 
 @pytest.mark.parametrize(
