@@ -5,6 +5,7 @@ The last tests change the code on purpose, in one place at a time: the oracle mu
 
 import contextlib
 import copy
+import functools
 import statistics
 import sys
 import types
@@ -220,11 +221,13 @@ def compare_with_the_oracle(
     assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
     parts = parts * passes
     losses, seen, norms = [], [], []
+    with torch.no_grad():
+        fixed = {id(a): [one_by_one(policy, a) for policy in (start, reference)] for a in actions}
     assert len(optimizer.gradients) == len(parts)
     for part, weights, found in zip(parts, optimizer.weights, optimizer.gradients):
         now = copy.deepcopy(start)
         now.load_state_dict(weights)
-        logps = lambda action: [one_by_one(policy, action) for policy in (now, start, reference)]
+        logps = lambda action: [one_by_one(now, action), *fixed[id(action)]]
         learned = [a for a in actions if a.rollout in part]
         value, tokens = oracle(learned, expected_A, logps, clip, beta, token_mean=token_mean)
         value.backward()
@@ -264,6 +267,7 @@ def test_without_a_kl_it_is_the_formula_too(rows):
     compare_with_the_oracle(beta=0, rows=rows)
 
 
+@functools.cache
 def distant():
     """A reference that has learned the plans of rollouts(): it finds most tokens far likelier."""
     model, (actions, rewards, _) = tiny(1), rollouts()
@@ -272,13 +276,13 @@ def distant():
 
 
 @ROWS
-@pytest.mark.parametrize("token_mean", [False, True])
-def test_far_from_the_reference_the_kl_goes_on_in_a_straight_line(token_mean, rows):
+def test_far_from_the_reference_the_kl_goes_on_in_a_straight_line(rows):
     reference = distant()
-    logps = [[*map(one_by_one, (reference, tiny()), (a, a))] for a in rollouts()[0]]
+    start = tiny()
+    logps = [[*map(one_by_one, (reference, start), (a, a))] for a in rollouts()[0]]
     beyond = [ref - new > log(11) for refs, news in logps for ref, new in zip(refs, news)]
     assert 0 < sum(beyond) < len(beyond)
-    compare_with_the_oracle(reference=reference, token_mean=token_mean, rows=rows)
+    compare_with_the_oracle(reference=reference, rows=rows)
 
 
 KL_EDITS = [
@@ -309,16 +313,15 @@ def test_no_token_pulls_back_more_than_ten_times_as_hard_as_one_that_is_pushed_a
 
 
 @ROWS
-@pytest.mark.parametrize("budget, chunk", [(1, None), (25, 7 * 64), (10_000, 1), (10_000, None)])
+@pytest.mark.parametrize("budget, chunk", [(1, None), (25, 7 * 64), (10_000, 1)])
 def test_neither_micro_batches_nor_chunks_change_the_formula(budget, chunk, rows, monkeypatch):
     monkeypatch.setattr(flow_grpo, "CHUNK", chunk or flow_grpo.CHUNK)
     compare_with_the_oracle(token_budget=budget, rows=rows)
 
 
-@pytest.mark.parametrize("beta", [0, 0.2])
 @pytest.mark.parametrize("budget", [200, 250])  # with 250, smaller parts cross the larger ones
-def test_if_memory_runs_out_the_mini_batch_is_repeated_in_smaller_parts(beta, budget):
-    compare_with_the_oracle(memory=2, token_budget=budget, beta=beta)
+def test_if_memory_runs_out_the_mini_batch_is_repeated_in_smaller_parts(budget):
+    compare_with_the_oracle(memory=2, token_budget=budget)
 
 
 @pytest.mark.parametrize(

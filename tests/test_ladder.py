@@ -71,11 +71,12 @@ def printed(code, monkeypatch):
 def test_the_page_shows_what_the_original_prints_and_which_edits_change_nothing(monkeypatch):
     output = printed(sources(), monkeypatch)
     assert f"python docs/ladder.py\n\n```\n{output}```" in PAGE
+    first = ladder(monkeypatch).train(0, steps=10)
     for line in (
         "CLIP, BETA = (1e9, 1e9), 0",
         "R = [10 + float(right) for turns, right in rollouts]",
     ):
-        assert printed(edited([line]), monkeypatch) == output
+        assert ladder(monkeypatch, line).train(0, steps=10) == first
 
 
 @pytest.mark.exhaustive

@@ -116,27 +116,27 @@ def watching():
 
 # --------------------------------------------------------------------------- sampled = scored
 @families
-@pytest.mark.parametrize("plain", [True, False])
-def test_the_policy_that_samples_is_the_policy_that_is_scored(kind, plain):
-    model, (watched, sampled), prompts = tiny(kind), watching(), PROMPTS["ragged"]
-    torch.manual_seed(0)
-    completions = complete(model, prompts, stops=range(2, 99, 4), plain=plain, how=watched)
-    actions = [Action(prompt, ids, 0) for prompt, ids in zip(prompts, completions)]
-    rows = flow_grpo.padded if plain else trees.rows
-    scored = score(model, actions, rows, 0.8).tolist()
-    assert scored == pytest.approx(sampled(completions), abs=1e-4)
-    assert len({len(ids) for ids in completions}) > 1
+def test_the_policy_that_samples_is_the_policy_that_is_scored(kind):
+    model, prompts = tiny(kind), PROMPTS["ragged"]
+    for plain in (False, True) if FAMILIES[kind][1] else (False,):  # where nothing is shared: equal
+        torch.manual_seed(0)
+        watched, sampled = watching()
+        completions = complete(model, prompts, stops=range(2, 99, 4), plain=plain, how=watched)
+        actions = [Action(prompt, ids, 0) for prompt, ids in zip(prompts, completions)]
+        rows = flow_grpo.padded if plain else trees.rows
+        scored = score(model, actions, rows, 0.8).tolist()
+        assert scored == pytest.approx(sampled(completions), abs=1e-4)
+        assert len({len(ids) for ids in completions}) > 1
 
 
-@families
-@pytest.mark.parametrize("temperature", [0, 0.7])
-def test_prompts_that_are_read_in_chunks_change_no_token(kind, temperature, monkeypatch):
+@pytest.mark.parametrize("kind", [kind for kind, row in FAMILIES.items() if row[1]])
+def test_prompts_that_are_read_in_chunks_change_no_token(kind, monkeypatch):
     model, found = tiny(kind), []
     for chunk in (10**6, 7):
         monkeypatch.setattr(prefix, "CHUNK", chunk)
         for name in ("ragged", "no prefix", "distinct", "one"):
             torch.manual_seed(0)
-            found.append(complete(model, PROMPTS[name], temperature))
+            found.append(complete(model, PROMPTS[name], 0.7))
     assert found[:4] == found[4:]
 
 
@@ -318,7 +318,7 @@ def test_greedy_copies_are_computed_once_and_sampled_ones_differ(tmp_path):
 def test_the_stop_token_is_part_of_the_ids_and_a_cut_completion_has_none(tmp_path):
     engine = load(write(tmp_path / "m", initializer_range=0.02), distribution)  # stops at any time
     torch.manual_seed(0)
-    completions = engine(["x"] * 64, temperature=1.0, max_new_tokens=300 // 2)
+    completions = engine(["x"] * 64, temperature=1.0, max_new_tokens=60)
     ended = [c for c in completions if not c.cut]
     assert 0 < len(ended) < 64
     assert all((c.ids[-1] in engine.chat.stops) != c.cut for c in completions)
@@ -421,7 +421,7 @@ def test_a_base_model_stops_where_its_chat_template_ends_a_message(tmp_path, cap
     engine = load(name, distribution)
     assert "m: completions end with <|im_end|> too, as in the chat" in capsys.readouterr().err
     torch.manual_seed(0)
-    completions = engine(["x"] * 64, temperature=1.0, max_new_tokens=150)
+    completions = engine(["x"] * 64, temperature=1.0, max_new_tokens=60)
     assert {c.ids[-1] for c in completions if not c.cut} == {0, 2}
     assert not any(2 in c.ids[:-1] or "<|im_end|>" in c.text for c in completions)
 

@@ -383,8 +383,8 @@ HEAVY = ["<", "<!--", "<a ", "<a b='", "&", "<script>", "<del>", "<sup>1", "<mfr
 HEAVY += ["<p hidden><b>", "</b>", "<sup><a>", "<sub>1<mn>", "<p style='a;"]
 
 
-HOSTILE = "<del>", "<a ", "<!--", "<mfrac><mn>"
-LONG = [pytest.param(text, marks=pytest.mark.exhaustive) for text in HOSTILE]
+UNCLOSED = "<del>", "<a ", "<!--", "<mfrac><mn>"
+LONG = [pytest.param(text, marks=pytest.mark.exhaustive) for text in UNCLOSED]
 
 
 @pytest.mark.parametrize("before", ["", *LONG])

@@ -97,7 +97,7 @@ def test_grading_never_raises_on_random_strings():
     )
     questions = [Question("How many km?", "5 km"), Question("?", "(3, 5)"), Question("?", "a")]
     questions += [Question("?", "B", choices=("1", "2 km")), Question("1", "1 2", kind="gameof24")]
-    for i in range(4000):
+    for i in range(1500):
         response = "".join(dice.choices(pieces, k=dice.randrange(12)))
         decide(questions[i % 5], response)
         nothing = not response.replace("\u200b", "").strip()

@@ -163,7 +163,6 @@ def test_calls_from_many_threads_get_their_own_answers():
     "limit, code",
     [
         ("SECONDS", "while True: pass"),
-        ("SECONDS", "import os; os.closerange(0, 64)\nwhile True: pass"),
         ("WALL_SECONDS", "import time; time.sleep(99)"),
         ("WALL_SECONDS", "import os, time; os.closerange(0, 64); time.sleep(99)"),
         ("WALL_SECONDS", "import threading; threading.Timer(99, print).start()"),
@@ -204,7 +203,7 @@ print(time.monotonic())"""
     assert max(sum(a <= start < b for a, b in times) for start, _ in times) <= 2
 
 
-@pytest.mark.parametrize("end", ["while True: pass", "while True: print(2)", "os._exit(4)"])
+@pytest.mark.parametrize("end", ["while True: print(2)", "os._exit(4)"])
 def test_the_code_cannot_hide_that_it_was_stopped(limits, end):
     limits(SECONDS=1)
     code = f"""import os
